@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 import numbers
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
-import scipy.sparse
 import torch
 from torch import Tensor
 
@@ -18,6 +17,7 @@ from .._check import fraction, given, positive_int
 from ..errors import ConfigError, DataError
 from ..random import derive_key, keyed_bits
 from . import checks, rows
+from .arrays import as_targets, as_tensor, stack_rows
 from .examples import Examples, client_keys
 from .transforms import Packed
 
@@ -25,31 +25,6 @@ Kept = TypeVar("Kept", bound=tuple[Any, Any])
 Pair = tuple[Tensor, Tensor]
 """The x (examples, ...), dense or sparse CSR, and the y (examples, ...) of a client."""
 _MOST_CLASSES = 1 << 20  # that labels are taken for, if their number is not given
-
-
-def as_tensor(value: Any, where: str, field: str) -> Tensor:
-    """Return a tensor from a tensor, an array, a list of numbers or a SciPy sparse matrix (as CSR).
-
-    Raises:
-        DataError: the value does not hold numbers, or its rows differ in length.
-    """
-    if isinstance(value, Tensor):
-        if value.layout not in (torch.strided, torch.sparse_csr):
-            raise DataError(
-                f"{where}, field {field!r} has the layout {value.layout}; accepted: dense tensors, sparse CSR."
-            )
-        return value.detach()
-    if scipy.sparse.issparse(value):
-        matrix: Any = scipy.sparse.csr_array(value)  # type: ignore[call-overload]
-        matrix.sum_duplicates()
-        parts = [torch.from_numpy(np.array(v)) for v in (matrix.indptr, matrix.indices, matrix.data)]
-        return rows.csr(parts[0].long(), parts[1].long(), parts[2], matrix.shape[1])
-    try:
-        return torch.from_numpy(np.array(value))
-    except (TypeError, ValueError, OverflowError) as error:
-        raise DataError(
-            f"{where}, field {field!r} holds {str(value)[:40]!r}; accepted: numbers, and rows of one shape."
-        ) from error
 
 
 def as_pair(value: Any, where: str) -> tuple[Any, Any]:
@@ -74,49 +49,6 @@ def as_pair(value: Any, where: str) -> tuple[Any, Any]:
     if xs and all(isinstance(x, Mapping) and x.keys() == xs[0].keys() for x in xs):
         return {key: stack_rows([x[key] for x in xs], f"{where}, example", f"x[{key}]") for key in xs[0]}, y
     return stack_rows(xs, f"{where}, example", "x"), y
-
-
-def stack_rows(values: Iterable[Any], where: str, field: str) -> Tensor:
-    """Return one tensor (rows, ...) from numbers, lists, arrays, tensors or images, one a row.
-
-    A Pillow image becomes uint8 (channels, height, width), real numbers that are no tensors become float32.
-
-    Args:
-        values: the rows.
-        where: what is put before a row's number in messages.
-        field: names them in messages.
-
-    Raises:
-        DataError: a row that is missing or holds no numbers, or rows that differ in shape.
-    """
-    made: list[Tensor] = []
-    for number, value in enumerate(values):
-        place = f"{where} {number}"
-        if value is None:
-            raise DataError(f"{place}, field {field!r} is empty; every value must be given.")
-        if hasattr(value, "getbands"):
-            if value.mode in ("P", "PA"):
-                raise DataError(f"{place}, field {field!r} is an image with a palette; give image.convert('RGB').")
-            if value.mode.startswith("I;16"):
-                raise DataError(
-                    f"{place}, field {field!r} is an image of 16 bits; give its shares of white, np.asarray(image, "
-                    "dtype='float32') / 65535."
-                )
-            array = np.asarray(value)
-            value = array[None] if array.ndim == 2 else np.moveaxis(array, -1, 0)
-        row = as_tensor(value, place, field)
-        row = row.float() if row.dtype == torch.float64 and not isinstance(value, Tensor) else row
-        if made and row.shape != made[0].shape:
-            raise DataError(
-                f"{place}, field {field!r} has the shape {tuple(row.shape)}, and row 0 has {tuple(made[0].shape)}; "
-                "all must agree."
-            )
-        made.append(row)
-    if not made:
-        raise DataError(f"{where.rpartition(',')[0]}: there are no rows; at least 1 is needed.")
-    kinds = {row.dtype for row in made}
-    kind = made[0].dtype if len(kinds) == 1 else torch.float32
-    return torch.stack([row.to(kind) for row in made])
 
 
 def read_clients(
@@ -151,7 +83,8 @@ def read_clients(
             x, packed = _packed_row(x, packed, where)
         elif packed is not None:
             raise DataError(f"{where}, field 'x' is no mapping; accepted: one of {_names(packed)}.")
-        x, y = as_tensor(x, where, "x"), as_tensor(y, where, "y")
+        x = as_tensor(x, where, "x")
+        y = as_targets(y, where)
         checks.check_lengths(x, y, where)
         if len(y) == 0 and like is None:
             raise DataError(f"{where} has no examples; every client needs at least 1.")
@@ -342,9 +275,11 @@ def group_rows(
 def infer_classes(y: Tensor, offsets: Tensor, ids: Sequence[str], where: str) -> int | None:
     """Return the number of classes that targets are taken for, or None for a regression.
 
-    Two where the targets are -1 and +1 or floating 0.0 and 1.0, both of them present, and for several integer labels an
-    example that are all 0 or 1; else the largest label plus 1 of integer targets, and None for floating ones.
+    Two where the targets are true and false, or -1 and +1 or floating 0.0 and 1.0, both of them present, and for
+    several integer labels an example that are all 0 or 1; else the largest label plus 1 of integer targets, and None for floating ones.
     """
+    if y.dtype == torch.bool:
+        return 2
     values = y.unique().tolist()
     if values in ([-1, 1], [0, 1]) or (y.ndim > 1 and not y.is_floating_point() and values == [0]):
         return 2
@@ -365,17 +300,28 @@ def checked(side: Examples, classes: int | None, ids: Sequence[str], where: str,
 
     Two classes may be coded 0 and 1 or -1 and +1, whole or floating; here they become 0 and 1. Several labels of two
     classes an example become uint8, floating features that are to be ``whole`` int64.
+
+    Raises:
+        DataError: a number that is not finite as float32, a label that is no class, or several labels an example of
+            other than two classes.
     """
     checks.check_finite(side.x, side.offsets, ids, where, "x")
     if whole and side.x.is_floating_point() and side.x.layout == torch.strided:
-        accepted = "with features that are integers every one must be a whole number."
-        checks.refuse(side.x != side.x.floor(), side.x, side.offsets, ids, where, "x", accepted)
+        accepted = "with features that are integers every one must be a whole number below 2^63."
+        wrong = (side.x != side.x.floor()) | (side.x.abs() >= 2.0**63)
+        checks.refuse(wrong, side.x, side.offsets, ids, where, "x", accepted)
         side = replace(side, x=side.x.long())
     checks.check_finite(side.y, side.offsets, ids, where, "y")
     if classes is None:
         return side if side.y.is_floating_point() else replace(side, y=side.y.float())
     if isinstance(classes, bool) or not isinstance(classes, int) or classes < 1:
         raise DataError(f"{where}: classes is {classes!r}; it must be a whole number of at least 1, or None.")
+    if classes != 2 and side.y.ndim > 1 and len(ids):
+        raise DataError(
+            f"{where}: client {ids[0]!r}, field 'y' holds labels of shape {tuple(side.y.shape[1:])}; with {classes} "
+            "classes the label of an example must be one whole number (of one-hot rows y.argmax(1), of a column "
+            "y[:, 0]; several labels that are each 0 or 1 need classes=2, several numbers classes=None)."
+        )
     y = side.y.long()
     accepted = "class labels must be whole numbers from 0 on (for regression give classes=None)."
     checks.refuse(y != side.y, side.y, side.offsets, ids, where, "y", accepted)

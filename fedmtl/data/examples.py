@@ -98,14 +98,23 @@ class Examples:
 
     def __post_init__(self) -> None:
         checks.check_lengths(self.x, self.y, "examples")
+        if self.y.layout != torch.strided:
+            raise DataError(f"examples: field 'y' has layout {self.y.layout}; accepted: dense.")
         if self.x.layout not in (torch.strided, torch.sparse_csr):
             raise DataError(f"examples: field 'x' has layout {self.x.layout}; accepted: dense or sparse CSR.")
         for name in ("x", "y"):
             value: Tensor = getattr(self, name)
             if value.dtype not in (*checks.INTEGERS, *checks.FLOATS, torch.bool):
-                raise DataError(f"examples: field {name!r} has dtype {value.dtype}; accepted: real numbers.")
-            if value.layout == torch.strided and not value.is_contiguous():
-                object.__setattr__(self, name, value.contiguous())
+                raise DataError(
+                    f"examples: field {name!r} has dtype {value.dtype}; accepted: real numbers that PyTorch computes "
+                    "with, such as float32, float64, int64 and uint8."
+                )
+            if value.is_meta:
+                raise DataError(f"examples: field {name!r} is on the meta device, which holds no numbers.")
+            value = value.detach()
+            if value.layout == torch.strided:
+                value = value.contiguous()
+            object.__setattr__(self, name, value)
         offsets = self.offsets
         if offsets.ndim != 1 or len(offsets) < 1 or offsets.dtype != torch.int64:
             raise DataError("examples: field 'offsets' must be an int64 tensor of shape (clients + 1,).")

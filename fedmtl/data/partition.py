@@ -12,11 +12,12 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from .._check import Checked, Count, Positive
 from ..errors import ConfigError, DataError
 from ..random import keyed_generator
-from .assemble import as_tensor
+from .arrays import as_targets, as_tensor
 from .checks import by_id, check_lengths
 from .dataset import FederatedDataset
 from .rows import by_number, select
@@ -190,14 +191,17 @@ def from_partition(
     Raises:
         DataError: malformed data, or a row that does not exist or is used twice.
     """
-    parts = by_id(parts if isinstance(parts, Mapping) else parts.deal(y, seed), name)
-    features, targets = as_tensor(x, name, "x"), as_tensor(y, name, "y")
+    features = as_tensor(x, name, "x")
+    targets = as_targets(y, name)
     check_lengths(features, targets, name)
+    if not isinstance(parts, Mapping):
+        parts = parts.deal(targets, seed)
+    parts = by_id(parts, name)
     if not parts:
         raise DataError(f"{name}: parts names no clients; at least one is needed.")
     used, clients = torch.zeros(len(targets), dtype=torch.bool), {}
     for client, part in parts.items():
-        index = torch.as_tensor(np.asarray(part, dtype=np.int64))
+        index = _row_numbers(part, f"{name}: the part of client {client!r}")
         if len(index) and not (int(index.min()) >= 0 and int(index.max()) < len(targets)):
             raise DataError(
                 f"{name}: the part of client {client!r} has a row outside 0..{len(targets) - 1}; "
@@ -210,7 +214,26 @@ def from_partition(
     return FederatedDataset.from_tensors(clients, seed=seed, name=name, **options)
 
 
+def _row_numbers(part: Any, where: str) -> Tensor:
+    """Return row numbers (K,), int64.
+
+    Raises:
+        DataError: no whole numbers, such as a mask of true and false, or several dimensions.
+    """
+    index = as_tensor(part, where, "rows")
+    if not index.numel():
+        return torch.zeros(0, dtype=torch.int64)
+    if index.ndim != 1 or index.is_floating_point() or index.dtype == torch.bool:
+        kind = str(index.dtype).removeprefix("torch.")
+        raise DataError(f"{where} is {kind} of shape {tuple(index.shape)}; accepted: a list of whole row numbers.")
+    return index.long()
+
+
 def _labels(y: Any) -> np.ndarray:
+    """Return the labels by which a pool is dealt (N,): numbers or texts."""
+    if isinstance(y, Tensor):
+        y = as_targets(y, "partition").cpu()
+        y = y.double() if y.is_floating_point() else y
     labels = np.asarray(y)
     if labels.ndim != 1 or not len(labels):
         raise DataError(f"y has shape {labels.shape}; a partition needs one label an example.")

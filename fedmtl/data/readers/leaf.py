@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import DataError
-from ..assemble import as_tensor
+from ..arrays import as_tensor
 from ..dataset import Classes, FederatedDataset
 from ..examples import SIDES
 from ..loaders import reader

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..._check import check_arguments
 from ...errors import DataError
-from ..assemble import as_tensor
+from ..arrays import as_tensor
 from ..dataset import FederatedDataset
 from ..examples import Domain, Examples
 from ..loaders import reader
