@@ -61,7 +61,10 @@ def _draft(node: Config) -> None:
     from ..data.readers.columns import Summary, Table
     from ..data.readers.table import feature_columns
 
-    table, target, bounds = Table.of(node["path"]), node["target"], dict(node.get("bounds") or {})
+    written = {name: node[name] for name in ("separator", "decimal", "encoding", "comment") if name in node}
+    table = Table.of(node["path"], settings=written)
+    target = node["target"]
+    bounds = dict(node.get("bounds") or {})
     chosen, lines = feature_columns(table, node["client"], target, node.get("features")), list[str]()
     for name in chosen:
         column, note = Summary(table.frame[name]), ""

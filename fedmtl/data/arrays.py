@@ -138,7 +138,7 @@ def _of_tensor(value: Tensor, where: str, field: str) -> Tensor:
     if value.is_quantized:
         raise _refusal(where, field, f"is quantized ({value.dtype})", "numbers, as its dequantize() returns them")
     if value.layout == torch.strided:
-        return _widened(value, where, field)
+        return _widened(value.resolve_neg(), where, field)
     if value.ndim != 2:
         raise _refusal(where, field, f"is sparse of shape {tuple(value.shape)}", "one sparse row an example")
     values = _widened(value.values(), where, field)

@@ -276,7 +276,8 @@ def infer_classes(y: Tensor, offsets: Tensor, ids: Sequence[str], where: str) ->
     """Return the number of classes that targets are taken for, or None for a regression.
 
     Two where the targets are true and false, or -1 and +1 or floating 0.0 and 1.0, both of them present, and for
-    several integer labels an example that are all 0 or 1; else the largest label plus 1 of integer targets, and None for floating ones.
+    several integer labels an example that are all 0 or 1; else the largest label plus 1 of integer targets, and None
+    for floating ones.
     """
     if y.dtype == torch.bool:
         return 2

@@ -86,7 +86,7 @@ def test_a_table_names_image_client_and_label(tmp_path):
     assert everything(data) == rows
     assert read_images(tmp_path / "pets", table=table, **columns).fingerprint() == data.fingerprint()
     for change, error, message in (
-        ({"table": "none.csv"}, DataError, r"pets/none\.csv cannot be read as a table .*it may be missing"),
+        ({"table": "none.csv"}, DataError, r"pets/none\.csv cannot be read as a table: it does not exist"),
         ({"client": "who"}, DataError, r"metadata\.csv: column 'who' is missing; the columns are 'file_name', 'owner'"),
         ({"target": None}, ConfigError, r"read_images\.target is None; give the column"),
         ({"client": None}, ConfigError, r"no client column; give the column of each row's client, or a partition"),

@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
-import contextlib
-import csv
 import difflib
-import gzip
 import numbers
+import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from ..._rounding import rounded_down, rounded_up
-from ...errors import ConfigError, DataError, first_line
+from ...errors import ConfigError, DataError
 from ..partition import Partition, Parts
 from ..rows import by_number
+from .delimited import (
+    DECIMAL_COMMA,
+    DECIMAL_POINT,
+    SUFFIXES,
+    Format,
+    check_distinct,
+    check_source,
+    format_of,
+    line_of,
+    read_text,
+    unreadable,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,11 +38,6 @@ _LONGEST, _FEW = 80, 16  # letters and bytes that are printed
 _FEWEST = 20  # distinct values of a column of ids, at least
 _MOST = 50  # categories of a column in a draft
 _MARKS = {"", "NA", "N/A", "n/a", "NaN", "nan", "null", "?"}  # of missing numbers
-_SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")
-
-
-AS_WRITTEN: dict[str, Any] = {"keep_default_na": False, "na_values": [""]}
-"""Of ``pandas.read_csv``: only an empty text is a missing value."""
 
 
 def find_file(root: str | Path, names: Sequence[str]) -> Path:
@@ -58,9 +64,7 @@ def loaded(read: Callable[..., pd.DataFrame], file: Path, what: str = "a table",
     try:
         return read(file, **options)
     except (ValueError, OSError, EOFError, zlib.error) as error:
-        raise DataError(
-            f"{file} cannot be read as {what} ({first_line(error)}); it may be missing, empty, truncated or no text."
-        ) from error
+        raise unreadable(file, error, what) from error
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,34 +75,63 @@ class Table:
         frame: n rows.
         file: for messages.
         client_of: the client of each row (n,), for messages; None where no column says it.
+        form: how the text of the file is written; None of a file or a table that is no text.
+        settable: the user can set ``form``.
     """
 
     frame: pd.DataFrame
     file: Path
     client_of: np.ndarray | None = None
+    form: Format | None = None
+    settable: bool = False
 
     @classmethod
-    def of(cls, source: str | Path | pd.DataFrame, text: Sequence[str] = (), name: str | None = None) -> Table:
+    def of(
+        cls,
+        source: str | Path | pd.DataFrame,
+        text: Sequence[str] = (),
+        name: str | None = None,
+        settings: Mapping[str, Any] | None = None,
+    ) -> Table:
         """Return the table in a file, or that of pandas, called ``name`` in messages.
 
         In a CSV file the columns ``text`` are kept as they are written (id 007 is not 7).
 
+        Args:
+            source: a path or a table of pandas.
+            text: names of columns.
+            name: of a table of pandas.
+            settings: arguments of :func:`format_of` if the user can give them, else None.
+
         Raises:
-            DataError: neither, another kind of file, an unreadable one, or no rows.
+            DataError: neither, another kind of file, an unreadable one, a column that occurs twice, or no rows.
+            ConfigError: settings that are impossible, or are not those of a file of text.
         """
         import pandas as pd
 
         if isinstance(source, (str, Path)):
+            check_source(source)
             file = Path(source)
-            frame = _read(file, text)
+            form = format_of(file.name, **(settings or {}))
+            frame = _read(file, text, form, settings is not None)
         elif isinstance(source, pd.DataFrame):
-            file, frame = Path(name or "table"), source
+            file = Path(name or "table")
+            form = format_of("", **(settings or {}))
+            frame = source
+            check_distinct(list(frame.columns), file)
         else:
             raise DataError(
                 f"a {type(source).__name__} is no table; accepted: a file's path, or a DataFrame of pandas."
             )
         if frame.empty:
             raise DataError(f"{file} has no rows; at least 2 a client are needed.")
+        if isinstance(source, (str, Path)) and file.suffix.lower() != ".parquet":
+            return cls(frame, file, form=form, settable=settings is not None)
+        if form != format_of(""):
+            raise ConfigError(
+                f"{file} is no file of text; data.separator, data.decimal, data.encoding and data.comment are for CSV "
+                "files."
+            )
         return cls(frame, file)
 
     def __len__(self) -> int:
@@ -124,9 +157,12 @@ class Table:
         if not wrong.any():
             return
         row = int(wrong.argmax())
-        place = f"line {row + 2}" if {".csv", ".tsv"} & {*self.file.suffixes} else f"row {row}"  # below the header
+        line = None if self.form is None else line_of(self.file, self.form, row)
+        place = f"row {row}" if line is None else f"line {line}"
         value = self.frame[column].iloc[row]
         state = f"holds {_printed(value)}"
+        if line is not None and isinstance(value, str) and "\n" in value:
+            state += " (a quote may not be closed)"
         client = "" if self.client_of is None else f"client {str(self.client_of[row])!r}, "
         empty = pd.api.types.is_scalar(value) and (pd.isna(value) or value == "")
         raise DataError(
@@ -160,12 +196,35 @@ class Table:
         numeric = pd.api.types.is_numeric_dtype(series.dtype)
         if series.dtype == object:  # lists, which no comparison takes, are no numbers
             series = series.where(series.map(pd.api.types.is_scalar).to_numpy(dtype=bool), "a list")
+        if pd.api.types.is_complex_dtype(series.dtype):
+            self.refuse(np.ones(len(series), dtype=bool), column, "a real number")
+        if self.form is not None and not numeric:
+            series = _with_points(series, self.form.decimal)
         values = pd.to_numeric(series, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
         wrong = ~np.isfinite(values) | (values < low) | (values > high)
         if typed and not numeric and not wrong.any():
-            wrong = np.array([not isinstance(value, numbers.Real) for value in series])
+            wrong = np.array([not isinstance(value, (numbers.Real, Decimal)) for value in series])
+        self._refuse_decimals(wrong, column)
         self.refuse(wrong, column, accepted if np.isinf(high) else f"a number from {low:g} to {high:g}")
         return values
+
+    def _refuse_decimals(self, wrong: np.ndarray, column: str) -> None:
+        """Raise :class:`DataError` for the first row of ``column`` that is ``wrong``, bool (n,), and a number with the
+        decimals of another language."""
+        if not wrong.any():
+            return
+        pattern = DECIMAL_COMMA
+        accepted = "a number with a decimal point and no other marks, and this one seems to have a decimal comma"
+        advice = "data.decimal=comma reads it"
+        if self.form is not None and self.form.decimal == ",":
+            pattern = DECIMAL_POINT
+            accepted = "a number with a decimal comma and no other marks, as data.decimal says"
+            advice = "data.decimal=point reads decimal points"
+        if self.settable:
+            accepted = f"{accepted} ({advice})"
+        values = zip(wrong, self.frame[column], strict=True)
+        found = [bool(bad) and isinstance(value, str) and bool(re.fullmatch(pattern, value)) for bad, value in values]
+        self.refuse(np.array(found), column, accepted)
 
     def written(
         self, column: str, accepted: str = "a value (fill it, or leave the row or the column out)"
@@ -206,34 +265,33 @@ class Table:
         return by_number(number, ids)
 
 
-def _read(file: Path, text: Sequence[str]) -> pd.DataFrame:
+def _read(file: Path, text: Sequence[str], form: Format, settable: bool) -> pd.DataFrame:
+    """Return the table in a file, with distinct names of columns."""
     import pandas as pd
 
-    if not file.name.endswith(_SUFFIXES):
-        raise DataError(f"{file} has an unknown suffix; accepted: {', '.join(_SUFFIXES)}.")
-    if file.suffix == ".parquet":
-        return loaded(pd.read_parquet, file)
-    sep = "\t" if ".tsv" in file.suffixes else ","
-    frame = loaded(pd.read_csv, file, sep=sep, dtype=dict.fromkeys(text, str), low_memory=False, **AS_WRITTEN)
-    # pandas fills a line that is too short, and takes the first fields of lines that are too long as an index
-    if frame.iloc[:, -1].isna().any() or not frame.index.equals(pd.RangeIndex(len(frame))):
-        _check_lines(file, sep)
-    return frame
+    if not file.name.lower().endswith((*SUFFIXES, ".parquet")):
+        raise DataError(f"{file} has an unknown suffix; accepted: {', '.join((*SUFFIXES, '.parquet'))}.")
+    if file.suffix.lower() != ".parquet":
+        return read_text(file, form, text, settable)
+    if file.is_file():
+        check_distinct(loaded(_parquet_names, file), file)
+    return loaded(pd.read_parquet, file)
 
 
-def _check_lines(file: Path, sep: str) -> None:
-    """Raise :class:`DataError` for the first line whose number of fields is not that of the header."""
-    width = 0
-    opened = (gzip.open if file.suffix == ".gz" else open)(file, "rt", encoding="utf-8-sig", newline="")
-    with opened as text, contextlib.suppress(csv.Error):  # a text longer than the csv module takes
-        rows = csv.reader(text, delimiter=sep)
-        for fields in filter(None, rows):
-            width = width or len(fields)
-            if len(fields) != width:
-                raise DataError(
-                    f"{file}: the number of fields of line {rows.line_num} is {len(fields)}, that of the header "
-                    f"{width}; the line may be cut off, or a text with {sep!r} in it must be quoted."
-                )
+def _parquet_names(file: Path) -> list[str]:
+    """Return the names of the columns of a parquet file."""
+    import pyarrow.parquet
+
+    return list(pyarrow.parquet.read_schema(file).names)
+
+
+def _with_points(values: pd.Series, decimal: str) -> pd.Series:
+    """Return a column (n,) whose texts have decimal points, so that what has them in the file is no number if its
+    decimals are ``decimal``, a comma."""
+    if decimal == ".":
+        return values
+    swapped = str.maketrans(",.", ".,")
+    return values.map(lambda value: value.translate(swapped) if isinstance(value, str) else value)
 
 
 def _printed(value: object) -> str:
@@ -304,9 +362,14 @@ class Summary:
             self.bounds = [int(low), int(high)] if self.whole else self.bounds
         self.doubt = "" if self.numeric or len(self.kinds) <= _MOST else f"has more than {_MOST} categories"
         self.doubt = "is a constant" if len(self.kinds) < 2 else self.doubt
+        commas = [kind for kind in self.kinds if re.fullmatch(DECIMAL_COMMA, kind)]
+        foreign = not self.numeric and len(commas) > len(self.kinds) / 2
         self.doubt = "looks like an id of rows" if looks_like_id(values) else self.doubt
         self.doubt = f"has {missing:,} missing values" if missing else self.doubt
         self.remedy = "fill them, or leave the rows out" if missing else "declare its data.bounds"
+        if foreign:
+            self.doubt = "has numbers with a decimal comma"
+            self.remedy = "give data.decimal=comma"
 
 
 def check_texts(option: str, texts: Sequence[str]) -> list[str]:

@@ -25,7 +25,8 @@ from ..examples import Domain, Examples
 from ..loaders import reader
 from ..rows import by_number
 from ..transforms import SHRINK
-from .columns import AS_WRITTEN, Table, find_file, loaded
+from .columns import Table, find_file, loaded
+from .delimited import AS_WRITTEN, Format
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -231,7 +232,7 @@ def read_ratings(root: str | Path) -> pd.DataFrame:
         frame.columns = pd.Index(_FIELDS)
     if frame.empty:
         raise DataError(f"{path} holds no ratings.")
-    table = Table(frame, path)
+    table = Table(frame, path, form=Format() if kind == ".csv" else None)
     for column in ("user", "item", "timestamp"):
         values = table.numbers(column, low=0, accepted=accepted)
         table.refuse((values != np.floor(values)) | (values >= 2.0**53), column, accepted)

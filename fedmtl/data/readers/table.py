@@ -18,6 +18,7 @@ from ..loaders import reader
 from ..partition import Partition
 from ..transforms import Integers, Transform
 from .columns import Summary, Table, check_texts, codes, looks_like_id
+from .delimited import is_unnamed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,6 +45,10 @@ def read_table(
     integers: bool = False,
     transform: Transform | None = None,
     name: str | None = None,
+    separator: str | None = None,
+    decimal: str = "point",
+    encoding: str = "utf-8",
+    comment: str | None = None,
 ) -> FederatedDataset:
     """Read a table with a row an example.
 
@@ -72,9 +77,15 @@ def read_table(
         transform: from storage to what the model takes; None for :class:`~fedmtl.data.Cast`, or
             :class:`~fedmtl.data.Integers` for ``integers``.
         name: for messages and reports; None for the file's name, or ``"table"``.
+        separator: between the fields of a file of text: ``"comma"``, ``"semicolon"``, ``"tab"``, ``"bar"``,
+            ``"space"`` (one or more), or the letter itself; None for a comma, of .tsv a tab.
+        decimal: before the decimals of a number: ``"point"`` or ``"comma"``.
+        encoding: of the letters, by Python's name, such as ``"utf-16"`` or ``"cp1252"``.
+        comment: how lines above the heading begin that are left out, such as ``"#"``.
 
     Raises:
-        DataError: an unreadable file, a line that was cut off, a missing column, a missing, infinite or textual value.
+        DataError: an unreadable file, one with another separator or encoding, a line that was cut off, a missing
+            column or one that occurs twice, a missing, infinite or textual value.
         ConfigError: an impossible setting.
     """
     bounds = dict(bounds or {})
@@ -83,7 +94,8 @@ def read_table(
     ranges = {column: values for column, values in bounds.items() if _is_range(column, values)}
     coding = dict.fromkeys(one_hot) | {column: values for column, values in bounds.items() if column not in ranges}
     written = [client, *coding, target if labels is not None else None]
-    table = Table.of(path, [column for column in written if column is not None], name)
+    settings = {"separator": separator, "decimal": decimal, "encoding": encoding, "comment": comment}
+    table = Table.of(path, [column for column in written if column is not None], name, settings)
     file, features = table.file, feature_columns(table, client, target, features)
     assert target is not None  # as has been checked
     for option, columns in (("one_hot", one_hot), ("bounds", tuple(bounds))):
@@ -142,7 +154,8 @@ def feature_columns(table: Table, client: str | None, target: str | None, featur
     """
     names = [target] if client is None else [client, target]
     chosen = [name for name in table.frame.columns if name not in names]
-    chosen = chosen if features is None else check_texts("features", features)
+    if features is not None:
+        chosen = check_texts("features", features)
     for role, columns in (("client", names[:-1]), ("target", (target,)), ("features", chosen)):
         table.check_columns(columns, f"{role} ")
     if client == target:
@@ -150,6 +163,13 @@ def feature_columns(table: Table, client: str | None, target: str | None, featur
     for column in names:
         if column in chosen:
             raise ConfigError(f"data.features contains {column!r}, which is the client or target column.")
+    for column in chosen if features is None else ():
+        if is_unnamed(column):
+            number = int(str(column).rpartition(" ")[2]) + 1
+            raise DataError(
+                f"{table.file}: column {number} has no heading, such as the index that pandas writes; give it one, or "
+                "list the columns to predict from in data.features."
+            )
     if not chosen:
         raise DataError(f"{table.file}: there are no feature columns beside {' and '.join(map(repr, names))}.")
     return chosen
@@ -230,5 +250,8 @@ def _target(table: Table, name: str, labels: Sequence[str] | None) -> np.ndarray
             "'data.labels=[A, B]' by command)"
         )
         values = table.numbers(name, typed=True, accepted=accepted)
-        return values.astype(np.float32 if table.frame[name].to_numpy().dtype.kind in "fO" else np.int64)
+        if table.frame[name].to_numpy().dtype.kind in "fO":
+            return values.astype(np.float32)
+        table.refuse(values >= 2.0**63, name, "a whole number below 2^63")
+        return values.astype(np.int64)
     return table.labels(name, labels)[0]
