@@ -61,7 +61,9 @@ def _draft(node: Config) -> None:
     from ..data.readers.columns import Summary, Table
     from ..data.readers.table import feature_columns
 
-    written = {name: node[name] for name in ("separator", "decimal", "encoding", "comment") if name in node}
+    written: dict[str, Any] = {
+        name: node[name] for name in ("separator", "decimal", "encoding", "comment") if name in node
+    }
     table = Table.of(node["path"], settings=written)
     target = node["target"]
     bounds = dict(node.get("bounds") or {})

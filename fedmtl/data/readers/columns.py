@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
@@ -34,6 +34,7 @@ from .delimited import (
 if TYPE_CHECKING:
     import pandas as pd
 
+Read = TypeVar("Read")
 _LONGEST, _FEW = 80, 16  # letters and bytes that are printed
 _FEWEST = 20  # distinct values of a column of ids, at least
 _MOST = 50  # categories of a column in a draft
@@ -55,7 +56,7 @@ def find_file(root: str | Path, names: Sequence[str]) -> Path:
     raise DataError(f"{path} holds none of {', '.join(names)}; give the file or its folder.")
 
 
-def loaded(read: Callable[..., pd.DataFrame], file: Path, what: str = "a table", **options: Any) -> pd.DataFrame:
+def loaded(read: Callable[..., Read], file: Path, what: str = "a table", **options: Any) -> Read:
     """Return what a function of pandas reads from a file.
 
     Raises:
