@@ -54,7 +54,10 @@ RUNS = {
     "pp_dmtl, subsamples, L2,1 norm": (
         f"{_PP_DMTL} algorithm.penalty=l21 algorithm.batch_rate=0.4 privacy.mechanism=l2_laplace privacy.delta=0"
     ),
-    "pp_dmtl, published": _PP_DMTL.replace("algorithm=pp_dmtl", "algorithm=pp_dmtl_published algorithm.a1=0"),
+    "pp_dmtl, published": (
+        f"{_PP_DMTL.replace('pp_dmtl', 'pp_dmtl_published')} algorithm.a1=0 algorithm.a2=null model.bias=true "
+        "privacy.noise_multiplier=null privacy.epsilon=4 privacy.delta=null"
+    ),
     "shared_directions": _PP_DMTL.replace("pp_dmtl", "shared_directions"),
     "async_learner": f"{_STEPS} data.problem=regression",
     "public_start": (
