@@ -6,12 +6,15 @@ from .dataset import FederatedDataset
 from .examples import DataSpec, Domain, Examples
 from .loaders import LOADERS, load_data, reader
 from .partition import ByClasses, Dirichlet, Partition, Shards, from_partition
+from .readers.adult import read_adult
 from .readers.celeba import read_celeba
 from .readers.cifar import read_cifar
 from .readers.digits import load_digits_clients
 from .readers.femnist import read_femnist
+from .readers.hospital import read_hospital
 from .readers.images import read_images
 from .readers.leaf import read_leaf
+from .readers.lending import read_lending
 from .readers.movielens import RatingsGraph, read_movielens
 from .readers.school import read_school
 from .readers.stackoverflow import read_stackoverflow
@@ -43,11 +46,14 @@ __all__ = [
     "load_digits_clients",
     "load_synthetic_agents",
     "load_synthetic_tasks",
+    "read_adult",
     "read_celeba",
     "read_cifar",
     "read_femnist",
+    "read_hospital",
     "read_images",
     "read_leaf",
+    "read_lending",
     "read_movielens",
     "read_school",
     "read_stackoverflow",

@@ -159,3 +159,34 @@ def test_systems_that_rounding_makes_singular_have_the_solution_zero():
     assert torch.equal(found, torch.tensor([[0.0, 0.0], [0.25, 0.25]], dtype=torch.float64))
     assert torch.equal(solve_regularized(ones, torch.ones(2, 1, dtype=torch.float64)), torch.zeros(2, 1).double())
     assert torch.equal(solve_regularized(good, torch.ones(2, dtype=torch.float64)), torch.full((2,), 0.25).double())
+
+
+# A norm as the penalty
+
+
+@pytest.mark.parametrize("loss", ["squared", "logistic"])
+@pytest.mark.parametrize("tau", [1e-3, 0.1, 50.0])
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_fit_in_the_norm_meets_the_conditions_of_its_minimum(loss: str, tau: float, apart: bool, monkeypatch) -> None:
+    """The gradient of the loss is -tau q / ||q||, or no longer than tau at q = 0; few gradients are computed, also
+    where a plane separates the records."""
+    x, y = records(loss)
+    if apart and loss == "logistic":
+        y = np.where(x[:, 0] > 0, 1.0, -1.0)
+    base, computed, whole = np.array([0.3, -0.2, 0.1, 0.0]), [], Objective.at
+
+    def counted(self, theta):
+        computed.append(theta)
+        return whole(self, theta)
+
+    monkeypatch.setattr(Objective, "at", counted)
+    arrays = (torch.from_numpy(each) for each in (x, y, base))
+    q = fit_own(LinearLoss(loss), *arrays, tau, "l2").numpy()
+    assert len(computed) < 400
+    factors = 2 * (x @ (base + q) - y) if loss == "squared" else -y / (1 + np.exp(y * (x @ (base + q))))
+    gradient, length = factors @ x / len(y), np.linalg.norm(q)
+    if tau == 50.0:
+        assert length == 0
+        assert np.linalg.norm(gradient) <= tau
+    else:
+        assert np.linalg.norm(gradient + tau * q / length) < 1e-9

@@ -83,7 +83,7 @@ def test_malformed_files_are_named_with_row_and_column(tmp_path, content, messag
 
 
 def test_files_that_cannot_be_read(tmp_path):
-    with pytest.raises(DataError, match="cannot be read as ratings"):
+    with pytest.raises(DataError, match=r"nothing.data does not exist; give one of u\.data, "):
         read_ratings(tmp_path / "nothing.data")
     with pytest.raises(DataError, match=r"holds none of u.data"):
         read_ratings(tmp_path)

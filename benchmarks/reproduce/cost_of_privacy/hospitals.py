@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import torch
 from collaboration import Collaboration
-from readers.hospital import read_hospital
 from setting import Horizon, Row, budget, clocks, kappa_for, owners_rows, quartiles, references
 from simulate import simulate
 
 from fedmtl.algorithms.async_learner.algorithm import AsyncLearner
 from fedmtl.algorithms.linear.data import LinearData
+from fedmtl.data.readers.hospital import read_hospital
 from fedmtl.schedules import PoissonClocks
 
 EPSILONS, RUNS, TRIAL_RUNS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0), 100, 30

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import torch
 from collaboration import Collaboration
-from readers.adult import read_adult
 from setting import Row, budget, clocks, kappa_for, owners_rows, references, value_rows
 from simulate import simulate
 
 from fedmtl.algorithms.async_learner.algorithm import AsyncLearner
 from fedmtl.algorithms.linear.data import LinearData
+from fedmtl.data.readers.adult import read_adult
 
 COMPONENTS, BOUND = 10, 12.0
 XI = BOUND + 1

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 from collaboration import Collaboration
-from readers.lending import read_lending
 from simulate import KAPPAS, drawn, fitness_by_kappa, simulate
 
 from fedmtl import RecordPrivacy
@@ -20,6 +19,7 @@ from fedmtl.algorithms import Problem
 from fedmtl.algorithms.async_learner.algorithm import AsyncLearner
 from fedmtl.algorithms.linear.data import LinearData
 from fedmtl.data import Examples
+from fedmtl.data.readers.lending import read_lending
 from fedmtl.privacy import GradientPlan
 from fedmtl.schedules import BoundSchedule, PoissonClocks
 

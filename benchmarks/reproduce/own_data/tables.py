@@ -22,9 +22,9 @@ sys.path[:0] = [str(HERE.parent / "comparison"), str(HERE.parents[2])]
 
 from settings import half_size  # noqa: E402
 
-from benchmarks.reproduce.cost_of_privacy.readers.adult import CATEGORIES  # noqa: E402
 from fedmtl import FederatedDataset, load_data  # noqa: E402
 from fedmtl.data import Domain, RowBound  # noqa: E402
+from fedmtl.data.readers.adult import CATEGORIES  # noqa: E402
 from fedmtl.data.readers.movielens import read_movielens  # noqa: E402
 
 AUTOMATIC, SHARED = "automatic", "automatic, shared model"

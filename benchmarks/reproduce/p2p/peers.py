@@ -71,7 +71,7 @@ def simulate(
     """
     given = [None] if privacies is None else list(privacies)
     problem = problem_of(data, seed)
-    schedule = bind_schedule(PoissonClocks(per_client=wakeups, events=events), data)
+    schedule = algorithm.scheduled(bind_schedule(PoissonClocks(per_client=wakeups, events=events), data))
     privacy: Any = given[0] if len(given) == 1 else tuple(given)
     plans = releases_of(algorithm, problem, schedule)
     channel = open_channel(privacy, plans, schedule.describe(), seed=seed, replicates=len(given))

@@ -23,6 +23,10 @@ printed (7) differs, see :mod:`.published`.
 The protected unit is a record; neighbours replace one. Observers are the learner, the other owners and the public:
 theta_L and every theta_i are functions of releases.
 
+Owners that always answer together (Remark 2) are one owner with the records of all, a client of the data. Owners that
+drop out (Remark 4) are not weighed by their frequencies, which the learner would have to know before the run: caps
+(``per_client``) give everybody the same number of answers in the end.
+
 :mod:`fedmtl.algorithms.one_answer` has two methods that are not in the paper, of owners who are all asked the same.
 """
 

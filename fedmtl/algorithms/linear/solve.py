@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.optimize import brentq
 from torch import Tensor
 
 from ..._check import one_of, positive
@@ -29,6 +30,7 @@ Array = NDArray[np.float64]
 
 _STEPS, _HALVINGS, _PROXIMAL_STEPS = 200, 34, 100_000
 _TOLERANCE, _ROUNDING = 1e-10, 1e-14
+_LARGEST = 60.0  # logarithm of a ridge beside which no loss counts
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,6 +104,11 @@ def fit_own(loss: LinearLoss, x: Tensor, y: Tensor, shared: Tensor, tau: float, 
         def fit(point: Array) -> Array:
             return minimize(loss, rows, targets, tau, base=point).theta
 
+    elif penalty == "l2":
+
+        def fit(point: Array) -> Array:
+            return _fit_in_norm(loss, rows, targets, tau, point)
+
     else:
         try:
             largest = float(np.linalg.norm(rows, 2))
@@ -121,6 +128,40 @@ def fit_own(loss: LinearLoss, x: Tensor, y: Tensor, shared: Tensor, tau: float, 
 
     points = shared.reshape(-1, shared.shape[-1]).numpy()
     return torch.from_numpy(np.stack([fit(point) for point in points])).reshape(shared.shape)
+
+
+def _fit_in_norm(loss: LinearLoss, x: Array, y: Array, tau: float, base: Array) -> Array:
+    """Minimize L(q) + tau ||q||_2 over q (p,), with L the mean loss at ``base`` + q.
+
+    It is 0 if the gradient of L is no longer than tau there. Elsewhere grad L(q) + tau q / ||q|| = 0, so q is the ridge
+    fit whose ridge r has r ||q|| = tau. That product is the length of the gradient at the fit, and grows with r; since
+    (r / 2) ||q||^2 is at most L(0), it is at most tau at r = tau^2 / (2 L(0)).
+    """
+    with np.errstate(all="ignore"):
+        value, gradient, _ = Objective(loss, x, y, 0.0, x @ base).at(np.zeros(len(base)))
+        if not np.linalg.norm(gradient) > tau:
+            return np.zeros(len(base))
+
+        offset, fitted = x @ base, np.zeros(len(base))
+
+        def fit(log_ridge: float) -> Array:
+            """Return the ridge fit, from the last one on."""
+            nonlocal fitted
+            fitted = newton(Objective(loss, x, y, math.exp(log_ridge), offset), fitted, math.inf, _TOLERANCE).theta
+            return fitted
+
+        def longer(log_ridge: float) -> float:
+            return math.exp(log_ridge) * float(np.linalg.norm(fit(log_ridge))) - tau
+
+        low = math.log(max(tau**2 / (2 * value), 1e-300))
+        high = low + 1.0
+        while high < _LARGEST and longer(high) < 0:
+            low, high = high, high + 2.0
+        if high >= _LARGEST:  # the gradient is hardly longer than tau, and q hardly longer than 0
+            return np.zeros(len(base))
+        if longer(low) < 0:
+            low = float(brentq(longer, low, high, xtol=1e-12))
+        return fit(low)
 
 
 def solve_regularized(matrix: Tensor, right: Tensor) -> Tensor:

@@ -23,8 +23,10 @@ what_i is w_i with a hat. The release does Step 3, the clip, and the sum and noi
 :mod:`.sharing`. In Algorithm 4 the lines above are about p_i. Each task also has q_i, which it never releases: it makes
 the same step from prox_{eta own_lam h}(q_i) instead of M q_i, and both gradients are taken at the sum of the two.
 
-Without noise and clip this is proximal gradient descent. The protected unit is a task with its model and all its data,
-the observers are the other tasks and the public.
+Without noise and clip this is proximal gradient descent. Algorithm 1 also allows the covariance of the tasks, W^T W
+(n x n), for other penalties; it is left out, since one task moves a whole row and column of it, and neither of the two
+penalties can be computed from it by tasks that keep their models. The protected unit is a task with its model and all
+its data, the observers are the other tasks and the public.
 
     Trainer(algorithm=MPMTL(lam=0.1, row_norm=1.0, target=3.0), data=data, model=models.linear_regression(bias=False),
             schedule=FullParticipation(), privacy=ClientPrivacy(clip_norm=5.0, epsilon=1.0), rounds=10).fit()

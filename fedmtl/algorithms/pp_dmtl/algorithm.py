@@ -18,8 +18,11 @@ The protected unit is a record of a task, the observers are the server and the o
 record replaced. The accounting of the paper bounds one step of q_t from the *same* q_t, but there q_t moves on the raw
 records, a private state that nothing noises, so its sensitivity grows along the run (:mod:`.published`). Here one
 clipped, noised gradient G_t serves both blocks, since grad_p l(p + q) = grad_q l(p + q). P, S, the returned columns and
-q_t are then functions of releases only. After training, q_t is fitted once to the raw records and never sent;
-:class:`~fedmtl.algorithms.shared_directions.SharedDirections`, which is not in the paper, fits it otherwise.
+q_t are then functions of releases only. After training, q_t is fitted once to the raw records, which is Equation 8, and
+never sent: solved at every activation, as the paper allows, it would put raw records into the point of the next
+release. The paper's other end of a run, ||W^(k+1) - W^k|| <= nu, reads the q_t; here a run ends at its caps, to which
+the noise is calibrated. :class:`~fedmtl.algorithms.shared_directions.SharedDirections`, which is not in the paper, fits
+q_t otherwise.
 
     Trainer(algorithm=PPDMTL(loss="squared", row_norm=1.0, target=3.0), data=data,
             model=models.linear_regression(bias=False), schedule=Latencies(latency=1.0, activations=6),

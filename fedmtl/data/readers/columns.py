@@ -48,6 +48,8 @@ def find_file(root: str | Path, names: Sequence[str]) -> Path:
         DataError: there is none.
     """
     path = Path(root)
+    if not path.exists():
+        raise DataError(f"{path} does not exist; give one of {', '.join(names)}, or its folder.")
     if not path.is_dir():
         return path
     for name in names:

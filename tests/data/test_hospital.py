@@ -4,8 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from benchmarks.reproduce.cost_of_privacy.readers.hospital import public_places, read_hospital
 from fedmtl.data import load_data
+from fedmtl.data.readers.hospital import public_places, read_hospital
 from fedmtl.errors import DataError
 from tests.data.rows import rows_of, write_csv
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedmtl.errors import ConfigError
+from ...errors import ConfigError
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedmtl.data.transforms import SHRINK
+from ..transforms import SHRINK
 
 
 def clip_rows(x: np.ndarray, *, l1: float | None = None, l2: float | None = None) -> np.ndarray:

@@ -5,8 +5,8 @@ import pandas as pd
 from sklearn.decomposition import PCA
 from sklearn.preprocessing import OrdinalEncoder, StandardScaler
 
-from benchmarks.reproduce.cost_of_privacy.readers.lending import CATEGORIES, DROPPED, NUMBERS, read_lending
 from fedmtl.data import FederatedDataset, load_data
+from fedmtl.data.readers.lending import CATEGORIES, DROPPED, NUMBERS, read_lending
 from tests.data.rows import write_csv
 
 HEADER = (*CATEGORIES, *NUMBERS, *DROPPED, "interest_rate")

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.reproduce.cost_of_privacy.readers import adult, hospital, lending
+from fedmtl.data.readers import adult, hospital, lending
 from fedmtl.errors import ConfigError, DataError
-from tests.cost_of_privacy import test_adult, test_hospital, test_lending
+from tests.data import test_adult, test_hospital, test_lending
 from tests.data.rows import moved_rows, spoiled, write_csv
 
 READERS = {  # the reader, a table, and settings that fit it

@@ -14,12 +14,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedmtl._check import positive_int
-from fedmtl.data import Domain, Examples, FederatedDataset, from_partition
-from fedmtl.data.readers.columns import Table
-from fedmtl.data.transforms import SHRINK
-from fedmtl.errors import ConfigError, DataError
-from fedmtl.random import keyed_generator
+from ..._check import positive_int
+from ...errors import ConfigError, DataError
+from ...random import keyed_generator
+from ..dataset import FederatedDataset
+from ..examples import Domain, Examples
+from ..partition import from_partition
+from ..transforms import SHRINK
+from .columns import Table
 
 
 def texts_of(table: Table, column: str) -> np.ndarray:

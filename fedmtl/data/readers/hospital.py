@@ -11,16 +11,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedmtl._check import fraction
-from fedmtl.data.checks import say_left_out
-from fedmtl.data.dataset import FederatedDataset
-from fedmtl.data.examples import Domain
-from fedmtl.data.loaders import reader
-from fedmtl.data.readers.columns import Table, find_file
-from fedmtl.errors import DataError
-from fedmtl.random import derive_key, keyed_bits
-
+from ..._check import fraction
+from ...errors import DataError
+from ...random import derive_key, keyed_bits
+from ..checks import say_left_out
+from ..dataset import FederatedDataset
+from ..examples import Domain
+from ..loaders import reader
 from .bounded_rows import with_intercept
+from .columns import Table, find_file
 from .dealing import assemble
 
 STAY = "los"

@@ -13,13 +13,12 @@ from pathlib import Path
 
 import numpy as np
 
-from fedmtl._check import positive, positive_int
-from fedmtl.data.dataset import FederatedDataset
-from fedmtl.data.examples import Domain
-from fedmtl.data.loaders import reader
-from fedmtl.data.readers.columns import Table, codes, find_file
-
+from ..._check import positive, positive_int
+from ..dataset import FederatedDataset
+from ..examples import Domain
+from ..loaders import reader
 from .bounded_rows import clip_rows
+from .columns import Table, codes, find_file
 from .dealing import assemble, clip_targets, deal_table, texts_of
 from .whitening import fit_whitening
 

@@ -9,8 +9,8 @@ import torch
 from sklearn.decomposition import PCA
 from sklearn.preprocessing import StandardScaler
 
-from benchmarks.reproduce.cost_of_privacy.readers.adult import CATEGORIES, coded, read_adult
 from fedmtl.data import load_data
+from fedmtl.data.readers.adult import CATEGORIES, coded, read_adult
 from fedmtl.data.readers.columns import Table
 from tests.data.rows import write_csv
 

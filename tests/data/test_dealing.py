@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from benchmarks.reproduce.cost_of_privacy.readers.dealing import clip_targets, deal
+from fedmtl.data.readers.dealing import clip_targets, deal
 from fedmtl.errors import ConfigError
 
 
