@@ -22,7 +22,7 @@ _GROUPS = ("privacy=", "model=", "data/partition=")  # that a draft repeats
 
 
 def check(words: list[str]) -> int:
-    """Say before training whether sharing can help, and draft the settings of a table.
+    """Say before training whether the noise allows sharing, and draft the settings of a table.
 
     The draft of data.bounds, and the rows of clients, are read off private rows, which no epsilon covers: put in what
     you know of the columns. --public writes nothing, and prints what follows from declared facts and the number of

@@ -7,7 +7,7 @@ usage: fedmtl [KEY=VALUE ...]            train; without settings: private person
        fedmtl resume FOLDER              continue an interrupted run, sweep or search
        fedmtl adapt FOLDER [KEY=VALUE]   models of new clients, from the released model of a run
        fedmtl audit [KEY=VALUE ...]      check by experiment what a configuration claims; --interval: measure epsilon
-       fedmtl check data=... [KEY=VALUE] say before training whether sharing can help
+       fedmtl check data=... [KEY=VALUE] say before training whether the noise allows sharing
        fedmtl verify FOLDER              what the files of a finished run confirm
        torchrun --nproc-per-node=4 -m fedmtl [-m] [KEY=VALUE ...]   train, sweep or resume in several processes
 

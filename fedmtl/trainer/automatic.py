@@ -111,18 +111,20 @@ class Automatic:
         )
 
     def outlook(self) -> str:
-        """Return what the noise says of sharing."""
+        """Return what the noise says of sharing; how alike clients are no public fact says."""
+        alike = "whether clients are alike the run will show"
         if self.network:
-            return "sharing is uncertain: what nu means for networks is not known"
-        if self.noise > 4:
-            return (
-                f"sharing is hopeless: nu is {self.noise:.3g}, above 4, and clients keep little more than what their "
-                "own records give; a larger privacy.epsilon or more clients lower it"
-            )
+            return f"what nu means for networks is not known; {alike}"
         if self.noise == 0:
-            return "no noise"
-        found = "likely useful: nu is at most 1" if self.noise <= 1 else "uncertain: nu is between 1 and 4"
-        return f"sharing is {found}"
+            return f"no noise; {alike}"
+        if self.noise <= 1:
+            return f"the noise allows sharing (nu is at most 1); {alike}"
+        if self.noise <= 4:
+            return f"the noise may outweigh what sharing gives (nu is between 1 and 4); {alike}"
+        return (
+            f"the noise outweighs what sharing gives (nu is {self.noise:.3g}, above 4): also clients that are alike "
+            "keep little more than what their own records give; a larger privacy.epsilon or more clients lower it"
+        )
 
 
 def unscaled(data: FederatedDataset) -> str:

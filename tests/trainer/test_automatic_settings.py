@@ -259,8 +259,12 @@ def test_the_outlook_before_training() -> None:
         "data: 12 clients, 2 features, a real target",
         "training rows a client, private: 10 smallest, 10 median, 10 largest",
     ]
-    assert "sharing is hopeless" in check(data, ClientPrivacy(epsilon=0.1))
-    assert "sharing is uncertain" in text
+    assert "the noise outweighs what sharing gives (nu is " in check(data, ClientPrivacy(epsilon=0.1))
+    assert "the noise may outweigh what sharing gives (nu is between 1 and 4); whether clients are alike" in text
+    alike, apart = (check(numbers(60, seed=seed), public=True) for seed in (0, 5))
+    assert "the noise allows sharing (nu is at most 1); whether clients are alike the run will show\n" in alike
+    assert alike == apart
+    assert "no noise; whether clients are alike the run will show" in check(data, ClientPrivacy(epsilon=math.inf))
     named = float(text.split("nu is 1 at epsilon ")[1].split(",")[0])
     assert noise_of(ClientPrivacy(epsilon=named), data, 3, 20) == pytest.approx(1, rel=0.06)
     assert "nu is 1 at epsilon 150, or" in check(numbers(1), ClientPrivacy(epsilon=1.0), rounds=60)
@@ -287,7 +291,7 @@ def test_a_draft_of_a_table_runs(tmp_path, capsys, monkeypatch) -> None:
     assert main(["check", *words, "data.features=[age, sex]", "privacy.epsilon=8"]) == 0
     printed = capsys.readouterr().out
     assert "  sex: 2 categories\n" in printed
-    assert "sharing is " in printed
+    assert "whether clients are alike the run will show" in printed
     assert main(["--config-dir", ".", "experiment=my_visits", "hydra.run.dir=run"]) == 0
     assert "proximal_point + finetuning" in capsys.readouterr().out
     draft = Path("experiment/my_visits.yaml")
