@@ -331,3 +331,35 @@ def test_what_is_read_off_the_rows_is_named(options, inferred):
 def test_a_column_of_lists_is_described_as_texts() -> None:
     assert Summary(pd.Series([[1.0, 2.0]] * 30)).doubt == "is a constant"
     assert Summary(pd.Series([[k] for k in range(30)])).doubt == "looks like an id of rows"
+
+
+STAYS = pd.DataFrame({"ward": ["n", "s"] * 30, "age": range(60), "stay": [*range(59), 523]})
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "classes", "inferred"),
+    [
+        ([*range(59), 523], {}, None, ("classes", "range.stay")),
+        ([-3, 2, 1] * 20, {}, None, ("classes", "range.stay")),
+        ([0, 100] * 30, {}, None, ("classes", "range.stay")),
+        ([*range(20)] * 3, {}, 20, ("classes",)),
+        ([*range(21), *range(20), *range(19)], {}, None, ("classes", "range.stay")),
+        ([0, 1] * 30, {}, 2, ("classes",)),
+        ([-1, 1] * 30, {}, 2, ("classes",)),
+        ([*range(59), 523], {"classes": 524}, 524, ()),
+        ([*range(20)] * 3, {"classes": None}, None, ("range.stay",)),
+        ([*range(59), 523], {"bounds": {"age": [0, 60], "stay": [0, 600]}}, None, ()),
+        ([0, 100] * 30, {"labels": [0, 100]}, 2, ()),
+    ],
+)
+def test_whole_numbers_are_classes_only_if_they_are_few_and_from_0_on(values, options, classes, inferred, caplog):
+    table = STAYS.assign(stay=values)
+    data = read_table(table, client="ward", target="stay", **{"bounds": {"age": [0, 60]}} | options)
+    assert (data.classes, data.inferred) == (classes, inferred)
+    both = torch.cat([data.in_units(data.train.y), data.in_units(data.test.y)]).sort().values.tolist()
+    expected = sorted(values)
+    if classes == 2:
+        expected = [0] * 30 + [1] * 30
+    assert both == pytest.approx(expected, abs=1e-4)
+    said = "the whole numbers of 'stay' are taken as a real target, since some are negative or above 19;" in caplog.text
+    assert said == (classes is None and inferred[0] == "classes" if inferred else False)

@@ -40,6 +40,9 @@ _FEWEST = 20  # distinct values of a column of ids, at least
 _MOST = 50  # categories of a column in a draft
 _MARKS = {"", "NA", "N/A", "n/a", "NaN", "nan", "null", "?"}  # of missing numbers
 
+MOST_CLASSES = 20
+"""Whole numbers are taken as classes without being told so only if they are below this number."""
+
 
 def find_file(root: str | Path, names: Sequence[str]) -> Path:
     """Return ``root`` if it is a file, or the first of ``names`` in the folder ``root``.
@@ -245,7 +248,7 @@ class Table:
     def labels(self, column: str, labels: Sequence[str] | None) -> tuple[np.ndarray, list[str]]:
         """Return class numbers (n,), int64, and the labels that they number; None takes those that occur, sorted."""
         values = self.written(column)
-        names = np.unique(values).tolist() if labels is None else check_texts("labels", labels)
+        names = np.unique(values).tolist() if labels is None else list(map(str, check_texts("labels", labels)))
         number = codes(values, names)
         self.refuse(number < 0, column, f"the labels {', '.join(map(repr, names))}")
         return number, names
@@ -312,6 +315,15 @@ def codes(values: np.ndarray, categories: Sequence[str]) -> np.ndarray:
     import pandas as pd
 
     return pd.Index(list(categories)).get_indexer(pd.Index(values))
+
+
+def holds_amounts(values: np.ndarray) -> bool:
+    """Return whether the whole numbers of a target (n,) are amounts, such as days, and not the numbers of classes:
+    some are not in 0 .. 19, and they are not all -1 and +1."""
+    if values.dtype.kind not in "iu":
+        return False
+    outside = (values < 0) | (values >= MOST_CLASSES)
+    return bool(outside.any() and not (abs(values) == 1).all())
 
 
 def looks_like_id(values: pd.Series) -> bool:

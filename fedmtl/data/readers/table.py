@@ -17,7 +17,7 @@ from ..examples import Domain
 from ..loaders import reader
 from ..partition import Partition
 from ..transforms import Integers, Transform
-from .columns import Summary, Table, check_texts, codes, looks_like_id
+from .columns import MOST_CLASSES, Summary, Table, check_texts, codes, holds_amounts, looks_like_id
 from .delimited import is_unnamed
 
 if TYPE_CHECKING:
@@ -69,7 +69,9 @@ def read_table(
             has a range likewise, at which predictions are cut off; scores are in its own units. Where all features have
             bounds, the dataset's domain follows from them.
         labels: the target's values in order of their class number, as text; needed where the target is text.
-        classes: as in :meth:`FederatedDataset.from_tensors`; with ``labels`` their number.
+        classes: as in :meth:`FederatedDataset.from_tensors`; with ``labels`` their number. ``"infer"`` takes whole
+            numbers as classes only if they are -1 and +1 or all from 0 to 19, and else as a real target. A run with
+            noise refuses what is inferred.
         test_fraction: share of each client's rows held out for test.
         seed: of the split, keyed by the client.
         min_examples: clients with fewer rows are left out.
@@ -112,10 +114,14 @@ def read_table(
         for column in features
     ]
     x = np.concatenate(stored, axis=1).astype(np.float64 if integers else np.float32)
+    real_by_rows = False
     if target in ranges:
         y, classes = _feature(table, target, ranges[target])[:, 0].astype(np.float32), None
     else:
         y = _target(table, target, labels)
+        real_by_rows = classes == "infer" and labels is None and holds_amounts(y)
+    if real_by_rows:
+        classes = None
     data = FederatedDataset.from_tensors(
         {name: (x[index], y[index]) for name, index in table.parts(client, partition, y, seed).items()},
         test_fraction=test_fraction,
@@ -125,13 +131,20 @@ def read_table(
         transform=Integers() if integers and transform is None else transform,
         name=file.name if name is None else name,
     )
-    if classes == "infer" and labels is None and (data.classes or 0) > 2:
+    if real_by_rows:
+        logger.warning(
+            "%s: the whole numbers of %r are taken as a real target, since some are negative or above %d; "
+            "data.classes=K makes them classes from 0 on, data.labels=[A, B] classes of any values",
+            file, target, MOST_CLASSES - 1,
+        )  # fmt: skip
+    elif classes == "infer" and labels is None and (data.classes or 0) > 2:
         logger.warning(
             "%s: the whole numbers of %r are taken as %d classes; data.classes=null makes them a regression",
             file, target, data.classes,
         )  # fmt: skip
     _warn(table, features, target, ranges)
-    inferred = [f"categories.{column}" for column, texts in coding.items() if texts is None]
+    inferred = ["classes"] if real_by_rows else []  # declared by nobody
+    inferred += [f"categories.{column}" for column, texts in coding.items() if texts is None]
     if transform is None and not integers:
         numbers = [*features, *([target] if data.classes is None else [])]
         inferred += [f"range.{column}" for column in numbers if column not in ranges and column not in coding]
