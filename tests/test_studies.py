@@ -256,7 +256,7 @@ def marked(study: str) -> Any:
     return study
 
 
-@pytest.mark.parametrize("study", map(marked, CELLS))
+@pytest.mark.parametrize("study", [marked(study) for study in CELLS])
 def test_cells_that_are_recorded_are_what_the_code_gives_today(study: str, module: Module) -> None:
     CELLS[study](module)
 
