@@ -125,14 +125,12 @@ def mp_mtl(module: Module) -> None:
     once, run = module("mp_mtl", "once"), module("mp_mtl", "run")
     setup = once.setups(None)["low_rank"]
     data = setup.deal(0)
-    setting = {"setting": "synthetic tasks, low rank", "method": "MP-MTL, one release", "epsilon": 3.0, "seed": 0}
-    score = recorded(module, "mp_mtl", **setting)
-    found = re.fullmatch(r"share (\S+), form (\w+), own_ridge (\w+)", score.chosen)
-    assert found is not None
-    share, form, own = found.groups()
-    chosen = {"share": float(share), "form": form, "own_ridge": own == "True"}
-    models = once.prior(setup, data, (3.0,), once.REPETITIONS, 0, chosen)
-    same(float(once.errors_of(models, data).mean.mean()), score.score, 6)
+    for name in ("MP-MTL, one release", "private mean + ridge"):
+        score = recorded(module, "mp_mtl", setting="synthetic tasks, low rank", method=name, epsilon=3.0, seed=0)
+        (method,) = [one for one in once.METHODS if one.name == name]
+        words = [", ".join(f"{key} {value}" for key, value in one.items()) for one in method.grid]
+        models = method.fit(setup, data, (3.0,), once.REPETITIONS, 0, method.grid[words.index(score.chosen)])
+        same(float(once.errors_of(models, data).mean.mean()), score.score, 6)
     setting = {"setting": "low rank, as published", "metric": "nMSE", "method": "MP-MTL-LR", "epsilon": 10.0}
     score = recorded(module, "mp_mtl", **setting, seed=0)
     epsilons = (*run.EPSILONS, math.inf)

@@ -110,7 +110,7 @@ def mean_and_ridge(
     tasks, problem = stack_of(data), problem_of(data, seed)
 
     def plan(problem: Problem, schedule: Any) -> tuple[ReleasePlan, ...]:
-        return (ReleasePlan(name="mean", dimension=tasks.dimension),)
+        return (ReleasePlan(name="mean", dimension=tasks.data.dimension),)
 
     channel = open_one(problem, plan, epsilons, repetitions, setup.clip * chosen["clip"], seed)
     everyone = torch.arange(problem.clients)
