@@ -65,6 +65,7 @@ def run_page(run: Path, rows: pd.DataFrame) -> str:
         run=run,
         privacy=_privacy_of(run),
         chosen={str(key): value_text(value) for key, value in chosen.items()},
+        verdict=str(result.get("verdict") or ""),
         chosen_by_clients="; ".join(f"{name} {float(share):.0%}" for name, share in shares.items()),
         command=command_of(run),
         settings=settings,

@@ -253,6 +253,22 @@ def constant_loss(problem: Problem) -> float | None:
     return float((square - mean.square()).mean()) * (0.5 if loss is half_mse else 1.0)
 
 
+def own_constants(problem: Problem) -> dict[str, float]:
+    """Return each client's test error of predicting the mean of its own training targets, in their own units and by
+    id; empty but for one real target an example. Clients without records on both sides are left out."""
+    data = problem.data
+    if kind_of(data.spec) != "number":
+        return {}
+    found = {}
+    for client in ((data.train.counts > 0) & (data.test.counts > 0)).nonzero()[:, 0].tolist():
+        own, tested = (
+            data.in_units(part.y[slice(*part.offsets[client : client + 2].tolist())].double().cpu())
+            for part in (data.train, data.test)
+        )
+        found[data.ids[client]] = float((tested - own.mean()).square().mean())
+    return found
+
+
 def per_example(problem: Problem, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Loss, score and weight of every example: (K, B, ...), (K, B, ...) -> float64 (K, B) three times.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +23,7 @@ from ..privacy.noise.grid import GridValue
 from ..report._settings import value_text
 from .folder import RunFolder
 from .metrics import REGISTRY, Metric
-from .scored import Scored, Stage, beside, spread_of
+from .scored import Scored, Stage, beside, spread_of, verdict
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -62,6 +63,8 @@ class Result(Scored):
             that were released, with ``"P"`` and ``"Q"`` where its tasks have both; ``"directions"`` and ``"excess"`` of
             a private prior (and of MP-MTL with one release). Empty where only some clients are evaluated.
         tested: how many clients have something to test on.
+        constants: the test error of predicting the mean of a client's own training targets, by id; only of one real
+            target an example.
         constant: the least mean test loss of a model whose outputs are the same for every example; ``None`` where it
             has no closed form, as of a loss of the caller's own.
 
@@ -97,6 +100,7 @@ class Result(Scored):
     terms: Mapping[str, Any] | None = None
     tested: int = 0
     parts: Mapping[str, Tensor] = field(default_factory=dict)
+    constants: Mapping[str, float] = field(default_factory=dict)
     constant: float | None = None
 
     @classmethod
@@ -266,6 +270,7 @@ class Result(Scored):
         values |= {"untrained_clients": len(self.untrained)} if self.untrained else {}
         values |= {} if self.finetuned is None else self.finetuned.numbers()
         values |= {f"shortened_{side}": share for side, share in self.shortened.items()}
+        values |= {"verdict": self.verdict} if self.verdict else {}
         local = self.baselines.get("local") if local is None else local
         if self.asked:
             values["metrics"] = [metric.name for metric in self.shown]
@@ -316,6 +321,8 @@ class Result(Scored):
         lines[0] += "; baselines are not released" if self.baselines else ""
         reference = None if local is None else local.stages("local")[-1]
         lines += self._tables(stages, reference)
+        if self.verdict:
+            lines.append(textwrap.indent(textwrap.fill(self.verdict, 118, break_long_words=False), "  "))
         if self.evaluated is not None:
             errors = [(metric.name, self.standard_error(metric), last.get(metric.name)) for metric in self.shown]
             texts = ", ".join(f"{name} {number_text(error, mean)}" for name, error, mean in errors)
@@ -327,7 +334,8 @@ class Result(Scored):
         if self.finetuned is not None:
             lines += self.finetuned.lines()
         if math.isfinite(last.get("nmse", math.nan)) and REGISTRY["nmse"] not in self.shown:
-            lines.append(f"  nMSE {number_text(last['nmse'])}, mean over clients")
+            middle = spread_of(self.by_client["nmse"], REGISTRY["nmse"])["median"]
+            lines.append(f"  nMSE {number_text(middle)}, median over clients")
         worse = {text: stage for stage in stages if (text := self._worse_than_constant(stage))}
         remedy = self._remedy(list(worse.values()))
         lines += [f"  warning: worse than predicting a constant: {', '.join(worse)}{remedy}"] if worse else []
@@ -378,13 +386,19 @@ class Result(Scored):
         return f"; try {' or '.join(names)}" if names else ""
 
     def _worse_than_constant(self, stage: Stage) -> str:
-        """Return the nMSE, or without one the loss, of models for which it is worse than that of the best constant;
-        empty where it is not."""
-        name, most = ("nmse", 1.0) if "nmse" in stage.by_client else ("loss", self.constant)
-        mean = spread_of(stage.by_client[name], REGISTRY[name])["mean"]
-        if most is None or not mean > most * (1 + REGISTRY[name].resolution(self.personal.dtype)):
+        """Return for how many clients models of a real target are worse than the mean of the client's own training
+        targets, if it is more than half; of other models the mean loss, if it is above that of the best constant; else
+        an empty text."""
+        if "nmse" in stage.by_client:
+            own = Stage("own mean", {self.metric: self.constants})
+            compared = beside(stage, own, REGISTRY[self.metric], self.personal.dtype)
+            if compared is None or not compared[2] > 0.5:
+                return ""
+            return f"{stage.label} (for {compared[2]:.0%} of the clients, than the mean of their own training targets)"
+        mean = spread_of(stage.by_client["loss"], REGISTRY["loss"])["mean"]
+        if self.constant is None or not mean > self.constant * (1 + REGISTRY["loss"].resolution(self.personal.dtype)):
             return ""
-        return f"{stage.label} ({'nMSE' if name == 'nmse' else name} {number_text(mean)}, above {number_text(most)})"
+        return f"{stage.label} (loss {number_text(mean)}, above {number_text(self.constant)})"
 
     def stages(self, name: str, *, shared: bool = False) -> list[Stage]:
         """The scores of the run's personal models, as trained, and finetuned where they were; first those of the shared
@@ -408,6 +422,16 @@ class Result(Scored):
         without the baseline ``"local"``, or a client to compare."""
         local = self.baselines.get("local")
         return None if local is None else self._beside(local, self.shown[0])
+
+    @property
+    def verdict(self) -> str:
+        """One sentence on how many clients are better off than alone, and which lose most; empty without the baseline
+        ``"local"``, or of several runs."""
+        local = self.baselines.get("local")
+        if local is None or self.replicates is not None:
+            return ""
+        own, alone = self.stages(self.algorithm)[-1], local.stages("local")[-1]
+        return verdict(own, alone, self.shown[0], self.personal.dtype)
 
     def _beside(self, local: Result, metric: Metric) -> tuple[float, float, float] | None:
         return beside(self.stages(self.algorithm)[-1], local.stages("local")[-1], metric, self.personal.dtype)

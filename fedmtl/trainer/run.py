@@ -31,7 +31,7 @@ from ..schedules import Block, BoundSchedule, rounds
 from .automatic import unscaled
 from .callbacks import Callback, ProgressBar
 from .engine import Engine
-from .evaluation import Metrics, bands, constant_loss, evaluated_clients, numbers_of, try_metrics
+from .evaluation import Metrics, bands, constant_loss, evaluated_clients, numbers_of, own_constants, try_metrics
 from .folder import Checkpoint, RunFolder
 from .interval import NOT_COVERED, certificate
 from .metrics import main_metric
@@ -484,6 +484,7 @@ class Run:
             step=self.step_name,
             evaluated=evaluated.data.ids if len(self.clients) < problem.clients else None,
             tested=int((problem.data.test.counts > 0).sum()),
+            constants=own_constants(evaluated),
             constant=constant_loss(evaluated),
             **self.about,
         )

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from .._check import id_of
-from .._rounding import percent
+from .._rounding import number_text, percent
+from .._text import shown
 from ..algorithms.finetune import Personalization
 from ..data import RowBound
 from ..errors import ConfigError
@@ -26,6 +27,8 @@ from .metrics import REGISTRY, Metric, distribution, shares
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+_LOSERS = 3  # clients that a verdict names
+_SMALL = 0.0095  # a share that is written with a decimal
 ByClient = Mapping[str, Mapping[str, float]]
 """Metric -> client -> number, without the clients for which it is not defined."""
 
@@ -245,10 +248,50 @@ def beside(own: Stage, others: Stage, metric: Metric, dtype: torch.dtype) -> tup
         metric: that is compared.
         dtype: of the models, which decides when two scores are equal.
     """
+    _, first, second = _of_both(own, others, metric)
+    if not len(first):
+        return None
+    return shares(first, second, higher_is_better=metric.higher_is_better, resolution=metric.resolution(dtype))
+
+
+def verdict(own: Stage, others: Stage, metric: Metric, dtype: torch.dtype) -> str:
+    """Return a sentence on how many clients are better off than alone, which lose most, and the means; empty without a
+    client to compare.
+
+    Args:
+        own, others: scores, of the models that clients have together and alone.
+        metric: that is compared.
+        dtype: of the models, which decides when two scores are equal.
+    """
+    names, first, second = _of_both(own, others, metric)
+    if not names:
+        return ""
+    up, resolution = metric.higher_is_better, metric.resolution(dtype)
+    better, equal, worse = shares(first, second, higher_is_better=up, resolution=resolution)
+    text = f"of {len(names):,} clients {better:.0%} are better off than alone, {equal:.0%} equal, {worse:.0%} worse"
+    if worse:
+        loss = (second - first if up else first - second).nan_to_num(nan=inf)
+        most = loss.argsort(descending=True, stable=True)[: min(_LOSERS, round(worse * len(names)))]
+        text += f" (most: {', '.join(shown(names[place]) for place in most.tolist())})"
+    return f"{text}; {_means(first.mean().item(), second.mean().item(), metric, resolution)}"
+
+
+def _means(mean: float, alone: float, metric: Metric, resolution: float) -> str:
+    """Return how the mean of a metric differs from that of clients alone: of errors as a share."""
+    what = f"mean {metric.name}" if metric.higher_is_better else f"mean error ({metric.name})"
+    if abs(mean - alone) <= resolution * max(abs(mean), abs(alone)):
+        return f"the {what} is the same"
+    if metric.higher_is_better or not (isfinite(mean) and 0 < alone < inf):
+        return f"the {what} is {number_text(mean)}, alone {number_text(alone)}"
+    share, side = abs(mean / alone - 1), "higher" if mean > alone else "lower"
+    return f"the {what} is {share:.{int(share < _SMALL)}%} {side}"
+
+
+def _of_both(own: Stage, others: Stage, metric: Metric) -> tuple[list[str], Tensor, Tensor]:
+    """Return the clients that have a score with both, and whose training did not diverge, and these scores, float64
+    (k,) each."""
     first, second = (stage.by_client.get(metric.name, {}) for stage in (own, others))
     without = own.left_out | others.left_out
     both = [name for name in first if name in second and name not in without]
-    if not both:
-        return None
-    pair = (torch.tensor([scores[name] for name in both], dtype=torch.float64) for scores in (first, second))
-    return shares(*pair, higher_is_better=metric.higher_is_better, resolution=metric.resolution(dtype))
+    one, other = (torch.tensor([scores[name] for name in both], dtype=torch.float64) for scores in (first, second))
+    return both, one, other

@@ -1,6 +1,7 @@
 """Evaluation against one client at a time in float64, and summaries against NumPy."""
 
 import copy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -138,7 +139,36 @@ def test_models_worse_than_a_constant_have_a_warning(noise, data):
     if not noise:
         assert not any("fedavg" in line for line in lines)
         return
-    name, most = ("nMSE", 1.0) if data.classes is None else ("loss", found.constant)
-    mean = found.final[name.lower()]
-    assert f"  warning: worse than predicting a constant: fedavg ({name} {number_text(mean)}, above" in lines[0]
-    assert mean > most
+    assert "nMSE" not in lines[0]
+    if data.classes is None:
+        worse = [found.by_client["mse"][name] > error for name, error in found.constants.items()]
+        expected = f"fedavg (for {np.mean(worse):.0%} of the clients, than the mean of their own training targets)"
+        assert np.mean(worse) > 0.5
+    else:
+        expected = f"fedavg (loss {number_text(found.final['loss'])}, above"
+        assert found.final["loss"] > found.constant
+    assert f"  warning: worse than predicting a constant: {expected}" in lines[0]
+
+
+def test_one_client_of_little_variance_makes_no_warning():
+    """Its nMSE is far above 1, as that of every model that was not trained on its test targets, and so is the mean over
+    clients; the median is printed."""
+    data = regression(12)
+    y = data.test.y.clone()
+    y[: int(data.test.counts[0])] = y[0] + 1e-4 * torch.arange(int(data.test.counts[0]))
+    data = replace(data, test=replace(data.test, y=y))
+    found = trainer(algorithm=FedAvg(local=LocalSGD(lr=0.02, epochs=5, batch_size=4)), data=data, rounds=20).fit()
+    scores = list(found.by_client["nmse"].values())
+    assert np.mean(scores) > 1 > np.median(scores)
+    assert "worse than predicting a constant" not in found.summary()
+    assert f"  nMSE {number_text(np.median(scores))}, median over clients" in found.summary()
+
+
+def test_the_constant_of_a_client_is_the_mean_of_its_own_training_targets():
+    data = replace(regression(5), target_range=(10.0, 30.0))
+    found = evaluation.own_constants(problem_of(data))
+    for name in data.ids:
+        own = data.subset([name])
+        train, test = (20 + 10 * part.y.numpy().astype(float) for part in (own.train, own.test))
+        assert found[name] == pytest.approx(np.mean((test - np.mean(train)) ** 2))
+    assert evaluation.own_constants(problem_of(DATA)) == {}

@@ -24,6 +24,8 @@ from fedmtl.cli.commands import verify
 from fedmtl.data import Examples, FederatedDataset
 from fedmtl.errors import ConfigError
 from fedmtl.trainer.evaluation import evaluated_clients
+from fedmtl.trainer.metrics import REGISTRY
+from fedmtl.trainer.scored import Stage, verdict
 from tests import small
 from tests.helpers import ragged_classification, regression
 
@@ -187,3 +189,35 @@ def test_a_regression_leaves_them_out_of_every_error():
     assert run.final["nmse"] == pytest.approx(np.mean(means / [y.var() for y in targets]), rel=1e-10)
     pooled = np.concatenate(errors).mean() / np.concatenate(targets).var()
     assert run.final["pooled_nmse"] == pytest.approx(pooled, rel=1e-10)
+
+
+TOGETHER = {"a": 1.0, "b": 2.0, "c": 9.0, "d": 3.0, "e": 2.5, "new": 7.0}
+ALONE = {"a": 2.0, "b": 2.0, "c": 4.0, "d": 2.0, "e": 10.0, "old": 0.0}
+
+
+def test_the_verdict_says_for_how_many_clients_and_who_lost() -> None:
+    """Means 17.5 / 5 and 20 / 5 of the five clients with both scores."""
+    own, alone = (Stage(name, {"mse": scores}) for name, scores in (("own", TOGETHER), ("local", ALONE)))
+    assert verdict(own, alone, REGISTRY["mse"], torch.float32) == (
+        "of 5 clients 40% are better off than alone, 20% equal, 40% worse (most: c, d); "
+        "the mean error (mse) is 12% lower"
+    )
+    assert verdict(alone, own, REGISTRY["mse"], torch.float32).endswith(
+        "40% worse (most: e, a); the mean error (mse) is 14% higher"
+    )
+    own, alone = (Stage(stage.label, {"accuracy": stage.by_client["mse"]}) for stage in (own, alone))
+    assert verdict(own, alone, REGISTRY["accuracy"], torch.float32) == (
+        "of 5 clients 40% are better off than alone, 20% equal, 40% worse (most: e, a); "
+        "the mean accuracy is 3.500, alone 4.000"
+    )
+
+
+def test_the_verdict_of_equal_lost_and_no_models() -> None:
+    scores = {f"c{i}": 1.0 for i in range(9)}
+    own = Stage("own", {"mse": scores | {"c1": math.nan, "c2\x1b": 3.0}})
+    alone = Stage("local", {"mse": scores | {"c2\x1b": 1.0}})
+    text = verdict(own, alone, REGISTRY["mse"], torch.float32)
+    assert "0% are better off than alone, 80% equal, 20% worse (most: c1, c2\\x1b); the mean error (mse) is nan" in text
+    same = verdict(alone, alone, REGISTRY["mse"], torch.float32)
+    assert same == "of 10 clients 0% are better off than alone, 100% equal, 0% worse; the mean error (mse) is the same"
+    assert verdict(own, Stage("local", {"mse": {}}), REGISTRY["mse"], torch.float32) == ""
