@@ -310,9 +310,11 @@ def test_every_option_of_every_group_composes() -> None:
     clocked = ["algorithm=async_learner", "privacy=record", "baselines=null"]
     needed = {"auto": ["algorithm=auto"], "clocks": clocked, "latency": clocked, "synchronous": clocked,
               "trace": [*clocked, "schedule.latency.source=x"],
-              **dict.fromkeys(("femnist", "school", "movielens", "celeba", "cifar", "images", "stackoverflow"), root),
+              **dict.fromkeys(("femnist", "school", "movielens", "celeba", "cifar", "images", "stackoverflow",
+                               "adult", "hospital", "lending"), root),
               **dict.fromkeys((f"{name}{size}" for name in ("mp_mtl_school", "p2p_movielens", "pmtl_femnist",
-                               "pmtl_celeba", "pmtl_stackoverflow") for size in ("", "_paper")), root),
+                               "pmtl_celeba", "pmtl_stackoverflow", "cost_of_privacy_lending",
+                               "cost_of_privacy_hospital", "cost_of_privacy_svm") for size in ("", "_paper")), root),
               "leaf": ["data.path=x"], "table": ["data.path=x", "data.client=c", "data.target=t"]}  # fmt: skip
     for group, options in choices().items():
         for option, words in options.items():

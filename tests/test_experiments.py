@@ -64,3 +64,8 @@ def test_the_help_lists_the_experiments(capsys: pytest.CaptureFixture[str]) -> N
     assert cli.main(["--help"]) == 0
     shown = capsys.readouterr().out
     assert all(name in shown for name in EXPERIMENTS)
+
+
+def test_the_films_are_scored_as_in_the_paper() -> None:
+    """Table 1 of Bellet et al. has root mean squared errors by user."""
+    assert all(compose([f"experiment={name}"]).metrics == ["rmse"] for name in ("p2p_movielens", "p2p_movielens_paper"))

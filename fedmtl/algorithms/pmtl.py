@@ -8,7 +8,7 @@ Each client keeps its own w_k; only clipped updates of the mean leave, summed an
 m the expected size of a cohort and z the noise multiplier:
 
     a random cohort S_t receives the mean wtilde^t                                                        (a)
-    w_k <- w_k - eta (grad l_k(w_k) + lam (w_k - wtilde^t)),   E local iterations of every k in S_t       (b)
+    w_k <- w_k - eta (grad l_k(w_k) + lam (w_k - wtilde^t)),   E local iterations on (3), k in S_t        (b)
     g_k = w_k - wtilde^t   (delta="global"),   or w_k - u_k, u_k = wtilde^0 + all that k has sent        (c)
     wtilde^(t+1) = wtilde^t + (server_lr / m) [ sum_{k in S_t} clip_C(g_k) + N(0, (z C)^2 I) ]            (d)
 

@@ -49,7 +49,7 @@ class AsynchronousSchedule(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class PoissonClocks(AsynchronousSchedule):
-    """Independent Poisson clocks (Farokhi et al., section 2; Bellet et al., section 2).
+    """Independent Poisson clocks (Farokhi et al., section III; Bellet et al., section 2.3).
 
     The merged process has exponential gaps of the summed rate, and each event belongs to client i with probability
     rate_i / sum of rates, independently. A client that has reached its cap acts no more.

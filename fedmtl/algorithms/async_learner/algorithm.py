@@ -34,7 +34,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -87,6 +87,7 @@ class AsyncLearner(CentralLearner):
     kappa: Positive | None = None
     horizon: Count | None = None
 
+    usual_kappa: ClassVar[float] = 10.0
     name, title, colour = "async_learner", "Asynchronous learner", "#00796b"
 
     def __post_init__(self) -> None:
@@ -132,7 +133,7 @@ class AsyncLearner(CentralLearner):
         """Return a, for N ``owners`` who give ``events`` answers in all."""
         if self.step_size != "auto":
             return float(self.step_size)
-        return (self.kappa or 10.0) * (owners + 1) / (2 * (self.horizon or events))
+        return (self.kappa or self.usual_kappa) * (owners + 1) / (2 * (self.horizon or events))
 
     def central_share(self, owners: int) -> float:
         """Return the factor of a grad g(tbar) in the central model's step, for N = ``owners``: 1/2 in (7')."""

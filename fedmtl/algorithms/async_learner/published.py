@@ -22,8 +22,13 @@ from .algorithm import AsyncLearner
 @dataclass(frozen=True, kw_only=True)
 class PublishedAsyncLearner(AsyncLearner):
     """Algorithm 1 with equation (7) and the noise of Theorem 1, ``mechanism="laplace"`` with ``delta=0``; settings are
-    those of :class:`.AsyncLearner`."""
+    those of :class:`.AsyncLearner`.
 
+    Args:
+        kappa: None: 100, for rows of unit norm in 10 dimensions, whose curvature is a tenth of that of whitened ones.
+    """
+
+    usual_kappa = 100.0
     name, title = "async_learner_published", "Asynchronous learner, published"
 
     def central_share(self, owners: int) -> float:

@@ -2,8 +2,9 @@
 
 Liang, Liu, Zhou, Jiang, Zhang, Wang: "Model-Protected Multi-Task Learning", IEEE TPAMI 2020.
 
-    min_W sum_i L_i(w_i) + lam g(W),   g the nuclear norm (Algorithm 2) or the L2 norms of rows (Algorithm 3)
-    min_{P,Q} sum_i L_i(p_i + q_i) + lam g(P) + own_lam h(Q),   W = P + Q                      (Algorithm 4)
+    min_W sum_i L_i(w_i) + lam g(W)                                                             (1)
+    with g the nuclear norm, (2) and Algorithm 2, or the L2 norms of rows, (3) and Algorithm 3
+    min_{P,Q} sum_i L_i(p_i + q_i) + lam g(P) + own_lam h(Q),   W = P + Q                      (23), Algorithm 4
 
 Every L_i has (ridge / 2) ||w_i||^2 with it. With ``curator_epsilon`` every task adds noise to its own clipped model
 before it leaves (Algorithm 5).

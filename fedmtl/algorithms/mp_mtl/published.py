@@ -30,6 +30,7 @@ from ...privacy.noise.symmetric import svec
 from ..base import Problem
 from ..cohort import Cohort
 from .algorithm import MPMTL, RELEASE
+from .sharing import Momentum
 
 if TYPE_CHECKING:
     from ...privacy import NoiseSource
@@ -39,8 +40,15 @@ REASON = "a neighbour makes an output of Wishart noise impossible with probabili
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedMPMTL(MPMTL):
-    """MP-MTL as printed, with Wishart noise, ``mechanism="wishart"``; the settings are those of :class:`MPMTL`."""
+    """MP-MTL as printed, with Wishart noise, ``mechanism="wishart"``; the settings are those of :class:`MPMTL`.
 
+    Args:
+        lam, momentum, rho: likewise, with other defaults: a ``lam`` for tasks with much noise, the acceleration of
+            Algorithm 2, and no shift.
+    """
+
+    lam: NonNegative = 0.4
+    momentum: Momentum = "nesterov"
     rho: NonNegative = 0.0
 
     name, title = "mp_mtl_published", "MP-MTL, published"

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..._check import Positive
 from ...errors import ConfigError, PrivacyError
 from ...privacy import PublishedClaim, RecordPrivacy
 from ..base import Problem, State
@@ -40,9 +41,11 @@ class PublishedPeerToPeer(PeerToPeer):
     """Peer-to-peer learning of linear models with Laplace noise on gradients that are clipped in the L2 norm.
 
     Args:
+        mu: as for :class:`PeerToPeer`, with a default for one wake-up at a small epsilon.
         local_start: whether Theta(0) are the agents' fits of their own raw records, which no noise covers.
     """
 
+    mu: Positive = 0.1
     local_start: bool = False
 
     name, title = "p2p_published", "Peer-to-peer, published"

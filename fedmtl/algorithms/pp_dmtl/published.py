@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -43,12 +43,13 @@ class PublishedPPDMTL(PPDMTL):
 
     Args:
         tau: as for :class:`PPDMTL`, above 0, so that the single-task fits that Algorithm 1 starts from exist.
-        a1, refine: likewise, with the defaults of the paper: the step size of section 4.1, and no fit of q_t after
+        a1, a2, refine: likewise, with the defaults of the paper: the step sizes of section 4.1, and no fit of q_t after
             training.
     """
 
     tau: Positive = 1e-3
     a1: NonNegative = 0.1
+    a2: Positive | Literal["auto"] | None = 0.1
     refine: bool = False
 
     name, title = "pp_dmtl_published", "PP-DMTL, published"

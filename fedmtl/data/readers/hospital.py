@@ -1,7 +1,7 @@
 """Length of stay in hospital: one client a hospital, features and targets coded with public constants only.
 
 The second regression of Farokhi, Wu, Smith, Kaafar: "The cost of privacy in asynchronous differentially-private
-machine learning", IEEE TIFS 2021, section VI-B, on a small openly published table.
+machine learning", IEEE TIFS 2021, section V-B, on a small openly published table.
 """
 
 from __future__ import annotations

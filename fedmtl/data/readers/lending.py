@@ -1,7 +1,7 @@
 """LendingClub loans: the interest rate from what was known before the loan was priced.
 
 The regression of Farokhi, Wu, Smith, Kaafar: "The cost of privacy in asynchronous differentially-private machine
-learning", IEEE TIFS 2021, section VI-A, on the openly published table of 10,000 loans. The last rows are public: they
+learning", IEEE TIFS 2021, section V-A, on the openly published table of 10,000 loans. The last rows are public: they
 fit the coding, and nothing is fitted on the clients' rows.
 """
 
