@@ -220,7 +220,9 @@ def check_declared(settings: Trainer) -> None:
     )
 
 
-def named_baselines(baselines: Sequence[str | Algorithm], algorithm: Algorithm) -> dict[str, Algorithm]:
+def named_baselines(
+    baselines: Sequence[str | Algorithm], algorithm: Algorithm, alone: Algorithm | None = None
+) -> dict[str, Algorithm]:
     """The comparison algorithms by name, without the algorithm itself.
 
     ``"local"`` of a linear method is the exact fit of each client's own records.
@@ -228,13 +230,14 @@ def named_baselines(baselines: Sequence[str | Algorithm], algorithm: Algorithm) 
     Args:
         baselines: names, built with the algorithm's own local solver, or algorithms.
         algorithm: what they are compared with.
+        alone: what ``"local"`` is where the method has no exact fit of its own; None for local training.
 
     Raises:
         ConfigError: an unknown name, or a name twice.
     """
     if isinstance(baselines, str) or not isinstance(baselines, Iterable):
         raise ConfigError(f"baselines is {baselines!r}; give a list, such as ['local', 'fedavg'].")
-    exact = algorithm.local_baseline()
+    exact = algorithm.local_baseline() or alone
     accepted = ["local"] if exact is not None else []
     if algorithm.one_at_a_time and list(baselines) not in ([], accepted):
         raise ConfigError(

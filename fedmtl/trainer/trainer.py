@@ -25,7 +25,7 @@ from ..models import BoundedOutputs, ModelFactory
 from ..privacy import BoundSampler, FullParticipation, Privacy, RecordPrivacy
 from ..ranks import SINGLE, Ranks
 from ..schedules import AsynchronousSchedule, BoundSchedule
-from .automatic import automatic, noise_of, unscaled
+from .automatic import automatic, is_linear, noise_of, unscaled
 from .callbacks import Callback
 from .engine import Engine, Schedule, bind_schedule
 from .inputs import (
@@ -40,9 +40,9 @@ from .inputs import (
     usual_baselines,
 )
 from .interval import Interval, check_interval
-from .metrics import Metric, MetricFunction, resolve_metrics
+from .metrics import Metric, MetricFunction, kind_of, resolve_metrics
 from .personalize import Released, usual_finetuning
-from .problem import build_problem, coded_for, resolve_device
+from .problem import build_problem, coded_for, made, resolve_device
 from .result import Result
 from .run import fitted
 from .stopping import EarlyStopping
@@ -82,7 +82,8 @@ class Trainer:
         baselines: comparison methods, by name (``"local"``, ``"pmtl"``, or a method with one shared model, such as
             ``"fedavg"`` or ``"ditto"``, with this algorithm's local solver) or as algorithms; ``"auto"`` takes local
             training with FedAvg or PMTL, for linear models the exact fit alone, of several runs none. Each has its own
-            ledger and is marked as not released. With automatic settings ``"local"`` is tuned on left-out records.
+            ledger and is marked as not released. With automatic settings, and with a linear model of one real target
+            whatever the algorithm, ``"local"`` is tuned on left-out records; ``Local(local=...)`` trains by a solver.
         finetune: how every client trains further after the run, from a released model or its own, on its own data;
             ``None`` for not at all. ``"auto"`` is ``None`` if an algorithm is given. The finetuned models are the
             personal models of the result, and cost no epsilon because nothing is sent. Baselines are finetuned as
@@ -214,7 +215,18 @@ class Trainer:
     @cached_property
     def comparisons(self) -> dict[str, Algorithm]:
         """The baselines by name."""
-        return named_baselines(self.baselines, self.algorithm)
+        return named_baselines(self.baselines, self.algorithm, self._alone)
+
+    @property
+    def _alone(self) -> LocalAverage | None:
+        """What clients can do alone, tuned on their own records, with a linear model of one real target, whatever the
+        algorithm; None for other models and losses, for which it is local training."""
+        if "local" not in self.baselines or kind_of(self.data.spec) != "number" or self.trainable is not None:
+            return None
+        squared = self.algorithm.loss is None and self.loss in ("auto", "mse", "half_mse")
+        if not squared or self.algorithm.one_at_a_time or self.runs > 1:
+            return None
+        return LocalAverage() if is_linear(made(self.model, self.data.spec, 0), self.data) else None
 
     @cached_property
     def asked_metrics(self) -> tuple[Metric, ...]:

@@ -15,6 +15,7 @@ from scipy.optimize import minimize
 from scipy.special import logsumexp
 
 from fedmtl import (
+    PMTL,
     Average,
     BackoffSGD,
     ClientPrivacy,
@@ -23,6 +24,7 @@ from fedmtl import (
     Finetune,
     FixedCohort,
     FullParticipation,
+    Local,
     LocalSGD,
     PoissonSampling,
     ProximalPoint,
@@ -455,3 +457,20 @@ def test_the_usual_finetuning_follows_from_the_target_and_the_model() -> None:
     assert usual_finetuning(replace(usual, start="personal"), linear).kind == "mean"
     classes = problem_of(load_data("digits", clients=3), model=models.softmax_regression(), loss="auto")
     assert usual_finetuning(usual, classes) == replace(usual, kind="kl")
+
+
+def test_what_clients_have_alone_is_one_thing_whatever_the_algorithm() -> None:
+    """Of linear models of a number; of networks and with a local solver of the user's it is local training."""
+    given = {"data": numbers(9), "privacy": None, "rounds": 3, "schedule": FullParticipation(), "progress": False}
+    linear = given | {"model": models.linear_regression(), "finetune": None}
+    usual = Trainer(baselines=["local"], **given).fit().baselines["local"]
+    for algorithm in (FedAvg(local=LocalSGD(lr=0.3)), PMTL(local=LocalSGD(lr=0.3)), ProximalPoint()):
+        found = Trainer(algorithm=algorithm, baselines=["local"], **linear).fit().baselines["local"]
+        assert found.by_client["mse"] == usual.by_client["mse"]
+    own = Local(local=LocalSGD(lr=0.3))
+    fedavg = FedAvg(local=LocalSGD(lr=0.3))
+    assert Trainer(algorithm=fedavg, baselines=[own], **linear).comparisons == {"local": own}
+    network = linear | {"model": models.mlp(hidden=4)}
+    assert Trainer(algorithm=fedavg, baselines=["local"], **network).comparisons == {"local": own}
+    classes = given | {"data": load_data("digits", clients=9), "model": models.softmax_regression()}
+    assert Trainer(algorithm=fedavg, baselines=["local"], **classes).comparisons == {"local": own}
