@@ -9,7 +9,7 @@ from typing import Any
 import more
 import numpy as np
 from collaboration import Slope, log_log_slope
-from sweep import markdown, replace_section, write_csv
+from sweep import markdown, read_csv, replace_section, write_csv
 
 from fedmtl.algorithms.async_learner.cost_of_privacy import Forecast, noise_of
 from fedmtl.report.canvas import drawing
@@ -19,11 +19,12 @@ COLUMNS = ("part", "rule", "owners", "records", "epsilon", "tick", "cap", "clip"
            "median", "q75", "alone", "public", "zero", "worth", "foreseen")  # fmt: skip
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 PARTS = ("bands", "grid", "unclipped", "value", "hospital", "hospital_bands", "timeline", "machine", "machine_value")
+TABLED = ("bands", "grid", "value", "hospital", "hospital bands", "machine", "machine value")
 LARGEST, ABOVE = 0.5, 10.0  # a slope takes psi below the first, and at least the second times its floor
 
 
 def write(parts: dict[str, list[Row]], here: Path) -> None:
-    """Every table and plot of the parts that are there."""
+    """Every table and plot of the parts that are there; the rows of table.csv, the tables and plots of others stay."""
     rows: list[Row] = []
     readme = here / "README.md"
     if "bands" in parts:
@@ -50,7 +51,9 @@ def write(parts: dict[str, list[Row]], here: Path) -> None:
             rows.append({**r, "part": "hospital", "owners": owners, "alone": alone, "worth": r["worth"] / owners})
         replace_section(readme, "hospital", hospital_table(parts["hospital"]))
     rows += more.write(parts, here)
-    write_csv(here / "table.csv", rows, COLUMNS)
+    new = {row["part"] for row in rows}
+    others = [row for row in read_csv(here / "table.csv") if row["part"] not in new]
+    write_csv(here / "table.csv", sorted([*others, *rows], key=lambda row: TABLED.index(row["part"])), COLUMNS)
 
 
 def text(value: float) -> str:

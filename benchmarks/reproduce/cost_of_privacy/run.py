@@ -6,6 +6,8 @@ README.md beside this file. Finished parts are kept in --out and not repeated.
 
     python benchmarks/reproduce/cost_of_privacy/run.py --root /path/to/lending --hospital /path/to/hospital \
         --adult /path/to/adult
+    python benchmarks/reproduce/cost_of_privacy/run.py --root /path/to/lending --hospital /path/to/hospital \
+        --parts hospital hospital_bands                            # only these; the tables and plots of others stay
 """
 
 from __future__ import annotations
@@ -150,6 +152,7 @@ def main() -> None:
     parser.add_argument(
         "--out", type=Path, default=Path("outputs/reproduce/cost_of_privacy"), help="parts are kept here"
     )
+    parser.add_argument("--parts", nargs="+", choices=report.PARTS, default=list(report.PARTS))
     parser.add_argument("--collect", action="store_true", help="simulate nothing; tables of the finished parts")
     arguments = parser.parse_args()
     if arguments.root is None and not arguments.collect:
@@ -169,7 +172,7 @@ def main() -> None:
     arguments.out.mkdir(parents=True, exist_ok=True)
     for name, part in parts.items():
         file = arguments.out / f"{name}.json"
-        if not arguments.collect and not file.exists():
+        if name in arguments.parts and not arguments.collect and not file.exists():
             began = time.monotonic()
             rows = part()
             file.write_text(json.dumps(rows, indent=1))
@@ -177,7 +180,7 @@ def main() -> None:
     report.write(
         {
             name: json.loads((arguments.out / f"{name}.json").read_text())
-            for name in report.PARTS
+            for name in arguments.parts
             if (arguments.out / f"{name}.json").exists()
         },
         HERE,
