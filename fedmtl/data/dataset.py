@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, asdict, dataclass, is_dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -19,6 +19,9 @@ from . import checks, rows
 from .assemble import Pair, check_options, checked, choose, group_rows, infer_classes, pool, read_clients, stack
 from .examples import SIDES, DataSpec, Domain, Examples, Side, client_keys, cut, pixel_domain
 from .transforms import Affine, Bounded, Cast, Integers, Packed, RowBound, Transform, describe
+
+if TYPE_CHECKING:
+    from .readers.schema import TableSchema
 
 Classes = int | None | Literal["infer"]
 
@@ -52,6 +55,8 @@ class FederatedDataset:
             scored, and in the models of a result; infinite for none.
         target_range: public range [low, high] of the target in its own units, if it is stored mapped to [-1, 1]; scores
             are in these units.
+        schema: how raw rows of the table that the data are from become features, and predictions the target's values;
+            None of other data.
         verify: check every value (finite features, labels within the classes). Lengths are always checked.
 
     Raises:
@@ -81,6 +86,7 @@ class FederatedDataset:
     inferred: tuple[str, ...] = ()
     limit: float = math.inf
     target_range: tuple[float, float] | None = None
+    schema: TableSchema | None = None
     verify: InitVar[bool] = True
 
     def __post_init__(self, verify: bool) -> None:

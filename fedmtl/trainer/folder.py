@@ -39,6 +39,7 @@ from ..privacy import PrivacyReport
 from ..privacy.chain import Head, read_chain
 from ..privacy.noise.grid import GridValue
 from ..report._names import METHODS
+from .coding import Coding
 from .inputs import as_model
 from .metrics import REGISTRY, Metric
 from .problem import describe, made
@@ -192,7 +193,8 @@ class Checkpoint:
 
 
 MANIFEST, OUTCOME = "manifest.json", "outcome.json"
-_ELSEWHERE = ("personal", "shared", "parts", "released", "privacy", "module", "folder", "baselines")
+COLUMNS = "columns.json"
+_ELSEWHERE = ("personal", "shared", "parts", "released", "privacy", "module", "folder", "baselines", "coding")
 """Fields of a result that are not in its outcome: in files of their own, or known without a file."""
 
 
@@ -209,6 +211,9 @@ class RunFolder:
     of a tied weight with its first one; ``private/models.safetensors`` has the tensor ``models`` (n, D) of what is
     trained, with the ids in the metadata under ``ids``: of all clients, or of those that were drawn for evaluation;
     ``private/parts.safetensors`` has the :attr:`~fedmtl.Result.parts` of the methods that have some.
+    Of a table, ``columns.json`` says how raw rows become inputs of the models and outputs predictions, and how the
+    network is built. It is in ``public/`` if names and categories of its columns were settings of the run, and in
+    ``private/`` if some were read off the table.
     Where the algorithm bounds features, the metadata have ``bound``, such as ``{"bound": 1.0, "norm": "l2"}``, and a
     model predicts on records that :class:`fedmtl.data.RowBound` has scaled down to it
     (:class:`fedmtl.models.BoundedInputs` does so).
@@ -341,6 +346,9 @@ class RunFolder:
         if result.replicates is not None:
             write_bytes(self.private / "replicates.csv", csv_bytes(result.replicates))
         write_json(self.private / OUTCOME, _outcome(result, problem, model), indent=None)
+        if result.coding is not None:
+            part = self.public if result.coding.schema.declared else self.private
+            write_json(part / COLUMNS, result.coding.to_dict() | {"network": _public_network(problem, model)})
 
     def write_history(self, history: list[dict[str, Any]]) -> None:
         """Write metrics.csv: the evaluations so far."""
@@ -432,6 +440,7 @@ class RunFolder:
             "personal": personal,
             "shared": shared,
             "module": _module_of(network, model),
+            "coding": self._coding(),
             "folder": self.root,
             "released": {name: GridValue(value=x, **json.loads(grids[name])) for name, x in released.items()},
             "bound": restored(outcome["bound"]),
@@ -441,6 +450,21 @@ class RunFolder:
             ),
             "parts": _tensors(self.private / "parts.safetensors")[0],
         }
+
+    def _coding(self) -> Coding | None:
+        """Return how the models take raw rows of a table; None of other data, and of runs of earlier versions.
+
+        Raises:
+            DataError: a file that says something else.
+        """
+        for part in (self.private, self.public):
+            path = part / COLUMNS
+            if path.is_file():
+                try:
+                    return Coding.from_dict(read_json(path))
+                except DataError as error:
+                    raise DataError(f"{path} does not say how columns are coded: {error}") from error
+        return None
 
     def write_lists(self) -> None:
         """List every file of the finished run with its hash: those of ``private/``, the ledger included, in
@@ -486,6 +510,12 @@ def _outcome(result: Result, problem: Problem, model: nn.Module | ModelFactory) 
             "shapes": [list(shape) for shape in problem.layout.shapes],
         },
     }
+
+
+def _public_network(problem: Problem, model: nn.Module | ModelFactory) -> dict[str, Any]:
+    """Return how the network of a run is built, without its seed and its number of clients."""
+    made = describe(model) if isinstance(model, NamedFactory) else None
+    return {"made": made, "dtype": str(problem.initial.dtype).removeprefix("torch.")}
 
 
 def _module_of(network: dict[str, Any], model: nn.Module | ModelFactory | None) -> nn.Module | None:

@@ -30,6 +30,7 @@ from ..ranks import Ranks
 from ..schedules import Block, BoundSchedule, rounds
 from .automatic import unscaled
 from .callbacks import Callback, ProgressBar
+from .coding import Coding
 from .engine import Engine
 from .evaluation import Metrics, bands, constant_loss, evaluated_clients, numbers_of, own_constants, try_metrics
 from .folder import Checkpoint, RunFolder
@@ -486,6 +487,7 @@ class Run:
             tested=int((problem.data.test.counts > 0).sum()),
             constants=own_constants(evaluated),
             constant=constant_loss(evaluated),
+            coding=Coding.of(problem.data, problem.loss, self.algorithm.loss),
             **self.about,
         )
 

@@ -22,6 +22,7 @@ from ..data import RowBound
 from ..errors import ConfigError
 from ..local import Layout
 from ..models import BoundedInputs, BoundedOutputs
+from .coding import Coding, Predictor
 from .metrics import REGISTRY, Metric, distribution, shares
 
 if TYPE_CHECKING:
@@ -113,6 +114,8 @@ class Scored:
         untrained: ids of the evaluated clients that keep a model of their own which is still the one that they started
             from, since each of their local trainings diverged; they are in no comparison.
         finetuned: what finetuning did, where the clients finetuned.
+        coding: how raw rows of the table that the data are from become inputs of the models, and outputs predictions;
+            ``None`` of other data.
     """
 
     ids: tuple[str, ...]
@@ -129,6 +132,7 @@ class Scored:
     evaluated: tuple[str, ...] | None = None
     untrained: tuple[str, ...] = ()
     finetuned: Finetuned | None = None
+    coding: Coding | None = None
 
     @property
     def by_client(self) -> ByClient:
@@ -184,6 +188,41 @@ class Scored:
         if self.evaluated is not None and client in self.ids and client not in self.evaluated:
             raise ConfigError(f"Client {client!r} is not one of the {len(self.evaluated):,} that were evaluated.")
         return self._module(self.personal[place_of(client, self.owners)])
+
+    def predictor(self, client: str | int | None = None) -> Predictor:
+        """A model on raw rows of a table: of a client, or the shared one.
+
+        Args:
+            client: whose personal model predicts; ``None`` for the shared one.
+
+        Raises:
+            ConfigError: data that were no table, no client of that id, one that was not evaluated, or no shared model.
+
+        Example:
+            >>> import pandas as pd
+            >>> from fedmtl import Trainer, load_data
+            >>> table = pd.DataFrame({"ward": list("ab") * 10, "age": range(20), "days": range(20)})
+            >>> bounds = {"age": [0, 20], "days": [0, 20]}
+            >>> data = load_data("table", path=table, client="ward", target="days", bounds=bounds)
+            >>> result = Trainer(data=data, privacy=None, rounds=2, progress=False).fit()
+            >>> result.predictor("a")(pd.DataFrame({"age": [3, 12]})).shape
+            (2,)
+        """
+        if self.coding is None:
+            raise ConfigError(
+                f"nothing says how raw rows become the inputs of these models: {shown(self.data_name)} was no table, "
+                "or had a transform of its own, or its run is of an earlier version."
+            )
+        if client is None:
+            if self.shared is None:
+                raise ConfigError(f"there is no shared model; give a client, such as predictor({self.owners[0]!r}).")
+            return Predictor(self._module(self.shared), self.coding)
+        if id_of(client) not in self.owners and self.shared is not None:
+            try:
+                self.model_for(client)
+            except ConfigError as error:
+                raise ConfigError(f"{error} The shared model is available: predictor().") from error
+        return Predictor(self.model_for(client), self.coding)
 
     def _module(self, row: Tensor) -> nn.Module:
         if self.module is None:

@@ -17,8 +17,9 @@ from ..examples import Domain
 from ..loaders import reader
 from ..partition import Partition
 from ..transforms import Integers, Transform
-from .columns import MOST_CLASSES, Summary, Table, check_texts, codes, holds_amounts, looks_like_id
+from .columns import MOST_CLASSES, Summary, Table, check_texts, holds_amounts, looks_like_id
 from .delimited import is_unnamed
+from .schema import Column, TableSchema, category_values
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -98,6 +99,7 @@ def read_table(
     written = [client, *coding, target if labels is not None else None]
     settings = {"separator": separator, "decimal": decimal, "encoding": encoding, "comment": comment}
     table = Table.of(path, [column for column in written if column is not None], name, settings)
+    given_features = features is not None
     file, features = table.file, feature_columns(table, client, target, features)
     assert target is not None  # as has been checked
     for option, columns in (("one_hot", one_hot), ("bounds", tuple(bounds))):
@@ -109,14 +111,21 @@ def read_table(
                 )
     if client is not None:
         table = replace(table, client_of=table.written(client, "the name of a client"))
-    stored = [
-        _coded(table, column, coding[column]) if column in coding else _feature(table, column, ranges.get(column))
-        for column in features
-    ]
-    x = np.concatenate(stored, axis=1).astype(np.float64 if integers else np.float32)
+    schema = TableSchema(
+        columns=tuple(_column(table, column, ranges, coding) for column in features),
+        target=target,
+        labels=() if labels is None else tuple(map(str, labels)),
+        target_range=_ends(ranges, target),
+        client=client,
+        integers=integers,
+        form=table.form,
+        declared=None not in coding.values() and (given_features or set(features) <= {*bounds, *one_hot}),
+    )
+    x = schema.features(table, _advice)
     real_by_rows = False
     if target in ranges:
-        y, classes = _feature(table, target, ranges[target])[:, 0].astype(np.float32), None
+        column = Column(target, range=schema.target_range)
+        y, classes = column.encode(table, _advice)[:, 0].astype(np.float32), None
     else:
         y = _target(table, target, labels)
         real_by_rows = classes == "infer" and labels is None and holds_amounts(y)
@@ -142,7 +151,7 @@ def read_table(
             "%s: the whole numbers of %r are taken as %d classes; data.classes=null makes them a regression",
             file, target, data.classes,
         )  # fmt: skip
-    _warn(table, features, target, ranges)
+    _warn(table, schema)
     inferred = ["classes"] if real_by_rows else []  # declared by nobody
     inferred += [f"categories.{column}" for column, texts in coding.items() if texts is None]
     if transform is None and not integers:
@@ -154,7 +163,9 @@ def read_table(
         domain = Domain(float(len(features)), len(features) ** 0.5, 1.0 if scaled else math.inf)
     scale: dict[str, Any] = {}
     if target in ranges:
-        scale = {"limit": 1.0, "target_range": tuple(map(float, ranges[target]))}
+        scale = {"limit": 1.0, "target_range": schema.target_range}
+    if all(isinstance(column, str) for column in (*features, target, client or "")):
+        scale["schema"] = replace(schema, classes=data.classes)
     return replace(data, inferred=(*data.inferred, *inferred), domain=domain, **scale, verify=False)
 
 
@@ -188,17 +199,17 @@ def feature_columns(table: Table, client: str | None, target: str | None, featur
     return chosen
 
 
-def _warn(table: Table, features: Sequence[str], target: str, ranges: Mapping[str, Sequence[float]]) -> None:
+def _warn(table: Table, schema: TableSchema) -> None:
     """Warn of columns that look like ids, and of values outside of their ranges."""
     frame, outside = table.frame, dict[str, int]()
-    for column in (*features, target):
-        if looks_like_id(frame[column]):
-            change = "leave it out of data.features" if column != target else "choose another data.target"
+    for column in (*schema.columns, Column(schema.target, range=schema.target_range)):
+        if looks_like_id(frame[column.name]):
+            change = "choose another data.target"
+            if column.name != schema.target:
+                change = "leave it out of data.features"
             text = "%s: the column %r looks like an id of rows, by its private values; %s"
-            logger.warning(text, table.file, column, change)
-        if column in ranges:
-            values, (low, high) = table.numbers(column), ranges[column]
-            outside[column] = int(((values < low) | (values > high)).sum())
+            logger.warning(text, table.file, column.name, change)
+        outside[column.name] = column.outside(table)
     counts = ", ".join(f"{column} {count:,}" for column, count in outside.items() if count)
     many = " and ".join(column for column, count in outside.items() if count > _CUT * len(frame))
     if counts:
@@ -219,27 +230,24 @@ def _is_range(column: str, values: Sequence[Any]) -> bool:
     return True
 
 
-def _coded(table: Table, name: str, categories: Sequence[Any] | None) -> np.ndarray:
-    """Return one column by its categories, float32: (rows, 1) of -1 and 1 for two that are given, else 0 and 1
-    (rows, categories); None takes the categories of the rows."""
-    values = table.written(name)
-    if any(isinstance(value, bool) for value in categories or ()):  # of true and false, however a file spells them
-        values, categories = np.char.lower(values), [str(value).lower() for value in categories or ()]
-    texts = np.unique(values).tolist() if categories is None else list(map(str, categories))
-    number = codes(values, texts)
-    table.refuse(number < 0, name, f"the categories {', '.join(map(repr, texts))}")
-    if categories is not None and len(texts) == 2:
-        return (2 * number - 1)[:, None].astype(np.float32)
-    return (number[:, None] == np.arange(len(texts))).astype(np.float32)
+def _ends(ranges: Mapping[str, Sequence[float]], name: str) -> tuple[float, float] | None:
+    """Return the range of a column; None without one."""
+    if name not in ranges:
+        return None
+    low, high = ranges[name]
+    return float(low), float(high)
 
 
-def _feature(table: Table, name: str, ends: Sequence[float] | None) -> np.ndarray:
-    """Return one column as (rows, 1) float64, mapped from its range to [-1, 1] if it has one."""
-    values = table.numbers(name, typed=True, accepted=f"a finite number ({_advice(table.frame[name], name)})")
-    if ends is not None:
-        low, high = ends
-        values = 2 * (np.clip(values, low, high) - low) / (high - low) - 1
-    return values[:, None]
+def _column(
+    table: Table, name: str, ranges: Mapping[str, Sequence[float]], coding: Mapping[str, Sequence[Any] | None]
+) -> Column:
+    """Return how one column is coded: by its range, its categories, for None those of the rows, or as it is."""
+    if name not in coding:
+        return Column(name, range=_ends(ranges, name))
+    given = coding[name]
+    if given is None:
+        return Column(name, "categories", categories=tuple(np.unique(table.written(name)).tolist()))
+    return Column(name, "categories", categories=category_values(given), signs=len(given) == 2)
 
 
 def _advice(values: pd.Series, name: str) -> str:

@@ -1,0 +1,277 @@
+"""Tables as a model takes them: the columns of raw rows, how each becomes numbers, and predictions in the target's
+units."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...errors import DataError
+from .columns import Table, codes
+from .delimited import Format, check_distinct
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Kind = Literal["number", "categories"]
+Advice = Callable[["pd.Series", str], str]
+"""From a column (n,) with a value that is no number, and its name, to what to do with it."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of raw values, and the features that it becomes.
+
+    Args:
+        name: of the column.
+        kind: ``"number"``, one feature, or ``"categories"``.
+        range: of a number, at which values are cut and which is mapped to [-1, 1]; None for values as they are.
+        categories: in their order; true and false, however they are spelled, or texts.
+        signs: whether the categories are two that become one feature, -1 and +1; else each is a feature, 0 or 1.
+    """
+
+    name: str
+    kind: Kind = "number"
+    range: tuple[float, float] | None = None
+    categories: tuple[str | bool, ...] = ()
+    signs: bool = False
+
+    @property
+    def width(self) -> int:
+        """Return the number of features."""
+        return len(self.categories) if self.kind == "categories" and not self.signs else 1
+
+    def encode(self, table: Table, advice: Advice) -> np.ndarray:
+        """Return the features of a table's rows, (rows, width), float32 of categories and float64 of numbers.
+
+        Raises:
+            DataError: a value that is no finite number, or none of the categories.
+        """
+        if self.kind == "categories":
+            return self._coded(table)
+        accepted = f"a finite number ({advice(table.frame[self.name], self.name)})"
+        values = table.numbers(self.name, typed=True, accepted=accepted)
+        if self.range is not None:
+            low, high = self.range
+            values = 2 * (np.clip(values, low, high) - low) / (high - low) - 1
+        return values[:, None]
+
+    def _coded(self, table: Table) -> np.ndarray:
+        values = table.written(self.name)
+        texts = [str(category) for category in self.categories]
+        if any(isinstance(category, bool) for category in self.categories):
+            values = np.char.lower(values)
+            texts = [text.lower() for text in texts]
+        number = codes(values, texts)
+        table.refuse(number < 0, self.name, f"the categories {', '.join(map(repr, texts))}")
+        if self.signs:
+            return (2 * number - 1)[:, None].astype(np.float32)
+        return (number[:, None] == np.arange(len(texts))).astype(np.float32)
+
+    def outside(self, table: Table) -> int:
+        """Return how many values of a table's rows are cut at the ends of the range."""
+        if self.range is None:
+            return 0
+        values, (low, high) = table.numbers(self.name), self.range
+        return int(((values < low) | (values > high)).sum())
+
+
+@dataclass(frozen=True)
+class TableSchema:
+    """What the reader of tables knows of a table beside its rows: how raw columns become the features of a model, and
+    outputs of a model predictions.
+
+    Args:
+        columns: those to predict from, in their order.
+        target: the column to predict.
+        classes: number of classes of the target; None for real numbers.
+        labels: the target's values in order of their class number; empty for the numbers 0 .. classes - 1.
+        target_range: range of a real target, which is stored mapped to [-1, 1]; None for targets as they are.
+        client: the column that names the client of a row; None without one.
+        integers: whether features are whole numbers, for models of tokens.
+        form: how the text of a file of such rows is written; None of a table of another kind.
+        declared: whether names and categories were given as settings. If not, they were read off the table.
+    """
+
+    columns: tuple[Column, ...]
+    target: str
+    classes: int | None = None
+    labels: tuple[str, ...] = ()
+    target_range: tuple[float, float] | None = None
+    client: str | None = None
+    integers: bool = False
+    form: Format | None = None
+    declared: bool = True
+
+    @property
+    def width(self) -> int:
+        """Return the number of features."""
+        return sum(column.width for column in self.columns)
+
+    def encode(self, rows: pd.DataFrame | Table) -> Tensor:
+        """Return the features of raw rows as a dataset stores them: (rows, width), float32, or int64 for models of
+        whole numbers.
+
+        Columns that are not in the schema are left out; values beyond a range are cut there.
+
+        Args:
+            rows: with the columns of the schema, in any order.
+
+        Raises:
+            DataError: a missing column, a missing, infinite or textual value of a number, one that is not whole for a
+                model of whole numbers, or an unknown category.
+        """
+        table = rows if isinstance(rows, Table) else _table(rows)
+        table.check_columns([column.name for column in self.columns], "feature ")
+        features = torch.from_numpy(self.features(table, _fill))
+        if not self.integers:
+            return features
+        for column in self.columns:
+            if column.kind == "number":
+                values = table.numbers(column.name)
+                table.refuse(values != np.round(values), column.name, "a whole number")
+        return features.long()
+
+    def features(self, table: Table, advice: Advice) -> np.ndarray:
+        """Return the features of a table's rows, (rows, width), float32, or float64 of whole numbers, with ``advice``
+        for a wrong value."""
+        stored = [column.encode(table, advice) for column in self.columns]
+        return np.concatenate(stored, axis=1).astype(np.float64 if self.integers else np.float32)
+
+    def outside(self, table: Table) -> dict[str, int]:
+        """Return how many values are cut at the ends of its range, by column, of the columns that have some."""
+        counts = {column.name: column.outside(table) for column in self.columns}
+        return {name: count for name, count in counts.items() if count}
+
+    def decode(self, outputs: Tensor) -> np.ndarray:
+        """Return the predictions of a model's outputs in the target's units.
+
+        Args:
+            outputs: (rows,) or (rows, 1), of real targets or one logit of two classes; (rows, classes).
+
+        Returns:
+            (rows,), labels, class numbers (int64) or real numbers (float64).
+        """
+        if self.classes is None:
+            return self.in_units(outputs.reshape(len(outputs))).cpu().numpy()
+        if outputs.ndim == 1 or outputs.shape[1] == 1:
+            number = (outputs.reshape(len(outputs)) > 0).long()
+        else:
+            number = outputs.argmax(1)
+        return np.array(self.names, dtype=object if self.labels else np.int64)[number.cpu().numpy()]
+
+    def in_units(self, outputs: Tensor) -> Tensor:
+        """Return predictions of a real target in its own units, float64."""
+        if self.target_range is None:
+            return outputs.double()
+        low, high = self.target_range
+        return low + (outputs.double() + 1) * ((high - low) / 2)
+
+    @property
+    def names(self) -> list[str] | list[int]:
+        """Return the classes by their numbers: the labels, or else the numbers."""
+        return list(self.labels) or list(range(self.classes or 0))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the schema as plain values, JSON-ready."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Any) -> TableSchema:
+        """Return the schema of plain values.
+
+        Raises:
+            DataError: values that are not those of a schema, by name.
+        """
+        given = _fields(cls, values, "the schema of a table")
+        if not isinstance(given["columns"], list) or not given["columns"]:
+            raise DataError("columns must be a list, and not empty.")
+        columns = tuple(_column(each) for each in given["columns"])
+        names = [column.name for column in columns]
+        roles = [given["target"], *([] if given["client"] is None else [given["client"]])]
+        if not all(isinstance(name, str) for name in roles) or len({*names, *roles}) < len(names) + len(roles):
+            raise DataError("the columns, the target and the client must have distinct names.")
+        classes, labels = given["classes"], given["labels"]
+        if classes is not None and (type(classes) is not int or classes < 2):
+            raise DataError(f"classes is {classes!r}; it must be null, or a whole number from 2 on.")
+        if not _distinct_texts(labels) or len(labels) not in (0, classes):
+            raise DataError("labels must be distinct texts, one for each class.")
+        for name in ("integers", "declared"):
+            if type(given[name]) is not bool:
+                raise DataError(f"{name} is {given[name]!r}; it must be true or false.")
+        form = given["form"]
+        if form is not None:
+            parts = _fields(Format, form, "form")
+            if not all(isinstance(part, str) for part in parts.values()):
+                raise DataError("form must hold texts.")
+            form = Format(**parts)
+        given |= {"columns": columns, "labels": tuple(labels), "form": form}
+        return cls(**given | {"target_range": _range(given["target_range"], "target_range")})
+
+
+def _table(rows: pd.DataFrame) -> Table:
+    """Return rows of pandas with distinct columns."""
+    import pandas as pd
+
+    if not isinstance(rows, pd.DataFrame):
+        raise DataError(f"rows are a {type(rows).__name__}; give a DataFrame of pandas with a column for each feature.")
+    file = Path("rows")
+    check_distinct(list(rows.columns), file)
+    return Table(rows, file)
+
+
+def _fill(values: pd.Series, name: str) -> str:
+    return "fill it, or leave the row out"
+
+
+def _fields(kind: type, values: Any, what: str) -> dict[str, Any]:
+    """Return the values of a dataclass by name, refusing other names."""
+    names = kind.__dataclass_fields__  # type: ignore[attr-defined]
+    if not isinstance(values, Mapping) or set(values) != set(names):
+        raise DataError(f"{what} must have {', '.join(names)}, and nothing else.")
+    return dict(values)
+
+
+def _column(values: Any) -> Column:
+    given = _fields(Column, values, "a column")
+    name, kind, categories = given["name"], given["kind"], given["categories"]
+    if not isinstance(name, str):
+        raise DataError(f"the name of a column is {name!r}; it must be a text.")
+    if kind not in get_args(Kind):
+        raise DataError(f"column {name!r} is of kind {kind!r}; accepted: {', '.join(get_args(Kind))}.")
+    if type(given["signs"]) is not bool or not _distinct_texts(categories):
+        raise DataError(f"column {name!r} has categories that are not distinct texts.")
+    of_kind = bool(categories) and given["range"] is None
+    if kind == "number":
+        of_kind = not categories and not given["signs"]
+    if not of_kind or (given["signs"] and len(categories) != 2):
+        raise DataError(f"column {name!r} has values that do not belong to the kind {kind!r}.")
+    return Column(name, kind, _range(given["range"], name), tuple(categories), given["signs"])
+
+
+def _distinct_texts(values: Any) -> bool:
+    """Return whether values are a list of texts, or true and false, that are all distinct."""
+    if not isinstance(values, list) or not all(isinstance(value, str | bool) for value in values):
+        return False
+    return len(set(map(str, values))) == len(values)
+
+
+def _range(values: Any, name: str) -> tuple[float, float] | None:
+    if values is None:
+        return None
+    numbers = isinstance(values, list) and len(values) == 2 and all(type(end) in (int, float) for end in values)
+    if not numbers or not -math.inf < float(values[0]) < float(values[1]) < math.inf:
+        raise DataError(f"{name} has the range {values!r}; it must be [LOW, HIGH], LOW below HIGH.")
+    return float(values[0]), float(values[1])
+
+
+def category_values(categories: Sequence[Any]) -> tuple[str | bool, ...]:
+    """Return categories as a schema keeps them: true and false as they are, all others as texts."""
+    return tuple(value if isinstance(value, bool) else str(value) for value in categories)

@@ -1,0 +1,193 @@
+"""Models on raw rows of a table: from columns to inputs, and from outputs to predictions in the target's units."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..data import Affine, Cast, FederatedDataset, Integers, Transform
+from ..data.readers.columns import Table
+from ..data.readers.schema import TableSchema
+from ..data.transforms import Bounded
+from ..errors import ConfigError, DataError, FedmtlError
+from ..local.losses import Loss, binary_cross_entropy, cross_entropy
+
+if TYPE_CHECKING:
+    from pandas import DataFrame, Series
+
+logger = logging.getLogger("fedmtl")
+_TRANSFORMS: dict[str, type] = {kind.__name__: kind for kind in (Cast, Affine, Integers)}
+_ROWS = 1 << 14  # of one batch
+
+Odds = Literal["softmax", "sigmoid"]
+"""What makes probabilities of a model's outputs."""
+
+
+@dataclass(frozen=True)
+class Coding:
+    """How raw rows of a table become the inputs of a model, and its outputs predictions.
+
+    Args:
+        schema: from columns to features, and from outputs to the target's values.
+        transform: from features to inputs.
+        odds: from outputs to probabilities of classes; None where the loss of the run gives them no such meaning.
+        limit: public bound on predictions, in the units of the outputs; infinite for none.
+    """
+
+    schema: TableSchema
+    transform: Transform
+    odds: Odds | None = None
+    limit: float = math.inf
+
+    @classmethod
+    def of(cls, data: FederatedDataset, loss: Loss, own_loss: Any = None) -> Coding | None:
+        """Return the coding of the data of a run; None of data that are no table, or have another transform than those
+        of this package for tables.
+
+        Args:
+            data: of the run.
+            loss: that it minimizes.
+            own_loss: of the algorithm, if it has one; that gives outputs their meaning.
+        """
+        transform = data.transform
+        if isinstance(transform, Bounded):  # the models bound their inputs themselves
+            transform = transform.inner
+        if data.schema is None or type(transform) not in _TRANSFORMS.values():
+            return None
+        odds: Odds | None = None
+        if data.classes is not None and own_loss in (None, "logistic"):
+            odds = {cross_entropy: "softmax", binary_cross_entropy: "sigmoid"}.get(loss)  # type: ignore[assignment]
+        return cls(replace(data.schema, classes=data.classes), transform, odds, data.limit)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the coding as plain values, JSON-ready."""
+        transform = {"class": type(self.transform).__name__, **asdict(self.transform)}  # type: ignore[call-overload]
+        limit = None if math.isinf(self.limit) else self.limit
+        return {"table": self.schema.to_dict(), "transform": transform, "odds": self.odds, "limit": limit}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Coding:
+        """Return the coding of plain values, which name no code and no file.
+
+        Raises:
+            DataError: values that are not those of a coding.
+        """
+        names = ("table", "transform", "odds", "limit")
+        if not set(names) <= set(values):
+            raise DataError(f"it must have {', '.join(names)}.")
+        limit, odds, transform = values["limit"], values["odds"], values["transform"]
+        if odds not in (None, "softmax", "sigmoid"):
+            raise DataError(f"odds is {odds!r}; accepted: 'softmax', 'sigmoid' and null.")
+        if limit is not None and not (type(limit) in (int, float) and 0 < limit < math.inf):
+            raise DataError(f"limit is {limit!r}; it must be null, or a number above 0.")
+        if not isinstance(transform, dict) or transform.get("class") not in _TRANSFORMS:
+            raise DataError(f"transform is {transform!r}; accepted: {', '.join(_TRANSFORMS)}, with its settings.")
+        settings = {name: value for name, value in transform.items() if name != "class"}
+        try:
+            made = _TRANSFORMS[transform["class"]](**settings)
+        except (FedmtlError, TypeError) as error:
+            raise DataError(f"transform is {transform!r}, which cannot be made: {error}") from error
+        schema = TableSchema.from_dict(values["table"])
+        return cls(schema, made, odds, math.inf if limit is None else float(limit))
+
+
+@dataclass(frozen=True, eq=False)
+class Predictor:
+    """A model that takes raw rows of a table and predicts the target in its own units.
+
+    Args:
+        module: the model, in evaluation mode, with the bounds on its inputs and outputs.
+        coding: of its inputs and outputs.
+    """
+
+    module: nn.Module
+    coding: Coding
+
+    def __call__(self, rows: DataFrame, *, probabilities: bool = False) -> Series | DataFrame:
+        """Return the prediction of every row: a number or the label of a class.
+
+        Values beyond the public range of a column are cut there, and one warning counts them. Columns that the model
+        does not take, such as the target, are left out.
+
+        Args:
+            rows: n rows with the columns of the run, as they were in its table.
+            probabilities: of all classes in place of the most likely one.
+
+        Returns:
+            (n,), with the index of ``rows`` and the target's name; with ``probabilities`` (n, classes), a column a
+            class.
+
+        Raises:
+            DataError: a missing column, a missing or infinite value, a text in place of a number, or an unknown
+                category, each with the row.
+            ConfigError: probabilities of a model whose outputs have no such meaning.
+        """
+        import pandas as pd
+
+        schema = self.coding.schema
+        if probabilities:
+            self._check_odds()
+        if isinstance(rows, pd.DataFrame) and not len(rows):
+            outputs = torch.zeros(0, max(1, schema.classes or 1))
+        else:
+            outputs = self.outputs(rows)
+        if probabilities:
+            return pd.DataFrame(self._probabilities(outputs), index=rows.index, columns=schema.names)
+        return pd.Series(schema.decode(outputs), index=rows.index, name=schema.target)
+
+    def outputs(self, rows: DataFrame | Table) -> Tensor:
+        """Return the outputs of the model for raw rows, (n, outputs), in its own units.
+
+        Raises:
+            DataError: see :meth:`__call__`; or the model has another number of outputs than the target needs.
+        """
+        schema = self.coding.schema
+        features = schema.encode(rows)
+        _warn_of_cuts(schema, rows)
+        like = next(self.module.parameters())
+        with torch.no_grad():
+            parts = [
+                self.module(self.coding.transform(some.to(like.device), like.dtype)) for some in features.split(_ROWS)
+            ]
+        outputs = torch.cat(parts)
+        outputs = outputs.reshape(len(outputs), -1)
+        accepted = {1} if schema.classes is None else {schema.classes, *([1] if schema.classes == 2 else [])}
+        if outputs.shape[1] not in accepted:
+            raise DataError(
+                f"the model has {outputs.shape[1]} outputs, and the target {schema.target!r} needs "
+                f"{' or '.join(map(str, sorted(accepted)))}."
+            )
+        return outputs
+
+    def _check_odds(self) -> None:
+        if self.coding.odds is not None:
+            return
+        why = "was trained with a loss that gives its outputs no probabilities"
+        if self.coding.schema.classes is None:
+            why = "predicts a number"
+        raise ConfigError(f"the model {why}; leave probabilities out, or train with a cross-entropy.")
+
+    def _probabilities(self, outputs: Tensor) -> np.ndarray:
+        """Return the probabilities of the classes, float64 (n, classes)."""
+        if self.coding.odds == "softmax":
+            return outputs.double().softmax(1).cpu().numpy()
+        second = outputs.double().reshape(len(outputs), -1)[:, 0].sigmoid()
+        return torch.stack((1 - second, second), 1).cpu().numpy()
+
+
+def _warn_of_cuts(schema: TableSchema, rows: DataFrame | Table) -> None:
+    """Warn once of all values that are cut at the ends of their ranges."""
+    table = rows if isinstance(rows, Table) else Table(rows, Path("rows"))
+    counts = schema.outside(table)
+    if counts:
+        many = ", ".join(f"{name!r} {count:,}" for name, count in counts.items())
+        text = "%s: values outside of the public ranges of the run, cut there (rows of %s): %s"
+        logger.warning(text, table.file, f"{len(table):,}", many)
