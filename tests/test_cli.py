@@ -86,7 +86,12 @@ def process(
         (["experiment=pmtl_femnist"], "data.root is required; add data.root=VALUE"),
         (["experiment=pmtl_fem"], "did you mean pmtl_femnist?"),
         (["rounds=[1"], "cannot read 'rounds=[1'"),
-        (["check", "visits.csv"], "cannot read 'visits.csv'; settings are written KEY=VALUE, such as rounds=200"),
+        (["check", "visits.txt"], "cannot read 'visits.txt'; settings are written KEY=VALUE, such as rounds=200"),
+        (["check", "visits.csv"], "visits.csv cannot be read as a table: it does not exist."),
+        (["data=vietnam.csv"], "vietnam.csv cannot be read as a table: it does not exist."),
+        (["--epsilon", "2"], "unknown option --epsilon; settings are written without dashes: privacy.epsilon=VALUE"),
+        (["model=resnet18"], "resnet18 is a network of torchvision: model=torchvision model.name=resnet18."),
+        (["finetune=true"], "finetune=true is no choice: finetune=auto trains every client's own model further"),
         (["algorithm=pmtl,fedavg"], "To sweep over it, add --multirun to your command line"),
         (["--rounds", "3"], "unknown option --rounds; settings are written without dashes: rounds=VALUE"),
         (["repot", "x"], "unknown command 'repot'; did you mean report?"),
@@ -1000,3 +1005,27 @@ def test_a_baseline_of_a_trusted_module(tmp_path, monkeypatch, capsys):
     assert "baselines has 'mine'" in capsys.readouterr().err
     assert cli.main([*words, "--trust", "trusted_baseline"]) == 0
     assert "\n  mine " in capsys.readouterr().out
+
+
+def test_a_table_by_its_path_is_what_its_settings_say(tmp_path, capsys, monkeypatch) -> None:
+    rows = [f"w{i % 9},{i % 7},{(i * 37 % 11) / 2}" for i in range(180)]
+    (tmp_path / "my visits.csv").write_text("\n".join(["ward,age,days", *rows]))
+    monkeypatch.chdir(tmp_path)
+    long = ["data=table", "data.path=my visits.csv", "data.client=ward", "data.target=days", "data.classes=null"]
+    printed = []
+    for words in (
+        long,
+        ["my visits.csv", "client=ward", "target=days", "classes=null"],
+        ["target=days", "client=ward", "data=my visits.csv", "data.classes=null"],
+    ):
+        assert cli.main(["check", *words, "privacy.epsilon=3"]) == 0
+        printed.append(capsys.readouterr().out)
+    assert printed[1] == printed[2]
+    assert printed[0].splitlines()[-4:] == printed[1].splitlines()[-4:]
+    words = ["my visits.csv", "client=ward", "target=days", "classes=null", "bounds={age: [0, 7], days: [0, 6]}"]
+    assert cli.main([*words, "rounds=1", "baselines=[local]", "hydra.run.dir=run"]) == 0
+    assert "proximal_point on my visits.csv: 9 clients, 1 round\n" in capsys.readouterr().out
+    assert cli.main(["verify", "run/public"]) == 2
+    assert "run/public is a part of a run; fedmtl verify run checks it." in capsys.readouterr().err
+    assert cli.main(["check", "my visits.csv"]) == 2
+    assert "the columns are 'ward', 'age', 'days'" in capsys.readouterr().err

@@ -298,6 +298,10 @@ def verify(words: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object in place of lines")
     options = parser.parse_args(words)
 
+    folder = options.folder
+    if folder.name in ("public", "private") and (folder / "manifest.json").is_file():
+        raise ConfigError(f"{folder} is a part of a run; fedmtl verify {folder.parent} checks it.")
+
     from ..trainer.verify import verify as check_files
 
     verification = check_files(options.folder)

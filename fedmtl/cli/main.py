@@ -1,6 +1,7 @@
 r"""Train private, personalized models of federated clients, from the command line.
 
 usage: fedmtl [KEY=VALUE ...]            train; without settings: private personal models of embedded digits
+       fedmtl visits.csv client=ward target=days   train on a table; fedmtl check drafts its bounds first
        fedmtl -m [KEY=A,B,C ...]         train every combination
        fedmtl report FOLDER...           a table and a plot of runs; --html: one page; --format, --width: for a paper
        fedmtl search KEY=A,B,C ...       choose the best combination under one privacy budget
@@ -56,6 +57,7 @@ from .commands import adapt, audit, report, resume, search, verify
 from .names import EXTRA, TRUST, choices, unknown
 from .output import lost, outputs, say, show
 from .run import FAILED, INTERRUPTED, REFUSED, USAGE, Parser, Process, train
+from .words import understood
 
 if TYPE_CHECKING:
     from ..ranks import Ranks
@@ -96,6 +98,7 @@ def _run(words: list[str], process: Process) -> int:
                     "mine/algorithm/."
                 )
             EXTRA.set(options.config_dir)
+            words = understood(words)
             process.ranks = _launched(words)
             process.codes.append(_dispatch(words, process))
         if process.ranks is not None:

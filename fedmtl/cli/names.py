@@ -24,6 +24,10 @@ GUESSED = {  # what other programs call a setting
 }
 
 
+SHORT = GUESSED | {"epsilon": "privacy.epsilon", "delta": "privacy.delta"}
+"""The same for an option with dashes."""
+
+
 def config_folder() -> Path:
     """Return the folder of the Hydra groups: inside the package in a wheel, beside it in a source tree."""
     package = Path(__file__).resolve().parents[1]

@@ -33,6 +33,7 @@ from ..report.runs import ERROR
 from ..report.tables import write_text
 from . import config as conf
 from .config import Config
+from .names import SHORT
 from .output import outputs, say, show
 
 if TYPE_CHECKING:
@@ -330,6 +331,7 @@ def hydra_options(words: Sequence[str]) -> argparse.Namespace:
         )
     if unknown:
         name = unknown[0].lstrip("-").split("=")[0]
+        name = SHORT.get(name, name)
         raise ConfigError(f"unknown option {unknown[0]}; settings are written without dashes: {name}=VALUE.")
     return options
 

@@ -322,7 +322,7 @@ class Result(Scored):
         reference = None if local is None else local.stages("local")[-1]
         lines += self._tables(stages, reference)
         if self.verdict:
-            lines.append(textwrap.indent(textwrap.fill(self.verdict, 118, break_long_words=False), "  "))
+            lines.append(textwrap.indent(textwrap.fill(self.verdict, 78, break_long_words=False), "  "))
         if self.evaluated is not None:
             errors = [(metric.name, self.standard_error(metric), last.get(metric.name)) for metric in self.shown]
             texts = ", ".join(f"{name} {number_text(error, mean)}" for name, error, mean in errors)

@@ -1,0 +1,63 @@
+"""The words of a command as people write them first: a table by its path, and settings by their short names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from ..errors import ConfigError
+
+_TABLE = re.compile(r"(data=)?([^=]+\.(csv|csv\.gz|tsv|tsv\.gz|parquet))", re.IGNORECASE)
+_OF_A_TABLE = ("client", "target", "features", "bounds", "classes", "labels")
+_COMMANDS = ("check", "search", "audit", "adapt")  # whose words are settings, behind their name
+_OPTIONS = {  # what is typed for an option of a group, and what is meant
+    "finetune=true": "finetune=auto trains every client's own model further; finetune=none does not",
+    "finetune=false": "finetune=none trains no client's model further",
+    "privacy=true": "privacy=client protects whole clients, privacy=record single records",
+    "privacy=false": "privacy=none trains without noise",
+}
+
+
+def understood(words: Sequence[str]) -> list[str]:
+    """Return the words of a command with a table's path, ``visits.csv`` or ``data=visits.csv``, as ``data=table
+    data.path=visits.csv``, and beside a table with ``client=`` and ``target=`` as settings of the data.
+
+    Args:
+        words: as typed, without the options of every command.
+
+    Raises:
+        ConfigError: an option that a group does not have and that has a known meaning.
+    """
+    first = words[0] if words else ""
+    if not (first in _COMMANDS or first.startswith(("-", "~", "+")) or _is_setting(first)):
+        return list(words)
+    read: list[str] = []
+    for word in words:
+        found = _TABLE.fullmatch(word)
+        behind_option = bool(read) and read[-1].startswith("--") and "=" not in read[-1]
+        if found and not behind_option:
+            read += ["data=table", f"data.path={found[2]}"]
+        else:
+            read.append(word)
+    if "data=table" in read:
+        read = [f"data.{word}" if word.partition("=")[0] in _OF_A_TABLE and "=" in word else word for word in read]
+    for word in read:
+        if word.lower() in _OPTIONS:
+            raise ConfigError(f"{word} is no choice: {_OPTIONS[word.lower()]}.")
+        if word.startswith("model=") and _is_of_torchvision(word.removeprefix("model=")):
+            name = word.removeprefix("model=")
+            raise ConfigError(f"{name} is a network of torchvision: model=torchvision model.name={name}.")
+    return read
+
+
+def _is_setting(word: str) -> bool:
+    return "=" in word or _TABLE.fullmatch(word) is not None
+
+
+def _is_of_torchvision(name: str) -> bool:
+    """Return whether a model is one of torchvision, which is imported for names alone that look like one."""
+    if not re.fullmatch(r"[a-z]+_?[a-z]*\d+[a-z0-9_]*", name):
+        return False
+    from torchvision.models import list_models
+
+    return name in list_models()
