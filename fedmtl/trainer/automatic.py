@@ -40,6 +40,7 @@ from .problem import made
 
 LARGEST_COHORT = 300
 _INTERCEPT_ROUNDS = 4  # of the level of a real target, before its slopes
+_CLIP_OF_RECORDS = 1.0  # of the gradient of a record
 _COUNT_SHARE = 0.1  # of the budget of a real target, for the quantile that the clip follows
 _FAR, _LOOKED_AT = 10.0, 10_000  # the size of numbers that are not scaled, and records in which they are looked for
 _RECORDS = 0.07  # noise at the record level up to which sharing was useful, by the mean of records
@@ -190,11 +191,12 @@ def automatic(
         schedule = FullParticipation() if full else PoissonSampling(cohort=LARGEST_COHORT)
     usual = 60 if records else 20 if not classes else 100 if clients >= LARGEST_COHORT else 30
     noise = noise_of(privacy, data, dimension, usual if rounds is None else rounds, settled)
-    clip: float | QuantileClip
     rounds = usual if rounds is None else rounds
+    algorithm: Algorithm
+    clip: float | QuantileClip
     if records:
         algorithm = _by_records(classes)
-        clip = 1.0
+        clip = _CLIP_OF_RECORDS
     elif classes:
         algorithm = ProximalPoint(averaged=True)
         if deep:
@@ -203,8 +205,10 @@ def automatic(
     else:
         algorithm = ProximalPoint(averaged=True, intercept_rounds=min(_INTERCEPT_ROUNDS, rounds // 2))
         clip = _clip_of_numbers(privacy, noise, dimension, clients, schedule)
-    if privacy is not None and privacy.clip_norm is None:
+    if isinstance(privacy, ClientPrivacy) and privacy.clip_norm is None:
         privacy = replace(privacy, clip_norm=clip)
+    if isinstance(privacy, RecordPrivacy) and privacy.clip_norm is None:
+        privacy = replace(privacy, clip_norm=_CLIP_OF_RECORDS)
     finetune = Average(noise=noise)
     return Automatic(
         algorithm, linear if model is None else model, schedule, privacy, rounds, finetune, noise, deep, clients

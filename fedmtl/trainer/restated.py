@@ -133,7 +133,11 @@ def _costs(ledger: Reading) -> Restated:
     of_clients, worst = None, each[index.ravel()]
     if "releases" not in header:
         of_clients = [float(worst.min()), float(np.median(worst)), float(worst.max())]
-    made = {"epsilon": float(worst.max()), "by_client": of_clients, "claimed": None}
+    made: dict[str, float | str | list[float] | None] = {
+        "epsilon": float(worst.max()),
+        "by_client": of_clients,
+        "claimed": None,
+    }
     if header["refuted"] is None:
         return Restated(made, {})
     spent = bool(ledger.uses.any())

@@ -261,6 +261,7 @@ def main() -> None:
     parser.add_argument("--sources", nargs="+", choices=SOURCES, default=list(SOURCES), metavar="NAME")
     parser.add_argument("--quick", action="store_true", help="tables without a file, two splits, epsilon 3")
     parser.add_argument("--collect", action="store_true", help="rewrite table and figure from the rows that there are")
+    parser.add_argument("--automatic", action="store_true", help="leave tuning by hand out")
     parser.add_argument("--out", type=Path, default=Path("outputs/reproduce/own_data"))
     arguments = parser.parse_args()
     if not (arguments.quick or arguments.collect or arguments.data):
@@ -274,7 +275,8 @@ def main() -> None:
     if not arguments.collect:
         for name in names:
             measure(rows, name, folder, epsilons, splits)
-        for epsilon, name in product(epsilons, names):
+        tuned_names = [] if arguments.automatic else names
+        for epsilon, name in product(epsilons, tuned_names):
             measure_by_hand(rows, name, folder, epsilon, splits)
     if arguments.quick:
         print(short_table(Scores(rows.frame())))

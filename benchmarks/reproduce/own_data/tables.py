@@ -64,7 +64,13 @@ def ranges(frame: pd.DataFrame, features: Sequence[str]) -> dict[str, list[float
 
 
 def table(
-    frame: pd.DataFrame, client: str, target: str, bounds: Mapping[str, Sequence[object]], seed: int, **more: object
+    frame: pd.DataFrame,
+    client: str,
+    target: str,
+    bounds: Mapping[str, Sequence[object]],
+    seed: int,
+    least: int = LEAST,
+    **more: object,
 ) -> FederatedDataset:
     """Read a table of pandas with declared bounds; its features are the columns with bounds but the target.
 
@@ -73,7 +79,7 @@ def table(
     features = [name for name in bounds if name != target]
     data = load_data(
         "table", path=frame, client=client, target=target, features=features, bounds=bounds, seed=seed,
-        min_examples=LEAST, **more,
+        min_examples=least, **more,
     )  # fmt: skip
     return replace(data, target_range=None)
 
@@ -193,7 +199,56 @@ def diabetes(path: Path, seed: int) -> FederatedDataset:
     return table(frame, "clinic", "target", ranges(frame, features) | {"target": [25, 346]}, seed)
 
 
+def panel(
+    client: str, target: str, features: Sequence[str], texts: Sequence[str] = (), wide: float = 1.0
+) -> Callable[[Path, int], FederatedDataset]:
+    """Source of a table with a few rows a client, at least two.
+
+    Args:
+        client: column of the clients.
+        target: column to predict.
+        features: columns of numbers.
+        texts: columns of categories.
+        wide: how many times too wide the ranges of the numbers are declared; that of the target upwards only, as a
+            range of wages would be.
+    """
+
+    def load(path: Path, seed: int) -> FederatedDataset:
+        frame = pd.read_csv(path)[[client, target, *features, *texts]].dropna()
+        if "year" in features:
+            frame["year"] = frame["year"].astype(str).str[:4].astype(int)
+        bounds: dict[str, list[object]] = {name: sorted(map(str, frame[name].unique())) for name in texts}
+        for name, (low, high) in ranges(frame, features).items():
+            middle, half = (low + high) / 2, wide * (high - low) / 2
+            bounds[name] = [middle - half, middle + half]
+        low, high = ranges(frame, [target])[target]
+        bounds[target] = [low, low + wide * (high - low)]
+        frame = frame.astype(dict.fromkeys((client, *texts), str))
+        return table(frame, client, target, bounds, seed, least=2, classes=None)
+
+    return load
+
+
+def panels(wide: float = 1.0) -> dict[str, Source]:
+    """The three tables of panels, with ranges that are ``wide`` times too wide."""
+    names = "" if wide == 1.0 else f"{wide:g}"
+    said = "" if wide == 1.0 else f", ranges {wide:g} times"
+    men = ("year", "black", "exper", "hisp", "hours", "married", "educ")
+    loads = {
+        "fares": ("air fares", panel("route", "fare", ("year", "dist", "passen", "bmktshr"), wide=wide)),
+        "wages": ("wages of men", panel("nr", "wage", men, ("union", "occupation"), wide=wide)),
+        "exercise": ("exercise of girls", panel("subject", "exercise", ("age",), ("group",), wide=wide)),
+    }
+    return {
+        f"{name}{names}": Source(f"{title}{said}", f"own/{name}.csv.gz", load, chosen=True, by_hand=())
+        for name, (title, load) in loads.items()
+    }
+
+
 SOURCES = {
+    **panels(),
+    **panels(3.0),
+    **panels(10.0),
     "diabetes": Source("diabetes, dealt", "", diabetes),
     "azpro": Source("hospital stays, azpro", "hospital/azpro.csv", azpro, chosen=True),
     "medpar": Source("hospital stays, medpar", "hospital/medpar.csv", medpar, chosen=True),
