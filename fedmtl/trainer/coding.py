@@ -64,7 +64,10 @@ class Coding:
             return None
         odds: Odds | None = None
         if data.classes is not None and own_loss in (None, "logistic"):
-            odds = {cross_entropy: "softmax", binary_cross_entropy: "sigmoid"}.get(loss)  # type: ignore[assignment]
+            if loss is cross_entropy:
+                odds = "softmax"
+            elif loss is binary_cross_entropy:
+                odds = "sigmoid"
         return cls(replace(data.schema, classes=data.classes), transform, odds, data.limit)
 
     def to_dict(self) -> dict[str, Any]:
