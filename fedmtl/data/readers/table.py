@@ -124,8 +124,8 @@ def read_table(
     x = schema.features(table, _advice)
     real_by_rows = False
     if target in ranges:
-        column = Column(target, range=schema.target_range)
-        y, classes = column.encode(table, _advice)[:, 0].astype(np.float32), None
+        as_feature = Column(target, range=schema.target_range)
+        y, classes = as_feature.encode(table, _advice)[:, 0].astype(np.float32), None
     else:
         y = _target(table, target, labels)
         real_by_rows = classes == "infer" and labels is None and holds_amounts(y)
