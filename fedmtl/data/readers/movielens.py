@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import numpy as np
 import torch
@@ -226,7 +226,7 @@ def read_ratings(root: str | Path) -> pd.DataFrame:
     sep, engine = {".csv": (",", "c"), ".dat": ("::", "python")}.get(kind, ("\t", "c"))
     fields = {"header": 0} if kind == ".csv" else {"header": None, "names": _FIELDS}
     options: dict[str, Any] = {"sep": sep, "engine": engine, "encoding": "utf-8-sig", **fields, **AS_WRITTEN}
-    frame: pd.DataFrame = loaded(pd.read_csv, path, "ratings", **options)
+    frame = cast("pd.DataFrame", loaded(pd.read_csv, path, "ratings", **options))
     if kind == ".csv":
         if tuple(frame.columns) != HEADER:
             raise DataError(f"{path}: the header is {','.join(frame.columns)!r}; accepted: {','.join(HEADER)}.")
