@@ -44,7 +44,7 @@ class ProximalPoint(FedAvg):
     Args:
         mu: strength of the proximal term, above 0.
         steps: accelerated steps of a model of classes.
-        intercept_rounds: number of first rounds that move the bias alone; of a real target.
+        intercept_rounds: number of first rounds that move the bias alone, at most half of the rounds; of a real target.
         averaged, server_lr, server_optimizer, weights, cap: see :class:`FedAvg`.
 
     Example:
@@ -95,19 +95,22 @@ class ProximalPoint(FedAvg):
                 continue
             x = np.concatenate([x, np.ones((len(x), 1))], 1) if bias else x
             with np.errstate(all="ignore"), suppress(np.linalg.LinAlgError):  # too large for float64: zero, and no end
-                if c.round < self.intercept_rounds:
+                if c.round < self._first_rounds(problem):
                     rows[place, -1] = (y - x @ shared).mean()
                 else:
                     rows[place] = self._change(problem, x, y, shared, bias)
         return torch.from_numpy(rows).to(c.initial), c.own
 
     def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
-        if released.step < self.intercept_rounds:
+        if released.step < self._first_rounds(problem):
             # the slopes of the release are noise alone
             update = torch.zeros_like(released.values["update"])
             update[-1] = released.values["update"][-1]
             released = replace(released, values={**released.values, "update": update})
         return super().server(problem, public, released)
+
+    def _first_rounds(self, problem: Problem) -> int:
+        return min(self.intercept_rounds, problem.rounds // 2)
 
     def _change(self, problem: Problem, x: Array, y: Array, shared: Array, bias: bool) -> Array:
         """Return v_k - w^t (D,) of a client with records x (n, p), with a last 1 for a bias, and y (n,)."""

@@ -126,15 +126,16 @@ def _import(modules: Sequence[str]) -> None:
 
 
 def _launched(words: list[str]) -> Ranks | None:
-    """Return the ranks that torchrun started; None, without importing PyTorch, where it started one or did not.
+    """The ranks that torchrun started, or those of the process group of the program that calls the command; None,
+    without importing PyTorch, for a single process.
 
     Raises:
         ConfigError: several, for a command that runs in one process.
     """
     size = os.environ.get("WORLD_SIZE", "1")
-    if size == "1":
-        return None
     command = next((word for word in words if word in _COMMANDS), "resume")
+    if size == "1" and not (command == "resume" and _in_a_group()):
+        return None
     if command != "resume":
         if os.environ.get("RANK", "0") != "0":
             raise SystemExit(REFUSED)
@@ -142,6 +143,14 @@ def _launched(words: list[str]) -> Ranks | None:
     from ..ranks import Ranks
 
     return Ranks.of_launch()
+
+
+def _in_a_group() -> bool:
+    """Whether the program that calls the command has made a process group of several processes."""
+    distributed = sys.modules.get("torch.distributed")  # a program that has made one has imported it
+    if distributed is None or not distributed.is_available():
+        return False
+    return distributed.is_initialized() and distributed.get_world_size() > 1
 
 
 def _dispatch(words: list[str], process: Process) -> int:

@@ -85,20 +85,17 @@ def say_left_out(count: int, where: str, why: str) -> None:
 
 
 def check_finite(x: Tensor, offsets: Tensor, ids: Sequence[str], where: str, field: str) -> None:
-    """Refuse NaN and infinity in floating x (N, ...), dense or CSR, of clients with the given offsets (n + 1,).
-
-    A float64 beyond float32, in which examples are trained on, would become infinite and is refused too.
-    """
+    """Refuse NaN and infinity in floating x (N, ...), dense or CSR, of clients with the given offsets (n + 1,)."""
     if not x.is_floating_point():
         return
     if x.layout != torch.strided:  # the first row with such an entry, if there is any
-        entry = (~torch.isfinite(x.values().float())).nonzero()[:1, 0]
+        entry = (~torch.isfinite(x.values())).nonzero()[:1, 0]
         row = torch.searchsorted(x.crow_indices(), entry, right=True) - 1
         x, offsets = take(x, row), offsets - row.sum()
     for start, stop in chunks(x):
         part = x[start:stop]
-        accepted = "every value must be a finite number (no NaN, no infinity, none beyond 3.4e38)."
-        refuse(~torch.isfinite(part.float()), part, offsets - start, ids, where, field, accepted)
+        accepted = "every value must be a finite number (no NaN, no infinity)."
+        refuse(~torch.isfinite(part), part, offsets - start, ids, where, field, accepted)
 
 
 def refuse(

@@ -230,5 +230,5 @@ def _check_budget(owner: object, epsilon: float | None, noise_multiplier: float 
         fraction(owner, delta=delta)
         if delta < LEAST_DELTA:
             raise ConfigError(
-                f"{name}.delta is {delta:g}; the accountant was measured down to {LEAST_DELTA:g}, the least."
+                f"{name}.delta is {delta!r}; the accountant was measured down to {LEAST_DELTA!r}, the least."
             )

@@ -203,7 +203,7 @@ def automatic(
             algorithm = FedProx(mu=0.03, averaged=True, local=BackoffSGD())
         clip = min(1.5 if usual == 100 else 3.0, 0.06 * math.sqrt(dimension) / max(noise, 1e-9))
     else:
-        algorithm = ProximalPoint(averaged=True, intercept_rounds=min(_INTERCEPT_ROUNDS, rounds // 2))
+        algorithm = ProximalPoint(averaged=True, intercept_rounds=_INTERCEPT_ROUNDS)
         clip = _clip_of_numbers(privacy, noise, dimension, clients, schedule)
     if isinstance(privacy, ClientPrivacy) and privacy.clip_norm is None:
         privacy = replace(privacy, clip_norm=clip)

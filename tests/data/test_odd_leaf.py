@@ -165,7 +165,10 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
         r"client 'a', field 'x' holds .* rows of one shape",
     ),
     "texts": (one_client(["one", "two"], [0, 1]), r"client 'a', field 'x' holds .*one.*; accepted: numbers"),
-    "missing": (one_client([[None], [1.0]], [0, 1]), r"client 'a', field 'x' holds .*None.*; accepted: numbers"),
+    "missing": (
+        one_client([[None], [1.0]], [0, 1]),
+        r"client 'a', field 'x' is empty in example 0; accepted: a number",
+    ),
     "infinite": (one_client([[1e999], [1.0]], [0, 1]), r"client 'a', example 0, field 'x' holds inf"),
     "an object": (one_client([{"p": 1}, {"p": 2}], [0, 1]), r"client 'a', field 'x' holds .*; accepted: numbers"),
     "half a label": (one_client([[1.0], [2.0]], [0, 0.5]), r"client 'a', example 1, field 'y' holds 0\.5"),

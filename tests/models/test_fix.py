@@ -79,8 +79,7 @@ def test_clients_train_together_what_was_refused(name: str, privacy: ClientPriva
     def trainer(model: nn.Module) -> Trainer:
         return small.trainer(data=sequences(), model=model, privacy=privacy, rounds=2, dtype="float32")
 
-    alone = isinstance(privacy, ClientPrivacy) and name in ONE_AFTER_ANOTHER
-    if alone:
+    if name in ONE_AFTER_ANOTHER:
         assert bool(torch.isfinite(trainer(MODELS[name]()).fit().shared).all())  # type: ignore[arg-type]
     elif name != "attention":
         with pytest.raises(ModelError, match=r"models\.fix|nn\.Dropout"):

@@ -133,7 +133,6 @@ def test_choices_follow_from_public_facts() -> None:
     quiet = automatic(numbers(20), ClientPrivacy(epsilon=20.0))
     assert quiet.privacy.clip_norm.initial == 0.3
     assert quiet.algorithm.intercept_rounds == 4
-    assert automatic(numbers(20), ClientPrivacy(epsilon=20.0), rounds=3).algorithm.intercept_rounds == 1
     assert automatic(numbers(20), ClientPrivacy(epsilon=20.0, mechanism="l2_laplace")).privacy.clip_norm == 0.3
     assert quiet.finetune.noise == quiet.noise
     assert automatic(numbers(20), ClientPrivacy(epsilon=1.0, clip_norm=7.0)).privacy.clip_norm == 7.0
