@@ -143,7 +143,6 @@ def resolved(trainer: Trainer, read: list[str] | None = None) -> Trainer:
     problem = trainer.problem()
     if read is not None:
         problem = replace(problem, data=_watched(problem.data, read))
-        read.clear()  # of what a data set looks at when it is made
     return trainer.resolved(problem)
 
 
@@ -160,4 +159,7 @@ def _watched(data: FederatedDataset, read: list[str]) -> FederatedDataset:
     def watched(side: Examples) -> Examples:
         return replace(side, x=side.x.as_subclass(Watched), y=side.y.as_subclass(Watched))
 
-    return replace(data, train=watched(data.train), test=watched(data.test), verify=False)
+    before = len(read)
+    made = replace(data, train=watched(data.train), test=watched(data.test), verify=False)
+    del read[before:]  # of what a data set looks at when it is made
+    return made
