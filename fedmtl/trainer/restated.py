@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ..algorithms.mp_mtl import published as _published  # noqa: F401  (registers the law of noise of its ledgers)
 from ..privacy.accounting.library import TOLERANCE
 from ..privacy.audit import Claim, Claims, Setup
 from ..privacy.audit.lines import Reading

@@ -281,7 +281,14 @@ class Claim:
     @property
     def std(self) -> float:
         """Return the root mean square of a coordinate of the noise on the sum."""
-        unit = {"gaussian": 1.0, "laplace": math.sqrt(2), "l2_laplace": math.sqrt(self.size + 1)}[self.law]
+        side = (math.sqrt(8 * self.size + 1) - 1) / 2  # of a symmetric matrix with as many coordinates
+        units = {
+            "gaussian": 1.0,
+            "laplace": math.sqrt(2),
+            "l2_laplace": math.sqrt(self.size + 1),
+            "wishart": math.sqrt(side + 1),  # of the published MP-MTL, its mean included
+        }
+        unit = units[self.law]
         return unit * self.multiplier * self.sensitivity
 
     @property
