@@ -55,6 +55,8 @@ class FederatedDataset:
             scored, and in the models of a result; infinite for none.
         target_range: public range [low, high] of the target in its own units, if it is stored mapped to [-1, 1]; scores
             are in these units.
+        cut_targets: share of the targets that were beyond ``target_range`` in the records, and were cut there; not
+            private.
         schema: how raw rows of the table that the data are from become features, and predictions the target's values;
             None of other data.
         verify: check every value (finite features, labels within the classes). Lengths are always checked.
@@ -86,6 +88,7 @@ class FederatedDataset:
     inferred: tuple[str, ...] = ()
     limit: float = math.inf
     target_range: tuple[float, float] | None = None
+    cut_targets: float = 0.0
     schema: TableSchema | None = None
     verify: InitVar[bool] = True
 

@@ -52,8 +52,7 @@ class Result(Scored):
         released: in secure mode, the last value of every release with the public grid on which it lies.
         chosen: settings that were ``"auto"``, and what public rows and bounds made of them.
         shortened: the share of the training and of the test records, by side, that ``bound`` scaled down; not private.
-        cut_targets: the share of the training targets at an end of their public range, where those beyond it are cut
-            off; not private.
+        cut_targets: the share of the targets that were beyond their public range, and were cut there; not private.
         unscaled: whether the first training records have features or real targets far outside of [-1, 1]; not private.
         trained: whether a local training ended in a finite model; True where none is counted.
         terms: the arguments of :func:`~fedmtl.personalize` by which new clients make models of their own, see

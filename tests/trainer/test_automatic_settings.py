@@ -29,6 +29,7 @@ from fedmtl import (
     PoissonSampling,
     ProximalPoint,
     RecordPrivacy,
+    Result,
     Trainer,
     check,
     load_data,
@@ -419,10 +420,22 @@ def test_a_table_from_a_mistaken_check_to_new_clients(tmp_path, capsys, monkeypa
     assert ": 9 clients, 0 rounds\n" in capsys.readouterr().out
 
 
-def test_most_targets_cut_off_are_named_by_the_warning() -> None:
-    data = replace(numbers(12), limit=1e-3, target_range=(0.0, 2.0))
+@pytest.mark.parametrize(("high", "share"), [(5, 0.0), (3, 0.4), (2, 0.6)])
+def test_most_targets_cut_off_are_named_by_the_warning(high: int, share: float, tmp_path: Path) -> None:
+    rated = pd.DataFrame({"user": ["a", "b"] * 10, "size": [0.0, 1, 2, 3, 4] * 4, "stars": [1, 2, 3, 4, 5] * 4})
+    bounds = {"size": [0, 4], "stars": [1, high]}
+    data = load_data("table", path=rated, client="user", target="stars", classes=None, bounds=bounds)
+    assert data.cut_targets == share
+    privacy = ClientPrivacy(epsilon=1.0)
+    result = Trainer(data=data, privacy=privacy, rounds=1, folder=tmp_path, progress=False).fit()
+    assert Result.load(tmp_path).cut_targets == result.cut_targets == share
+    assert "cut_targets" not in "".join(file.read_text("latin-1") for file in (tmp_path / "public").iterdir())
+    assert ("; try wider data.bounds" in result._remedy(result.stages("run"))) == (share > 0.5)
+
+
+def test_a_bad_model_is_given_remedies_that_apply() -> None:
+    data = replace(numbers(12), target_range=(0.0, 2.0), cut_targets=0.6)
     result = Trainer(data=data, privacy=ClientPrivacy(epsilon=1.0), rounds=1, progress=False).fit()
-    assert result.cut_targets > 0.5
     stages = result.stages("run")
     assert result._remedy(stages).startswith("; try wider data.bounds")
     assert replace(result, unscaled=True)._remedy(stages).startswith("; try features and targets scaled to [-1, 1] or")

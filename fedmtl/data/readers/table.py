@@ -151,7 +151,8 @@ def read_table(
             "%s: the whole numbers of %r are taken as %d classes; data.classes=null makes them a regression",
             file, target, data.classes,
         )  # fmt: skip
-    _warn(table, schema)
+    of_target = Column(target, range=schema.target_range).outside(table)
+    _warn(table, schema, of_target)
     inferred = ["classes"] if real_by_rows else []  # declared by nobody
     inferred += [f"categories.{column}" for column, texts in coding.items() if texts is None]
     if transform is None and not integers:
@@ -163,7 +164,7 @@ def read_table(
         domain = Domain(float(len(features)), len(features) ** 0.5, 1.0 if scaled else math.inf)
     scale: dict[str, Any] = {}
     if target in ranges:
-        scale = {"limit": 1.0, "target_range": schema.target_range}
+        scale = {"limit": 1.0, "target_range": schema.target_range, "cut_targets": of_target / len(table)}
     if all(isinstance(column, str) for column in (*features, target, client or "")):
         scale["schema"] = replace(schema, classes=data.classes)
     return replace(data, inferred=(*data.inferred, *inferred), domain=domain, **scale, verify=False)
@@ -199,18 +200,20 @@ def feature_columns(table: Table, client: str | None, target: str | None, featur
     return chosen
 
 
-def _warn(table: Table, schema: TableSchema) -> None:
-    """Warn of columns that look like ids, and of values outside of their ranges."""
-    frame, outside = table.frame, dict[str, int]()
-    for column in (*schema.columns, Column(schema.target, range=schema.target_range)):
-        if looks_like_id(frame[column.name]):
+def _warn(table: Table, schema: TableSchema, of_target: int) -> None:
+    """Warn of columns that look like ids, and of values outside of their ranges, ``of_target`` of them targets."""
+    frame = table.frame
+    for name in (*(column.name for column in schema.columns), schema.target):
+        if looks_like_id(frame[name]):
             change = "choose another data.target"
-            if column.name != schema.target:
+            if name != schema.target:
                 change = "leave it out of data.features"
             text = "%s: the column %r looks like an id of rows, by its private values; %s"
-            logger.warning(text, table.file, column.name, change)
-        outside[column.name] = column.outside(table)
-    counts = ", ".join(f"{column} {count:,}" for column, count in outside.items() if count)
+            logger.warning(text, table.file, name, change)
+    outside = schema.outside(table)
+    if of_target:
+        outside[schema.target] = of_target
+    counts = ", ".join(f"{column} {count:,}" for column, count in outside.items())
     many = " and ".join(column for column, count in outside.items() if count > _CUT * len(frame))
     if counts:
         text = "%s: cut off at data.bounds (rows of %s, private: covered by no epsilon): %s%s"
