@@ -56,21 +56,26 @@ SETUPS = {  # with the number of seeds
 
 @pytest.mark.parametrize("which", SETUPS)
 def test_a_sound_release_path_raises_no_alarm(which: str) -> None:
+    """Freshness, which takes two thirds of an audit, is checked under every second seed."""
     make, effort, seeds = SETUPS[which]
     made = make()
+    lighter = replace(effort, checks=tuple(check for check in effort.checks if check != "freshness"))
     statistics: dict[str, list[float]] = {}
     for seed in range(seeds):
-        for finding in audit_channel(made, seed=seed, effort=effort):
+        for finding in audit_channel(made, seed=seed, effort=lighter if seed % 2 else effort):
             assert not finding.refuted, (seed, finding)
             statistics.setdefault(finding.check, []).append(finding.statistic)
-    # the p-values behind the verdicts: no more of them below 1 % than binomial chance allows, and not all near 1
-    most = stats.binom.isf(1e-6, seeds, 0.01)
+    # the p-values behind the verdicts: no more of them below 1 % than binomial chance allows, and not all near 1; each
+    # of the two has a chance of 1e-6 at most to fail for a check whose p-values are uniform
     for check, numbers in statistics.items():
         values = np.array(numbers)
-        assert len(values) == seeds
+        count = seeds // 2 if check.startswith("freshness") else seeds
+        assert len(values) == count
+        most = stats.binom.isf(1e-6, count, 0.01)
+        least = 1 - 1e-6 ** (1 / count)
         if np.isnan(values).all():  # not checked
             continue
         if check == "sampler: distinct clients" or "beside" in check:  # without chance
             continue
         assert (values < 0.01).sum() <= most, check
-        assert values.min() < 10 / seeds, check
+        assert values.min() < least, check

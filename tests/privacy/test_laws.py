@@ -19,8 +19,9 @@ from fedmtl.privacy.accounting.knorm import KNormDpEvent, bessel_ratio, loss_law
 from tests.helpers import delta_at, l2_laplace_losses, renyi_epsilon
 
 
-def library_epsilon(event: dp_accounting.DpEvent, uses: int, delta: float) -> float:
-    accountant = PLDAccountant(value_discretization_interval=1e-4)
+def library_epsilon(event: dp_accounting.DpEvent, uses: int, delta: float, width: float = 1e-3) -> float:
+    """Return the library's epsilon; on losses in steps of 1e-3 it is within 2.2e-4 of that in steps of 1e-4."""
+    accountant = PLDAccountant(value_discretization_interval=width)
     accountant.compose(event, uses)
     return float(accountant.get_epsilon(delta))
 
@@ -266,7 +267,8 @@ def test_tails_against_the_exact_integral() -> None:
 
 def test_one_coordinate_is_the_laplace_mechanism() -> None:
     for e, uses in ((0.1, 100), (1.0, 10), (3.0, 2)):
-        exact, value = library_epsilon(LaplaceDpEvent(1 / e), uses, 1e-5), epsilon(KNormDpEvent(e, 1), uses, 1e-5)
+        exact = library_epsilon(LaplaceDpEvent(1 / e), uses, 1e-5, width=1e-4)
+        value = epsilon(KNormDpEvent(e, 1), uses, 1e-5)
         assert value == epsilon(LaplaceDpEvent(1 / e), uses, 1e-5)
         sampled = [PoissonSampledDpEvent(0.1, event) for event in (LaplaceDpEvent(1 / e), KNormDpEvent(e, 1))]
         assert epsilon(sampled[0], uses, 1e-5) == epsilon(sampled[1], uses, 1e-5)

@@ -4,8 +4,8 @@ import math
 import multiprocessing
 import os
 import random
+import resource
 import signal
-import time
 import traceback
 from collections import Counter
 from dataclasses import replace
@@ -18,6 +18,7 @@ from dp_accounting import dp_event
 from dp_accounting.pld import PLDAccountant
 
 from fedmtl import (
+    PMTL,
     Callback,
     ClientPrivacy,
     EarlyStopping,
@@ -185,7 +186,8 @@ ROUNDS = 32
 EVERY = 3  # rounds between checkpoints
 KILLS = 3  # of each run
 PRIVACY: dict[str, Any] = {"clip_norm": 0.7, "noise_multiplier": NOISE, "delta": DELTA}
-MOMENTUM = LocalSGD(lr=0.2, steps=2, batch_size=4, momentum=0.5)
+SHORT = LocalSGD(lr=0.2, steps=2, batch_size=4)
+MOMENTUM = replace(SHORT, momentum=0.5)
 ADAM = ServerOptimizer(optimizer_name="Adam", lr=0.05)
 QUANTILE = QuantileClip(initial=0.7, lr=0.3, count_noise=1.2)
 CASES: dict[str, dict[str, Any]] = {
@@ -202,21 +204,22 @@ POINTS = ("begun", "released", "stepped", "appending", "writing", "written", "re
 FORK = multiprocessing.get_context("fork")
 
 
-def run(case: str, folder: Path, *, delay: float | None = None, **settings: Any) -> bool:
-    """Run or resume in a process of its own; return whether it was killed, by itself or after ``delay`` seconds."""
+def run(case: str, folder: Path, **settings: Any) -> bool:
+    """Run or resume in a process of its own, with the arguments of :func:`child`; return whether it was killed."""
     errors = folder.with_name("error.txt")
     process = FORK.Process(target=child, args=(case, folder, errors), kwargs=settings)
     process.start()
-    process.join(delay)
-    process.kill()  # without effect if it has ended
     process.join()
-    if process.exitcode not in (0, -signal.SIGKILL):
+    if process.exitcode not in (0, -signal.SIGKILL, -signal.SIGPROF):
         raise AssertionError(f"the run failed with status {process.exitcode}:\n{errors.read_text()}")
-    return process.exitcode == -signal.SIGKILL
+    return process.exitcode != 0
 
 
-def child(case: str, folder: Path, errors: Path, *, point="", step=0, resume=False, **settings: Any) -> None:
-    """Run, and die at ``point`` of the first round from ``step`` on; what goes wrong is written to ``errors``."""
+def child(case: str, folder: Path, errors: Path, *, delay=0.0, point="", step=0, resume=False, **settings: Any) -> None:
+    """Run, and die after ``delay`` seconds of processor time, which no other process shortens, or at ``point`` of the
+    first round from ``step`` on; what goes wrong is written to ``errors``."""
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # the system ends the process, wherever it is
+    signal.setitimer(signal.ITIMER_PROF, delay)
     try:
         made = trainer_of(case, folder, **settings)
         replace(made, callbacks=[Killer(point, step)] if point else []).fit(resume=resume)
@@ -227,7 +230,13 @@ def child(case: str, folder: Path, errors: Path, *, point="", step=0, resume=Fal
 
 def trainer_of(case: str, folder: Path, *, privacy: dict[str, Any] | None = None, **settings: Any) -> Trainer:
     """The trainer of a case with other ``settings``; ``privacy`` are those that differ from the case."""
-    defaults = {"model": models.mlp(hidden=4, dropout=0.25), "dtype": "float32", "rounds": ROUNDS, "eval_every": 16}
+    defaults = {
+        "algorithm": PMTL(lam=0.5, local=SHORT),
+        "model": models.mlp(hidden=4, dropout=0.25),
+        "dtype": "float32",
+        "rounds": ROUNDS,
+        "eval_every": 16,
+    }
     made = trainer(**defaults | {"checkpoint_every": EVERY, "folder": folder} | CASES[case] | settings)
     return made if privacy is None else replace(made, privacy=replace(made.privacy, **privacy))
 
@@ -273,18 +282,24 @@ class Killer(Callback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+def spent() -> float:
+    """Return the seconds of the processor that ended processes took."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory):
-    """case -> (result, seconds) of a run that is not killed."""
+    """case -> (result, seconds of the processor) of a run that is not killed."""
     done: dict[str, tuple[Result, float]] = {}
 
     def get(case: str) -> tuple[Result, float]:
         if case not in done:
             folder = tmp_path_factory.mktemp("reference")
             whole = trainer_of(case, folder / "whole").fit()  # here: all processes inherit the epsilons it computes
-            began = time.monotonic()
+            began = spent()
             run(case, folder / "timed")
-            done[case] = whole, time.monotonic() - began
+            done[case] = whole, spent() - began
         return done[case]
 
     return get
@@ -324,7 +339,7 @@ def test_random_times(case, reference, tmp_path):
     folder, clock, kills, killed = tmp_path / "run", random.Random(f"times of {case}"), 0, True
     before: Counter[int] = Counter()
     while killed:
-        delay = clock.uniform(0, 0.4 * seconds) if kills < KILLS else None
+        delay = clock.uniform(0, 0.4 * seconds) if kills < KILLS else 0.0  # never
         killed = run(case, folder, resume=True, delay=delay)
         kills += killed
         before = looked_at(case, folder, before)
