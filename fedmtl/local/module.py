@@ -15,7 +15,7 @@ from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..errors import ConfigError, ModelError
+from ..errors import ConfigError, ModelError, first_line
 from ..random import derive_key, keyed_uniform
 from .convolutions import ConvolutionalNetwork
 from .products import Perceptron
@@ -449,6 +449,86 @@ def not_batched(error: Exception) -> ModelError:
         "takes (model.fix=true, in Python models.fix(model), replaces recurrent layers and attention), or "
         "execution={chunk: 1}, in Python Execution(chunk=1), which computes one client after another."
     )
+
+
+def check_copyable(module: nn.Module) -> None:
+    """Refuse a module whose parameters cannot be exchanged for those of a client, or are no start of training.
+
+    Raises:
+        ModelError: a module of ``torch.jit``, ``torch.compile`` or ``nn.DataParallel``, one that cannot be copied, or a
+            parameter without data, of complex numbers, or that is not finite.
+    """
+    for name, child in module.named_modules():
+        where = f"Layer {name!r}" if name else "The model"
+        kind = next((kind for kind in _WRAPPED if kind in [each.__name__ for each in type(child).__mro__]), None)
+        if kind is not None:
+            raise ModelError(f"{where} is of class {type(child).__name__}, {_WRAPPED[kind]}")
+        if any(type(hook).__name__ == "WeightNorm" for hook in child._forward_pre_hooks.values()):
+            raise ModelError(
+                f"{where} has torch.nn.utils.weight_norm, with which it cannot be copied; use "
+                "torch.nn.utils.parametrizations.weight_norm instead."
+            )
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if tensor.is_meta:
+            raise ModelError(
+                f"{name!r} is on the device 'meta' and has no data; build the model on a device that has them, such as "
+                "device='cpu', or load its weights first."
+            )
+        if isinstance(tensor, nn.parameter.UninitializedTensorMixin):
+            continue
+        if tensor.is_complex():
+            raise ModelError(f"{name!r} has complex numbers; use two real parameters instead.")
+        if isinstance(tensor, nn.Parameter) and not bool(torch.isfinite(tensor).all()):
+            raise ModelError(f"Parameter {name!r} has values that are not finite; start from finite ones.")
+    try:
+        copy.deepcopy(module)
+    except Exception as error:
+        raise ModelError(
+            f"The model cannot be copied ({first_line(error)}); each client needs a copy, so let no tensor be stored "
+            "that was computed from parameters, and nothing that copy.deepcopy refuses."
+        ) from error
+
+
+_WRAPPED = {
+    "ScriptModule": "whose parameters cannot be exchanged; give the module that it was made from.",
+    "OptimizedModule": "made by torch.compile; give the module that it was made from.",
+    "DataParallel": "which computes elsewhere; give its module, model.module.",
+    "DistributedDataParallel": "which computes elsewhere; give its module, model.module.",
+}
+
+
+def with_shapes(module: nn.Module, sample: Tensor, seed: int) -> nn.Module:
+    """Return the module, or if some of its parameters are lazy a copy with all of their shapes.
+
+    Args:
+        module: whose lazy parameters are made, with random starts by the ``seed``, as a batch passes through it.
+        sample: a batch (B, ...) of the shape of the data.
+        seed: of the random starts.
+
+    Raises:
+        ModelError: a module that fails on the batch, or that leaves a parameter without a shape.
+    """
+    lazy = [name for name, p in module.named_parameters() if isinstance(p, nn.parameter.UninitializedParameter)]
+    if not lazy:
+        return module
+    module = copy.deepcopy(module)
+    mode = module.training
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(seed)
+        try:
+            module.eval()(torch.zeros_like(sample))
+        except Exception as error:
+            raise ModelError(
+                f"The model has lazy parameters ({', '.join(lazy)}), and fails on a batch of shape "
+                f"{tuple(sample.shape)}, which would give them their shapes: {first_line(error)}."
+            ) from error
+    left = [name for name, p in module.named_parameters() if isinstance(p, nn.parameter.UninitializedParameter)]
+    if left:
+        raise ModelError(
+            f"{left[0]!r} is lazy, and the forward pass does not give it a shape; use the layer in forward, or a layer "
+            "with a shape."
+        )
+    return module.train(mode)
 
 
 class _RefuseRandomness(TorchDispatchMode):

@@ -29,6 +29,7 @@ from ..errors import ConfigError, FedmtlError, ModelError, first_line
 from ..local import Execution, Executor, Layout, check_stackable, prepare_module, resolve_loss
 from ..local.executor import available_cores
 from ..local.losses import Loss, binary_cross_entropy
+from ..local.module import check_copyable, with_shapes
 from ..local.per_example import check_examples
 from ..local.products import Perceptron
 from ..models import ModelFactory, NamedInputs
@@ -147,10 +148,12 @@ def made(model: nn.Module | ModelFactory, spec: DataSpec, seed: int) -> nn.Modul
 
     Raises:
         ConfigError: a function that does not take the shape only, or that returns no module.
-        ModelError: a function that fails.
+        ModelError: a function that fails, or a module that cannot be copied, see
+            :func:`~fedmtl.local.module.check_copyable`.
     """
+    start = derive_key(seed, "model") >> 1
     if isinstance(model, nn.Module):
-        return model
+        return _ready(model, spec, start)
     try:
         inspect.signature(model).bind(spec)
     except TypeError as error:
@@ -159,7 +162,7 @@ def made(model: nn.Module | ModelFactory, spec: DataSpec, seed: int) -> nn.Modul
             "argument that returns a module, such as lambda spec: MyModel(), or the module itself."
         ) from error
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive_key(seed, "model") >> 1)
+        torch.manual_seed(start)
         try:
             module = model(spec)
         except FedmtlError:
@@ -168,7 +171,16 @@ def made(model: nn.Module | ModelFactory, spec: DataSpec, seed: int) -> nn.Modul
             raise ModelError(f"The model cannot be made for data of {spec}: {first_line(error)}.") from error
     if not isinstance(module, nn.Module):
         raise ConfigError(f"model is a function that returned {type(module).__name__}; it must return an nn.Module.")
-    return module
+    return _ready(module, spec, start)
+
+
+def _ready(module: nn.Module, spec: DataSpec, start: int) -> nn.Module:
+    """Return the module with the shapes of its lazy parameters, whose values follow from the seed ``start``."""
+    check_copyable(module)
+    shaped = with_shapes(module, spec.sample(2, torch.float32), start)
+    if shaped is not module:
+        check_copyable(shaped)
+    return shaped
 
 
 def _check_loss(loss: str | Loss, module: nn.Module, sample: Tensor, data: FederatedDataset) -> None:
