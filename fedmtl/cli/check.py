@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -15,6 +15,9 @@ from ..report.tables import write_text
 from .config import Config, compose, made, resolve, settings, with_automatic
 from .output import show
 from .run import command_parser
+
+if TYPE_CHECKING:
+    from ..data.readers.columns import Summary
 
 MISSING = "???"
 _REFERENCE = re.compile(r"(\\*)\$\{")
@@ -55,8 +58,8 @@ def _draft(node: Config) -> None:
     """Fill in the bounds, features, labels and classes of a table that are not declared, and print a line on each
     column.
 
-    Columns with missing values or that look like ids, and constants, leave the features unless their bounds are
-    declared.
+    Columns that look like ids, and constants, leave the features unless their bounds are declared. Columns with missing
+    values become those of data.missing.
     """
     from ..data.readers.columns import Summary, Table
     from ..data.readers.table import feature_columns
@@ -67,6 +70,7 @@ def _draft(node: Config) -> None:
     table = Table.of(node["path"], settings=written)
     target = node["target"]
     bounds = dict(node.get("bounds") or {})
+    missing = list[str]()
     chosen, lines = feature_columns(table, node["client"], target, node.get("features")), list[str]()
     for name in chosen:
         column, note = Summary(table.frame[name]), ""
@@ -76,10 +80,19 @@ def _draft(node: Config) -> None:
             bounds[name] = column.bounds
             if column.whole and len(column.kinds) == len(table):
                 note = "; no two rows are alike: if it is an id, leave it out of data.features"
+        if name in bounds and column.missing:
+            note += f"; {column.missing:,} missing values: 0, and a feature that says so (data.missing)"
+            missing.append(name)
         lines.append(shown(f"  {name}: {column.text}{note}"))
     node["features"] = [name for name in chosen if name in bounds]
+    declared = node.get("missing", "refuse")
+    if missing and declared == "refuse":
+        node["missing"] = missing
+    elif missing and not isinstance(declared, str):
+        node["missing"] = list(dict.fromkeys([*declared, *missing]))
     column, classes = Summary(table.frame[str(target)]), node.get("classes")
     lines.append(shown(f"  {target}: {column.text}"))
+    _check_target(str(target), column)
     if target not in bounds and column.doubt and not (node.get("labels") or isinstance(classes, int)):
         raise ConfigError(f"data.target is {target!r}, which {column.doubt}; choose another, or {column.remedy}.")
     head = f"{node['path']}: columns, read off private rows that no epsilon covers; confirm or replace the bounds"
@@ -91,6 +104,21 @@ def _draft(node: Config) -> None:
         node["classes"] = made(node, "data").classes  # as the reader infers them, a draft to be confirmed, too
     if column.numeric and node.get("classes") is None:
         bounds.setdefault(target, column.bounds)
+
+
+def _check_target(name: str, column: Summary) -> None:
+    """Refuse a target with missing values, or of dates.
+
+    Raises:
+        ConfigError: what to do instead.
+    """
+    if column.missing:
+        raise ConfigError(
+            f"data.target is {name!r}, which has {column.missing:,} missing values; choose another, or leave the rows "
+            "out."
+        )
+    if column.dates:
+        raise ConfigError(f"data.target is {name!r}, which holds dates; choose another, such as a number of days.")
 
 
 def _write(config: Config, words: list[str]) -> None:
@@ -146,6 +174,6 @@ def _escaped(found: re.Match[str]) -> str:
 
 
 def _without_bounds(draft: str) -> Config:
-    """Return the values of a draft but for its bounds."""
+    """Return the values of a draft but for its bounds and the columns whose values may be missing."""
     values: Any = yaml.safe_load(draft)
-    return values | {"data": values.get("data", {}) | {"bounds": None}}
+    return values | {"data": values.get("data", {}) | {"bounds": None, "missing": None}}

@@ -363,3 +363,136 @@ def test_whole_numbers_are_classes_only_if_they_are_few_and_from_0_on(values, op
     assert both == pytest.approx(expected, abs=1e-4)
     said = "the whole numbers of 'stay' are taken as a real target, since some are negative or above 19;" in caplog.text
     assert said == (classes is None and inferred[0] == "classes" if inferred else False)
+
+
+GAPS = pd.DataFrame(
+    {
+        "ward": ["n"] * 4 + ["s"] * 4,
+        "age": ["30", "", "NA", "50", "20", "60", "?", "40"],
+        "kind": ["a", "", "c", "b", "a", "NA", "b", "c"],
+        "sex": ["m", "f", "", "m", "f", "m", "f", "null"],
+        "stay": [0, 1, 0, 1, 0, 1, 0, 1],
+    }
+)
+GAP_BOUNDS = {"age": [20, 60], "kind": ["a", "b", "c"], "sex": ["m", "f"]}
+GAP_ROWS = [  # age and its indicator, a b c and theirs, sex and its own, stay
+    (-0.5, 0, 1, 0, 0, 0, -1, 0, 0),
+    (0, 1, 0, 0, 0, 1, 1, 0, 1),
+    (0, 1, 0, 0, 1, 0, 0, 1, 0),
+    (0.5, 0, 0, 1, 0, 0, -1, 0, 1),
+    (-1, 0, 1, 0, 0, 0, 1, 0, 0),
+    (1, 0, 0, 0, 0, 1, -1, 0, 1),
+    (0, 1, 0, 1, 0, 0, 1, 0, 0),
+    (0, 0, 0, 0, 1, 0, 0, 1, 1),
+]
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet", "frame"])
+def test_missing_values_are_zero_with_an_indicator(tmp_path, form, caplog):
+    source = tmp_path / f"t.{form}"
+    if form == "csv":
+        GAPS.to_csv(source, index=False)
+    elif form == "parquet":
+        numbers = pd.to_numeric(GAPS.age, errors="coerce").astype("Float64")
+        GAPS.assign(age=numbers, kind=GAPS.kind.replace("", None), sex=GAPS.sex.replace("", None)).to_parquet(source)
+    else:
+        source = GAPS
+    options = {"client": "ward", "target": "stay", "classes": 2, "bounds": GAP_BOUNDS}
+    data = read_table(source, missing="indicator", **options)
+    assert (data.inferred, data.domain) == ((), Domain(3.0, 3**0.5, 1.0))
+    assert [rows_of(data, 0), rows_of(data, 1)] == [sorted(GAP_ROWS[:4]), sorted(GAP_ROWS[4:])]
+    assert data.fingerprint() == read_table(source, missing=["sex", "age", "kind"], **options).fingerprint()
+    assert "cut off" not in caplog.text
+    for column in ("age", "kind", "sex"):
+        others = [name for name in GAP_BOUNDS if name != column]
+        with pytest.raises(DataError, match=rf"column '{column}' (is empty|holds)"):
+            read_table(source, missing=others, **options)
+
+
+def test_the_number_of_features_does_not_depend_on_what_is_missing():
+    whole = GAPS.assign(age=[30] * 8, kind="a", sex="m")
+    data = read_table(whole, client="ward", target="stay", classes=2, bounds=GAP_BOUNDS, missing="indicator")
+    assert data.spec.shape == (8,)
+    assert not data.train.x[:, [1, 5, 7]].any()
+    comma = GAPS.assign(age=["30,5", "", "NA", "50", "20", "70", "?", "40"])
+    with pytest.raises(DataError, match="row 0, column 'age' holds '30,5'"):
+        read_table(comma, client="ward", target="stay", classes=2, bounds=GAP_BOUNDS, missing="indicator")
+
+
+@pytest.mark.parametrize(
+    ("missing", "message"),
+    [
+        ("fill", "data.missing is 'fill'; accepted: refuse, indicator, or a list of columns"),
+        (["height"], "data.missing contains 'height', which is not a feature column; accepted: 'age', 'kind'"),
+        (["stay"], "data.missing contains 'stay', which is not a feature column"),
+        (["kind"], "data.missing contains 'kind', which has no data.bounds"),
+    ],
+)
+def test_impossible_choices_for_missing_values_are_refused(missing, message):
+    bounds = {"age": [20, 60]}
+    with pytest.raises(ConfigError, match=message):
+        read_table(GAPS, client="ward", target="stay", bounds=bounds, one_hot=["kind", "sex"], missing=missing)
+
+
+def test_a_last_category_takes_all_others():
+    table, options = frame(), {"client": "ward", "target": "cost", "features": ["kind"]}
+    data = read_table(table, bounds={"kind": ["c", "d", "*"]}, **options)
+    east = table[table.ward == "east"]
+    other = ~east.kind.isin(["c", "d"])
+    columns = [east.kind == "c", east.kind == "d", other, east.cost.astype(np.float32)]
+    assert rows_of(data, 0) == sorted(zip(*[part.astype(float) for part in columns], strict=True))
+    two = read_table(table, bounds={"kind": ["b", "*"]}, **options)
+    assert two.spec.shape == (1,)
+    expected = sorted(zip(2.0 * (east.kind != "b") - 1, east.cost.astype(np.float32), strict=True))
+    assert rows_of(two, 0) == expected
+    with pytest.raises(ConfigError, match=r"'\*', which takes all other categories, must be the last"):
+        read_table(table, bounds={"kind": ["*", "b"]}, **options)
+
+
+DAYS = ["1979-12-31", "1980-01-01", "1980-02-29", "1983-07-04", "1987-12-31", "1988-01-01"]
+
+
+@pytest.mark.parametrize("form", ["csv", "datetime64", "zoned", "object"])
+def test_dates_are_year_month_weekday_and_days_as_pandas_has_them(tmp_path, form, caplog):
+    table = pd.DataFrame({"ward": list("nnnsss"), "day": DAYS, "cost": [0.5, 1.5, 2.5, 3.5, 4.5, 5.5]})
+    when = pd.to_datetime(table.day)
+    source = {
+        "csv": tmp_path / "t.csv",
+        "datetime64": table.assign(day=when),
+        "zoned": table.assign(day=when.dt.tz_localize("Asia/Tokyo") + pd.Timedelta(hours=23)),
+        "object": table.assign(day=when.dt.date),
+    }[form]
+    times = pd.Series([" 23:59", "", "T10:00", "", "", ""])
+    table.assign(day=table.day + times).to_csv(tmp_path / "t.csv", index=False)
+    data = read_table(source, client="ward", target="cost", bounds={"day": ["1980-01-01", "1987-12-31"]})
+    cut = when.clip(pd.Timestamp("1980-01-01"), pd.Timestamp("1987-12-31"))
+    passed = (cut - pd.Timestamp("1980-01-01")).dt.days / 2921
+    parts = [(cut.dt.year - 1980) / 7, (cut.dt.month - 1) / 11, cut.dt.day_of_week / 6, passed]
+    expected = np.stack([*(2 * part - 1 for part in parts), table.cost], axis=1)
+    for client in (0, 1):
+        mine = sorted(map(tuple, expected[3 * client : 3 * client + 3].tolist()))
+        np.testing.assert_allclose(rows_of(data, client), mine, rtol=1e-6, atol=1e-7)
+    assert (data.inferred, data.domain) == (("classes", "range.cost"), Domain(4.0, 2.0, math.inf))
+    assert "day 2" in caplog.text
+    gap = read_table(
+        table.assign(day=[None, *DAYS[1:]]), client="ward", target="cost", missing=["day"],
+        bounds={"day": ["1980-01-01", "1987-12-31"]},
+    )  # fmt: skip
+    assert (0, 0, 0, 0, 1, 0.5) in rows_of(gap, 0)
+
+
+def test_dates_that_are_none_are_refused_and_described(tmp_path):
+    table = pd.DataFrame({"ward": list("nnnsss"), "day": DAYS, "cost": [0.5, 1.5, 2.5, 3.5, 4.5, 5.5]})
+    options = {"client": "ward", "target": "cost"}
+    for low, high in (("1987-12-31", "1980-01-01"), ("1980-01-01", "1980-01-01")):
+        with pytest.raises(ConfigError, match=r"data.bounds\['day'\] is .*; two dates must be \[FIRST, LAST\]"):
+            read_table(table, bounds={"day": [low, high]}, **options)
+    table.loc[4, "day"] = "1987-02-30"
+    with pytest.raises(DataError, match=r"row 4, column 'day' holds '1987-02-30'; accepted: a date such as 1980-01-31"):
+        read_table(table, bounds={"day": ["1980-01-01", "1987-12-31"]}, **options)
+    with pytest.raises(DataError, match=r"column 'day' holds .* \(or for dates .*day: \[1980-01-01, 1987-12-31\]"):
+        read_table(table, **options)
+    for values in (pd.Series(DAYS), pd.to_datetime(pd.Series(DAYS))):
+        column = Summary(values)
+        assert (column.dates, column.bounds) == (True, ["1979-01-01", "1988-12-31"])
+        assert (column.doubt, column.text) == ("", "1979-12-31 to 1988-01-01, dates")

@@ -337,13 +337,13 @@ def test_a_draft_leaves_out_what_says_nothing_and_counts_missing_values(tmp_path
     assert frame.cost.max() < high < frame.cost.max() + 0.01
     (tmp_path / "experiment" / "labs.yaml").unlink()  # which is never written over
     frame = frame.drop(columns=["day", "night"])
+    frame["seen"] = pd.date_range("1980-05-01", periods=120).strftime("%Y-%m-%d")
     frame.loc[[4, 9], "hum"] = "NA"
     frame.to_csv(tmp_path / "labs.csv", index=False)
     assert main(["check", *words]) == 0
-    assert (
-        "  hum: 0 to 17; it has 2 missing values: left out of data.features (fill them, or leave the"
-        in capsys.readouterr().out
-    )
+    said = "  hum: 0 to 17; 2 missing values: 0, and a feature that says so (data.missing)\n"
+    assert said in capsys.readouterr().out
+    assert yaml.safe_load(Path("experiment/labs.yaml").read_text())["data"]["missing"] == ["hum"]
     assert main(["--config-dir", ".", "experiment=labs", "hydra.run.dir=run", "rounds=1"]) == 0
 
 

@@ -3,6 +3,7 @@
 import json
 import logging
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -11,6 +12,7 @@ import torch
 
 from fedmtl import ClientPrivacy, Result, Trainer, load_data, models
 from fedmtl.data import Affine, read_table
+from fedmtl.data.readers.columns import Table
 from fedmtl.data.readers.schema import TableSchema
 from fedmtl.errors import ConfigError, DataError
 
@@ -68,6 +70,30 @@ def test_the_saved_schema_gives_the_features_of_the_run_to_the_bit(integers):
     if integers:
         with pytest.raises(DataError, match=r"row 0, column 'age' holds 0\.5; accepted: a whole number"):
             schema.encode(pd.DataFrame({"age": [0.5], "row": [1]}))
+
+
+def test_the_saved_schema_knows_dates_other_categories_and_missing_values():
+    rows = pd.DataFrame(
+        {
+            "ward": list("nnnsss"),
+            "day": ["1980-01-01", "", "1983-07-04", "1987-12-31", "1990-01-01", "1980-02-29"],
+            "kind": ["a", "b", "rare", "NA", "a", "new"],
+            "age": ["20", "60", "?", "30", "40", "20"],
+            "cost": [0.5, 1.5, 2.5, 3.5, 4.5, 5.5],
+        }
+    )
+    bounds = {"day": ["1980-01-01", "1987-12-31"], "kind": ["a", "b", "*"], "age": [20, 60], "cost": [0, 10]}
+    data = read_table(rows, client="ward", target="cost", bounds=bounds, missing="indicator")
+    schema = TableSchema.from_dict(json.loads(json.dumps(data.schema.to_dict())))
+    assert (schema, schema.width, schema.written) == (data.schema, 11, ["day", "kind"])
+    stored = torch.cat([data.train.x, data.test.x])
+    coded = schema.encode(rows.drop(columns=["ward", "cost"]))
+    assert sorted(map(tuple, coded.tolist())) == sorted(map(tuple, stored.tolist()))
+    new = pd.DataFrame({"kind": ["never seen", None], "age": [None, 50.0], "day": [pd.NaT, pd.Timestamp("1987-12-31")]})
+    days = [[0, 0, 0, 0, 1], [1, 1, 2 * 3 / 6 - 1, 1, 0]]
+    expected = [[*days[0], 0, 0, 1, 0, 0, 1], [*days[1], 0, 0, 0, 1, 0.5, 0]]
+    np.testing.assert_allclose(schema.encode(new).numpy(), expected, atol=1e-7)
+    assert schema.outside(Table(new.assign(age=[None, 70]), Path("rows"))) == {"age": 1}
 
 
 def test_public_are_only_declared_facts(run, tmp_path):
@@ -166,6 +192,10 @@ def test_who_has_no_model_is_told_of_the_shared_one(run):
         (lambda v: v["table"]["columns"][0].update(range=[1, 1]), "LOW below HIGH"),
         (lambda v: v["table"]["columns"][0].update(kind="code"), "of kind 'code'"),
         (lambda v: v["table"]["columns"][1].update(categories=["x", "x"]), "distinct texts"),
+        (lambda v: v["table"]["columns"][1].update(missing=1), "missing is 1"),
+        (lambda v: v["table"]["columns"][0].update(kind="dates", range=None), "do not belong to the kind 'dates'"),
+        (lambda v: v["table"]["columns"][0].update(kind="dates", range=None, period=["1980", "1981"]), "two dates"),
+        (lambda v: v["table"]["columns"][0].update(period=["1980-02-01", "1980-01-01"]), "before the last"),
         (lambda v: v["table"]["columns"][2].update(categories=["x"]), "do not belong to the kind"),
     ],
 )

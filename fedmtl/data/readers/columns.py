@@ -38,7 +38,10 @@ Read = TypeVar("Read")
 _LONGEST, _FEW = 80, 16  # letters and bytes that are printed
 _FEWEST = 20  # distinct values of a column of ids, at least
 _MOST = 50  # categories of a column in a draft
-_MARKS = {"", "NA", "N/A", "n/a", "NaN", "nan", "null", "?"}  # of missing numbers
+MARKS = frozenset({"", "NA", "N/A", "n/a", "NaN", "nan", "null", "?"})
+"""Texts that stand for missing values."""
+ISO_DATE = r"\d{4}-\d{2}-\d{2}([T ].*)?"
+"""A pattern of dates, which a time of the day may follow."""
 
 MOST_CLASSES = 20
 """Whole numbers are taken as classes without being told so only if they are below this number."""
@@ -340,7 +343,7 @@ def looks_like_id(values: pd.Series) -> bool:
 
 
 class Summary:
-    """What a column (n,) seems to hold, by its private values: numbers, or categories.
+    """What a column (n,) seems to hold, by its private values: numbers, dates, or categories.
 
     Texts are numbers where more than half spell some, and the others are marks of missing values, such as NA, or too
     many for categories. True and false are categories.
@@ -352,6 +355,8 @@ class Summary:
         bounds: a draft of its public bounds: a range, whose ends are rounded away from it to three digits unless they
             are whole, or the categories.
         text: the same in words.
+        dates: the values are dates; their bounds are then whole years.
+        missing: the number of missing values.
         doubt: why it is no feature and no target, or an empty text.
         remedy: what makes it one.
     """
@@ -362,29 +367,49 @@ class Summary:
         lists = values.dtype == object and not values.map(pd.api.types.is_scalar).all()
         if lists or pd.api.types.is_bool_dtype(values.dtype):
             values = values.astype(str)
+        elif pd.api.types.is_datetime64_any_dtype(values.dtype):
+            values = values.map(str, na_action="ignore")
         elif not pd.api.types.is_numeric_dtype(values.dtype):
             numbers = pd.to_numeric(values, errors="coerce")
             others = set(values[numbers.isna()].dropna())
-            if others and numbers.count() > values.count() / 2 and (others <= _MARKS or values.nunique() > _MOST):
+            if others and numbers.count() > values.count() / 2 and (others <= MARKS or values.nunique() > _MOST):
                 values = numbers
-        self.numeric, missing = pd.api.types.is_numeric_dtype(values.dtype), int(values.isna().sum())
+        self.numeric = pd.api.types.is_numeric_dtype(values.dtype)
+        if not self.numeric:
+            values = values.where([not isinstance(value, str) or value.strip() not in MARKS for value in values])
+        self.missing = int(values.isna().sum())
         self.kinds = sorted(map(str, values.dropna().unique()))
         self.whole = pd.api.types.is_integer_dtype(values.dtype)
-        self.bounds, self.text = list[Any](self.kinds), f"{len(self.kinds):,} categories"
+        self.dates = bool(self.kinds) and not self.numeric and all(re.fullmatch(ISO_DATE, text) for text in self.kinds)
+        self.bounds = list[Any](self.kinds)
+        self.text = f"{len(self.kinds):,} categories"
         if self.numeric and self.kinds:
-            low, high = values.min(), values.max()
-            self.bounds, self.text = [float(rounded_down(low)), float(rounded_up(high, 3))], f"{low:g} to {high:g}"
-            self.bounds = [int(low), int(high)] if self.whole else self.bounds
-        self.doubt = "" if self.numeric or len(self.kinds) <= _MOST else f"has more than {_MOST} categories"
-        self.doubt = "is a constant" if len(self.kinds) < 2 else self.doubt
+            low = values.min()
+            high = values.max()
+            self.text = f"{low:g} to {high:g}"
+            self.bounds = [float(rounded_down(low)), float(rounded_up(high, 3))]
+            if self.whole:
+                self.bounds = [int(low), int(high)]
+        if self.dates:
+            first = self.kinds[0][:10]
+            last = self.kinds[-1][:10]
+            self.text = f"{first} to {last}, dates"
+            self.bounds = [f"{first[:4]}-01-01", f"{last[:4]}-12-31"]
+        self.doubt = self._doubt(values)
+        self.remedy = "declare its data.bounds"
         commas = [kind for kind in self.kinds if re.fullmatch(DECIMAL_COMMA, kind)]
-        foreign = not self.numeric and len(commas) > len(self.kinds) / 2
-        self.doubt = "looks like an id of rows" if looks_like_id(values) else self.doubt
-        self.doubt = f"has {missing:,} missing values" if missing else self.doubt
-        self.remedy = "fill them, or leave the rows out" if missing else "declare its data.bounds"
-        if foreign:
+        if not self.numeric and len(commas) > len(self.kinds) / 2:
             self.doubt = "has numbers with a decimal comma"
             self.remedy = "give data.decimal=comma"
+
+    def _doubt(self, values: pd.Series) -> str:
+        if not self.dates and looks_like_id(values):
+            return "looks like an id of rows"
+        if len(self.kinds) < 2:
+            return "is a constant"
+        if not self.numeric and not self.dates and len(self.kinds) > _MOST:
+            return f"has more than {_MOST} categories"
+        return ""
 
 
 def check_texts(option: str, texts: Sequence[str]) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ from ..partition import Partition
 from ..transforms import Integers, Transform
 from .columns import MOST_CLASSES, Summary, Table, check_texts, holds_amounts, looks_like_id
 from .delimited import is_unnamed
-from .schema import Column, TableSchema, category_values
+from .schema import Column, TableSchema, declared_column
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,6 +38,7 @@ def read_table(
     features: Sequence[str] | None = None,
     one_hot: Sequence[str] = (),
     bounds: Mapping[str, Sequence[Any]] | None = None,
+    missing: str | Sequence[str] = "refuse",
     labels: Sequence[str] | None = None,
     classes: Classes = "infer",
     test_fraction: float = 0.2,
@@ -66,9 +67,17 @@ def read_table(
         one_hot: feature columns to code as one 0/1 feature a category. The categories are those of the rows, in order
             of their text, which a run with noise refuses, unless ``bounds`` has the column.
         bounds: what is public of columns. ``[low, high]`` of numbers: values are cut there and mapped to [-1, 1].
-            Texts, the categories in order: two become -1 and +1, more one 0/1 feature each. The target of a regression
-            has a range likewise, at which predictions are cut off; scores are in its own units. Where all features have
-            bounds, the dataset's domain follows from them.
+            Texts, the categories in order: two become -1 and +1, more one 0/1 feature each, and a last one ``"*"``
+            takes every other text. Two dates, ``["1980-01-01", "1987-12-31"]``: dates, written so, of which a time may
+            follow, are cut there and become the year, the month, the day of the week from Monday on and the days since
+            the first, each mapped to [-1, 1]. The target of a regression has a range likewise, at which predictions are
+            cut off; scores are in its own units. Where all features have bounds, the dataset's domain follows from
+            them.
+        missing: ``"refuse"`` refuses missing values; a list of feature columns with bounds lets their values be
+            missing, and ``"indicator"`` those of all feature columns with bounds. The features of such a column are 0
+            in a row without a value (the middle of a range, none of several categories), and each such column has one
+            more feature, 1 in these rows and else 0, even if no value is missing. Empty values are missing, and NA,
+            N/A, NaN, null and ? if they are no category.
         labels: the target's values in order of their class number, as text; needed where the target is text.
         classes: as in :meth:`FederatedDataset.from_tensors`; with ``labels`` their number. ``"infer"`` takes whole
             numbers as classes only if they are -1 and +1 or all from 0 to 19, and else as a real target. A run with
@@ -94,9 +103,11 @@ def read_table(
     bounds = dict(bounds or {})
     if one_hot:
         check_texts("one_hot", one_hot)
-    ranges = {column: values for column, values in bounds.items() if _is_range(column, values)}
-    coding = dict.fromkeys(one_hot) | {column: values for column, values in bounds.items() if column not in ranges}
-    written = [client, *coding, target if labels is not None else None]
+    declared = {column: declared_column(column, values) for column, values in bounds.items()}
+    own_categories = [column for column in one_hot if _kind(declared, column) != "categories"]
+    as_target = declared.get(str(target))
+    written = [client, *own_categories, *TableSchema(tuple(declared.values()), "").written]
+    written += [target if labels is not None else None]
     settings = {"separator": separator, "decimal": decimal, "encoding": encoding, "comment": comment}
     table = Table.of(path, [column for column in written if column is not None], name, settings)
     given_features = features is not None
@@ -104,28 +115,31 @@ def read_table(
     assert target is not None  # as has been checked
     for option, columns in (("one_hot", one_hot), ("bounds", tuple(bounds))):
         for column in columns:
-            if column not in features and not (column == target and column in ranges and labels is None):
+            real = column == target and as_target is not None and as_target.range is not None and labels is None
+            if column not in features and not real:
                 accepted = ", ".join(map(repr, features))
                 raise ConfigError(
                     f"read_table.{option} contains {column!r}, which is not a feature column; accepted: {accepted}."
                 )
     if client is not None:
         table = replace(table, client_of=table.written(client, "the name of a client"))
+    gaps = _may_be_missing(missing, features, bounds)
+    coded = declared | {column: _categories_of_rows(table, column) for column in own_categories}
+    chosen = [coded.get(column, Column(column)) for column in features]
     schema = TableSchema(
-        columns=tuple(_column(table, column, ranges, coding) for column in features),
+        columns=tuple(replace(column, missing=column.name in gaps) for column in chosen),
         target=target,
         labels=() if labels is None else tuple(map(str, labels)),
-        target_range=_ends(ranges, target),
+        target_range=None if as_target is None else as_target.range,
         client=client,
         integers=integers,
         form=table.form,
-        declared=None not in coding.values() and (given_features or set(features) <= {*bounds, *one_hot}),
+        declared=not own_categories and (given_features or set(features) <= {*bounds, *one_hot}),
     )
     x = schema.features(table, _advice)
     real_by_rows = False
-    if target in ranges:
-        as_feature = Column(target, range=schema.target_range)
-        y, classes = as_feature.encode(table, _advice)[:, 0].astype(np.float32), None
+    if as_target is not None:
+        y, classes = as_target.encode(table, _advice)[:, 0].astype(np.float32), None
     else:
         y = _target(table, target, labels)
         real_by_rows = classes == "infer" and labels is None and holds_amounts(y)
@@ -154,16 +168,17 @@ def read_table(
     of_target = Column(target, range=schema.target_range).outside(table)
     _warn(table, schema, of_target)
     inferred = ["classes"] if real_by_rows else []  # declared by nobody
-    inferred += [f"categories.{column}" for column, texts in coding.items() if texts is None]
+    inferred += [f"categories.{column}" for column in own_categories]
     if transform is None and not integers:
         numbers = [*features, *([target] if data.classes is None else [])]
-        inferred += [f"range.{column}" for column in numbers if column not in ranges and column not in coding]
+        inferred += [f"range.{column}" for column in numbers if column not in coded]
     domain = None
     if transform is None and bounds.keys() >= set(features):
-        scaled = data.classes is not None or target in ranges
-        domain = Domain(float(len(features)), len(features) ** 0.5, 1.0 if scaled else math.inf)
+        size = sum(column.size for column in schema.columns)
+        scaled = data.classes is not None or as_target is not None
+        domain = Domain(size, size**0.5, 1.0 if scaled else math.inf)
     scale: dict[str, Any] = {}
-    if target in ranges:
+    if as_target is not None:
         scale = {"limit": 1.0, "target_range": schema.target_range, "cut_targets": of_target / len(table)}
     if all(isinstance(column, str) for column in (*features, target, client or "")):
         scale["schema"] = replace(schema, classes=data.classes)
@@ -203,7 +218,7 @@ def feature_columns(table: Table, client: str | None, target: str | None, featur
 def _warn(table: Table, schema: TableSchema, of_target: int) -> None:
     """Warn of columns that look like ids, and of values outside of their ranges, ``of_target`` of them targets."""
     frame = table.frame
-    for name in (*(column.name for column in schema.columns), schema.target):
+    for name in (*(column.name for column in schema.columns if column.kind != "dates"), schema.target):
         if looks_like_id(frame[name]):
             change = "choose another data.target"
             if name != schema.target:
@@ -221,43 +236,47 @@ def _warn(table: Table, schema: TableSchema, of_target: int) -> None:
         logger.warning(text, table.file, f"{len(frame):,}", counts, unfit)
 
 
-def _is_range(column: str, values: Sequence[Any]) -> bool:
-    """Return whether bounds are a range of numbers, not the texts of categories."""
-    if not isinstance(values, Sized):
-        raise ConfigError(f"data.bounds[{column!r}] is {values!r}; give a range, [LOW, HIGH], or categories, [A, B].")
-    if len(values) != 2 or not all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in values):
-        check_texts(f"bounds[{column!r}]", values)
-        return False
-    if not -math.inf < values[0] < values[1] < math.inf:
-        raise ConfigError(f"data.bounds[{column!r}] is {list(values)}; a range must be [LOW, HIGH], LOW below HIGH.")
-    return True
+def _kind(declared: Mapping[str, Column], name: str) -> str:
+    """Return the declared kind of a column; an empty text of one without bounds."""
+    return declared[name].kind if name in declared else ""
 
 
-def _ends(ranges: Mapping[str, Sequence[float]], name: str) -> tuple[float, float] | None:
-    """Return the range of a column; None without one."""
-    if name not in ranges:
-        return None
-    low, high = ranges[name]
-    return float(low), float(high)
+def _categories_of_rows(table: Table, name: str) -> Column:
+    """Return a column of the categories that occur in a table, in the order of their texts."""
+    return Column(name, "categories", categories=tuple(np.unique(table.written(name)).tolist()))
 
 
-def _column(
-    table: Table, name: str, ranges: Mapping[str, Sequence[float]], coding: Mapping[str, Sequence[Any] | None]
-) -> Column:
-    """Return how one column is coded: by its range, its categories, for None those of the rows, or as it is."""
-    if name not in coding:
-        return Column(name, range=_ends(ranges, name))
-    given = coding[name]
-    if given is None:
-        return Column(name, "categories", categories=tuple(np.unique(table.written(name)).tolist()))
-    return Column(name, "categories", categories=category_values(given), signs=len(given) == 2)
+def _may_be_missing(missing: str | Sequence[str], features: Sequence[str], bounds: Mapping[str, Any]) -> list[str]:
+    """Return the columns whose values may be missing.
+
+    Raises:
+        ConfigError: another word, or a column that is no feature or has no bounds.
+    """
+    if missing == "refuse":
+        return []
+    if missing == "indicator":
+        return [column for column in features if column in bounds]
+    if isinstance(missing, str):
+        raise ConfigError(f"data.missing is {missing!r}; accepted: refuse, indicator, or a list of columns.")
+    for column in missing:
+        if column not in features:
+            accepted = ", ".join(map(repr, features))
+            raise ConfigError(f"data.missing contains {column!r}, which is not a feature column; accepted: {accepted}.")
+        if column not in bounds:
+            raise ConfigError(
+                f"data.missing contains {column!r}, which has no data.bounds; the middle of its range, or none of its "
+                "categories, is put in if a value is missing."
+            )
+    return list(missing)
 
 
 def _advice(values: pd.Series, name: str) -> str:
     """Return what to do with a column that does not hold numbers alone."""
     texts = Summary(values[values.map(lambda value: isinstance(value, str))])
+    if texts.dates:
+        return f"or for dates the first and the last, 'data.bounds={{{name}: [1980-01-01, 1987-12-31]}}'"
     if texts.numeric or not texts.kinds:
-        return "fill it, or leave the row or the column out"
+        return "fill it, or leave the row or the column out; or with bounds of the column list it in data.missing"
     if texts.doubt:
         return f"the column {texts.doubt}: leave it out of data.features"
     return (
