@@ -1,4 +1,4 @@
-"""Tables and figures from run folders; ``python -m fedmtl report FOLDER...`` on the command line."""
+"""Tables and figures from run folders: ``python -m fedmtl report FOLDER...``."""
 
 from __future__ import annotations
 
@@ -11,15 +11,29 @@ from shutil import get_terminal_size
 from .._text import shown_lines
 from ._names import CHOICE_NOT_COVERED
 from .runs import find_runs, frame
-from .tables import csv_text, grouped, latex_text, main_metric, markdown_text, terminal_text, write_text
+from .tables import (
+    csv_text,
+    grouped,
+    latex_text,
+    main_metric,
+    markdown_text,
+    terminal_text,
+    write_text,
+)
 
 __all__ = ["CHOICE_NOT_COVERED", "Report", "frame", "report"]
 
 
 @dataclass(frozen=True)
 class Report:
-    """The files of one report: the tables, a figure if a run has a finite score, and a page if one was asked for; and
-    the runs that were left out, each with the reason."""
+    """The files of one report.
+
+    Attributes:
+        tables: the files of the tables.
+        figure: the privacy-utility plot; None if no run has a finite score.
+        page: the page in HTML; None if none was asked for.
+        left_out: the runs without a result, each with the reason.
+    """
 
     tables: tuple[Path, ...]
     figure: Path | None
@@ -28,8 +42,9 @@ class Report:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """Return all of them."""
-        return (*self.tables, *(file for file in (self.figure, self.page) if file is not None))
+        """Returns all files: the tables, the figure and the page, as far as there are any."""
+        optional = [file for file in (self.figure, self.page) if file is not None]
+        return (*self.tables, *optional)
 
 
 def report(
@@ -41,47 +56,68 @@ def report(
     format: str = "png",
     width: float | None = None,
 ) -> Report:
-    """Turn the runs under ``folders`` into one table and one privacy-utility plot.
+    """Turns the runs under ``folders`` into one table and one privacy-utility plot.
 
-    Writes ``table.csv`` (one line for each method of each run), ``table.md`` and ``table.tex`` (seeds averaged) and
-    ``privacy_utility.png``. All hold accuracies on private test data.
+    Writes ``table.csv`` (one line for each method of each run), ``table.md`` and ``table.tex``
+    (seeds averaged) and ``privacy_utility.png``. All hold scores on private test data.
 
     Args:
-        folders: run folders, or folders that hold runs at any depth (a sweep's).
-        out: where the files go; default ``report/`` in the first folder, ``private/report/`` in a run's.
+        folders: run folders, or folders that hold runs at any depth, such as a sweep's.
+        out: the folder of the files; default ``report/`` in the first folder, or
+            ``private/report/`` in that of a run.
         show: print the table.
-        html: write the same as one page that needs no other file, ``report.html`` beside the others, with the plots of
-            a run, its privacy report and its settings.
+        html: write the same as one page that needs no other file, ``report.html`` in ``out``, with
+            the plots of a run, its privacy report and its settings.
         format: of the figure: png, pdf or svg.
-        width: in inches, of a figure for a paper.
+        width: the width in inches of a figure for a paper; None for one on a screen.
+
+    Returns:
+        The files that were written, and the runs that were left out.
 
     Raises:
-        DataError: no finished run, or a result that cannot be read.
+        ConfigError: another format, or a width that is not between 1 and 50 inches.
+        DataError: no run is finished, or a result cannot be read.
     """
     from .figures import plot_frontier
 
-    rows, first = frame(folders), Path(folders[0])
-    groups, left_out = grouped(rows), {run: why for run, why in find_runs(folders).items() if why}
+    rows = frame(folders)
+    groups = grouped(rows)
+    left_out = {run: reason for run, reason in find_runs(folders).items() if reason}
     metric = main_metric(groups)
+    first = Path(folders[0])
+    # a sweep's folder has runs below it and no result of its own
     one_run = (first / "private" / "result.json").is_file()
-    target = Path(out) if out is not None else (first / "private" if one_run else first) / "report"
-    tables = {"table.csv": csv_text(rows), "table.md": markdown_text(groups), "table.tex": latex_text(groups)}
-    figure = target / f"privacy_utility.{format}"
-    files = Report(
-        tables=tuple(write_text(target / name, text) for name, text in tables.items()),
-        figure=None if metric is None else plot_frontier(groups, figure, metric=metric, paper=width),
-        page=target / "report.html" if html else None,
-        left_out=left_out,
-    )
-    if files.page is not None:
-        from .page import run_page, sweep_page  # reads a privacy report, which takes PyTorch's time to start
+    target = first / "report"
+    if out is not None:
+        target = Path(out)
+    elif one_run:
+        target = first / "private" / "report"  # a run's scores stay in its private folder
+    texts = {
+        "table.csv": csv_text(rows),
+        "table.md": markdown_text(groups),
+        "table.tex": latex_text(groups),
+    }
+    tables = tuple(write_text(target / name, text) for name, text in texts.items())
+    plot = target / f"privacy_utility.{format}"
+    figure = None
+    if metric is not None:
+        figure = plot_frontier(groups, plot, metric=metric, paper=width)
+    page = None
+    if html:
+        # imported here: it reads a privacy report, which takes PyTorch's time to start
+        from .page import run_page, sweep_page
 
+        page = target / "report.html"
         if one_run and len(folders) == 1:
             text = run_page(first, rows)
         else:
-            picture = None if metric is None else plot_frontier(groups, figure.with_suffix(".png"), metric=metric)
+            picture = None
+            if metric is not None:
+                # a page embeds PNG, of the size for a screen, whatever the format of the figure
+                picture = plot_frontier(groups, plot.with_suffix(".png"), metric=metric)
             text = sweep_page(rows, left_out, picture, target)
-        write_text(files.page, text)
+        write_text(page, text)
     if show:
-        print(shown_lines(terminal_text(groups, get_terminal_size((120, 24)).columns)))
-    return files
+        columns = get_terminal_size((120, 24)).columns
+        print(shown_lines(terminal_text(groups, columns)))
+    return Report(tables=tables, figure=figure, page=page, left_out=left_out)

@@ -1,8 +1,9 @@
-"""A run or a sweep as one page that needs nothing else: no network, no script, its pictures inside of it.
+"""A run or a sweep as one page without network or scripts, its pictures inside of it.
 
-The numbers are those of the text report: the table is :func:`fedmtl.report.tables.table_of`, the privacy block
-:meth:`fedmtl.privacy.PrivacyReport.rows`, and the pictures are the files of the run folder. ``page.html`` is a template
-of jinja2, which escapes every text, and writes out what cannot be printed.
+The numbers are those of the text report. The table is :func:`fedmtl.report.tables.table_of`, the
+privacy block is :meth:`fedmtl.privacy.PrivacyReport.rows`, and the pictures are the files of the
+run folder. ``page.html`` is a template of jinja2: it escapes every text and writes out characters
+that cannot be printed.
 """
 
 from __future__ import annotations
@@ -38,43 +39,48 @@ _PLOTS = {
 
 
 def run_page(run: Path, rows: pd.DataFrame) -> str:
-    """Return the page of one finished run.
+    """Returns the page of one finished run as HTML.
 
     Args:
         run: its folder.
         rows: of the run, from :func:`fedmtl.report.frame`.
 
     Raises:
-        DataError: a file that cannot be read.
+        DataError: a file cannot be read.
     """
     result = read_json(run / "private" / "result.json")
-    first, runs = rows.iloc[0], int((~rows["comparison"]).sum())
-    facts = {"data": data_text(first), "seed": first["seed"].partition(".")[0]}
-    facts |= {f"{result.get('step', 'round')}s": f"{first['rounds']:,.0f}"} if first["rounds"] else {}
-    facts |= {"repetitions": f"{runs:,}"} if runs > 1 else {}
+    first = rows.iloc[0]  # the run itself; baselines follow
+    # the pictures of a run were written by its end, as far as it had anything to draw
+    plots = {}
+    for name, words in _PLOTS.items():
+        if (run / name).is_file():
+            plots[_embedded(run / name)] = words
+    title = [text for text in (title_of(first["algorithm"]), first["data"]) if text]
     chosen = result.get("chosen") or {}
-    shares = {key.removeprefix("chose_"): value for key, value in result.items() if key.startswith("chose_")}
-    file = run / "private" / "config.yaml"
-    settings = file.read_text(encoding="utf-8") if file.is_file() else json.dumps(result.get("configuration"), indent=2)
     return _page(
         rows,
-        title=" on ".join(filter(None, (title_of(first["algorithm"]), first["data"]))),
+        title=" on ".join(title),
         label=first["label"],
-        facts=facts,
-        plots={_embedded(run / name): words for name, words in _PLOTS.items() if (run / name).is_file()},
+        facts=_facts(result, rows),
+        plots=plots,
         run=run,
         privacy=_privacy_of(run),
         chosen={str(key): value_text(value) for key, value in chosen.items()},
         verdict=str(result.get("verdict") or ""),
-        chosen_by_clients="; ".join(f"{name} {float(share):.0%}" for name, share in shares.items()),
+        chosen_by_clients=_chosen_by_clients(result),
         command=command_of(run),
-        settings=settings,
+        settings=_settings_text(run, result),
         verify=shlex.join(["fedmtl", "verify", str(run)]),
     )
 
 
-def sweep_page(rows: pd.DataFrame, left_out: Mapping[Path, str], figure: Path | None, target: Path) -> str:
-    """Return the page of several runs.
+def sweep_page(
+    rows: pd.DataFrame,
+    left_out: Mapping[Path, str],
+    figure: Path | None,
+    target: Path,
+) -> str:
+    """Returns the page of several runs as HTML.
 
     Args:
         rows: from :func:`fedmtl.report.frame`.
@@ -83,38 +89,93 @@ def sweep_page(rows: pd.DataFrame, left_out: Mapping[Path, str], figure: Path | 
         target: the folder of the page, from which links lead to the runs.
     """
     main = rows[~rows["comparison"]]
-    columns = {"method": main["algorithm"].map(title_of), "data": main.apply(data_text, axis=1)}
-    columns["epsilon"] = main["epsilon"].map(lambda epsilon: rounded_up(epsilon, 3))
-    columns |= {key.removeprefix(SETTING): main[key].dropna() for key in differing(main)} | {"seed": main["seed"]}
-    pages = {name: Path(name) / "private" / "report" / "report.html" for name in main["run"]}
+    columns = _columns_of_sweep(main)
     metric = main_metric(main)
-    runs = main.assign(score="" if metric is None else main[metric].map(number_text), epsilon=columns["epsilon"])
+    scores: Any = ""
+    if metric is not None:
+        scores = main[metric].map(number_text)
+    runs = main.assign(score=scores, epsilon=columns["epsilon"])
+    plots = {}
+    if figure is not None:
+        plots[_embedded(figure)] = "The score against epsilon"
+    # links to the pages that reports of single runs have written before
+    pages = {}
+    for name in main["run"]:
+        page = Path(name) / "private" / "report" / "report.html"
+        if page.is_file():
+            pages[name] = _link(page, target)
     return _page(
         rows,
         title=f"A sweep: {main['run'].nunique():,} finished, {len(left_out):,} left out",
         facts={key: ", ".join(values.unique()) for key, values in columns.items()},
-        plots={} if figure is None else {_embedded(figure): "The score against epsilon"},
+        plots=plots,
         run=None,
         label=None,
         choice=CHOICE_NOT_COVERED,
         metric=metric,
         runs=runs.to_dict("records"),
         links={name: _link(Path(name), target) for name in main["run"]},
-        pages={name: _link(page, target) for name, page in pages.items() if page.is_file()},
+        pages=pages,
         left_out={_link(run, target): (run, why) for run, why in left_out.items()},
     )
 
 
+def _facts(result: Mapping[str, Any], rows: pd.DataFrame) -> dict[str, str]:
+    """Returns the facts in the head of a run's page, by their names."""
+    first = rows.iloc[0]
+    facts = {"data": data_text(first), "seed": first["seed"].partition(".")[0]}
+    if first["rounds"]:
+        # a step is a round or an activation, as the schedule calls it
+        facts[f"{result.get('step', 'round')}s"] = f"{first['rounds']:,.0f}"
+    replicates = int((~rows["comparison"]).sum())
+    if replicates > 1:
+        facts["repetitions"] = f"{replicates:,}"
+    return facts
+
+
+def _chosen_by_clients(result: Mapping[str, Any]) -> str:
+    """Returns the shares of clients by the model that they chose; empty if they had no choice."""
+    shares = []
+    for key, share in result.items():
+        if key.startswith("chose_"):
+            shares.append(f"{key.removeprefix('chose_')} {float(share):.0%}")
+    return "; ".join(shares)
+
+
+def _settings_text(run: Path, result: Mapping[str, Any]) -> str:
+    """Returns the configuration: the file of the command, or JSON of a program's objects."""
+    file = run / "private" / "config.yaml"
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    return json.dumps(result.get("configuration"), indent=2)
+
+
+def _columns_of_sweep(main: pd.DataFrame) -> dict[str, pd.Series]:
+    """Returns the facts by which the runs of a sweep differ, a text for each run that has one."""
+    columns = {"method": main["algorithm"].map(title_of), "data": main.apply(data_text, axis=1)}
+    columns["epsilon"] = main["epsilon"].map(_epsilon_text)
+    # the settings that differ are what the sweep is about
+    for key in differing(main):
+        columns[key.removeprefix(SETTING)] = main[key].dropna()
+    columns["seed"] = main["seed"]
+    return columns
+
+
+def _epsilon_text(epsilon: float) -> str:
+    return rounded_up(epsilon, 3)
+
+
 def _page(rows: pd.DataFrame, **parts: Any) -> str:
+    # imported here, since a report without a page needs no jinja2
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     groups = grouped(rows)
     table, caption = table_of(groups)
     if "worst tenth" in table:
-        caption.append(
-            "worst tenth: mean over the tenth of the clients with the worst scores; spread: standard deviation"
-        )
+        worst = "worst tenth: mean over the tenth of the clients with the worst scores"
+        caption.append(f"{worst}; spread: standard deviation")
     folder = FileSystemLoader(Path(__file__).parent)
+    # texts of a run folder may come from anyone: all of them are escaped, and a misspelt name fails
     templates = Environment(
         loader=folder,
         autoescape=True,
@@ -134,10 +195,16 @@ def _page(rows: pd.DataFrame, **parts: Any) -> str:
 
 
 def _finalized(value: Any) -> Any:
-    """Return what the page has of a value: a text without characters that steer a terminal or turn its direction."""
+    """Returns a value as the page has it.
+
+    A text loses the characters that steer a terminal or turn its direction.
+    """
     if isinstance(value, Path):
         value = str(value)
-    return shown_lines(value) if type(value) is str else value
+    # a text that jinja2 has marked as safe is of a subclass, and stays
+    if type(value) is not str:
+        return value
+    return shown_lines(value)
 
 
 def _privacy_of(run: Path) -> PrivacyReport | None:
@@ -151,9 +218,14 @@ def _privacy_of(run: Path) -> PrivacyReport | None:
 
 
 def _embedded(path: Path) -> str:
-    """Return a picture as the address of itself."""
-    return f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"
+    """Returns a picture as a data URL."""
+    content = base64.b64encode(path.read_bytes()).decode()
+    return f"data:image/png;base64,{content}"
 
 
 def _link(path: Path, start: Path) -> str:
-    return quote(Path(os.path.relpath(path, start)).as_posix()) + ("/" if path.is_dir() else "")
+    """Returns the relative address of ``path`` from ``start``; a folder's ends with a slash."""
+    address = quote(Path(os.path.relpath(path, start)).as_posix())
+    if path.is_dir():
+        return address + "/"
+    return address
