@@ -29,6 +29,7 @@ from .algorithms import PublicStart as PublicStart
 from .algorithms import Scaffold as Scaffold
 from .algorithms import ServerOptimizer as ServerOptimizer
 from .algorithms import SharedDirections as SharedDirections
+from .audit import Interval as Interval
 from .data import FederatedDataset as FederatedDataset
 from .data import load_data as load_data
 from .local import BackoffSGD as BackoffSGD
@@ -48,7 +49,6 @@ from .schedules import Synchronous as Synchronous
 from .search import PrivateSearch as PrivateSearch
 from .trainer import Callback as Callback
 from .trainer import EarlyStopping as EarlyStopping
-from .trainer import Interval as Interval
 from .trainer import Result as Result
 from .trainer import Trainer as Trainer
 from .trainer import personalize as personalize

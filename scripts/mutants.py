@@ -14,7 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tests.privacy.mutants import MUTANTS, NO_OP, caught
+from tests.audit.mutants import MUTANTS, NO_OP, caught
 
 
 def main(algorithms: list[str]) -> int:

@@ -16,9 +16,9 @@ from matplotlib.text import Text
 import fedmtl
 from fedmtl import ClientPrivacy
 from fedmtl._rounding import grouped, rounded_down, rounded_up
+from fedmtl.audit import table
+from fedmtl.audit.findings import too_large
 from fedmtl.errors import BudgetExhausted
-from fedmtl.privacy.audit import table
-from fedmtl.privacy.audit.findings import too_large
 from fedmtl.privacy.report import PrivacyReport
 from fedmtl.report import canvas, figures, report
 from fedmtl.trainer.callbacks import ProgressBar

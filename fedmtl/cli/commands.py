@@ -256,8 +256,8 @@ def audit(words: list[str]) -> int:
     if options.interval:
         return _interval(config)
 
-    from ..privacy.audit import any_refuted, table
-    from ..trainer.audit.suite import audit_trainer
+    from ..audit import any_refuted, table
+    from ..audit.run_suite import audit_trainer
 
     began = time.monotonic()
     print("the checks take seconds to minutes; their table is printed at the end", file=sys.stderr, flush=True)
@@ -302,7 +302,7 @@ def verify(words: list[str]) -> int:
     if folder.name in ("public", "private") and (folder / "manifest.json").is_file():
         raise ConfigError(f"{folder} is a part of a run; fedmtl verify {folder.parent} checks it.")
 
-    from ..trainer.verify import verify as check_files
+    from ..audit.verification import verify as check_files
 
     verification = check_files(options.folder)
     show(json.dumps(verification.to_dict(), indent=2) if options.json else verification.text())

@@ -62,7 +62,7 @@ class PrivacyReport:
         ledger_lines, ledger_head: number of lines of the ledger and hash of the last one, when the run ended.
         remaining_charged: whether the run stopped early and is charged for all its planned steps.
         interval: what an attack on canaries in this run has measured, see
-            :func:`fedmtl.trainer.interval.certificate`; None where there were none.
+            :func:`fedmtl.audit.Interval.certificate`; None where there were none.
         search: of a private search, whose figures these are: its ``candidates``, ``mean`` and ``shape`` (``"inf"`` for
             Poisson) of the law of the number of repetitions, the ``score`` that was compared, in words, and the
             standard deviation of its noise, ``score_noise``; None elsewhere.
@@ -248,7 +248,7 @@ def searched_rows(search: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def measured_rows(interval: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the lines of a report on a certificate of :func:`fedmtl.trainer.interval.certificate`."""
+    """Return the lines of a report on a certificate of :func:`fedmtl.audit.Interval.certificate`."""
     share = f"{100 * interval['confidence']:.4g}%"
     claimed, least = rounded_up(interval["claimed"]), rounded_down(interval["measured"])
     rows = [("measured", f"epsilon {claimed} claimed, at least {least} measured ({share})")]

@@ -1,7 +1,7 @@
 """The one loop: events in, a result and a run folder out."""
 
 from .callbacks import Callback, ProgressBar
-from .interval import Interval
+from .hooks import RunAudit
 from .result import Result
 from .scored import Scored
 from .stopping import EarlyStopping
@@ -10,9 +10,9 @@ from .trainer import Trainer, personalize
 __all__ = [
     "Callback",
     "EarlyStopping",
-    "Interval",
     "ProgressBar",
     "Result",
+    "RunAudit",
     "Scored",
     "Trainer",
     "personalize",

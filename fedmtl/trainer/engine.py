@@ -31,7 +31,6 @@ from ..privacy.samplers import USUAL_COHORT
 from ..ranks import SINGLE, Ranks
 from ..schedules import AsynchronousSchedule, Block, BoundSchedule
 from .evaluation import Metrics, evaluate_each, evaluate_models, numbers_of, summarize
-from .interval import kind_of_channel, plant
 
 if TYPE_CHECKING:
     from .run import Run
@@ -117,8 +116,9 @@ def open_run(
         )
     options: dict[str, Any] = {}
     plans = releases_of(algorithm, problem, bound)
-    if settings.audit is not None:  # of records; clients that are canaries are in the schedule
-        number = settings.audit.canaries
+    audit = settings.audit
+    if audit is not None:  # of records; clients that are canaries are in the schedule
+        number = audit.canaries
         plans = tuple(plan.with_canaries(number) if isinstance(plan, GradientPlan) else plan for plan in plans)
     if isinstance(bound, BoundSampler):
         order = torch.argsort(problem.data.keys, stable=True)  # cohorts do not depend on the order of the data
@@ -137,10 +137,11 @@ def open_run(
         notes=problem.notes,
         replicates=settings.runs,
         ranks=problem.ranks,
-        kind=kind_of_channel(settings, plans),
+        kind=None if audit is None else audit.channel_class(settings, plans),
         **options,
     )
-    plant(settings, channel, problem.data.train.counts)
+    if audit is not None:
+        audit.plant(settings, channel, problem.data.train.counts)
     return channel
 
 

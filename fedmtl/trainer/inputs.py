@@ -22,7 +22,7 @@ from ..models import ModelFactory
 from ..privacy import ClientPrivacy, Privacy
 from ..schedules import AsynchronousSchedule
 from .callbacks import Callback
-from .interval import Interval
+from .hooks import RunAudit
 from .metrics import check_metrics
 from .stopping import EarlyStopping
 
@@ -99,7 +99,7 @@ def _check_kinds(settings: Any) -> None:
         ("privacy", settings.privacy, Privacy | None, privacy),
         ("folder", settings.folder, str | os.PathLike | None, "a path, as text or Path, or None to keep nothing"),
         ("execution", settings.execution, Execution, "Execution(chunk=..., processes=...)"),
-        ("audit", settings.audit, Interval | None, "Interval(canaries=200) or None"),
+        ("audit", settings.audit, RunAudit | None, "Interval(canaries=200) or None"),
         ("early_stopping", settings.early_stopping, EarlyStopping | None, "EarlyStopping(patience=3) or None"),
         ("finetune", finetune, Personalization | None, "Finetune(...), Average(...) or None"),
         ("the algorithm's local", local, LocalSolver | None, "a local solver, such as LocalSGD(lr=0.1)"),

@@ -34,7 +34,6 @@ from .coding import Coding
 from .engine import Engine
 from .evaluation import Metrics, bands, constant_loss, evaluated_clients, numbers_of, own_constants, try_metrics
 from .folder import Checkpoint, RunFolder
-from .interval import NOT_COVERED, certificate
 from .metrics import main_metric
 from .personalize import finetuned, held_out, not_covered, terms_of
 from .problem import describe, fingerprint, share_beyond
@@ -455,11 +454,12 @@ class Run:
         personal, parts = self.engine.models(self, state)
         if self.settings.runs > 1:
             report = replace(report, outside=(OUTSIDE.format(count=self.settings.runs), *report.outside))
-        if self.settings.audit is not None:
+        audit = self.settings.audit
+        if audit is not None:
             model = self.algorithm.shared(state)
             change = None if model is None or self.algorithm.one_at_a_time else model - problem.initial
-            interval = certificate(self.settings.audit, self.channel, report.epsilon, change)
-            report = replace(report, interval=interval, outside=(*report.outside, NOT_COVERED))
+            interval = audit.certificate(self.channel, report.epsilon, change)
+            report = replace(report, interval=interval, outside=(*report.outside, audit.outside))
         metric = main_metric(problem.data.spec).name
         scores = {name: metrics.by_client(evaluated) for name, metrics in scored.items()}
         return Result(

@@ -28,7 +28,7 @@ _SETTINGS = tuple(
         "local",
         "privacy",
         "schedules",
-        "trainer.interval",
+        "audit.lower_bound",
         "trainer.stopping",
     )
 )

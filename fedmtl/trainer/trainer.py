@@ -28,6 +28,7 @@ from ..schedules import AsynchronousSchedule, BoundSchedule
 from .automatic import automatic, is_linear, noise_of, unscaled
 from .callbacks import Callback
 from .engine import Engine, Schedule, bind_schedule
+from .hooks import RunAudit
 from .inputs import (
     AUTO,
     a_kind,
@@ -39,7 +40,6 @@ from .inputs import (
     named_baselines,
     usual_baselines,
 )
-from .interval import Interval, check_interval
 from .metrics import Metric, MetricFunction, kind_of, resolve_metrics
 from .personalize import Released, usual_finetuning
 from .problem import build_problem, coded_for, made, resolve_device
@@ -153,7 +153,7 @@ class Trainer:
     evaluate_clients: Count | None = None
     checkpoint_every: Count | None = None
     early_stopping: EarlyStopping | None = None
-    audit: Interval | None = None
+    audit: RunAudit | None = None
     replicates: Count = 1
     epsilons: Sequence[float] | None = None
     metrics: Sequence[str | MetricFunction] = ()
@@ -170,7 +170,8 @@ class Trainer:
             self._set(model=as_model(self.model))
         self._choose([name for name in AUTO if is_auto(getattr(self, name))])
         self._set(data=coded_for(self.data, self.loss, self.algorithm.loss))
-        check_interval(self)
+        if self.audit is not None:
+            self.audit.check(self)
         _ = self.bound  # refuses a schedule that these clients cannot have
         _ = self.comparisons
         if self.epsilons is not None:

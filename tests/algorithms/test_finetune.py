@@ -10,8 +10,8 @@ import torch
 from fedmtl import Average, Execution, Finetune, LocalSGD, models
 from fedmtl.algorithms import Cohort
 from fedmtl.algorithms.finetune import FINETUNE_ROUND
+from fedmtl.audit.other_clients import replaced_client
 from fedmtl.errors import ConfigError
-from fedmtl.trainer.audit.others import replaced_client
 from fedmtl.trainer.problem import build_problem
 from tests.algorithms.harness import problem_of
 from tests.algorithms.test_pmtl import blocks

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from fedmtl import MPMTL, Finetune, FixedCohort, FullParticipation, Trainer
+from fedmtl.audit.verification import verify
 from fedmtl.data import FederatedDataset
 from fedmtl.errors import BudgetExhausted, ConfigError, ResumeError
 from fedmtl.privacy import ClientPrivacy, PoissonSampling, RecordPrivacy
 from fedmtl.privacy.ledger import Ledger
 from fedmtl.trainer.result import Result
-from fedmtl.trainer.verify import verify
 
 pytest.importorskip("flwr", reason="the extra flower is not installed")
 

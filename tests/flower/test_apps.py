@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from fedmtl import MPMTL, PMTL, FullParticipation, Interval, PeerToPeer, PoissonClocks, Trainer
 from fedmtl.algorithms import Algorithm, Released
 from fedmtl.algorithms.local_fit import LocalFit
+from fedmtl.audit.verification import verify
 from fedmtl.data import FederatedDataset
 from fedmtl.errors import ConfigError, DataError, TrainingError
 from fedmtl.graphs import Ring
@@ -25,7 +26,6 @@ from fedmtl.trainer.callbacks import Callback
 from fedmtl.trainer.engine import open_run
 from fedmtl.trainer.folder import read_parts, read_tensors, write_parts
 from fedmtl.trainer.result import Result
-from fedmtl.trainer.verify import verify
 from tests.algorithms.test_client_half import CLIENTS, NAMES, ROUNDS, _Client, trainer_of
 
 pytest.importorskip("flwr", reason="the extra flower is not installed")

@@ -10,8 +10,8 @@ pytest.importorskip("ray", reason="Ray is not installed: pip install 'flwr[simul
 
 from flwr.simulation import run_simulation
 
+from fedmtl.audit.verification import verify
 from fedmtl.flower import client_app, population, server_app
-from fedmtl.trainer.verify import verify
 from tests.algorithms.test_client_half import trainer_of
 from tests.flower.test_apps import own_models, public_state, same
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fedmtl.trainer.verify import CONFIRMED, FAILED, OPEN, verify
+from fedmtl.audit.verification import CONFIRMED, FAILED, OPEN, verify
 
 from .transcripts import FILE, RUNS, run
 

@@ -9,10 +9,10 @@ import torch
 from dp_accounting import dp_event
 
 from fedmtl import ClientPrivacy, CyclicCohorts, FedAvg, FixedCohort, FullParticipation, QuantileClip
+from fedmtl.audit.verification import verify
 from fedmtl.privacy import ReleasePlan, epsilon, open_channel
 from fedmtl.privacy.noise import grid
 from fedmtl.privacy.quantile import count_rows, count_sensitivity
-from fedmtl.trainer.verify import verify
 
 from ..trainer.settings import DELTA, SOLVER, trainer
 

@@ -33,19 +33,19 @@ from fedmtl import (
     RecordPrivacy,
     models,
 )
+from fedmtl.audit.verification import verify
 from fedmtl.errors import ConfigError, PrivacyError, ResumeError
 from fedmtl.privacy import SeededSource, draw_repetitions
 from fedmtl.privacy.noise.sources import SystemCoins
 from fedmtl.search.search import _Search, client_scores
 from fedmtl.trainer.engine import Engine, open_run
 from fedmtl.trainer.run import single_run
-from fedmtl.trainer.verify import verify
 from tests.helpers import ragged_classification, regression
 
+from ..audit.test_verification import both, failed, lists
 from ..small import Ended
 from ..trainer.ledgers import charges
 from ..trainer.settings import CLIENTS, COHORT, DATA, DELTA, SOLVER, trainer
-from ..trainer.test_verify import both, failed, lists
 
 ROUNDS, NOISE, EPSILON, REPETITIONS = 6, 0.2, 4.0, 3
 PRIVACY = ClientPrivacy(clip_norm=0.7, epsilon=EPSILON, delta=DELTA)

@@ -36,11 +36,11 @@ from fedmtl import (
     models,
 )
 from fedmtl._files import write_bytes
+from fedmtl.audit.verification import verify
 from fedmtl.errors import ConfigError, DataError, ModelError, ResumeError
 from fedmtl.privacy.chain import Head, read_chain
 from fedmtl.trainer.folder import Checkpoint, RunFolder
 from fedmtl.trainer.problem import describe
-from fedmtl.trainer.verify import verify
 from tests import small
 from tests.conftest import quick_figures
 

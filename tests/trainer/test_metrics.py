@@ -17,6 +17,7 @@ from sklearn.metrics import (
 )
 
 from fedmtl import FedAvg, Finetune, LocalSGD, models
+from fedmtl.audit.verification import verify
 from fedmtl.data import DataSpec, FederatedDataset
 from fedmtl.errors import ConfigError
 from fedmtl.privacy import ClientPrivacy, FullParticipation
@@ -31,7 +32,6 @@ from fedmtl.trainer.metrics import (
     resolve_metrics,
     shares,
 )
-from fedmtl.trainer.verify import verify
 from tests import small
 from tests.helpers import ragged_classification, regression
 from tests.trainer.settings import DATA, SOLVER, trainer

@@ -40,12 +40,12 @@ from fedmtl import (
     models,
 )
 from fedmtl.algorithms.base import Tally
+from fedmtl.audit.verification import verify
 from fedmtl.data import FederatedDataset
 from fedmtl.errors import TrainingError
 from fedmtl.graphs import Ring
 from fedmtl.privacy.clip import not_finite
 from fedmtl.trainer.run import Run
-from fedmtl.trainer.verify import verify
 from tests import small
 
 SOLVER = LocalSGD(lr=0.05, epochs=2, batch_size=4)

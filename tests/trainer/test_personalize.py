@@ -29,11 +29,11 @@ from fedmtl import (
     personalize,
 )
 from fedmtl.algorithms import PPDMTL
+from fedmtl.audit.independence import independence
+from fedmtl.audit.rerun import watched
 from fedmtl.data import FederatedDataset
 from fedmtl.errors import ConfigError, ModelError
 from fedmtl.report import canvas
-from fedmtl.trainer.audit.independence import independence
-from fedmtl.trainer.audit.rerun import watched
 from fedmtl.trainer.metrics import REGISTRY, shares
 from fedmtl.trainer.personalize import held_out
 from tests.helpers import ragged_classification

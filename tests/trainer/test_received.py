@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from fedmtl._files import parse_json
+from fedmtl.audit.verification import FAILED, Verification, verify
 from fedmtl.errors import DataError
 from fedmtl.trainer import received
-from fedmtl.trainer.verify import FAILED, Verification, verify
 
-from .test_verify import both, failed, good, ledger, lists, rewrite  # noqa: F401 - a fixture
+from ..audit.test_verification import both, failed, good, ledger, lists, rewrite  # noqa: F401 - a fixture
 
 REPORT, LEDGER, RELEASES = "public/privacy.json", "private/ledger.jsonl", "public/releases.safetensors"
 DEEP = b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}"

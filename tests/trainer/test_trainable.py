@@ -28,13 +28,13 @@ from fedmtl import (
     models,
     personalize,
 )
+from fedmtl.audit.run_suite import setup_of
+from fedmtl.audit.verification import CONFIRMED, FAILED, OPEN, verify
 from fedmtl.data import FederatedDataset
 from fedmtl.errors import ConfigError, ModelError, ResumeError
 from fedmtl.local import Layout
 from fedmtl.local.module import set_trainable
 from fedmtl.privacy import FullParticipation, RecordPrivacy
-from fedmtl.trainer.audit.suite import setup_of
-from fedmtl.trainer.verify import CONFIRMED, FAILED, OPEN, verify
 from tests.helpers import ragged_classification
 from tests.methods import NETWORKS
 from tests.small import check_resumed

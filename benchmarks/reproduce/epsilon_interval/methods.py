@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 from run import DELTA, HERE, both, write
 
+from fedmtl.audit.guesses import Guesses, refuted
 from fedmtl.cli.config import build, compose, resolve
 from fedmtl.privacy.accounting.pld import TradeOff
-from fedmtl.privacy.audit.interval import Guesses, refuted
 from fedmtl.report.canvas import drawing
 
 CLAIMS = 1.0, 4.0

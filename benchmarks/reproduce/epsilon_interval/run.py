@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 from scipy import stats
 
+from fedmtl.audit.guesses import SHARE, Guesses, guess, lower_bound, refuted
 from fedmtl.privacy.accounting.composition import trade_off
-from fedmtl.privacy.audit.interval import SHARE, Guesses, guess, lower_bound, refuted
 from fedmtl.privacy.price import Price
 from fedmtl.report.canvas import drawing
 

@@ -1,0 +1,272 @@
+"""Checks of the accounting: what is charged, and what is said of it. All deterministic."""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .._rounding import rounded_up
+from ..errors import BudgetExhausted, PrivacyError
+from ..privacy.accounting.library import TOLERANCE
+from ..privacy.activations import Activations
+from ..privacy.rounds import Rounds
+from .findings import Finding, exact, skipped, too_large
+from .lines import Reading, differences, spread
+from .play import activation, rounds, silence, stated_multiplier
+from .setup import ACTIVATIONS, CLIENTS, MOST_ELEMENTS, Clocks, Setup, event_of, weighted
+
+_OTHER = "{} is {} in the price, and {} in the settings or public facts"
+_SLACK = 1 + 1e-6
+_STEPS = 20  # of a run whose ledger is read back
+_EXAMINED = 6  # accounts of one run that are computed again
+
+_Block: TypeAlias = tuple[int, Tensor, list[list[int]] | None]
+"""The first step, what begins, and the accounts that each step is charged to, -1 for that of all clients; None where
+the block must be refused."""
+
+
+def charges(setup: Setup, seed: int) -> list[Finding]:
+    """Make all checks of the accounting: of noise on rows, whose account no ledger has, those of its price."""
+    if setup.rows:
+        return [_prices(setup, seed), _budgets(setup, np.array([_paid(setup, seed)]))]
+    wrong, ledger = _steps(setup, seed)
+    detail = f"{len(ledger.steps):,} steps charged before they release, once, uses and epsilons of all accounts"
+    uses = setup.claims.charged(ledger.caps if setup.one_at_a_time else ledger.uses)
+    findings = [exact("charges: steps in the ledger", wrong, detail), _prices(setup, seed), _budgets(setup, uses)]
+    return [*findings, _by_library(setup, ledger)]
+
+
+# What a price says
+
+
+def _prices(setup: Setup, seed: int) -> Finding:
+    """Check that the prices agree with the settings, the public facts, and the noise that the channel says it adds, in
+    the first use of every account, the last and one between."""
+    channel, claims, wrong = setup.open(seed), setup.claims, []
+    if channel.bound != setup.privacy.initial_norm:
+        wrong.append(f"the clip norm is {channel.bound:g}, the settings have {setup.privacy.initial_norm:g}")
+    for k in claims.accounts:
+        price, multiplier = claims.price(k)
+        cap = setup.steps if setup.gradients is None else int(channel.caps[k])
+        of_account = differences(vars(price), claims.facts(k), _OTHER)
+        if setup.gradients is not None and setup.records.x is not None and len(setup.records.x[k]) != setup.sizes[k]:
+            of_account.append(f"{len(setup.records.x[k])} rows of {setup.sizes[k]} records")
+        for use in sorted({0, cap // 2, cap - 1} & set(range(cap))):
+            for name in claims.names:
+                claim, stated = claims.of(name, k, use), stated_multiplier(setup, channel, name, k, use)
+                if not math.isclose(stated, claim.multiplier, rel_tol=1e-9):
+                    of_account.append(f"{name} has noise {stated:.6g} in use {use}, the price {claim.multiplier:.6g}")
+            charged, due = claims.prices.event(k, use), event_of(price, weighted(price, multiplier, use))
+            if claims.refuted is None and charged != due:  # uses of unequal weight may cost the same in total
+                of_account.append(f"the event of use {use} is {charged}, its price makes {due}")
+        wrong += [f"{setup.name(k)}: {what}" if setup.gradients is not None else what for what in of_account]
+    if setup.rows:
+        stated, spent = channel.rows[setup.rows].epsilon_at(setup.steps), claims.spent(0, setup.steps)
+        if not math.isclose(stated, spent, rel_tol=1e-9):
+            wrong.append(f"epsilon is {rounded_up(stated, 6)}, {setup.steps} uses cost {rounded_up(spent, 6)}")
+    elif setup.gradients is None and channel.denominator != claims.of(claims.names[0]).denominator:
+        wrong.append(f"sums are divided by {channel.denominator:g}, not by the expected cohort")
+    detail = "law, noise, clip, delta, sampling, numbers of sums and of coordinates"
+    return exact("charges: event of a release", wrong, detail)
+
+
+# The ledger, by the audit's own reader
+
+
+def _read(path: Path) -> Reading:
+    return Reading([json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()])
+
+
+def _paid(setup: Setup, seed: int) -> int:
+    """Return how many rounds are paid for, where charges are counted in memory, as in a run without a folder."""
+    with closing(setup.open(seed)) as channel:
+        return sum(1 for _ in rounds(setup, channel))
+
+
+def _steps(setup: Setup, seed: int) -> tuple[list[str], Reading]:
+    """Make the steps of a run, and more, until they are refused, and read them back from the file: each is charged
+    once, before it releases something, to those that take part, and happens once; a block that must be refused is not
+    charged. Return what is wrong, and what was written."""
+    wrong, charged = list[str](), dict[int, list[int]]()
+    with tempfile.TemporaryDirectory(prefix="fedmtl-audit-") as folder:
+        path = Path(folder) / "ledger.jsonl"
+        with closing(setup.open(seed, ledger=path)) as channel:
+            channel.start(0)
+            for block in _blocks(setup, channel, seed):
+                first, members, clients = block
+                try:
+                    channel.begin(first, members)
+                except BudgetExhausted:
+                    if clients is None:
+                        continue
+                    wrong += [f"step {first} is within the caps, and is refused"] * setup.one_at_a_time
+                    break
+                if clients is None:
+                    wrong.append(f"step {first} begins a block past the cap of a client")
+                    break
+                charged |= dict(enumerate(clients, first))
+                if (setup.one_at_a_time or len(charged) <= _STEPS) and _read(path).by_step != charged:
+                    wrong.append(f"steps from {first} began without a charge on the disk")
+                acted = setup.one_at_a_time or first < 3 or first % 16 == 0
+                if acted and (more := _acted(setup, channel, block)):
+                    wrong += more
+                    break
+        ledger = _read(path)
+        if ledger.by_step != charged:
+            wrong.append(f"{len(charged)} steps began, others stay charged, or to others")
+        wrong += ledger.problems()
+    if not setup.one_at_a_time and (made := _paid(setup, seed)) != min(len(charged), setup.steps):
+        wrong.append(f"{made} rounds are paid for without a file, {len(charged)} with one")
+    try:
+        wrong += _misstated(setup, channel, ledger)
+    except PrivacyError as error:  # no figure for so many uses
+        wrong.append(str(error))
+    return wrong, ledger
+
+
+def _misstated(setup: Setup, channel: Rounds | Activations, ledger: Reading) -> list[str]:
+    """Return what the account and the report say otherwise than the ledger."""
+    wrong, report, uses = list[str](), channel.report, ledger.uses.tolist()
+    if channel.account.uses[0].tolist() != uses:
+        wrong.append("the account has other uses than the ledger")
+    if report.releases != ledger.releases:
+        wrong.append(f"{ledger.releases} releases happened, the report has {report.releases}")
+    if setup.claims.refuted is not None and (report.refuted is None or report.epsilon != math.inf):
+        wrong.append("the published accounting does not hold, and the report states its figure without the reason")
+    if report.delta != setup.delta:
+        wrong.append(f"delta is {report.delta} in the report, the settings have {rounded_up(setup.delta, 6)}")
+    stated = {f"account {k}": float(epsilon) for k, epsilon in enumerate(channel.account.epsilons()[0])}
+    spent = {f"account {k}": setup.claims.spent(k, used) for k, used in enumerate(uses)}
+    stated["the report"], spent["the report"] = report.epsilon, max(spent.values())
+    for of in stated if setup.claims.refuted is None else ():
+        if not math.isclose(stated[of], spent[of], rel_tol=1e-9, abs_tol=1e-12):
+            wrong.append(f"{of} has epsilon {stated[of]}, its uses {rounded_up(spent[of], 6)}")
+    return wrong
+
+
+def _blocks(setup: Setup, channel: Rounds | Activations, seed: int) -> Iterator[_Block]:
+    """Yield the blocks of a run, and beyond its last step. Where clients act one at a time, it makes half of all uses;
+    in the blocks that follow one client after the other acts up to its cap, and once more, in the same block and after
+    it: silent and free, or refused."""
+    if isinstance(channel, Rounds):
+        for step in range(4 * setup.steps + 64):
+            try:
+                cohort = channel.draw(step)
+            except BudgetExhausted:
+                return
+            yield step, cohort, [sorted(cohort.tolist()) if channel.account.by_client else [-1]]
+        return
+    assert isinstance(setup.schedule, Clocks)
+    end, left = 0, np.where(setup.sizes > 0, channel.caps, 0)
+    most = min(ACTIVATIONS, int(left.sum()) // 2)
+    for first, clients in setup.schedule.blocks(channel, seed):
+        charged = _charged(setup, left, clients) if first < most else None
+        if charged is None:
+            break
+        yield first, clients, charged
+        end = first + len(charged)
+    for k in np.flatnonzero(left[:CLIENTS] * setup.records.dimension <= MOST_ELEMENTS):
+        for count in (left[k] + 1, left[k], 1) if setup.sizes[k] and channel.caps[k] else ():
+            clients = torch.full((1, int(count)), int(k))
+            charged = _charged(setup, left, clients)
+            if count:
+                yield end, clients, charged
+            end += 0 if charged is None else len(charged)
+
+
+def _charged(setup: Setup, left: np.ndarray, clients: Tensor) -> list[list[int]] | None:
+    """Return the accounts that each activation of ``clients``, (1, S), is charged to, and take them off the uses that
+    are ``left``, (n,); None, and no use is taken, where the block must be refused."""
+    after, charged = left.copy(), list[list[int]]()
+    for k in clients[0].tolist():
+        acts = k >= 0 and after[k] > 0
+        if not acts and k >= 0 and setup.sizes[k] and setup.records.at_cap == "stop":
+            return None
+        after[k] -= acts
+        charged.append([k] if acts else [])
+    left[:] = after
+    return charged
+
+
+# What must be refused
+
+
+def _acts(setup: Setup, channel: Rounds | Activations, block: _Block) -> Iterator[tuple[Callable[[], Any], int]]:
+    """Yield the acts of a block that has begun, and how often each is paid for: releases of clients that contribute
+    nothing, of local steps those of one client and of another one that takes no part; and the beginning, again."""
+    (first, members, clients), sent = block, silence(setup)
+    if isinstance(channel, Activations):
+        yield partial(activation, setup, channel, first, sent), len(members[0])
+    elif channel.local is None:
+        for plan in channel.plans:
+            yield partial(channel.release, plan.name, *sent(plan.name, first, members)), 1
+    elif clients is not None:
+        records, taking = channel.local.plan, clients[0]
+        nothing = [(torch.zeros(0, records.dimension), torch.zeros(0, dtype=torch.int64))]
+        others = [k for k in range(len(records.ids)) if k not in taking]
+        for k, paid in [(k, int(records.local_steps[k])) for k in taking[:1]] + [(k, 0) for k in others[:1]]:
+            yield partial(channel.local.release, torch.tensor([k]), nothing), paid
+    yield lambda: channel.begin(first, members if isinstance(channel, Activations) else channel.draw(first)), 0
+
+
+def _acted(setup: Setup, channel: Rounds | Activations, block: _Block) -> list[str]:
+    """Make the acts of a block as often as they are paid for, and once more; return what is wrong."""
+    (first, _, clients), wrong = block, list[str]()
+    for act, paid in _acts(setup, channel, block):
+        values = [act() for _ in range(paid)]
+        with suppress(PrivacyError, BudgetExhausted):
+            act()
+            wrong.append(f"step {first} is begun twice, or releases once more than is paid for")
+        silent = [value for value, taking in zip(values, clients or (), strict=False) if not taking]
+        if setup.one_at_a_time and any(bool(value.any()) for value in silent):
+            wrong.append(f"a client without records, or at its cap, released in the block of step {first}")
+    return wrong
+
+
+# Figures
+
+
+def _budgets(setup: Setup, uses: np.ndarray) -> Finding:
+    """Check that all that an account may be charged for, ``uses`` (m,), stays within its budget."""
+    limits = {k: budget for k, budget in enumerate(setup.budgets) if budget is not None and uses[k]}
+    if not limits:
+        return skipped("charges: budget", "no budget is set")
+    ratio, worst = max((setup.claims.spent(k, int(uses[k])) / budget, k) for k, budget in limits.items())
+    detail = f"largest epsilon over budget, of account {worst} after {uses[worst]} uses"
+    return too_large("charges: budget", ratio, _SLACK, detail)
+
+
+def _by_library(setup: Setup, ledger: Reading) -> Finding:
+    """Check that no epsilon after what a ledger charges an account is below what dp-accounting makes of its price."""
+    check, worst, text, lacking = "charges: epsilon by dp-accounting", -1.0, "", "no finite epsilon is stated"
+    for account in spread(ledger.most_charged, _EXAMINED) if ledger.header["refuted"] is None else ():
+        uses = int(ledger.uses[account])
+        figure = setup.claims.spent(account, uses)
+        least = ledger.library_epsilon(account, figure) if math.isfinite(figure) else None
+        if least is None:
+            lacking = "dp-accounting lacks a law of the run" if math.isfinite(figure) else lacking
+            continue
+        ratio = least / figure if figure > 0 else (math.inf if least else 0.0)
+        if not ratio <= worst:
+            worst, text = ratio, f"epsilon {rounded_up(figure, 5)} of {uses} uses, by dp-accounting {least:.5g}"
+    return too_large(check, worst, 1 + TOLERANCE, text) if text else skipped(check, lacking)
+
+
+def planned_epsilon(setup: Setup, seed: int) -> float:
+    """Return epsilon of all planned steps, or of every client up to its cap."""
+    account, claims = setup.open(seed).account, setup.claims
+    if claims.refuted is not None:
+        return math.inf
+    caps = account.caps if account.by_client else None
+    uses = claims.charged(np.array([_paid(setup, seed)]) if caps is None else caps)
+    return max(claims.spent(k, int(uses[k])) for k in claims.accounts)

@@ -1,0 +1,218 @@
+"""The lines of a ledger, read by code that no run uses: what they charge, what no run writes, and what it costs.
+
+The audit reads the ledgers of the runs that it makes, ``fedmtl verify`` those of finished ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from ..privacy.accounting.library import library_epsilon
+from ..privacy.price import Price
+from .setup import composition
+
+_UNLIMITED = 1 << 62
+_ACCOUNTS = 2**24  # of a run, at most
+_BLOCK = 2**16  # steps that one line charges at most without their cohorts; runs write 1
+
+
+def differences(stated: Mapping[str, Any], made: Mapping[str, Any], text: str) -> list[str]:
+    """Return ``text`` with the key, the stated value and that of ``made``, wherever these are different."""
+    pairs = [(key, stated.get(key), value) for key, value in made.items()]
+    return [text.format(*pair) for pair in pairs if not _same(*pair[1:])]
+
+
+def _same(value: Any, other: Any) -> bool:
+    """Return whether two values are equal, numbers up to rounding."""
+    if isinstance(value, (list, tuple)) and isinstance(other, (list, tuple)):
+        return len(value) == len(other) and all(map(_same, value, other))
+    if isinstance(value, float) and isinstance(other, float):
+        return math.isclose(value, other, rel_tol=1e-9)
+    return bool(value == other)
+
+
+def spread(values: Sequence[int], most: int) -> Sequence[int]:
+    """Return up to ``most`` of some values, evenly chosen."""
+    return values[:: max(1, math.ceil(len(values) / most))]
+
+
+_Steps: TypeAlias = list[tuple[int, tuple[int, ...] | None]]
+"""Step, and the clients that it is charged to, or None where it is charged to all."""
+
+
+def _charged(lines: Sequence[Mapping[str, Any]]) -> tuple[_Steps, int | None, list[str]]:
+    """Return what the lines after the header charge: every line counts, since a seeded session does not charge a
+    replayed step; the uses to which the charge was raised after an early stop, or None; and the lines that no run
+    writes, in words.
+
+    Raises:
+        KeyError, TypeError, ValueError: a line without what its kind has, or one that charges more steps than any run.
+    """
+    steps, remaining, problems = _Steps(), None, list[str]()
+    session, reached, opened = 0, 0, False
+    following: int | None = None  # the next step of the session that is open
+    for number, line in enumerate(lines[1:], start=2):
+        kind, wrong = line["kind"], None
+        if kind == "open":
+            if line["session"] != session + 1:
+                wrong = f"session {line['session']} follows session {session}"
+            session, opened, following = line["session"], True, None
+        elif kind not in ("charge", "remaining", "close"):
+            wrong = f"{kind!r} is no kind of line"
+        elif not opened:
+            wrong = f"{kind} outside of an open session"
+        opened = opened and kind != "close"
+        if kind == "remaining":
+            remaining = max(remaining or 0, int(line["uses"]))
+        if kind == "charge":
+            first, end, cohorts = line["first"], line["end"], line.get("cohorts")
+            expected = reached if following is None else following
+            again = following is None and not lines[0]["replays_free"] and 0 <= first < expected
+            if first >= end or not (first == expected or again):
+                wrong = f"steps {first} to {end - 1} are not the next ones"
+            if cohorts is not None and len(cohorts) != end - first:
+                wrong, cohorts = f"{len(cohorts)} cohorts for {end - first} steps", None
+            if cohorts is None and end - first > _BLOCK:
+                raise ValueError(f"line {number} charges {end - first} steps without cohorts")
+            for step in range(first, end):
+                steps.append((step, None if cohorts is None else tuple(cohorts[step - first])))
+            following, reached = end, max(reached, end)
+        if wrong is not None:
+            problems.append(f"line {number}: {wrong}")
+    return steps, remaining, problems
+
+
+class Reading:
+    """What a ledger says.
+
+    Args:
+        lines: of the file, the header first.
+
+    Attributes:
+        header: the first line.
+        steps: step, and the clients that it is charged to, or None where it is charged to all.
+        remaining: uses to which the charge was raised after an early stop, or None.
+        kinds: the kinds of accounts, each with its ``price``, ``multiplier`` and ``cap``.
+        kind_of: (m,) int64, the kind of each account: a single one where all clients are charged for every step.
+        caps: (m,) int64, most uses of each account.
+
+    Raises:
+        KeyError, TypeError, ValueError: a line without what its kind has, or one that charges more steps than any run.
+    """
+
+    def __init__(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        self.header = lines[0]
+        self.steps, self.remaining, self._problems = _charged(lines)
+        self.kinds: list[dict[str, Any]] = list(self.header["kinds"])
+        accounts = self.header["accounts"]
+        if not 1 <= accounts <= _ACCOUNTS:
+            raise ValueError(f"{accounts:,} accounts; a run has 1 to {_ACCOUNTS:,}")
+        self.kind_of = np.array(self.header.get("kind_of", [0] * accounts), dtype=np.int64)
+        caps = [_UNLIMITED if kind["cap"] is None else kind["cap"] for kind in self.kinds]
+        self.caps = np.array(caps, dtype=np.int64)[self.kind_of]
+
+    @cached_property
+    def by_step(self) -> dict[int, list[int]]:
+        """Return the clients, in order, that each step is charged to, -1 for all; of a step that is charged twice they
+        are there twice."""
+        clients: dict[int, list[int]] = {}
+        for step, cohort in self.steps:
+            clients.setdefault(step, []).extend((-1,) if cohort is None else cohort)
+        return {step: sorted(each) for step, each in clients.items()}
+
+    @cached_property
+    def participations(self) -> np.ndarray:
+        """Return (m,) int64, steps that each account is charged; one that is charged to all counts for each.
+
+        Raises:
+            ValueError: a client beyond the accounts.
+        """
+        n, clients = len(self.kind_of), np.array([k for each in self.by_step.values() for k in each], dtype=np.int64)
+        if clients.size and not -1 <= clients.min() <= clients.max() < n:
+            raise ValueError(f"a client is charged that is none of {n:,}")
+        return np.bincount(clients[clients >= 0], minlength=n) + int((clients < 0).sum())
+
+    @cached_property
+    def uses(self) -> np.ndarray:
+        """Return (m,) int64 uses that each account is charged, the rest after an early stop included."""
+        uses, rest = self.participations, self.remaining
+        return uses if rest is None else np.where(self.caps < _UNLIMITED, self.caps, np.maximum(uses, rest))
+
+    @property
+    def by_client(self) -> bool:
+        """Return whether clients are charged for the steps in which they take part."""
+        return "schedule" not in self.header or bool(self.header["schedule"]["per_participation"])
+
+    @property
+    def releases(self) -> int:
+        """Return the number of releases that are charged."""
+        if "releases" not in self.header:
+            return int(self.uses @ np.array([kind["price"]["sums"] for kind in self.kinds])[self.kind_of])
+        steps = len(self.steps) if self.by_client else int(self.uses[0])
+        return steps * len(self.header["releases"])
+
+    def problems(self) -> list[str]:
+        """Return what is wrong with the lines: steps, cohorts, caps, and turns too close for correlated noise."""
+        cohorts = self._cohorts() if self.by_client else []
+        over = int((self.participations > self.caps).sum())
+        above = [f"{over} clients are charged above their caps"] if over else []
+        return [*self._problems, *cohorts, *self._bands(), *above]
+
+    @cached_property
+    def most_charged(self) -> list[int]:
+        """Return of each kind of accounts that is charged the account with the most uses."""
+        uses = [np.where(self.kind_of == k, self.uses, 0) for k in range(len(self.kinds))]
+        return [int(each.argmax()) for each in uses if each.any()]
+
+    def library_epsilon(self, account: int, near: float) -> float | None:
+        """Return epsilon of all that an account is charged by ``dp_accounting``, or None where that does not have the
+        law of the noise; ``near`` is the epsilon that it is compared with."""
+        kind, uses = self.kinds[self.kind_of[account]], int(self.uses[account])
+        events = composition(Price.from_dict(kind["price"]), kind["multiplier"], uses)
+        return library_epsilon(events, self.header["delta"], near)
+
+    def _cohorts(self) -> list[str]:
+        """Return the charged cohorts that the sampler does not draw, or activations of several clients.
+
+        In what order the clients take turns is in no file, but turns of one are floor(n / cohort) rounds from each
+        other at least; local steps are not charged to clients that have reached their caps.
+        """
+        n, problems = len(self.kind_of), list[str]()
+        schedule = self.header.get("schedule", {"class": "BoundFixed", "cohort": 1})
+        kind, cohort, taken = schedule["class"], schedule.get("cohort"), np.zeros(n, dtype=np.int64)
+        latest = np.full(n, -(1 << 40))  # turns
+        for step, clients in self.steps:
+            if clients is None or len(set(clients)) < len(clients):
+                problems.append(f"step {step} has no cohort of distinct clients")
+                continue
+            members = np.array(clients, dtype=np.int64)
+            fits = kind not in ("BoundFixed", "BoundCyclic") or len(members) <= cohort
+            if kind == "BoundFull":
+                fits = not np.delete(taken < self.caps, members).any()
+            elif kind == "BoundCyclic":
+                distance = np.abs(step - latest[members])
+                fits = fits and bool(((distance == 0) | (distance >= n // cohort)).all())
+                latest[members] = step
+            if not fits:
+                problems.append(f"step {step} has a cohort that {kind.removeprefix('Bound')} does not draw")
+            taken[members] += 1
+        return problems
+
+    def _bands(self) -> list[str]:
+        """Return what the price of correlated noise does not cover: bands whose squares add up to more than 1, or more
+        of them than rounds between two turns of a client."""
+        bands, problems = self.header.get("bands") or (), list[str]()
+        if self.header["privacy"].get("bands") is not None and not bands:
+            problems.append("the settings have bands of noise, and the ledger has none")
+        if math.fsum(c * c for c in bands) > 1 + 1e-12:
+            problems.append("the bands of the noise are longer than 1")
+        schedule = self.header.get("schedule", {})
+        between = schedule["n"] // schedule["cohort"] if schedule.get("class") == "BoundCyclic" else 1
+        if len(bands) > between:
+            problems.append(f"noise is correlated over {len(bands)} rounds, and a client may act again after {between}")
+        return problems

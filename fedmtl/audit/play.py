@@ -1,0 +1,367 @@
+"""The audit's only reading of a channel: what clients hand to it, and what it releases of that, in one form.
+
+A run goes in rounds of cohorts, whose rows or whose gradients of single records are released, or in activations of
+clients that act one at a time. Whichever it is, :func:`played` gives the releases as samples, through the production
+path. Where clients contribute nothing, what is released is noise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from copy import copy
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from scipy import signal, special
+from torch import Tensor
+
+from ..errors import BudgetExhausted
+from ..privacy.activations import Activations
+from ..privacy.records import Gradients
+from ..privacy.release import Form
+from ..privacy.rounds import Rounds
+from .setup import ACTIVATIONS, GRADIENTS, MOST_ELEMENTS, Claim, Setup
+from .statistics import seeds
+
+Sent = Callable[[str, int, Tensor], Any]
+"""(release, step, clients that take part) -> vectors (k, D), and the client of each, int64 (k,); of a client that acts,
+also its gradients."""
+
+_LOCAL = 4  # local steps of a participation that are made
+_TURNS = 3  # of every client in one block of activations
+_CHANNELS = 50  # opened for more noise, at most
+MARKED = 64  # clients or records whose part in a release is noted
+
+
+@dataclass(frozen=True, eq=False)
+class Released:
+    """One release.
+
+    Attributes:
+        value: (D,) float64, the coordinates that are noised.
+        claim: on it.
+        client: whose it is; -1 of a cohort.
+        step: number of the round, or how often its client released before.
+        drawn: (k,) int64, the clients that take part, or the records of the client, in order.
+    """
+
+    value: np.ndarray
+    claim: Claim
+    client: int
+    step: int
+    drawn: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """What a channel released under one name.
+
+    Attributes:
+        size: D, the number of coordinates.
+        releases: T of them.
+    """
+
+    size: int
+    releases: list[Released] = field(default_factory=list)
+
+    @property
+    def values(self) -> np.ndarray:
+        """Return (T, D) float64."""
+        return np.array([each.value for each in self.releases]).reshape(-1, self.size)
+
+    @property
+    def clients(self) -> np.ndarray:
+        """Return (T,) int64, whose they are."""
+        return np.array([each.client for each in self.releases], dtype=np.int64)
+
+    @property
+    def steps(self) -> np.ndarray:
+        """Return (T,) int64, the numbers of their steps."""
+        return np.array([each.step for each in self.releases], dtype=np.int64)
+
+    @property
+    def drawn(self) -> np.ndarray:
+        """Return (T, 64) bool, which of the first clients, or records, take part."""
+        first = np.arange(MARKED)
+        return np.array([np.isin(first, each.drawn) for each in self.releases], dtype=bool).reshape(-1, MARKED)
+
+    @cached_property
+    def units(self) -> np.ndarray:
+        """Return, of pure noise, numbers (T, D) that are i.i.d. N(0, 1) under the claims."""
+        units, rows = self.values, dict[Claim, list[int]]()
+        for row, each in enumerate(self.releases):
+            rows.setdefault(each.claim, []).append(row)
+        for claim, places in rows.items():
+            units[places] = standardized(units[places], claim)
+        return units
+
+
+def standardized(values: np.ndarray, claim: Claim) -> np.ndarray:
+    """Return releases (T, D) of pure noise as numbers that are i.i.d. N(0, 1) under the claim.
+
+    Gaussian: divided by the standard deviation. Laplace: by the distribution function. K-norm: the radius, Gamma(D),
+    is replaced by the chi variable of the same quantile; a uniform direction times that is standard normal.
+    """
+    units = values / claim.scale
+    if claim.law == "gaussian":
+        return units
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        if claim.law == "laplace":
+            return np.sign(units) * -special.ndtri(0.5 * np.exp(-np.abs(units)))
+        radius, d = np.linalg.norm(units, axis=1, keepdims=True), units.shape[1]
+        upper, lower = special.gammaincc(d, radius), special.gammainc(d, radius)
+        half = np.where(upper < 0.5, special.gammainccinv(d / 2, upper), special.gammaincinv(d / 2, lower))
+        return units / radius * np.sqrt(2 * half)
+
+
+def decorrelated(values: np.ndarray, claim: Claim) -> np.ndarray:
+    """Return C w of releases w (T, D) of consecutive rounds, the first of which is the first of a session; ``values``
+    where noise is independent over rounds."""
+    return signal.lfilter(claim.bands, [1.0], values, axis=0) if claim.bands and len(values) else values
+
+
+def coordinates(value: np.ndarray, form: Form) -> np.ndarray:
+    """Return the coordinates that are noised: of a symmetric matrix the upper triangle, off-diagonals times
+    sqrt(2). A matrix that is not symmetric gives NaN."""
+    if form != "symmetric":
+        return value
+    if not np.array_equal(value, value.T):
+        return np.full(len(value) * (len(value) + 1) // 2, np.nan)
+    upper = np.triu_indices(len(value))
+    return value[upper] * np.where(upper[0] == upper[1], 1.0, math.sqrt(2.0))
+
+
+# Samples
+
+
+def silence(setup: Setup) -> Sent:
+    """Return what clients send that contribute nothing: zeros, and in every other step nothing at all, nor where rows
+    of zeros count as unclipped ones; of clients that act gradients of 0 or NaN, in every kind of message."""
+
+    def sent(name: str, step: int, clients: Tensor) -> Any:
+        if setup.one_at_a_time:
+            value, n = math.nan if step % 2 else 0.0, int(setup.sizes[int(clients[0])])
+            if setup.records.x is not None and step // 2 % 2:
+                return np.full(n, value)
+            return torch.tensor(value, dtype=torch.float64).expand(n, setup.records.dimension)
+        if step % 2 or setup.adaptive is not None:
+            clients = clients[:0]
+        d = setup.dimension(name)
+        clients = clients[: max(1, MOST_ELEMENTS // d)]
+        return torch.zeros(1, d).expand(len(clients), -1), clients
+
+    return sent
+
+
+def gathered(setup: Setup, seed: int, wanted: int) -> dict[str, Sample]:
+    """Draw at least ``wanted`` numbers of noise of every release, where the budget has them: in one step of a channel
+    of this seed, and then in as many steps of up to 49 others as seem to be missing."""
+    drawn: list[dict[str, Sample]] = []
+    steps, left = 1, wanted
+    for other in (seed, *seeds(seed, "noise/more", _CHANNELS - 1)):
+        drawn.append(played(setup, setup.open(other), 0, steps))
+        least = min(sample.values.size for name, sample in drawn[-1].items() if not name.endswith("/count"))
+        left -= least
+        if left <= 0 or (not least and steps > 1):
+            break
+        steps = min(ACTIVATIONS if setup.one_at_a_time else setup.steps, math.ceil(steps * left / max(1, least)))
+    return {
+        name: replace(first, releases=[each for samples in drawn for each in samples[name].releases])
+        for name, first in drawn[0].items()
+    }
+
+
+def played(
+    setup: Setup,
+    channel: Rounds | Activations,
+    start: int,
+    stop: int,
+    sent: Sent | None = None,
+    *,
+    who: np.ndarray | None = None,
+    local: int = _LOCAL,
+) -> dict[str, Sample]:
+    """Play rounds, or activations, through the production path until the budget ends.
+
+    Args:
+        setup: of the run.
+        channel: an open one.
+        start, stop: the first step, and after the last one; activations before ``start`` happen where they are not
+            charged yet, and are left out.
+        sent: what the clients hand to releases; None for nothing, see :func:`silence`. Noise that is correlated over
+            rounds is then returned as what is independent, in the middle of a run without the rounds that earlier ones
+            enter.
+        who: the only clients that take part, in every step; None for those that are drawn, or all in turn.
+        local: most local steps of one participation that are made.
+
+    Returns:
+        What was released, by name: a release of rows, ``"<name>/count"`` of its unclipped clients, ``"rows of <name>"``
+        with the noise of the clients themselves, or ``"gradients"``. Where the clip norm adapts, the noise of a round
+        grows as the audit computes it from the released counts, by Algorithm 1 of Andrew et al. 2021.
+    """
+    sends = silence(setup) if sent is None else sent
+    if isinstance(channel, Activations):
+        return {GRADIENTS: _activations(setup, channel, start, stop, sends, who)}
+    if who is not None:
+        channel = _drawing(channel, who)
+    if setup.gradients is not None:
+        return {GRADIENTS: _local_steps(setup, channel, start, stop, sends, local)}
+    made = _sums(setup, channel, start, stop, sends)
+    return made if sent is not None else {name: _independent(each, start > 0) for name, each in made.items()}
+
+
+def _independent(sample: Sample, later: bool) -> Sample:
+    """Return noise of consecutive rounds as what is independent, without the first ones if ``later`` than the start."""
+    claim = sample.releases[0].claim if sample.releases else None
+    if claim is None or not claim.bands:
+        return sample
+    values = zip(sample.releases, decorrelated(sample.values, claim), strict=True)
+    return Sample(sample.size, [replace(each, value=value) for each, value in values][later * (len(claim.bands) - 1) :])
+
+
+def _sums(setup: Setup, channel: Rounds, start: int, stop: int, sent: Sent) -> dict[str, Sample]:
+    """Play rounds in which rows of clients are added up."""
+    names = [*setup.claims.names, *(f"{name}/count" for name in setup.claims.names if setup.adaptive is not None)]
+    made = {name: Sample(setup.claims.of(name).size) for name in names}
+    growth, noted = dict.fromkeys(names, 1.0), list[tuple[int, str, Tensor]]()
+    channel.record = noted
+    for step, cohort in rounds(setup, channel, start, stop):
+        use, drawn = channel.account.steps_charged - 1, np.sort(cohort.numpy())
+        for plan in channel.plans:
+            rows, who = sent(plan.name, step, cohort)
+            noted.clear()
+            value = coordinates(channel.release(plan.name, rows, who).numpy(), plan.form)
+            beside = {name: released for _, name, released in noted}
+            if setup.rows:
+                claim, no_member = setup.claims.of(names[0]), np.zeros(0, dtype=np.int64)
+                hidden = zip(beside.get(f"{plan.name}/rows", rows).double().numpy(), who.tolist(), strict=True)
+                if plan.name == setup.rows:
+                    made[names[0]].releases.extend(Released(row, claim, k, step, no_member) for row, k in hidden)
+                continue
+            claim = setup.claims.of(plan.name, use=use)
+            claim = replace(claim, bound=claim.bound * growth[plan.name])
+            made[plan.name].releases.append(Released(value, claim, -1, step, drawn))
+            if setup.adaptive is not None:
+                name, count = f"{plan.name}/count", float(beside[f"{plan.name}/count"])
+                made[name].releases.append(Released(np.array([count]), setup.claims.of(name), -1, step, drawn))
+                growth[plan.name] *= math.exp(-setup.adaptive.lr * (count + 0.5 - setup.adaptive.quantile))
+    return made
+
+
+def _local_steps(setup: Setup, channel: Rounds, start: int, stop: int, sent: Sent, local: int) -> Sample:
+    """Play rounds in which clients train by DP-SGD: the first ``local`` steps of each."""
+    made, total = Sample(setup.records.dimension), setup.records.local_steps
+    for step, clients in rounds(setup, channel, start, stop):
+        releases = channel.local
+        assert releases is not None
+        most = np.minimum(total, local)
+        for count in range(int(most[clients.numpy()].max(initial=0))):
+            acting = clients[torch.from_numpy(most)[clients] > count]
+            used, mask = releases.batch(acting)
+            rows, who = sent(GRADIENTS, count, torch.repeat_interleave(acting, mask.sum(1)))
+            value = releases.release(acting, [(rows, torch.searchsorted(acting, who))]).cpu().numpy()
+            for k, noised, at, there in zip(acting.tolist(), value, used, mask, strict=True):
+                drawn, use = np.sort(at[there].numpy()), step * int(total[k]) + count
+                made.releases.append(Released(noised, setup.claims.of(GRADIENTS, k), k, use, drawn))
+    return made
+
+
+def _activations(
+    setup: Setup, channel: Activations, start: int, stop: int, sent: Sent, who: np.ndarray | None
+) -> Sample:
+    """Play clients that act in turn up to their caps, in blocks of one turn, and every third of three; of a client at
+    its cap, where an earlier session brought it there, nothing is returned."""
+    caps = channel.caps if who is None else np.where(np.isin(np.arange(len(channel.caps)), who), channel.caps, 0)
+    order = turns(np.where(setup.sizes > 0, caps, 0), stop)
+    uses = channel.account.participations[0].copy()
+    at = min(start, int(uses.sum()))
+    channel.start(at)
+    made, turn = Sample(setup.records.dimension), max(1, int((caps > 0).sum()))
+    block = 0
+    while at < len(order):
+        acting = order[at : at + turn * (_TURNS if block % 3 == 2 else 1)]
+        try:
+            channel.begin(at, torch.from_numpy(acting)[None].expand(channel.replicates, -1))
+        except BudgetExhausted:
+            break
+        for place, client in enumerate(acting.tolist()):
+            drawn = _members(channel, client)
+            value = activation(setup, channel, block, sent)
+            if uses[client] < channel.caps[client] and at + place >= start:
+                claim = setup.claims.of(GRADIENTS, client, int(uses[client]))
+                made.releases.append(Released(value[-1], claim, client, int(uses[client]), drawn))
+            uses[client] += 1
+        at, block = at + len(acting), block + 1
+    return made
+
+
+# Rounds
+
+
+def _drawing(channel: Rounds, clients: np.ndarray) -> Rounds:
+    """Return the channel, which draws the cohort ``clients`` (k,) in every round."""
+    sampler, drawn = copy(channel.sampler), torch.from_numpy(np.sort(clients))
+    object.__setattr__(sampler, "draw", lambda *address: drawn)
+    channel.sampler = sampler
+    return channel
+
+
+def rounds(setup: Setup, channel: Rounds, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, Tensor]]:
+    """Begin rounds, of the run or from ``start`` to ``stop``, until the budget ends; yield each with its cohort."""
+    for step in range(start, setup.steps if stop is None else stop):
+        try:
+            clients = channel.draw(step)
+            channel.begin(step, clients)
+        except BudgetExhausted:
+            return
+        yield step, clients
+
+
+# Clients that act one at a time
+
+
+def turns(caps: np.ndarray, limit: int) -> np.ndarray:
+    """Return (T,) clients of the first ``limit`` activations at most, who act in turn until their caps are used up."""
+    uses = np.minimum(caps, limit)
+    turn = np.concatenate([np.arange(use) for use in uses])
+    return np.repeat(np.arange(len(caps)), uses)[np.argsort(turn, kind="stable")][:limit]
+
+
+def _members(channel: Activations, client: int) -> np.ndarray:
+    """Return int64 (k,): which records of ``client``, who acts next, will take part in its subset, if it has one."""
+    members = channel.members(client, np.zeros(1, dtype=np.int64)) if channel.answering[0] else None
+    return np.flatnonzero(() if members is None else members[0])
+
+
+def activation(setup: Setup, channel: Activations, step: int, sent: Sent) -> np.ndarray:
+    """Return what the next activation releases (R, D), of clients that hand over the same in every replicate: gradients
+    of all their records, or vectors (k, D), the gradients of the first k, those of the others being zero."""
+    gradients: list[Gradients] = []
+    for client, runs in channel.acting:
+        rows = sent(GRADIENTS, step, torch.tensor([client]))
+        if isinstance(rows, tuple):
+            rows, vectors = torch.zeros(int(setup.sizes[client]), rows[0].shape[1], dtype=torch.float64), rows[0]
+            rows[: len(vectors)] = vectors[: len(rows)]
+        shape = (len(runs), *rows.shape)
+        gradients.append(rows.expand(shape) if isinstance(rows, Tensor) else np.broadcast_to(rows, shape))
+    return channel.release(gradients)
+
+
+# What a channel says
+
+
+def stated_multiplier(setup: Setup, channel: Rounds | Activations, name: str, client: int, use: int) -> float:
+    """Return the noise multiplier that the channel says a use has, over the allocation's weight."""
+    if isinstance(channel, Rounds) and setup.rows:
+        return channel.rows[setup.rows].multiplier
+    if isinstance(channel, Activations) or setup.gradients is not None:
+        assert channel.noise_multipliers is not None
+        weights = setup.records.allocation
+        weight = 1.0 if weights is None else weights[client][use] / np.mean(weights[client])
+        return float(channel.noise_multipliers[client] / weight)
+    noise = channel.releases[name].weighted(use).noise
+    return math.nan if noise is None else float(noise.multiplier)

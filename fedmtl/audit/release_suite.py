@@ -1,0 +1,110 @@
+"""All checks of one channel, with one level for the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from .._check import Checked, Count, one_of
+from .charges import charges
+from .findings import Finding, skipped
+from .freshness import freshness
+from .grid import on_public_grids
+from .noise import noise_laws
+from .play import Sample, gathered
+from .sampler import beside_noise, sampler
+from .sensitivity import exact_sums, sensitivity
+from .setup import MOST_ELEMENTS, ROWS, Setup
+from .statistics import auditor, seeds
+
+CHECKS = (
+    "noise law",
+    "freshness",
+    "sensitivity",
+    "sampler",
+    "charges",
+    "grid",
+    "exact sum",
+    "transcript",
+    "independence",
+)
+"""Kinds of checks; the last two need the algorithm: :func:`fedmtl.audit.transcript.transcript` and
+:func:`fedmtl.audit.independence.independence`. So does the charge of an early stop:
+:mod:`fedmtl.audit.stopping`."""
+
+_OF_ROWS = ("noise law", "freshness", "sensitivity", "charges", "grid")  # of noise that clients add to their own rows
+_LEAST = 100  # releases of pure noise, where these have many numbers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effort(Checked):
+    """How much is drawn, and which checks run.
+
+    Args:
+        noise: numbers of noise of every release, at least; more where four steps have more.
+        cohorts: cohorts drawn; of noise twice as many releases, unless these have too many numbers.
+        checks: kinds of checks.
+    """
+
+    noise: Count = 2_000_000
+    cohorts: Count = 1000
+    checks: tuple[str, ...] = CHECKS
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for check in self.checks:
+            one_of(self, CHECKS, checks=check)
+
+
+def audit_channel(setup: Setup, *, seed: int = 0, effort: Effort | None = None) -> list[Finding]:
+    """Make every check of the release path of a run, except those that need the algorithm.
+
+    Args:
+        setup: how the run opens its channel.
+        seed: of the audit; in secure mode the run's own coins come from the operating system all the same.
+        effort: how much is drawn.
+
+    Returns:
+        The findings, in the order of the checks.
+    """
+    effort = effort or Effort()
+    findings = _audited(setup, seed, effort)
+    own = replace(effort, checks=tuple(kind for kind in effort.checks if kind in _OF_ROWS))
+    for plan in setup.releases:
+        if plan.rows is not None and setup.gradients is None and not setup.privacy.noiseless:
+            of = f"{ROWS}{plan.name}"
+            made = _audited(replace(setup, rows=plan.name), seed, own)
+            findings += [each if of in each.check else replace(each, check=f"{each.check}, {of}") for each in made]
+    return findings
+
+
+def _audited(setup: Setup, seed: int, effort: Effort) -> list[Finding]:
+    claims = setup.claims
+    asked, without = set(effort.checks), dict[str, str]()
+    sums = setup.gradients is None
+    if not claims and not sums:
+        return [skipped("release path", "no noise is claimed: epsilon is infinite")]
+    if not claims:
+        why = "nothing is released" if not setup.releases else "no noise is claimed: epsilon is infinite"
+        without = dict.fromkeys(("noise law", "freshness", "sampler", "charges", "grid"), why)
+    elif sums and claims.refuted is not None:
+        why = "the published law is not one of independent coordinates"
+        without = dict.fromkeys(("noise law", "freshness", "grid"), why)
+    noise: dict[str, Sample] = {}
+    if "noise law" not in without and {"noise law", "freshness", "sampler"} & asked:
+        size = min(claims.of(name).size for name in claims.names)
+        releases = min(2 * effort.cohorts, max(_LEAST, MOST_ELEMENTS // size))
+        noise = gathered(setup, next(seeds(seed, "noise", 1)), max(effort.noise, releases * size))
+    checks: dict[str, Callable[[], list[Finding]]] = {
+        "noise law": lambda: noise_laws(setup, noise),
+        "freshness": lambda: freshness(setup, noise, seed),
+        "sensitivity": lambda: sensitivity(setup, seed, auditor(seed, "sensitivity")),
+        "sampler": lambda: sampler(setup, seed, effort.cohorts) + beside_noise(setup, noise),
+        "charges": lambda: charges(setup, seed),
+        "grid": lambda: on_public_grids(setup, seed),
+        "exact sum": lambda: exact_sums(setup, seed, auditor(seed, "exact sums")),
+    }
+    findings: list[Finding] = []
+    for kind in [kind for kind in checks if kind in asked]:
+        findings += [skipped(kind, without[kind])] if kind in without else checks[kind]()
+    return findings

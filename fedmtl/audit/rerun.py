@@ -1,0 +1,254 @@
+"""Runs that an audit makes again with something changed, and what it notes of them.
+
+A run is that of the configuration, by its own loop, ended after some rounds. What can be changed is the data, the
+secret coins, and the releases, which are then forced to those that another run has recorded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..algorithms.base import State
+from ..data import FederatedDataset
+from ..errors import PrivacyError, TrainingError
+from ..privacy import Activations, NoiseSource, Rounds, SeededSource
+from ..privacy.channel import GRADIENT, Recording
+from ..schedules import Block
+from ..trainer.engine import Engine, open_run
+from ..trainer.folder import MANIFEST, RunFolder, read_tensors
+from ..trainer.run import fitted
+from ..trainer.trainer import Trainer
+from .play import coordinates
+
+if TYPE_CHECKING:
+    from ..trainer.run import Run
+
+RELEASED, AGAIN = "releases.safetensors", 2
+_EVALUATED = 32  # clients, at most, whose models are scored and finetuned
+
+Marks = dict[tuple[int, str, int], str]
+"""(number of the event, -1 before the first; name; client, -1 of what is public) -> hash."""
+
+
+@dataclass
+class Notes:
+    """What a run computed, as hashes, and what it published.
+
+    Attributes:
+        public: the public state, the shared model and the clip norms, after every event.
+        store: the tensors that clients keep, after every event.
+        messages: rows that are handed to releases, and the personal models at the end.
+        first: the clients of the first event.
+        drawn: places of the records of each local step, by (round, number of the step, client), int64 (k,).
+        releases: (step, name, value) of all that was released.
+        rows: of the clients (k,), and (k, D), that were handed to releases in the first two steps, by (step, name).
+        frozen: names of the parameters that are frozen, and whether the run changed them.
+        published: files of ``public/`` and facts of the report, by name, but for the released values.
+        values: names of the values that are published as released, and whether they were released.
+    """
+
+    public: Marks = field(default_factory=dict)
+    store: Marks = field(default_factory=dict)
+    messages: Marks = field(default_factory=dict)
+    first: tuple[int, ...] = ()
+    drawn: dict[tuple[int, int, int], Tensor] = field(default_factory=dict)
+    releases: list[tuple[int, str, Tensor]] = field(default_factory=list)
+    rows: dict[tuple[int, str], list[tuple[Tensor, Tensor]]] = field(default_factory=dict)
+    frozen: dict[str, bool] = field(default_factory=dict)
+    published: dict[str, bytes] = field(default_factory=dict)
+    values: dict[str, bool] = field(default_factory=dict)
+
+
+def watched(
+    trainer: Trainer,
+    rounds: int,
+    *,
+    data: FederatedDataset | None = None,
+    coins: int | None = None,
+    replay: Recording | None = None,
+    publish: bool = False,
+    tapped: bool = True,
+) -> Notes:
+    """Run a configuration for some rounds, and note what it computes.
+
+    Args:
+        trainer: the configuration, on the CPU.
+        rounds: rounds, or activations, that are run.
+        data: in place of the trainer's.
+        coins: seed of the secret coins, in place of the trainer's.
+        replay: what is released in place of what the data give.
+        publish: whether files are written and noted.
+        tapped: whether what is handed to releases is noted, which no other run does.
+    """
+    few = min(_EVALUATED, trainer.evaluate_clients or _EVALUATED)
+    trainer = replace(trainer, data=trainer.data if data is None else data, evaluate_clients=few)
+    seed = trainer.seed if coins is None else coins
+    public, secret = _source(trainer, trainer.seed), _source(trainer, seed)
+    engine = _Watching(coins=public, secret=secret, rounds=rounds, replay=replay, tapped=tapped)
+    notes = engine.notes
+    with TemporaryDirectory(prefix="fedmtl-audit-") as name:
+        folder = RunFolder(Path(name) / "run")
+        try:
+            result = fitted(replace(trainer, folder=folder.root if publish else None), False, engine)
+            ending = result.stopped
+            if trainer.finetune is not None:
+                _note(notes.messages, rounds, "the finetuned model", engine.evaluated, result.personal)
+        except (TrainingError, PrivacyError) as error:
+            if isinstance(error, PrivacyError) and replay is None:
+                raise
+            ending = str(error)  # such as that of a run which releases more than the recording has
+        if publish:
+            _note_files(notes, folder, engine.channel)
+            notes.published["the end"] = ending.encode()
+    return notes
+
+
+class _SecureSeed(SeededSource):
+    """Seeded coins on the path of secret ones, which rounds to a grid."""
+
+    name: ClassVar[str] = "secure"
+
+
+def _source(trainer: Trainer, seed: int) -> NoiseSource:
+    secure = trainer.privacy is not None and trainer.privacy.source == "secure"
+    return (_SecureSeed if secure else SeededSource)(seed)
+
+
+@dataclass(kw_only=True)
+class _Watching(Engine):
+    """Computes a run in this process, ends it after some rounds, and notes what happens.
+
+    Attributes:
+        secret: where the coins come from that nobody may see the effect of: of the records that take part in a
+            release; else of cohorts, unless who takes part is charged for it.
+        rounds: that are run.
+        replay, tapped: see :func:`watched`.
+        notes: of the run.
+        event: number of the last event.
+    """
+
+    secret: NoiseSource
+    rounds: int
+    replay: Recording | None
+    tapped: bool
+    notes: Notes = field(default_factory=Notes)
+    event: int = -1
+
+    def open(self, run: Run, resume: bool) -> Rounds | Activations:
+        options: dict[str, Any] = {"ledger": run.ledger, "resume": resume, "replay": self.replay, "coins": self.coins}
+        channel = open_run(run.settings, run.problem, run.fingerprint, **options)
+        run.stop = min(run.stop, self.rounds)
+        self.channel, self.evaluated, self._run = channel, run.clients, run
+        channel.record, channel.tap = self.notes.releases, self._tap if self.tapped else None
+        if channel.records is not None:
+            channel.records.coins = [self.secret]
+        elif not channel.account.by_client:
+            channel.sources = [self.secret]
+        return channel
+
+    def init(self, run: Run) -> State:
+        self._frozen = {k: v.clone() for k, v in run.problem.layout.frozen(run.problem.module).items()}
+        return self._noted(super().init(run))
+
+    def step(self, run: Run, state: State, block: Block) -> State:
+        state = super().step(run, state, block)
+        self.event += 1
+        self.notes.first = self.notes.first or tuple(k for k in block.clients.flatten().tolist() if k >= 0)
+        return self._noted(state)
+
+    def models(self, run: Run, state: State) -> tuple[Tensor, dict[str, Tensor]]:
+        now, everybody = run.problem.layout.frozen(run.problem.module), torch.arange(run.problem.clients)
+        self.notes.frozen = {name: not torch.equal(value, now[name]) for name, value in self._frozen.items()}
+        models = run.algorithm.personalize(run.problem, state, everybody)
+        _note(self.notes.messages, self.rounds, "the personal model", everybody, models)
+        return super().models(run, state)
+
+    def _tap(self, step: int, name: str, clients: Tensor, rows: Tensor) -> None:
+        _note(self.notes.messages, step, f"the row of {name}", clients, rows)
+        if self.channel.records is None and self.replay is None and step < AGAIN:
+            self.notes.rows.setdefault((step, name), []).append((clients, rows))
+        number = name.removeprefix(f"{GRADIENT}/")
+        if isinstance(self.channel, Rounds) and self.channel.local is not None and number != name:
+            index, mask = self.channel.local.batch(clients)
+            places = self._run.problem.data.train.offsets[clients][:, None] + index
+            for client, own, drawn in zip(clients.tolist(), places, mask, strict=True):
+                self.notes.drawn[step, int(number), client] = own[drawn]
+
+    def _noted(self, state: State) -> State:
+        """Note a state, and return it."""
+        shared, everybody = self._run.algorithm.shared(state), torch.arange(self._run.problem.clients)
+        public = state.public | ({} if shared is None else {"shared model": shared})
+        if isinstance(self.channel, Rounds):
+            public = public | {f"clip norm of {name}": norm for name, norm in self.channel.norms().items()}
+        for name, value in public.items():
+            _note(self.notes.public, self.event, name, torch.tensor([-1]), value[None])
+        for name, rows in state.private.gather_all(everybody).items():
+            _note(self.notes.store, self.event, f"{name!r} in the store", everybody, rows)
+        return state
+
+
+def _note_files(notes: Notes, folder: RunFolder, channel: Any) -> None:
+    """Note the files of ``public/``, the report, and which of the values published as released were released."""
+    files = {path.name: path.read_bytes() for path in folder.public.glob("*") if path.name != MANIFEST}
+    values = read_tensors(folder.public / RELEASED)[0] if files.pop(RELEASED, None) is not None else {}
+    facts = {f"{key} in privacy.json": value for key, value in json.loads(files.pop("privacy.json", b"{}")).items()}
+    facts |= {"the signal to noise": channel.snr(), "the report": channel.report.text()}
+    random = {"run in privacy.json", "ledger_head in privacy.json"}
+    notes.published = files | {key: repr(value).encode() for key, value in facts.items() if key not in random}
+    forms = {plan.name: plan.form for plan in channel.plans} if isinstance(channel, Rounds) else {}
+    for name, value in values.items():
+        each = (made.numpy() for _, key, made in notes.releases if key.split("/")[0] == name)
+        released = (coordinates(row, forms.get(name, "vector")).reshape(-1) for row in each)
+        notes.values[name] = any(
+            row.shape == value.shape and np.allclose(row, value.numpy(), rtol=1e-12, atol=0) for row in released
+        )
+
+
+def released_again(trainer: Trainer, notes: Notes) -> tuple[Recording, int]:
+    """Return what another channel of a run releases of its rows when it is handed them, and the number of releases with
+    rows of clients that were not drawn."""
+    other, strangers = open_run(trainer, trainer.problem(), coins=_source(trainer, trainer.seed)), 0
+    assert isinstance(other, Rounds)
+    other.record = again = list[tuple[int, str, Tensor]]()
+    for step in sorted({step for step, _, _ in notes.releases if step < AGAIN}):
+        cohort = other.draw(step)
+        other.begin(step, cohort)
+        for plan in other.plans:
+            parts = notes.rows.get((step, plan.name), [(cohort[:0], torch.zeros(0, plan.dimension))])
+            clients, rows = (torch.cat(each) for each in zip(*parts, strict=True))
+            strangers += not set(clients.tolist()) <= set(cohort.tolist())
+            other.release(plan.name, rows, clients)
+    return again, strangers
+
+
+def differing(first: Marks, other: Marks) -> list[tuple[int, str, int]]:
+    """Return what is not the same in two runs, the first first."""
+    return sorted(key for key in first.keys() | other.keys() if first.get(key) != other.get(key))
+
+
+def when(event: int) -> str:
+    """Return an event in words."""
+    return "at the start" if event < 0 else f"after round {event + 1}"
+
+
+def row_marks(rows: Tensor) -> list[str]:
+    """Return a hash of each of ``rows`` (k, ...), of its dtype and its shape."""
+    flat = rows.detach().cpu().reshape(len(rows), math.prod(rows.shape[1:])).contiguous().view(torch.uint8)
+    about = f"{rows.dtype} {tuple(rows.shape[1:])} ".encode()
+    return [hashlib.blake2b(about + row.tobytes(), digest_size=8).hexdigest() for row in flat.numpy()]
+
+
+def _note(marks: Marks, event: int, name: str, clients: Tensor, rows: Tensor) -> None:
+    """Add ``rows`` (k, ...) of ``clients`` (k,)."""
+    for client, mark in zip(clients.tolist(), row_marks(rows), strict=True):
+        marks[event, name, client] = mark

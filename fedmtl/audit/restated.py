@@ -1,0 +1,318 @@
+"""The report of a run, derived again from its ledger: every field of ``privacy.json`` that the ledger decides.
+
+The header has the settings, the schedule, the releases and the prices, the lines have the charges. What an adaptive
+clip norm was at the end is in the checkpoint; that clients finetuned their models, in ``result.json``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+
+from ..algorithms.mp_mtl import published as _published  # noqa: F401  (registers the law of noise of its ledgers)
+from ..privacy.accounting.library import TOLERANCE
+from ..privacy.noise.banded import Bands
+from ..privacy.noise.laws import LAWS
+from ..privacy.price import Price, Prices
+from ..privacy.quantile import QuantileClip
+from ..privacy.records import GRADIENT
+from ..privacy.release import ReleasePlan
+from ..privacy.report import (
+    EXACT,
+    EXACT_OUTSIDE,
+    ON_GRID,
+    OUTSIDE,
+    RECORDS_OUTSIDE,
+    ROUNDED_OUTSIDE,
+    SECURE_OUTSIDE,
+)
+from ..privacy.row_noise import row_key, rows_text
+from ..privacy.samplers import BoundAsked, BoundCyclic, BoundFixed, BoundFull, BoundPoisson
+from ..privacy.settings import ClientPrivacy, RecordPrivacy
+from ..trainer.personalize import CLIENT_LEVEL, RECORD_LEVEL
+from .lines import Reading
+from .lower_bound import Interval
+from .setup import Claim, Claims, Setup
+
+_SAMPLERS = {sampler.__name__: sampler for sampler in (BoundPoisson, BoundFixed, BoundCyclic, BoundFull, BoundAsked)}
+_MOST_PRICES = 200  # distinct prices of which epsilon is computed
+_MOST_SUMS = 1 << 20  # noised sums of one account of which epsilon is computed
+
+
+@dataclass(frozen=True)
+class Restated:
+    """What a ledger makes of a report.
+
+    Attributes:
+        made: the fields that it decides, JSON-ready, with their values.
+        unknown: names of fields that it does not decide, each with the reason.
+    """
+
+    made: dict[str, Any]
+    unknown: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What is known beside the ledger.
+
+    Attributes:
+        ledger: name of its file.
+        norms: clip norms of the last round by release, where these adapt and there is a checkpoint.
+        counts: numbers of records of the clients, None without ``clients.csv``.
+        finetuned: whether clients finetuned their models; None without ``result.json``.
+        interval: whether canaries took part.
+    """
+
+    ledger: str
+    norms: Mapping[str, float]
+    counts: np.ndarray | None
+    finetuned: bool | None
+    interval: bool
+
+
+def restated(ledger: Reading, beside: Beside) -> Restated:
+    """Return what the ledger of a run, with what is known beside it, makes of the report.
+
+    Raises:
+        KeyError, TypeError, ValueError, FedmtlError: a header that no run writes.
+    """
+    header = ledger.header
+    privacy = header["privacy"]
+    law = LAWS[privacy["mechanism"]]
+    numerics = "float64"
+    if privacy["source"] == "secure":
+        numerics = EXACT if law.joint else ON_GRID
+    made: dict[str, Any] = {
+        "delta": header["delta"],
+        "refuted": header["refuted"],
+        "noise_multiplier": max(kind["multiplier"] for kind in ledger.kinds),
+        "source": privacy["source"],
+        "accountant": "pld",
+        "numerics": numerics,
+        "ledger": beside.ledger,
+        "remaining_charged": ledger.remaining is not None,
+        "releases": ledger.releases,
+        "clipping": f"{law.norm.upper()} norm",
+        "mechanism": privacy["mechanism"],
+        "elsewhere": None,
+    }
+    unknown: dict[str, str] = {}
+    for some in (
+        _costs(ledger),
+        _of_clients(ledger, beside) if "releases" in header else _of_records(ledger, beside),
+        _outside(header, beside),
+    ):
+        made |= some.made
+        unknown |= some.unknown
+    return Restated({name: value for name, value in made.items() if name not in unknown}, unknown)
+
+
+def near(stated: Any, made: Any) -> bool:
+    """Return whether two figures of accountants are the same, up to what a finer grid of losses changes."""
+    if isinstance(stated, list) and isinstance(made, list):
+        return len(stated) == len(made) and all(map(near, stated, made))
+    numbers = all(isinstance(each, (int, float)) and not isinstance(each, bool) for each in (stated, made))
+    if not numbers:
+        return bool(stated == made)
+    return math.isclose(stated, made, rel_tol=TOLERANCE, abs_tol=1e-9)
+
+
+def _costs(ledger: Reading) -> Restated:
+    """Return epsilon, that of the clients' own accounts, and the figure of an accounting that is refuted."""
+    header = ledger.header
+    names = ("epsilon", "by_client", "claimed")
+    pairs, index = np.unique(np.stack([ledger.kind_of, ledger.uses]), axis=1, return_inverse=True)
+    sums = [ledger.kinds[kind]["price"]["sums"] * uses for kind, uses in pairs.T.tolist()]
+    if len(sums) > _MOST_PRICES or max(sums) > _MOST_SUMS:
+        return Restated({}, dict.fromkeys(names, "too many prices or uses to compute them again"))
+    each = np.array([_epsilon(ledger.kinds[kind], uses) for kind, uses in pairs.T.tolist()])
+    of_clients, worst = None, each[index.ravel()]
+    if "releases" not in header:
+        of_clients = [float(worst.min()), float(np.median(worst)), float(worst.max())]
+    made: dict[str, float | str | list[float] | None] = {
+        "epsilon": float(worst.max()),
+        "by_client": of_clients,
+        "claimed": None,
+    }
+    if header["refuted"] is None:
+        return Restated(made, {})
+    spent = bool(ledger.uses.any())
+    made |= {"epsilon": "inf" if spent else 0.0, "by_client": None, "claimed": float(worst.max())}
+    if "releases" in header:
+        return Restated(made, {})
+    return Restated(made, {"claimed": "the formula of a published accounting is in no file"})
+
+
+def _epsilon(kind: Mapping[str, Any], uses: int) -> float:
+    return Price.from_dict(kind["price"]).epsilon(uses, kind["multiplier"])
+
+
+def _of_clients(ledger: Reading, beside: Beside) -> Restated:
+    """Return the fields of a run whose protected unit is a client."""
+    header, unknown = ledger.header, dict[str, str]()
+    privacy, clip = header["privacy"], header["privacy"]["clip_norm"]
+    _, claims = claimed(header)
+    mechanism, clipping = privacy["mechanism"], f"{LAWS[privacy['mechanism']].norm.upper()} norm"
+    if header.get("bands"):
+        mechanism += f", correlated over {len(header['bands'])} rounds"
+    norms: Mapping[str, float] = dict.fromkeys(claims.names, clip)
+    if isinstance(clip, dict):
+        towards = f"from {clip['initial']:g} on towards the quantile {clip['quantile']:g}, within the budget"
+        clipping += f"; {towards}"
+        norms = beside.norms
+    made = {
+        "unit": "client",
+        "relation": header["schedule"]["relation"],
+        "observer": ClientPrivacy.observer,
+        "budget": privacy["epsilon"],
+        "clipping": clipping,
+        "mechanism": mechanism,
+        "sampler": _rounds(header),
+        "records": None,
+        "server": _server(ledger),
+        "names": list(claims.names),
+    }
+    if norms.keys() >= set(claims.names):
+        made["clip_norm"] = max(norms[name] for name in claims.names)
+        weights = header["kinds"][0]["price"]["weights"] or (1.0,)
+        stds = [noise_std(replace(claims.of(name), bound=norms[name])) for name in claims.names]
+        made["noise_std"] = max(stds) * weights[0]  # of the report: at a weight of 1
+    else:
+        why = "the last clip norm is in the checkpoint, which is not here"
+        unknown = {"clip_norm": why, "noise_std": why}
+    return Restated(made, unknown)
+
+
+def _of_records(ledger: Reading, beside: Beside) -> Restated:
+    """Return the fields of a run whose protected unit is a record."""
+    header, unknown = ledger.header, dict[str, str]()
+    privacy, schedule = header["privacy"], header.get("schedule")
+    law = LAWS[privacy["mechanism"]]
+    budget = privacy["epsilon"]
+    if isinstance(budget, dict):
+        budget = max(budget.values(), default=None)
+    made = {
+        "unit": "record",
+        "relation": "replace" if schedule is None else schedule["relation"],
+        "observer": RecordPrivacy.observer,
+        "budget": budget,
+        "clip_norm": privacy["clip_norm"],
+        "clipping": f"{law.norm.upper()} norm of the gradient of one record",
+        "noise_std": None,
+        "records": header["records"],
+        "server": None,
+        "names": [GRADIENT],
+    }
+    if header["refuted"] is not None:
+        unknown["clipping"] = "the norm of a published method is in no file"
+    if schedule is not None:
+        made["sampler"] = _rounds(header)
+        return Restated(made, unknown)
+    made["sampler"] = _activations(ledger)
+    if beside.counts is None and len(ledger.kinds) > 1:
+        unknown["mechanism"] = "the range of its noise is of clients with records, which private/clients.csv has"
+        return Restated(made, unknown)
+    acting = ledger.caps > 0
+    if beside.counts is not None and beside.counts.shape == acting.shape:
+        acting &= beside.counts > 0
+    each = np.array([kind["multiplier"] for kind in ledger.kinds])[ledger.kind_of][acting]
+    if each.size and each.min() < each.max():
+        made["mechanism"] = f"{privacy['mechanism']} of multipliers {each.min():.5g} to {each.max():.5g} by client"
+    return Restated(made, unknown)
+
+
+def _rounds(header: Mapping[str, Any]) -> str:
+    """Return who takes part in rounds, what is charged for it, and how the budget is divided."""
+    text, kind, schedule = str(header["sampler"]), header["kinds"][0], header["schedule"]
+    if kind["cap"] is not None:
+        text += "; not amplified, a client is charged for each participation"
+    weights = kind["price"]["weights"]
+    if weights:
+        low, high = min(weights), max(weights)
+        text += f"; steps have public weights {low:.3g} to {high:.3g}, and noise in inverse proportion"
+    if header.get("bands"):
+        between = schedule["n"] // schedule["cohort"]
+        text += f"; {between} rounds from one to the next at least, which correlated noise needs"
+    return text
+
+
+def _activations(ledger: Reading) -> str:
+    """Return when clients act that act one at a time, and what is charged for it."""
+    header = ledger.header
+    text = f"{header['sampler']}; every activation is charged to the client that acts"
+    if header["at_cap"] == "silent":
+        low, high = int(ledger.caps.min()), int(ledger.caps.max())
+        most = f"{high}" if low == high else f"{low} to {high}"
+        text += f", and at most {most} of one client release something: later ones read no record and cost nothing"
+    if any(kind["price"]["weights"] is not None for kind in ledger.kinds):
+        text += "; activations have public weights, and noise in inverse proportion"
+    return text
+
+
+def _server(ledger: Reading) -> str | None:
+    """Return what noise on rows guarantees against the server; None without any."""
+    header, uses, texts = ledger.header, int(ledger.uses.max()), []
+    for name, _, dimension in header["releases"]:
+        multiplier, asked = header.get(row_key(name)), header.get(f"rows of {name}")
+        if multiplier is not None and asked is not None:
+            delta = header["delta"] if asked["delta"] is None else asked["delta"]
+            price = Price(mechanism="l2_laplace", sizes=(dimension,), delta=delta)
+            texts.append(rows_text(price, multiplier, uses))
+    return "; ".join(texts) or None
+
+
+def _outside(header: Mapping[str, Any], beside: Beside) -> Restated:
+    """Return what epsilon does not cover, in the order of a report."""
+    of_records = "releases" not in header
+    outside = list(OUTSIDE)
+    if header["privacy"]["source"] == "secure":
+        exact = LAWS[header["privacy"]["mechanism"]].joint
+        outside += [*(EXACT_OUTSIDE if exact else ROUNDED_OUTSIDE), *SECURE_OUTSIDE]
+    outside += header["outside"]
+    if of_records:
+        outside += RECORDS_OUTSIDE
+    if beside.interval:
+        outside.append(Interval.outside)
+    if beside.finetuned:
+        outside.append(RECORD_LEVEL if of_records else CLIENT_LEVEL)
+    if beside.finetuned is None:
+        return Restated({}, {"outside": "whether clients finetuned their models is in private/result.json"})
+    return Restated({"outside": outside}, {})
+
+
+def claimed(header: Mapping[str, Any]) -> tuple[Setup, Claims]:
+    """Return the settings, the schedule and the releases in the header of a ledger, and what is claimed of these by the
+    price in it."""
+    settings, facts, kind = dict(header["privacy"]), header["schedule"], header["kinds"][0]
+    price = Price.from_dict(kind["price"])
+    if isinstance(settings["clip_norm"], dict):
+        settings["clip_norm"] = QuantileClip(**settings["clip_norm"])
+    sampler = _SAMPLERS[facts["class"]]
+    plans = tuple(
+        ReleasePlan(
+            name=name,
+            form=form,
+            dimension=dimension,
+            allocation=price.weights,
+            without_data=name in header.get("without_data", ()),
+        )
+        for name, form, dimension in header["releases"]
+    )
+    setup = Setup(
+        privacy=ClientPrivacy(**settings),
+        plans=plans,
+        schedule=sampler(**{setting.name: facts.get(setting.name) for setting in fields(sampler)}),
+        steps=1,
+    )
+    prices = Prices((price,), (kind["multiplier"],), np.zeros((1, 1), dtype=np.int64))
+    return setup, Claims(setup, prices, dict.fromkeys((plan.name for plan in plans), tuple(header.get("bands") or ())))
+
+
+def noise_std(claim: Claim) -> float:
+    """Return the root mean square of a noised coordinate; of correlated noise what it approaches."""
+    return claim.std / claim.denominator * (Bands(claim.bands).gain if claim.bands else 1.0)
