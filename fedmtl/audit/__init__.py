@@ -7,15 +7,40 @@
 No check proves privacy; each can only refute what the ledger's event claims. :func:`audit_channel` checks the releases
 alone, through the production path, and :func:`audit_trainer` the whole run: the transcript of an algorithm, what is
 each client's own, starts and stops.
+
+Each name is imported on first use: the statistics behind the checks take a second to import, and a run with canaries
+needs them only at its end.
 """
 
-from .findings import Finding, any_refuted, table
-from .lower_bound import Interval
-from .release_suite import CHECKS, Effort, audit_channel
-from .run_suite import audit_trainer
-from .setup import Claim, Claims, Clocks, Setup
-from .verification import Verification, verify
+from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .findings import Finding, any_refuted, table
+    from .lower_bound import Interval
+    from .release_suite import CHECKS, Effort, audit_channel
+    from .run_suite import audit_trainer
+    from .setup import Claim, Claims, Clocks, Setup
+    from .verification import Verification, verify
+
+_MODULES = {
+    "CHECKS": "release_suite",
+    "Claim": "setup",
+    "Claims": "setup",
+    "Clocks": "setup",
+    "Effort": "release_suite",
+    "Finding": "findings",
+    "Interval": "lower_bound",
+    "Setup": "setup",
+    "Verification": "verification",
+    "any_refuted": "findings",
+    "audit_channel": "release_suite",
+    "audit_trainer": "run_suite",
+    "table": "findings",
+    "verify": "verification",
+}
 __all__ = [
     "CHECKS",
     "Claim",
@@ -32,3 +57,9 @@ __all__ = [
     "table",
     "verify",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f".{_MODULES[name]}", __name__), name)

@@ -20,7 +20,6 @@ from ..errors import ConfigError, PrivacyError
 from ..privacy import Activations, GradientPlan, Price, ReleasePlan, Rounds
 from ..trainer.hooks import RunAudit
 from .canaries import Canaries, CanaryActivations, CanaryRounds, RecordCanaries, RecordCanaryRounds
-from .guesses import SHARE, Guesses, guess, lower_bound
 
 if TYPE_CHECKING:
     from ..trainer.trainer import Trainer
@@ -145,6 +144,8 @@ def _final_scores(channel: Any, change: Tensor | None) -> Tensor | None:
 
 def _observers(planted: Any, scores: Mapping[str, Tensor], dependence: str | None) -> list[dict[str, Any]]:
     """Returns the guesses of every observer about the coins of the canaries that took part."""
+    from .guesses import SHARE, guess  # which import SciPy's statistics
+
     # Canaries that were never drawn tell nothing. With secret sampling each may have been drawn, and if none was,
     # all of them are counted.
     took_part = planted.uses > 0
@@ -170,6 +171,8 @@ def with_bounds(record: Mapping[str, Any], price: Price) -> dict[str, Any]:
         record: with the guesses, and with or without epsilons.
         price: of a use in the run.
     """
+    from .guesses import Guesses, lower_bound
+
     observers = []
     for observer in record["observers"]:
         bounds = []
