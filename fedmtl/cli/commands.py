@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import math
 import shlex
 import sys
 import time
@@ -13,6 +14,8 @@ from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+
+import yaml
 
 from .._text import shown
 from ..errors import ConfigError
@@ -38,6 +41,7 @@ from .run import (
 )
 
 REFUTED = DOES_NOT_FIT = 1  # exit codes
+_COLUMNS = ("client", "target", "features", "one_hot", "bounds", "labels", "classes")  # settings of a table's columns
 _ADAPTED = ("data", "finetune", "metrics", "device", "seed")  # settings of a run that its new clients may have
 
 
@@ -174,11 +178,12 @@ def adapt(words: list[str]) -> int:
 
     Every new client finetunes the model in public/ on its own records and sends nothing, so this costs no epsilon.
     Model, loss and finetuning are those of the run unless given; features and classes must be coded as those of the
-    run.
+    run. Of a table all settings are kept that are not given, such as its columns and bounds.
 
     examples
       fedmtl adapt outputs/2025-01-31/12-00-00 data.clients=20 data.seed=1      new clients of the same source
-      fedmtl adapt outputs/2025-01-31/12-00-00 data=table data.path=new.csv data.client=who data.target=y
+      fedmtl adapt outputs/2025-01-31/12-00-00 new.csv                          of another table with these columns
+      fedmtl adapt outputs/2025-01-31/12-00-00 new.csv client=who               whose clients another column names
       fedmtl adapt outputs/2025-01-31/12-00-00 finetune=mean finetune.lam=0.5 metrics=[auc]
     """
     parser = command_parser(adapt, f"of {', '.join(_ADAPTED)}", folder=True)
@@ -189,7 +194,10 @@ def adapt(words: list[str]) -> int:
     if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
         state = "has files already" if out.is_dir() else "is a file"
         raise ConfigError(f"--out is {out}, which {state}; choose another folder.")
+    options.overrides, kept = _of_the_same_table(options)
     config = _adapted_config(options)
+    if kept:
+        say(f"as in the run: {kept}")
 
     from ..trainer.result import Result
 
@@ -203,7 +211,7 @@ def adapt(words: list[str]) -> int:
     if not conf.of_place(options.overrides, "data"):
         raise ConfigError(
             "no setting of data is given, so these would be the clients of the run; say where the new ones are, "
-            "such as data.clients=20 data.seed=1, or data=table data.path=FILE and its columns."
+            "such as data.clients=20 data.seed=1, or the path of a table, new.csv."
         )
     finetune = objects["finetune"] if conf.of_place(options.overrides, "finetune") else None
     terms = run.terms and {**run.terms, "metrics": objects["metrics"], "seed": config["seed"]}
@@ -213,6 +221,30 @@ def adapt(words: list[str]) -> int:
     private = "private/  covered by no epsilon: clients.csv, result.json, models.safetensors"
     show(f"{adapted.summary()}\n\nSaved in {place}\n  {public}\n  {private}")
     return 0
+
+
+def _of_the_same_table(options: argparse.Namespace) -> tuple[list[str], str]:
+    """Return the settings that are typed, without ``data=table`` beside a run on a table, whose settings are kept, and
+    those that are kept as they are typed; empty of other data."""
+    typed = list(options.overrides)
+    stored = conf.stored_config(options.folder).get("data") or {}
+    if not str(stored.get("_target_")).endswith(".read_table") or not conf.of_place(typed, "data"):
+        return typed, ""
+    words = [word for word in typed if word != "data=table"]
+    if any(word.startswith("data=") for word in words):
+        return typed, ""
+    given = {word.partition("=")[0].lstrip("+") for word in words}
+    names = [
+        name for name in _COLUMNS if stored.get(name) not in (None, [], {}, "infer") and f"data.{name}" not in given
+    ]
+    return words, " ".join(shlex.quote(f"data.{name}={_flow(stored[name])}") for name in names)
+
+
+def _flow(value: object) -> str:
+    """Return a setting in one line, as it is typed."""
+    return yaml.safe_dump(value, default_flow_style=True, width=math.inf, allow_unicode=True, sort_keys=False).split(
+        "\n"
+    )[0]
 
 
 def _adapted_config(options: argparse.Namespace) -> Config:

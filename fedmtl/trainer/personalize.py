@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 from collections.abc import Mapping, Sequence
@@ -10,20 +11,23 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ..algorithms.average import Average
+from ..algorithms.average import Average, LocalAverage
 from ..algorithms.base import Algorithm, Problem, State
 from ..algorithms.cohort import Cohort, Own
 from ..algorithms.finetune import Finetune, Personalization, settled
 from ..algorithms.linear.data import check_linear
+from ..algorithms.local import Local
 from ..algorithms.losses import own_losses
 from ..data import FederatedDataset
 from ..data.examples import cut
-from ..errors import ModelError
-from ..local.losses import half_mse, mse
+from ..data.readers.schema import TableSchema
+from ..errors import DataError, ModelError
+from ..local.losses import Loss, half_mse, mse
 from ..privacy import Privacy, RecordPrivacy
 from ..ranks import noticed
+from .automatic import is_linear
 from .evaluation import Metrics, evaluate_each
 from .metrics import REGISTRY, Metric
 from .scored import Finetuned, Scored, Stage, beside
@@ -204,3 +208,82 @@ class Released(Algorithm):
 
     def shared(self, state: State) -> Tensor:
         return state.public["model"]
+
+
+def check_columns(old: TableSchema | None, new: TableSchema | None, name: str) -> None:
+    """Refuse a table of new clients whose columns become other features, or another target, than those of the run.
+
+    Args:
+        old: of the table of the run; None of other data.
+        new: of the table of the new clients; None of other data.
+        name: of that table.
+
+    Raises:
+        DataError: the first column that differs, with both codings.
+    """
+    if old is None or new is None:
+        return
+    names = [[column.name for column in schema.columns] for schema in (old, new)]
+    remedy = "; give data.features, data.bounds and data.labels of the run, which fedmtl adapt RUN FILE keeps"
+    if names[0] != names[1]:
+        first, second = (", ".join(map(repr, each)) for each in names)
+        raise DataError(f"{name}: the features are {second}, and those of the run {first}, in this order{remedy}.")
+    for one, other in zip(old.columns, new.columns, strict=True):
+        if one != other:
+            differing = _differing(one, other)
+            raise DataError(f"{name}: the column {one.name!r} has {differing}{remedy}.")
+    targets = [replace(schema, columns=(), target="", client=None, form=None, declared=True) for schema in (old, new)]
+    if targets[0] != targets[1]:
+        raise DataError(f"{name}: the target {new.target!r} has {_differing(*targets)}{remedy}.")
+
+
+def _differing(old: Any, new: Any) -> str:
+    """Return in words what a field of a dataclass is, and what it was in the run."""
+    fields = [field.name for field in dataclasses.fields(old)]
+    field = next(name for name in fields if getattr(old, name) != getattr(new, name))
+    values = [getattr(each, field) for each in (new, old)]
+    texts = ["none" if value in (None, ()) else str(value) for value in values]
+    return f"{field.replace('_', ' ')} {texts[0]}, in the run {texts[1]}"
+
+
+@dataclass(frozen=True)
+class FromZero(Local):
+    """Local training of every client from zero parameters, in place of the given model. Nothing leaves a client."""
+
+    def client(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
+        return {}, c.own
+
+    def personal(self, c: Cohort) -> Tensor:
+        return c.train(self.local, torch.zeros_like(c.initial))
+
+
+def alone(
+    model: nn.Module,
+    data: FederatedDataset,
+    finetune: Personalization,
+    loss: str | Loss,
+    trainable: Sequence[str] | None,
+) -> tuple[Algorithm, ...]:
+    """Return the baseline ``local`` of new clients, which does not know the released model.
+
+    With a linear model of a real target, or where clients average, it is the average of a client's own models; of other
+    classes it is local training from zero by the solver of the finetuning. There is none with a network, whose own
+    training would need a starting point that is not the released model, with a loss of the caller's own, with
+    parameters that are frozen, or beside clients without training records.
+
+    Args:
+        model: the released one.
+        data: of the new clients.
+        finetune: of the new clients.
+        loss: that they minimize.
+        trainable: names of the parameters that are trained; None for all.
+    """
+    frozen = trainable is not None or not all(parameter.requires_grad for parameter in model.parameters())
+    several = data.train.y.ndim > 1
+    if frozen or several or not isinstance(loss, str) or not bool((data.train.counts > 0).all()):
+        return ()
+    if not is_linear(model, data):
+        return ()
+    if data.classes is None or isinstance(finetune, Average):
+        return (LocalAverage(),)
+    return (FromZero(local=finetune.local),) if isinstance(finetune, Finetune) else ()

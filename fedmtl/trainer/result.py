@@ -197,7 +197,7 @@ class Result(Scored):
         folder: str | Path | None = None,
     ) -> Result:
         """Return personal models of clients that took no part, which start from the released model, with their scores:
-        what :func:`~fedmtl.personalize` returns.
+        what :func:`~fedmtl.personalize` returns, of a linear model with the baseline ``local`` beside it.
 
         Each new client trains on its own records and sends nothing. So it costs no epsilon: what the clients of the run
         may lose is bounded by that of the released model, whatever is computed from it later; and of the new clients
@@ -216,8 +216,11 @@ class Result(Scored):
         Raises:
             ConfigError: a run without a shared model or with a loss of its own algorithm, or ``finetune`` that starts
                 from personal models.
+            DataError: a table whose columns are coded in another way than those of the run.
             ModelError: data that the model does not take.
         """
+        from .inputs import as_data
+        from .personalize import check_columns
         from .trainer import personalize
 
         model, terms = self.shared_model(), self.terms
@@ -227,6 +230,8 @@ class Result(Scored):
                 "metrics or local solver are your own; use personalize(model, data, ...), or of a solver "
                 "Result.load(folder, trust=[MODULE])."
             )
+        data = as_data(data)
+        check_columns(None if self.coding is None else self.coding.schema, data.schema, data.name)
         finetune = terms["finetune"] if finetune is None else finetune
         if finetune is None and terms["local"] is not None:
             finetune = Finetune(local=terms["local"])

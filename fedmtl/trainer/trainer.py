@@ -41,7 +41,7 @@ from .inputs import (
     usual_baselines,
 )
 from .metrics import Metric, MetricFunction, kind_of, resolve_metrics
-from .personalize import Released, usual_finetuning
+from .personalize import Released, alone, usual_finetuning
 from .problem import build_problem, coded_for, made, resolve_device
 from .result import Result
 from .run import fitted
@@ -344,7 +344,8 @@ def personalize(
     folder: str | Path | None = None,
 ) -> Result:
     """Return personal models of new clients, by finetuning a released model on each one's own training records: the
-    result of a run of one round in which nobody trains, with the given model as ``shared``.
+    result of a run of one round in which nobody trains, with the given model as ``shared``. Of a linear model the
+    result has the baseline ``local`` beside it: what the clients have without the given model.
 
     Nothing is sent: the new clients' data cost no epsilon as long as their models stay with them, and those of the
     clients of the run are covered by the epsilon of the released model. Beside a :class:`~fedmtl.Result` use
@@ -393,6 +394,7 @@ def personalize(
         execution=Execution() if execution is None else execution,
         folder=folder,
         metrics=metrics,
+        baselines=alone(model, data, finetune, loss, trainable),
         progress=False,
     )
     if finetune.start == "personal" or finetune.validation:

@@ -1,14 +1,18 @@
 """Personal models after a run: what clients of the run choose, and new clients by Python and command."""
 
+import copy
 import csv
 import json
 import logging
+import re
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -23,6 +27,7 @@ from fedmtl import (
     PoissonClocks,
     RecordPrivacy,
     Result,
+    Trainer,
     cli,
     load_data,
     models,
@@ -32,7 +37,7 @@ from fedmtl.algorithms import PPDMTL
 from fedmtl.audit.independence import independence
 from fedmtl.audit.rerun import watched
 from fedmtl.data import FederatedDataset
-from fedmtl.errors import ConfigError, ModelError
+from fedmtl.errors import ConfigError, DataError, ModelError
 from fedmtl.report import canvas
 from fedmtl.trainer.metrics import REGISTRY, shares
 from fedmtl.trainer.personalize import held_out
@@ -413,3 +418,80 @@ def test_new_clients_are_given_as_the_data_of_a_trainer_are(result: Result) -> N
     shared = result.shared_model()
     for join in (result.adapt, lambda data: personalize(shared, data)):
         assert torch.equal(join(rows).personal, join(FederatedDataset.from_tensors(rows)).personal)
+
+
+def table_of(name: str, seed: int) -> pd.DataFrame:
+    random = np.random.default_rng(seed)
+    size, kind = random.uniform(0, 2, 60), random.choice(["new", "old"], 60)
+    cost = size + (kind == "new") + random.normal(0, 0.1, 60)
+    return pd.DataFrame({"who": [f"{name}{row % 4}" for row in range(60)], "size": size, "kind": kind, "cost": cost})
+
+
+COLUMNS = {"client": "who", "target": "cost", "bounds": {"size": [0, 2], "kind": ["new", "old"], "cost": [-1, 4]}}
+
+
+def test_local_of_new_clients_does_not_know_the_released_model() -> None:
+    old, new = (load_data("table", path=table_of(name, seed), **COLUMNS) for seed, name in enumerate("ab"))
+    runs = [Trainer(data=old, privacy=None, rounds=rounds, progress=False).fit() for rounds in (1, 5)]
+    adapted = [run.adapt(new) for run in runs]
+    assert not torch.equal(adapted[0].shared, adapted[1].shared)
+    alone = [run.baselines["local"].personal for run in adapted]
+    assert torch.equal(alone[0], alone[1])
+    expected = Trainer(data=new, privacy=None, rounds=1, baselines=["local"], progress=False).fit().baselines["local"]
+    assert torch.equal(alone[0], expected.personal)
+    assert "  local " in adapted[0].summary()
+    assert "of 4 clients" in adapted[0].verdict
+
+
+def test_local_of_new_clients_of_classes_starts_from_zero() -> None:
+    ways = Finetune(kind="vanilla", local=LocalSGD(lr=0.1, steps=3, batch_size=None))
+    linear = models.softmax_regression()
+    shared = trainer(algorithm=FedAvg(local=SOLVER), data=OLD, model=linear, rounds=1).fit().shared_model()
+    zero = copy.deepcopy(shared)
+    for parameter in zero.parameters():
+        torch.nn.init.zeros_(parameter)
+    found = personalize(shared, NEW, finetune=replace(ways, kind="mean")).baselines["local"]
+    assert torch.equal(found.personal, personalize(zero, NEW, finetune=ways).personal)
+    assert not torch.equal(found.personal, personalize(shared, NEW, finetune=ways).personal)
+
+
+def test_new_clients_have_no_local_beside_a_network_or_frozen_parameters(result: Result) -> None:
+    assert not result.adapt(NEW).baselines
+    linear = models.softmax_regression()(NEW.spec)
+    assert personalize(linear, NEW).baselines
+    assert not personalize(linear, NEW, trainable=("*bias",)).baselines
+    own_loss = partial(torch.nn.functional.cross_entropy, reduction="none")
+    assert not personalize(linear, NEW, loss=own_loss).baselines
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"bounds": {**COLUMNS["bounds"], "size": [0, 3]}}, "'size' has range (0.0, 3.0), in the run (0.0, 2.0)"),
+        ({"bounds": {**COLUMNS["bounds"], "kind": ["old", "new"]}}, "the column 'kind' has categories"),
+        ({"bounds": {**COLUMNS["bounds"], "cost": [0, 4]}}, "the target 'cost' has target range (0.0, 4.0), in"),
+        ({"features": ["kind", "size"]}, "the features are 'kind', 'size', and those of the run 'size', 'kind'"),
+    ],
+)
+def test_a_table_of_new_clients_that_is_coded_in_another_way_is_refused(changes: dict[str, Any], said: str) -> None:
+    old = load_data("table", path=table_of("a", 0), **COLUMNS)
+    new = load_data("table", path=table_of("b", 1), **{**COLUMNS, **changes})
+    run = Trainer(data=old, privacy=None, rounds=1, progress=False).fit()
+    with pytest.raises(DataError, match=re.escape(said)):
+        run.adapt(new)
+    other_ids = table_of("b", 1).rename(columns={"who": "shop"})
+    run.adapt(load_data("table", path=other_ids, **{**COLUMNS, "client": "shop"}))
+
+
+def test_the_command_keeps_the_columns_of_the_run(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    table_of("a", 0).to_csv("old.csv", index=False)
+    table_of("b", 1).rename(columns={"who": "shop"}).to_csv("new.csv", index=False)
+    bounds = "data.bounds={size: [0, 2], kind: [new, old], cost: [-1, 4]}"
+    assert cli.main(["old.csv", "client=who", "target=cost", bounds, "privacy=none", "hydra.run.dir=run"]) == 0
+    assert cli.main(["adapt", "run", "new.csv", "client=shop", "--out", "new"]) == 0
+    said = capsys.readouterr()
+    assert f"as in the run: data.target=cost '{bounds}'\n" in said.err
+    assert "released on new.csv: 4 clients" in said.out
+    by_hand = Result.load("run").adapt(load_data("table", path="new.csv", **{**COLUMNS, "client": "shop"}))
+    assert Result.load("new").by_client == by_hand.by_client
