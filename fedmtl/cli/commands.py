@@ -41,7 +41,7 @@ from .run import (
 )
 
 REFUTED = DOES_NOT_FIT = 1  # exit codes
-_COLUMNS = ("client", "target", "features", "one_hot", "bounds", "labels", "classes")  # settings of a table's columns
+_COLUMNS = ("client", "target", "features", "one_hot", "bounds", "missing", "labels", "classes")  # of a table
 _ADAPTED = ("data", "finetune", "metrics", "device", "seed")  # settings of a run that its new clients may have
 
 
@@ -235,7 +235,9 @@ def _of_the_same_table(options: argparse.Namespace) -> tuple[list[str], str]:
         return typed, ""
     given = {word.partition("=")[0].lstrip("+") for word in words}
     names = [
-        name for name in _COLUMNS if stored.get(name) not in (None, [], {}, "infer") and f"data.{name}" not in given
+        name
+        for name in _COLUMNS
+        if stored.get(name) not in (None, [], {}, "infer", "refuse") and f"data.{name}" not in given
     ]
     return words, " ".join(shlex.quote(f"data.{name}={_flow(stored[name])}") for name in names)
 
