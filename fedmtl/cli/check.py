@@ -71,7 +71,10 @@ def _draft(node: Config) -> None:
     target = node["target"]
     bounds = dict(node.get("bounds") or {})
     missing = list[str]()
-    chosen, lines = feature_columns(table, node["client"], target, node.get("features")), list[str]()
+    time = node.get("time")
+    left_out = time if time not in bounds else None
+    chosen = feature_columns(table, node["client"], target, node.get("features"), left_out)
+    lines = list[str]()
     for name in chosen:
         column, note = Summary(table.frame[name]), ""
         if name not in bounds and column.doubt:
@@ -127,7 +130,8 @@ def _write(config: Config, words: list[str]) -> None:
     One that differs at most in its bounds stays; beside one of another table or budget the name gets a number.
     """
     data = {name: value for name, value in config["data"].items() if value is not None and name != "_target_"}
-    data |= {"classes": config["data"].get("classes"), "path": str(Path(config["data"]["path"]).resolve())}
+    files = {name: str(Path(data[name]).resolve()) for name in ("path", "test_path") if name in data}
+    data |= files | {"classes": config["data"].get("classes")}
     dealt = (data.get("partition") or {}).get("_target_")  # else a column says whose a row is
     data = {name: value for name, value in data.items() if name != "seed" and (name != "partition" or dealt)}
     values = {"data": data, "privacy": {"epsilon": config["privacy"].get("epsilon")}}

@@ -7,25 +7,28 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from ..._check import fraction, given, one_of
 from ...errors import ConfigError, DataError
 from ..dataset import Classes, FederatedDataset
 from ..examples import Domain
 from ..loaders import reader
-from ..partition import Partition
+from ..partition import Partition, Parts
 from ..transforms import Integers, Transform
 from .columns import MOST_CLASSES, Summary, Table, check_texts, holds_amounts, looks_like_id
 from .delimited import is_unnamed
 from .schema import Column, TableSchema, declared_column
+from .splits import by_time
 
 if TYPE_CHECKING:
     import pandas as pd
 
 logger = logging.getLogger("fedmtl")
 _CUT = 0.1  # share of rows outside a range that does not fit
+_TEST = 0.2  # share of rows held out for test
 
 
 @reader("table")
@@ -41,7 +44,10 @@ def read_table(
     missing: str | Sequence[str] = "refuse",
     labels: Sequence[str] | None = None,
     classes: Classes = "infer",
-    test_fraction: float = 0.2,
+    test_path: str | Path | pd.DataFrame | None = None,
+    split: Literal["random", "time"] = "random",
+    time: str | None = None,
+    test_fraction: float | None = None,
     seed: int = 0,
     min_examples: int = 2,
     integers: bool = False,
@@ -63,7 +69,7 @@ def read_table(
         client: the column with each row's client; its values become the ids, as text.
         target: the column to predict; needed.
         partition: deals the rows to clients, such as :class:`~fedmtl.data.Dirichlet`, where no column names these.
-        features: the columns to predict from; None for all others.
+        features: the columns to predict from; None for all others, but not for a column ``time`` without bounds.
         one_hot: feature columns to code as one 0/1 feature a category. The categories are those of the rows, in order
             of their text, which a run with noise refuses, unless ``bounds`` has the column.
         bounds: what is public of columns. ``[low, high]`` of numbers: values are cut there and mapped to [-1, 1].
@@ -82,7 +88,11 @@ def read_table(
         classes: as in :meth:`FederatedDataset.from_tensors`; with ``labels`` their number. ``"infer"`` takes whole
             numbers as classes only if they are -1 and +1 or all from 0 to 19, and else as a real target. A run with
             noise refuses what is inferred.
-        test_fraction: share of each client's rows held out for test.
+        test_path: a second table with the test rows, which has the same columns; None holds out rows of the first.
+            Clients without rows in the first one are left out, as :meth:`FederatedDataset.from_tensors` says.
+        split: which rows are held out: ``"random"``, or ``"time"`` for the latest of each client.
+        time: for ``split="time"``, the column of dates, times or numbers by which rows are ordered.
+        test_fraction: share of each client's rows held out for test; None for 0.2.
         seed: of the split, keyed by the client.
         min_examples: clients with fewer rows are left out.
         integers: keep the features as whole numbers, for models of tokens.
@@ -109,9 +119,12 @@ def read_table(
     written = [client, *own_categories, *TableSchema(tuple(declared.values()), "").written]
     written += [target if labels is not None else None]
     settings = {"separator": separator, "decimal": decimal, "encoding": encoding, "comment": comment}
-    table = Table.of(path, [column for column in written if column is not None], name, settings)
+    _check_split(split, time, test_path, test_fraction, client)
+    texts = [column for column in written if column is not None]
+    table = Table.of(path, texts, name, settings)
     given_features = features is not None
-    file, features = table.file, feature_columns(table, client, target, features)
+    left_out = time if time not in declared else None
+    file, features = table.file, feature_columns(table, client, target, features, left_out)
     assert target is not None  # as has been checked
     for option, columns in (("one_hot", one_hot), ("bounds", tuple(bounds))):
         for column in columns:
@@ -121,10 +134,14 @@ def read_table(
                 raise ConfigError(
                     f"read_table.{option} contains {column!r}, which is not a feature column; accepted: {accepted}."
                 )
-    if client is not None:
-        table = replace(table, client_of=table.written(client, "the name of a client"))
+    table = _with_clients(table, client)
+    tables = [table]
+    if test_path is not None:
+        held = Table.of(test_path, texts, f"{name or 'table'} (test)", settings)
+        held.check_columns([client, target, *features])
+        tables.append(_with_clients(held, client))
     gaps = _may_be_missing(missing, features, bounds)
-    coded = declared | {column: _categories_of_rows(table, column) for column in own_categories}
+    coded = declared | {column: _categories_of_rows(tables, column) for column in own_categories}
     chosen = [coded.get(column, Column(column)) for column in features]
     schema = TableSchema(
         columns=tuple(replace(column, missing=column.name in gaps) for column in chosen),
@@ -136,18 +153,31 @@ def read_table(
         form=table.form,
         declared=not own_categories and (given_features or set(features) <= {*bounds, *one_hot}),
     )
-    x = schema.features(table, _advice)
+    sides = [(schema.features(each, _advice), _targets(each, schema, labels)) for each in tables]
+    x, y = sides[0]
     real_by_rows = False
     if as_target is not None:
-        y, classes = as_target.encode(table, _advice)[:, 0].astype(np.float32), None
-    else:
-        y = _target(table, target, labels)
-        real_by_rows = classes == "infer" and labels is None and holds_amounts(y)
+        classes = None
+    elif classes == "infer" and labels is None:
+        real_by_rows = any(holds_amounts(targets) for _, targets in sides)
     if real_by_rows:
         classes = None
+    parts = table.parts(client, partition, y, seed)
+    test: dict[str, tuple[np.ndarray, np.ndarray]] | None = None
+    if len(tables) > 1:
+        test = _pairs(*sides[1], tables[1].parts(client, None, sides[1][1], seed))
+        if parts.keys().isdisjoint(test):
+            raise DataError(
+                f"{tables[1].file}: no client of data.test_path is one of {file}; accepted: test rows of clients that "
+                "train, or data.test_path=null, which holds out rows of data.path."
+            )
+    elif time is not None:
+        parts, latest = by_time(table, time, parts, _TEST if test_fraction is None else test_fraction)
+        test = _pairs(x, y, latest)
     data = FederatedDataset.from_tensors(
-        {name: (x[index], y[index]) for name, index in table.parts(client, partition, y, seed).items()},
-        test_fraction=test_fraction,
+        _pairs(x, y, parts),
+        test=test,
+        test_fraction=None if test is not None else test_fraction,
         seed=seed,
         min_examples=min_examples,
         classes=classes if labels is None else len(labels),
@@ -165,8 +195,9 @@ def read_table(
             "%s: the whole numbers of %r are taken as %d classes; data.classes=null makes them a regression",
             file, target, data.classes,
         )  # fmt: skip
-    of_target = Column(target, range=schema.target_range).outside(table)
-    _warn(table, schema, of_target)
+    of_target = [Column(target, range=schema.target_range).outside(each) for each in tables]
+    for each, cut in zip(tables, of_target, strict=True):
+        _warn(each, schema, cut)
     inferred = ["classes"] if real_by_rows else []  # declared by nobody
     inferred += [f"categories.{column}" for column in own_categories]
     if transform is None and not integers:
@@ -179,23 +210,67 @@ def read_table(
         domain = Domain(size, size**0.5, 1.0 if scaled else math.inf)
     scale: dict[str, Any] = {}
     if as_target is not None:
-        scale = {"limit": 1.0, "target_range": schema.target_range, "cut_targets": of_target / len(table)}
+        cut_targets = sum(of_target) / sum(map(len, tables))
+        scale = {"limit": 1.0, "target_range": schema.target_range, "cut_targets": cut_targets}
     if all(isinstance(column, str) for column in (*features, target, client or "")):
         scale["schema"] = replace(schema, classes=data.classes)
     return replace(data, inferred=(*data.inferred, *inferred), domain=domain, **scale, verify=False)
 
 
-def feature_columns(table: Table, client: str | None, target: str | None, features: Sequence[str] | None) -> list[str]:
-    """Return the columns to predict from, ``features`` or for None all but the client and the target.
+def _check_split(split: str, time: str | None, test_path: Any, test_fraction: float | None, client: str | None) -> None:
+    """Refuse settings of the test rows that contradict each other.
+
+    Raises:
+        ConfigError: what to leave out, or to add.
+    """
+    one_of("data", ("random", "time"), split=split)
+    fraction("data", **given(test_fraction=test_fraction))
+    if split == "time" and time is None:
+        raise ConfigError("data.split is 'time', which needs the column of dates or numbers, as data.time=COLUMN.")
+    if split == "random" and time is not None:
+        raise ConfigError(
+            f"data.time is {time!r}, which orders rows for data.split=time; add it, or leave data.time out."
+        )
+    if test_path is None:
+        return
+    if split == "time" or test_fraction is not None:
+        other = "data.split=time" if split == "time" else "data.test_fraction"
+        raise ConfigError(f"data.test_path has the test rows, and {other} holds out others; leave one of them out.")
+    if client is None:
+        raise ConfigError("data.test_path needs the column of each row's client, data.client=COLUMN, and no partition.")
+
+
+def _with_clients(table: Table, client: str | None) -> Table:
+    """Return the table with the client of each row for messages, if a column says it."""
+    if client is None:
+        return table
+    return replace(table, client_of=table.written(client, "the name of a client"))
+
+
+def _pairs(x: np.ndarray, y: np.ndarray, parts: Parts) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Return features and targets of every client, from those of all rows."""
+    return {name: (x[index], y[index]) for name, index in parts.items()}
+
+
+def feature_columns(
+    table: Table,
+    client: str | None,
+    target: str | None,
+    features: Sequence[str] | None,
+    left_out: str | None = None,
+) -> list[str]:
+    """Return the columns to predict from, ``features`` or for None all but the client, the target and ``left_out``.
 
     Raises:
         DataError: a column that is missing, or no feature.
         ConfigError: a column in two of these roles.
     """
     names = [target] if client is None else [client, target]
-    chosen = [name for name in table.frame.columns if name not in names]
+    chosen = [name for name in table.frame.columns if name not in names and (left_out is None or name != left_out)]
     if features is not None:
         chosen = check_texts("features", features)
+    if left_out is not None:
+        table.check_columns([left_out], "time ")
     for role, columns in (("client", names[:-1]), ("target", (target,)), ("features", chosen)):
         table.check_columns(columns, f"{role} ")
     if client == target:
@@ -241,9 +316,10 @@ def _kind(declared: Mapping[str, Column], name: str) -> str:
     return declared[name].kind if name in declared else ""
 
 
-def _categories_of_rows(table: Table, name: str) -> Column:
-    """Return a column of the categories that occur in a table, in the order of their texts."""
-    return Column(name, "categories", categories=tuple(np.unique(table.written(name)).tolist()))
+def _categories_of_rows(tables: Sequence[Table], name: str) -> Column:
+    """Return a column of the categories that occur in tables, in the order of their texts."""
+    texts = np.unique(np.concatenate([table.written(name) for table in tables]))
+    return Column(name, "categories", categories=tuple(texts.tolist()))
 
 
 def _may_be_missing(missing: str | Sequence[str], features: Sequence[str], bounds: Mapping[str, Any]) -> list[str]:
@@ -286,7 +362,12 @@ def _advice(values: pd.Series, name: str) -> str:
     )
 
 
-def _target(table: Table, name: str, labels: Sequence[str] | None) -> np.ndarray:
+def _targets(table: Table, schema: TableSchema, labels: Sequence[str] | None) -> np.ndarray:
+    """Return the targets of a table's rows, (n,): float32 mapped from the range to [-1, 1], numbers as they are, or the
+    numbers of labels, int64."""
+    name = schema.target
+    if schema.target_range is not None:
+        return Column(name, range=schema.target_range).encode(table, _advice)[:, 0].astype(np.float32)
     if labels is None:
         accepted = (
             "a finite number (or leave the row out, or give the values in order of their class number: labels=[A, B], "
