@@ -132,6 +132,23 @@ def test_noise_belongs_to_the_client_the_round_and_the_local_step() -> None:
         assert not torch.isclose(fresh, together[[1]]).any()
 
 
+def test_no_two_local_steps_of_three_rounds_share_their_noise_or_their_records() -> None:
+    """Not the second step of a round with the first one of the next round, either."""
+    for client in (1, 4):
+        one = torch.tensor([client])
+        noise = []
+        subsets = []
+        channel = door(NOISED)
+        for number in range(3):
+            begin(channel, number)
+            for _ in range(STEPS[client]):
+                index, drawn = channel.local.batch(one)
+                subsets.append(tuple(index[drawn].tolist()))
+                noise.append(channel.local.release(one, [EMPTY]).flatten())
+        assert torch.cat(noise).unique().numel() == 3 * STEPS[client] * DIMENSION
+        assert len(set(subsets)) == 3 * STEPS[client]
+
+
 def millions(large: float) -> np.ndarray:
     """Values up to 1: without ``large`` the first 2^21 add up to less than 2^20, where a double has more digits for
     the 10^6 small ones that follow."""
