@@ -94,7 +94,11 @@ def _draft(node: Config) -> None:
     elif missing and not isinstance(declared, str):
         node["missing"] = list(dict.fromkeys([*declared, *missing]))
     column, classes = Summary(table.frame[str(target)]), node.get("classes")
-    lines.append(shown(f"  {target}: {column.text}"))
+    log = node.get("target_scale") == "log"
+    hint = ""
+    if column.skewed and not log and not isinstance(classes, int):
+        hint = "; its mean is far above its median: data.target_scale=log may fit"
+    lines.append(shown(f"  {target}: {column.text}{hint}"))
     _check_target(str(target), column)
     if target not in bounds and column.doubt and not (node.get("labels") or isinstance(classes, int)):
         raise ConfigError(f"data.target is {target!r}, which {column.doubt}; choose another, or {column.remedy}.")
@@ -103,7 +107,9 @@ def _draft(node: Config) -> None:
     node["bounds"] = bounds
     if not column.numeric:
         node["labels"] = node.get("labels") or column.kinds
-    if classes == "infer":
+    if classes == "infer" and log:
+        node["classes"] = None
+    elif classes == "infer":
         node["classes"] = made(node, "data").classes  # as the reader infers them, a draft to be confirmed, too
     if column.numeric and node.get("classes") is None:
         bounds.setdefault(target, column.bounds)

@@ -41,7 +41,9 @@ from .run import (
 )
 
 REFUTED = DOES_NOT_FIT = 1  # exit codes
-_COLUMNS = ("client", "target", "features", "one_hot", "bounds", "missing", "labels", "classes")  # of a table
+_COLUMNS = ("client", "target", "features", "one_hot", "bounds", "missing", "target_scale", "labels", "classes")
+_KEPT = (*_COLUMNS, "split", "time")  # settings of a table that its new clients have, too
+_USUAL: tuple[object, ...] = (None, [], {}, "infer", "refuse", "linear", "random")  # what these are unless they are set
 _ADAPTED = ("data", "finetune", "metrics", "device", "seed")  # settings of a run that its new clients may have
 
 
@@ -234,11 +236,7 @@ def _of_the_same_table(options: argparse.Namespace) -> tuple[list[str], str]:
     if any(word.startswith("data=") for word in words):
         return typed, ""
     given = {word.partition("=")[0].lstrip("+") for word in words}
-    names = [
-        name
-        for name in _COLUMNS
-        if stored.get(name) not in (None, [], {}, "infer", "refuse") and f"data.{name}" not in given
-    ]
+    names = [name for name in _COLUMNS if stored.get(name) not in _USUAL and f"data.{name}" not in given]
     return words, " ".join(shlex.quote(f"data.{name}={_flow(stored[name])}") for name in names)
 
 

@@ -19,6 +19,7 @@ from . import checks, rows
 from .assemble import Pair, check_options, checked, choose, group_rows, infer_classes, pool, read_clients, stack
 from .examples import SIDES, DataSpec, Domain, Examples, Side, client_keys, cut, pixel_domain
 from .transforms import Affine, Bounded, Cast, Integers, Packed, RowBound, Transform, describe
+from .units import SCALES, TargetScale, in_units
 
 if TYPE_CHECKING:
     from .readers.schema import TableSchema
@@ -55,6 +56,8 @@ class FederatedDataset:
             scored, and in the models of a result; infinite for none.
         target_range: public range [low, high] of the target in its own units, if it is stored mapped to [-1, 1]; scores
             are in these units.
+        target_scale: ``"log"`` where the logarithm of that range is what is mapped; predictions and scores are in the
+            target's own units all the same.
         cut_targets: share of the targets that were beyond ``target_range`` in the records, and were cut there; not
             private.
         schema: how raw rows of the table that the data are from become features, and predictions the target's values;
@@ -88,6 +91,7 @@ class FederatedDataset:
     inferred: tuple[str, ...] = ()
     limit: float = math.inf
     target_range: tuple[float, float] | None = None
+    target_scale: TargetScale = "linear"
     cut_targets: float = 0.0
     schema: TableSchema | None = None
     verify: InitVar[bool] = True
@@ -100,6 +104,10 @@ class FederatedDataset:
         transform = self.transform
         if not is_dataclass(transform) or isinstance(transform, type) or not callable(transform):
             raise DataError(f"{self.name}: transform is {transform!r}; it must be a frozen dataclass with __call__.")
+        if self.target_scale not in SCALES:
+            raise DataError(f"{self.name}: target_scale is {self.target_scale!r}; accepted: {', '.join(SCALES)}.")
+        if self.target_scale == "log" and (self.target_range is None or not self.target_range[0] > 0):
+            raise DataError(f"{self.name}: target_scale is 'log'; it needs a target_range above 0.")
         for name in SIDES:
             self._check_side(name)
         for name in (*SIDES, "public") if verify else ():
@@ -166,12 +174,17 @@ class FederatedDataset:
 
     @property
     def unit(self) -> float:
-        """Return half of the range of the target in its own units, by which it was divided; 1 without one."""
-        return 1.0 if self.target_range is None else (self.target_range[1] - self.target_range[0]) / 2
+        """Return half of the range of the target in its own units, by which it was divided; 1 without one, and on the
+        scale of logarithms, where no number is."""
+        if self.target_range is None or self.target_scale == "log":
+            return 1.0
+        return (self.target_range[1] - self.target_range[0]) / 2
 
     def in_units(self, y: Tensor) -> Tensor:
-        """Return targets or predictions in the target's own units."""
-        return y if self.target_range is None else self.target_range[0] + (y.double() + 1) * self.unit
+        """Return targets or predictions in the target's own units, float64; as they are without a range."""
+        if self.target_range is None:
+            return y
+        return in_units(y, self.target_range, self.target_scale)
 
     def gather(
         self,

@@ -254,18 +254,21 @@ def constant_loss(problem: Problem) -> float | None:
 
 
 def own_constants(problem: Problem) -> dict[str, float]:
-    """Return each client's test error of predicting the mean of its own training targets, in their own units and by
-    id; empty but for one real target an example. Clients without records on both sides are left out."""
+    """Return each client's test error of predicting the mean of its own training targets as they are stored, by id and
+    in the target's own units; empty but for one real target an example.
+
+    Clients without records on both sides are left out.
+    """
     data = problem.data
     if kind_of(data.spec) != "number":
         return {}
     found = {}
     for client in ((data.train.counts > 0) & (data.test.counts > 0)).nonzero()[:, 0].tolist():
         own, tested = (
-            data.in_units(part.y[slice(*part.offsets[client : client + 2].tolist())].double().cpu())
+            part.y[slice(*part.offsets[client : client + 2].tolist())].double().cpu()
             for part in (data.train, data.test)
         )
-        found[data.ids[client]] = float((tested - own.mean()).square().mean())
+        found[data.ids[client]] = float((data.in_units(tested) - data.in_units(own.mean())).square().mean())
     return found
 
 
@@ -278,8 +281,14 @@ def per_example(problem: Problem, outputs: Tensor, y: Tensor) -> tuple[Tensor, T
     losses = example_losses(problem.loss, outputs, y).to(torch.float64)
     if problem.data.spec.labels > RECALL_AT:
         return losses, *found_labels(outputs, y)
-    scores = example_scores(outputs, y)
-    return losses, scores * problem.data.unit**2 if y.is_floating_point() else scores, torch.ones_like(losses)
+    data = problem.data
+    if data.target_scale == "log":
+        scores = example_scores(data.in_units(outputs), data.in_units(y))
+    else:
+        scores = example_scores(outputs, y)
+        if y.is_floating_point():
+            scores = scores * data.unit**2
+    return losses, scores, torch.ones_like(losses)
 
 
 def numbers_of(problem: Problem, metrics: Metrics) -> dict[str, float]:

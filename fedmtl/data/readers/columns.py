@@ -38,6 +38,7 @@ Read = TypeVar("Read")
 _LONGEST, _FEW = 80, 16  # letters and bytes that are printed
 _FEWEST = 20  # distinct values of a column of ids, at least
 _MOST = 50  # categories of a column in a draft
+_SKEWED = 1.5  # the mean of a skewed column over its median
 MARKS = frozenset({"", "NA", "N/A", "n/a", "NaN", "nan", "null", "?"})
 """Texts that stand for missing values."""
 ISO_DATE = r"\d{4}-\d{2}-\d{2}([T ].*)?"
@@ -357,6 +358,7 @@ class Summary:
         text: the same in words.
         dates: the values are dates; their bounds are then whole years.
         missing: the number of missing values.
+        skewed: all numbers are above 0, many are distinct, and their mean is far above their median.
         doubt: why it is no feature and no target, or an empty text.
         remedy: what makes it one.
     """
@@ -376,7 +378,7 @@ class Summary:
                 values = numbers
         self.numeric = pd.api.types.is_numeric_dtype(values.dtype)
         if not self.numeric:
-            values = values.where([not isinstance(value, str) or value.strip() not in MARKS for value in values])
+            values = values.mask(values.map(lambda value: isinstance(value, str) and value.strip() in MARKS))
         self.missing = int(values.isna().sum())
         self.kinds = sorted(map(str, values.dropna().unique()))
         self.whole = pd.api.types.is_integer_dtype(values.dtype)
@@ -390,6 +392,8 @@ class Summary:
             self.bounds = [float(rounded_down(low)), float(rounded_up(high, 3))]
             if self.whole:
                 self.bounds = [int(low), int(high)]
+        many = self.numeric and len(self.kinds) > MOST_CLASSES
+        self.skewed = bool(many and values.min() > 0 and values.mean() > _SKEWED * values.median())
         if self.dates:
             first = self.kinds[0][:10]
             last = self.kinds[-1][:10]

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ...errors import ConfigError, DataError
+from ..units import SCALES, TargetScale, in_units, mapped, stored
 from .columns import ISO_DATE, MARKS, Table, check_texts, codes
 from .delimited import Format, check_distinct
 
@@ -95,7 +96,7 @@ class Column:
         accepted = f"a finite number ({advice(table.frame[self.name], self.name)})"
         values = table.numbers(self.name, typed=not self.missing, accepted=accepted)
         if self.range is not None:
-            values = _mapped(values, *self.range)
+            values = mapped(values, *self.range)
         return values[:, None]
 
     def _coded(self, table: Table) -> np.ndarray:
@@ -126,10 +127,10 @@ class Column:
         kinds, place = np.unique(day, return_inverse=True)
         dates = [datetime.date.fromordinal(int(number)) for number in kinds]
         parts = [
-            _mapped(np.array([date.year for date in dates]), first.year, last.year),
-            _mapped(np.array([date.month for date in dates]), 1, 12),
-            _mapped(np.array([date.weekday() for date in dates]), 0, 6),
-            _mapped(kinds, first.toordinal(), last.toordinal()),
+            mapped(np.array([date.year for date in dates]), first.year, last.year),
+            mapped(np.array([date.month for date in dates]), 1, 12),
+            mapped(np.array([date.weekday() for date in dates]), 0, 6),
+            mapped(kinds, first.toordinal(), last.toordinal()),
         ]
         return np.stack(parts, axis=1)[place]
 
@@ -225,13 +226,6 @@ def _days(table: Table, name: str) -> np.ndarray:
     return np.array([date.toordinal() for date in dates if date is not None], dtype=np.int64)[place]
 
 
-def _mapped(values: np.ndarray, low: float, high: float) -> np.ndarray:
-    """Return values, float64, cut at the ends of a range and mapped from it to [-1, 1]; 0 for a range of one value."""
-    if low == high:
-        return np.zeros(len(values))
-    return 2 * (np.clip(values, low, high) - low) / (high - low) - 1
-
-
 @dataclass(frozen=True)
 class TableSchema:
     """What the reader of tables knows of a table beside its rows: how raw columns become the features of a model, and
@@ -243,6 +237,7 @@ class TableSchema:
         classes: number of classes of the target; None for real numbers.
         labels: the target's values in order of their class number; empty for the numbers 0 .. classes - 1.
         target_range: range of a real target, which is stored mapped to [-1, 1]; None for targets as they are.
+        target_scale: ``"log"`` where the logarithm of that range is what is mapped.
         client: the column that names the client of a row; None without one.
         integers: whether features are whole numbers, for models of tokens.
         form: how the text of a file of such rows is written; None of a table of another kind.
@@ -254,6 +249,7 @@ class TableSchema:
     classes: int | None = None
     labels: tuple[str, ...] = ()
     target_range: tuple[float, float] | None = None
+    target_scale: TargetScale = "linear"
     client: str | None = None
     integers: bool = False
     form: Format | None = None
@@ -296,8 +292,8 @@ class TableSchema:
     def features(self, table: Table, advice: Advice) -> np.ndarray:
         """Return the features of a table's rows, (rows, width), float32, or float64 of whole numbers, with ``advice``
         for a wrong value."""
-        stored = [column.encode(table, advice) for column in self.columns]
-        return np.concatenate(stored, axis=1).astype(np.float64 if self.integers else np.float32)
+        parts = [column.encode(table, advice) for column in self.columns]
+        return np.concatenate(parts, axis=1).astype(np.float64 if self.integers else np.float32)
 
     def outside(self, table: Table) -> dict[str, int]:
         """Return how many values are cut at the ends of its range, by column, of the columns that have some."""
@@ -323,10 +319,13 @@ class TableSchema:
 
     def in_units(self, outputs: Tensor) -> Tensor:
         """Return predictions of a real target in its own units, float64."""
-        if self.target_range is None:
-            return outputs.double()
-        low, high = self.target_range
-        return low + (outputs.double() + 1) * ((high - low) / 2)
+        return in_units(outputs, self.target_range, self.target_scale)
+
+    def targets(self, table: Table, advice: Advice) -> np.ndarray:
+        """Return the targets of a table's rows, of which there is a range, as they are stored, float32 (rows,)."""
+        assert self.target_range is not None
+        values = Column(self.target).encode(table, advice)[:, 0]
+        return stored(values, self.target_range, self.target_scale).astype(np.float32)
 
     @property
     def names(self) -> list[str] | list[int]:
@@ -366,8 +365,13 @@ class TableSchema:
             if not all(isinstance(part, str) for part in parts.values()):
                 raise DataError("form must hold texts.")
             form = Format(**parts)
-        given |= {"columns": columns, "labels": tuple(labels), "form": form}
-        return cls(**given | {"target_range": _range(given["target_range"], "target_range")})
+        ends = _range(given["target_range"], "target_range")
+        scale = given["target_scale"]
+        if scale not in SCALES or (scale == "log" and (ends is None or ends[0] <= 0)):
+            accepted = f"{', '.join(SCALES)}, and 'log' only with a target_range above 0"
+            raise DataError(f"target_scale is {scale!r}; accepted: {accepted}.")
+        given |= {"columns": columns, "labels": tuple(labels), "form": form, "target_range": ends}
+        return cls(**given)
 
 
 def _table(rows: pd.DataFrame) -> Table:

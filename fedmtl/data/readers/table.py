@@ -18,6 +18,7 @@ from ..examples import Domain
 from ..loaders import reader
 from ..partition import Partition, Parts
 from ..transforms import Integers, Transform
+from ..units import SCALES, TargetScale
 from .columns import MOST_CLASSES, Summary, Table, check_texts, holds_amounts, looks_like_id
 from .delimited import is_unnamed
 from .schema import Column, TableSchema, declared_column
@@ -41,6 +42,7 @@ def read_table(
     features: Sequence[str] | None = None,
     one_hot: Sequence[str] = (),
     bounds: Mapping[str, Sequence[Any]] | None = None,
+    target_scale: TargetScale = "linear",
     missing: str | Sequence[str] = "refuse",
     labels: Sequence[str] | None = None,
     classes: Classes = "infer",
@@ -79,6 +81,9 @@ def read_table(
             the first, each mapped to [-1, 1]. The target of a regression has a range likewise, at which predictions are
             cut off; scores are in its own units. Where all features have bounds, the dataset's domain follows from
             them.
+        target_scale: ``"log"`` maps the logarithm of a real target's range, which must be above 0, to [-1, 1], in place
+            of the range: for targets that are skewed, such as costs. Predictions and scores are in the target's own
+            units all the same. The mean of logarithms is near the median of the target, and below its mean.
         missing: ``"refuse"`` refuses missing values; a list of feature columns with bounds lets their values be
             missing, and ``"indicator"`` those of all feature columns with bounds. The features of such a column are 0
             in a row without a value (the middle of a range, none of several categories), and each such column has one
@@ -116,6 +121,12 @@ def read_table(
     declared = {column: declared_column(column, values) for column, values in bounds.items()}
     own_categories = [column for column in one_hot if _kind(declared, column) != "categories"]
     as_target = declared.get(str(target))
+    one_of("data", SCALES, target_scale=target_scale)
+    if target_scale == "log" and (as_target is None or as_target.range is None or as_target.range[0] <= 0):
+        raise ConfigError(
+            "data.target_scale is 'log', which needs a range of the target above 0, such as "
+            f"'data.bounds={{{target}: [1, 1000]}}'; targets below its lower end are cut there."
+        )
     written = [client, *own_categories, *TableSchema(tuple(declared.values()), "").written]
     written += [target if labels is not None else None]
     settings = {"separator": separator, "decimal": decimal, "encoding": encoding, "comment": comment}
@@ -148,6 +159,7 @@ def read_table(
         target=target,
         labels=() if labels is None else tuple(map(str, labels)),
         target_range=None if as_target is None else as_target.range,
+        target_scale=target_scale,
         client=client,
         integers=integers,
         form=table.form,
@@ -212,6 +224,7 @@ def read_table(
     if as_target is not None:
         cut_targets = sum(of_target) / sum(map(len, tables))
         scale = {"limit": 1.0, "target_range": schema.target_range, "cut_targets": cut_targets}
+        scale |= {"target_scale": target_scale}
     if all(isinstance(column, str) for column in (*features, target, client or "")):
         scale["schema"] = replace(schema, classes=data.classes)
     return replace(data, inferred=(*data.inferred, *inferred), domain=domain, **scale, verify=False)
@@ -367,7 +380,7 @@ def _targets(table: Table, schema: TableSchema, labels: Sequence[str] | None) ->
     numbers of labels, int64."""
     name = schema.target
     if schema.target_range is not None:
-        return Column(name, range=schema.target_range).encode(table, _advice)[:, 0].astype(np.float32)
+        return schema.targets(table, _advice)
     if labels is None:
         accepted = (
             "a finite number (or leave the row out, or give the values in order of their class number: labels=[A, B], "
