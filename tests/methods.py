@@ -20,7 +20,7 @@ from fedmtl import (
     PrivatePrior,
     Scaffold,
 )
-from fedmtl.algorithms.mp_mtl import PublishedMPMTL
+from fedmtl.contrib.published.mp_mtl import PublishedMPMTL
 
 SOLVER = LocalSGD(lr=0.2, epochs=2, batch_size=4, momentum=0.5)
 NETWORKS = {

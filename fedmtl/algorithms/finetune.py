@@ -72,7 +72,7 @@ class Personalization(Checked, ABC):
 
     def resolved(self, noise: float) -> Self:
         """Return these settings with what follows from the noise of the run,
-        :func:`~fedmtl.trainer.automatic.noise_of`."""
+        :func:`~fedmtl.contrib.automatic.noise_of`."""
         return self
 
     def of_new_clients(self) -> Self:

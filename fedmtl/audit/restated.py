@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..algorithms.mp_mtl import published as _published  # noqa: F401  (registers the law of noise of its ledgers)
+from ..contrib.published import mp_mtl as _published  # noqa: F401  (registers the law of noise of its ledgers)
 from ..privacy.accounting.library import TOLERANCE
 from ..privacy.noise.banded import Bands
 from ..privacy.noise.laws import LAWS

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from ..algorithms.local import Local
+from ..contrib.automatic import Automatic, automatic
 from ..data import FederatedDataset
 from ..data.examples import Examples
 from ..errors import ConfigError
 from ..privacy import Privacy, RecordPrivacy
 from ..random import derive_key
-from ..trainer.automatic import Automatic, automatic
 from ..trainer.problem import describe
 from ..trainer.trainer import Trainer
 from .findings import Finding, exact, skipped

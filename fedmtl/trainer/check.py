@@ -11,11 +11,11 @@ from scipy.optimize import brentq
 from torch import nn
 
 from .._rounding import rounded_up
+from ..contrib.automatic import automatic, unscaled
 from ..data import FederatedDataset
 from ..errors import ConfigError
 from ..models import ModelFactory
 from ..privacy import ClientPrivacy, Privacy, Sampler
-from .automatic import automatic, unscaled
 from .inputs import as_data, as_model
 
 _EPSILONS = 1e-3, 1e3

@@ -34,6 +34,7 @@ from ..data import FederatedDataset, RowBound
 from ..errors import ConfigError, DataError, FedmtlError, ModelError, ResumeError
 from ..local import Layout, prepare_module
 from ..models import ModelFactory
+from ..models.build import build_module
 from ..models.networks import NamedFactory
 from ..privacy import PrivacyReport
 from ..privacy.chain import Head, read_chain
@@ -42,7 +43,7 @@ from ..report._names import METHODS
 from .coding import Coding
 from .inputs import as_model
 from .metrics import REGISTRY, Metric
-from .problem import describe, made
+from .problem import describe
 from .scored import Finetuned, Scored
 from .targets import restored
 
@@ -533,7 +534,7 @@ def _module_of(network: dict[str, Any], model: nn.Module | ModelFactory | None) 
             return None
     spec = restored(network["spec"])
     kind = getattr(torch, network["dtype"])
-    module = made(as_model(model), spec, network["seed"])
+    module = build_module(as_model(model), spec, network["seed"])
     module = prepare_module(module, spec.sample(2, kind), seed=network["seed"], dtype=kind, trainable=network["names"])
     layout = Layout.of(module)
     shapes = dict(zip(network["names"], map(tuple, network["shapes"]), strict=True))

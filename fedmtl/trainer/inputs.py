@@ -14,7 +14,7 @@ from .._rounding import rounded_up
 from ..algorithms import Algorithm, ServerOptimizer
 from ..algorithms.base import BASELINES
 from ..algorithms.finetune import Personalization
-from ..algorithms.proximal_point import ProximalPoint
+from ..contrib.proximal_point import ProximalPoint
 from ..data import FederatedDataset, load_data
 from ..errors import ConfigError
 from ..local import Execution, LocalSolver

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ..algorithms.average import Average, LocalAverage
 from ..algorithms.base import Algorithm, Problem, State
 from ..algorithms.cohort import Cohort, Own
 from ..algorithms.finetune import Finetune, Personalization, settled
 from ..algorithms.linear.data import check_linear
 from ..algorithms.local import Local
 from ..algorithms.losses import own_losses
+from ..contrib.automatic import is_linear
+from ..contrib.average import Average, LocalAverage
 from ..data import FederatedDataset
 from ..data.examples import cut
 from ..data.readers.schema import TableSchema
@@ -27,7 +28,6 @@ from ..errors import DataError, ModelError
 from ..local.losses import Loss, half_mse, mse
 from ..privacy import Privacy, RecordPrivacy
 from ..ranks import noticed
-from .automatic import is_linear
 from .evaluation import Metrics, evaluate_each
 from .metrics import REGISTRY, Metric
 from .scored import Finetuned, Scored, Stage, beside

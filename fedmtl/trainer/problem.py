@@ -6,7 +6,6 @@ import copy
 import dataclasses
 import functools
 import hashlib
-import inspect
 import json
 import logging
 import math
@@ -22,20 +21,19 @@ from torch import Tensor, nn
 from .._fingerprint import fingerprint_of
 from ..algorithms.base import Problem
 from ..algorithms.linear.data import TWO_CLASS_LOSSES
-from ..data import DataSpec, FederatedDataset, RowBound
+from ..data import FederatedDataset, RowBound
 from ..data.examples import Side
 from ..data.transforms import Cast, Integers, MappedImages, Packed
-from ..errors import ConfigError, FedmtlError, ModelError, first_line
+from ..errors import ConfigError, ModelError
 from ..local import Execution, Executor, Layout, check_stackable, prepare_module, resolve_loss
 from ..local.executor import available_cores
 from ..local.losses import Loss, binary_cross_entropy
-from ..local.module import check_copyable, with_shapes
 from ..local.per_example import check_examples
 from ..local.products import Perceptron
 from ..models import ModelFactory, NamedInputs
+from ..models.build import build_module
 from ..models.networks import NamedFactory
 from ..privacy import NoiseSource
-from ..random import derive_key
 from ..ranks import SINGLE, Ranks
 
 if TYPE_CHECKING:
@@ -79,7 +77,7 @@ def build_problem(
         raise ConfigError(f"loss is 'cross_entropy', which takes one class an example, but the targets are {fits}.")
     if isinstance(model, nn.Module) and isinstance(data.transform, Packed) and not isinstance(model, NamedInputs):
         model = NamedInputs(model, data.transform)
-    module = made(model, data.spec, seed)
+    module = build_module(model, data.spec, seed)
     if any(isinstance(child, (nn.Embedding, nn.EmbeddingBag)) for child in module.modules()):
         data = _kept_whole(data, module, kind)
         _check_lookups(data, module)
@@ -141,46 +139,6 @@ def _tried(module: nn.Module, x: Tensor, dtype: torch.dtype) -> Tensor | Excepti
     except (IndexError, RuntimeError, TypeError, ValueError) as error:
         return error
     return outputs
-
-
-def made(model: nn.Module | ModelFactory, spec: DataSpec, seed: int) -> nn.Module:
-    """Return the module, or the one that a factory makes for data of this shape with the start of a run's seed.
-
-    Raises:
-        ConfigError: a function that does not take the shape only, or that returns no module.
-        ModelError: a function that fails, or a module that cannot be copied, see
-            :func:`~fedmtl.local.module.check_copyable`.
-    """
-    start = derive_key(seed, "model") >> 1
-    if isinstance(model, nn.Module):
-        return _ready(model, spec, start)
-    try:
-        inspect.signature(model).bind(spec)
-    except TypeError as error:
-        raise ConfigError(
-            f"model is a function that cannot be called with the data's DataSpec ({error}); give a function of one "
-            "argument that returns a module, such as lambda spec: MyModel(), or the module itself."
-        ) from error
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(start)
-        try:
-            module = model(spec)
-        except FedmtlError:
-            raise
-        except Exception as error:
-            raise ModelError(f"The model cannot be made for data of {spec}: {first_line(error)}.") from error
-    if not isinstance(module, nn.Module):
-        raise ConfigError(f"model is a function that returned {type(module).__name__}; it must return an nn.Module.")
-    return _ready(module, spec, start)
-
-
-def _ready(module: nn.Module, spec: DataSpec, start: int) -> nn.Module:
-    """Return the module with the shapes of its lazy parameters, whose values follow from the seed ``start``."""
-    check_copyable(module)
-    shaped = with_shapes(module, spec.sample(2, torch.float32), start)
-    if shaped is not module:
-        check_copyable(shaped)
-    return shaped
 
 
 def _check_loss(loss: str | Loss, module: nn.Module, sample: Tensor, data: FederatedDataset) -> None:

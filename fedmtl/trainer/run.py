@@ -17,18 +17,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from ..algorithms.average import LocalAverage
 from ..algorithms.base import Algorithm, Problem, State, Tally
 from ..algorithms.finetune import Personalization
 from ..algorithms.local import Local
 from ..algorithms.local_fit import LocalFit
+from ..contrib.automatic import unscaled
+from ..contrib.average import LocalAverage
 from ..errors import BudgetExhausted, ConfigError, ResumeError, TrainingError
 from ..local import operation_threads
 from ..privacy import BoundSampler, FullParticipation, PoissonSampling, RecordPrivacy
 from ..privacy.samplers import USUAL_COHORT
 from ..ranks import Ranks
 from ..schedules import Block, BoundSchedule, rounds
-from .automatic import unscaled
 from .callbacks import Callback, ProgressBar
 from .coding import Coding
 from .engine import Engine

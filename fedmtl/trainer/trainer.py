@@ -13,19 +13,20 @@ from typing import Any, Literal
 from torch import nn
 
 from .._check import AutoCount, Count, check_fields
-from ..algorithms.average import LocalAverage
 from ..algorithms.base import Algorithm, Problem
 from ..algorithms.finetune import Finetune, Personalization
 from ..algorithms.local import Local
+from ..contrib.automatic import automatic, is_linear, noise_of, unscaled
+from ..contrib.average import LocalAverage
 from ..data import FederatedDataset
 from ..errors import ConfigError
 from ..local import Execution
 from ..local.losses import Loss
 from ..models import BoundedOutputs, ModelFactory
+from ..models.build import build_module
 from ..privacy import BoundSampler, FullParticipation, Privacy, RecordPrivacy
 from ..ranks import SINGLE, Ranks
 from ..schedules import AsynchronousSchedule, BoundSchedule
-from .automatic import automatic, is_linear, noise_of, unscaled
 from .callbacks import Callback
 from .engine import Engine, Schedule, bind_schedule
 from .hooks import RunAudit
@@ -42,7 +43,7 @@ from .inputs import (
 )
 from .metrics import Metric, MetricFunction, kind_of, resolve_metrics
 from .personalize import Released, alone, usual_finetuning
-from .problem import build_problem, coded_for, made, resolve_device
+from .problem import build_problem, coded_for, resolve_device
 from .result import Result
 from .run import fitted
 from .stopping import EarlyStopping
@@ -56,7 +57,7 @@ class Trainer:
 
     Args:
         algorithm: :class:`~fedmtl.PMTL`, :class:`~fedmtl.FedAvg`, ...; ``"auto"`` chooses it by public facts, for
-            linear models and for networks of classes (:func:`~fedmtl.trainer.automatic.automatic`), and also ``model``,
+            linear models and for networks of classes (:func:`~fedmtl.contrib.automatic.automatic`), and also ``model``,
             ``schedule``, ``rounds``, ``finetune`` and the clip norm of ``privacy`` unless they are given.
         data: the clients' data: a dataset, the name of one (``"digits"``), or a mapping from client to a pair (x, y) or
             torch Dataset, a fifth of which is held out for test. With a logistic or hinge loss floating targets 0 and
@@ -227,7 +228,7 @@ class Trainer:
         squared = self.algorithm.loss is None and self.loss in ("auto", "mse", "half_mse")
         if not squared or self.algorithm.one_at_a_time or self.runs > 1:
             return None
-        return LocalAverage() if is_linear(made(self.model, self.data.spec, 0), self.data) else None
+        return LocalAverage() if is_linear(build_module(self.model, self.data.spec, 0), self.data) else None
 
     @cached_property
     def asked_metrics(self) -> tuple[Metric, ...]:

@@ -8,8 +8,8 @@ import torch
 
 from fedmtl import models
 from fedmtl.algorithms.async_learner.algorithm import AsyncLearner
-from fedmtl.algorithms.async_learner.published import PublishedAsyncLearner
 from fedmtl.algorithms.linear.data import LinearData
+from fedmtl.contrib.published.async_learner import PublishedAsyncLearner
 from fedmtl.errors import DataError
 from fedmtl.privacy import RecordPrivacy
 from fedmtl.schedules import PoissonClocks

@@ -10,8 +10,8 @@ from scipy.optimize import minimize
 from scipy.special import log_softmax
 
 from fedmtl import Average, FedAvg, FederatedDataset, LocalSGD, Trainer, models
-from fedmtl.algorithms.average import PARTS, average_classes, average_numbers, noise_at, prior_of_local
 from fedmtl.algorithms.linear.classes import fit_classes
+from fedmtl.contrib.average import PARTS, average_classes, average_numbers, noise_at, prior_of_local
 from fedmtl.errors import ConfigError
 from fedmtl.privacy import FullParticipation
 from tests.algorithms.harness import problem_of

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import special
 
-from fedmtl.algorithms.p2p.published import composed
+from fedmtl.contrib.published.p2p import composed
 
 
 def optimum(e: float, uses: int, delta: float) -> float:

@@ -8,9 +8,9 @@ import pytest
 from scipy import optimize
 from sklearn.linear_model import LogisticRegression, Ridge
 
-from fedmtl.algorithms import cost_of_privacy
 from fedmtl.algorithms.async_learner.algorithm import AsyncLearner
 from fedmtl.algorithms.linear.data import LinearData
+from fedmtl.contrib import cost_of_privacy
 from fedmtl.data import FederatedDataset
 from fedmtl.errors import ConfigError, DataError
 

@@ -13,8 +13,8 @@ from fedmtl import ClientPrivacy, FullParticipation, PoissonSampling, models
 from fedmtl.algorithms import MPMTL, Problem, State
 from fedmtl.algorithms.linear.data import LinearData
 from fedmtl.algorithms.linear.stack import TaskStack
-from fedmtl.algorithms.mp_mtl import PublishedMPMTL
 from fedmtl.algorithms.mp_mtl.sharing import budget_weights
+from fedmtl.contrib.published.mp_mtl import PublishedMPMTL
 from fedmtl.errors import ConfigError, PrivacyError
 from fedmtl.privacy import QuantileClip, SecureSource, SeededSource, open_channel, rounds
 from tests import small

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from fedmtl import ClientPrivacy, models
-from fedmtl.algorithms import Local, MPMTLayers, Problem
+from fedmtl.algorithms import Local, Problem
 from fedmtl.algorithms.mp_mtl.sharing import mapped
+from fedmtl.contrib import MPMTLayers
 from fedmtl.errors import ConfigError
 from fedmtl.local import LocalSGD
 from tests.helpers import ragged_classification

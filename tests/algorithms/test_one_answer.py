@@ -9,7 +9,7 @@ import torch
 from scipy import optimize
 
 from fedmtl import models
-from fedmtl.algorithms.one_answer import Moments, OneAnswer, PublicStart
+from fedmtl.contrib.one_answer import Moments, OneAnswer, PublicStart
 from fedmtl.data import Examples, FederatedDataset
 from fedmtl.errors import ConfigError
 from fedmtl.privacy import RecordPrivacy

@@ -9,8 +9,8 @@ import torch
 from fedmtl import PPDMTL, AsyncLearner, Moments, PeerAveraging, PeerToPeer, PublicStart, SharedDirections, models
 from fedmtl.algorithms import State
 from fedmtl.algorithms.activations import Answers, simulated_objectives
-from fedmtl.algorithms.async_learner.published import PublishedAsyncLearner
-from fedmtl.algorithms.p2p.published import PublishedPeerToPeer
+from fedmtl.contrib.published.async_learner import PublishedAsyncLearner
+from fedmtl.contrib.published.p2p import PublishedPeerToPeer
 from fedmtl.data import load_synthetic_tasks
 from fedmtl.graphs import Ring
 from fedmtl.privacy import RecordPrivacy, SeededSource

@@ -11,7 +11,7 @@ from scipy import optimize
 
 from fedmtl.algorithms import PeerToPeer
 from fedmtl.algorithms.p2p.allocation import wakeup_weights
-from fedmtl.algorithms.p2p.published import PublishedPeerToPeer, composed
+from fedmtl.contrib.published.p2p import PublishedPeerToPeer, composed
 from fedmtl.errors import PrivacyError
 from fedmtl.graphs import KNNCosine
 from fedmtl.privacy import RecordPrivacy

@@ -13,8 +13,8 @@ from scipy import optimize
 from fedmtl import PeerAveraging, PoissonClocks, Trainer, models
 from fedmtl.algorithms import PeerToPeer
 from fedmtl.algorithms.linear.data import LinearLoss
-from fedmtl.algorithms.p2p.published import PublishedPeerToPeer, composed
 from fedmtl.algorithms.p2p.warm_start import mean_at_minimizer
+from fedmtl.contrib.published.p2p import PublishedPeerToPeer, composed
 from fedmtl.data import Examples
 from fedmtl.errors import ConfigError, PrivacyError
 from fedmtl.privacy import RecordPrivacy

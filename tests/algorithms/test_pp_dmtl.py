@@ -11,8 +11,8 @@ from scipy import optimize
 
 from fedmtl import models
 from fedmtl.algorithms.pp_dmtl.algorithm import PPDMTL
-from fedmtl.algorithms.pp_dmtl.published import PublishedPPDMTL
 from fedmtl.algorithms.pp_dmtl.step_size import largest_delay
+from fedmtl.contrib.published.pp_dmtl import PublishedPPDMTL
 from fedmtl.data import FederatedDataset
 from fedmtl.errors import ConfigError, PrivacyError
 from fedmtl.privacy import L2LaplaceNoise, RecordPrivacy, SeededSource

@@ -184,7 +184,7 @@ def test_a_client_that_never_took_part() -> None:
 def test_the_rows_do_not_depend_on_how_many_clients_are_computed_together(monkeypatch: pytest.MonkeyPatch) -> None:
     problem, algorithm = network(), prior()
     together = rows_of(algorithm, problem)
-    monkeypatch.setattr("fedmtl.algorithms.prior_layers._BLOCK", 1)
+    monkeypatch.setattr("fedmtl.contrib.prior_layers._BLOCK", 1)
     assert torch.equal(rows_of(algorithm, problem), together)
 
 

@@ -36,7 +36,7 @@ from fedmtl import (
     Trainer,
     models,
 )
-from fedmtl.algorithms import MPMTL, PMTL, FedAvg, MPMTLayers, PriorLayers, PrivatePrior, SharedModel
+from fedmtl.algorithms import MPMTL, PMTL, FedAvg, SharedModel
 from fedmtl.algorithms.activations import client_rows
 from fedmtl.algorithms.base import Problem
 from fedmtl.algorithms.cohort import Cohort
@@ -47,6 +47,7 @@ from fedmtl.algorithms.pp_dmtl import step_size
 from fedmtl.audit import CHECKS, Effort, Finding
 from fedmtl.audit import setup as audit_setup
 from fedmtl.audit.run_suite import audit_trainer
+from fedmtl.contrib import MPMTLayers, PriorLayers, PrivatePrior
 from fedmtl.data import Examples, FederatedDataset
 from fedmtl.data.synthetic.tasks import load_synthetic_tasks
 from fedmtl.graphs import Ring

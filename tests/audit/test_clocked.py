@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 
 from fedmtl import AsyncLearner, PeerAveraging, PeerToPeer, Trainer
-from fedmtl.algorithms.p2p.published import PublishedPeerToPeer
-from fedmtl.algorithms.pp_dmtl.published import PublishedPPDMTL
 from fedmtl.audit import Effort
 from fedmtl.audit.rerun import watched
 from fedmtl.audit.run_suite import audit_trainer
 from fedmtl.audit.transcript import transcript
+from fedmtl.contrib.published.p2p import PublishedPeerToPeer
+from fedmtl.contrib.published.pp_dmtl import PublishedPPDMTL
 from fedmtl.data.synthetic.tasks import load_synthetic_tasks
 from fedmtl.graphs import KNNCosine, Ring
 from fedmtl.privacy import Channel

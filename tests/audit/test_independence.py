@@ -9,13 +9,14 @@ import torch
 from torch import nn
 
 from fedmtl import Execution, Trainer, models
-from fedmtl.algorithms import MPMTL, PMTL, FedAvg, Local, PriorLayers, PrivatePrior
+from fedmtl.algorithms import MPMTL, PMTL, FedAvg, Local
 from fedmtl.algorithms.cohort import Cohort
 from fedmtl.algorithms.local_fit import LocalFit
 from fedmtl.audit import Finding
 from fedmtl.audit.independence import independence
 from fedmtl.audit.other_clients import replaced_client
 from fedmtl.audit.rerun import row_marks, watched
+from fedmtl.contrib import PriorLayers, PrivatePrior
 from fedmtl.data import FederatedDataset
 from fedmtl.local import LocalOptimizer, LocalSGD
 from fedmtl.privacy import ClientPrivacy, FullParticipation, PoissonSampling, RecordPrivacy

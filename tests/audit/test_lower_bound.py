@@ -33,11 +33,11 @@ from fedmtl import (
     models,
 )
 from fedmtl._rounding import rounded_down
-from fedmtl.algorithms.mp_mtl.published import PublishedMPMTL
-from fedmtl.algorithms.pp_dmtl.published import PublishedPPDMTL
 from fedmtl.audit.lower_bound import MODEL, RELEASES
 from fedmtl.audit.verification import verify
 from fedmtl.cli import main
+from fedmtl.contrib.published.mp_mtl import PublishedMPMTL
+from fedmtl.contrib.published.pp_dmtl import PublishedPPDMTL
 from fedmtl.data import load_synthetic_tasks
 from fedmtl.errors import ConfigError, PrivacyError, ResumeError
 from fedmtl.privacy import ClientPrivacy

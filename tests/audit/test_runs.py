@@ -18,6 +18,7 @@ from fedmtl.audit.run_suite import audit_trainer, setup_of
 from fedmtl.audit.setup import width_of
 from fedmtl.audit.stopping import stopped_early, stopping_rule
 from fedmtl.audit.transcript import automatic_settings, transcript
+from fedmtl.contrib.automatic import Automatic, automatic
 from fedmtl.data import FederatedDataset
 from fedmtl.data.examples import Examples
 from fedmtl.data.rows import csr
@@ -34,7 +35,6 @@ from fedmtl.privacy import (
     RecordPrivacy,
 )
 from fedmtl.privacy.noise.grid import grid_width
-from fedmtl.trainer.automatic import Automatic, automatic
 from tests import small
 from tests.audit.mutants import trainer_of
 from tests.helpers import ragged_classification, regression

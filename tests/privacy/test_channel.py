@@ -12,7 +12,7 @@ import torch
 from dp_accounting import dp_event
 from dp_accounting.pld import PLDAccountant
 
-from fedmtl.algorithms.mp_mtl.published import WishartNoise
+from fedmtl.contrib.published.mp_mtl import WishartNoise
 from fedmtl.errors import BudgetExhausted, ConfigError, PrivacyError
 from fedmtl.privacy import (
     ClientPrivacy,

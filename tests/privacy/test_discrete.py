@@ -14,7 +14,7 @@ from dp_accounting import dp_event
 from scipy import stats
 from scipy.signal import fftconvolve
 
-import fedmtl.algorithms.mp_mtl.published  # noqa: F401  (registers its law)
+import fedmtl.contrib.published.mp_mtl  # noqa: F401  (registers its law)
 from fedmtl.errors import PrivacyError
 from fedmtl.privacy import (
     ClientPrivacy,

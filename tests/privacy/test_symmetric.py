@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy import stats
 
-from fedmtl.algorithms.mp_mtl.published import WishartNoise
+from fedmtl.contrib.published.mp_mtl import WishartNoise
 from fedmtl.errors import ConfigError
 from fedmtl.privacy.accounting.losses import PureDpEvent
 from fedmtl.privacy.noise.laws import GaussianNoise, L2LaplaceNoise

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from fedmtl import algorithms
-from fedmtl.algorithms.p2p.published import PublishedPeerToPeer
+from fedmtl.contrib.published.p2p import PublishedPeerToPeer
 from fedmtl.errors import ConfigError
 from fedmtl.report import _names, canvas, figures
 

@@ -35,13 +35,14 @@ from fedmtl import (
     load_data,
     models,
 )
-from fedmtl.algorithms import LocalAverage, cohort
+from fedmtl.algorithms import cohort
 from fedmtl.cli.config import with_automatic
 from fedmtl.cli.main import main
 from fedmtl.cli.run import unlike
+from fedmtl.contrib import LocalAverage
+from fedmtl.contrib.automatic import automatic, noise_of
 from fedmtl.data import Domain, FederatedDataset, read_table
 from fedmtl.errors import ConfigError
-from fedmtl.trainer.automatic import automatic, noise_of
 from fedmtl.trainer.personalize import usual_finetuning
 from tests.algorithms.harness import problem_of, run
 from tests.helpers import ragged_classification, regression

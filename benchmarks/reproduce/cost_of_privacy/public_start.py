@@ -32,7 +32,7 @@ from sweep import existing, markdown, replace_section  # noqa: E402
 from fedmtl.algorithms.async_learner.algorithm import AsyncLearner  # noqa: E402
 from fedmtl.algorithms.async_learner.central import CentralLearner  # noqa: E402
 from fedmtl.algorithms.linear.data import LinearData  # noqa: E402
-from fedmtl.algorithms.one_answer import Moments, PublicStart  # noqa: E402
+from fedmtl.contrib.one_answer import Moments, PublicStart  # noqa: E402
 
 CELLS = {(100, 90): 80, (30, 300): 24, (10, 300): 10}
 """(owners, records of each) -> owners that train where others' records are tests."""

@@ -11,7 +11,7 @@ import numpy as np
 from collaboration import Slope, log_log_slope
 from sweep import markdown, read_csv, replace_section, write_csv
 
-from fedmtl.algorithms.async_learner.cost_of_privacy import Forecast, noise_of
+from fedmtl.contrib.forecast import Forecast, noise_of
 from fedmtl.report.canvas import drawing
 
 Row = dict[str, Any]

@@ -38,7 +38,7 @@ from fedmtl.algorithms.linear.data import LinearData  # noqa: E402
 from fedmtl.algorithms.linear.evidence import own_ridges  # noqa: E402
 from fedmtl.algorithms.linear.stack import TaskStack  # noqa: E402
 from fedmtl.algorithms.mp_mtl.algorithm import MPMTL  # noqa: E402
-from fedmtl.algorithms.private_prior import PrivatePrior  # noqa: E402
+from fedmtl.contrib.private_prior import PrivatePrior  # noqa: E402
 from fedmtl.data import FederatedDataset  # noqa: E402
 from fedmtl.privacy import ReleasePlan, open_channel  # noqa: E402
 from fedmtl.schedules import Block  # noqa: E402

@@ -26,7 +26,8 @@ from scores import Score, difference, interval, mark, renew_scores
 from sweep import existing, markdown, replace_section
 from torch import Tensor
 
-from fedmtl.algorithms.mp_mtl import MPMTL, PublishedMPMTL
+from fedmtl.algorithms.mp_mtl import MPMTL
+from fedmtl.contrib.published.mp_mtl import PublishedMPMTL
 from fedmtl.data import FederatedDataset
 from fedmtl.privacy import Price
 from fedmtl.report.canvas import drawing, styles_of

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from fedmtl import FederatedDataset
-from fedmtl.algorithms.average import average_numbers
 from fedmtl.algorithms.linear.classes import fit_classes, log_likelihoods
+from fedmtl.contrib.average import average_numbers
 
 Array = np.ndarray
 RIDGES = (0.01, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, math.inf)

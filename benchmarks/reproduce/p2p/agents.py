@@ -18,7 +18,7 @@ from benchmarks.baselines.p2p_admm import GossipADMM, GossipState, random_neighb
 from benchmarks.baselines.p2p_local_dp import perturb_records
 from fedmtl import PeerToPeer, RecordPrivacy
 from fedmtl.algorithms.linear.data import LinearLoss
-from fedmtl.algorithms.p2p.published import PublishedPeerToPeer, composed
+from fedmtl.contrib.published.p2p import PublishedPeerToPeer, composed
 from fedmtl.data import FederatedDataset, TargetAngles, load_synthetic_agents
 from fedmtl.privacy import epsilon as epsilon_of
 from fedmtl.privacy.noise.laws import LaplaceNoise

@@ -27,7 +27,7 @@ from sweep import markdown, replace_section, write_csv  # noqa: E402
 
 from benchmarks.baselines.p2p import local_models  # noqa: E402
 from fedmtl import PeerToPeer, RecordPrivacy  # noqa: E402
-from fedmtl.algorithms.p2p.published import PublishedPeerToPeer  # noqa: E402
+from fedmtl.contrib.published.p2p import PublishedPeerToPeer  # noqa: E402
 
 DIMENSIONS = (20, 100)
 WARM = 0.05  # epsilon of the paper's warm start

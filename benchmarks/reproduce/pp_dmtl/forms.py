@@ -18,7 +18,7 @@ from sweep import markdown, replace_section
 from tasks import TASKS, alone, personal, run, tasks
 
 from fedmtl import Latencies, RecordPrivacy
-from fedmtl.algorithms.pp_dmtl.published import PublishedPPDMTL
+from fedmtl.contrib.published.pp_dmtl import PublishedPPDMTL
 from fedmtl.schedules import RandomLatency
 
 EPSILONS = (3.0, 10.0)

@@ -31,8 +31,8 @@ import report  # noqa: E402
 from tasks import FIRST, TASKS, Kind, Tasks, alone, optimum, personal, refined, run, tasks  # noqa: E402
 
 from fedmtl import PPDMTL, Latencies, RecordPrivacy  # noqa: E402
-from fedmtl.algorithms.pp_dmtl.published import PublishedPPDMTL  # noqa: E402
 from fedmtl.algorithms.pp_dmtl.step_size import largest_delay  # noqa: E402
+from fedmtl.contrib.published.pp_dmtl import PublishedPPDMTL  # noqa: E402
 from fedmtl.schedules import RandomLatency, Synchronous  # noqa: E402
 
 Row = dict[str, Any]

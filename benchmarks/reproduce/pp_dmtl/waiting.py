@@ -24,8 +24,8 @@ from sweep import markdown, replace_section  # noqa: E402
 from tasks import TASKS, optimum, run, tasks  # noqa: E402
 
 from fedmtl import Latencies  # noqa: E402
-from fedmtl.algorithms.pp_dmtl.published import PublishedPPDMTL  # noqa: E402
 from fedmtl.algorithms.pp_dmtl.step_size import largest_delay  # noqa: E402
+from fedmtl.contrib.published.pp_dmtl import PublishedPPDMTL  # noqa: E402
 from fedmtl.schedules import RandomLatency, Synchronous  # noqa: E402
 from fedmtl.trainer.engine import bind_schedule  # noqa: E402
 

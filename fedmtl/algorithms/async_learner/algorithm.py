@@ -27,7 +27,7 @@ Owners that always answer together (Remark 2) are one owner with the records of 
 drop out (Remark 4) are not weighed by their frequencies, which the learner would have to know before the run: caps
 (``per_client``) give everybody the same number of answers in the end.
 
-:mod:`fedmtl.algorithms.one_answer` has two methods that are not in the paper, of owners who are all asked the same.
+:mod:`fedmtl.contrib.one_answer` has two methods that are not in the paper, of owners who are all asked the same.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ If the shift ``rho`` is at least 1.25, M tends to the identity as the noise grow
 descent on its own loss, from its own fit. A bias is each task's own: it is neither
 penalized, nor shared, nor part of what is released.
 
-:class:`~fedmtl.algorithms.private_prior.PrivatePrior`, which is not in the paper, releases the covariance a single
+:class:`~fedmtl.contrib.private_prior.PrivatePrior`, which is not in the paper, releases the covariance a single
 time, with all of the budget.
 """
 

@@ -27,7 +27,7 @@ The stop rule is the schedule's: ``PoissonClocks(per_client=T_i)`` has every age
 calibrated to T_i. A run starts at Theta(0) = 0, or at a private warm start (Remark 3, :mod:`.warm_start`), for which
 every agent releases its own model before the clocks start: one more release, with a share of the budget.
 
-:class:`~fedmtl.algorithms.peer_averaging.PeerAveraging`, which is not in the paper, releases once.
+:class:`~fedmtl.contrib.peer_averaging.PeerAveraging`, which is not in the paper, releases once.
 """
 
 from __future__ import annotations

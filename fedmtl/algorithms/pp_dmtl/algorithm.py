@@ -21,7 +21,7 @@ clipped, noised gradient G_t serves both blocks, since grad_p l(p + q) = grad_q 
 q_t are then functions of releases only. After training, q_t is fitted once to the raw records, which is Equation 8, and
 never sent: solved at every activation, as the paper allows, it would put raw records into the point of the next
 release. The paper's other end of a run, ||W^(k+1) - W^k|| <= nu, reads the q_t; here a run ends at its caps, to which
-the noise is calibrated. :class:`~fedmtl.algorithms.shared_directions.SharedDirections`, which is not in the paper, fits
+the noise is calibrated. :class:`~fedmtl.contrib.shared_directions.SharedDirections`, which is not in the paper, fits
 q_t otherwise.
 
     Trainer(algorithm=PPDMTL(loss="squared", row_norm=1.0, target=3.0), data=data,

@@ -22,12 +22,12 @@ from numpy.typing import ArrayLike
 from scipy.optimize import nnls
 from torch import Tensor
 
-from ..._check import one_of
-from ...data import FederatedDataset
-from ...errors import ConfigError
-from ..linear.data import LinearData
-from ..linear.solve import minimize
-from .central import CentralLearner
+from .._check import one_of
+from ..algorithms.async_learner.central import CentralLearner
+from ..algorithms.linear.data import LinearData
+from ..algorithms.linear.solve import minimize
+from ..data import FederatedDataset
+from ..errors import ConfigError
 
 
 class CostOfPrivacy(NamedTuple):

@@ -23,14 +23,14 @@ import torch
 from torch import Tensor
 
 from ..._check import NonNegative
+from ...algorithms.base import Problem
+from ...algorithms.cohort import Cohort
+from ...algorithms.mp_mtl.algorithm import MPMTL, RELEASE
+from ...algorithms.mp_mtl.sharing import Momentum
 from ...errors import PrivacyError
 from ...privacy import PureDpEvent
 from ...privacy.noise.laws import LAWS, NoiseLaw
 from ...privacy.noise.symmetric import svec
-from ..base import Problem
-from ..cohort import Cohort
-from .algorithm import MPMTL, RELEASE
-from .sharing import Momentum
 
 if TYPE_CHECKING:
     from ...privacy import NoiseSource

@@ -26,15 +26,15 @@ import torch
 from torch import Tensor
 
 from .._check import Count, Positive, Whole
+from ..algorithms.base import Algorithm, Problem, Released
+from ..algorithms.cohort import Cohort, Own, Rows
+from ..algorithms.fedavg import FedAvg
+from ..algorithms.linear.classes import fit_classes, flat, layers
+from ..algorithms.linear.data import Array, check_linear, records_of
 from ..errors import ConfigError
 from ..local.losses import half_mse, mse
 from ..privacy import BoundSampler, ReleasePlan
 from .average import LocalAverage
-from .base import Algorithm, Problem, Released
-from .cohort import Cohort, Own, Rows
-from .fedavg import FedAvg
-from .linear.classes import fit_classes, flat, layers
-from .linear.data import Array, check_linear, records_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ directions keep these, and what only one of them does is shrunk.
             model=models.mlp(hidden=16), schedule=FullParticipation(),
             privacy=ClientPrivacy(clip_norm=1.0, epsilon=4.0), rounds=10).fit()
 
-:class:`~fedmtl.algorithms.prior_layers.PriorLayers` releases covariances a single time, with all of the budget.
+:class:`~fedmtl.contrib.prior_layers.PriorLayers` releases covariances a single time, with all of the budget.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ..._check import Finite, NonNegative
-from ...errors import ConfigError
-from ...local import LocalSGD, LocalSolver, check_names
-from ...local.proximal import SharedPenalty
-from ...privacy import BoundSampler, ReleasePlan
-from ..base import Algorithm, Problem, Released, State
-from ..cohort import Cohort, Own, personal_fields
-from .sharing import FORMS, budget_weights, map_of, mapped, shifted_covariance
+from .._check import Finite, NonNegative
+from ..algorithms.base import Algorithm, Problem, Released, State
+from ..algorithms.cohort import Cohort, Own, personal_fields
+from ..algorithms.mp_mtl.sharing import FORMS, budget_weights, map_of, mapped, shifted_covariance
+from ..errors import ConfigError
+from ..local import LocalSGD, LocalSolver, check_names
+from ..local.proximal import SharedPenalty
+from ..privacy import BoundSampler, ReleasePlan
 
 RELEASE = "covariance"
 LARGEST = 2048

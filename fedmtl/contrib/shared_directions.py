@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from .._check import NonNegative, Positive
-from .base import Problem, State
-from .linear.solve import fit_own
-from .pp_dmtl.algorithm import PPDMTL
+from ..algorithms.base import Problem, State
+from ..algorithms.linear.solve import fit_own
+from ..algorithms.pp_dmtl.algorithm import PPDMTL
 
 
 @dataclass(frozen=True, kw_only=True)

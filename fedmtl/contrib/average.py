@@ -13,7 +13,7 @@ e_m of the models of ``local``, keeps a model that predicts a few records by cha
 average loses less than a choice: no model has to win, and no record is withheld from the run or from the final fit.
 
 *The prior.* The released model errs by what clients differ, and by its noise, the square of which is in proportion to
-nu^2, see :func:`~fedmtl.trainer.automatic.noise_of`. A model of n records and p parameters errs by its estimation, in
+nu^2, see :func:`~fedmtl.contrib.automatic.noise_of`. A model of n records and p parameters errs by its estimation, in
 proportion to p / n while n > p, and by what it estimates where n is smaller. Without noise the prior odds of ``local``
 are 1 / 2 for real targets and 1 / 9 for classes; they rise by the ratio of the two errors:
 
@@ -75,17 +75,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .._check import Range
+from ..algorithms.base import Algorithm, Problem
+from ..algorithms.cohort import AFTER, Cohort, Own
+from ..algorithms.finetune import Personalization
+from ..algorithms.linear.classes import fit_classes, flat, layers, log_likelihoods
+from ..algorithms.linear.data import check_linear, records_of
 from ..data.examples import Examples
 from ..data.rows import offsets_of, select
 from ..errors import ConfigError, ModelError
 from ..local import BackoffSGD
 from ..local.losses import cross_entropy, half_mse, mse
 from ..random import derive_key, keyed_bits
-from .base import Algorithm, Problem
-from .cohort import AFTER, Cohort, Own
-from .finetune import Personalization
-from .linear.classes import fit_classes, flat, layers, log_likelihoods
-from .linear.data import check_linear, records_of
 
 Array = NDArray[np.float64]
 
@@ -121,7 +121,7 @@ class Average(Personalization):
     Args:
         noise: nu of the released model, by which the prior weight of the models of a client's own records rises, at
             least 0; infinite leaves all others out. None: that of the run, see
-            :func:`~fedmtl.trainer.automatic.noise_of`.
+            :func:`~fedmtl.contrib.automatic.noise_of`.
 
     Raises:
         ConfigError: a noise below 0.

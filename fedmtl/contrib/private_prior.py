@@ -37,16 +37,16 @@ import torch
 from torch import Tensor
 
 from .._check import Positive, Share
+from ..algorithms.base import Algorithm, Problem, Released, State
+from ..algorithms.cohort import Cohort, Own
+from ..algorithms.linear.evidence import ridges_of
+from ..algorithms.linear.solve import solve_regularized
+from ..algorithms.linear.stack import TaskAlgorithm, TaskLoss
+from ..algorithms.local_fit import LocalFit
 from ..errors import ConfigError
 from ..privacy import BoundSampler, ReleasePlan
 from ..privacy.noise.symmetric import smat, svec
 from ..privacy.samplers import BoundFull
-from .base import Algorithm, Problem, Released, State
-from .cohort import Cohort, Own
-from .linear.evidence import ridges_of
-from .linear.solve import solve_regularized
-from .linear.stack import TaskAlgorithm, TaskLoss
-from .local_fit import LocalFit
 
 RELEASE = "prior"
 LARGEST = 512

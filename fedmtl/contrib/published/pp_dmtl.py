@@ -23,13 +23,13 @@ import torch
 from torch import Tensor
 
 from ..._check import NonNegative, Positive
+from ...algorithms.activations import Answers
+from ...algorithms.base import Problem, State
+from ...algorithms.linear.solve import fit_own
+from ...algorithms.pp_dmtl.algorithm import PPDMTL
 from ...errors import PrivacyError
 from ...privacy import Activations, GradientPlan, L2LaplaceNoise, PublishedClaim, RecordPrivacy
 from ...schedules import Block, BoundSchedule
-from ..activations import Answers
-from ..base import Problem, State
-from ..linear.solve import fit_own
-from .algorithm import PPDMTL
 
 REASON = (
     "the claim is of one iteration, and bounds a step of q_t from the same q_t; q_t is a private state without noise, "

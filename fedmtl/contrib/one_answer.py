@@ -35,16 +35,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..algorithms.activations import Answers, client_rows
+from ..algorithms.async_learner.central import CentralLearner
+from ..algorithms.base import Problem, State
+from ..algorithms.linear.data import LinearData, prepared
+from ..algorithms.linear.solve import minimize
 from ..errors import ConfigError
 from ..privacy import Activations, GradientPlan, Gradients
 from ..privacy.clip import Clip, clip_rows
 from ..privacy.noise.symmetric import smat, svec
 from ..schedules import Block, BoundSchedule
-from .activations import Answers, client_rows
-from .async_learner.central import CentralLearner
-from .base import Problem, State
-from .linear.data import LinearData, prepared
-from .linear.solve import minimize
 
 Array = np.ndarray[Any, Any]
 _LEAST = 1e-12  # of the largest eigenvalue: variances below it are rounding

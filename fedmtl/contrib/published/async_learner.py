@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ...algorithms.async_learner.algorithm import AsyncLearner
+from ...algorithms.base import Problem
 from ...privacy import GradientPlan
 from ...schedules import BoundSchedule
-from ..base import Problem
-from .algorithm import AsyncLearner
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,14 +32,14 @@ import torch
 from torch import Tensor
 
 from .._check import Count, NonNegative, Positive
+from ..algorithms.activations import Answers, client_rows
+from ..algorithms.base import Problem, State
+from ..algorithms.linear.solve import fit_own
+from ..algorithms.p2p.algorithm import PeerToPeer
+from ..algorithms.p2p.network import Network
 from ..errors import ConfigError
 from ..privacy import GradientPlan
 from ..schedules import BoundSchedule
-from .activations import Answers, client_rows
-from .base import Problem, State
-from .linear.solve import fit_own
-from .p2p.algorithm import PeerToPeer
-from .p2p.network import Network
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,13 +18,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from ..algorithms import Average, FedAvg, FedProx, Personalization, ProximalPoint, ServerOptimizer
+from ..algorithms import FedAvg, FedProx, Personalization, ServerOptimizer
 from ..algorithms.base import Algorithm
 from ..algorithms.linear.data import probe_linear
 from ..data import FederatedDataset
 from ..errors import ConfigError, ModelError
 from ..local import BackoffSGD, LocalSGD
 from ..models import ModelFactory, linear_regression, logistic_regression, softmax_regression
+from ..models.build import build_module
 from ..privacy import (
     ClientPrivacy,
     FullParticipation,
@@ -36,7 +37,8 @@ from ..privacy import (
     Sampler,
 )
 from ..privacy.opening import calibrated_release
-from .problem import made
+from .average import Average
+from .proximal_point import ProximalPoint
 
 LARGEST_COHORT = 300
 _INTERCEPT_ROUNDS = 4  # of the level of a real target, before its slopes
@@ -177,7 +179,7 @@ def automatic(
     linear = (
         linear_regression() if not classes else logistic_regression() if data.classes == 2 else softmax_regression()
     )
-    network = made(linear if model is None else model, spec, 0)
+    network = build_module(linear if model is None else model, spec, 0)
     dimension = sum(parameter.numel() for parameter in network.parameters() if parameter.requires_grad)
     deep, records, settled = not is_linear(network, data), isinstance(privacy, RecordPrivacy), schedule
     if deep and (records or not classes):

@@ -38,17 +38,17 @@ import torch
 from torch import Tensor
 
 from .._check import Positive
+from ..algorithms.base import Problem, Released, State
+from ..algorithms.cohort import Cohort, Own, personal_fields
+from ..algorithms.finetune import own_gradients
+from ..algorithms.linear.solve import solve_regularized
+from ..algorithms.store import Fields
 from ..errors import ConfigError
 from ..local import LocalSGD, LocalSolver, check_names
 from ..local.precision import Part, Precision, PrecisionBlock
 from ..privacy import BoundSampler, ReleasePlan
 from ..privacy.noise.symmetric import smat, svec
-from .base import Problem, Released, State
-from .cohort import Cohort, Own, personal_fields
-from .finetune import own_gradients
-from .linear.solve import solve_regularized
 from .private_prior import FLOOR, LARGEST, LEAST_LENGTH, RELEASE, OneRelease, excess_of, matrix_signal
-from .store import Fields
 
 Side = Literal["auto", "input", "output"]
 _BLOCK = 1 << 23

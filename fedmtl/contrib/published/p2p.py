@@ -23,11 +23,11 @@ import torch
 from torch import Tensor
 
 from ..._check import Positive
+from ...algorithms.base import Problem, State
+from ...algorithms.linear.solve import minimize
+from ...algorithms.p2p.algorithm import PeerToPeer
 from ...errors import ConfigError, PrivacyError
 from ...privacy import PublishedClaim, RecordPrivacy
-from ..base import Problem, State
-from ..linear.solve import minimize
-from .algorithm import PeerToPeer
 
 REASON = (
     "i.i.d. Laplace noise of scale 2 L0 / (epsilon m) needs the L1 norm of every record's gradient within L0; the "

@@ -1,0 +1,1 @@
+"""Private methods as they were published, with claims of privacy that do not hold: for comparisons only."""
