@@ -11,7 +11,7 @@ import pytest
 from fedmtl.errors import ConfigError
 from fedmtl.graphs import Ring
 
-PACKAGES = ("algorithms", "local", "privacy", "schedules", "graphs", "trainer.stopping", "audit.lower_bound")
+PACKAGES = ("algorithms", "contrib", "local", "privacy", "schedules", "graphs", "trainer.stopping", "audit.lower_bound")
 PACKAGES += ("data.transforms", "data.partition")
 REQUIRED: dict[str, dict[str, Any]] = {  # fields without a default, and those that others need
     "ClientPrivacy": {"clip_norm": 1.0, "epsilon": 1.0},

@@ -23,6 +23,7 @@ _SETTINGS = tuple(
     f"fedmtl.{name}"
     for name in (
         "algorithms",
+        "contrib",
         "data",
         "graphs",
         "local",
@@ -79,7 +80,7 @@ def restored(description: Any, trust: Sequence[str] = ()) -> Any:
         if "class" not in values:
             return values
         name = str(values.pop("class"))
-        places = ("fedmtl.algorithms", "fedmtl.data", "fedmtl.local", "fedmtl.models", *trust)
+        places = ("fedmtl.algorithms", "fedmtl.contrib", "fedmtl.data", "fedmtl.local", "fedmtl.models", *trust)
         place = next((place for place in places if hasattr(import_module(place), name)), None)
         if place is None:
             raise ConfigError(f"{name!r} is no class of {', '.join(places)}; name its module: trust=[MODULE].")

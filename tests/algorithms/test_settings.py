@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import fedmtl
-from fedmtl import ClientPrivacy, FullParticipation, LocalSGD, PoissonClocks, RecordPrivacy, Trainer, algorithms, models
+from fedmtl import ClientPrivacy, FullParticipation, LocalSGD, PoissonClocks, RecordPrivacy, Trainer, algorithms, contrib, models
 from fedmtl.algorithms import Algorithm, LocalFit, ServerOptimizer, SharedModel
 from fedmtl.data import load_synthetic_tasks
 from fedmtl.errors import ConfigError, FedmtlError
@@ -20,7 +20,7 @@ IDS = [str(name) for name in DATA.ids]
 SOLVER = LocalSGD(lr=0.3, epochs=1, batch_size=4)
 METHODS = {
     name: kind
-    for name, kind in vars(algorithms).items()
+    for name, kind in {**vars(algorithms), **vars(contrib)}.items()
     if inspect.isclass(kind) and issubclass(kind, Algorithm) and kind not in (Algorithm, LocalFit, SharedModel)
 }
 NEEDED: dict[str, dict[str, Any]] = {  # fields without a default, and settings under which others have an effect
@@ -152,7 +152,7 @@ def test_a_setting_has_an_effect_beside_the_one_it_needs(name: str, field: str, 
 
 @pytest.mark.parametrize("name", ["AsyncLearner", "MPMTL", "PrivatePrior", "PPDMTL", "PeerToPeer", "LocalFit"])
 def test_a_bound_on_targets_is_refused_beside_a_loss_of_two_classes(name: str) -> None:
-    kind = vars(algorithms)[name]
+    kind = METHODS.get(name, LocalFit)
     with pytest.raises(ConfigError, match=rf"{name}\.target is 0\.1, .* and loss is 'logistic'; leave it out\."):
         kind(**NEEDED.get(name, {}), loss="logistic", target=0.1)
 
