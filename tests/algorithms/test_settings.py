@@ -9,7 +9,17 @@ from typing import Any
 import pytest
 
 import fedmtl
-from fedmtl import ClientPrivacy, FullParticipation, LocalSGD, PoissonClocks, RecordPrivacy, Trainer, algorithms, contrib, models
+from fedmtl import (
+    ClientPrivacy,
+    FullParticipation,
+    LocalSGD,
+    PoissonClocks,
+    RecordPrivacy,
+    Trainer,
+    algorithms,
+    contrib,
+    models,
+)
 from fedmtl.algorithms import Algorithm, LocalFit, ServerOptimizer, SharedModel
 from fedmtl.data import load_synthetic_tasks
 from fedmtl.errors import ConfigError, FedmtlError
