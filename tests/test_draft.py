@@ -93,3 +93,19 @@ def test_the_comment_of_a_stored_command_is_one_line(tmp_path: Path) -> None:
     write_config(tmp_path, ["data.path=a\nseed: 7"], {"algorithm": "a", "seed": 1})
     text = (tmp_path / "private/config.yaml").read_text()
     assert yaml.safe_load(text) == {"algorithm": "a", "seed": 1}
+
+
+def test_a_check_warns_once_of_values_beyond_their_bounds(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = {"who": [f"c{row % 5}" for row in range(60)], "age": [*range(60)], "cost": [row * 0.5 for row in range(60)]}
+    pd.DataFrame(rows).to_csv("x.csv", index=False)
+    assert cli.main(["check", "x.csv", "client=who", "target=cost", "data.bounds={age: [10, 500]}"]) == 0
+    assert caplog.text.count("cut off at data.bounds") == 1
+    said = capsys.readouterr().out
+    assert "by how many times (private: covered by no epsilon): age 10." in " ".join(said.split())
+    assert max(map(len, said.splitlines())) <= 120

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,16 +45,37 @@ def check(words: list[str]) -> int:
     config = resolve(compose(overrides))
     objects, chosen = settings(config), {}
     node, table = dict(config["data"]), "data=table" in overrides
-    if table and not options.public:
-        _draft(node)
-        _write(config | {"data": node}, overrides)
+    with _said_once():
+        if table and not options.public:
+            _draft(node)
+            _write(config | {"data": node}, overrides)
+        data = made(node, "data")
 
     from ..trainer.check import check as outlook
 
     if objects["algorithm"] == "auto":
         chosen = {name: objects[name] for name in ("model", "rounds", "schedule") if objects[name] != "auto"}
-    show(outlook(made(node, "data"), objects["privacy"], **chosen, public=options.public))
+    show(outlook(data, objects["privacy"], **chosen, public=options.public))
     return 0
+
+
+@contextmanager
+def _said_once() -> Iterator[None]:
+    """Let a block that reads the data more than once log nothing twice."""
+    seen = set[str]()
+
+    def is_new(record: logging.LogRecord) -> bool:
+        text = record.getMessage()
+        new = text not in seen
+        seen.add(text)
+        return new
+
+    log = logging.getLogger("fedmtl")
+    log.addFilter(is_new)
+    try:
+        yield
+    finally:
+        log.removeFilter(is_new)
 
 
 def _draft(node: Config) -> None:

@@ -4,11 +4,13 @@ sharing."""
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from scipy.optimize import brentq
-from torch import nn
+from torch import Tensor, nn
 
 from .._rounding import rounded_up
 from ..contrib.automatic import automatic, unscaled
@@ -19,6 +21,7 @@ from ..privacy import ClientPrivacy, Privacy, Sampler
 from .inputs import as_data, as_model
 
 _EPSILONS = 1e-3, 1e3
+_WIDE = 3.0  # times the values of a column from which on its range is said to be wide
 
 
 def check(
@@ -68,13 +71,51 @@ def check(
         counts = data.train.counts
         low, middle, high = (int(value) for value in (counts.min(), counts.median(), counts.max()))
         lines.append(f"training rows a client, private: {low:,} smallest, {middle:,} median, {high:,} largest")
-        lines += [unscaled(data)] * bool(unscaled(data))
+        lines += [text for text in (unscaled(data), wide_ranges(data)) if text]
     if data.inferred:
         lines.append(f"not declared, and refused with noise: {', '.join(data.inferred)}")
     lines += [chosen.text(), chosen.outlook()]
     if chosen.noise and not chosen.network:
         lines.append(_enough(data, privacy, chosen.noise, given))
     return "\n".join(lines)
+
+
+def wide_ranges(data: FederatedDataset) -> str:
+    """Return which declared ranges of a table are much wider than its values, and what that costs; empty for none. It
+    is computed from private records.
+
+    Args:
+        data: of a table; of other data nothing is known.
+    """
+    if data.schema is None or not isinstance(data.train.x, Tensor):
+        return ""
+    x = torch.cat([data.train.x, data.test.x])
+    times, place = dict[str, float](), 0
+    for column in data.schema.columns:
+        if column.kind == "number" and column.range is not None:
+            values = x[:, place]
+            if column.missing:  # of which the next feature says that they are
+                values = values[x[:, place + 1] == 0]
+            times[column.name] = _times(values)
+        place += column.width
+    if data.target_range is not None:
+        times[data.schema.target] = _times(torch.cat([data.train.y, data.test.y]))
+    wide = [f"{name} {number:,.0f}" for name, number in times.items() if round(number, 2) >= _WIDE]
+    if not wide:
+        return ""
+    return textwrap.fill(
+        "bounds that are much wider than the values, by how many times (private: covered by no epsilon): "
+        f"{', '.join(wide)}. On six tables too wide bounds of all columns raised the error by up to 5% at three times, "
+        "and at ten times by 3% in the median and up to 23%; narrower ones help if they are public, too",
+        width=120,
+        subsequent_indent="  ",
+    )
+
+
+def _times(values: Tensor) -> float:
+    """Return how many times as wide as values (n,) their range is, which is mapped to [-1, 1]; 1 of a constant."""
+    width = float(values.max() - values.min()) if len(values) else 0.0
+    return 2 / width if width > 0 else 1.0
 
 
 def _enough(data: FederatedDataset, privacy: Privacy, noise: float, given: Mapping[str, Any]) -> str:

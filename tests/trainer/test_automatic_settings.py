@@ -487,3 +487,23 @@ def test_what_clients_have_alone_is_one_thing_whatever_the_algorithm() -> None:
     assert Trainer(algorithm=fedavg, baselines=["local"], **network).comparisons == {"local": own}
     classes = given | {"data": load_data("digits", clients=9), "model": models.softmax_regression()}
     assert Trainer(algorithm=fedavg, baselines=["local"], **classes).comparisons == {"local": own}
+
+
+def test_wide_ranges_are_said_with_what_they_cost() -> None:
+    rows = {"who": ["a", "b"] * 10, "age": [*range(20)], "size": [0, None] * 5 + [5.0, 10] * 5, "kind": ["x", "y"] * 10}
+    table = pd.DataFrame(rows).assign(cost=lambda rows: rows["age"] / 2)
+    exact = {"age": [0, 19], "size": [0, 10], "kind": ["x", "y"], "cost": [0, 9.5]}
+    wider = {"age": [0, 190], "size": [-10, 20], "cost": [0, 28]}
+
+    def said(**changes: list[float]) -> str:
+        bounds = exact | changes
+        data = load_data(
+            "table", path=table, client="who", target="cost", bounds=bounds, classes=None, missing="indicator"
+        )
+        assert "wide" not in check(data, public=True)
+        return " ".join(check(data).split())
+
+    assert "wide" not in said()
+    assert "wide" not in said(cost=[0, 28])
+    assert "(private: covered by no epsilon): age 10, size 3. On six tables" in said(**wider)
+    assert "epsilon): cost 4. On" in said(cost=[0, 38])
