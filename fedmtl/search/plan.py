@@ -177,10 +177,8 @@ def plan_search(candidates: Mapping[str, Trainer], *, mean: float, shape: float,
         within = privacy.epsilon - rounded(privacy.epsilon)
         z = calibrate_selection(candidate, target=within, delta=within_delta, mean=mean, shape=shape)
     except ConfigError as error:
-        raise ConfigError(
-            f"{error} The scores may cost too much alone: raise PrivateSearch.score_noise (it is "
-            f"{score_noise:g}), or lower PrivateSearch.mean; on the command line --score-noise and --mean."
-        ) from error
+        half = _least_score_noise(within / 2, within_delta, mean, shape) * sensitivity / n
+        raise ConfigError(f"{error} {_remedy(score_noise, half, n)}") from error
     except PrivacyError as error:
         raise PrivacyError(f"A search over runs with schedule {sampler.describe()}: {error}") from error
     budget = _run_budget(price, z, uses, per_participation=sampler.per_participation)
@@ -201,6 +199,37 @@ def plan_search(candidates: Mapping[str, Trainer], *, mean: float, shape: float,
         epsilon=reached + rounded(reached),
         delta=delta,
         budget=budget,
+    )
+
+
+def _least_score_noise(target: float, delta: float, mean: float, shape: float) -> float:
+    """Return the smallest noise multiplier with which the scores of a search alone cost at most ``target``; infinite
+    where there is none.
+
+    Args:
+        target, delta: of all scores.
+        mean, shape: of the number of repetitions.
+    """
+    try:
+        return calibrate_selection(dp_event.GaussianDpEvent, target=target, delta=delta, mean=mean, shape=shape)
+    except ConfigError:
+        return math.inf
+
+
+def _remedy(score_noise: float, half: float, clients: int) -> str:
+    """Return what brings a search within its budget.
+
+    Args:
+        score_noise: that was asked for.
+        half: with which the scores cost half of the budget; infinite for none.
+        clients: n.
+    """
+    if not score_noise < half < math.inf:
+        return "A smaller --mean (PrivateSearch.mean in Python) costs less."
+    return (
+        f"The scores alone cost too much: --score-noise is {score_noise:g}, and with {rounded_up(half, 2)} they cost "
+        f"half of the budget (scores lie between 0 and 1, of {clients:,} clients; more clients need less noise). A "
+        "smaller --mean costs less, too. In Python they are PrivateSearch.score_noise and .mean."
     )
 
 

@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import re
 import shutil
 import time
 from contextlib import closing
@@ -35,7 +36,7 @@ from fedmtl import (
 )
 from fedmtl.audit.verification import verify
 from fedmtl.errors import ConfigError, PrivacyError, ResumeError
-from fedmtl.privacy import SeededSource, draw_repetitions
+from fedmtl.privacy import SeededSource, draw_repetitions, selection_epsilon
 from fedmtl.privacy.noise.sources import SystemCoins
 from fedmtl.search.search import _Search, client_scores
 from fedmtl.trainer.engine import Engine, open_run
@@ -576,9 +577,28 @@ def test_a_run_that_spends_more_than_was_planned_stops_the_search(monkeypatch, t
         ({"shape": -1.0}, "shape"),
         ({"score_noise": 0.0}, "score_noise"),
         ({"score_bound": 1.0}, "score_bound is for regression"),
-        ({"score_noise": 1e-4}, r"raise PrivateSearch\.score_noise"),
+        (
+            {"candidates": candidates(privacy=replace(PRIVACY, epsilon=1e-7)), "score_noise": 1e9},
+            r"A smaller --mean \(PrivateSearch\.mean in Python\) costs less\.$",
+        ),
     ],
 )
 def test_impossible_settings_are_refused(settings, said: str):
     with pytest.raises(ConfigError, match=said):
         searching(**settings).plan()
+
+
+def test_a_refusal_of_loud_scores_names_a_noise_that_works() -> None:
+    with pytest.raises(ConfigError, match=r"--score-noise is 0\.0001, and with ") as refused:
+        searching(score_noise=1e-4).plan()
+    named = float(re.search(r"and with (\S+) they", str(refused.value))[1])
+    plan = searching(score_noise=named).plan()
+    assert plan.noise_multiplier < 100
+    assert plan.epsilon <= PRIVACY.epsilon
+    clients = len(next(iter(candidates().values())).data)
+
+    def of_scores(noise: float) -> float:
+        event = dp_event.GaussianDpEvent(noise * clients / 0.5)
+        return selection_epsilon(event, plan.delta, mean=4.0, shape=1.0)
+
+    assert of_scores(named) <= PRIVACY.epsilon / 2 < of_scores(0.9 * named)
