@@ -103,7 +103,13 @@ class Automatic:
 
     def text(self) -> str:
         """Return what was chosen, and why."""
-        clip = "no clip" if self.privacy is None else f"clip {self.privacy.initial_norm:.3g}"
+        clip = "no clip"
+        if self.privacy is not None:
+            clip = f"clip {self.privacy.initial_norm:.3g}"
+            if isinstance(self.privacy.clip_norm, QuantileClip):
+                quantile = self.privacy.clip_norm.quantile
+                kind = "median" if quantile == 0.5 else f"{quantile:g} quantile"
+                clip += f" at first, then about the {kind} of the updates' norms"
         schedule = self.schedule.bind(self.clients).describe()
         return textwrap.fill(
             f"automatic settings from public facts (nu = {self.noise:.3g}): {self.algorithm.title}, "

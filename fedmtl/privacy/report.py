@@ -274,11 +274,13 @@ class SignalToNoise:
             of a step.
         clip_norm: C, the most that the mean of a full cohort can amount to.
         what: the kind of release.
+        first: whether both are those of the first step, since the clip adapts, and the noise with it.
     """
 
     noise_norm: float
     clip_norm: float
     what: str = "mean"
+    first: bool = False
 
     @property
     def ratio(self) -> float:
@@ -300,4 +302,5 @@ class SignalToNoise:
         return (
             f"the noise on a released {self.what} has norm {self.noise_norm:.3g}, "
             f"{self.ratio:.3g} times the clip norm {self.clip_norm:g}"
+            f"{' of the first round' * self.first}"
         )

@@ -388,7 +388,8 @@ class Rounds(Channel):
             norm = float(std) * self.records.law.std(self.bound, size) * math.sqrt(size)
             return SignalToNoise(norm, self.bound, what="gradient")
         loudest = max(self.releases.values(), key=lambda r: r.noise_std * math.sqrt(r.size) / r.contribution_bound)
-        return SignalToNoise(loudest.noise_std * math.sqrt(loudest.size), loudest.contribution_bound)
+        first = isinstance(self._adaptive, QuantileClip)
+        return SignalToNoise(loudest.noise_std * math.sqrt(loudest.size), loudest.contribution_bound, first=first)
 
     def _facts(self) -> dict[str, Any]:
         if self.records is not None:

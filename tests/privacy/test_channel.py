@@ -173,7 +173,9 @@ def test_signal_to_noise_uses_public_quantities() -> None:
     assert signal.warning is None
     louder = door(NOISED, dimension=500).snr()
     assert louder.warning is not None
-    assert "times the clip norm" in louder.text()
+    assert louder.text().endswith("times the clip norm 1")
+    follows = ClientPrivacy(clip_norm=QuantileClip(initial=1.0, count_noise=2.0), epsilon=2.0)
+    assert door(follows).snr().text().endswith("times the clip norm 1 of the first round")
 
 
 def test_report_names_everything_an_epsilon_depends_on() -> None:

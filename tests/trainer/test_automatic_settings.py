@@ -70,7 +70,10 @@ def test_nu_is_the_noise_of_a_round_over_the_clip(schedule) -> None:
     assert chosen.noise == pytest.approx(measured, rel=5e-3)
     assert (chosen.rounds, chosen.schedule) == ((7, schedule) if settings else (20, FullParticipation()))
     assert max(map(len, chosen.text().splitlines())) <= 120
-    clip = automatic(numbers(30), ClientPrivacy(epsilon=2.0), **settings).privacy.clip_norm
+    assert ", clip 0.2, " in " ".join(chosen.text().split())
+    adaptive = automatic(numbers(30), ClientPrivacy(epsilon=2.0), **settings)
+    assert " at first, then about the median of the updates' norms" in " ".join(adaptive.text().split())
+    clip = adaptive.privacy.clip_norm
     assert clip.initial == pytest.approx(min(0.3, 0.1 / measured), rel=5e-3)
 
 
