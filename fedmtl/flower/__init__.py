@@ -1,19 +1,25 @@
-"""Clients that are processes of their own, on machines of their own, with Flower: ``pip install "fedmtl[flower]"``.
+"""Clients in processes and on machines of their own, with Flower: ``pip install "fedmtl[flower]"``.
 
-The settings are those of a :class:`~fedmtl.Trainer` whose data is a :func:`population`: names and shapes, no records.
-:func:`server_app` makes a Flower ``ServerApp`` of it, which is ``Trainer.fit`` with the clients elsewhere, and
-:func:`client_app` a ``ClientApp``, which keeps a client's model in a folder of its node. docs/pages/deploy.md leads
-from nothing to three nodes and a certificate.
+The settings are those of a :class:`~fedmtl.Trainer` whose data is a :func:`population`: names and
+shapes, no records. :func:`server_app` makes a Flower ``ServerApp`` of it, which is ``Trainer.fit``
+with the clients elsewhere. :func:`client_app` makes a ``ClientApp``, which keeps a client's model
+in a folder of its node. docs/pages/deploy.md leads from nothing to three nodes and a certificate.
 
-What is promised, and to whom. The ledger has charged a round, on disk, before its first message. Cohorts are drawn from
-the whole population by the server's own coins, never from the nodes that happen to be connected: the operator does not
-choose these, and they amplify nothing. A client that is drawn and does not answer in time, with rows of the right shape
-and finite values, adds nothing to any sum over the same public denominator, as if it were not in the population. Where
-whole clients are protected every client clips before it sends, and the server clips again. Noise is added by the
-server, which sees the clipped messages before: clients trust it with them, and the network with who was asked. Where
-records are protected, or rows from the server, the noise is the node's own, and so is the account: a ledger on its
-disk, charged before it computes, whatever a server asks and however often. Nothing else leaves a node: scores and
-personal models stay in its folder, and a reply says nothing of an error but that there is no answer.
+Guarantees:
+
+- The ledger has charged a round, on disk, before its first message.
+- Cohorts are drawn from the whole population by the server's own coins, never from the nodes that
+  happen to be connected: the operator does not choose these, and they amplify nothing.
+- A drawn client that does not answer in time, with rows of the right shape and finite values, adds
+  nothing to any sum over the same public denominator, as if it were not in the population.
+- If whole clients are protected, every client clips before it sends, and the server clips again.
+  The server adds the noise. It sees the clipped messages before: clients trust it with them, and
+  the network with the names of the cohort.
+- If records are protected, or rows have noise against the server, the noise is the node's own. So
+  is the account: a ledger on its disk, charged before it computes, whatever a server asks and
+  however often.
+- Nothing else leaves a node: scores and personal models stay in its folder, and a reply after an
+  error is empty.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""A node's own account: what its answers cost, on its own disk, to any server and however often it asks.
+"""A node's own account: the privacy cost of its answers, in a ledger on its own disk.
 
-Where the noise is the node's, so is the account: nothing that a server does, or says of itself, can make a node release
-more than was planned. Every answer is a session of the node's ledger, of all runs that it ever took part in: the ledger
-is opened, charged on the disk, and closed when the answer is on the disk. Rounds in which the node was not asked are
-written as such. In secure mode an answer that a crash has lost stays charged.
+If the noise is the node's, so is the account: nothing that a server does, or says of itself, can
+make a node release more than was planned. The ledger is that of all runs that the node ever took
+part in, for any server. Every answer is a session of it: the ledger is opened, charged on the disk,
+and closed when the answer is on the disk. Rounds in which the node was not asked are written as
+such. In secure mode an answer that a crash has lost stays charged.
 """
 
 from __future__ import annotations
@@ -28,12 +29,15 @@ from ..trainer.folder import RunFolder, plain, write_json
 from ..trainer.problem import fingerprint
 from .messages import logger
 
+_REMEDY = "Run with privacy.source=secure, or simulate it anew in a new folder"
+
 
 class NodeAccount:
     """The account of one node, and the channel that its answers go through.
 
-    Records that are protected, or rows that have noise against the server, are charged to the ledger in the private
-    part of the folder; where the noise is the server's there is no account here, and the channel only clips.
+    If records are protected, or rows have noise against the server, answers are charged to the
+    ledger in the private part of the folder. If the noise is the server's, there is no account
+    here, and the channel only clips.
 
     Args:
         trainer: the settings, resolved.
@@ -42,40 +46,59 @@ class NodeAccount:
         folder: of the node.
 
     Attributes:
-        channel: for what a node does outside of an answer; it releases nothing.
+        channel: a channel for the time outside of an answer; it releases nothing.
+        records: the privacy of the node's own records, with its own epsilon; None without.
     """
 
-    def __init__(self, trainer: Trainer, population: Problem, problem: Problem, folder: RunFolder) -> None:
-        self.trainer, self.problem, self.folder = trainer, problem, folder
-        self.name, self.fingerprint = problem.data.ids[0], fingerprint(problem, trainer)
-        privacy, ids = trainer.privacy, trainer.data.ids
+    def __init__(
+        self,
+        trainer: Trainer,
+        population: Problem,
+        problem: Problem,
+        folder: RunFolder,
+    ) -> None:
+        self.trainer = trainer
+        self.problem = problem
+        self.folder = folder
+        self.name = problem.data.ids[0]
+        self.fingerprint = fingerprint(problem, trainer)
         self.records: RecordPrivacy | None = None
+        settings = trainer
+        privacy = trainer.privacy
         if isinstance(privacy, RecordPrivacy) and problem.protects_records:
-            self.records = replace(privacy, epsilon=privacy.budgets(ids)[ids.index(self.name)])
-        channel = open_run(trainer if self.records is None else replace(trainer, privacy=None), population)
+            ids = trainer.data.ids
+            epsilon = privacy.budgets(ids)[ids.index(self.name)]
+            self.records = replace(privacy, epsilon=epsilon)
+            # outside of an answer the node releases nothing and needs no budget
+            settings = replace(trainer, privacy=None)
+        channel = open_run(settings, population)
         assert isinstance(channel, Rounds)
         self.channel = channel
 
     @contextmanager
     def answer(self, step: int, asked: str) -> Iterator[Rounds]:
-        """Charge an answer in round ``step``, where the node pays for its answers, and yield the channel that it goes
-        through; on entry the charge is on the disk.
+        """Charges an answer in round ``step``, if the node has an account, and yields its channel.
+
+        On entry the charge is on the disk.
 
         Args:
-            step: of the run.
-            asked: a digest of the question and of what the client keeps. Seeded noise is that of the round, in every
-                run, so that the answers to two questions differ by what they are without noise: the second is refused.
+            step: the round of the run.
+            asked: a digest of the question and of the client's state. Seeded noise is that of the
+                round, in every run: the answers to two questions would differ by their values
+                without noise, so the second question is refused.
 
         Raises:
             BudgetExhausted: all answers that were planned have been given.
-            ResumeError: the ledger was written with other settings, or was altered; or the noise is seeded, and another
-                question of this round, or a later round but not this one, was answered.
+            ResumeError: the ledger was written with other settings, or was altered. Or the noise is
+                seeded, and another question of this round was answered, or a later round was
+                answered but not this one.
         """
         with self._opened() as (channel, ledger):
             if ledger is not None:
                 if ledger.replays_free:
                     self._ask_once(step, asked)
                 self._reach(channel, ledger, step)
+            # the channel of records charges its ledger itself; a ledger of rows has no channel
             if self.records is not None:
                 channel.begin(step, channel.draw(step))
             elif ledger is not None:
@@ -84,8 +107,7 @@ class NodeAccount:
 
     @contextmanager
     def _opened(self) -> Iterator[tuple[Rounds, Ledger | None]]:
-        """Open the ledger of the answers, None where they cost nothing, and yield it with the channel that they go
-        through."""
+        """Yields the channel of the answers and their open ledger, None if they are free."""
         if self.records is not None:
             with closing(self._of_records(self.records)) as channel:
                 yield channel, channel.account.ledger
@@ -96,48 +118,67 @@ class NodeAccount:
             yield self.channel, None
 
     def _ask_once(self, step: int, asked: str) -> None:
-        """Write down the question of a round, or refuse one that is another."""
+        """Writes down the question of a round, or refuses one that differs from it."""
         path = self.folder.root / "asked.json"
-        before = read_json(path) if path.exists() else {}
+        before: dict[str, str] = {}
+        if path.exists():
+            before = read_json(path)
         if before.setdefault(str(step), asked) != asked:
             raise ResumeError(
-                f"the server asks for round {step + 1} again, in another run with other values. Under seeded noise the "
-                f"two answers would have the same, and show the records by their difference: such a node gives one "
-                f"answer a round ({path}). Run with privacy.source=secure, or simulate it anew in a new folder."
+                f"the server asks for round {step + 1} again, in another run with other values. "
+                "Under seeded noise the two answers would have the same, and show the records by "
+                f"their difference: such a node gives one answer a round ({path}). {_REMEDY}."
             )
         write_json(path, before)
 
     def certify(self) -> None:
-        """Write what the account says so far: for records ``public/privacy.json``, which ``fedmtl verify`` compares
-        with the ledger; nothing where the node has no account."""
+        """Writes the report of the account so far.
+
+        For records it is ``public/privacy.json``, which ``fedmtl verify`` compares with the ledger.
+        A node without an account writes nothing.
+        """
         with self._opened() as (channel, ledger):
             if ledger is None:
                 return
-            answers, reached = int(ledger.uses()[0]), ledger.reached
+            answers = int(ledger.uses()[0])
+            reached = ledger.reached
             if self.records is not None:
                 channel.start(reached)
             report = channel.report
         if self.records is None:
-            simulated = f"{SIMULATED}; " if ledger.replays_free else ""
-            logger.info("%s after %d answers: %s%s", self.name, answers, simulated, _cost(channel, answers))
+            cost = _cost(channel, answers)
+            if ledger.replays_free:
+                cost = f"{SIMULATED}; {cost}"
+            logger.info("%s after %d answers: %s", self.name, answers, cost)
             return
         facts = report.with_ledger(ledger).to_dict()
         write_json(self.folder.public / "privacy.json", facts)
-        about = {"algorithm": self.trainer.algorithm.name, "rounds": reached, "planned_rounds": self.trainer.rounds}
-        write_json(self.folder.private / "result.json", plain(about | {"stopped": "rounds"} | facts))
+        about = {
+            "algorithm": self.trainer.algorithm.name,
+            "rounds": reached,
+            "planned_rounds": self.trainer.rounds,
+            "stopped": "rounds",
+        }
+        # fedmtl verify reads a node's folder like that of a run
+        write_json(self.folder.private / "result.json", plain(about | facts))
         self.folder.write_lists()
-        values = self.name, rounded_up(report.epsilon), report.publication, self.folder.root
-        logger.info("%s: epsilon %s of its records, %s; fedmtl verify %s", *values)
+        epsilon = f"epsilon {rounded_up(report.epsilon)} of its records"
+        verify = f"fedmtl verify {self.folder.root}"
+        logger.info("%s: %s, %s; %s", self.name, epsilon, report.publication, verify)
 
     def _of_records(self, privacy: RecordPrivacy) -> Rounds:
-        """Return the channel of the node's own local steps, which continues its ledger."""
-        sampler, rounds = self.trainer.bound, self.problem.rounds
+        """Returns the channel of the node's own local steps, which continues its ledger."""
+        sampler = self.trainer.bound
+        rounds = self.problem.rounds
         assert isinstance(sampler, BoundSampler)
-        most = None if privacy.noiseless else most_participations(sampler.capped(rounds), rounds)
+        most = None
+        if not privacy.noiseless:
+            most = most_participations(sampler.capped(rounds), rounds)
         channel = open_run(
             replace(self.trainer, privacy=privacy),
             self.problem,
             self.fingerprint,
+            # the server decides about the rounds: they are charged without amplification
             sampler=BoundAsked(1, 1, sampler.describe(), most),
             ledger=self.folder.ledger,
             resume=True,
@@ -146,13 +187,16 @@ class NodeAccount:
         return channel
 
     def _of_rows(self) -> Ledger:
-        """Return the ledger of answers whose rows have noise."""
+        """Returns the ledger of answers whose rows have noise."""
         privacy = self.trainer.privacy
+        clip_norm = None
+        if privacy is not None:
+            clip_norm = privacy.initial_norm
         about = {
             "account": "rows",
             "client": self.name,
-            "answers": self.problem.rounds,  # to which the noise on rows is calibrated
-            "clip_norm": None if privacy is None else privacy.initial_norm,
+            "answers": self.problem.rounds,  # the noise on rows is calibrated to this number
+            "clip_norm": clip_norm,
         }
         return Ledger(
             self.folder.ledger,
@@ -164,31 +208,42 @@ class NodeAccount:
         )
 
     def _reach(self, channel: Rounds, ledger: Ledger, step: int) -> None:
-        """Note that rounds before ``step`` that are not charged were not this node's.
+        """Writes the uncharged rounds before ``step`` to the ledger, as rounds without this node.
 
         Raises:
             BudgetExhausted: all answers that were planned are charged.
-            ResumeError: the noise is seeded, and the ledger has passed this round without an answer.
+            ResumeError: the noise is seeded, and the ledger has passed this round without an
+                answer.
         """
-        most = self.problem.rounds if self.records is None else int(channel.caps[0])
-        answers = int(ledger.uses(before=step if ledger.replays_free else None)[0])
+        most = self.problem.rounds
+        if self.records is not None:
+            most = int(channel.caps[0])
+        # a seeded answer to a round of the past is the one that was given, and not charged again
+        before = step if ledger.replays_free else None
+        answers = int(ledger.uses(before=before)[0])
         if answers >= most:
             raise BudgetExhausted(
-                f"{self.name} has given the {most:,} answers that its privacy pays for, in all runs and those that a "
-                f"crash has lost: {_cost(channel, answers)}. {self.folder.ledger} has them, and no run gets more. A "
-                f"new folder begins a new account, whose epsilon adds to that of this one."
+                f"{self.name} has given the {most:,} answers that its privacy pays for, in all "
+                f"runs and those that a crash has lost: {_cost(channel, answers)}. "
+                f"{self.folder.ledger} has them, and no run gets more. A new folder begins a new "
+                "account, whose epsilon adds to that of this one."
             )
+        # rounds that have passed without a question to this node
         if ledger.reached < step:
-            ledger.charge(ledger.reached, step, [[]] * (step - ledger.reached))
-        if ledger.replays_free and step < ledger.reached and int(ledger.uses(before=step + 1)[0]) == answers:
+            missed = step - ledger.reached
+            ledger.charge(ledger.reached, step, [[]] * missed)
+        if not ledger.replays_free or step >= ledger.reached:
+            return
+        if int(ledger.uses(before=step + 1)[0]) == answers:
             raise ResumeError(
-                f"the server asks for round {step + 1}, which has passed without this node. Under seeded noise a round "
-                f"of the past is not charged, since its answer was given before; this one was not ({self.folder.ledger}"
-                "). Run with privacy.source=secure, or simulate it anew in a new folder."
+                f"the server asks for round {step + 1}, which has passed without this node. Under "
+                "seeded noise a round of the past is not charged, since its answer was given "
+                f"before; this one was not ({self.folder.ledger}). {_REMEDY}."
             )
 
 
 def _cost(channel: Rounds, answers: int) -> str:
-    """Return what so many answers cost, in words."""
-    rows = "; ".join(noise.text(answers) for noise in channel.rows.values())
-    return rows or f"epsilon {rounded_up(channel.epsilon_at(answers))} of its records"
+    """Returns the privacy cost of so many answers, in words."""
+    if channel.rows:
+        return "; ".join(noise.text(answers) for noise in channel.rows.values())
+    return f"epsilon {rounded_up(channel.epsilon_at(answers))} of its records"

@@ -1,4 +1,4 @@
-"""The server: ``Trainer.fit`` whose clients are nodes."""
+"""The server: ``Trainer.fit`` with nodes as its clients."""
 
 from __future__ import annotations
 
@@ -28,7 +28,17 @@ from ..trainer.folder import write_json
 from ..trainer.metrics import main_metric
 from ..trainer.result import Result
 from ..trainer.run import Run, fitted, in_one_process
-from .messages import FINISH, NAME, RECEIVE, ROUND, checked_rows, facts_of, log_as_flower, logger, pack
+from .messages import (
+    FINISH,
+    NAME,
+    RECEIVE,
+    ROUND,
+    checked_rows,
+    facts_of,
+    log_as_flower,
+    logger,
+    pack,
+)
 from .population import OWN_ACCOUNTS, TRUST
 
 COUNTED = "counted"
@@ -38,24 +48,26 @@ _PAUSE = 0.2  # seconds between two questions for replies
 
 @check_arguments
 def server_app(trainer: Trainer, *, patience: Positive = 600.0, gather: float = 60.0) -> ServerApp:
-    """Return the Flower ``ServerApp`` of a run in rounds.
+    """Makes the Flower ``ServerApp`` of a run in rounds.
 
-    Its run folder is that of ``Trainer.fit``: ledger, checkpoint, report, and a seal that ``fedmtl verify`` reads; but
-    it has no scores and no personal models, which stay with the nodes. Where the folder holds a run already, that run
-    is resumed; the last state of a run that is finished is sent to the nodes once more.
+    Its run folder is that of ``Trainer.fit``: ledger, checkpoint, report, and a seal that ``fedmtl
+    verify`` reads. It has no scores and no personal models, which stay with the nodes. If the
+    folder holds a run already, that run is resumed; the last state of a finished run is sent to the
+    nodes once more.
 
     Args:
-        trainer: the settings, with a :func:`~fedmtl.flower.population` as data and a folder, which the app's
-            configuration may override by ``folder``.
-        patience: seconds that a round waits for replies; what comes later is left out of the sum.
-        gather: seconds that the run waits at its start for all clients to be connected; those that are have
-            ``patience`` to say their names. A node that comes later takes part from the next round on after that in
-            which it has said its name.
+        trainer: the settings, with a :func:`~fedmtl.flower.population` as data and a folder, which
+            the app's configuration may override by ``folder``.
+        patience: seconds that a round waits for replies; later ones are left out of the sum.
+        gather: seconds that the run waits at its start for all clients to be connected. Connected
+            nodes have ``patience`` to say their names. A node that comes later takes part from the
+            round on that follows its answer with the name.
 
     Raises:
-        ConfigError: an algorithm whose clients act one at a time, or settings that nodes cannot follow.
-        TrainingError: of the run, where no client is there at its start, when nothing has been charged, or in time
-            for a round: no further one is charged then.
+        ConfigError: clients of the algorithm act one at a time, or nodes cannot follow the
+            settings.
+        TrainingError: the app raises it during the run if no client is there in time, at the start
+            or for a round. No further round is charged then.
     """
     check(trainer)
     app = ServerApp()
@@ -65,16 +77,35 @@ def server_app(trainer: Trainer, *, patience: Positive = 600.0, gather: float = 
         log_as_flower()
         folder: Any = context.run_config.get("folder", trainer.folder)
         result = serve(replace(trainer, folder=folder), grid, patience=patience, gather=gather)
-        where = "" if folder is None else f"; fedmtl verify {folder}"
-        logger.info("%s: %d rounds%s\n%s", result.algorithm, result.final["round"], where, result.privacy.text())
+        rounds = f"{result.algorithm}: {result.final['round']} rounds"
+        if folder is not None:
+            rounds += f"; fedmtl verify {folder}"
+        logger.info("%s\n%s", rounds, result.privacy.text())
 
     return app
 
 
-def serve(trainer: Trainer, grid: Grid, *, patience: float = 600.0, gather: float = 60.0) -> Result:
-    """Run the rounds over the nodes of ``grid`` and return the result, whose models are the released one; see
-    :func:`server_app`."""
-    trust = OWN_ACCOUNTS if isinstance(trainer.privacy, RecordPrivacy) else TRUST
+def serve(
+    trainer: Trainer,
+    grid: Grid,
+    *,
+    patience: float = 600.0,
+    gather: float = 60.0,
+) -> Result:
+    """Runs the rounds over the nodes of a grid.
+
+    Args:
+        trainer: see :func:`server_app`.
+        grid: connects the nodes.
+        patience: see :func:`server_app`.
+        gather: see :func:`server_app`.
+
+    Returns:
+        The result; all its models are the released one.
+    """
+    trust = TRUST
+    if isinstance(trainer.privacy, RecordPrivacy):
+        trust = OWN_ACCOUNTS
     logger.info("not covered by epsilon: %s", trust)
     nodes = Nodes(grid, trainer.data.ids, patience)
     nodes.gather(gather, len(nodes.names))
@@ -83,30 +114,37 @@ def serve(trainer: Trainer, grid: Grid, *, patience: float = 600.0, gather: floa
         data=replace(trainer.data, notes=(trust,), verify=False),
         checkpoint_every=1,  # nodes can go back by one round
         progress=False,
-        finetune=None,  # of the nodes, as the metrics
+        finetune=None,  # nodes finetune, and compute the metrics
         metrics=(),
     )
     return fitted(settings, trainer.folder is not None, NodeEngine(nodes=nodes))
 
 
 def check(trainer: Trainer) -> None:
-    """Refuse settings that nodes cannot follow.
+    """Refuses settings that nodes cannot follow.
 
     Raises:
-        ConfigError: named.
+        ConfigError: names the setting.
     """
-    algorithm, privacy = trainer.algorithm, trainer.privacy
-    if kind := "baselines" if trainer.baselines else in_one_process(trainer):
-        raise ConfigError(f"A run with {kind} needs all clients in one process; a Flower app has a process for each.")
+    kind = in_one_process(trainer)
+    if trainer.baselines:
+        kind = "baselines"
+    if kind:
+        needs = "needs all clients in one process; a Flower app has a process for each"
+        raise ConfigError(f"A run with {kind} {needs}.")
+    algorithm = trainer.algorithm
     if type(algorithm).client is Algorithm.client:
-        raise ConfigError(f"{algorithm.name} has no part that a client computes by itself; Flower apps need one.")
-    if isinstance(privacy, RecordPrivacy):
-        privacy.budgets(trainer.data.ids)
-        if privacy.delta is None and not privacy.noiseless:
-            raise ConfigError(
-                "RecordPrivacy needs delta in a Flower app: its default is made of the number of all records, which "
-                "neither the server nor a node knows."
-            )
+        lacks = "has no part that a client computes by itself; Flower apps need one"
+        raise ConfigError(f"{algorithm.name} {lacks}.")
+    privacy = trainer.privacy
+    if not isinstance(privacy, RecordPrivacy):
+        return
+    privacy.budgets(trainer.data.ids)  # refuses a budget for a client that is not in the population
+    if privacy.delta is None and not privacy.noiseless:
+        raise ConfigError(
+            "RecordPrivacy needs delta in a Flower app: its default is made of the number of all "
+            "records, which neither the server nor a node knows."
+        )
 
 
 class Nodes:
@@ -119,68 +157,110 @@ class Nodes:
     """
 
     def __init__(self, grid: Grid, names: Sequence[str], patience: float) -> None:
-        self.grid, self.names, self.patience = grid, tuple(names), patience
+        self.grid = grid
+        self.names = tuple(names)
+        self.patience = patience
         self._nodes: dict[str, int] = {}
-        self._asked: dict[str, int] = {}  # questions for names that are open, and whose they are
-        self._strangers: set[int] = set()  # they have answered, and are no client
+        # the nodes with an open question for their name, by the number of the message
+        self._asked: dict[str, int] = {}
+        # nodes that have answered with no name of the population
+        self._strangers: set[int] = set()
 
     def gather(self, seconds: float, clients: int) -> None:
-        """Wait until so many ``clients`` are connected, for ``seconds`` at most; and until all nodes that are have said
-        their names, for which they may have to read their records, for as long as a round waits.
+        """Waits until so many ``clients`` are connected, for ``seconds`` at most.
+
+        It waits for the names of all connected nodes for as long as a round waits for replies: a
+        node may have to read its records before it says its name.
 
         Raises:
-            TrainingError: there is no client, so that every further round would be charged for noise alone.
+            TrainingError: there is no client; every further round would be charged for noise alone.
         """
         began = time.monotonic()
-        while (count := len(self.connected())) < clients:
-            rest = began + (max(seconds, self.patience) if self._asked else seconds) - time.monotonic()
-            if rest <= 0 and not count:
-                raise TrainingError(
-                    f"None of {len(self.names):,} clients is connected and has said its name in time, so the run ends "
-                    "before a further round is charged. Start the nodes, or have the server wait longer for them "
-                    "(gather=, patience=), and run again or resume."
-                )
+        count = len(self.connected())
+        while count < clients:
+            limit = seconds
+            if self._asked:
+                limit = max(seconds, self.patience)
+            rest = began + limit - time.monotonic()
             if rest <= 0:
-                logger.warning("%d of %d clients are connected; the others are left out of the sums", count, clients)
-                return
+                break
             time.sleep(min(1.0, rest))
+            count = len(self.connected())
+        if count >= clients:
+            return
+        if count == 0:
+            raise TrainingError(
+                f"None of {len(self.names):,} clients is connected and has said its name in time, "
+                "so the run ends before a further round is charged. Start the nodes, or have the "
+                "server wait longer for them (gather=, patience=), and run again or resume."
+            )
+        left_out = "the others are left out of the sums"
+        logger.warning("%d of %d clients are connected; %s", count, clients, left_out)
 
     def connected(self) -> Mapping[str, int]:
-        """Return the nodes by client. A node that is new is asked for its name, which counts when it has come; one that
-        bears the name of another that is still there, or no name of the population, is left out."""
+        """Returns the nodes by client.
+
+        A new node is asked for its name, and counts when its answer has come. A node is left out if
+        another one that is connected has its name, or if the population has no such name.
+        """
         there = set(self.grid.get_node_ids())
         self._nodes = {name: node for name, node in self._nodes.items() if node in there}
         self._asked = {sent: node for sent, node in self._asked.items() if node in there}
-        new = sorted(there - self._strangers - set(self._nodes.values()) - set(self._asked.values()))
-        self._asked |= self._pushed([Message(pack({}), node, NAME, ttl=self.patience) for node in new])
+        known = self._strangers.union(self._nodes.values(), self._asked.values())
+        questions = []
+        for node in sorted(there - known):
+            questions.append(Message(pack({}), node, NAME, ttl=self.patience))
+        self._asked.update(self._pushed(questions))
         for node, reply in self._replies(self._asked, 0.0):
             name = facts_of(reply).get("name")
             if name not in self.names:
                 self._strangers.add(node)
                 logger.warning("a node says no name of the population; its own log says why")
             elif name in self._nodes:
-                logger.warning("a node calls itself %r, and another that is connected bears this name", name)
+                other = "another that is connected bears this name"
+                logger.warning("a node calls itself %r, and %s", name, other)
             else:
                 self._nodes[str(name)] = node
         return self._nodes
 
     def ask(self, kind: str, contents: Mapping[str, RecordDict]) -> dict[str, RecordDict]:
-        """Send the contents to the clients whose they are, and return the replies of those that answer in time."""
+        """Sends each client its message.
+
+        Args:
+            kind: of the messages.
+            contents: of the messages by client; a client that is not connected gets none.
+
+        Returns:
+            The replies that come in time, by client.
+        """
         nodes = self.connected()
         names = {nodes[name]: name for name in contents if name in nodes}
-        messages = [Message(contents[name], node, kind, ttl=self.patience) for node, name in names.items()]
-        return {names[node]: reply for node, reply in self._replies(self._pushed(messages), self.patience)}
+        messages = []
+        for node, name in names.items():
+            messages.append(Message(contents[name], node, kind, ttl=self.patience))
+        replies = self._replies(self._pushed(messages), self.patience)
+        return {names[node]: reply for node, reply in replies}
 
     def _pushed(self, messages: list[Message]) -> dict[str, int]:
-        """Send messages; return the node of each that was taken, by the message's number."""
+        """Sends messages; returns the node of each that was taken, by the message's number."""
         if not messages:
             return {}
+        nodes = {}
         numbers = self.grid.push_messages(messages)
-        return {n: message.metadata.dst_node_id for n, message in zip(numbers, messages, strict=False) if n}
+        for number, message in zip(numbers, messages, strict=False):
+            if number:  # a message that Flower has not taken has none
+                nodes[number] = message.metadata.dst_node_id
+        return nodes
 
     def _replies(self, waiting: dict[str, int], seconds: float) -> Iterable[tuple[int, RecordDict]]:
-        """Yield node and content of every reply in time to the messages ``waiting``, in which those remain that are
-        still open; not of a reply that is an error, or cannot be read."""
+        """Yields node and content of every reply that comes within ``seconds``.
+
+        A reply that is an error, or that cannot be read, is left out.
+
+        Args:
+            waiting: the node of each message by its number; answered messages are taken out of it.
+            seconds: to wait.
+        """
         end = time.monotonic() + seconds
         while waiting:
             for reply in self._pulled(list(waiting), waiting):
@@ -189,23 +269,25 @@ class Nodes:
                     yield node, reply.content
             if waiting and time.monotonic() >= end:
                 return
-            time.sleep(_PAUSE if waiting else 0)
+            if waiting:
+                time.sleep(_PAUSE)
 
     def _pulled(self, sent: list[str], waiting: dict[str, int]) -> Iterable[Message]:
-        """Yield the replies that are there. One that cannot be read must not cost the others theirs."""
+        """Yields the replies that have come to the messages ``sent``."""
         try:
             yield from list(self.grid.pull_messages(sent))
         except Exception:
-            if len(sent) > 1:
-                for number in sent:
-                    yield from self._pulled([number], waiting)
-            else:
+            # one reply that cannot be read must not cost the others theirs: they are pulled singly
+            if len(sent) == 1:
                 logger.warning("the reply of node %d cannot be read", waiting.pop(sent[0]))
+                return
+            for number in sent:
+                yield from self._pulled([number], waiting)
 
 
 @dataclass(kw_only=True)
 class NodeEngine(Engine):
-    """The engine of a run whose clients are nodes: messages in place of the clients' part of a step.
+    """The engine of a run with nodes: messages take the place of the clients' part of a step.
 
     Args:
         nodes: that are connected.
@@ -215,54 +297,76 @@ class NodeEngine(Engine):
 
     def open(self, run: Run, resume: bool) -> Rounds:
         settings = run.settings
-        if isinstance(settings.privacy, RecordPrivacy) and not settings.privacy.noiseless:  # each node adds its noise
-            settings = replace(settings, privacy=replace(settings.privacy, epsilon=math.inf, noise_multiplier=None))
-            self.facts = {"records": "drawn by each node of its own", "releases": 0, "elsewhere": _ELSEWHERE}
+        privacy = settings.privacy
+        if isinstance(privacy, RecordPrivacy) and not privacy.noiseless:
+            # each node adds its noise and charges its own ledger: the server's channel has none
+            privacy = replace(privacy, epsilon=math.inf, noise_multiplier=None)
+            settings = replace(settings, privacy=privacy)
+            self.facts = {
+                "records": "drawn by each node of its own",
+                "releases": 0,
+                "elsewhere": _ELSEWHERE,
+            }
         channel = open_run(settings, run.problem, run.fingerprint, ledger=run.ledger, resume=resume)
         assert isinstance(channel, Rounds)
         channel.rows_are_noised = True
         return channel
 
     def init(self, run: Run) -> State:
-        """Return the public part of the state, and how many rounds were done when a client's rows last counted; what
-        clients keep is with them."""
+        """Returns the state of a run: its public part, and a counter for each client.
+
+        The counter is the number of rounds that had ended when a row of the client last counted.
+        All else that clients keep is with them.
+        """
         self.sizes = {plan.name: plan.dimension for plan in run.channel.plans}
         self.run = secrets.token_hex(8)
-        if run.folder is not None:  # nodes know the run by it, also after a resume
+        # nodes know the run by its name, also after a resume
+        if run.folder is not None:
             path = run.folder.private / "nodes.json"
-            self.run = str(read_json(path)["run"]) if path.exists() else self.run
+            if path.exists():
+                self.run = str(read_json(path)["run"])
             write_json(path, {"run": self.run})
         counted = ClientStore(run.problem.clients, {COUNTED: ((), torch.int64)})
         return State(run.algorithm.init(run.problem).public, counted)
 
     def contents(self, run: Run, state: State, step: int, clients: Tensor) -> dict[str, RecordDict]:
-        """Return what is sent to each of ``clients``."""
+        """Returns the messages to ``clients``, int64 (k,), by their names."""
         facts: dict[str, Any] = {"run": self.run, "round": step, "settings": run.fingerprint}
         common = pack({}, public=state.public, channel=run.channel.norms())
         counted = state.private.gather(COUNTED, clients).tolist()
-        return {
-            run.problem.data.ids[client]: RecordDict({**common, "facts": ConfigRecord(facts | {"counted": rounds})})
-            for client, rounds in zip(clients.tolist(), counted, strict=True)
-        }
+        contents = {}
+        for client, rounds in zip(clients.tolist(), counted, strict=True):
+            own = ConfigRecord(facts | {"counted": rounds})
+            contents[run.problem.data.ids[client]] = RecordDict({**common, "facts": own})
+        return contents
 
     def step(self, run: Run, state: State, block: Block) -> State:
-        """One round: the cohort is asked, and who does not answer as it should adds nothing to any sum, as if it were
-        not in the population: also not to the count of an adaptive clip, to which a row of zeros would add 1/2."""
-        algorithm, cohort, step = run.algorithm, block.cohort, block.first
+        """Computes one round with the answers of its cohort.
+
+        A client without a valid answer adds nothing to any sum, as if it were not in the
+        population. It is also left out of the count of an adaptive clip, to which a row of zeros
+        would add 1/2.
+        """
+        algorithm = run.algorithm
+        cohort = block.cohort
+        step = block.first
         logger.info("round %d of %d", step + 1, run.stop)
         self.nodes.gather(self.nodes.patience, 1)
-        replies = self.nodes.ask(ROUND, contents := self.contents(run, state, step, cohort))
+        contents = self.contents(run, state, step, cohort)
+        replies = self.nodes.ask(ROUND, contents)
+        # the rows of valid answers, by the client's place in the cohort
         sent: dict[int, dict[str, Tensor]] = {}
         for place, client in enumerate(contents):
             try:
                 sent[place] = checked_rows(replies.get(client), self.sizes)
             except ValueError as error:
-                logger.warning("round %d: client %r is left out of the sum: %s", step + 1, client, error)
+                left_out = "is left out of the sum"
+                logger.warning("round %d: client %r %s: %s", step + 1, client, left_out, error)
         counted = cohort[list(sent)]
-        rows = {
-            name: torch.cat([torch.zeros(0, d), *(own[name] for own in sent.values())])
-            for name, d in self.sizes.items()
-        }
+        rows = {}
+        for name, dimension in self.sizes.items():
+            none = torch.zeros(0, dimension)  # a round without answers has rows (0, d)
+            rows[name] = torch.cat([none, *(own[name] for own in sent.values())])
         heard = replace(block, clients=counted[None, None])
         state.public = algorithm.conclude(run.problem, state.public, rows, heard, run.channel)
         state.private.scatter(COUNTED, counted, torch.full((len(counted),), step + 1))
@@ -271,14 +375,21 @@ class NodeEngine(Engine):
         return state
 
     def measure(self, run: Run, state: State) -> tuple[list[dict[str, float]], dict[str, Metrics]]:
-        """Nothing is measured where there are no records."""
-        return [dict.fromkeys(("loss", main_metric(run.problem.data.spec).name), math.nan)], {}
+        """Returns NaN for every score: a server has no records to measure on."""
+        metric = main_metric(run.problem.data.spec).name
+        return [{"loss": math.nan, metric: math.nan}], {}
 
     def models(self, run: Run, state: State) -> tuple[Tensor, dict[str, Tensor]]:
-        """Hand the last public state to all nodes, each of which makes its own model of it; return the released model
-        for every client, or the starting point where there is none."""
-        clients, step = run.problem.clients, run.history[-1]["round"]
+        """Sends the last public state to all nodes, each of which makes its own model from it.
+
+        Returns:
+            The released model for every client, (n, D), or the initial one if none is released.
+        """
+        clients = run.problem.clients
+        step = run.history[-1]["round"]
         replies = self.nodes.ask(FINISH, self.contents(run, state, step, torch.arange(clients)))
         logger.info("%d of %d clients have the final state", len(replies), clients)
         shared = run.algorithm.shared(state)
-        return (run.problem.initial if shared is None else shared).expand(clients, -1), {}
+        if shared is None:
+            shared = run.problem.initial
+        return shared.expand(clients, -1), {}
