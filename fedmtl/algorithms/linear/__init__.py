@@ -1,9 +1,10 @@
-"""Linear models, shared by the methods that are made for them: data, losses, optima and exact local fits.
+"""Linear models, shared by the methods that are made for them: data, losses, optima and exact local
+fits.
 
-Single-task fits, and the fit of all records without noise, are computed here to the last
-digits, for studies and tests: :func:`minimize` for one client or for pooled records, :func:`fit_own` for a client's own
-part beside a shared one, :meth:`TaskStack.fit` for all clients at once. ``LinearData.of_data`` makes the rows of a
-dataset.
+Single-task fits, and the fit of all records without noise, are computed here to the last digits,
+for studies and tests: :func:`minimize` for one client or for pooled records, :func:`fit_own` for a
+client's own part beside a shared one, :meth:`TaskStack.fit` for all clients at once.
+``LinearData.of_data`` makes the rows of a dataset.
 """
 
 from .data import LinearData, LinearLoss

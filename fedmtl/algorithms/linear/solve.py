@@ -2,9 +2,10 @@
 
     min over ||theta||_inf <= box of  (1/n) sum_j l(x_j . (base + theta), y_j) + (ridge / 2) ||theta||^2
 
-with the squared or the logistic loss l. Newton's method with a projected line search finds the minimizer in a few steps
-(coordinates that stand at the box and would leave it are held: Bertsekas 1982) and certifies what is missing. Penalties
-without a second derivative take accelerated proximal gradient steps.
+with the squared or the logistic loss l. Newton's method with a projected line search finds the
+minimizer in a few steps and bounds the rest of the gap. Coordinates at the box that would leave it
+are held (Bertsekas 1982). Penalties without a second derivative take accelerated proximal gradient
+steps.
 
 A fit reads the records that it is given and nothing else, and no finite records make it raise.
 """
@@ -28,8 +29,12 @@ from .data import SQUARES, LinearLoss
 
 Array = NDArray[np.float64]
 
-_STEPS, _HALVINGS, _PROXIMAL_STEPS = 200, 34, 100_000
-_TOLERANCE, _ROUNDING = 1e-10, 1e-14
+# The most steps of Newton's method, halvings of one of them, and proximal gradient steps.
+_STEPS = 200
+_HALVINGS = 34
+_PROXIMAL_STEPS = 100_000
+_TOLERANCE = 1e-10
+_ROUNDING = 1e-14
 _LARGEST = 60.0  # logarithm of a ridge beside which no loss counts
 
 
@@ -57,7 +62,8 @@ def minimize(
     base: Array | None = None,
     box: float = math.inf,
 ) -> Minimum:
-    """Minimize (1/n) sum_j l(x_j . (base + theta), y_j) + (ridge / 2) ||theta||^2 over ||theta||_inf <= box.
+    """Minimizes (1/n) sum_j l(x_j . (base + theta), y_j) + (ridge / 2) ||theta||^2 over
+    ||theta||_inf <= box.
 
     Args:
         loss: of the records, not the hinge; y in {-1, +1} for the logistic one.
@@ -72,21 +78,38 @@ def minimize(
     positive("minimize", ridge=ridge)
     one_of("minimize", (*SQUARES, "logistic"), loss=loss.name)
     if len(x) == 0 or x.ndim != 2 or y.shape != x.shape[:1]:
-        raise ConfigError(f"x and y are {x.shape} and {y.shape}; needed: (n, p) and (n,) with n >= 1.")
+        needed = "(n, p) and (n,) with n >= 1"
+        raise ConfigError(f"x and y are {x.shape} and {y.shape}; needed: {needed}.")
     if not (np.isfinite(x).all() and np.isfinite(y).all()):
         raise ConfigError("minimize: x or y has values that are not finite.")
     with np.errstate(all="ignore"):
-        offset, turn = 0.0 if base is None else x @ base, None
-        if 2 * len(x) < x.shape[1] and box == math.inf:  # a combination of the rows
+        offset: Array | float = 0.0
+        if base is not None:
+            offset = x @ base
+        # of few records the minimizer is a combination of the rows: n numbers in place of p
+        basis = None
+        if 2 * len(x) < x.shape[1] and box == math.inf:
             across, factor = np.linalg.qr(x.T)
             if np.isfinite(across).all() and np.isfinite(factor).all():
-                turn, x = across, factor.T
-        minimum = newton(Objective(loss, x, y, ridge, offset), np.zeros(x.shape[1]), box, _TOLERANCE)
-    return minimum if turn is None else replace(minimum, theta=turn @ minimum.theta)
+                basis = across
+                x = factor.T
+        objective = Objective(loss, x, y, ridge, offset)
+        minimum = newton(objective, np.zeros(x.shape[1]), box, _TOLERANCE)
+    if basis is None:
+        return minimum
+    return replace(minimum, theta=basis @ minimum.theta)
 
 
-def fit_own(loss: LinearLoss, x: Tensor, y: Tensor, shared: Tensor, tau: float, penalty: OwnPenalty) -> Tensor:
-    """Minimize (1/n) sum_j l(x_j . (shared + q), y_j) + tau g(q) over q, for one shared model or several.
+def fit_own(
+    loss: LinearLoss,
+    x: Tensor,
+    y: Tensor,
+    shared: Tensor,
+    tau: float,
+    penalty: OwnPenalty,
+) -> Tensor:
+    """Minimizes (1/n) sum_j l(x_j . (shared + q), y_j) + tau g(q) over q, for one shared model or
+    several.
 
     Args:
         loss: squared or logistic.
@@ -98,65 +121,79 @@ def fit_own(loss: LinearLoss, x: Tensor, y: Tensor, shared: Tensor, tau: float, 
     Returns:
         q as ``shared``, float64.
     """
-    rows, targets = x.numpy(), y.numpy()
-    if penalty == "frobenius":
+    rows = x.numpy()
+    targets = y.numpy()
 
-        def fit(point: Array) -> Array:
+    def fit(point: Array) -> Array:
+        if penalty == "frobenius":
             return minimize(loss, rows, targets, tau, base=point).theta
-
-    elif penalty == "l2":
-
-        def fit(point: Array) -> Array:
+        if penalty == "l2":
             return _fit_in_norm(loss, rows, targets, tau, point)
-
-    else:
-        try:
-            largest = float(np.linalg.norm(rows, 2))
-        except np.linalg.LinAlgError:  # an iteration that does not converge must not show either
-            largest = float(np.linalg.norm(rows))
-        rate = 1.0 / max(loss.smoothness(1.0) * largest**2 / len(rows), 1e-12)
-
-        def fit(point: Array) -> Array:
-            problem = Objective(loss, rows, targets, 0.0, rows @ point)
-
-            def step(q: Array) -> Array:
-                moved = torch.from_numpy(q - rate * problem.at(q[0])[1])
-                proximal: Array = PENALTIES[penalty].prox(moved, rate * tau).numpy()
-                return proximal
-
-            return accelerated(step, np.zeros((1, len(point))), _PROXIMAL_STEPS, rate * _TOLERANCE)[0]
+        return _fit_proximal(loss, rows, targets, tau, point, penalty)
 
     points = shared.reshape(-1, shared.shape[-1]).numpy()
     return torch.from_numpy(np.stack([fit(point) for point in points])).reshape(shared.shape)
 
 
-def _fit_in_norm(loss: LinearLoss, x: Array, y: Array, tau: float, base: Array) -> Array:
-    """Minimize L(q) + tau ||q||_2 over q (p,), with L the mean loss at ``base`` + q.
+def _fit_proximal(
+    loss: LinearLoss,
+    x: Array,
+    y: Array,
+    tau: float,
+    base: Array,
+    penalty: OwnPenalty,
+) -> Array:
+    """Minimizes L(q) + tau g(q) over q (p,) by accelerated proximal gradient steps."""
+    try:
+        largest = float(np.linalg.norm(x, 2))
+    except np.linalg.LinAlgError:  # no records make a fit raise: the Frobenius norm is a bound
+        largest = float(np.linalg.norm(x))
+    rate = 1.0 / max(loss.smoothness(1.0) * largest**2 / len(x), 1e-12)
+    problem = Objective(loss, x, y, 0.0, x @ base)
 
-    It is 0 if the gradient of L is no longer than tau there. Elsewhere grad L(q) + tau q / ||q|| = 0, so q is the ridge
-    fit whose ridge r has r ||q|| = tau. That product is the length of the gradient at the fit, and grows with r; since
-    (r / 2) ||q||^2 is at most L(0), it is at most tau at r = tau^2 / (2 L(0)).
+    def step(q: Array) -> Array:
+        _, gradient, _ = problem.at(q[0])
+        moved = torch.from_numpy(q - rate * gradient)
+        proximal: Array = PENALTIES[penalty].prox(moved, rate * tau).numpy()
+        return proximal
+
+    start = np.zeros((1, len(base)))
+    return accelerated(step, start, _PROXIMAL_STEPS, rate * _TOLERANCE)[0]
+
+
+def _fit_in_norm(loss: LinearLoss, x: Array, y: Array, tau: float, base: Array) -> Array:
+    """Minimizes L(q) + tau ||q||_2 over q (p,), with L the mean loss at ``base`` + q.
+
+    It is 0 if the gradient of L is no longer than tau there. Elsewhere grad L(q) + tau q / ||q|| =
+    0, so q is the ridge fit whose ridge r has r ||q|| = tau. That product is the length of the
+    gradient at the fit, and grows with r; since (r / 2) ||q||^2 is at most L(0), it is at most tau
+    at r = tau^2 / (2 L(0)).
     """
     with np.errstate(all="ignore"):
-        value, gradient, _ = Objective(loss, x, y, 0.0, x @ base).at(np.zeros(len(base)))
+        zero = np.zeros(len(base))
+        offset = x @ base
+        value, gradient, _ = Objective(loss, x, y, 0.0, offset).at(zero)
         if not np.linalg.norm(gradient) > tau:
-            return np.zeros(len(base))
-
-        offset, fitted = x @ base, np.zeros(len(base))
+            return zero
+        fitted = zero
 
         def fit(log_ridge: float) -> Array:
-            """Return the ridge fit, from the last one on."""
+            """Returns the ridge fit; Newton's method starts at the fit of the ridge before."""
             nonlocal fitted
-            fitted = newton(Objective(loss, x, y, math.exp(log_ridge), offset), fitted, math.inf, _TOLERANCE).theta
+            objective = Objective(loss, x, y, math.exp(log_ridge), offset)
+            fitted = newton(objective, fitted, math.inf, _TOLERANCE).theta
             return fitted
 
         def longer(log_ridge: float) -> float:
+            """Returns r ||q|| - tau, which grows with r and is to be 0."""
             return math.exp(log_ridge) * float(np.linalg.norm(fit(log_ridge))) - tau
 
+        # widen the bracket of log r until the product at its upper end is at least tau
         low = math.log(max(tau**2 / (2 * value), 1e-300))
         high = low + 1.0
         while high < _LARGEST and longer(high) < 0:
-            low, high = high, high + 2.0
+            low = high
+            high = high + 2.0
         if high >= _LARGEST:  # the gradient is hardly longer than tau, and q hardly longer than 0
             return np.zeros(len(base))
         if longer(low) < 0:
@@ -165,16 +202,19 @@ def _fit_in_norm(loss: LinearLoss, x: Array, y: Array, tau: float, base: Array) 
 
 
 def solve_regularized(matrix: Tensor, right: Tensor) -> Tensor:
-    """Return matrix^-1 right for positive definite systems; zero for one that rounding has made singular, so that no
-    records make it fail.
+    """Solves positive definite systems: returns matrix^-1 right.
+
+    The solution of a system that rounding has made singular is zero: no records make it fail.
 
     Args:
         matrix: (..., p, p).
         right: (..., p) or (..., p, k), as in ``torch.linalg.solve``.
     """
     solution, info = torch.linalg.solve_ex(matrix, right)
-    dims = tuple(range(info.dim(), solution.dim()))
-    solved = (info == 0) & torch.isfinite(solution).all(dims) if dims else info == 0
+    dims = tuple(range(info.dim(), solution.dim()))  # the dimensions of one solution
+    solved = info == 0
+    if dims:
+        solved = solved & torch.isfinite(solution).all(dims)
     return torch.where(solved.reshape(*info.shape, *[1] * len(dims)), solution, 0.0)
 
 
@@ -182,8 +222,8 @@ def solve_regularized(matrix: Tensor, right: Tensor) -> Tensor:
 class Objective:
     """f(theta) = mean of l(offset_j + x_j . theta) + (ridge / 2) ||theta||^2, for offset (n,) or 0.
 
-    With ``limits`` (n,), above 0, the slope of every record's loss is cut off at its limit in absolute value, and the
-    loss goes on linearly from there: of the squared loss that is Huber's.
+    With ``limits`` (n,), above 0, the slope of every record's loss is cut off at its limit in
+    absolute value, and the loss goes on linearly from there: of the squared loss that is Huber's.
     """
 
     loss: LinearLoss
@@ -194,42 +234,51 @@ class Objective:
     limits: Array | None = None
 
     def at(self, theta: Array) -> tuple[float, Array, Array]:
-        """Return the value, the gradient (p,) and the second derivatives of the losses (n,)."""
+        """Returns the value, the gradient (p,) and the second derivatives of the losses (n,)."""
         margins = self.x @ theta + self.offset
-        within = margins if self.limits is None else self.curved(margins, self.limits)
-        value, slope, bend = self.losses(within)
-        if self.limits is not None:
-            beyond = margins != within
+        if self.limits is None:
+            value, slope, bend = self.losses(margins)
+        else:
+            within = self.curved(margins, self.limits)
+            value, slope, bend = self.losses(within)
+            # beyond the limits the loss goes on linearly
             value = value + slope * (margins - within)
-            bend = np.where(beyond, 0.0, bend)
-        return value.mean() + self.ridge / 2 * theta @ theta, slope @ self.x / len(self.y) + self.ridge * theta, bend
+            bend = np.where(margins != within, 0.0, bend)
+        total = value.mean() + self.ridge / 2 * theta @ theta
+        gradient = slope @ self.x / len(self.y) + self.ridge * theta
+        return total, gradient, bend
 
     def curved(self, margins: Array, limits: Array) -> Array:
-        """Return the nearest margins (n,) at which the slopes of the losses are within ``limits`` (n,)."""
-        if curvature := SQUARES.get(self.loss.name):
+        """Returns the nearest margins (n,) with slopes of the losses within ``limits`` (n,)."""
+        curvature = SQUARES.get(self.loss.name)
+        if curvature is not None:
             reach = limits / curvature
             return np.clip(margins, self.y - reach, self.y + reach)
         steep = np.minimum(limits, 1.0)  # which the slope of the logistic loss never reaches
         return self.y * np.maximum(self.y * margins, np.log1p(-steep) - np.log(steep))
 
     def losses(self, margins: Array) -> tuple[Array, Array, Array]:
-        """Return every record's squared or logistic loss, and its first and second derivative, (n,) each."""
-        if curvature := SQUARES.get(self.loss.name):
+        """Returns every record's loss, and its first and second derivative, (n,) each."""
+        curvature = SQUARES.get(self.loss.name)
+        if curvature is not None:
             error = margins - self.y
-            return curvature / 2 * error * error, curvature * error, np.full(self.y.shape, curvature)
+            bend = np.full(self.y.shape, curvature)
+            return curvature / 2 * error * error, curvature * error, bend
         against = -self.y * margins
         small = np.exp(-np.abs(against))
         pull = np.where(against < 0, small, 1.0) / (1 + small)  # the slope is -y times it
-        return np.maximum(against, 0.0) + np.log1p(small), -self.y * pull, pull * (1 - pull)
+        value = np.maximum(against, 0.0) + np.log1p(small)
+        return value, -self.y * pull, pull * (1 - pull)
 
     def hessian(self, bend: Array) -> Array:
-        """Return (p, p), from the second derivatives of the losses."""
+        """Returns (p, p), from the second derivatives of the losses."""
         matrix: Array = (self.x.T * (bend / len(self.y))) @ self.x
         matrix[np.diag_indices_from(matrix)] += self.ridge
         return matrix
 
     def missing(self, theta: Array, gradient: Array, box: float) -> float:
-        """Return r: the gradient's norm, or what it would be without the box at the same gap r^2 / (2 ridge).
+        """Returns r: the gradient's norm, or what it would be without the box at the same gap r^2 /
+        (2 ridge).
 
         The gap is -min over the box of gradient . (z - theta) + (ridge / 2) ||z - theta||^2.
         """
@@ -241,8 +290,17 @@ class Objective:
 
 
 def newton(problem: Objective, start: Array, box: float, goal: float) -> Minimum:
-    """Minimize from ``start`` (p,) until r of :meth:`Objective.missing` is at most ``goal``, or until rounding hides
-    further progress."""
+    """Minimizes by Newton's method with a line search.
+
+    It ends if r of :meth:`Objective.missing` is at most ``goal``, or if rounding hides further
+    progress.
+
+    Args:
+        problem: the function.
+        start: (p,).
+        box: bound on ||theta||_inf; infinite for none.
+        goal: for r.
+    """
     theta = np.clip(start, -box, box)
     value, gradient, bend = problem.at(theta)
     r = problem.missing(theta, gradient, box)
@@ -254,7 +312,8 @@ def newton(problem: Objective, start: Array, box: float, goal: float) -> Minimum
             trial = np.clip(theta - step, -box, box)
             new, slope, bends = problem.at(trial)
             promised = abs(gradient @ (theta - trial))
-            lost = promised <= _ROUNDING * max(1.0, abs(value))  # the gradient shows progress there, and not the value
+            # rounding hides the progress in the value; the gradient still shows it
+            lost = promised <= _ROUNDING * max(1.0, abs(value))
             if lost or new <= value - 1e-4 * promised:
                 break
             step = step / 2
@@ -264,19 +323,30 @@ def newton(problem: Objective, start: Array, box: float, goal: float) -> Minimum
         if lost and not after < r:
             break
         last = lost and not after < r / 2
-        theta, value, gradient, bend, r = trial, new, slope, bends, after
+        theta = trial
+        value = new
+        gradient = slope
+        bend = bends
+        r = after
         if last:
             break
     return Minimum(theta, float(value), r**2 / (2 * problem.ridge))
 
 
 def _direction(hessian: Array, theta: Array, gradient: Array, box: float) -> Array:
-    """Return Newton's step (p,), to be subtracted; coordinates at the box that would leave it take a gradient step, and
-    so do all where rounding has made the Hessian singular."""
+    """Returns Newton's step (p,), to be subtracted.
+
+    Coordinates at the box that would leave it take a gradient step. All do if rounding has made the
+    Hessian singular.
+    """
     if box != math.inf:
         near = np.minimum(1e-8 * box, np.abs(gradient))
-        held = ((theta <= near - box) & (gradient > 0)) | ((theta >= box - near) & (gradient < 0))
-        hessian = np.where((held[:, None] | held) & ~np.eye(len(theta), dtype=bool), 0.0, hessian)
+        at_lower = (theta <= near - box) & (gradient > 0)
+        at_upper = (theta >= box - near) & (gradient < 0)
+        held = at_lower | at_upper
+        # held coordinates are cut off from the others: only their diagonal stays
+        across = (held[:, None] | held) & ~np.eye(len(theta), dtype=bool)
+        hessian = np.where(across, 0.0, hessian)
     step: Array
     try:
         step = np.linalg.solve(hessian, gradient)  # type: ignore[assignment]
@@ -285,25 +355,36 @@ def _direction(hessian: Array, theta: Array, gradient: Array, box: float) -> Arr
     return step
 
 
-def accelerated(step: Callable[[Array], Array], start: Array, steps: int, tolerance: float = 0.0) -> Array:
-    """Make proximal gradient steps of m problems (m, ...) with Nesterov's momentum, which starts again in a problem
-    where it points uphill (O'Donoghue and Candes 2015), until all of a step is at most ``tolerance`` long.
+def accelerated(
+    step: Callable[[Array], Array],
+    start: Array,
+    steps: int,
+    tolerance: float = 0.0,
+) -> Array:
+    """Makes proximal gradient steps of m problems with Nesterov's momentum.
+
+    The momentum starts again in a problem in which it points uphill (O'Donoghue and Candes 2015).
 
     Args:
-        step: a step of all, (m, ...) -> (m, ...).
+        step: a step of all problems, (m, ...) -> (m, ...).
         start: (m, ...).
-        steps: at most so many.
-        tolerance: on the norm of a step.
+        steps: the most steps.
+        tolerance: the norm of a step at which they end.
+
+    Returns:
+        (m, ...).
     """
     point = ahead = start
     axes = tuple(range(1, start.ndim))
     weight = np.ones((len(start), *[1] * len(axes)))
     for _ in range(steps):
         new = step(ahead)
+        # a step of zero length is a fixed point, the minimizer
         if tolerance and float(np.linalg.norm(new - ahead)) <= tolerance:
             return new
         uphill = ((ahead - new) * (new - point)).sum(axes, keepdims=True) > 0
         following = np.where(uphill, 1.0, (1 + np.sqrt(1 + 4 * weight**2)) / 2)
         ahead = new + np.where(uphill, 0.0, (weight - 1) / following) * (new - point)
-        point, weight = new, following
+        point = new
+        weight = following
     return point
