@@ -4,45 +4,49 @@ Liang, Liu, Zhou, Jiang, Zhang, Wang: "Model-Protected Multi-Task Learning", IEE
 
     min_W sum_i L_i(w_i) + lam g(W)                                                             (1)
     with g the nuclear norm, (2) and Algorithm 2, or the L2 norms of rows, (3) and Algorithm 3
-    min_{P,Q} sum_i L_i(p_i + q_i) + lam g(P) + own_lam h(Q),   W = P + Q                      (23), Algorithm 4
+    min_{P,Q} sum_i L_i(p_i + q_i) + lam g(P) + own_lam h(Q),   W = P + Q              (23), Algorithm 4
 
-Every L_i has (ridge / 2) ||w_i||^2 with it. With ``curator_epsilon`` every task adds noise to its own clipped model
-before it leaves (Algorithm 5).
+Every L_i includes (ridge / 2) ||w_i||^2. With ``curator_epsilon`` every task adds noise to its
+own clipped model before it leaves (Algorithm 5).
 
-In every iteration a trusted curator receives the models of all tasks, clips them, releases their covariance with
-noise, and answers with a public linear map M made of it (:mod:`.sharing`). Each task applies M to its own model
-and takes a gradient step on its own data. By the steps of Algorithm 1, with eta = 1 / L (for
-W = P + Q, 1 / (2 L)):
+In every iteration a trusted curator receives the models of all tasks, clips them, releases their
+covariance with noise, and answers with a public linear map M made of it (:mod:`.sharing`). Each
+task applies M to its own model and takes a gradient step on its own data. By the steps of Algorithm
+1, with eta = 1 / L (for W = P + Q, 1 / (2 L)):
 
-    wc_i   = w_i / max(1, ||w_i||_2 / C),   C = clip_norm                                                 Step 3
-    Sigma  = sum_i wc_i wc_i^T + E + shift I,   E symmetric noise                                         Steps 4, 5
-    M      = U diag(s) U^T,   s_j = max(0, 1 - eta lam / sqrt(l_j)),   U diag(l) U^T = Sigma              Step 6
-             or diag(s),   s_j = max(0, 1 - eta lam / sqrt(Sigma_jj))                                     (Algorithm 3)
-    what_i = M w_i,   z_i = what_i + b_t (what_i - what_i of before),   w_i = z_i - eta grad L_i(z_i)     Step 7
+    wc_i   = w_i / max(1, ||w_i||_2 / C),   C = clip_norm                                      Step 3
+    Sigma  = sum_i wc_i wc_i^T + E + shift I,   E symmetric noise                              Steps 4, 5
+    M      = U diag(s) U^T,   s_j = max(0, 1 - eta lam / sqrt(l_j)),   U diag(l) U^T = Sigma   Step 6
+             or diag(s),   s_j = max(0, 1 - eta lam / sqrt(Sigma_jj))                          (Algorithm 3)
+    what_i = M w_i                                                                             Step 7
+    z_i    = what_i + b_t (what_i - what_i of before)
+    w_i    = z_i - eta grad L_i(z_i)
 
-what_i is w_i with a hat. The release does Step 3, the clip, and the sum and noise of Step 4; M and b_t are in
-:mod:`.sharing`. In Algorithm 4 the lines above are about p_i. Each task also has q_i, which it never releases: it makes
-the same step from prox_{eta own_lam h}(q_i) instead of M q_i, and both gradients are taken at the sum of the two.
+what_i is w_i with a hat. The release does Step 3, the clip, and the sum and noise of Step 4; M and
+b_t are in :mod:`.sharing`. In Algorithm 4 the lines above are about p_i. Each task also has q_i,
+which it never releases. It makes the same step from prox_{eta own_lam h}(q_i) instead of M q_i, and
+both gradients are taken at the sum of the two.
 
-Without noise and clip this is proximal gradient descent. Algorithm 1 also allows the covariance of the tasks, W^T W
-(n x n), for other penalties; it is left out, since one task moves a whole row and column of it, and neither of the two
-penalties can be computed from it by tasks that keep their models. The protected unit is a task with its model and all
-its data, the observers are the other tasks and the public.
+Without noise and clip this is proximal gradient descent. Algorithm 1 also allows the covariance of
+the tasks, W^T W (n x n), for other penalties; it is left out, since one task moves a whole row and
+column of it, and neither of the two penalties can be computed from it by tasks that keep their
+models. The protected unit is a task with its model and all its data, the observers are the other
+tasks and the public.
 
-    Trainer(algorithm=MPMTL(lam=0.1, row_norm=1.0, target=3.0), data=data, model=models.linear_regression(bias=False),
-            schedule=FullParticipation(), privacy=ClientPrivacy(clip_norm=5.0, epsilon=1.0), rounds=10).fit()
+    Trainer(algorithm=MPMTL(lam=0.1, row_norm=1.0, target=3.0), data=data,
+            model=models.linear_regression(bias=False), schedule=FullParticipation(),
+            privacy=ClientPrivacy(clip_norm=5.0, epsilon=1.0), rounds=10).fit()
 
-If the shift ``rho`` is at least 1.25, M tends to the identity as the noise grows, and every task then follows gradient
-descent on its own loss, from its own fit. A bias is each task's own: it is neither
-penalized, nor shared, nor part of what is released.
+If the shift ``rho`` is at least 1.25, M tends to the identity as the noise grows, and every task
+then follows gradient descent on its own loss, from its own fit. A bias is each task's own: it is
+neither penalized, nor shared, nor released.
 
-:class:`~fedmtl.contrib.private_prior.PrivatePrior`, which is not in the paper, releases the covariance a single
-time, with all of the budget.
+:class:`~fedmtl.contrib.private_prior.PrivatePrior`, which is not in the paper, releases the
+covariance a single time, with all of the budget.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -55,46 +59,59 @@ from ...local.proximal import PENALTIES, OwnPenalty, SharedPenalty
 from ...privacy import BoundSampler, ReleasePlan
 from ...privacy.row_noise import RowNoise
 from ...privacy.samplers import BoundFull
-from ..base import Problem, Released, State
+from ..base import Problem, Public, Released, State
 from ..cohort import Cohort, Own
 from ..linear.stack import TaskAlgorithm, TaskLoss
 from ..local_fit import LocalFit
-from .sharing import FORMS, Momentum, budget_weights, map_of, mapped, momentum_weight, shifted_covariance
+from .sharing import (
+    FORMS,
+    Momentum,
+    budget_weights,
+    map_of,
+    mapped,
+    momentum_weight,
+    shifted_covariance,
+)
 
 RELEASE = "covariance"
 
 
 @dataclass(frozen=True, kw_only=True)
 class MPMTL(TaskAlgorithm):
-    """Multi-task learning from a private covariance of the models (Liang et al. 2020, Algorithms 1 to 5).
+    """Multi-task learning from a private covariance of the models (Liang et al. 2020, Algorithms 1
+    to 5).
 
     Args:
-        loss: ``"squared"``: L_i(w) = (1 / (2 n_i)) ||X_i w - y_i||^2, or ``"logistic"``, the mean over the records.
-        lam: lambda (of P, where W = P + Q), at least 0. The threshold on singular values, or norms of rows, of W is
-            ``lam`` eta; a tenth of the clip norm is a good one to begin with.
+        loss: ``"squared"``: L_i(w) = (1 / (2 n_i)) ||X_i w - y_i||^2, or ``"logistic"``, the mean
+            over the records.
+        lam: lambda (that of P if W = P + Q), at least 0. The threshold on singular values, or norms
+            of rows, of W is ``lam`` eta; a tenth of the clip norm is a good one to begin with.
         penalty: g, ``"nuclear"`` (low rank) or ``"l21"`` (features used by all tasks or none).
-        own_penalty: h, of what a task shares with no other, W = P + Q: ``"l1"`` (sum of abs(q_ij)), ``"l2"`` (sum of
-            the ||q_i||_2), ``"frobenius"`` (||Q||_F^2 / 2), or None for W = P. It costs no privacy.
+        own_penalty: h of the tasks' own parts Q, W = P + Q: ``"l1"`` (sum of abs(q_ij)), ``"l2"``
+            (sum of the ||q_i||_2), ``"frobenius"`` (||Q||_F^2 / 2), or None for W = P. It costs no
+            privacy.
         own_lam: its strength; None: 0.1.
         momentum: ``"none"``, ``"nesterov"``, (t - 1) / (t + 2), or ``"strongly_convex"``,
             (1 - sqrt(mu / L)) / (1 + sqrt(mu / L)) with mu = ``ridge``.
-        ridge: mu: (mu / 2) ||w_i||^2 is added to every L_i. Above 0, single-task learning stays at its start, so
-            ever more noise leaves every task at its own fit.
-        rho: the public shift of the noised covariance, in multiples of sigma_t sqrt(2 d), with sigma_t the standard
-            deviation of the noise on a diagonal entry and d the number of features. With at least 1.25 every task tends
-            to single-task learning as noise grows; a smaller one gains more where the noise is small and breaks that
-            promise where it is large.
-        alpha, q: the budget of iteration t is prop. to t^alpha, or to q^-t. Neither: the best by the utility bound.
-        start_ridge: of W^(0), each task's own ridge fit. ``None``: ``ridge``, or 0.01 where that is 0.
-        row_norm: B, a public bound on the L2 norm of a record's features, which are scaled down to it in training and
-            wherever the models are used; the 1 of a bias stays. ``"auto"``: the bound that the data state; where they
-            state none, a run without privacy leaves all rows as they are and one with privacy is refused. None: no
-            bound, without privacy only.
-        target: a public bound on abs(y) of the squared loss, at which training targets are cut off. ``"auto"``: that of
-            the data, where they state one. None: 2^40.
-        curator_epsilon: total epsilon of a task's data, and so of each of its records, against the curator: every task
-            adds L2-Laplace noise to its clipped model in every iteration (Algorithm 5). It is reported beside the
-            epsilon of the models against the other tasks. None trusts the curator.
+        ridge: mu: (mu / 2) ||w_i||^2 is added to every L_i. Above 0, single-task learning stays at
+            its start, so ever more noise leaves every task at its own fit.
+        rho: the public shift of the noised covariance, in multiples of sigma_t sqrt(2 d), with
+            sigma_t the standard deviation of the noise on a diagonal entry and d the number of
+            features. With at least 1.25 every task tends to single-task learning as noise grows. A
+            smaller one gains more if the noise is small, and breaks that promise if it is large.
+        alpha, q: the budget of iteration t is prop. to t^alpha, or to q^-t. Neither: the best by
+            the utility bound.
+        start_ridge: of W^(0), each task's own ridge fit. ``None``: ``ridge``, or 0.01 if that is 0.
+        row_norm: B, a public bound on the L2 norm of a record's features, which are scaled down to
+            it in training and wherever the models are used; the 1 of a bias stays. ``"auto"``: the
+            bound that the data state. If they state none, a run without privacy leaves all rows as
+            they are, and one with privacy is refused. None: no bound, without privacy only.
+        target: a public bound on abs(y) of the squared loss, at which training targets are cut off.
+            ``"auto"``: that of the data, if they state one. None: 2^40.
+        curator_epsilon: total epsilon of a task's data, and so of each of its records, against the
+            curator: every task adds L2-Laplace noise to its clipped model in every iteration
+            (Algorithm 5). The report has it and the epsilon of the models against the other tasks.
+            None trusts the curator.
         curator_delta: of that epsilon; None takes that of the models.
 
     Raises:
@@ -129,41 +146,46 @@ class MPMTL(TaskAlgorithm):
     curator_epsilon: float | None = None
     curator_delta: float | None = None
 
-    name, title, colour = "mp_mtl", "MP-MTL", "#c1272d"
+    name = "mp_mtl"
+    title = "MP-MTL"
+    colour = "#c1272d"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.momentum == "strongly_convex" and self.ridge == 0:
-            raise ConfigError("MPMTL.momentum='strongly_convex' needs ridge above 0, the constant mu.")
+            needs = "needs ridge above 0, the constant mu"
+            raise ConfigError(f"MPMTL.momentum='strongly_convex' {needs}.")
         if self.alpha is not None and self.q is not None:
-            raise ConfigError("MPMTL: give alpha (eps_t prop. to t^alpha) or q (eps_t prop. to q^-t), not both.")
+            choices = "alpha (eps_t prop. to t^alpha) or q (eps_t prop. to q^-t)"
+            raise ConfigError(f"MPMTL: give {choices}, not both.")
         if self.curator_delta is not None and self.curator_epsilon is None:
             raise ConfigError("MPMTL.curator_delta needs curator_epsilon.")
         if self.own_penalty is None and self.own_lam is not None:
-            raise ConfigError(f"MPMTL.own_lam is {self.own_lam!r}, but there is no own_penalty that it could weigh.")
-        self._rows()
+            without = "there is no own_penalty that it could weigh"
+            raise ConfigError(f"MPMTL.own_lam is {self.own_lam!r}, but {without}.")
+        self._rows()  # refuses values that are no epsilon and delta
 
-    # What it releases
+    # Releases
 
     def plan(self, problem: Problem, schedule: BoundSampler) -> tuple[ReleasePlan, ...]:
         if not isinstance(schedule, BoundFull):
-            raise ConfigError(
-                f"MPMTL: all tasks take part in every round; the schedule must be full, FullParticipation(), "
-                f"not {schedule.describe()}."
-            )
+            accepted = "the schedule must be full, FullParticipation()"
+            raise ConfigError(f"MPMTL: all tasks take part in every round; {accepted}, not {schedule.describe()}.")
         weights = self.budget(problem)
-        return (
-            ReleasePlan(
-                name=RELEASE,
-                dimension=self.features(problem),
-                form=FORMS[self.penalty],
-                allocation=None if min(weights) == max(weights) else weights,
-                rows=self._rows(),
-            ),
+        allocation = None  # an equal part for every round
+        if min(weights) != max(weights):
+            allocation = weights
+        covariance = ReleasePlan(
+            name=RELEASE,
+            dimension=self.features(problem),
+            form=FORMS[self.penalty],
+            allocation=allocation,
+            rows=self._rows(),
         )
+        return (covariance,)
 
     def budget(self, problem: Problem) -> tuple[float, ...]:
-        """Return the part of the budget of every round, with mean 1."""
+        """Returns the part of the budget of every round, with mean 1."""
         return budget_weights(
             problem.rounds,
             momentum=self.momentum,
@@ -175,71 +197,97 @@ class MPMTL(TaskAlgorithm):
     # A run
 
     def init(self, problem: Problem, replicates: int = 1) -> State:
-        """Start from W^(0), in private: each task's own fit.
+        """Starts from W^(0), in private: each task's own fit.
 
-        Public, for R repetitions, float64: ``covariance``, what was released of the last iteration with its shift,
-        (R, d, d), or (R, d) with ``penalty="l21"``, and ``map``, M of that. Private, (n, R, D) float64: ``model``, what
-        the curator gets next, and ``projected``, what^(t); with W = P + Q these are of P, and ``own``,
-        ``own_projected``, (n, R, d), of Q.
+        The public state, for R replicates, float64: ``covariance``, the released covariance of the
+        last iteration with its shift, (R, d, d), or (R, d) with ``penalty="l21"``; and ``map``, its
+        M.
+
+        The tasks' states, (n, R, D) float64: ``model``, the message of the next iteration, and
+        ``projected``, what^(t). With W = P + Q they are those of P, and ``own``, ``own_projected``,
+        (n, R, d), those of Q.
         """
-        tasks, d = self.tasks(problem), self.features(problem)
-        shape = (replicates, d, d) if FORMS[self.penalty] == "symmetric" else (replicates, d)
-        public = {name: torch.zeros(shape, dtype=torch.float64) for name in ("covariance", "map")}
+        tasks = self.tasks(problem)
+        d = self.features(problem)
+        shape: tuple[int, ...] = (replicates, d)
+        if FORMS[self.penalty] == "symmetric":
+            shape = (replicates, d, d)
+        covariance = torch.zeros(shape, dtype=torch.float64)
         sizes = {"model": tasks.data.dimension, "projected": tasks.data.dimension}
         if self.own_penalty is not None:
-            sizes |= {"own": d, "own_projected": d}
-        store = problem.client_store({name: ((replicates, size), torch.float64) for name, size in sizes.items()})
-        first = tasks.fit(self._start_ridge)[:, None, :].expand(-1, replicates, -1)
-        store.scatter_all(torch.arange(problem.clients), {name: first.clone() for name in ("model", "projected")})
-        return State(public, store)
+            sizes["own"] = d
+            sizes["own_projected"] = d
+        fields = {name: ((replicates, size), torch.float64) for name, size in sizes.items()}
+        store = problem.client_store(fields)
+        fits = tasks.fit(self._start_ridge)[:, None, :].expand(-1, replicates, -1)
+        first = {"model": fits.clone(), "projected": fits.clone()}
+        store.scatter_all(torch.arange(problem.clients), first)
+        return State({"covariance": covariance, "map": covariance.clone()}, store)
 
     def client(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
-        # Step 3: every task sends its model, without a bias, which the release clips; it adds up and adds noise
+        # Step 3: every task sends its model without a bias. The release clips the models, adds up
+        # their products and adds noise.
         return {RELEASE: self.sent_rows(c)}, c.own
 
-    def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
-        # Steps 4 and 5: the sum of the wc_i wc_i^T with the noise of the release, and a public shift
+    def server(self, problem: Problem, public: Public, released: Released) -> dict[str, Tensor]:
+        # Steps 4 and 5: the sum of the wc_i wc_i^T with the noise of the release, and a public
+        # shift.
         form = FORMS[self.penalty]
         covariance = shifted_covariance(released, RELEASE, form, self.rho)
-        # Step 6: M of it; what is below 0 counts as 0
-        return {"covariance": covariance, "map": map_of(covariance, form, self._step_size(problem) * self.lam)}
+        # Step 6: M; eigenvalues below 0 count as 0.
+        threshold = self._step_size(problem) * self.lam
+        return {"covariance": covariance, "map": map_of(covariance, form, threshold)}
 
     def receive(self, c: Cohort) -> Own:
-        # Step 7: every task projects its own model, and takes an accelerated gradient step on its own data
-        own = {name: value.transpose(0, 1) for name, value in c.own.items()}  # (R, k, D)
-        tasks, d, eta = self.tasks(c.problem), self.features(c.problem), self._step_size(c.problem)
+        # Step 7: every task projects its own model, and takes an accelerated gradient step on its
+        # own data. Products are of replicates (R, k, D), the store has (k, R, D).
+        own = {name: value.transpose(0, 1) for name, value in c.own.items()}
+        d = self.features(c.problem)
+        eta = self._step_size(c.problem)
         weight = momentum_weight(self.momentum, c.round, self.ridge * eta)
         what = own["model"].clone()
         what[..., :d] = mapped(c.public["map"], self.projected_rows(c))
         z = what + weight * (what - own["projected"])
-        new, point = {"projected": what}, z
-        if self.own_penalty is not None:  # Algorithm 4
+        new = {"projected": what}
+        if self.own_penalty is None:
+            new["model"] = z - eta * self._gradient(c.problem, z)
+        else:  # Algorithm 4
             q = PENALTIES[self.own_penalty].prox(own["own"], eta * self._own_lam)
             y = q + weight * (q - own["own_projected"])
-            point = _sum(z, y)
-        gradient = tasks.gradient(point.transpose(0, 1)).transpose(0, 1) + self.ridge * point
-        new["model"] = z - eta * gradient
-        if self.own_penalty is not None:
-            new |= {"own": y - eta * gradient[..., :d], "own_projected": q}
+            gradient = self._gradient(c.problem, _sum(z, y))
+            new["model"] = z - eta * gradient
+            new["own"] = y - eta * gradient[..., :d]
+            new["own_projected"] = q
         return {name: value.transpose(0, 1) for name, value in new.items()}
 
     def projected_rows(self, c: Cohort) -> Tensor:
-        """Return the models without a bias that the tasks project, (R, k, d): their own, which never leave them."""
+        """Returns the models that the tasks project, without a bias: (R, k, d).
+
+        They are the tasks' own, and never leave them.
+        """
         return c.own["model"][..., : self.features(c.problem)].transpose(0, 1)
 
     def sent_rows(self, c: Cohort) -> Tensor:
-        """Return the same models as rows of the release: (R, k, d), or (k, d) of a single run."""
+        """Returns the same models as rows of the release: (R, k, d), or (k, d) of a single run."""
         rows = MPMTL.projected_rows(self, c)
-        return rows[0] if len(rows) == 1 else rows
+        if len(rows) == 1:
+            return rows[0]
+        return rows
 
     def fits(self, own: Own) -> Tensor:
-        """Return what_i, p_i + q_i where W = P + Q."""
-        return own["projected"] if self.own_penalty is None else _sum(own["projected"], own["own_projected"])
+        """Returns the models what_i; they are p_i + q_i if W = P + Q."""
+        if self.own_penalty is None:
+            return own["projected"]
+        return _sum(own["projected"], own["own_projected"])
 
     def parts(self, problem: Problem, state: State, personal: Tensor) -> dict[str, Tensor]:
-        """Return, float64, what was released last: ``covariance``, of the models and with its shift, (d, d), or (d,)
-        with ``penalty="l21"``, whose leading eigenvectors span what the tasks share, and ``map``, M of it. With
-        W = P + Q also ``P`` and ``Q``, one row a task, (n, D), which are not private."""
+        """Returns the last release and, if W = P + Q, both summands; float64.
+
+        Returns:
+            ``covariance``, that of the models with its shift, (d, d), or (d,) with
+            ``penalty="l21"``: its leading eigenvectors span the directions that the tasks share.
+            ``map``, its M. ``P`` and ``Q``, (n, D), which are not private.
+        """
         parts = {name: state.public[name][0].clone() for name in ("covariance", "map")}
         if self.own_penalty is not None:
             parts["P"] = state.private.whole("projected")[:, 0].clone()
@@ -247,13 +295,23 @@ class MPMTL(TaskAlgorithm):
         return parts
 
     def local_baseline(self) -> LocalFit:
-        """Return the fit that a local start begins with."""
-        return LocalFit(loss=self.loss, ridge=self._start_ridge, row_norm=self.row_norm, target=self.target)
+        """Returns the tasks' own fits W^(0), with which a run starts."""
+        return LocalFit(
+            loss=self.loss,
+            ridge=self._start_ridge,
+            row_norm=self.row_norm,
+            target=self.target,
+        )
 
     def objective(self, problem: Problem, state: State) -> Tensor:
-        """Return sum_i L_i + lam g (+ own_lam h) of What on the training records, (R,) float64; not private."""
-        d, what = self.features(problem), self.models(problem, state, torch.arange(problem.clients))
-        total = self.tasks(problem).value(what.transpose(0, 1)).sum(0) + self.ridge / 2 * what.square().sum((1, 2))
+        """Returns sum_i L_i + lam g (+ own_lam h) of What on the training records, (R,) float64.
+
+        It is not private.
+        """
+        d = self.features(problem)
+        what = self.models(problem, state, torch.arange(problem.clients))
+        losses = self.tasks(problem).value(what.transpose(0, 1)).sum(0)
+        total = losses + self.ridge / 2 * what.square().sum((1, 2))
         shared = state.private.whole("projected").transpose(0, 1)
         total = total + self.lam * PENALTIES[self.penalty].value(shared[..., :d])
         if self.own_penalty is not None:
@@ -265,22 +323,36 @@ class MPMTL(TaskAlgorithm):
 
     @property
     def _own_lam(self) -> float:
-        return 0.1 if self.own_lam is None else self.own_lam
+        if self.own_lam is None:
+            return 0.1
+        return self.own_lam
 
     @property
     def _start_ridge(self) -> float:
         return self.start_ridge or self.ridge or 0.01
 
     def _rows(self) -> RowNoise | None:
-        return None if self.curator_epsilon is None else RowNoise(self.curator_epsilon, self.curator_delta)
+        if self.curator_epsilon is None:
+            return None
+        return RowNoise(self.curator_epsilon, self.curator_delta)
+
+    def _gradient(self, problem: Problem, point: Tensor) -> Tensor:
+        """Returns the gradients of the L_i with the ridge, (R, k, D)."""
+        gradient = self.tasks(problem).gradient(point.transpose(0, 1)).transpose(0, 1)
+        return gradient + self.ridge * point
 
     def _step_size(self, problem: Problem) -> float:
-        """Return eta = 1 / L, L with the ridge; half of it where P and Q both move: their joint gradient has constant 2
-        L."""
+        """Returns eta = 1 / L, L with the ridge; 1 / (2 L) if W = P + Q.
+
+        The joint gradient of P and Q has the constant 2 L.
+        """
         data = self.tasks(problem).linear.smoothness(self.largest_row(problem))
-        return 1.0 / ((data + self.ridge) * (1.0 if self.own_penalty is None else 2.0))
+        constant = data + self.ridge
+        if self.own_penalty is not None:
+            constant *= 2.0
+        return 1.0 / constant
 
 
 def _sum(shared: Tensor, own: Tensor) -> Tensor:
-    """Return p + q for models with a bias (..., D) and q without (..., d)."""
+    """Returns p + q for models with a bias (..., D) and q without (..., d)."""
     return shared + F.pad(own, (0, shared.shape[-1] - own.shape[-1]))
