@@ -1,9 +1,11 @@
-"""Methods whose clients act one at a time, on clocks of their own, and a simulation of their objective.
+"""Methods whose clients act one at a time, on clocks of their own, and a simulation of their
+objective.
 
-A method says at which point of the public state a client answers (:meth:`OneAtATime.points`), what it answers there
-(:meth:`OneAtATime.gradients`), and what an answer does to that state (:meth:`OneAtATime.serve`). Each of them returns a
-function of one activation, which computes nothing that is the same in all of them. All are of R runs at once, with
-arrays that have a leading axis of that length.
+A method says at which point of the public state a client answers (:meth:`OneAtATime.points`), what
+it answers there (:meth:`OneAtATime.gradients`), and what an answer does to that state
+(:meth:`OneAtATime.serve`). Each of them returns a function of one activation, which computes
+nothing that is the same in all of them. All are of R runs at once, with arrays that have a leading
+axis of that length.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from torch import Tensor
 from ..privacy import Activations, GradientPlan, Gradients, RecordPrivacy, open_channel
 from ..schedules import Block, BoundSchedule
 from .base import Problem, State
-from .linear.data import LinearAlgorithm
+from .linear.algorithm import LinearAlgorithm
 
 Array = np.ndarray[Any, Any]
 
@@ -30,11 +32,14 @@ class Answers(NamedTuple):
     """One activation in each of the k runs in which a client acts.
 
     Attributes:
-        runs: int64 (k,), which of the R runs these are; a slice of all of them where a client acts in each.
+        runs: int64 (k,), which of the R runs these are; a slice of all of them where a client acts
+            in each.
         clients: int64 (k,), who acts.
-        at: int64 (k,), rows of these clients in public tensors (R, n, ...), whose first two axes are one.
+        at: int64 (k,), rows of these clients in public tensors (R, n, ...), whose first two axes
+            are one.
         points: (k, D) float64, where they answer.
-        values: (k, D) float64, the noised mean of the gradients of its records; zero unless it ``answered``.
+        values: (k, D) float64, the noised mean of the gradients of its records; zero unless it
+            ``answered``.
         answered: bool (k,), whether it releases something.
         noise_std: returns the standard deviations of the noise on a coordinate of a value, (R,).
     """
@@ -48,7 +53,7 @@ class Answers(NamedTuple):
     noise_std: Callable[[], Tensor]
 
     def acting(self) -> Answers:
-        """Return those of runs in which a client acts, of all R runs."""
+        """Returns those of runs in which a client acts, of all R runs."""
         runs = np.flatnonzero(self.clients >= 0)
         clients, at, points, values, answered = (field[runs] for field in self[1:6])
         return Answers(runs, clients, at, points, values, answered, self.noise_std)
@@ -78,25 +83,26 @@ class OneAtATime(LinearAlgorithm):
 
     @abstractmethod
     def points(self, problem: Problem, public: Mapping[str, Tensor]) -> Callable[[Array], Array]:
-        """Return the function from the rows ``at``, int64 (R,), of clients to the points (R, D) at which they answer by
-        the public state; where no client acts the point is that of any."""
+        """Returns the function from the rows ``at``, int64 (R,), of clients to the points (R, D) at
+        which they answer by the public state; where no client acts the point is that of any."""
 
     def gradients(self, problem: Problem) -> Callable[[int, Array], Gradients]:
-        """Return the function from a client and points (k, D) to the gradients of its records at each of them, see
-        :mod:`fedmtl.privacy.records`: factors of its rows, of which the gradients are multiples."""
+        """Returns the function from a client and points (k, D) to the gradients of its records at
+        each of them, see :mod:`fedmtl.privacy.records`: factors of its rows, of which the gradients
+        are multiples."""
         loss, arrays = self.linear_loss, self.data(problem).arrays
         return lambda client, points: loss.factors(points, *arrays[client])
 
     @abstractmethod
     def serve(self, problem: Problem, public: Mapping[str, Tensor]) -> Callable[[Answers], None]:
-        """Return the function that changes the public state by answers, in place."""
+        """Returns the function that changes the public state by answers, in place."""
 
     def personalize(self, problem: Problem, state: State, clients: Tensor) -> Tensor:
-        """Return the models of ``clients`` in replicate 0."""
+        """Returns the models of ``clients`` in replicate 0."""
         return self.models(problem, state, clients)[0].to(problem.initial)
 
     def step(self, problem: Problem, state: State, block: Block, channel: Activations) -> State:
-        """Compute all activations of a block in their order, of all runs; in place."""
+        """Computes all activations of a block in their order, of all runs; in place."""
         public, acting = state.public, np.ascontiguousarray(block.client.T.numpy())
         points, gradients, serve = self.points(problem, public), self.gradients(problem), self.serve(problem, public)
         rows = np.arange(block.replicates) * problem.clients + np.maximum(acting, 0)
@@ -110,7 +116,7 @@ class OneAtATime(LinearAlgorithm):
 
 
 def client_rows(tensor: Tensor) -> Array:
-    """Return a view (R n, ...) of a public tensor (R, n, ...)."""
+    """Returns a view (R n, ...) of a public tensor (R, n, ...)."""
     return tensor.numpy().reshape(-1, *tensor.shape[2:])
 
 
@@ -124,10 +130,11 @@ def simulated_states(
     seed: int,
     parts: int = 1,
 ) -> Iterator[State]:
-    """Yield the state before R simulated runs and at the end of each of ``parts`` equal parts of them, which the next
-    part changes in place.
+    """Yields the state before R simulated runs and at the end of each of ``parts`` equal parts of
+    them, which the next part changes in place.
 
-    Every run ends where its budget does. The noise is simulated, so a problem of public records is not charged for.
+    Every run ends where its budget does. The noise is simulated, so a problem of public records is
+    not charged for.
 
     Args:
         algorithm: settings.
@@ -158,7 +165,7 @@ def simulated_states(
 def simulated_objectives(
     algorithm: OneAtATime, problem: Problem, schedule: BoundSchedule, *args: Any, **options: Any
 ) -> Tensor:
-    """Return the training objective at the states of :func:`simulated_states`.
+    """Returns the training objective at the states of :func:`simulated_states`.
 
     Args:
         algorithm, problem: settings and data, of which nothing that is made of them is stored.

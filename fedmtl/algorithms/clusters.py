@@ -1,22 +1,25 @@
-"""Several shared models, one for each cluster of clients: of public clusters (PMTL), or chosen by each client (IFCA).
+"""Several shared models, one for each cluster of clients: of public clusters (PMTL), or chosen by
+each client (IFCA).
 
-Hu, Wu, Smith: "Private Multi-Task Learning", TMLR 2023, for means of public clusters; Ghosh, Chung, Yin, Ramchandran:
-"An Efficient Framework for Clustered Federated Learning", NeurIPS 2020, for the choice.
+Hu, Wu, Smith: "Private Multi-Task Learning", TMLR 2023, for means of public clusters; Ghosh, Chung,
+Yin, Ramchandran: "An Efficient Framework for Clustered Federated Learning", NeurIPS 2020, for the
+choice.
 
-One release, whatever the number C of clusters: a client's row is the concatenation of C blocks, its update in the
-block of its cluster and zero elsewhere, clipped as a whole. Adding or removing a client moves the sum by one clipped
-row, so the sensitivity is that of a single model, and the noise on each block is, too.
+One release, whatever the number C of clusters: a client's row is the concatenation of C blocks, its
+update in the block of its cluster and zero elsewhere, clipped as a whole. Adding or removing a
+client moves the sum by one clipped row, so the sensitivity is that of a single model, and the noise
+on each block is, too.
 
-- Clusters that are public. The blocks have disjoint clients: what is released of a cluster is a function of its own
-  clients, so a client spends in the releases of one cluster only. This is parallel composition with an account a
-  cluster, all of the same epsilon; it needs the membership to be public and fixed, and neighbours that differ in a
-  client of the same cluster.
-- Clusters that clients choose. The choice depends on the client's records, and may differ between neighbours in every
-  round. It moves the row from one block to another within the same norm, and every client contributes to all C
-  blocks, so nothing but the noised blocks tells it.
+- Clusters that are public. The blocks have disjoint clients: what is released of a cluster is a
+  function of its own clients, so a client spends in the releases of one cluster only. This is
+  parallel composition with an account a cluster, all of the same epsilon; it needs the membership
+  to be public and fixed, and neighbours that differ in a client of the same cluster.
+- Clusters that clients choose. The choice depends on the client's records, and may differ between
+  neighbours in every round. It moves the row from one block to another within the same norm, and
+  every client contributes to all C blocks, so nothing but the noised blocks tells it.
 
-A cluster's sum is divided by a public constant: by the expected number of its members in a cohort where they are
-public, else by that of all over C.
+A cluster's sum is divided by a public constant: by the expected number of its members in a cohort
+where they are public, else by that of all over C.
 """
 
 from __future__ import annotations
@@ -43,14 +46,14 @@ from .shared_model import SharedModel
 
 @dataclass(frozen=True, kw_only=True)
 class SharedModels(SharedModel):
-    """A method with a shared model for each of C clusters, the rows of ``"global"`` (C, D), whose clients send an
-    update in the block of one cluster."""
+    """A method with a shared model for each of C clusters, the rows of ``"global"`` (C, D), whose
+    clients send an update in the block of one cluster."""
 
     baseline = False
 
     @abstractmethod
     def rates(self, problem: Problem) -> Tensor:
-        """Return the cohort over the part of it that a cluster's sum is divided by, of each cluster, (C,) float64."""
+        """Returns the cohort over the part of it that a cluster's sum is divided by, of each cluster, (C,) float64."""
 
     def plan(self, problem: Problem, schedule: BoundSampler) -> tuple[ReleasePlan, ...]:
         (update,), size = super().plan(problem, schedule), len(self.rates(problem)) * problem.dimension
@@ -62,7 +65,7 @@ class SharedModels(SharedModel):
         return super().server(problem, public, replace(released, values={"update": means}))
 
     def shared(self, state: State) -> Tensor | None:
-        """Return the model, where there is a single one; else None."""
+        """Returns the model, where there is a single one; else None."""
         models = state.public["global"]
         return models[0] if len(models) == 1 else None
 
@@ -72,14 +75,16 @@ class ClusteredPMTL(SharedModels):
     """Mean-regularized multi-task learning with a mean for each public cluster (Hu et al. 2023).
 
     Args:
-        clusters: the cluster of every client by its id, any names; or a CSV file with the columns ``client`` and
-            ``cluster``. Both are public.
-        lam: lambda, the strength of the pull of every personal model towards the mean of its cluster.
+        clusters: the cluster of every client by its id, any names; or a CSV file with the columns
+            ``client`` and ``cluster``. Both are public.
+        lam: lambda, the strength of the pull of every personal model towards the mean of its
+            cluster.
         server_lr: step size of the server, in (0, 1].
         local, server_optimizer: see :class:`SharedModel`.
 
     Raises:
-        ConfigError: a value outside these ranges, a file without these columns; later, a client without a cluster.
+        ConfigError: a value outside these ranges, a file without these columns; later, a client
+            without a cluster.
 
     Example:
         >>> from fedmtl import ClusteredPMTL, FullParticipation, LocalSGD, Trainer, load_data, models
@@ -111,7 +116,8 @@ class ClusteredPMTL(SharedModels):
         super().__post_init__()
 
     def cluster_of(self, problem: Problem) -> Tensor:
-        """Return the number of each client's cluster, int64 (n,), in the order of the clusters' names.
+        """Returns the number of each client's cluster, int64 (n,), in the order of the clusters'
+        names.
 
         Raises:
             ConfigError: a client without a cluster.
@@ -138,7 +144,7 @@ class ClusteredPMTL(SharedModels):
         return {"update": blocks(models - mean, cluster, len(c.shared))}, c.keep(models, start)
 
     def _means(self, c: Cohort) -> tuple[Tensor, Tensor]:
-        """Return the number and the mean of each client's cluster, int64 (k,) and (k, D)."""
+        """Returns the number and the mean of each client's cluster, int64 (k,) and (k, D)."""
         cluster = self.cluster_of(c.problem)[c.ids].to(c.initial.device)
         return cluster, c.shared[cluster]
 
@@ -147,25 +153,25 @@ class ClusteredPMTL(SharedModels):
         return problem.clients / sizes.clamp(min=1).double()  # of the cohort, in expectation
 
     def new(self, c: Cohort) -> Tensor:
-        """Return the personal models (k, D) of clients that never took part: trained once from the mean of each one's
-        cluster."""
+        """Returns the personal models (k, D) of clients that never took part: trained once from the
+        mean of each one's cluster."""
         mean = self._means(c)[1]
         return c.train(self.local, mean, lam=self.lam, anchor=mean)
 
 
 @dataclass(frozen=True, kw_only=True)
 class IFCA(SharedModels):
-    """Several global models, each client training the one that fits its records best (Ghosh et al. 2020, Algorithm 1,
-    Option II).
+    """Several global models, each client training the one that fits its records best (Ghosh et al.
+    2020, Algorithm 1, Option II).
 
-    The published average of a model is over the members of the cohort that chose it, whose number is private: here the
-    sum of their updates is divided by a public constant. Where single records are protected it is refused: the choice
-    reads records without noise.
+    The published average of a model is over the members of the cohort that chose it, whose number
+    is private: here the sum of their updates is divided by a public constant. Where single records
+    are protected it is refused: the choice reads records without noise.
 
     Args:
         clusters: C, number of models.
-        spread: standard deviation of the public random differences between their starting points; with 0 they would
-            stay alike.
+        spread: standard deviation of the public random differences between their starting points;
+            with 0 they would stay alike.
         server_lr: step size of the server, on a mean over the expected cohort divided by C.
         local, server_optimizer: see :class:`SharedModel`.
 
@@ -201,7 +207,7 @@ class IFCA(SharedModels):
         return State({"global": models}, self.client_store(problem))
 
     def choice(self, problem: Problem, models: Tensor, clients: Tensor) -> Tensor:
-        """Return the number of the model (C, D) of the least loss on each client's training records: int64 (k,)."""
+        """Returns the number of the model (C, D) of the least loss on each client's training records: int64 (k,)."""
         losses = torch.stack([own_losses(problem, model, clients, "train") for model in models])
         return losses.nan_to_num(nan=torch.inf).argmin(0).to(models.device)
 
@@ -214,19 +220,25 @@ class IFCA(SharedModels):
         return torch.full((self.clusters,), self.clusters, dtype=torch.float64)
 
     def personal(self, c: Cohort) -> Tensor:
-        """Return the model that each client chooses."""
+        """Returns the model that each client chooses."""
         return c.shared[self.choice(c.problem, c.shared, c.ids)]
 
 
 def blocks(updates: Tensor, cluster: Tensor, count: int) -> Tensor:
-    """Return rows of ``count`` blocks, each client's update (k, D) in the block of its cluster (k,): (k, count * D)."""
+    """Returns rows (k, count * D) of blocks, with each client's update in its cluster's block.
+
+    Args:
+        updates: (k, D).
+        cluster: int64 (k,), the cluster of each client.
+        count: number of clusters.
+    """
     rows = updates.new_zeros(len(updates), count, updates.shape[1])
     rows[torch.arange(len(updates), device=updates.device), cluster] = updates
     return rows.flatten(1)
 
 
 def read_clusters(path: str | Path) -> dict[str, str]:
-    """Read clusters by client id from a CSV file with the columns ``client`` and ``cluster``.
+    """Reads clusters by client id from a CSV file with the columns ``client`` and ``cluster``.
 
     Raises:
         DataError: no such file, or another header.

@@ -1,13 +1,14 @@
 """Ditto: a global model, and personal models pulled to it that never touch it.
 
-Li, Hu, Beirami, Smith: "Ditto: Fair and Robust Federated Learning Through Personalization", ICML 2021.
+Li, Hu, Beirami, Smith: "Ditto: Fair and Robust Federated Learning Through Personalization", ICML
+2021.
 
     min_{v_k} F_k(v_k) + (lam / 2) ||v_k - w*||^2,   w* the minimizer of (1 / K) sum_k F_k(w)       (Ditto)
 
-Every member of a cohort trains twice (Algorithm 1): from the global model w^t, which gives its update, and from its own
-last model v_k with the pull to w^t, which stays with it. Only the clipped updates of w leave, summed and noised, so
-lambda and the personal models cost nothing at the client level. Where single records are protected, both trainings
-touch records, and both are charged.
+Every member of a cohort trains twice (Algorithm 1): from the global model w^t, which gives its
+update, and from its own last model v_k with the pull to w^t, which stays with it. Only the clipped
+updates of w leave, summed and noised, so lambda and the personal models cost nothing at the client
+level. Where single records are protected, both trainings touch records, and both are charged.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ class Ditto(SharedModel):
     """Personal models beside a global one (Li et al. 2021, Algorithm 1).
 
     Args:
-        lam: lambda, the strength of the pull of every personal model towards the global one; 0 is local training, and
-            ever more brings every personal model to the global one.
+        lam: lambda, the strength of the pull of every personal model towards the global one; 0 is
+            local training, and ever more brings every personal model to the global one.
         local: the clients' local solver, of both trainings.
         server_lr, server_optimizer: see :class:`SharedModel`.
 

@@ -1,19 +1,19 @@
 """FedAvg and FedProx: one global model.
 
-McMahan et al.: "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017, with the
-client-level release of McMahan et al.: "Learning Differentially Private Recurrent Language Models", ICLR 2018.
-Li et al.: "Federated Optimization in Heterogeneous Networks", MLSys 2020 (FedProx).
+McMahan et al.: "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS
+2017, with the client-level release of McMahan et al.: "Learning Differentially Private Recurrent
+Language Models", ICLR 2018. Li et al.: "Federated Optimization in Heterogeneous Networks", MLSys
+2020 (FedProx).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from .._check import NonNegative
-from .base import Problem, Released, State
+from .base import Problem, Public, Released, State
 from .cohort import Cohort, Own, Rows
 from .shared_model import SharedModel
 
@@ -23,12 +23,14 @@ class FedAvg(SharedModel):
     """Federated averaging.
 
     Args:
-        averaged: the released model is the mean of those after each of the last half of the rounds (Polyak and
-            Juditsky 1992), in which much of the noise cancels; clients still start a round from the last one.
+        averaged: the released model is the mean of the models after each of the last half of the
+            rounds (Polyak and Juditsky 1992), in which much of the noise cancels. Clients still
+            start a round from the last model.
         local, server_lr, server_optimizer, weights, cap: see :class:`SharedModel`.
 
     Example:
-        >>> from fedmtl import ClientPrivacy, FedAvg, FullParticipation, LocalSGD, Trainer, load_data, models
+        >>> from fedmtl import ClientPrivacy, FedAvg, FullParticipation, LocalSGD, Trainer
+        >>> from fedmtl import load_data, models
         >>> trainer = Trainer(
         ...     algorithm=FedAvg(local=LocalSGD(lr=0.1)),
         ...     data=load_data("digits", clients=10),
@@ -44,26 +46,39 @@ class FedAvg(SharedModel):
 
     averaged: bool = False
 
-    name, title, colour = "fedavg", "FedAvg", "#D55E00"
+    name = "fedavg"
+    title = "FedAvg"
+    colour = "#D55E00"
 
     def init(self, problem: Problem, replicates: int = 1) -> State:
         state = super().init(problem, replicates)
-        state.public |= {"mean": problem.initial.clone()} if self.averaged else {}
+        if self.averaged:
+            state.public["mean"] = problem.initial.clone()
         return state
 
-    def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
+    def server(self, problem: Problem, public: Public, released: Released) -> dict[str, Tensor]:
         moved = super().server(problem, public, released)
-        if self.averaged:
-            count = released.step + 1 - problem.rounds // 2  # of the models in the mean
-            mean, last = moved["mean"], moved["global"]
-            moved["mean"] = last.clone() if count <= 1 else mean + (last - mean) / count
+        if not self.averaged:
+            return moved
+        last = moved["global"]
+        count = released.step + 1 - problem.rounds // 2  # models in the mean
+        if count <= 1:
+            moved["mean"] = last.clone()
+        else:
+            mean = moved["mean"]
+            moved["mean"] = mean + (last - mean) / count
         return moved
 
+    @property
+    def released_name(self) -> str:
+        """The name of the released model in the public state."""
+        return "mean" if self.averaged else "global"
+
     def shared(self, state: State) -> Tensor | None:
-        return state.public["mean" if self.averaged else "global"]
+        return state.public[self.released_name]
 
     def personal(self, c: Cohort) -> Tensor:
-        return c.public["mean" if self.averaged else "global"].expand(len(c.ids), -1)
+        return c.public[self.released_name].expand(len(c.ids), -1)
 
     def update(self, c: Cohort) -> tuple[Rows, Own]:
         return c.change(self.local, c.shared, lam=self.pull, anchor=c.shared), c.own
@@ -94,7 +109,9 @@ class FedProx(FedAvg):
 
     mu: NonNegative = 0.1
 
-    name, title, colour = "fedprox", "FedProx", "#009E73"
+    name = "fedprox"
+    title = "FedProx"
+    colour = "#009E73"
 
     @property
     def pull(self) -> float:

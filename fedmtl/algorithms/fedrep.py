@@ -1,15 +1,17 @@
 """FedRep and FedPer: a shared representation, and heads that never leave their clients.
 
-Collins, Hassani, Mokhtari, Shakkottai: "Exploiting Shared Representations for Personalized Federated Learning", ICML
-2021 (FedRep); Arivazhagan et al.: "Federated Learning with Personalization Layers", 2019 (FedPer). With the
-client-level release of only the representation it is CENTAUR, Shen et al.: "Share Your Representation Only:
-Guaranteed Improvement of the Privacy-Utility Tradeoff in Federated Learning", ICLR 2023.
+Collins, Hassani, Mokhtari, Shakkottai: "Exploiting Shared Representations for Personalized
+Federated Learning", ICML 2021 (FedRep); Arivazhagan et al.: "Federated Learning with
+Personalization Layers", 2019 (FedPer). With the client-level release of only the representation it
+is CENTAUR, Shen et al.: "Share Your Representation Only: Guaranteed Improvement of the
+Privacy-Utility Tradeoff in Federated Learning", ICLR 2023.
 
     min over phi and h_1 .. h_K of (1/K) sum_k l_k(phi, h_k)
 
-A member of a cohort receives phi, fits its head h_k to it, trains phi with this head, and sends the clipped change of
-phi. The release has as many coordinates as phi, so the noise falls on nothing else, and the clip is spent on nothing
-else. Where single records are protected, every training is charged.
+A member of a cohort receives phi, fits its head h_k to it, trains phi with this head, and sends the
+clipped change of phi. The release has as many coordinates as phi, so the noise falls on nothing
+else, and the clip is spent on nothing else. Where single records are protected, every training is
+charged.
 """
 
 from __future__ import annotations
@@ -31,20 +33,21 @@ from .store import Fields
 
 @dataclass(frozen=True, kw_only=True)
 class FedRep(SharedModel):
-    """Alternating local training of a private head and of the shared representation (Collins et al. 2021, Algorithm 1).
+    """Alternating local training of a private head and of the shared representation (Collins et al.
+    2021, Algorithm 1).
 
     Args:
         head: names of the modules or parameters that stay with the client, ``*`` allowed, see
-            :meth:`fedmtl.local.Layout.places`; ``"auto"`` is the network's last layer. All others are shared. An
-            empty sequence shares everything, which is federated averaging.
+            :meth:`fedmtl.local.Layout.places`; ``"auto"`` is the network's last layer. All others
+            are shared. An empty sequence shares everything, which is federated averaging.
         local: the clients' local solver of the representation.
-        head_local: that of the head; None: ``local``. Where single records are protected, both make the steps of
-            ``local``.
+        head_local: that of the head; None: ``local``. Where single records are protected, both make
+            the steps of ``local``.
         server_lr, server_optimizer: see :class:`SharedModel`.
 
     Raises:
-        ConfigError: a value outside these ranges; later, a name that the network does not have, or a head that is the
-            whole network.
+        ConfigError: a value outside these ranges; later, a name that the network does not have, or
+            a head that is the whole network.
 
     Example:
         >>> from fedmtl import FedRep, FullParticipation, LocalSGD, Trainer, load_data, models
@@ -75,7 +78,7 @@ class FedRep(SharedModel):
             LocalSolver.check_given(self, self.head_local, name="head_local")
 
     def shared_places(self, problem: Problem) -> Tensor:
-        """Return (D,) bool, on the host: which of the flat parameters are shared.
+        """Returns (D,) bool, on the host: which of the flat parameters are shared.
 
         Raises:
             ConfigError: a name that the network does not have, or nothing is shared.
@@ -111,7 +114,7 @@ class FedRep(SharedModel):
         return (models - start)[:, _numbers(shared, models)], own
 
     def _train(self, c: Cohort, start: Tensor, shared: Tensor) -> Tensor:
-        """Return the cohort's models after a round: the head first, with the received representation, then that."""
+        """Returns the cohort's models after a round: the head first, with the received representation, then that."""
         if not bool(shared.all()):
             start = self._train_head(c, start, shared)
         return c.train(self.local, start, moving=shared)
@@ -125,7 +128,7 @@ class FedRep(SharedModel):
         return super().server(problem, public, replace(released, values={**released.values, "update": update}))
 
     def personal(self, c: Cohort) -> Tensor:
-        """Return the shared representation with each client's head; a client that never took part fits one to it."""
+        """Returns the shared representation with each client's head; a client that never took part fits one to it."""
         shared, new = self.shared_places(c.problem), c.new
         models = self._models(c, shared)
         if len(new) and not bool(shared.all()):
@@ -133,7 +136,10 @@ class FedRep(SharedModel):
         return models
 
     def _models(self, c: Cohort, shared: Tensor) -> Tensor:
-        """Return (k, D): the public representation, with the clients' heads, or the public start's for a new client."""
+        """Returns the models (k, D): the public representation with the clients' heads.
+
+        A new client has the head of the public start.
+        """
         models = c.shared.expand(len(c.ids), -1).clone()
         head = _numbers(~shared, models)
         models[:, head] = torch.where(c.own["seen"][:, None], c.own["head"], c.initial[head])
@@ -141,13 +147,14 @@ class FedRep(SharedModel):
 
 
 def _numbers(chosen: Tensor, like: Tensor) -> Tensor:
-    """Return the numbers of the coordinates that are ``chosen``, bool (D,) on the host, on the device of ``like``."""
+    """Returns the numbers of the coordinates that are ``chosen``, bool (D,) on the host, on the device of ``like``."""
     return chosen.nonzero()[:, 0].to(like.device)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedPer(FedRep):
-    """Joint local training of a private head and of the shared representation (Arivazhagan et al. 2019).
+    """Joint local training of a private head and of the shared representation (Arivazhagan et al.
+    2019).
 
     Args:
         head, local, server_lr, server_optimizer: see :class:`FedRep`.

@@ -1,15 +1,16 @@
-"""Finetuning: after training, every client trains a model further on its own data and sends nothing.
+"""Finetuning: after training, every client trains a model further on its own data and sends
+nothing.
 
-The four objectives of Hu, Wu, Smith: "Private Multi-Task Learning", TMLR 2023 (section 5.3 and Table 1), from a model
-w0, for client k with the mean loss l_k of its own records:
+The four objectives of Hu, Wu, Smith: "Private Multi-Task Learning", TMLR 2023 (section 5.3 and
+Table 1), from a model w0, for client k with the mean loss l_k of its own records:
 
     vanilla    l_k(w)
     mean       l_k(w) + (lam / 2) ||w - w0||^2
     kl         l_k(w) + lam * mean_i [ KL(p_w || p_w0) + KL(p_w0 || p_w) ](x_i)
     ewc        l_k(w) + (lam / 2) sum_j F_kj (w_j - w0_j)^2,   F_kj = mean_i (d l_i(w0) / d w_j)^2
 
-The last is elastic weight consolidation (Kirkpatrick et al., PNAS 2017), with the empirical Fisher information of the
-client's own records.
+The last is elastic weight consolidation (Kirkpatrick et al., PNAS 2017), with the empirical Fisher
+information of the client's own records.
 """
 
 from __future__ import annotations
@@ -40,12 +41,14 @@ Start = Literal["auto", "shared", "personal"]
 
 
 class Personalization(Checked, ABC):
-    """How every client makes its final model after the run, from its own training records, and sends nothing.
+    """How every client makes its final model after the run, from its own training records, and
+    sends nothing.
 
     Attributes:
         kind: its name.
         start: the model to start from, see :class:`Finetune`.
-        validation: share of training records that clients keep out of the run, see :class:`Finetune`.
+        validation: share of training records that clients keep out of the run, see
+            :class:`Finetune`.
         parts: names of the models that are averaged, if any.
     """
 
@@ -56,31 +59,34 @@ class Personalization(Checked, ABC):
 
     @abstractmethod
     def text(self) -> str:
-        """Return the settings in words."""
+        """Returns the settings in words."""
 
     @abstractmethod
     def reach(self, problem: Problem, start: Tensor, clients: Tensor) -> Tensor:
-        """Return where :meth:`train` arrives, (k, D): of a client whose training diverged, numbers that are not
-        finite; followed by the weights of the :attr:`parts`, (k, D + parts)."""
+        """Returns where :meth:`train` arrives, (k, D): of a client whose training diverged, numbers
+        that are not finite; followed by the weights of the :attr:`parts`, (k, D + parts)."""
 
     def check(self, problem: Problem) -> None:
-        """Refuse a problem that this cannot be used on.
+        """Refuses a problem that this cannot be used on.
 
         Raises:
             ConfigError: why.
         """
 
     def resolved(self, noise: float) -> Self:
-        """Return these settings with what follows from the noise of the run,
+        """Returns these settings with what follows from the noise of the run,
         :func:`~fedmtl.contrib.automatic.noise_of`."""
         return self
 
     def of_new_clients(self) -> Self:
-        """Return these settings for clients that took no part in the run: from the released model, without a choice."""
+        """Returns these settings for clients that took no part in the run.
+
+        They start from the released model and have no choice.
+        """
         return self
 
     def origin(self, shared: Tensor | None, personal: Tensor) -> tuple[str, Tensor]:
-        """Return ``"shared"`` or ``"personal"``, and that model: (D,) or (k, D).
+        """Returns ``"shared"`` or ``"personal"``, and that model: (D,) or (k, D).
 
         Raises:
             ConfigError: ``start="shared"`` where nothing is shared.
@@ -93,10 +99,12 @@ class Personalization(Checked, ABC):
         return "personal", personal
 
     def train(self, problem: Problem, start: Tensor, clients: Tensor) -> Tensor:
-        """Return the final models of ``clients``: functions of ``start`` and of each client's own training records.
+        """Returns the final models of ``clients``: functions of ``start`` and of each client's own
+        training records.
 
-        Nothing is released, so the records are used without noise also where single records are protected. A client
-        without training records, or whose model is no longer finite, keeps its start.
+        Nothing is released, so the records are used without noise also where single records are
+        protected. A client without training records, or whose model is no longer finite, keeps its
+        start.
 
         Args:
             problem: the data, the model and the loss.
@@ -114,21 +122,25 @@ class Finetune(Personalization):
     """Local training of every client after the run.
 
     Args:
-        kind: ``"vanilla"`` has no penalty; ``"mean"``, ``"kl"`` and ``"ewc"`` penalize a distance to the model that a
-            client starts from, ``"kl"`` that of its predictions, for losses that have a name. ``"auto"`` is ``"kl"``
-            for classes; for real targets it is :class:`~fedmtl.Average`, which needs no step size, if the model is
-            linear, and else ``"mean"``.
+        kind: ``"vanilla"`` has no penalty; ``"mean"``, ``"kl"`` and ``"ewc"`` penalize a distance
+            to the model that a client starts from, ``"kl"`` that of its predictions, for losses
+            that have a name. ``"auto"`` is ``"kl"`` for classes; for real targets it is
+            :class:`~fedmtl.Average`, which needs no step size, if the model is linear, and else
+            ``"mean"``.
         lam: strength of the penalty; without effect for ``"vanilla"``.
-        local: the local solver: step size, steps or epochs, batches. Its ``decay``, which is per round, is not used.
-            ``"ewc"`` always makes proximal steps, since the strengths of its penalty come from the data.
-        start: the model to start from: the released ``"shared"`` one, each client's ``"personal"`` one, or ``"auto"``,
-            which is the shared one if there is one.
-        validation: 0, or a share in (0, 1) of the training records of every client that is used neither in the run nor
-            in finetuning. On these records the client chooses the model of the least loss: the shared, its personal,
-            its finetuned, or its local one (trained by ``local`` from the public starting point).
+        local: the local solver: step size, steps or epochs, batches. Its ``decay``, which is per
+            round, is not used. ``"ewc"`` always makes proximal steps, since the strengths of its
+            penalty come from the data.
+        start: the model to start from: the released ``"shared"`` one, each client's ``"personal"``
+            one, or ``"auto"``, which is the shared one if there is one.
+        validation: 0, or a share in (0, 1) of the training records of every client that is used
+            neither in the run nor in finetuning. On these records the client chooses the model of
+            the least loss: the shared, its personal, its finetuned, or its local one (trained by
+            ``local`` from the public starting point).
 
     Raises:
-        ConfigError: a value outside these ranges, or ``lr * lam >= 2`` of ``"mean"`` without the proximal step.
+        ConfigError: a value outside these ranges, or ``lr * lam >= 2`` of ``"mean"`` without the
+            proximal step.
 
     Example:
         >>> from fedmtl import FedAvg, Finetune, FullParticipation, LocalSGD, Trainer, load_data, models
@@ -163,7 +175,7 @@ class Finetune(Personalization):
         return self.kind if self.kind == "vanilla" else f"{self.kind}, lambda {self.lam:g}"
 
     def check(self, problem: Problem) -> None:
-        """Refuse a loss that this kind has no objective for.
+        """Refuses a loss that this kind has no objective for.
 
         Raises:
             ConfigError: ``kind="kl"`` and a loss of the caller's own.
@@ -200,14 +212,14 @@ class Finetune(Personalization):
 
 
 def settled(models: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
-    """Return models (k, D) with ``start``, (D,) or (k, D), in place of those that are not finite; and which these are,
-    bool (k,)."""
+    """Returns models (k, D) with ``start``, (D,) or (k, D), in place of those that are not finite;
+    and which these are, bool (k,)."""
     diverged = ~torch.isfinite(models).all(dim=1)
     return torch.where(diverged[:, None], start, models), diverged
 
 
 def fisher_diagonals(problem: Problem, models: Tensor, clients: Tensor) -> Tensor:
-    """Return the mean squares of the gradients of each client's own training records at its model.
+    """Returns the mean squares of the gradients of each client's own training records at its model.
 
     Args:
         problem: the data, the model and the loss.
@@ -224,9 +236,11 @@ def fisher_diagonals(problem: Problem, models: Tensor, clients: Tensor) -> Tenso
 
 
 def own_gradients(problem: Problem, models: Tensor, clients: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """Yield the gradients of each client's own training records at its model, a few records at a time.
+    """Yields the gradients of each client's own training records at its model, a few records at a
+    time.
 
-    Clients are computed one at a time, so that the numbers of one do not depend on the data of another.
+    Clients are computed one at a time, so that the numbers of one do not depend on the data of
+    another.
 
     Args:
         problem: the data, the model and the loss.

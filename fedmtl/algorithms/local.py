@@ -49,5 +49,5 @@ class Local(Algorithm):
         return {}, c.keep(c.train(self.local, start), start)
 
     def personal(self, c: Cohort) -> Tensor:
-        """Return the clients' own models; a client that was never called trains once from the initial model."""
+        """Returns the clients' own models; a client that was never called trains once from the initial model."""
         return c.personal(lambda new: new.train(self.local, c.initial))

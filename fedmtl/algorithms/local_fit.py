@@ -13,7 +13,7 @@ from .._check import Positive, Range
 from ..privacy import Rounds
 from ..schedules import Block
 from .base import Problem, State
-from .linear.data import LinearAlgorithm
+from .linear.algorithm import LinearAlgorithm
 from .linear.evidence import ridges_of
 from .linear.solve import minimize
 from .linear.stack import TaskStack
@@ -21,16 +21,19 @@ from .linear.stack import TaskStack
 
 @dataclass(frozen=True, kw_only=True)
 class LocalFit(LinearAlgorithm):
-    """argmin_w L_i(w) + (ridge / 2) ||w||^2 over ||w||_inf <= theta_max for every client i, of a linear model.
+    """argmin_w L_i(w) + (ridge / 2) ||w||^2 over ||w||_inf <= theta_max for every client i, of a
+    linear model.
 
     Args:
-        loss: L_i, ``"squared"``: (1 / 2 n_i) sum (w.x - y)^2, or ``"logistic"``: the mean of log(1 + exp(-y w.x)).
+        loss: L_i, ``"squared"``: (1 / 2 n_i) sum (w.x - y)^2, or ``"logistic"``: the mean of log(1
+            + exp(-y w.x)).
         ridge: above 0.
-        own_ridge: every client scales the ridge to its own records: :func:`~.linear.evidence.own_ridges`.
-        row_norm: features are scaled down to this norm, also where the models are used; ``"auto"``: to the bound
-            that the data state; None: they are not.
-        target: targets of the squared loss are cut off at this absolute value; ``"auto"``: at that of the data; None:
-            they are not, up to 2^40.
+        own_ridge: every client scales the ridge to its own records:
+            :func:`~.linear.evidence.own_ridges`.
+        row_norm: features are scaled down to this norm, also where the models are used; ``"auto"``:
+            to the bound that the data state; None: they are not.
+        target: targets of the squared loss are cut off at this absolute value; ``"auto"``: at that
+            of the data; None: they are not, up to 2^40.
         norm: of the features, ``"l2"`` or ``"l1"``.
         theta_max: bound on ||w||_inf, above 0; infinite: none.
     """
@@ -47,7 +50,7 @@ class LocalFit(LinearAlgorithm):
     needs_row_bound = False
 
     def init(self, problem: Problem, replicates: int = 1) -> State:
-        """Return the fits, in private."""
+        """Returns the fits, in private."""
         store = problem.client_store({"model": ((problem.dimension,), torch.float64)})
         records = self.data(problem)
         tasks = TaskStack.of(records, self.loss)

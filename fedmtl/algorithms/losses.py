@@ -12,10 +12,10 @@ from .base import Problem
 
 
 def own_losses(problem: Problem, models: Tensor, clients: Tensor, side: Literal["train", "test"]) -> Tensor:
-    """Return the mean loss of each model on the records of its client.
+    """Returns the mean loss of each model on the records of its client.
 
-    Clients are computed one at a time, so that the rounding of one does not depend on how many records another has: a
-    client may decide by these numbers.
+    Clients are computed one at a time, so that the rounding of one does not depend on how many
+    records another has: a client may decide by these numbers.
 
     Args:
         problem: the data, the model and the loss.

@@ -4,12 +4,14 @@ T Dinh, Tran, Nguyen: "Personalized Federated Learning with Moreau Envelopes", N
 
     min_w (1/K) sum_k F_k(w),   F_k(w) = min_theta l_k(theta) + (lam / 2) ||theta - w||^2
 
-The gradient of the envelope is lam (w - theta_k(w)). A member of a cohort makes R local rounds from w_0 = w^t, each
-with a local run that solves for theta_k(w_r), and w_{r+1} = w_r - eta lam (w_r - theta_k(w_r)); it sends the clipped
-w_R - w^t, and keeps theta_k (Algorithm 1). With R = 1 and eta = 1 / lam the global model is that of FedProx.
+The gradient of the envelope is lam (w - theta_k(w)). A member of a cohort makes R local rounds from
+w_0 = w^t, each with a local run that solves for theta_k(w_r), and w_{r+1} = w_r - eta lam (w_r -
+theta_k(w_r)); it sends the clipped w_R - w^t, and keeps theta_k (Algorithm 1). With R = 1 and eta =
+1 / lam the global model is that of FedProx.
 
-The K steps of a local run here go over K batches. The paper's local round draws one batch and solves for theta_k on it,
-by K steps on the same batch; with ``batch_size=None`` the two are the same.
+The K steps of a local run here go over K batches. The paper's local round draws one batch and
+solves for theta_k on it, by K steps on the same batch; with ``batch_size=None`` the two are the
+same.
 """
 
 from __future__ import annotations
@@ -29,15 +31,18 @@ class PFedMe(SharedModel):
     """Personalization with Moreau envelopes (T Dinh et al. 2020, Algorithm 1).
 
     Args:
-        lam: lambda, the strength of the pull of every personal model to the client's copy of the global one.
+        lam: lambda, the strength of the pull of every personal model to the client's copy of the
+            global one.
         eta: step size of that copy; 1 / lam takes it to the personal model.
-        local_rounds: R. Where single records are protected, each of them is a training that is charged.
+        local_rounds: R. Where single records are protected, each of them is a training that is
+            charged.
         local: the local solver of a local round.
         server_lr: beta, step size of the server.
         server_optimizer: see :class:`SharedModel`.
 
     Raises:
-        ConfigError: a value outside these ranges, ``eta * lam >= 2``, or ``lr * lam >= 2`` without the proximal step.
+        ConfigError: a value outside these ranges, ``eta * lam >= 2``, or ``lr * lam >= 2`` without
+            the proximal step.
 
     Example:
         >>> from fedmtl import FullParticipation, LocalSGD, PFedMe, Trainer, load_data, models

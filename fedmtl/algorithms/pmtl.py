@@ -1,19 +1,20 @@
 """PMTL: private mean-regularized multi-task learning.
 
-Hu, Wu, Smith: "Private Multi-Task Learning: Formulation and Applications to Federated Learning", TMLR 2023.
+Hu, Wu, Smith: "Private Multi-Task Learning: Formulation and Applications to Federated Learning",
+TMLR 2023.
 
     min_W (1/K) sum_k [ l_k(w_k) + (lam / 2) ||w_k - wbar||^2 ],   wbar = (1/K) sum_k w_k          (Objective 2)
 
-Each client keeps its own w_k; only clipped updates of the mean leave, summed and noised. Round t of Algorithm 1, with
-m the expected size of a cohort and z the noise multiplier:
+Each client keeps its own w_k; only clipped updates of the mean leave, summed and noised. Round t of
+Algorithm 1, with m the expected size of a cohort and z the noise multiplier:
 
     a random cohort S_t receives the mean wtilde^t                                                        (a)
     w_k <- w_k - eta (grad l_k(w_k) + lam (w_k - wtilde^t)),   E local iterations on (3), k in S_t        (b)
     g_k = w_k - wtilde^t   (delta="global"),   or w_k - u_k, u_k = wtilde^0 + all that k has sent        (c)
     wtilde^(t+1) = wtilde^t + (server_lr / m) [ sum_{k in S_t} clip_C(g_k) + N(0, (z C)^2 I) ]            (d)
 
-The observers are the other clients and the public: billboard privacy, which implies joint differential privacy. The
-server is a trusted aggregator.
+The observers are the other clients and the public: billboard privacy, which implies joint
+differential privacy. The server is a trusted aggregator.
 
     data = load_data("digits")
     Trainer(algorithm=PMTL(lam=1.0, local=LocalSGD(lr=0.5, epochs=5)), data=data, model=models.softmax_regression(),
@@ -47,12 +48,12 @@ class PMTL(SharedModel):
     Args:
         lam: lambda, the strength of the pull of every personal model towards the mean.
         local: the clients' local solver.
-        delta: what a client sends. ``"global"``, g_k = w_k - wtilde (the authors' experiments): the shared model
-            forgets old noise. ``"local"``, an exact running mean: client k keeps the sum of what it has sent, u_k
-            without wtilde^0, and sends clip(w_k - u_k), so clipping delays but never loses; its noise is a random walk
-            that never fades.
-        server_lr: step size of the server. ``"global"``: in (0, 1], 1 when ``None``. ``"local"``: only m / K, the
-            expected cohort over the number of clients, which ``None`` takes.
+        delta: what a client sends. ``"global"``, g_k = w_k - wtilde (the authors' experiments): the
+            shared model forgets old noise. ``"local"``, an exact running mean: client k keeps the
+            sum of what it has sent, u_k without wtilde^0, and sends clip(w_k - u_k), so clipping
+            delays but never loses; its noise is a random walk that never fades.
+        server_lr: step size of the server. ``"global"``: in (0, 1], 1 when ``None``. ``"local"``:
+            only m / K, the expected cohort over the number of clients, which ``None`` takes.
         server_optimizer: used instead of the plain server step; only with ``"global"``.
 
     Raises:
@@ -104,7 +105,8 @@ class PMTL(SharedModel):
         return {"sent": ((problem.dimension,), problem.initial.dtype)}
 
     def client(self, c: Cohort) -> tuple[dict[str, Message], Own]:
-        # (a), (b): the cohort receives wtilde; every member trains from its own last model, anchored at wtilde
+        # (a), (b): the cohort receives wtilde; every member trains from its own last model,
+        # anchored at wtilde
         mean, start = c.shared, c.models(c.shared)
         # (c): what every member sends
         if self.delta == "global":

@@ -1,14 +1,14 @@
 """PP-SGD: the sum of a private shared model and of a personal one, trained by the same gradients.
 
-Bietti, Wei, Dudik, Langford, Wu: "Personalization Improves Privacy-Accuracy Tradeoffs in Federated Learning", ICML
-2022.
+Bietti, Wei, Dudik, Langford, Wu: "Personalization Improves Privacy-Accuracy Tradeoffs in Federated
+Learning", ICML 2022.
 
     min over w and theta_1 .. theta_K of (1/K) sum_k l_k(w + theta_k)
 
-Both parts have the gradient g of l_k at their sum. A step of a client is w <- w - lr g for its copy of w, whose
-clipped change is sent, and theta_k <- theta_k - ratio lr g for its own part, which is not; so a local run is one of
-the sum with the step size (1 + ratio) lr, divided between the two. ``ratio`` goes from federated averaging, 0, to
-local training.
+Both parts have the gradient g of l_k at their sum. A step of a client is w <- w - lr g for its copy
+of w, whose clipped change is sent, and theta_k <- theta_k - ratio lr g for its own part, which is
+not; so a local run is one of the sum with the step size (1 + ratio) lr, divided between the two.
+``ratio`` goes from federated averaging, 0, to local training.
 """
 
 from __future__ import annotations
@@ -26,11 +26,14 @@ from .shared_model import SharedModel
 
 @dataclass(frozen=True, kw_only=True)
 class PPSGD(SharedModel):
-    """A shared plus a personal model (Bietti et al. 2022, Algorithm 1, with local runs of several steps).
+    """A shared plus a personal model (Bietti et al. 2022, Algorithm 1, with local runs of several
+    steps).
 
     Args:
-        ratio: step size of the personal part over that of the shared one (the paper's alpha), at least 0.
-        local: the clients' local solver, with the step size of the shared part; :class:`LocalSGD` without weight decay.
+        ratio: step size of the personal part over that of the shared one (the paper's alpha), at
+            least 0.
+        local: the clients' local solver, with the step size of the shared part; :class:`LocalSGD`
+            without weight decay.
         server_lr, server_optimizer: see :class:`SharedModel`.
 
     Raises:
@@ -71,12 +74,12 @@ class PPSGD(SharedModel):
         return moved / (1.0 + self.ratio), own
 
     def _moved(self, c: Cohort, models: Tensor) -> Tensor:
-        """Return (k, D): by how much a local run moves the sums ``models`` (k, D)."""
+        """Returns (k, D): by how much a local run moves the sums ``models`` (k, D)."""
         solver = replace(self.local, lr=(1.0 + self.ratio) * self.local.lr)
         return c.train(solver, models) - models
 
     def personal(self, c: Cohort) -> Tensor:
-        """Return the sums; a client that never took part trains its own part once, from the shared model."""
+        """Returns the sums; a client that never took part trains its own part once, from the shared model."""
         models, new = c.shared + c.own["model"], c.new
         if len(new) and self.ratio > 0.0:
             models[new] += self.ratio / (1.0 + self.ratio) * self._moved(c.part(new), models[new])

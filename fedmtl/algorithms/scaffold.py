@@ -1,16 +1,19 @@
-"""SCAFFOLD: local gradients corrected by control variates, against the drift of clients with different data.
+"""SCAFFOLD: local gradients corrected by control variates, against the drift of clients with
+different data.
 
-Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning",
-ICML 2020, Algorithm 1 with option II. With differential privacy both releases are noised, as in Noble, Bellet,
-Dieuleveut: "Differentially Private Federated Learning on Heterogeneous Data", AISTATS 2022.
+Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: "SCAFFOLD: Stochastic Controlled Averaging for
+Federated Learning", ICML 2020, Algorithm 1 with option II. With differential privacy both releases
+are noised, as in Noble, Bellet, Dieuleveut: "Differentially Private Federated Learning on
+Heterogeneous Data", AISTATS 2022.
 
     y_k   <- y_k - lr (grad l_k(y_k) - c_k + c),  K_k times from y_k = x         (local steps from the shared model x)
     c_k^+ =  c_k - c + (x - y_k) / (K_k lr)                                      (option II)
     x     <- x + server_lr mean(y_k - x),   c <- c + (m / n) mean(c_k^+ - c_k)   (over a cohort of m of n clients)
 
-A client sends two rows, y_k - x and c_k^+ - c_k. Each is clipped by itself, and both are charged as one release of
-twice the length. A client adds to its c_k what it has sent, so that c stays the mean of all c_k but for noise; since
-what is sent contains -c, old noise fades. Where single records are protected, both rows follow from noised gradients.
+A client sends two rows, y_k - x and c_k^+ - c_k. Each is clipped by itself, and both are charged as
+one release of twice the length. A client adds to its c_k what it has sent, so that c stays the mean
+of all c_k but for noise; since what is sent contains -c, old noise fades. Where single records are
+protected, both rows follow from noised gradients.
 """
 
 from __future__ import annotations
@@ -35,8 +38,8 @@ class Scaffold(SharedModel):
     """Federated averaging with control variates (Karimireddy et al. 2020, Algorithm 1, option II).
 
     Args:
-        local: the clients' local solver, :class:`LocalSGD` without momentum: option II takes the change of a model for
-            the sum of its gradients.
+        local: the clients' local solver, :class:`LocalSGD` without momentum: option II takes the
+            change of a model for the sum of its gradients.
         server_lr, server_optimizer: see :class:`SharedModel`.
 
     Raises:

@@ -17,7 +17,8 @@ _PREFIX = "server_optimizer."
 
 @dataclass(frozen=True, kw_only=True)
 class ServerOptimizer(Checked):
-    """An optimizer of ``torch.optim`` that takes the negative released update as its gradient (Reddi et al. 2021).
+    """An optimizer of ``torch.optim`` that takes the negative released update as its gradient
+    (Reddi et al. 2021).
 
     Args:
         optimizer_name: a class of ``torch.optim``, such as ``"SGD"`` or ``"Adam"``.
@@ -56,7 +57,7 @@ class ServerOptimizer(Checked):
         return built
 
     def step(self, public: Mapping[str, Tensor], name: str, update: Tensor) -> dict[str, Tensor]:
-        """Return ``public`` with ``public[name]`` (D,) moved by one step; it also keeps the optimizer's state."""
+        """Returns ``public`` with ``public[name]`` (D,) moved by one step; it also keeps the optimizer's state."""
         parameter = public[name].clone().requires_grad_()
         parameter.grad = -update.to(parameter)
         optimizer = self._built(parameter)
@@ -71,7 +72,8 @@ class ServerOptimizer(Checked):
 def apply_update(
     public: Mapping[str, Tensor], name: str, update: Tensor, *, lr: float, optimizer: ServerOptimizer | None
 ) -> dict[str, Tensor]:
-    """Return ``public`` with ``public[name] + lr * update``, or the server optimizer's step with ``lr * update``.
+    """Returns ``public`` with ``public[name] + lr * update``, or the server optimizer's step with
+    ``lr * update``.
 
     Args:
         public: the public state, not changed.

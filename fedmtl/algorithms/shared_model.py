@@ -1,4 +1,4 @@
-"""The base class of methods with one shared model: release, state, the server's step, personal models."""
+"""The base class of methods with one shared model: release, state, server step, personal models."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..local import LocalSGD, LocalSolver
 from ..privacy import BoundSampler, ClientPrivacy, ReleasePlan
 from ..privacy.clip import RowTotal
 from ..privacy.rounds import Message
-from .base import Algorithm, Problem, Released, State
+from .base import Algorithm, Problem, Public, Released, State
 from .cohort import Cohort, Own, Rows, personal_fields
 from .server import ServerOptimizer, apply_update
 from .store import ClientStore, Fields
@@ -23,29 +23,31 @@ from .store import ClientStore, Fields
 
 @dataclass(frozen=True, kw_only=True)
 class SharedModel(Algorithm):
-    """A method whose clients release an ``update`` of one shared model (D,), whatever else they keep.
+    """A method with one shared model (D,), of which clients release an ``update``.
 
-    A subclass defines ``name`` and :meth:`update`, and :meth:`new` where its clients keep models of their own; or
-    :meth:`client` if its clients send more than the update.
+    A subclass defines ``name`` and :meth:`update`, and :meth:`new` if its clients keep models of
+    their own. If its clients send more than the update, it defines :meth:`client`.
 
     Args:
         local: the clients' local solver.
         server_lr: step size of the server.
         server_optimizer: used instead of the plain server step.
-        weights: of the clients' updates. ``"uniform"``: 1 each, and their sum is divided by the expected cohort m.
-            ``"examples"``: of a client with n_k examples w_k = min(n_k / cap, 1), as in McMahan et al.: "Learning
-            Differentially Private Recurrent Language Models", ICLR 2018; the clip follows the weight, so the release
-            costs what it costs with uniform weights, and the sum is divided by m.
-        cap: public number of examples from which on a client has weight 1. None: w_k = n_k, and the sum is divided by
-            that of the weights of the cohort, which is released, too; not where whole clients are protected, whose
-            numbers of examples are private.
+        weights: of the clients' updates. ``"uniform"``: 1 each, and their sum is divided by the
+            expected cohort m. ``"examples"``: a client with n_k examples has w_k = min(n_k / cap,
+            1), as in McMahan et al.: "Learning Differentially Private Recurrent Language Models",
+            ICLR 2018. The clip follows the weight, so the privacy cost is that of uniform weights,
+            and the sum is divided by m.
+        cap: public number of examples from which on a client has weight 1. None: w_k = n_k, and the
+            sum is divided by that of the cohort's weights, which is released, too. If whole clients
+            are protected, their numbers of examples are private, and a cap is needed.
 
     Attributes:
-        keeps: whether every client keeps a personal model.
-        trainings: local trainings of a client in a round; where single records are protected, each is charged.
-        pull: strength of the pull to an anchor in local training, which the solver must be stable for: ``lam``, where
-            the method has it.
-        from_training: whether an update depends on records only through local training.
+        keeps: True if every client keeps a personal model.
+        trainings: local trainings of a client in a round; under record-level privacy each is
+            charged.
+        pull: strength of the pull to an anchor in local training, for which the solver must be
+            stable: ``lam``, if the method has it.
+        from_training: True if an update depends on records only through local training.
     """
 
     local: LocalSolver = field(default_factory=lambda: LocalSGD(lr=0.1))
@@ -62,19 +64,20 @@ class SharedModel(Algorithm):
         super().__post_init__()
         name = type(self).__name__
         if self.cap is not None and self.weights == "uniform":
-            raise ConfigError(f"{name}.cap is {self.cap}, which has no effect on uniform weights; leave it out.")
+            without = "which has no effect on uniform weights; leave it out"
+            raise ConfigError(f"{name}.cap is {self.cap}, {without}.")
         if self.weights != "uniform" and type(self).client is not SharedModel.client:
             raise ConfigError(
-                f"{name}.weights is {self.weights!r}, but its clients send what its own equations say; accepted: "
-                "'uniform'."
+                f"{name}.weights is {self.weights!r}, but its clients send what its own equations "
+                "say; accepted: 'uniform'."
             )
         self.check_solver()
 
     def check_solver(self) -> None:
-        """Refuse a local solver that the method cannot use.
+        """Refuses a local solver that the method cannot use.
 
         Raises:
-            ConfigError: what is accepted.
+            ConfigError: says which solvers it accepts.
         """
         LocalSolver.check_given(self, self.local, self.pull)
 
@@ -88,11 +91,11 @@ class SharedModel(Algorithm):
 
     @property
     def counts(self) -> bool:
-        """Whether clients release their numbers of examples, which are their weights."""
+        """True if clients release their numbers of examples, which are their weights."""
         return self.weights == "examples" and self.cap is None
 
     def resolve_auto(self, problem: Problem, schedule: Any, privacy: Sequence[Any]) -> Self:
-        """Refuse numbers of examples as weights where they are private.
+        """Refuses private numbers of examples as weights.
 
         Raises:
             ConfigError: they have no cap, and whole clients are protected.
@@ -100,27 +103,36 @@ class SharedModel(Algorithm):
         if self.counts and any(isinstance(settings, ClientPrivacy) for settings in privacy):
             name = type(self).__name__
             raise ConfigError(
-                f"{name}.weights is 'examples' without {name}.cap, and privacy=client protects how many examples a "
-                f"client has; give a public cap, from which on a client has weight 1."
+                f"{name}.weights is 'examples' without {name}.cap, and privacy=client protects "
+                "how many examples a client has; give a public cap, from which on a client has "
+                "weight 1."
             )
         return self
 
     def plan(self, problem: Problem, schedule: BoundSampler) -> tuple[ReleasePlan, ...]:
-        size, trained = problem.dimension, self.from_training
-        update = ReleasePlan(name="update", dimension=size, from_training=trained, trainings=self.trainings)
-        # where single records are protected, their numbers are public
-        return (update, replace(update, name="examples", dimension=1)) if self.counts else (update,)
+        update = ReleasePlan(
+            name="update",
+            dimension=problem.dimension,
+            from_training=self.from_training,
+            trainings=self.trainings,
+        )
+        if not self.counts:
+            return (update,)
+        # only under record-level privacy, for which the numbers of records are public
+        return (update, replace(update, name="examples", dimension=1))
 
     def init(self, problem: Problem, replicates: int = 1) -> State:
         return State({"global": problem.initial.clone()}, self.client_store(problem))
 
     def client_store(self, problem: Problem) -> ClientStore:
-        """Return an empty store of personal models, where clients keep some, and of :meth:`fields`."""
-        personal: Fields = personal_fields(problem) if self.keeps else {}
-        return problem.client_store({**personal, **self.fields(problem)})
+        """Returns an empty store of :meth:`fields`, and of personal models if clients keep some."""
+        fields = self.fields(problem)
+        if self.keeps:
+            fields = {**personal_fields(problem), **fields}
+        return problem.client_store(fields)
 
     def fields(self, problem: Problem) -> Fields:
-        """Return the fields of what clients keep beside a personal model."""
+        """Returns the fields of the clients' states, without the personal model."""
         return {}
 
     def client(self, c: Cohort) -> tuple[Mapping[str, Message], Own]:
@@ -128,34 +140,50 @@ class SharedModel(Algorithm):
             update, own = self.update(c)
             return {"update": update}, own
         counts = c.examples.to(c.initial)
-        weights = counts if self.cap is None else (counts / self.cap).clamp(max=1.0)
+        weights = counts
+        if self.cap is not None:
+            weights = (counts / self.cap).clamp(max=1.0)
         update, own = self.update(replace(c, weights=weights))
-        sent: dict[str, Message] = {"update": update if isinstance(update, RowTotal) else weights[:, None] * update}
-        return sent | ({"examples": counts[:, None]} if self.counts else {}), own
+        if not isinstance(update, RowTotal):  # a sum has the weights in it
+            update = weights[:, None] * update
+        sent: dict[str, Message] = {"update": update}
+        if self.counts:
+            sent["examples"] = counts[:, None]
+        return sent, own
 
     def update(self, c: Cohort) -> tuple[Rows, Own]:
-        """Return how far the clients' models are from the shared one, rows (k, D) or their sum, without weights; and
-        what they keep."""
+        """Returns the model updates w_k - w without weights, (k, D), and the new client states.
+
+        The updates may be a sum, see :meth:`~.cohort.Cohort.change`; it has the weights of ``c``.
+        """
         raise NotImplementedError(f"{type(self).__name__} does not say what its clients compute.")
 
-    def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
-        """Return the shared model moved by the released mean update, float64 (D,); see :func:`apply_update`."""
-        update, optimizer = released.values["update"], self.server_optimizer
+    def server(self, problem: Problem, public: Public, released: Released) -> dict[str, Tensor]:
+        """Moves the shared model by the released mean update; see :func:`apply_update`."""
+        update = released.values["update"]  # float64 (D,)
+        optimizer = self.server_optimizer
         if self.counts:
+            # both are sums over the cohort divided by m, which cancels
             counts = released.values["examples"]
             update = torch.where(counts > 0, update / counts, 0.0)
         return apply_update(public, "global", update, lr=self.server_lr, optimizer=optimizer)
 
     def shared(self, state: State) -> Tensor | None:
-        """Return the shared model (D,)."""
+        """Returns the shared model (D,)."""
         return state.public["global"]
 
     def personal(self, c: Cohort) -> Tensor:
-        """Return the clients' own models where they keep some, :meth:`new` for a client that never took part; else the
-        shared model."""
-        return c.personal(self.new) if self.keeps else c.shared.expand(len(c.ids), -1)
+        """Returns the clients' own models, (k, D), or the shared one if they keep none.
+
+        :meth:`new` makes the model of a client that never took part.
+        """
+        if self.keeps:
+            return c.personal(self.new)
+        return c.shared.expand(len(c.ids), -1)
 
     def new(self, c: Cohort) -> Tensor:
-        """Return the personal models (k, D) of clients that never took part: by default the shared model, trained once
-        by each with :attr:`pull` to it."""
+        """Returns the personal models (k, D) of clients that never took part.
+
+        By default each client trains the shared model once, with :attr:`pull` to it.
+        """
         return c.train(self.local, c.shared, lam=self.pull, anchor=c.shared)

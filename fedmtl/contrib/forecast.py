@@ -1,4 +1,5 @@
-"""The forecast of the cost of privacy (Farokhi et al. 2021, sections IV and V): should an owner join?
+"""The forecast of the cost of privacy (Farokhi et al. 2021, sections IV and V): should an owner
+join?
 
 Runs at a few budgets fit the forecast, which says who should join a run of twice the records:
 
@@ -53,28 +54,30 @@ def cost_of_privacy(
     records: int | None = None,
     bias: bool = False,
 ) -> CostOfPrivacy:
-    """Forecast the cost of privacy psi(theta) = f(theta) / f(theta*) - 1 of a run from simulated ones.
+    """Forecast the cost of privacy psi(theta) = f(theta) / f(theta*) - 1 of a run from simulated
+    ones.
 
-    theta* is the exact minimizer of f, equation (2), on the records of all owners. With noise, and n records of all
-    owners, psi behaves as
+    theta* is the exact minimizer of f, equation (2), on the records of all owners. With noise, and
+    n records of all owners, psi behaves as
 
         c1 u + c2 u^2,    u = sqrt(sum_i 1 / epsilon_i^2) / n                                              (11)
 
-    whose constants are the least squares fit, of relative errors, to the simulated runs. An owner gains by joining
-    where ``shared`` is below its ``local``. The records are read without noise: use public records or those of
-    another year, for on private records the result is not private.
+    whose constants are the least squares fit, of relative errors, to the simulated runs. An owner
+    gains by joining where ``shared`` is below its ``local``. The records are read without noise:
+    use public records or those of another year, for on private records the result is not private.
 
     Args:
         learner: with the squared or the logistic loss.
         data: the owners' records of the simulated runs.
-        simulated: mean objective f of the runs, by the finite epsilon that every owner has in them; at least 2.
+        simulated: mean objective f of the runs, by the finite epsilon that every owner has in them;
+            at least 2.
         epsilons: of the owners in the run that is forecast; an infinite one adds no noise.
         records: of all owners in the run that is forecast; None: those of ``data``.
         bias: whether the model has a bias.
 
     Raises:
-        ConfigError: a hinge loss, fewer than 2 simulated epsilons, objectives that are not above the least one, or
-            epsilons and records that are not above 0.
+        ConfigError: a hinge loss, fewer than 2 simulated epsilons, objectives that are not above
+            the least one, or epsilons and records that are not above 0.
         DataError: targets that do not suit the loss.
     """
     one_of("cost_of_privacy", ("squared", "logistic"), loss=learner.loss)
@@ -110,8 +113,8 @@ class Forecast(NamedTuple):
 
     @classmethod
     def fit(cls, u: ArrayLike, psi: ArrayLike) -> Forecast:
-        """Fit the constants to psi (m,), above 0, of simulations with noise u (m,), by least squares of relative
-        errors."""
+        """Fits the constants to psi (m,), above 0, of simulations with noise u (m,), by least
+        squares of relative errors."""
         noise, costs = np.asarray(u, dtype=np.float64), np.asarray(psi, dtype=np.float64)
         unit = noise.max()  # so that both columns are of one order
         design = np.column_stack([noise / unit, (noise / unit) ** 2]) / costs[:, None]
@@ -119,12 +122,12 @@ class Forecast(NamedTuple):
         return cls(float(c1 / unit), float(c2 / unit**2), float(residual / math.sqrt(len(costs))))
 
     def __call__(self, u: float) -> float:
-        """Return psi."""
+        """Returns psi."""
         return self.c1 * u + self.c2 * u**2
 
 
 def noise_of(epsilons: Sequence[float], records: int) -> float:
-    """Return u of (11).
+    """Returns u of (11).
 
     Raises:
         ConfigError: epsilons or records that are not above 0.

@@ -1,9 +1,11 @@
-"""Learners that solve for the central model from single answers: a public start, and noised moments.
+"""Learners that solve for the central model from single answers: a public start, and noised
+moments.
 
-The objective is that of :mod:`.async_learner.algorithm`, whose equations are meant; neither learner is in that paper.
-An owner's answers are all to the same public question, so that one of them, made when the owner wakes, can spend the
-whole budget, and the learner solves for the model instead of stepping towards it. It knows the noise, and weighs every
-owner by what its answers say: those with few records or a small budget count less.
+The objective is that of :mod:`.async_learner.algorithm`, whose equations are meant; neither learner
+is in that paper. An owner's answers are all to the same public question, so that one of them, made
+when the owner wakes, can spend the whole budget, and the learner solves for the model instead of
+stepping towards it. It knows the noise, and weighs every owner by what its answers say: those with
+few records or a small budget count less.
 
 *Public start.* theta_0 minimizes f on the public rows. Owner i releases the mean of its records' clipped gradients at
 theta_0, that is the residual statistics -2 sum_j x_j (y_j - x_j theta_0) / n_i for the squared loss: the release of
@@ -14,8 +16,9 @@ and H the second derivative of f, all of them of the public rows, and v_i the va
 
     theta ~ N(theta_0, H^-1 S H^-1 / n_0),    Qbar_i ~ N(c_0 - A (theta - theta_0), S_c / n_i + v_i I),
 
-and the learner takes the mean of theta given the answers. Without information from the owners it is theta_0; without
-clip and noise, and with owners whose second moments are those of the public rows, it is the fit of all rows.
+and the learner takes the mean of theta given the answers. Without information from the owners it is
+theta_0; without clip and noise, and with owners whose second moments are those of the public rows,
+it is the fit of all rows.
 
 *Moments* (AdaSSP; Wang, "Revisiting differentially private linear regression", UAI 2018), without public rows: owner i
 releases the mean of the clipped vectors (svec(x_j x_j'), x_j y_j), whose sensitivity is 2 C / n_i as well, in one
@@ -55,20 +58,21 @@ class OneAnswer(CentralLearner):
 
     @abstractmethod
     def theta_0(self, problem: Problem) -> Tensor:
-        """Return the model before any answer, (p,)."""
+        """Returns the model before any answer, (p,)."""
 
     @abstractmethod
     def model(self, problem: Problem, public: Mapping[str, Tensor], counts: Tensor, clip: Clip | None) -> Tensor:
-        """Return the models (R, p) that all answers so far give, of owners with ``counts`` (n,) records, under a public
-        clip."""
+        """Returns the models (R, p) that all answers so far give, of owners with ``counts`` (n,)
+        records, under a public clip."""
 
     def size(self, dimension: int) -> int:
-        """Return the length of an answer for records of ``dimension`` features."""
+        """Returns the length of an answer for records of ``dimension`` features."""
         return dimension
 
     def init(self, problem: Problem, replicates: int = 1) -> State:
-        """Start from what is public: theta_l (R, p), at theta_0 (p,); and of each owner the sum of its answers
-        (R, n, size), the sum of the variances of their noise and their number (R, n)."""
+        """Starts from what is public: theta_l (R, p), at theta_0 (p,); and of each owner the sum of
+        its answers (R, n, size), the sum of the variances of their noise and their number (R,
+        n)."""
         theta, r, n = self.theta_0(problem), replicates, problem.clients
         shapes = {"sums": (r, n, self.size(len(theta))), "variances": (r, n), "answers": (r, n)}
         empty = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}
@@ -90,7 +94,7 @@ class OneAnswer(CentralLearner):
         return serve
 
     def step(self, problem: Problem, state: State, block: Block, channel: Activations) -> State:
-        """Take all answers of the block, and solve once."""
+        """Takes all answers of the block, and solve once."""
         state = super().step(problem, state, block, channel)
         state.public["theta_l"] = self.model(problem, state.public, problem.data.train.counts, channel.records.clip)
         return state
@@ -98,15 +102,18 @@ class OneAnswer(CentralLearner):
 
 @dataclass(frozen=True, kw_only=True)
 class PublicStart(OneAnswer):
-    """Owners answer at the fit of the public rows, and the learner takes the posterior mean; see :mod:`.one_answer`.
+    """Owners answer at the fit of the public rows, and the learner takes the posterior mean; see
+    :mod:`.one_answer`.
 
     One answer of each owner (``per_client=1`` of the clocks) is best.
 
     Args:
-        loss: ``"squared"`` or ``"logistic"``; see :class:`~fedmtl.algorithms.linear.data.LinearLoss`.
+        loss: ``"squared"`` or ``"logistic"``; see
+            :class:`~fedmtl.algorithms.linear.data.LinearLoss`.
         reg: g = reg ||theta||^2 (the bias included), above 0.
         theta_max: bound on ||theta||_inf, above 0.
-        row_norm: a public bound on the L1 norm of a record's features, as for :class:`AsyncLearner`.
+        row_norm: a public bound on the L1 norm of a record's features, as for
+            :class:`AsyncLearner`.
         target: a public bound on abs(y) of the squared loss, likewise.
 
     Raises:
@@ -168,7 +175,7 @@ class PublicStart(OneAnswer):
         return (theta + torch.linalg.solve(system, push @ toward.T)).clamp(-self.theta_max, self.theta_max)
 
     def public_rows(self, problem: Problem) -> LinearData:
-        """Return the public rows of the data, within the bounds."""
+        """Returns the public rows of the data, within the bounds."""
         examples = problem.data.public
         if examples is None:
             raise ConfigError(
@@ -181,14 +188,16 @@ class PublicStart(OneAnswer):
 
 @dataclass(frozen=True, kw_only=True)
 class Moments(OneAnswer):
-    """Owners release second moments, and the learner solves a ridge regression (AdaSSP); see :mod:`.one_answer`.
+    """Owners release second moments, and the learner solves a ridge regression (AdaSSP); see
+    :mod:`.one_answer`.
 
     One answer of each owner (``per_client=1`` of the clocks) is best.
 
     Args:
         reg: g = reg ||theta||^2 (the bias included), above 0.
         theta_max: bound on ||theta||_inf, above 0.
-        row_norm: a public bound on the L1 norm of a record's features, as for :class:`AsyncLearner`.
+        row_norm: a public bound on the L1 norm of a record's features, as for
+            :class:`AsyncLearner`.
         target: a public bound on abs(y) of the squared loss, likewise.
 
     Raises:
@@ -223,7 +232,10 @@ class Moments(OneAnswer):
         return torch.zeros(self.data(problem).dimension, dtype=torch.float64)
 
     def gradients(self, problem: Problem) -> Callable[[int, Array], Gradients]:
-        """Return the vectors (svec(x_j x_j'), x_j y_j) of an owner's records, which the release clips, at any point."""
+        """Returns the vectors (svec(x_j x_j'), x_j y_j) of an owner's records, at any point.
+
+        The release clips them.
+        """
         data = self.data(problem)
 
         def moments(owner: int, points: Array) -> Tensor:
@@ -234,10 +246,11 @@ class Moments(OneAnswer):
         return moments
 
     def model(self, problem: Problem, public: Mapping[str, Tensor], counts: Tensor, clip: Clip | None) -> Tensor:
-        """Return (R, p): ridge regression on the owners' weighted moments, with a ridge that the noise asks for.
+        """Returns (R, p): ridge regression on the owners' weighted moments, with a ridge that the
+        noise asks for.
 
-        An owner's weight is the inverse of the variance of its answer: of the noise, and at most C^2 / (size n_i) in a
-        coordinate for its records being a sample.
+        An owner's weight is the inverse of the variance of its answer: of the noise, and at most
+        C^2 / (size n_i) in a coordinate for its records being a sample.
         """
         (means, noise, heard), p = means_of(public), len(public["theta_0"])
         size = means.shape[-1]
@@ -254,6 +267,6 @@ class Moments(OneAnswer):
 
 
 def means_of(public: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return each owner's mean answer (R, n, size), the variance of its noise (R, n), and whether there is one."""
+    """Returns each owner's mean answer (R, n, size), the variance of its noise (R, n), and whether there is one."""
     number = public["answers"].clamp(min=1)
     return public["sums"] / number[:, :, None], public["variances"] / number**2, public["answers"] > 0

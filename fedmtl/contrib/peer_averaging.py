@@ -1,22 +1,25 @@
-"""Peer-to-peer learning whose agents release once or a few times, and average with their neighbours for free.
+"""Peer-to-peer learning whose agents release once or a few times, and average with their neighbours
+for free.
 
-An agent of :mod:`.p2p.algorithm` that has spent its budget need not stop: averaging with its neighbours is
-post-processing as long as it reads no record. Here an agent releases at its first K = ``releases`` wake-ups only, at
-Theta_i(1), ..., Theta_i(K) the noised gradients g_1, ..., g_K of its data, without lambda_i. By the public curvature h
-of the domain the gradient at another Theta_i is about g_k + h (Theta_i - Theta_i(k)). In later wake-ups the mean of
-these over k replaces the gradient of the data in equation (6),
+An agent of :mod:`.p2p.algorithm` that has spent its budget need not stop: averaging with its
+neighbours is post-processing as long as it reads no record. Here an agent releases at its first K =
+``releases`` wake-ups only, at Theta_i(1), ..., Theta_i(K) the noised gradients g_1, ..., g_K of its
+data, without lambda_i. By the public curvature h of the domain the gradient at another Theta_i is
+about g_k + h (Theta_i - Theta_i(k)). In later wake-ups the mean of these over k replaces the
+gradient of the data in equation (6),
 
     grad L_i(Theta_i) + eta_i  ->  h Theta_i + b_i + 2 lambda_i Theta_i,   b_i = (1/K) sum_k (g_k - h Theta_i(k))
 
-An agent's first release is at the public start, since no other agent moves its model. With ``releases=1`` the agents
-therefore end, in whatever order they wake, at the minimum of (2) with quadratic losses of those gradients: the solution
-Theta of the linear system
+An agent's first release is at the public start, since no other agent moves its model. With
+``releases=1`` the agents therefore end, in whatever order they wake, at the minimum of (2) with
+quadratic losses of those gradients: the solution Theta of the linear system
 
     (D + mu D C (h + 2 Lambda) - W) Theta = mu D C (h Theta(0) - G)
 
-with one right-hand side a coordinate; row i of G is g_1 of agent i, and C and Lambda have the c_i and lambda_i on their
-diagonals. All of the budget is in one release, as little noise as there can be. In the end every agent takes a step on
-its own raw records, which it does not send, and which costs nothing:
+with one right-hand side a coordinate; row i of G is g_1 of agent i, and C and Lambda have the c_i
+and lambda_i on their diagonals. All of the budget is in one release, as little noise as there can
+be. In the end every agent takes a step on its own raw records, which it does not send, and which
+costs nothing:
 
     argmin_v sum_j l(v; x_ij, y_ij) + refine ||v - sum_j (W_ij / D_ii) Theta_j||^2
 """
@@ -44,21 +47,25 @@ from ..schedules import BoundSchedule
 
 @dataclass(frozen=True, kw_only=True)
 class PeerAveraging(PeerToPeer):
-    """Peer-to-peer learning from the first releases of each agent, with free averaging and a last step of one's own.
+    """Peer-to-peer learning from the first releases of each agent, with free averaging and a last
+    step of one's own.
 
-    The defaults of ``mu``, ``smoothness`` and ``refine`` were tuned on the synthetic agents of the default run, whose
-    rows are uniform in [-1, 1]^p. Other rows need others, above all another ``smoothness``.
+    The defaults of ``mu``, ``smoothness`` and ``refine`` were tuned on the synthetic agents of the
+    default run, whose rows are uniform in [-1, 1]^p. Other rows need others, above all another
+    ``smoothness``.
 
     Args:
         releases: K, the most releases of an agent.
-        confidence_power: k of c_i = (m_i / max_j m_j)^k, at least 0. With 2 models weigh as the inverse of their
-            noise's variance, which is proportional to 1 / m_i^2. An agent without data has .001.
+        confidence_power: k of c_i = (m_i / max_j m_j)^k, at least 0. With 2 models weigh as the
+            inverse of their noise's variance, which is proportional to 1 / m_i^2. An agent without
+            data has .001.
         refine: the strength of the pull in the last step, above 0.
-        refine_from: where the last step begins, and what it is pulled to: the ``"neighbours"``' mean, in which there is
-            less of the agent's own noise, or the agent's ``"own"`` model.
-        smoothness: h, a public constant: the curvature of a mean loss in a usual direction, which is less than the
-            largest of the domain. ``None``: that one.
-        allocation: of the budget over the releases, where there are several, see :class:`PeerToPeer`.
+        refine_from: where the last step begins, and what it is pulled to: the ``"neighbours"``'
+            mean, in which there is less of the agent's own noise, or the agent's ``"own"`` model.
+        smoothness: h, a public constant: the curvature of a mean loss in a usual direction, which
+            is less than the largest of the domain. ``None``: that one.
+        allocation: of the budget over the releases, where there are several, see
+            :class:`PeerToPeer`.
         mu: the weight of the local losses; mu h is that of a release beside the neighbours' mean.
         warm_start: a release before these, see :class:`PeerToPeer`.
         graph, loss, lam, row_norm, target: see :class:`PeerToPeer`.
@@ -103,15 +110,15 @@ class PeerAveraging(PeerToPeer):
         return replace(super()._network(problem), power=self.confidence_power)
 
     def plan(self, problem: Problem, schedule: BoundSchedule) -> tuple[GradientPlan]:
-        """Plan mean gradients of the agents' records, those of their first ``releases`` wake-ups and of a warm
-        start."""
+        """Plan mean gradients of the agents' records, those of their first ``releases`` wake-ups
+        and of a warm start."""
         most = self.releases + (self.warm_start is not None)
         (plan,) = super().plan(problem, replace(schedule, caps=schedule.caps.clip(max=most)))
         return (replace(plan, at_cap="silent"),)
 
     def init(self, problem: Problem, replicates: int = 1) -> State:
-        """Start as :class:`PeerToPeer`. Public are also ``intercept`` (R, n, D), the b_i of the releases so far, and
-        ``answers_so_far`` int64 (R, n), how many these are."""
+        """Starts as :class:`PeerToPeer`. Public are also ``intercept`` (R, n, D), the b_i of the
+        releases so far, and ``answers_so_far`` int64 (R, n), how many these are."""
         state = super().init(problem, replicates)
         theta = state.public["theta"]
         state.public["intercept"] = torch.zeros_like(theta)
@@ -119,8 +126,8 @@ class PeerAveraging(PeerToPeer):
         return state
 
     def serve(self, problem: Problem, public: Mapping[str, Tensor]) -> Callable[[Answers], None]:
-        """Take the steps of :class:`PeerToPeer`, along the released gradients of the agents that answer and h Theta_i +
-        b_i of those whose releases are spent; without data 0."""
+        """Takes the steps of :class:`PeerToPeer`, along the released gradients of the agents that
+        answer and h Theta_i + b_i of those whose releases are spent; without data 0."""
         step, h = super().serve(problem, public), self.network(problem).smoothness
         intercept, answers_so_far = client_rows(public["intercept"]), client_rows(public["answers_so_far"])
 
@@ -135,7 +142,7 @@ class PeerAveraging(PeerToPeer):
         return serve
 
     def models(self, problem: Problem, state: State, clients: Tensor) -> Tensor:
-        """Return the models of ``clients`` after their last step in every replicate, (R, k, D) float64."""
+        """Returns the models of ``clients`` after their last step in every replicate, (R, k, D) float64."""
         theta, starts = state.public["theta"], super().models(problem, state, clients)
         network, agents, data = self.network(problem), clients.numpy(), self.data(problem)
         if self.refine_from == "neighbours":

@@ -1,17 +1,19 @@
 """The proximal point method: clients solve the local objective of FedProx to its minimum.
 
-Li et al.: "Federated Optimization in Heterogeneous Networks", MLSys 2020, with exact local solutions:
+Li et al.: "Federated Optimization in Heterogeneous Networks", MLSys 2020, with exact local
+solutions:
 
     client k sends  clip(v_k - w^t),   v_k = argmin_v l_k(v) + (mu / 2) ||v - w^t||^2
     w^(t+1) = w^t + (noised mean of what is sent)
 
-For linear models only. Of a real target l_k is half the mean squared error, and the minimizer a linear system; of
-classes it is the mean log loss, minimized by full-batch accelerated steps at 1 / L. So no local step size has to be
-tuned, and none diverges.
+For linear models only. Of a real target l_k is half the mean squared error, and the minimizer a
+linear system; of classes it is the mean log loss, minimized by full-batch accelerated steps at 1 /
+L. So no local step size has to be tuned, and none diverges.
 
-In the first rounds the level of a real target can be learned by itself (``intercept_rounds``): a client then sends the
-mean of its residuals as the change of the bias, and the server moves the bias alone. Without these rounds a level far
-from 0 is first spread over all features, and clients whose features vary little take many rounds to undo it.
+In the first rounds the level of a real target can be learned by itself (``intercept_rounds``): a
+client then sends the mean of its residuals as the change of the bias, and the server moves the bias
+alone. Without these rounds a level far from 0 is first spread over all features, and clients whose
+features vary little take many rounds to undo it.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ class ProximalPoint(FedAvg):
     Args:
         mu: strength of the proximal term, above 0.
         steps: accelerated steps of a model of classes.
-        intercept_rounds: number of first rounds that move the bias alone, at most half of the rounds; of a real target.
+        intercept_rounds: number of first rounds that move the bias alone, at most half of the
+            rounds; of a real target.
         averaged, server_lr, server_optimizer, weights, cap: see :class:`FedAvg`.
 
     Example:
@@ -113,7 +116,7 @@ class ProximalPoint(FedAvg):
         return min(self.intercept_rounds, problem.rounds // 2)
 
     def _change(self, problem: Problem, x: Array, y: Array, shared: Array, bias: bool) -> Array:
-        """Return v_k - w^t (D,) of a client with records x (n, p), with a last 1 for a bias, and y (n,)."""
+        """Returns v_k - w^t (D,) of a client with records x (n, p), with a last 1 for a bias, and y (n,)."""
         if problem.loss in (mse, half_mse):
             system = x.T @ x / len(x) + self.mu * np.eye(len(shared))
             return np.linalg.solve(system, x.T @ (y - x @ shared) / len(x))

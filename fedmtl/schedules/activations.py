@@ -1,8 +1,9 @@
-"""The activations of a schedule, in order: clients that act independently, and rounds that wait for the slowest.
+"""The activations of a schedule, in order: clients that act independently, and rounds that wait for
+the slowest.
 
-Who acts when depends on no data, so the draws are those of a simulation: addressed by
-(seed, purpose, replicate, client, index). A replicate does not depend on the others, a client keeps its times when
-others join, and a window of a run is the same whatever was asked before.
+Who acts when depends on no data, so the draws are those of a simulation: addressed by (seed,
+purpose, replicate, client, index). A replicate does not depend on the others, a client keeps its
+times when others join, and a window of a run is the same whatever was asked before.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ _TABLE = 1 << 20  # activations of all replicates that are made at once at least
 class BoundSchedule:
     """A schedule for n given clients.
 
-    The activations that were asked for are kept as a table, with about twice as many for later windows: 12 bytes for an
-    activation of a replicate.
+    The activations that were asked for are kept as a table, with about twice as many for later
+    windows: 12 bytes for an activation of a replicate.
 
     Attributes:
         kind: what the clients do, in words.
@@ -54,11 +55,11 @@ class BoundSchedule:
         most: activations of a run; None if the clients' caps end it.
         waits: whether the server waits for the slowest client of every round.
         dropouts: when clients are away; None if they never are.
-        opening: the activations before all others, at time 0: every client that ever acts acts once, in the order of
-            the data. They are part of ``caps`` and ``most``.
+        opening: the activations before all others, at time 0: every client that ever acts acts
+            once, in the order of the data. They are part of ``caps`` and ``most``.
         clients: n.
-        steps: the most activations of a run. Fewer clients may be left to act in the end (absences without return); a
-            table is then filled up with -1.
+        steps: the most activations of a run. Fewer clients may be left to act in the end (absences
+            without return); a table is then filled up with -1.
     """
 
     kind: str
@@ -83,15 +84,15 @@ class BoundSchedule:
         self._table: tuple[tuple[int, int], Tensor, Tensor] = (0, 0), torch.empty(0, 0), torch.empty(0, 0)
 
     def describe(self) -> str:
-        """Return one phrase for the report."""
+        """Returns one phrase for the report."""
         low, high = int(self.caps.min()), int(self.caps.max())
         most = f"{high}" if low == high else f"{low} to {high}"
         opening = "each acts once before all others, then " if self.opening else ""
         return f"{self.clients} clients, {opening}{self.kind}, at most {most} activations of one client"
 
     def with_opening(self) -> BoundSchedule:
-        """Return this schedule after an opening, in which every client that ever acts acts once, in the order of the
-        data."""
+        """Returns this schedule after an opening, in which every client that ever acts acts once,
+        in the order of the data."""
         acts = self.caps > 0
         opening = int(acts.sum())
         return replace(
@@ -99,9 +100,10 @@ class BoundSchedule:
         )
 
     def events(self, seed: int, start: int, stop: int, *, replicates: int = 1) -> Block:
-        """Return events ``start`` to ``stop - 1``.
+        """Returns events ``start`` to ``stop - 1``.
 
-        A replicate whose clients have all finished is filled up with client -1 at the time of its last activation.
+        A replicate whose clients have all finished is filled up with client -1 at the time of its
+        last activation.
 
         Args:
             seed: of the run.
@@ -130,15 +132,15 @@ class BoundSchedule:
     def blocks(
         self, seed: int, start: int, stop: int, *, cuts: Sequence[int] = (), replicates: int = 1
     ) -> Iterator[Block]:
-        """Yield events ``start`` to ``stop - 1`` in blocks, none of which reaches over a multiple of one of ``cuts``:
-        where they end does not depend on where they start."""
+        """Yields events ``start`` to ``stop - 1`` in blocks, none of which reaches over a multiple
+        of one of ``cuts``: where they end does not depend on where they start."""
         while start < stop:
             end = min(stop, *(start - start % cut + cut for cut in (_BLOCK, *cuts)))
             yield self.events(seed, start, end, replicates=replicates)
             start = end
 
     def _activations(self, seed: int, replicate: int, count: int) -> tuple[Array, Ints]:
-        """Return time and client of the first ``count`` activations of a replicate; fewer where all have finished."""
+        """Returns time and client of the first ``count`` activations of a replicate; fewer where all have finished."""
 
         def uniform(purpose: str, clients: Ints, index: Ints) -> Array:
             key = derive_key(seed, f"schedule/{purpose}", replicate)
@@ -165,10 +167,12 @@ class BoundSchedule:
 
 
 def _merged(caps: Ints, gaps: Gaps, absences: Absences | None, count: int) -> tuple[Array, Ints]:
-    """Return the first ``count`` activations of independent clients, in the order of (time, client).
+    """Returns the first ``count`` activations of independent clients, in the order of (time,
+    client).
 
-    Each client's times are a running sum of its gaps. All clients have a little more than an even share of the
-    activations first; then those have more that may still act before the last of the first ``count``.
+    Each client's times are a running sum of its gaps. All clients have a little more than an even
+    share of the activations first; then those have more that may still act before the last of the
+    first ``count``.
     """
     last, first, end = np.zeros(len(caps)), 0, np.inf
     share = -(-count // int(np.count_nonzero(caps)))
@@ -193,7 +197,7 @@ def _merged(caps: Ints, gaps: Gaps, absences: Absences | None, count: int) -> tu
 
 
 def _times(now: Array, gaps: Array, clients: Ints, absences: Absences | None) -> Array:
-    """Return when clients act, (k, count), from their last times (k,) and their gaps (k, count)."""
+    """Returns when clients act, (k, count), from their last times (k,) and their gaps (k, count)."""
     if absences is None:
         return np.cumsum(np.concatenate([now[:, None], gaps], axis=1), axis=1)[:, 1:]
     times = np.empty_like(gaps)
@@ -203,9 +207,11 @@ def _times(now: Array, gaps: Array, clients: Ints, absences: Absences | None) ->
 
 
 def _rounds(caps: Ints, gaps: Gaps, absences: Absences | None, count: int) -> tuple[Array, Ints]:
-    """Return the first ``count`` activations of rounds in which all clients act once, at the time of the slowest.
+    """Returns the first ``count`` activations of rounds in which all clients act once, at the time
+    of the slowest.
 
-    A client with fewer activations than others leaves after its last. If the slowest never comes back the run ends.
+    A client with fewer activations than others leaves after its last. If the slowest never comes
+    back the run ends.
     """
     now, first, made = 0.0, 0, 0
     time, client = [np.empty(0)], [np.empty(0, np.int64)]

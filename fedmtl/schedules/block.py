@@ -16,8 +16,9 @@ class Block:
     Attributes:
         first: number of the first step, from 0 in the whole run.
         time: float64 (R, S), virtual time, non-decreasing along each row.
-        clients: int64 (R, S, k), positions in the data; -1 is no client. A round is one step with its cohort, in the
-            order of the clients' keys; an activation is a step with one client (-1 where a replicate has finished).
+        clients: int64 (R, S, k), positions in the data; -1 is no client. A round is one step with
+            its cohort, in the order of the clients' keys; an activation is a step with one client
+            (-1 where a replicate has finished).
     """
 
     first: int
@@ -29,34 +30,34 @@ class Block:
 
     @property
     def step(self) -> int:
-        """Return the number of the last step."""
+        """Returns the number of the last step."""
         return self.first + len(self) - 1
 
     @property
     def replicates(self) -> int:
-        """Return R, the number of replicates."""
+        """Returns R, the number of replicates."""
         return self.clients.shape[0]
 
     @property
     def client(self) -> Tensor:
-        """Return who acts in each activation, int64 (R, S)."""
+        """Returns who acts in each activation, int64 (R, S)."""
         return self.clients[:, :, 0]
 
     @property
     def cohort(self) -> Tensor:
-        """Return the clients of the first replicate that take part, each once, int64 (k,); of a round in their
-        order."""
+        """Returns the clients of the first replicate that take part, each once, int64 (k,); of a
+        round in their order."""
         clients = self.clients[0].reshape(-1)
         clients = clients[clients >= 0]
         return clients if len(self) == 1 else clients.unique()
 
     def window(self, start: int, stop: int) -> Block:
-        """Return steps ``start`` to ``stop - 1`` counted from the first one of this block (views, no copies)."""
+        """Returns steps ``start`` to ``stop - 1`` counted from the first one of this block (views, no copies)."""
         return Block(self.first + start, self.time[:, start:stop], self.clients[:, start:stop])
 
 
 def rounds(draw: Callable[[int], Tensor], *, start: int, stop: int) -> Iterator[Block]:
-    """Yield rounds ``start`` to ``stop - 1``, one cohort each, at intervals of one time unit.
+    """Yields rounds ``start`` to ``stop - 1``, one cohort each, at intervals of one time unit.
 
     Args:
         draw: cohort of a round, int64 (k,) clients.

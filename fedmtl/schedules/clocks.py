@@ -25,13 +25,13 @@ class AsynchronousSchedule(ABC):
     """Settings that become a :class:`BoundSchedule` once the clients are known."""
 
     def bind(self, clients: int, *, names: Sequence[str] | None = None, keys: Tensor | None = None) -> BoundSchedule:
-        """Return the schedule of ``clients`` clients.
+        """Returns the schedule of ``clients`` clients.
 
         Args:
             clients: n, at least 1.
             names: their names, for traces, absences and messages; None for "0", "1", ...
-            keys: int64 (n,), their keys for random draws; None to make them of the names, or of the positions where
-                there are no names.
+            keys: int64 (n,), their keys for random draws; None to make them of the names, or of the
+                positions where there are no names.
 
         Raises:
             ConfigError: a setting does not fit n clients, or no client ever acts.
@@ -44,19 +44,21 @@ class AsynchronousSchedule(ABC):
 
     @abstractmethod
     def _bound(self, names: Sequence[str], keys: Tensor) -> BoundSchedule:
-        """Return the schedule of the clients ``names`` with these keys for random draws."""
+        """Returns the schedule of the clients ``names`` with these keys for random draws."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PoissonClocks(AsynchronousSchedule):
     """Independent Poisson clocks (Farokhi et al., section III; Bellet et al., section 2.3).
 
-    The merged process has exponential gaps of the summed rate, and each event belongs to client i with probability
-    rate_i / sum of rates, independently. A client that has reached its cap acts no more.
+    The merged process has exponential gaps of the summed rate, and each event belongs to client i
+    with probability rate_i / sum of rates, independently. A client that has reached its cap acts no
+    more.
 
     Args:
         events: of the whole run, T; None runs until every client has reached its cap.
-        per_client: the most activations of each client, one number or one a client; None for no cap.
+        per_client: the most activations of each client, one number or one a client; None for no
+            cap.
         rate: activations per unit of time, one number or one a client; 0 never acts.
 
     Example:
@@ -86,13 +88,16 @@ class PoissonClocks(AsynchronousSchedule):
 
 @dataclass(frozen=True, kw_only=True)
 class Latencies(AsynchronousSchedule):
-    """Every client works on its own: an activation ends one latency after its last; the server never waits.
+    """Every client works on its own: an activation ends one latency after its last; the server
+    never waits.
 
-    The first activation ends one latency after time 0. Those at the same time come in the order of the clients.
+    The first activation ends one latency after time 0. Those at the same time come in the order of
+    the clients.
 
     Args:
         latency: law of the time from one activation to the next; a number is the same time always.
-        activations: the most activations of each client, one number or one a client (0 never acts); None for no cap.
+        activations: the most activations of each client, one number or one a client (0 never acts);
+            None for no cap.
         events: of the whole run; None runs until every client has reached its cap.
         scale: factor of the latencies, one number or one a client: stragglers have large ones.
         dropouts: clients that leave and come back.
@@ -139,8 +144,9 @@ class Latencies(AsynchronousSchedule):
 class Synchronous(Latencies):
     """The same latencies, where the server waits for the slowest client of every round.
 
-    A round is one event a client, in the order of the clients, all at the time of the slowest. Activation k of
-    a client takes exactly the latency that it takes under :class:`Latencies` with the same seed.
+    A round is one event a client, in the order of the clients, all at the time of the slowest.
+    Activation k of a client takes exactly the latency that it takes under :class:`Latencies` with
+    the same seed.
 
     Example:
         >>> from fedmtl import Synchronous
@@ -156,12 +162,12 @@ _CAP = Range(lambda v: isinstance(v, numbers.Integral) and 0 <= int(v) < ENDLESS
 
 
 def _entries(value: Any) -> list[Any] | None:
-    """Return the entries of a setting that has one a client; None for a single value, of whatever type."""
+    """Returns the entries of a setting that has one a client; None for a single value, of whatever type."""
     return list(value) if hasattr(value, "__len__") and not isinstance(value, str) else None
 
 
 def _per_client(settings: object, name: str, clients: int, dtype: type) -> NDArray[Any]:
-    """Return a setting that is one number, or has one a client, as (n,) of ``dtype``; None is :data:`ENDLESS`."""
+    """Returns a setting that is one number, or has one a client, as (n,) of ``dtype``; None is :data:`ENDLESS`."""
     value = getattr(settings, name)
     entries = _entries(value)
     if entries is not None and len(entries) != clients:
@@ -174,7 +180,7 @@ def _per_client(settings: object, name: str, clients: int, dtype: type) -> NDArr
 
 
 def _each(name: str, value: Any) -> dict[str, Any]:
-    """Return a setting by its name, or the entries of one that has one a client, by their names."""
+    """Returns a setting by its name, or the entries of one that has one a client, by their names."""
     entries = _entries(value)
     return {name: value} if entries is None else {f"{name}[{k}]": entry for k, entry in enumerate(entries)}
 

@@ -20,13 +20,16 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class Dropouts:
-    """When clients are away: a message due while its client is away arrives at the moment of its return.
+    """When clients are away: a message due while its client is away arrives at the moment of its
+    return.
 
-    The client's next latency counts from that moment. Give either ``intervals`` or ``rate`` with ``duration``.
+    The client's next latency counts from that moment. Give either ``intervals`` or ``rate`` with
+    ``duration``.
 
     Args:
-        intervals: for each client's name, the intervals [from, to) in which it is away, in order, not touching;
-            ``to`` may be infinite: the client never comes back. Clients that are not named never leave.
+        intervals: for each client's name, the intervals [from, to) in which it is away, in order,
+            not touching; ``to`` may be infinite: the client never comes back. Clients that are not
+            named never leave.
         rate: departures per unit of time of a client that is present (exponential times between).
         duration: mean time away, exponential.
     """
@@ -49,7 +52,7 @@ class Dropouts:
             _check_intervals(name, pairs)
 
     def check(self, names: Sequence[str]) -> None:
-        """Raise :class:`ConfigError` for an interval of a client that is not among ``names``."""
+        """Raises :class:`ConfigError` for an interval of a client that is not among ``names``."""
         for name in sorted({str(name) for name in self.intervals or {}} - set(names)):
             raise ConfigError(f"Dropouts.intervals names client {name!r}, which is not in the data.")
 
@@ -79,7 +82,7 @@ class Absences:
             self._starts, self._ends = edges
 
     def arrive(self, clients: NDArray[np.int64], time: Array) -> Array:
-        """Return when messages due at ``time`` arrive: at the return of those clients that are away then."""
+        """Returns when messages due at ``time`` arrive: at the return of those clients that are away then."""
         while (passed := (self._ends[clients, self._passed[clients]] <= time) & (time < np.inf)).any():
             self._passed[clients[passed]] += 1
             if self._settings.intervals is None and self._passed.max() >= self._ends.shape[1]:
@@ -88,7 +91,7 @@ class Absences:
         return np.where(self._starts[clients, place] <= time, self._ends[clients, place], time)
 
     def _draw(self, count: int) -> None:
-        """Draw the first ``count`` intervals of every client; those drawn before come out the same."""
+        """Draws the first ``count`` intervals of every client; those drawn before come out the same."""
         assert self._settings.rate is not None
         assert self._settings.duration is not None
         draws = -np.log1p(-self._uniform(np.arange(2 * count)))

@@ -22,7 +22,7 @@ Law = Callable[[Array, NDArray[np.int64], NDArray[np.int64]], Array]
 
 
 def exponential(uniform: Array, client: NDArray[np.int64], index: NDArray[np.int64]) -> Array:
-    """Return exponential latencies of mean 1: each client is a Poisson clock."""
+    """Returns exponential latencies of mean 1: each client is a Poisson clock."""
     gaps: Array = -np.log1p(-uniform)
     return gaps
 
@@ -32,9 +32,10 @@ class RandomLatency:
     """Independent latencies by a distribution of SciPy, in any one unit of time.
 
     Args:
-        law: name of a continuous distribution in :mod:`scipy.stats`: ``"uniform"``, ``"expon"``, ``"lognorm"``, ...
-        parameters: of the distribution by name, such as ``{"scale": 15.0}`` for uniform latencies on [0, 15), or
-            ``{"s": 2.0, "scale": 3.0}`` for log-normal ones of median 3.
+        law: name of a continuous distribution in :mod:`scipy.stats`: ``"uniform"``, ``"expon"``,
+            ``"lognorm"``, ...
+        parameters: of the distribution by name, such as ``{"scale": 15.0}`` for uniform latencies
+            on [0, 15), or ``{"s": 2.0, "scale": 3.0}`` for log-normal ones of median 3.
 
     Raises:
         ConfigError: no such distribution, other parameters than it has, or latencies below 0.
@@ -66,7 +67,7 @@ class RandomLatency:
         return frozen
 
     def bind(self) -> Law:
-        """Return the law."""
+        """Returns the law."""
         distribution = self._distribution()
         return lambda uniform, client, index: distribution.ppf(uniform)
 
@@ -78,14 +79,15 @@ class TraceLatency:
     Every replicate sees the same trace.
 
     Args:
-        source: a CSV file (.csv or .csv.gz) with the header ``client,seconds`` and one row an activation, or a mapping
-            from client names to lists, or one list a client in the order of their positions.
+        source: a CSV file (.csv or .csv.gz) with the header ``client,seconds`` and one row an
+            activation, or a mapping from client names to lists, or one list a client in the order
+            of their positions.
     """
 
     source: str | Path | Mapping[str, Sequence[float]] | Sequence[Sequence[float]]
 
     def bind(self, names: Sequence[str]) -> Law:
-        """Return the law for clients of these names.
+        """Returns the law for clients of these names.
 
         Raises:
             DataError: a trace is malformed or has no row for a client.
@@ -122,7 +124,7 @@ def _number(value: Any, where: str) -> float:
 
 
 def _read_trace(path: Path) -> dict[str, list[float]]:
-    """Return latencies of each client, from ``client,seconds`` rows; rows are counted with the header as row 1."""
+    """Returns latencies of each client, from ``client,seconds`` rows; rows are counted with the header as row 1."""
     traces: dict[str, list[float]] = {}
     for where, (client, value) in csv_rows(path, "client,seconds", what="a trace is"):
         if not client:

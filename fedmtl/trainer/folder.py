@@ -29,7 +29,7 @@ from .._files import CLAIM, claimed, parse_json, read_json, remove_empty, remove
 from .._fingerprint import differing
 from .._imports import uncollected
 from .._text import cell
-from ..algorithms.base import Problem, Tally
+from ..algorithms.problem import Problem, Tally
 from ..data import FederatedDataset, RowBound
 from ..errors import ConfigError, DataError, FedmtlError, ModelError, ResumeError
 from ..local import Layout, prepare_module

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from ..algorithms.base import Algorithm, Problem, State, Tally
+from ..algorithms.base import Algorithm, Problem, State
 from ..algorithms.finetune import Personalization
 from ..algorithms.local import Local
 from ..algorithms.local_fit import LocalFit
+from ..algorithms.problem import Tally
 from ..contrib.automatic import unscaled
 from ..contrib.average import LocalAverage
 from ..errors import BudgetExhausted, ConfigError, ResumeError, TrainingError

@@ -25,7 +25,7 @@ from fedmtl import (
     RecordPrivacy,
     models,
 )
-from fedmtl.algorithms import base
+from fedmtl.algorithms import base, problem
 from fedmtl.local import Layout
 from tests import small
 from tests.methods import NETWORKS
@@ -81,8 +81,8 @@ def test_a_round_in_pieces_has_the_same_bits(name, unit, monkeypatch):
         monkeypatch.setattr("fedmtl.privacy.clip._LONG", 8)
         small.check_same(run_of(**common), whole)
     cut = []
-    monkeypatch.setattr(base, "_PIECE_BYTES", 1)
-    monkeypatch.setattr(base, "_PIECE_CLIENTS", 4)
+    monkeypatch.setattr(problem, "_PIECE_BYTES", 1)
+    monkeypatch.setattr(problem, "_PIECE_CLIENTS", 4)
     monkeypatch.setattr(base, "joined", lambda parts, joined=base.joined: cut.append(len(parts)) or joined(parts))
     small.check_same(run_of(**common), whole)
     assert name == "local" or max(cut) >= 2

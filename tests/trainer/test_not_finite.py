@@ -39,7 +39,7 @@ from fedmtl import (
     SharedDirections,
     models,
 )
-from fedmtl.algorithms.base import Tally
+from fedmtl.algorithms.problem import Tally
 from fedmtl.audit.verification import verify
 from fedmtl.data import FederatedDataset
 from fedmtl.errors import TrainingError

@@ -17,7 +17,8 @@ from work import Clock, Work, arguments, cifar, cnn3, report
 
 import fedmtl
 from fedmtl import PMTL, ClientPrivacy, Execution, FedProx, LocalSGD, PoissonSampling, load_data, models
-from fedmtl.algorithms.base import Algorithm, Problem, Tally
+from fedmtl.algorithms.base import Algorithm, Problem
+from fedmtl.algorithms.problem import Tally
 from fedmtl.data import FederatedDataset
 from fedmtl.data.transforms import Affine
 from fedmtl.local import plan_batches

@@ -1,12 +1,14 @@
 """The asynchronous central learner of Farokhi, Wu, Smith, Kaafar.
 
-"The Cost of Privacy in Asynchronous Differentially-Private Machine Learning", IEEE TIFS 2021, Algorithm 1.
+"The Cost of Privacy in Asynchronous Differentially-Private Machine Learning", IEEE TIFS 2021,
+Algorithm 1.
 
     min_{||theta||_inf <= theta_max} f(theta) = g(theta) + (1/n) sum over all records l(theta . x, y)      (1), (2)
 
-with g = reg ||theta||^2, which is sigma-strongly convex with sigma = 2 reg. Owners answer one at a time, when their
-own clocks tick; the learner keeps a central model theta_L and a copy theta_i for each of the N owners, all 0 at first.
-At a tick owner i answers with the noised mean gradient of its n_i records (x_j, y_j), and the models move:
+with g = reg ||theta||^2, which is sigma-strongly convex with sigma = 2 reg. Owners answer one at a
+time, when their own clocks tick; the learner keeps a central model theta_L and a copy theta_i for
+each of the N owners, all 0 at first. At a tick owner i answers with the noised mean gradient of its
+n_i records (x_j, y_j), and the models move:
 
     tbar    = (theta_L + theta_i) / 2                                                              (6)
     Q_i     = (1 / n_i) sum_j grad l(tbar . x_j, y_j)                                              (3)
@@ -14,20 +16,22 @@ At a tick owner i answers with the noised mean gradient of its n_i records (x_j,
     theta_i = Proj[ tbar - a N ( grad g(tbar) / (2 N) + (n_i / n) Qbar_i ) ]                        (5)
     theta_L = Proj[ tbar - (a / 2) grad g(tbar) ]                                                   (7')
 
-where a = rho / (T^2 sigma). ``points`` has (6), the channel computes (3) and (4) there, ``serve`` has (5) and (7'). The
-printed (7) differs, see :mod:`.published`.
+where a = rho / (T^2 sigma). ``points`` has (6), the channel computes (3) and (4) there, ``serve``
+has (5) and (7'). The printed (7) differs, see :mod:`.published`.
 
     Trainer(algorithm=AsyncLearner(kappa=5.0), data=data, model=models.linear_regression(bias=False),
             schedule=PoissonClocks(per_client=10), privacy=RecordPrivacy(clip_norm=5.0, epsilon=1.0), rounds=999).fit()
 
-The protected unit is a record; neighbours replace one. Observers are the learner, the other owners and the public:
-theta_L and every theta_i are functions of releases.
+The protected unit is a record; neighbours replace one. Observers are the learner, the other owners
+and the public: theta_L and every theta_i are functions of releases.
 
-Owners that always answer together (Remark 2) are one owner with the records of all, a client of the data. Owners that
-drop out (Remark 4) are not weighed by their frequencies, which the learner would have to know before the run: caps
-(``per_client``) give everybody the same number of answers in the end.
+Owners that always answer together (Remark 2) are one owner with the records of all, a client of the
+data. Owners that drop out (Remark 4) are not weighed by their frequencies, which the learner would
+have to know before the run: caps (``per_client``) give everybody the same number of answers in the
+end.
 
-:mod:`fedmtl.contrib.one_answer` has two methods that are not in the paper, of owners who are all asked the same.
+:mod:`fedmtl.contrib.one_answer` has two methods that are not in the paper, of owners who are all
+asked the same.
 """
 
 from __future__ import annotations
@@ -55,12 +59,14 @@ class AsyncLearner(CentralLearner):
     """The asynchronous learner (Farokhi et al. 2021, Algorithm 1); all settings are public.
 
     Args:
-        loss: ``"squared"``, ``"hinge"`` or ``"logistic"``; see :class:`~fedmtl.algorithms.linear.data.LinearLoss`. A
-            squared loss whose gradients are clipped at C is a Huber loss, quadratic in a residual up to C / (2 ||x||).
+        loss: ``"squared"``, ``"hinge"`` or ``"logistic"``; see
+            :class:`~fedmtl.algorithms.linear.data.LinearLoss`. A squared loss whose gradients are
+            clipped at C is a Huber loss, quadratic in a residual up to C / (2 ||x||).
         reg: g = reg ||theta||^2 (the bias included), above 0; sigma = 2 reg.
         theta_max, row_norm, target: as for :class:`~.central.CentralLearner`.
-        step_size: a = rho / (T^2 sigma) of equations (5) and (7'), above 0; ``"auto"``: kappa (N + 1) / (2 T), for
-            which the mean of the N + 1 models moves by kappa / 2 over a run, in units of gradient flow.
+        step_size: a = rho / (T^2 sigma) of equations (5) and (7'), above 0; ``"auto"``: kappa (N +
+            1) / (2 T), for which the mean of the N + 1 models moves by kappa / 2 over a run, in
+            units of gradient flow.
         kappa: of ``step_size="auto"``, above 0; None: 10.
         horizon: T, planned number of ticks; None: the problem's number of events.
 
@@ -100,7 +106,7 @@ class AsyncLearner(CentralLearner):
                 )
 
     def init(self, problem: Problem, replicates: int = 1) -> State:
-        """Start all models at 0: theta_L (R, p) and the theta_i (R, N, p), float64."""
+        """Starts all models at 0: theta_L (R, p) and the theta_i (R, N, p), float64."""
         p = self.data(problem).dimension
         shapes = {"theta_l": (replicates, p), "theta": (replicates, problem.clients, p)}
         public = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}
@@ -117,7 +123,8 @@ class AsyncLearner(CentralLearner):
         a = self.effective_step(owners, problem.rounds)
         # arrays of the shape of a model or of none: NumPy broadcasts more slowly than it computes
         share = np.repeat((a * owners * counts / counts.sum())[:, None], p, 1)  # a N n_i / n
-        # with grad g(tbar) = 2 reg tbar, tbar - a N grad g(tbar) / (2 N) = (1 - a reg) tbar, and likewise in (7')
+        # with grad g(tbar) = 2 reg tbar, tbar - a N grad g(tbar) / (2 N) = (1 - a reg) tbar, and
+        # likewise in (7')
         own, central = np.array(1 - a * self.reg), np.array(1 - 2 * a * self.reg * self.central_share(owners))
         low, high = np.array(-self.theta_max), np.array(self.theta_max)
 
@@ -130,11 +137,11 @@ class AsyncLearner(CentralLearner):
         return serve
 
     def effective_step(self, owners: int, events: int) -> float:
-        """Return a, for N ``owners`` who give ``events`` answers in all."""
+        """Returns a, for N ``owners`` who give ``events`` answers in all."""
         if self.step_size != "auto":
             return float(self.step_size)
         return (self.kappa or self.usual_kappa) * (owners + 1) / (2 * (self.horizon or events))
 
     def central_share(self, owners: int) -> float:
-        """Return the factor of a grad g(tbar) in the central model's step, for N = ``owners``: 1/2 in (7')."""
+        """Returns the factor of a grad g(tbar) in the central model's step, for N = ``owners``: 1/2 in (7')."""
         return 0.5

@@ -29,10 +29,11 @@ class CentralLearner(OneAtATime):
     Args:
         reg: g = reg ||theta||^2 (the bias included), above 0.
         theta_max: bound on ||theta||_inf, above 0.
-        row_norm: a public bound on the L1 norm of a record's features (the 1 of a bias stays), to which they are scaled
-            down in training and wherever the models are used; ``"auto"``: the one that the data state, if any; None:
-            features stay as they are.
-        target: a public bound on abs(y) of the squared loss, at which training targets are cut off; likewise.
+        row_norm: a public bound on the L1 norm of a record's features (the 1 of a bias stays), to
+            which they are scaled down in training and wherever the models are used; ``"auto"``: the
+            one that the data state, if any; None: features stay as they are.
+        target: a public bound on abs(y) of the squared loss, at which training targets are cut off;
+            likewise.
     """
 
     reg: Positive = 1e-5
@@ -44,15 +45,16 @@ class CentralLearner(OneAtATime):
     needs_row_bound = False
 
     def shared(self, state: State) -> Tensor | None:
-        """Return theta_L, (p,) float64."""
+        """Returns theta_L, (p,) float64."""
         return state.public["theta_l"][0]
 
     def models(self, problem: Problem, state: State, clients: Tensor) -> Tensor:
-        """Return theta_L of every replicate for every client, (R, k, p), a view expanded along the clients."""
+        """Returns theta_L of every replicate for every client, (R, k, p), a view expanded along the clients."""
         return state.public["theta_l"].to(problem.initial)[:, None].expand(-1, len(clients), -1)
 
     def local_baseline(self) -> LocalFit | None:
-        """Return an owner's minimizer on its own bounded records, under the same constraint; None for the hinge.
+        """Returns an owner's minimizer on its own bounded records, under the same constraint; None
+        for the hinge.
 
         g = reg ||theta||^2 and the squared loss have no 1/2 here, and have it in the fit.
         """
@@ -63,11 +65,11 @@ class CentralLearner(OneAtATime):
         return LocalFit(loss=self.loss, ridge=ridge, theta_max=self.theta_max, **bounds)  # type: ignore[arg-type]
 
     def objective(self, problem: Problem, state: State) -> Tensor:
-        """Return f(theta_L), equation (2), on the training records, (R,) float64; not private."""
+        """Returns f(theta_L), equation (2), on the training records, (R,) float64; not private."""
         return self.fitness(self.data(problem), state.public["theta_l"])
 
     def fitness(self, data: LinearData, theta: Tensor) -> Tensor:
-        """Return f of models theta (R, p) on the records of all owners, equation (2): (R,) float64; not private."""
+        """Returns f of models theta (R, p) on the records of all owners, equation (2): (R,) float64; not private."""
         x, y = data.pooled()
         blocks = theta.split(max(1, _BLOCK_ELEMENTS // len(x)))
         means = torch.cat([self.linear_loss.value(block, x, y).mean(1) for block in blocks])

@@ -1,6 +1,7 @@
 """Personalized private peer-to-peer learning without a server (Bellet, Guerraoui, Taziki, Tommasi).
 
-"Personalized and Private Peer-to-Peer Machine Learning", AISTATS 2018. n agents on a graph with weights W_ij minimize
+"Personalized and Private Peer-to-Peer Machine Learning", AISTATS 2018. n agents on a graph with
+weights W_ij minimize
 
     Q(Theta) = 1/2 sum_{i<j} W_ij ||Theta_i - Theta_j||^2 + mu sum_i D_ii c_i L_i(Theta_i)                       (2)
 
@@ -8,24 +9,26 @@ with D_ii = sum_j W_ij, c_i = m_i / max m_j and
 
     L_i(theta) = (1/m_i) sum_j l(theta; x_ij, y_ij) + lambda_i ||theta||^2                                       (1)
 
-An agent that wakes takes one block step on it, from the models that its neighbours have broadcast, and broadcasts
-its own; alpha = 1 / (1 + mu c_i L_i^loc):
+An agent that wakes takes one block step on it, from the models that its neighbours have broadcast,
+and broadcasts its own; alpha = 1 / (1 + mu c_i L_i^loc):
 
     Theta_i <- (1 - alpha) Theta_i + alpha (sum_j (W_ij / D_ii) Theta_j - mu c_i (grad L_i(Theta_i) + eta_i))  (4), (6)
 
-The protected unit is a record of an agent, neighbours differ by one record replaced, observers are all peers and any
-eavesdropper. Only the mean gradient of the data is clipped, noised and charged; everything else in the update is
-public, and so is the state: the noised iterate. lambda_i ||theta||^2 has no data and is never clipped. The numbers of
-records m_i are public, and with them c_i, lambda_i and alpha; L_i^loc is a bound of the domain.
+The protected unit is a record of an agent, neighbours differ by one record replaced, observers are
+all peers and any eavesdropper. Only the mean gradient of the data is clipped, noised and charged;
+everything else in the update is public, and so is the state: the noised iterate. lambda_i
+||theta||^2 has no data and is never clipped. The numbers of records m_i are public, and with them
+c_i, lambda_i and alpha; L_i^loc is a bound of the domain.
 
     Trainer(algorithm=PeerToPeer(graph=Ring(), mu=0.5, loss="squared", row_norm=1.0), data=data,
             model=models.linear_regression(bias=False), schedule=PoissonClocks(per_client=10),
             privacy=RecordPrivacy(clip_norm=1.0, epsilon=1.0), rounds=999).fit()
 
-The stop rule is the schedule's: ``PoissonClocks(per_client=T_i)`` has every agent wake exactly T_i times and stop;
-``PoissonClocks(events=T, per_client=T_i)`` ends after T ticks of all agents, at most T_i of each. The noise is
-calibrated to T_i. A run starts at Theta(0) = 0, or at a private warm start (Remark 3, :mod:`.warm_start`), for which
-every agent releases its own model before the clocks start: one more release, with a share of the budget.
+The stop rule is the schedule's: ``PoissonClocks(per_client=T_i)`` has every agent wake exactly T_i
+times and stop; ``PoissonClocks(events=T, per_client=T_i)`` ends after T ticks of all agents, at
+most T_i of each. The noise is calibrated to T_i. A run starts at Theta(0) = 0, or at a private warm
+start (Remark 3, :mod:`.warm_start`), for which every agent releases its own model before the clocks
+start: one more release, with a share of the budget.
 
 :class:`~fedmtl.contrib.peer_averaging.PeerAveraging`, which is not in the paper, releases once.
 """
@@ -57,29 +60,35 @@ from .warm_start import as_gradients, check_accuracy, mean_at_minimizer, spread
 
 @dataclass(frozen=True, kw_only=True)
 class PeerToPeer(OneAtATime):
-    """Asynchronous block coordinate descent over a graph, with private gradients (Bellet et al. 2018).
+    """Asynchronous block coordinate descent over a graph, with private gradients (Bellet et al.
+    2018).
 
     Args:
-        graph: who speaks with whom: a :class:`~fedmtl.graphs.Graph` of the clients' ids, or settings such as
-            :class:`~fedmtl.graphs.Ring` that make one. It is public, or outside of every epsilon.
-        mu: the weight of the local losses, above 0: large means local models, small one model for all.
+        graph: who speaks with whom: a :class:`~fedmtl.graphs.Graph` of the clients' ids, or
+            settings such as :class:`~fedmtl.graphs.Ring` that make one. It is public, or outside of
+            every epsilon.
+        mu: the weight of the local losses, above 0: large means local models, small one model for
+            all.
         loss: ``"logistic"``, or ``"squared"``: (theta.x - y)^2, without 1/2.
-        lam: lambda_i of every agent, above 0; ``"inverse"``: 1 / m_i, as in the paper's experiments.
-        row_norm: B, a public bound on the L2 norm of a record's features, which are scaled down to it in training and
-            wherever the models are used; the 1 of a bias stays. ``"auto"``: the bound that the data state; where they
-            state none, a run without privacy leaves all rows as they are and one with privacy is refused. None: no
-            bound, without privacy only.
-        target: a public bound on abs(y) of the squared loss, at which training targets are cut off. ``"auto"``: that of
-            the data, where they state one. None: 2^40.
-        smoothness: Lipschitz constant of the gradient of one record's loss. ``None``: that of the domain, B^2 / 4 for
-            the logistic and 2 B^2 for the squared loss, with B^2 + 1 for B^2 where there is a bias. A smaller one must
-            be public knowledge; only stability rests on it.
+        lam: lambda_i of every agent, above 0; ``"inverse"``: 1 / m_i, as in the paper's
+            experiments.
+        row_norm: B, a public bound on the L2 norm of a record's features, which are scaled down to
+            it in training and wherever the models are used; the 1 of a bias stays. ``"auto"``: the
+            bound that the data state; where they state none, a run without privacy leaves all rows
+            as they are and one with privacy is refused. None: no bound, without privacy only.
+        target: a public bound on abs(y) of the squared loss, at which training targets are cut off.
+            ``"auto"``: that of the data, where they state one. None: 2^40.
+        smoothness: Lipschitz constant of the gradient of one record's loss. ``None``: that of the
+            domain, B^2 / 4 for the logistic and 2 B^2 for the squared loss, with B^2 + 1 for B^2
+            where there is a bias. A smaller one must be public knowledge; only stability rests on
+            it.
         allocation: how the budget is spread over an agent's wake-ups, see
-            :func:`~fedmtl.algorithms.p2p.allocation.wakeup_weights`; ``"optimal"`` uses less noise late.
-        warm_start: the share of every agent's budget, above 0 and below 1, for a first release of its own model, from
-            which all models start (:mod:`~fedmtl.algorithms.p2p.warm_start`); None for no warm start. It is
-            a share of the sum of the epsilons of single releases. The noise on an agent's own model is proportional to
-            1 / (m_i ``lam``).
+            :func:`~fedmtl.algorithms.p2p.allocation.wakeup_weights`; ``"optimal"`` uses less noise
+            late.
+        warm_start: the share of every agent's budget, above 0 and below 1, for a first release of
+            its own model, from which all models start (:mod:`~fedmtl.algorithms.p2p.warm_start`);
+            None for no warm start. It is a share of the sum of the epsilons of single releases. The
+            noise on an agent's own model is proportional to 1 / (m_i ``lam``).
 
     Raises:
         ConfigError: a value outside these ranges.
@@ -119,7 +128,8 @@ class PeerToPeer(OneAtATime):
     # What it needs of the problem
 
     def network(self, problem: Problem) -> Network:
-        """Return the graph in the order of the data, with the public constants of every agent; made once.
+        """Returns the graph in the order of the data, with the public constants of every agent;
+        made once.
 
         Raises:
             ConfigError: the graph and the data have different agents.
@@ -137,15 +147,15 @@ class PeerToPeer(OneAtATime):
         )
 
     def scheduled(self, schedule: Any) -> Any:
-        """Return the schedule of a run; with a warm start, every agent acts once before it."""
+        """Returns the schedule of a run; with a warm start, every agent acts once before it."""
         return schedule if self.warm_start is None else schedule.with_opening()
 
     def plan(self, problem: Problem, schedule: BoundSchedule) -> tuple[GradientPlan]:
         """Plan mean gradients of the agents' records, T_i of each, and one more for a warm start.
 
         Raises:
-            ConfigError: a warm start of agents who never wake, who cannot compute it exactly enough, or that the run is
-                too short for.
+            ConfigError: a warm start of agents who never wake, who cannot compute it exactly
+                enough, or that the run is too short for.
         """
         (plan,) = super().plan(problem, schedule)
         if self.warm_start is not None:
@@ -160,7 +170,8 @@ class PeerToPeer(OneAtATime):
         return (replace(plan, notes=self.notes(problem), given_noise=given_noise),)
 
     def given_noise(self, problem: Problem, caps: np.ndarray, privacy: RecordPrivacy) -> dict[str, Any]:
-        """Return what of the plan depends on the noise; ``caps`` are the most releases of each agent.
+        """Returns what of the plan depends on the noise; ``caps`` are the most releases of each
+        agent.
 
         Raises:
             PrivacyError: a warm start with a law of the noise that is not for the L2 norm.
@@ -171,7 +182,7 @@ class PeerToPeer(OneAtATime):
         return {"allocation": self.weights(problem, caps, privacy)}
 
     def check_law(self, privacy: RecordPrivacy) -> None:
-        """Refuse a warm start with noise for another norm than that of its sensitivity."""
+        """Refuses a warm start with noise for another norm than that of its sensitivity."""
         if self.warm_start is not None and LAWS[privacy.mechanism].norm != "l2":
             raise PrivacyError(
                 f"PeerToPeer.warm_start: how far an agent's own model moves is bounded in the L2 norm, and "
@@ -180,8 +191,8 @@ class PeerToPeer(OneAtATime):
             )
 
     def weights(self, problem: Problem, caps: np.ndarray, privacy: RecordPrivacy) -> list[np.ndarray]:
-        """Return weights of the releases of every agent, (caps[i],) of mean 1: that of a warm start, and those of the
-        wake-ups by ``allocation``; equal ones are shared."""
+        """Returns weights of the releases of every agent, (caps[i],) of mean 1: that of a warm
+        start, and those of the wake-ups by ``allocation``; equal ones are shared."""
         network = self.network(problem)
         contraction = 1.0 - network.convexity / network.largest_curvature
         pure = LAWS[privacy.mechanism].pure and privacy.delta == 0
@@ -196,7 +207,7 @@ class PeerToPeer(OneAtATime):
         return [made[cap] for cap in caps.tolist()]
 
     def _with_warm_start(self, wakeups: Array) -> Array:
-        """Return the weights (T + 1,), of mean 1, of a warm start and of wake-ups whose own are (T,)."""
+        """Returns the weights (T + 1,), of mean 1, of a warm start and of wake-ups whose own are (T,)."""
         assert self.warm_start is not None
         if not len(wakeups):
             return np.ones(1)
@@ -206,7 +217,7 @@ class PeerToPeer(OneAtATime):
         return normalized
 
     def notes(self, problem: Problem) -> tuple[str, ...]:
-        """Return what no epsilon of a run covers, for its report."""
+        """Returns what no epsilon of a run covers, for its report."""
         graph = self.network(problem).graph.describe()
         made = "" if isinstance(self.graph, Graph) or not self.graph.from_data else ", which was built from the records"
         return (
@@ -218,10 +229,11 @@ class PeerToPeer(OneAtATime):
     # The run
 
     def init(self, problem: Problem, replicates: int = 1) -> State:
-        """Start everyone at Theta(0) = 0; no data are read.
+        """Starts everyone at Theta(0) = 0; no data are read.
 
-        Public: ``theta`` (R, n, D) float64; ``sent`` int64 (R,), the vectors of D numbers sent so far: a broadcast to
-        k neighbours is k of them; with a warm start, ``own`` (R, n, D), the agents' released models.
+        Public: ``theta`` (R, n, D) float64; ``sent`` int64 (R,), the vectors of D numbers sent so
+        far: a broadcast to k neighbours is k of them; with a warm start, ``own`` (R, n, D), the
+        agents' released models.
         """
         theta = torch.zeros(replicates, problem.clients, problem.dimension, dtype=torch.float64)
         public = {"theta": theta, "sent": torch.zeros(replicates, dtype=torch.int64)}
@@ -230,8 +242,8 @@ class PeerToPeer(OneAtATime):
         return State(public, problem.client_store({}))
 
     def step(self, problem: Problem, state: State, block: Block, channel: Activations) -> State:
-        """Compute the activations of a block in their order, of all runs; in place. With a warm start, in the first n
-        of a run agents release their own models."""
+        """Computes the activations of a block in their order, of all runs; in place. With a warm
+        start, in the first n of a run agents release their own models."""
         opening = 0 if self.warm_start is None else problem.clients
         first = min(len(block), max(0, opening - block.first))
         if first:
@@ -243,7 +255,7 @@ class PeerToPeer(OneAtATime):
         return super().step(problem, state, block.window(first, len(block)), channel)
 
     def _release_own(self, problem: Problem, public: Mapping[str, Tensor], block: Block, channel: Activations) -> None:
-        """Let agents release their own models, Theta^loc with noise, one after another."""
+        """Lets agents release their own models, Theta^loc with noise, one after another."""
         network, data, clip = self.network(problem), self.data(problem), channel.records.clip
         for clients in block.client.T.tolist():
             answers = []
@@ -258,19 +270,19 @@ class PeerToPeer(OneAtATime):
                     public["sent"][run] += int(network.graph.degrees[agent])
 
     def _start(self, problem: Problem, public: Mapping[str, Tensor]) -> None:
-        """Start all models at what the released ones say of one another."""
+        """Starts all models at what the released ones say of one another."""
         network, own = self.network(problem), public["own"].transpose(0, 1)
         local = own.reshape(len(own), -1).numpy()
         start = spread(network, local, network.counts > 0).reshape(own.shape)
         public["theta"].copy_(torch.from_numpy(start).transpose(0, 1))
 
     def points(self, problem: Problem, public: Mapping[str, Tensor]) -> Callable[[Ints], Array]:
-        """Return the agents' own models, at which they answer."""
+        """Returns the agents' own models, at which they answer."""
         theta = client_rows(public["theta"])
         return lambda at: theta.take(at, 0)
 
     def serve(self, problem: Problem, public: Mapping[str, Tensor]) -> Callable[[Answers], None]:
-        """Let an agent wake in each of R repetitions: it computes its step from what its neighbours have broadcast."""
+        """Lets an agent wake in each of R repetitions: it computes its step from what its neighbours have broadcast."""
         network, theta, every_run = self.network(problem), public["theta"].numpy(), np.arange(len(public["theta"]))
         rows, sent = client_rows(public["theta"]), public["sent"].numpy()
 
@@ -285,11 +297,11 @@ class PeerToPeer(OneAtATime):
         return serve
 
     def models(self, problem: Problem, state: State, clients: Tensor) -> Tensor:
-        """Return Theta_i of ``clients`` in every replicate, (R, k, D) float64."""
+        """Returns Theta_i of ``clients`` in every replicate, (R, k, D) float64."""
         return state.public["theta"][:, clients]
 
     def objective(self, problem: Problem, state: State) -> Tensor:
-        """Return Q(Theta) of equation (2) on all training records and the whole graph, (R,) float64, not private."""
+        """Returns Q(Theta) of equation (2) on all training records and the whole graph, (R,) float64, not private."""
         network, theta, data = self.network(problem), state.public["theta"], self.data(problem)
         total = torch.tensor([network.roughness(models) for models in theta.numpy()], dtype=torch.float64)
         weight = torch.from_numpy(self.mu * network.graph.normalization * network.confidence)

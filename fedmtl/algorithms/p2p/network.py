@@ -18,7 +18,8 @@ _IDLE = 1e-3  # confidence of an agent without data, whose loss is lambda ||thet
 
 @dataclass(frozen=True, eq=False)
 class Network:
-    """What the update needs besides models and records; numbers of records and the graph are public.
+    """What the update needs besides models and records; numbers of records and the graph are
+    public.
 
     Attributes:
         graph: of the n agents, in the order of the data.
@@ -38,34 +39,34 @@ class Network:
 
     @cached_property
     def confidence(self) -> Array:
-        """Return c_i = (m_i / max_j m_j)^power, and .001 for agents without data."""
+        """Returns c_i = (m_i / max_j m_j)^power, and .001 for agents without data."""
         most = max(1, int(self.counts.max()))
         return np.where(self.counts > 0, (self.counts / most) ** self.power, _IDLE)
 
     @cached_property
     def ridge(self) -> Array:
-        """Return lambda_i."""
+        """Returns lambda_i."""
         return np.full(len(self.counts), self.lam) if self.lam is not None else 1.0 / np.maximum(self.counts, 1)
 
     @cached_property
     def curvature(self) -> Array:
-        """Return L_i^loc: ``smoothness + 2 lambda_i``; without data only the second term is left."""
+        """Returns L_i^loc: ``smoothness + 2 lambda_i``; without data only the second term is left."""
         return np.where(self.counts > 0, self.smoothness, 0.0) + 2 * self.ridge
 
     @cached_property
     def alpha(self) -> Array:
-        """Return alpha = 1 / (1 + mu c_i L_i^loc) of equation (4)."""
+        """Returns alpha = 1 / (1 + mu c_i L_i^loc) of equation (4)."""
         return 1.0 / (1.0 + self.mu * self.confidence * self.curvature)
 
     @property
     def convexity(self) -> float:
-        """Return sigma, the bound mu min_i D_ii c_i 2 lambda_i of the paper, by public constants."""
+        """Returns sigma, the bound mu min_i D_ii c_i 2 lambda_i of the paper, by public constants."""
         least = self.graph.normalization * self.confidence * 2 * self.ridge
         return float(self.mu * least.min())
 
     @property
     def largest_curvature(self) -> float:
-        """Return L_max = max_i D_ii (1 + mu c_i L_i^loc)."""
+        """Returns L_max = max_i D_ii (1 + mu c_i L_i^loc)."""
         pulled = self.mu * self.confidence * self.curvature
         return float((self.graph.normalization * (1 + pulled)).max())
 
@@ -73,15 +74,15 @@ class Network:
 
     @cached_property
     def neighbours(self) -> list[tuple[Ints, Array]]:
-        """Return the neighbours of every agent, and W_ij / D_ii of each."""
+        """Returns the neighbours of every agent, and W_ij / D_ii of each."""
         weights = self.graph.weights
         shares: Array = weights.data / np.repeat(self.graph.normalization, self.graph.degrees)
         indices, ends = weights.indices.astype(np.int64), weights.indptr[1:-1]
         return list(zip(np.split(indices, ends), np.split(shares, ends), strict=True))
 
     def means(self, theta: Array, runs: Ints, agents: Ints) -> Array:
-        """Return sum_j (W_ij / D_ii) Theta_j of ``agents`` (k,) in repetitions ``runs`` (k,) of ``theta`` (R, n, D):
-        (k, D). The work is that of the agents' neighbours, whatever n is."""
+        """Returns sum_j (W_ij / D_ii) Theta_j of ``agents`` (k,) in repetitions ``runs`` (k,) of
+        ``theta`` (R, n, D): (k, D). The work is that of the agents' neighbours, whatever n is."""
         means = np.empty((len(agents), theta.shape[2]))
         for row, (run, agent) in enumerate(zip(runs.tolist(), agents.tolist(), strict=True)):
             neighbours, shares = self.neighbours[agent]
@@ -89,7 +90,7 @@ class Network:
         return means
 
     def roughness(self, theta: Array) -> float:
-        """Return 1/2 sum_{i<j} W_ij ||Theta_i - Theta_j||^2 of theta (n, D), the first term of equation (2)."""
+        """Returns 1/2 sum_{i<j} W_ij ||Theta_i - Theta_j||^2 of theta (n, D), the first term of equation (2)."""
         edges = triu(self.graph.weights, format="csr").tocoo()
         difference = theta[edges.row] - theta[edges.col]
         return float(edges.data @ np.einsum("kd,kd->k", difference, difference)) / 2

@@ -1,23 +1,25 @@
 """The private warm start of peer-to-peer learning (Bellet et al. 2018, Remark 3 and supplement).
 
-Every agent releases its own model with noise, and all of them start from what these say of one another: the fixed point
-of
+Every agent releases its own model with noise, and all of them start from what these say of one
+another: the fixed point of
 
     Theta_i <- (1 / (1 + mu c_i)) (sum_j (W_ij / D_ii) Theta_j + mu c_i Theta_i^loc)
 
-that is, the solution of (D + mu D C - W) Theta = mu D C Theta^loc, with C the diagonal matrix of the c_i: a function of
-what was released.
+that is, the solution of (D + mu D C - W) Theta = mu D C Theta^loc, with C the diagonal matrix of
+the c_i: a function of what was released.
 
-Theta_i^loc minimizes F = (1/m) sum_j l_j + lambda ||.||^2, where the gradient of every l_j is clipped at L in the L2
-norm, so that l_j is convex with linear tails. Sensitivity: let F' have one record replaced, and theta and theta' be the
-minimizers. The gradient of F at theta' is (1/m) (grad l - grad l')(theta') and no longer than 2 L / m, and F is
-2 lambda-strongly convex. Hence ||theta - theta'||_2 <= L / (m lambda).
+Theta_i^loc minimizes F = (1/m) sum_j l_j + lambda ||.||^2, where the gradient of every l_j is
+clipped at L in the L2 norm, so that l_j is convex with linear tails. Sensitivity: let F' have one
+record replaced, and theta and theta' be the minimizers. The gradient of F at theta' is (1/m) (grad
+l - grad l')(theta') and no longer than 2 L / m, and F is 2 lambda-strongly convex. Hence ||theta -
+theta'||_2 <= L / (m lambda).
 
-What is released is the mean of the records' clipped gradients at Theta_i^loc, which is -2 lambda Theta_i^loc. Its sum
-over the m records moves by 2 L at most, as that of the gradients of any wake-up does, so the channel clips, noises and
-charges both alike. The noise on Theta_i^loc has the scale z L / (m lambda), with z the multiplier of the release. With
-lambda = 1 / m that is z L, whatever m is, for a model that may be L m / 2 long: much noise for agents with few records.
-The bound is in the L2 norm, and needs a law of the noise for that norm.
+What is released is the mean of the records' clipped gradients at Theta_i^loc, which is -2 lambda
+Theta_i^loc. Its sum over the m records moves by 2 L at most, as that of the gradients of any
+wake-up does, so the channel clips, noises and charges both alike. The noise on Theta_i^loc has the
+scale z L / (m lambda), with z the multiplier of the release. With lambda = 1 / m that is z L,
+whatever m is, for a model that may be L m / 2 long: much noise for agents with few records. The
+bound is in the L2 norm, and needs a law of the noise for that norm.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ _SHARE = 0.25  # of the margin of the clip, for the error of a sum: two neighbou
 
 
 def mean_at_minimizer(loss: LinearLoss, x: Array, y: Array, lam: float, clip: Clip | None) -> Array:
-    """Return the mean of the clipped gradients of an agent's records at its own model, -2 lambda Theta^loc.
+    """Returns the mean of the clipped gradients of an agent's records at its own model, -2 lambda
+    Theta^loc.
 
     Args:
         loss: squared or logistic.
@@ -74,19 +77,20 @@ def mean_at_minimizer(loss: LinearLoss, x: Array, y: Array, lam: float, clip: Cl
 
 
 def accuracy(bound: float, records: int) -> float:
-    """Return the longest gradient of F at which a fit may end: the error of the sum is ``records`` times that."""
+    """Returns the longest gradient of F at which a fit may end: the error of the sum is ``records`` times that."""
     return _SHARE * MARGIN * bound / records
 
 
 def check_accuracy(network: Network, dimension: int) -> None:
-    """Refuse agents whose models double precision cannot give as exactly as the margin of the clip asks, whatever their
-    records are; all of this is public.
+    """Refuses agents whose models double precision cannot give as exactly as the margin of the clip
+    asks, whatever their records are; all of this is public.
 
     Raises:
         ConfigError: too many records, or too small a lambda.
     """
     m, curvature = np.maximum(network.counts, 1), network.curvature
-    # of the records' margins x . theta, with ||theta|| <= L / (2 lambda), and of adding up on the grid of sums
+    # of the records' margins x . theta, with ||theta|| <= L / (2 lambda), and of adding up on the
+    # grid of sums
     rounding = 2.0**-52 * m * np.maximum(curvature / (2 * network.ridge), 2 * m * math.sqrt(dimension))
     worst = int(rounding.argmax())
     if rounding[worst] > _SHARE * MARGIN:
@@ -98,7 +102,7 @@ def check_accuracy(network: Network, dimension: int) -> None:
 
 
 def spread(network: Network, local: Array, released: np.ndarray) -> Array:
-    """Return where all agents start, given the models that were released.
+    """Returns where all agents start, given the models that were released.
 
     An agent that released nothing has mu c_i = 0: its model is the mean of its neighbours'.
 
@@ -122,5 +126,5 @@ def spread(network: Network, local: Array, released: np.ndarray) -> Array:
 
 
 def as_gradients(mean: Array, replicates: int, records: int) -> torch.Tensor:
-    """Return the gradients (R, m, D) of ``records`` records whose mean is (D,)."""
+    """Returns the gradients (R, m, D) of ``records`` records whose mean is (D,)."""
     return torch.from_numpy(mean).expand(replicates, records, len(mean))

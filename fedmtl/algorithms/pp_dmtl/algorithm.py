@@ -1,12 +1,13 @@
 """PP-DMTL: private multi-task learning by asynchronous proximal gradient, with an untrusted server.
 
-Xie, Baytas, Lin, Zhou: "Privacy-Preserving Distributed Multi-Task Learning with Asynchronous Updates", KDD 2017.
+Xie, Baytas, Lin, Zhou: "Privacy-Preserving Distributed Multi-Task Learning with Asynchronous
+Updates", KDD 2017.
 
     min_{P,Q} sum_t (1/n_t) sum_j l(x_tj . (p_t + q_t), y_tj) + lam r(P) + tau g(Q),   W = P + Q       (Equation 2)
 
-P couples the tasks and lives at the server, q_t is task t's own. Task t sends a noised gradient and does not wait; the
-server takes one proximal step on all of P and returns p_t, which task t uses at its next activation. At an activation
-of task t, by the lines of Algorithm 1:
+P couples the tasks and lives at the server, q_t is task t's own. Task t sends a noised gradient and
+does not wait; the server takes one proximal step on all of P and returns p_t, which task t uses at
+its next activation. At an activation of task t, by the lines of Algorithm 1:
 
     G_t = (1/n_t) sum_j clip_C(grad l(x_tj . (p_t + q_t), y_tj)) + z                               lines 9, 11 to 13
     q_t = q_t - a1 (G_t + tau q_t),   or the proximal step of another g                            line 10
@@ -14,15 +15,17 @@ of task t, by the lines of Algorithm 1:
     P   = prox_{a2 lam r}(P - a2 S)                                                                server, 2nd step
     p_t of the task is column t of P, until its next activation                                    server, 3rd step
 
-The protected unit is a record of a task, the observers are the server and the other tasks, neighbours differ by one
-record replaced. The accounting of the paper bounds one step of q_t from the *same* q_t, but there q_t moves on the raw
-records, a private state that nothing noises, so its sensitivity grows along the run (:mod:`.published`). Here one
-clipped, noised gradient G_t serves both blocks, since grad_p l(p + q) = grad_q l(p + q). P, S, the returned columns and
-q_t are then functions of releases only. After training, q_t is fitted once to the raw records, which is Equation 8, and
-never sent: solved at every activation, as the paper allows, it would put raw records into the point of the next
-release. The paper's other end of a run, ||W^(k+1) - W^k|| <= nu, reads the q_t; here a run ends at its caps, to which
-the noise is calibrated. :class:`~fedmtl.contrib.shared_directions.SharedDirections`, which is not in the paper, fits
-q_t otherwise.
+The protected unit is a record of a task, the observers are the server and the other tasks,
+neighbours differ by one record replaced. The accounting of the paper bounds one step of q_t from
+the *same* q_t, but there q_t moves on the raw records, a private state that nothing noises, so its
+sensitivity grows along the run (:mod:`fedmtl.contrib.published.pp_dmtl`). Here one clipped, noised gradient G_t serves
+both blocks, since grad_p l(p + q) = grad_q l(p + q). P, S, the returned columns and q_t are then
+functions of releases only. After training, q_t is fitted once to the raw records, which is Equation
+8, and never sent: solved at every activation, as the paper allows, it would put raw records into
+the point of the next release. The paper's other end of a run, ||W^(k+1) - W^k|| <= nu, reads the
+q_t; here a run ends at its caps, to which the noise is calibrated.
+:class:`~fedmtl.contrib.shared_directions.SharedDirections`, which is not in the paper, fits q_t
+otherwise.
 
     Trainer(algorithm=PPDMTL(loss="squared", row_norm=1.0, target=3.0), data=data,
             model=models.linear_regression(bias=False), schedule=Latencies(latency=1.0, activations=6),
@@ -57,36 +60,43 @@ class PPDMTL(OneAtATime):
 
     Args:
         loss: ``"logistic"``, or ``"squared"``: (y - w.x)^2, without 1/2.
-        lam: lambda, the strength of r(P). The server's proximal threshold, the paper's mu, is ``a2 lam``.
+        lam: lambda, the strength of r(P). The server's proximal threshold, the paper's mu, is ``a2
+            lam``.
         tau: the strength of g(Q); the paper's lambda of Algorithm 1, line 9.
         a1: step size of q_t. 0 leaves q_t at its start until the refinement: best with few answers.
-        a2: step size of P, at most ``2 / ((delay + 1) L)``; ``None`` takes half of that. ``"auto"`` takes the
-            best one, with the ``delay`` for which it is stable, in a simulation of the schedule and the noise on
-            synthetic tasks of the same sizes, which reads nothing private
-            (:func:`~fedmtl.algorithms.pp_dmtl.step_size.choose_step`). Most gradients are far less old than the oldest,
-            so a larger step is stable than in the worst case. The server repeats a task's last gradient at every event,
-            so a column moves on by gradients taken long before.
-        delay: the greatest age, in events, of a gradient still in use: a public property of the schedule,
-            :func:`largest_delay`. ``None``: 2 T, which is tasks that act in turn. With latencies between 0 and a
-            maximum it is about 4 T, and with stragglers more; where it is too small P may oscillate with
-            growing size. (For r = 0, ``a2 < 3 / (2 (delay - 1) L)`` is stable whatever the delays up to that: Erbe,
-            Xia, Yu, 1995, on x_{n+1} - x_n = -a x_{n-k}.)
-        smoothness: L, a Lipschitz constant of the gradient of every task's mean loss. ``None``: that of the domain,
-            B^2 / 4 for the logistic and 2 B^2 for the squared loss with B the largest norm of a row. A smaller one must
-            be public knowledge; only stability rests on it.
-        row_norm: B, a public bound on the L2 norm of a record's features, which are scaled down to it in training and
-            wherever the models are used; the 1 of a bias stays. ``"auto"``: the bound that the data state; where they
-            state none, a run without privacy leaves all rows as they are and one with privacy is refused. None: no
-            bound, without privacy only.
-        target: a public bound on abs(y) of the squared loss, at which training targets are cut off. ``"auto"``: that of
-            the data, where they state one. None: 2^40.
-        penalty: r, ``"nuclear"`` (low rank) or ``"l21"`` (features used by all tasks or none: L2 norms of rows of P).
-        own_penalty: g, ``"frobenius"`` (||Q||_F^2 / 2), ``"l1"`` or ``"l2"`` (norms of columns: tasks that differ).
+        a2: step size of P, at most ``2 / ((delay + 1) L)``; ``None`` takes half of that. ``"auto"``
+            takes the best one, with the ``delay`` for which it is stable, in a simulation of the
+            schedule and the noise on synthetic tasks of the same sizes, which reads nothing private
+            (:func:`~fedmtl.algorithms.pp_dmtl.step_size.choose_step`). Most gradients are far less
+            old than the oldest, so a larger step is stable than in the worst case. The server
+            repeats a task's last gradient at every event, so a column moves on by gradients taken
+            long before.
+        delay: the greatest age, in events, of a gradient still in use: a public property of the
+            schedule, :func:`largest_delay`. ``None``: 2 T, which is tasks that act in turn. With
+            latencies between 0 and a maximum it is about 4 T, and with stragglers more; where it is
+            too small P may oscillate with growing size. (For r = 0, ``a2 < 3 / (2 (delay - 1) L)``
+            is stable whatever the delays up to that: Erbe, Xia, Yu, 1995, on x_{n+1} - x_n = -a
+            x_{n-k}.)
+        smoothness: L, a Lipschitz constant of the gradient of every task's mean loss. ``None``:
+            that of the domain, B^2 / 4 for the logistic and 2 B^2 for the squared loss with B the
+            largest norm of a row. A smaller one must be public knowledge; only stability rests on
+            it.
+        row_norm: B, a public bound on the L2 norm of a record's features, which are scaled down to
+            it in training and wherever the models are used; the 1 of a bias stays. ``"auto"``: the
+            bound that the data state; where they state none, a run without privacy leaves all rows
+            as they are and one with privacy is refused. None: no bound, without privacy only.
+        target: a public bound on abs(y) of the squared loss, at which training targets are cut off.
+            ``"auto"``: that of the data, where they state one. None: 2^40.
+        penalty: r, ``"nuclear"`` (low rank) or ``"l21"`` (features used by all tasks or none: L2
+            norms of rows of P).
+        own_penalty: g, ``"frobenius"`` (||Q||_F^2 / 2), ``"l1"`` or ``"l2"`` (norms of columns:
+            tasks that differ).
         refine: fit q_t to the raw records for the personal models (Equation 8); it is never sent.
         refine_tau: the strength of g in that fit, above 0. ``None``: ``tau``.
-        batch_rate: q in (0, 1]: every answer takes a secret Poisson subsample of the task's records, each of them with
-            this public probability, and divides by the constant q n_t. Pure epsilon of one answer falls from e to
-            log(1 + q (exp(e) - 1)), and its noise at equal epsilon of the release grows by 1 / q.
+        batch_rate: q in (0, 1]: every answer takes a secret Poisson subsample of the task's
+            records, each of them with this public probability, and divides by the constant q n_t.
+            Pure epsilon of one answer falls from e to log(1 + q (exp(e) - 1)), and its noise at
+            equal epsilon of the release grows by 1 / q.
 
     Raises:
         ConfigError: a value outside these ranges.
@@ -130,10 +140,10 @@ class PPDMTL(OneAtATime):
             )
 
     def init(self, problem: Problem, replicates: int = 1) -> State:
-        """Start at P = S = Q = 0; no data are read.
+        """Starts at P = S = Q = 0; no data are read.
 
-        Public, (R, T, p) float64 of R replicates, one row a task: ``shared`` P, ``stale`` S, ``returned`` the column
-        that each task got last, ``own`` Q.
+        Public, (R, T, p) float64 of R replicates, one row a task: ``shared`` P, ``stale`` S,
+        ``returned`` the column that each task got last, ``own`` Q.
 
         Raises:
             ConfigError: a step size beyond the stable ones.
@@ -144,13 +154,16 @@ class PPDMTL(OneAtATime):
         return State(public, problem.client_store({}))
 
     def points(self, problem: Problem, public: Mapping[str, Tensor]) -> Callable[[np.ndarray], np.ndarray]:
-        """Return p_t + q_t, at which the release clips and noises the gradients of the tasks' records: Algorithm 1,
-        lines 9 and 11 to 13."""
+        """Returns p_t + q_t, at which the release clips and noises the gradients of the tasks'
+        records: Algorithm 1, lines 9 and 11 to 13."""
         returned, own = client_rows(public["returned"]), client_rows(public["own"])
         return lambda at: returned.take(at, 0) + own.take(at, 0)
 
     def serve(self, problem: Problem, public: Mapping[str, Tensor]) -> Callable[[Answers], None]:
-        """Take the noised gradients G_t of the tasks that act: each task moves its q_t by its own, and the server P."""
+        """Takes the noised gradients G_t of the tasks that act.
+
+        Each task moves its q_t by its own gradient, and the server moves P.
+        """
         own, server = client_rows(public["own"]), self.server_steps(problem, public)
 
         def serve(answers: Answers) -> None:
@@ -162,13 +175,13 @@ class PPDMTL(OneAtATime):
         return serve
 
     def own_step(self, q: Tensor, gradient: Tensor) -> Tensor:
-        """Return the q_t (k, p) of tasks after a step along a gradient."""
+        """Returns the q_t (k, p) of tasks after a step along a gradient."""
         if self.own_penalty == "frobenius":
             return q - self.a1 * (gradient + self.tau * q)  # line 10
         return PENALTIES[self.own_penalty].prox(q - self.a1 * gradient, self.a1 * self.tau)
 
     def server_steps(self, problem: Problem, public: Mapping[str, Tensor]) -> Callable[[Answers], None]:
-        """Return the function that does what the server does with the gradients G_t of tasks."""
+        """Returns the function that does what the server does with the gradients G_t of tasks."""
         a2, prox = self.step_size(problem), PENALTIES[self.penalty].prox
         p, s = public["shared"], public["stale"]
         columns_p, columns_s, returned = (client_rows(public[name]) for name in ("shared", "stale", "returned"))
@@ -182,11 +195,11 @@ class PPDMTL(OneAtATime):
         return serve
 
     def curvature(self, problem: Problem) -> float:
-        """Return L, ``smoothness`` or that of the domain."""
+        """Returns L, ``smoothness`` or that of the domain."""
         return self.linear_loss.smoothness(self.largest_row(problem)) if self.smoothness is None else self.smoothness
 
     def step_size(self, problem: Problem) -> float:
-        """Return a2.
+        """Returns a2.
 
         Raises:
             ConfigError: a step size beyond the stable ones.
@@ -217,8 +230,8 @@ class PPDMTL(OneAtATime):
         return (replace(plan, rate=self.batch_rate),)
 
     def resolve_auto(self, problem: Problem, schedule: BoundSchedule, privacy: Sequence[Any]) -> PPDMTL:
-        """Return these settings with the ``"auto"`` ones filled in from public bounds, sizes and the schedule; of
-        several budgets a2 is the smallest that one of them chooses.
+        """Returns these settings with the ``"auto"`` ones filled in from public bounds, sizes and
+        the schedule; of several budgets a2 is the smallest that one of them chooses.
 
         Raises:
             ConfigError: no bound on rows, with privacy.
@@ -233,8 +246,8 @@ class PPDMTL(OneAtATime):
         return replace(resolved, a2=a2, delay=delay)
 
     def models(self, problem: Problem, state: State, clients: Tensor) -> Tensor:
-        """Return w_t = p_t + q_t of ``clients`` in every replicate, (R, k, p); q_t is fitted to the raw records if
-        ``refine``."""
+        """Returns w_t = p_t + q_t of ``clients`` in every replicate, (R, k, p); q_t is fitted to
+        the raw records if ``refine``."""
         shared, own, data = state.public["shared"], self._own(state)[:, clients], self.data(problem)
         tau = self.tau if self.refine_tau is None else self.refine_tau
         for k, t in enumerate(clients.tolist() if self.refine else []):
@@ -243,25 +256,26 @@ class PPDMTL(OneAtATime):
         return (shared[:, clients] + own).to(problem.initial)
 
     def _own(self, state: State) -> Tensor:
-        """Return Q (R, T, p)."""
+        """Returns Q (R, T, p)."""
         return state.public["own"]
 
     def parts(self, problem: Problem, state: State, personal: Tensor) -> dict[str, Tensor]:
-        """Return P and Q, one row a task, (T, p) float64 each, with W = P + Q the personal models. P is made of
-        releases; its row space, the first rows of V^T of ``torch.linalg.svd(P)``, are the directions that the tasks
-        share, and P P^T relates the tasks. Q is each task's own; it has the refinement, and is not private."""
+        """Returns P and Q, one row a task, (T, p) float64 each, with W = P + Q the personal models.
+        P is made of releases; its row space, the first rows of V^T of ``torch.linalg.svd(P)``, are
+        the directions that the tasks share, and P P^T relates the tasks. Q is each task's own; it
+        has the refinement, and is not private."""
         shared = state.public["shared"][0].clone()
         return {"P": shared, "Q": personal.double() - shared}
 
     def local_baseline(self) -> LocalFit:
-        """Return the ridge fit of a task's own records; the squared loss here has no 1/2, that of the fit has."""
+        """Returns the ridge fit of a task's own records; the squared loss here has no 1/2, that of the fit has."""
         tau = self.refine_tau or self.tau or 0.01
         return LocalFit(
             loss=self.loss, ridge=tau / (2 if self.loss == "squared" else 1), row_norm=self.row_norm, target=self.target
         )
 
     def objective(self, problem: Problem, state: State) -> Tensor:
-        """Return the objective of equation (2) on the training records, (R,) float64, not private."""
+        """Returns the objective of equation (2) on the training records, (R,) float64, not private."""
         data, own = self.data(problem), self._own(state)
         shared = state.public["shared"]
         total = self.lam * PENALTIES[self.penalty].value(shared)

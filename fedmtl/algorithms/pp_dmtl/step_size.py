@@ -30,13 +30,15 @@ _EVENTS, _PARTS, _RANK, _MOST = 1500, 4, 3, 0.95
 def choose_step(
     algorithm: PPDMTL, problem: Problem, schedule: BoundSchedule, privacy: RecordPrivacy | None
 ) -> tuple[float, int]:
-    """Return a2, and the delay for which it is the largest stable step, that are best on synthetic tasks.
+    """Returns a2, and the delay for which it is the largest stable step, that are best on synthetic
+    tasks.
 
-    These have the numbers of tasks, records and features of the problem, and rows as long as its bound whose mean loss
-    has the curvature L that the steps rest on; the schedule, the caps and the noise are those of the run, on a seed of
-    their own. Tried are half of what is stable whatever the delays do, 1 / ((delay + 1) L), and its multiples by 2, 4,
-    8, ... up to 1 / L, until two in a row are worse than the best. Best is the least objective (2), the mean at a
-    quarter, half, three quarters and the end of the run, or of its first 1,500 events.
+    These have the numbers of tasks, records and features of the problem, and rows as long as its
+    bound whose mean loss has the curvature L that the steps rest on; the schedule, the caps and the
+    noise are those of the run, on a seed of their own. Tried are half of what is stable whatever
+    the delays do, 1 / ((delay + 1) L), and its multiples by 2, 4, 8, ... up to 1 / L, until two in
+    a row are worse than the best. Best is the least objective (2), the mean at a quarter, half,
+    three quarters and the end of the run, or of its first 1,500 events.
 
     Args:
         algorithm: its ``a2`` is not used; its ``delay`` is where it is given.
@@ -66,9 +68,11 @@ def choose_step(
 
 
 def largest_delay(clients: Tensor) -> int:
-    """Return the most events from an activation of a task to its next but one, in any replicate of a schedule (R, S).
+    """Returns the most events from an activation of a task to its next but one, in any replicate of
+    a schedule (R, S).
 
-    Every task starts from a common event before the first, and its last gradient is used until the end.
+    Every task starts from a common event before the first, and its last gradient is used until the
+    end.
     """
     events, largest = clients.shape[1], 0
     for row in clients.numpy():
@@ -79,8 +83,9 @@ def largest_delay(clients: Tensor) -> int:
 
 
 def synthetic_tasks(algorithm: PPDMTL, problem: Problem, smooth: float, seed: int) -> FederatedDataset:
-    """Return tasks of the problem's sizes, of models of rank 3, whose largest curvature is ``smooth`` where rows of
-    the problem's bound can have it: they share a direction as much as that needs."""
+    """Returns tasks of the problem's sizes, of models of rank 3, whose largest curvature is
+    ``smooth`` where rows of the problem's bound can have it: they share a direction as much as that
+    needs."""
     data, loss = problem.data, algorithm.linear_loss
     shape = data.spec.shape
     bias, d, counts = int(probe_linear(problem.module, shape)), math.prod(shape), data.train.counts

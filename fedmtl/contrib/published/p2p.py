@@ -1,14 +1,17 @@
-"""Peer-to-peer learning with the noise and the accounting of the paper, for reproduction (Bellet et al. 2018).
+"""Peer-to-peer learning with the noise and the accounting of the paper, for reproduction (Bellet et
+al. 2018).
 
-Theorem 1 adds i.i.d. Laplace noise of scale 2 L0 / (epsilon m) to a mean gradient, where L0 bounds the *L2* norm of a
-record's gradient. A record moves the L1 norm up to sqrt(D) times as far, so that its epsilon may be up to sqrt(D) times
-what is claimed; the report prints infinity. The wake-ups of an agent are composed by Theorem 3.5 of Kairouz, Oh and
-Viswanath, "The composition theorem for differential privacy" (ICML 2015); a privacy loss distribution is never looser
-for a given mechanism. The budget is split equally over an agent's wake-ups, as in the paper's experiments (section
-5.1); with ``allocation="paper"`` as in Proposition 2, for which agents would have to know the ticks of the network. The
-runs of Figure 1 start from models that are fitted to the raw records, those of Figures 2 (b) and (c) from a private
-warm start (:mod:`.warm_start`) of epsilon .05 beside that of the wake-ups: ``warm_start`` is .05 over the sum of the
-two. Its noise is i.i.d. Laplace here, too, and its sensitivity is bounded in the L2 norm only.
+Theorem 1 adds i.i.d. Laplace noise of scale 2 L0 / (epsilon m) to a mean gradient, where L0 bounds
+the *L2* norm of a record's gradient. A record moves the L1 norm up to sqrt(D) times as far, so that
+its epsilon may be up to sqrt(D) times what is claimed; the report prints infinity. The wake-ups of
+an agent are composed by Theorem 3.5 of Kairouz, Oh and Viswanath, "The composition theorem for
+differential privacy" (ICML 2015); a privacy loss distribution is never looser for a given
+mechanism. The budget is split equally over an agent's wake-ups, as in the paper's experiments
+(section 5.1); with ``allocation="paper"`` as in Proposition 2, for which agents would have to know
+the ticks of the network. The runs of Figure 1 start from models that are fitted to the raw records,
+those of Figures 2 (b) and (c) from a private warm start (:mod:`.warm_start`) of epsilon .05 beside
+that of the wake-ups: ``warm_start`` is .05 over the sum of the two. Its noise is i.i.d. Laplace
+here, too, and its sensitivity is bounded in the L2 norm only.
 """
 
 from __future__ import annotations
@@ -38,11 +41,13 @@ REASON_START = "; and the run starts from models fitted to the raw records, whic
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedPeerToPeer(PeerToPeer):
-    """Peer-to-peer learning of linear models with Laplace noise on gradients that are clipped in the L2 norm.
+    """Peer-to-peer learning of linear models with Laplace noise on gradients that are clipped in
+    the L2 norm.
 
     Args:
         mu: as for :class:`PeerToPeer`, with a default for one wake-up at a small epsilon.
-        local_start: whether Theta(0) are the agents' fits of their own raw records, which no noise covers.
+        local_start: whether Theta(0) are the agents' fits of their own raw records, which no noise
+            covers.
     """
 
     mu: Positive = 0.1
@@ -65,7 +70,7 @@ class PublishedPeerToPeer(PeerToPeer):
             raise PrivacyError(f"p2p_published adds Laplace noise: privacy.mechanism is {privacy.mechanism!r}.")
 
     def given_noise(self, problem: Problem, caps: np.ndarray, privacy: RecordPrivacy) -> dict[str, Any]:
-        """Return as of :class:`PeerToPeer`, with what Theorem 1 claims."""
+        """Returns as of :class:`PeerToPeer`, with what Theorem 1 claims."""
         self.check_law(privacy)
         longest = self.weights(problem, caps, privacy)[int(np.argmax(caps))].tolist()
         delta = privacy.resolved_delta(len(problem.data.train))
@@ -74,14 +79,14 @@ class PublishedPeerToPeer(PeerToPeer):
         return super().given_noise(problem, caps, privacy) | {"published": claim}
 
     def init(self, problem: Problem, replicates: int = 1) -> State:
-        """Return the state before the first wake-up."""
+        """Returns the state before the first wake-up."""
         state = super().init(problem, replicates)
         if self.local_start:
             state.public["theta"] += self.local_fits(problem)
         return state
 
     def local_fits(self, problem: Problem) -> Tensor:
-        """Return the minimizers of L_i of all agents, (n, D) float64; zero without records."""
+        """Returns the minimizers of L_i of all agents, (n, D) float64; zero without records."""
         data, network = self.data(problem), self.network(problem)
         fits = np.zeros((problem.clients, problem.dimension))
         for agent, ridge in enumerate(network.ridge.tolist()):
@@ -92,7 +97,8 @@ class PublishedPeerToPeer(PeerToPeer):
 
 
 def composed(epsilons: Sequence[float], delta: float) -> float:
-    """Return the least of the three bounds of Theorem 3.5 of Kairouz, Oh and Viswanath for pure mechanisms.
+    """Returns the least of the three bounds of Theorem 3.5 of Kairouz, Oh and Viswanath for pure
+    mechanisms.
 
     With ``A = sum e (exp(e) - 1) / (exp(e) + 1)`` and ``S = sum e^2`` they are ``sum e``,
     ``A + sqrt(2 S log(exp(1) + sqrt(S) / delta))`` and ``A + sqrt(2 S log(1 / delta))``.

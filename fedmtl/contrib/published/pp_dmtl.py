@@ -1,4 +1,5 @@
-"""PP-DMTL as printed, for reproduction (Xie et al., KDD 2017, Algorithm 1); its epsilon is infinite.
+"""PP-DMTL as printed, for reproduction (Xie et al., KDD 2017, Algorithm 1); its epsilon is
+infinite.
 
 A task keeps q_t, moves it on its raw records, and sends the noised gradient there:
 
@@ -6,10 +7,10 @@ A task keeps q_t, moves it on its raw records, and sends the noised gradient the
     z1, z2 of density prop. to exp(-b ||z||_2),   b1 = epsilon_1 / S1,   b2 = epsilon_2 / S2       line 11, (12)
     G_t = (1/n_t) sum_j grad l(x_tj . (p_t + q_t + z1), y_tj) + z2                                 lines 12, 13
 
-and the server takes the three steps of :mod:`.algorithm`. Theorem 3.5 is of one iteration: with S1 = 2 a1 C1 C2
-/ n_t, Lemma 1 bounds how far one step moves q_t when a record is replaced, from the *same* q_t. Every further step adds
-S1 and shrinks what was there by 1 - a1 tau at least, so after k iterations q_t may have moved by S1 (1 - (1 - a1
-tau)^k) / (a1 tau).
+and the server takes the three steps of :mod:`.algorithm`. Theorem 3.5 is of one iteration: with S1
+= 2 a1 C1 C2 / n_t, Lemma 1 bounds how far one step moves q_t when a record is replaced, from the
+*same* q_t. Every further step adds S1 and shrinks what was there by 1 - a1 tau at least, so after k
+iterations q_t may have moved by S1 (1 - (1 - a1 tau)^k) / (a1 tau).
 """
 
 from __future__ import annotations
@@ -42,9 +43,10 @@ class PublishedPPDMTL(PPDMTL):
     """Algorithm 1 as printed, with noise of equation (12), ``mechanism="l2_laplace"``.
 
     Args:
-        tau: as for :class:`PPDMTL`, above 0, so that the single-task fits that Algorithm 1 starts from exist.
-        a1, a2, refine: likewise, with the defaults of the paper: the step sizes of section 4.1, and no fit of q_t after
-            training.
+        tau: as for :class:`PPDMTL`, above 0, so that the single-task fits that Algorithm 1 starts
+            from exist.
+        a1, a2, refine: likewise, with the defaults of the paper: the step sizes of section 4.1, and
+            no fit of q_t after training.
     """
 
     tau: Positive = 1e-3
@@ -61,8 +63,8 @@ class PublishedPPDMTL(PPDMTL):
         return (replace(plan, published=claim, given_noise=_only_l2_laplace),)
 
     def init(self, problem: Problem, replicates: int = 1) -> State:
-        """Start as :class:`PPDMTL`, but from single-task fits q_t, which are private, (T, R, p) float64. ``acted``,
-        int64 (R, T), counts activations."""
+        """Starts as :class:`PPDMTL`, but from single-task fits q_t, which are private, (T, R, p)
+        float64. ``acted``, int64 (R, T), counts activations."""
         public, size = super().init(problem, replicates).public, (replicates, problem.dimension)
         public.pop("own")
         public["acted"] = torch.zeros(replicates, problem.clients, dtype=torch.int64)
@@ -74,7 +76,7 @@ class PublishedPPDMTL(PPDMTL):
         return State(public, store)
 
     def step(self, problem: Problem, state: State, block: Block, channel: Activations) -> State:
-        """Compute all activations of a block, of all replicates; in place."""
+        """Computes all activations of a block, of all replicates; in place."""
         data, public, none = self.data(problem), state.public, torch.zeros(block.replicates)
         gradients, server = self.gradients(problem), self.server_steps(problem, public)
         for tasks in block.client.T:
@@ -98,7 +100,7 @@ class PublishedPPDMTL(PPDMTL):
         return state
 
     def _query_noise(self, problem: Problem, acted: Tensor, tasks: Tensor, channel: Activations) -> Tensor:
-        """Return z1 (R, p) of density exp(-b1 ||z||_2) with b1 = epsilon_1 / S1, S1 = 2 a1 C1 C2 / (q n_t)."""
+        """Returns z1 (R, p) of density exp(-b1 ||z||_2) with b1 = epsilon_1 / S1, S1 = 2 a1 C1 C2 / (q n_t)."""
         own, runs = tasks.clamp(min=0), torch.arange(len(tasks))
         if channel.noise_multipliers is None:
             return torch.zeros(len(tasks), problem.dimension, dtype=torch.float64)
@@ -113,7 +115,8 @@ class PublishedPPDMTL(PPDMTL):
 
 
 def claimed_epsilon(multiplier: float, rate: float) -> float:
-    """Return what Theorem 3.5 claims of one iteration: e = epsilon_1 + epsilon_2; log(1 + q (exp(e) - 1)) on a subset.
+    """Returns what Theorem 3.5 claims of one iteration: e = epsilon_1 + epsilon_2; log(1 + q
+    (exp(e) - 1)) on a subset.
 
     Args:
         multiplier: of the noise z2 of the release, 1 / epsilon_2, and of z1.

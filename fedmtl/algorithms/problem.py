@@ -1,0 +1,167 @@
+"""The problem that algorithms work on: data, model and loss, and the processes of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..data import FederatedDataset
+from ..local import Executor, Layout
+from ..local.losses import Loss
+from ..ranks import SINGLE, Ranks
+from .store import ClientStore, Fields
+
+# The least size of a piece, of the models that are computed at a time.
+_PIECE_BYTES = 1 << 25
+_PIECE_CLIENTS = 32
+
+
+@dataclass
+class Tally:
+    """Counts of local trainings.
+
+    Attributes:
+        trained: all local trainings.
+        diverged: those that ended in a model that is not finite. Such a client sends nothing and
+            keeps the model that it had.
+    """
+
+    trained: int = 0
+    diverged: int = 0
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The data, the model and the loss that an algorithm works on.
+
+    Attributes:
+        data: the clients' data.
+        module: prepared template of the model.
+        initial: (D,), the public starting point.
+        loss: one value per example.
+        executor: computes chunks of clients.
+        rounds: planned number of events.
+        seed: of the run.
+        protects_records: True if the protected unit is one record; gradients of local training are
+            released then.
+        tally: counts local trainings, for the report of a simulation; private.
+        ranks: the processes that compute the run.
+        owner: int64 (n,), the rank that computes each client; None in a single process.
+        prepared: a cache of values that algorithms derive from the data and the model, see
+            :func:`~.linear.data.prepared`; the same object in every problem that is derived from
+            this one.
+        clients: number of clients, the public nominal population.
+    """
+
+    data: FederatedDataset
+    module: nn.Module
+    initial: Tensor
+    loss: Loss
+    executor: Executor
+    rounds: int
+    seed: int
+    protects_records: bool = False
+    tally: Tally | None = None
+    ranks: Ranks = SINGLE
+    owner: Tensor | None = None
+    prepared: dict[Hashable, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def clients(self) -> int:
+        return len(self.data)
+
+    def over(self, ranks: Ranks) -> Problem:
+        """Returns the problem with its clients divided among ``ranks``."""
+        owner = None
+        if ranks.size > 1:
+            owner = ranks.owners(self.data.train.counts)
+        return replace(self, ranks=ranks, owner=owner)
+
+    def own(self, clients: Tensor) -> Tensor:
+        """Returns the places in ``clients``, int64 (k,), of the clients that this process computes.
+
+        A single process computes all of them.
+        """
+        if self.owner is None:
+            return torch.arange(len(clients))
+        return (self.owner[clients] == self.ranks.rank).nonzero()[:, 0]
+
+    @cached_property
+    def mine(self) -> Problem:
+        """Returns the problem of this rank's clients alone, as that of a single process."""
+        members = self.own(torch.arange(self.clients))
+        return replace(self, data=self.data.take_clients(members), ranks=SINGLE, owner=None)
+
+    def pieces(self, clients: Tensor) -> tuple[Tensor, ...]:
+        """Returns ``clients``, int64 (k,), in pieces that are computed one after another.
+
+        They are one piece if their models take at most 256 MiB. If they take more, a piece has a
+        stack of clients, at least 32 of them and at least 32 MiB of models: stacks of fewer clients
+        would be filled up.
+        """
+        row = max(1, self.dimension * self.initial.element_size())  # bytes of a model
+        if len(clients) * row <= 8 * _PIECE_BYTES:
+            return (clients,)
+        size = max(self.executor.chunk, _PIECE_BYTES // row, _PIECE_CLIENTS)
+        return clients.split(size)
+
+    def spread(self, work: Callable[[Tensor], Tensor], clients: Tensor) -> Tensor:
+        """Returns ``work(clients)``, a row for each client (k, ...), at every rank.
+
+        Each rank calls ``work`` with its own clients.
+        """
+        if self.owner is None:
+            return work(clients)
+        place = self.own(clients)
+        return self.ranks.join(work(clients[place]), place, len(clients))
+
+    @property
+    def dimension(self) -> int:
+        """Returns D, the number of trainable parameters."""
+        return len(self.initial)
+
+    @property
+    def layout(self) -> Layout:
+        return Layout.of(self.module)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Returns the notes on everything outside of epsilon: the data's, and frozen parameters."""
+        total = sum(p.numel() for p in self.module.parameters())
+        still = total - self.dimension
+        if not still:
+            return self.data.notes
+        frozen = (
+            f"the model's frozen parameters ({still:,} of {total:,} numbers): they are public and "
+            "stay as they were given, so nothing covers them if these data were used to make them"
+        )
+        return (*self.data.notes, frozen)
+
+    def client_store(self, fields: Fields) -> ClientStore:
+        """Returns an empty store of the clients' own tensors, on the problem's device."""
+        members = None
+        if self.owner is not None:
+            members = (self.owner == self.ranks.rank).nonzero()[:, 0]
+        part = f"{self.ranks.rank}-of-{self.ranks.size}"
+        device = self.initial.device
+        return ClientStore(self.clients, fields, device=device, members=members, part=part)
+
+    def gathered(self, store: ClientStore) -> ClientStore:
+        """Returns a store with the tensors of all clients, at every rank.
+
+        In a single process it is ``store`` itself.
+        """
+        if self.owner is None:
+            return store
+        whole = ClientStore(self.clients, store.fields, device=self.initial.device)
+        own = store.members
+        joined = {}
+        for name in store.fields:
+            joined[name] = self.ranks.join(store.gather(name, own), own, self.clients)
+        whole.scatter_all(torch.arange(self.clients), joined)
+        return whole
