@@ -263,7 +263,7 @@ class Algorithm(Checked):
         total = cache(channel.total)  # all pieces add to one sum
         ascending = replace(block, clients=torch.sort(block.clients).values)  # as the store's rows
         clients = ascending.cohort[problem.own(ascending.cohort)]
-        pieces = (clients,)
+        pieces: tuple[Tensor, ...] = (clients,)
         if not self.all_at_once:
             pieces = problem.pieces(clients)
         own_problem = problem

@@ -88,7 +88,7 @@ def of_baseline(settings: Settings, *, releases: bool) -> dict[str, str]:
         settings: all settings of the run.
         releases: True if the baseline releases something; it then shares the privacy settings, too.
     """
-    shared = _SHARED_WITH_BASELINES
+    shared: tuple[str, ...] = _SHARED_WITH_BASELINES
     if releases:
         shared = (*shared, "privacy")
     return {key: value for key, value in settings.items() if within(key, shared)}

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from itertools import chain, count
 from pathlib import Path
 from textwrap import fill
+from typing import Any
 
 from matplotlib import rc_context, rcParams
 from matplotlib.artist import Artist
@@ -111,7 +112,7 @@ def drawing(
         formats = ", ".join(FORMATS)
         raise ConfigError(f"{path} has no format of a figure; its suffix must be one of {formats}.")
     size = (width, height)
-    style: dict[str, float] = {}
+    style: Any = {}
     if paper is not None:
         if not 1 <= paper <= 50:
             accepted = "1 to 50 inches, such as 3.3 for a column of a paper"

@@ -388,7 +388,7 @@ def _frontier_panel(axes: Axes, groups: pd.DataFrame, metric: str, styles: Style
         # epsilon is 0 or infinite there: bounds on what the method can reach
         for _, bound in same[~same["on_axis"]].iterrows():
             if bound["epsilon"] > 0:
-                line = {"linestyle": "dotted", "label": f"{name}, no privacy"}
+                line: Style = {"linestyle": "dotted", "label": f"{name}, no privacy"}
             else:
                 line = {"linestyle": "solid", "label": f"{name}, epsilon 0"}
             axes.axhline(bound[metric], color=colour, **line)
@@ -398,5 +398,5 @@ def _frontier_panel(axes: Axes, groups: pd.DataFrame, metric: str, styles: Style
         bars = None
         if (curve["seeds"] > 1).any():
             bars = curve[f"{metric}{DEVIATION}"]
-        style = {"color": colour, "marker": marker, "capsize": 2, "label": name}
+        style: Style = {"color": colour, "marker": marker, "capsize": 2, "label": name}
         axes.errorbar(curve["epsilon"], curve[metric], yerr=bars, **style)

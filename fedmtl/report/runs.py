@@ -108,12 +108,12 @@ def frame(folders: Iterable[str | os.PathLike[str]]) -> DataFrame:
     """
     import pandas as pd
 
-    folders = [Path(folder) for folder in folders]
-    runs = find_runs(folders)
+    places = [Path(folder) for folder in folders]
+    runs = find_runs(places)
     finished = [run for run, reason in runs.items() if not reason]
     rows = pd.DataFrame([row for run in finished for row in _rows(run)])
     if rows.empty:
-        raise DataError(_no_run(folders, runs))
+        raise DataError(_no_run(places, runs))
     rows = _without_repeated(rows)
     settings = settings_of(rows)
     # Rows of one seed are never repetitions of each other: they differ in something that no result
@@ -371,7 +371,7 @@ def _row(
 def _additional(outcome: Mapping[str, Any]) -> list[str]:
     """Returns the columns of the metrics that a run was asked to measure besides the main one."""
     main = outcome.get("metric")
-    columns = []
+    columns: list[str] = []
     for name in outcome.get("metrics") or ():
         if name != main:
             columns.extend(f"{name}{part}" for part in DISTRIBUTION)

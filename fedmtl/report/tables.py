@@ -123,9 +123,7 @@ def markdown_text(groups: pd.DataFrame) -> str:
     for line in [list(map(str, table)), rule, *table.to_numpy().tolist()]:
         cells = [cell.replace("|", "\\|") for cell in line]
         text += f"| {' | '.join(cells)} |\n"
-    for line in caption:
-        text += f"\n{line}\n"
-    return text
+    return text + "".join(f"\n{line}\n" for line in caption)
 
 
 def latex_text(groups: pd.DataFrame) -> str:
