@@ -105,8 +105,11 @@ def _draft(node: Config) -> None:
             note = f"; it {column.doubt}: left out of data.features ({column.remedy} to have it)"
         elif name not in bounds:
             bounds[name] = column.bounds
-            if column.whole and len(column.kinds) == len(table):
+            if column.distinct:
                 note = "; no two rows are alike: if it is an id, leave it out of data.features"
+            elif column.coded:
+                codes = ", ".join(repr(f"{float(kind):g}") for kind in sorted(column.kinds, key=float))
+                note = f"; {len(column.kinds)} whole numbers: if they are codes, its bounds are [{codes}]"
         if name in bounds and column.missing:
             note += f"; {column.missing:,} missing values: 0, and a feature that says so (data.missing)"
             missing.append(name)

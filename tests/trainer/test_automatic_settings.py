@@ -343,12 +343,37 @@ def test_a_draft_leaves_out_what_says_nothing_and_counts_missing_values(tmp_path
     frame = frame.drop(columns=["day", "night"])
     frame["seen"] = pd.date_range("1980-05-01", periods=120).strftime("%Y-%m-%d")
     frame.loc[[4, 9], "hum"] = "NA"
+    frame.loc[3, "seen"] = "NA"
     frame.to_csv(tmp_path / "labs.csv", index=False)
     assert main(["check", *words]) == 0
     said = "  hum: 0 to 17; 2 missing values: 0, and a feature that says so (data.missing)\n"
     assert said in capsys.readouterr().out
-    assert yaml.safe_load(Path("experiment/labs.yaml").read_text())["data"]["missing"] == ["hum"]
+    assert yaml.safe_load(Path("experiment/labs.yaml").read_text())["data"]["missing"] == ["hum", "seen"]
     assert main(["--config-dir", ".", "experiment=labs", "hydra.run.dir=run", "rounds=1"]) == 0
+
+
+def test_a_draft_points_out_codes_and_what_it_proposes_is_read(tmp_path, capsys, monkeypatch) -> None:
+    frame = pd.DataFrame({"lab": [f"l{i % 6}" for i in range(120)], "unit": [(3, 10, 7)[i % 3] for i in range(120)]})
+    frame = frame.assign(floor=[None, *(i % 4 - 1 for i in range(1, 120))], grade=[i % 13 for i in range(120)])
+    frame = frame.assign(half=[i % 4 / 2 for i in range(120)], two=[i % 2 for i in range(120)])
+    frame["number"] = [None, *(7001 * i % 10007 for i in range(1, 120))]
+    frame = frame.astype({"number": "Int64"}).assign(cost=np.random.default_rng(0).uniform(1, 9, 120))
+    frame.to_parquet(tmp_path / "labs.parquet")
+    frame.to_csv(tmp_path / "labs.csv", index=False)
+    monkeypatch.chdir(tmp_path)
+    for name in ("labs.parquet", "labs.csv"):
+        words = ["data=table", f"data.path={name}", "data.client=lab", "data.target=cost", "privacy.epsilon=8"]
+        assert main(["check", *words]) == 0
+        printed = capsys.readouterr().out.split("\n")
+        lines = {line.strip().partition(":")[0]: line for line in printed if line.startswith("  ")}
+        assert lines["unit"].endswith("; 3 whole numbers: if they are codes, its bounds are ['3', '7', '10']")
+        said = "; 4 whole numbers: if they are codes, its bounds are ['-1', '0', '1', '2']; 1 missing values"
+        assert said in lines["floor"]
+        assert not any("codes" in lines[column] for column in ("grade", "half", "two", "cost", "number"))
+        assert "; no two rows are alike: if it is an id, leave it out of data.features; 1 missing" in lines["number"]
+    bounds = {"unit": ["3", "7", "10"]}
+    data = read_table("labs.csv", client="lab", target="cost", features=["unit"], bounds=bounds)
+    assert data.train.x.sum(1).unique().tolist() == [1.0]
 
 
 def test_a_table_is_doubted_in_one_line_each(caplog) -> None:

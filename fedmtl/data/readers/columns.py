@@ -38,6 +38,7 @@ Read = TypeVar("Read")
 _LONGEST, _FEW = 80, 16  # letters and bytes that are printed
 _FEWEST = 20  # distinct values of a column of ids, at least
 _MOST = 50  # categories of a column in a draft
+_CODES = 12  # distinct whole numbers that may stand for categories
 _SKEWED = 1.5  # the mean of a skewed column over its median
 MARKS = frozenset({"", "NA", "N/A", "n/a", "NaN", "nan", "null", "?"})
 """Texts that stand for missing values."""
@@ -358,6 +359,8 @@ class Summary:
         text: the same in words.
         dates: the values are dates; their bounds are then whole years.
         missing: the number of missing values.
+        distinct: the numbers are whole, and no two of them are alike.
+        coded: the numbers are whole, and 3 to 12 of them are distinct, as where they stand for categories.
         skewed: all numbers are above 0, many are distinct, and their mean is far above their median.
         doubt: why it is no feature and no target, or an empty text.
         remedy: what makes it one.
@@ -377,12 +380,13 @@ class Summary:
             if others and numbers.count() > values.count() / 2 and (others <= MARKS or values.nunique() > _MOST):
                 values = numbers
         self.numeric = pd.api.types.is_numeric_dtype(values.dtype)
-        if not self.numeric:
-            values = values.mask(values.map(lambda value: isinstance(value, str) and value.strip() in MARKS))
+        texts = {str(value) for value in values.dropna().unique()} - MARKS
+        self.dates = bool(texts) and not self.numeric and all(re.fullmatch(ISO_DATE, text) for text in texts)
+        if self.dates:
+            values = values.mask(values.isin(list(MARKS)))
         self.missing = int(values.isna().sum())
         self.kinds = sorted(map(str, values.dropna().unique()))
         self.whole = pd.api.types.is_integer_dtype(values.dtype)
-        self.dates = bool(self.kinds) and not self.numeric and all(re.fullmatch(ISO_DATE, text) for text in self.kinds)
         self.bounds = list[Any](self.kinds)
         self.text = f"{len(self.kinds):,} categories"
         if self.numeric and self.kinds:
@@ -392,6 +396,9 @@ class Summary:
             self.bounds = [float(rounded_down(low)), float(rounded_up(high, 3))]
             if self.whole:
                 self.bounds = [int(low), int(high)]
+        whole = self.numeric and bool((values.dropna().to_numpy(dtype=np.float64) % 1 == 0).all())
+        self.distinct = whole and len(self.kinds) == values.count()
+        self.coded = whole and not self.distinct and 3 <= len(self.kinds) <= _CODES
         many = self.numeric and len(self.kinds) > MOST_CLASSES
         self.skewed = bool(many and values.min() > 0 and values.mean() > _SKEWED * values.median())
         if self.dates:
