@@ -83,7 +83,7 @@ def test_a_verdict_reaches_a_shell_without_a_reader(finished: Path, monkeypatch:
     file.write_bytes(before)
 
 
-@pytest.mark.parametrize("command", ["--help", "verify run 2>&1", "verify run >&- 2>&-"])
+@pytest.mark.parametrize("command", ["--help", "--help 2>&1", "verify run >&- 2>&-"])
 def test_a_process_ends_quietly(command: str, finished: Path) -> None:
     """``--help`` is longer than what head reads; the interpreter flushes at its end."""
     env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}

@@ -149,16 +149,17 @@ def test_jobs_of_one_second_have_folders_of_their_own(tmp_path: Path, monkeypatc
         assert [place.name for place in (first, second, third)] == ["12-00-00", "12-00-00_2", "12-00-00_3"]
         write_bytes(second / "file", b"")
     assert [path.name for path in tmp_path.glob("outputs/*/*")] == ["12-00-00_2"]
+    quick = [*TINY, "finetune=none", "data.train_images=1"]
     for _ in range(2):
-        assert cli.main(TINY) == 0
+        assert cli.main(quick) == 0
     for _ in range(2):
-        assert cli.main(["-m", *TINY, "seed=1,2"]) == 0
+        assert cli.main(["-m", *quick, "seed=1"]) == 0
     for place, jobs in (
         ("outputs/*/*", ["12-00-00", "12-00-00_2", "12-00-00_3"]),
         ("multirun/*/*", ["12-00-00", "12-00-00_2"]),
     ):
         assert sorted(path.name for path in tmp_path.glob(place)) == jobs
-    assert len(list(tmp_path.glob("**/private/result.json"))) == 6
+    assert len(list(tmp_path.glob("**/private/result.json"))) == 4
 
 
 def _forked(act: Callable[[], None]) -> int:

@@ -7,30 +7,36 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors import safe_open
 
 from fedmtl.trainer.folder import read_tensors, split_header, write_tensors
 
+from ..conftest import quick_figures
+from .settings import trainer
+
 ROOT = Path(__file__).parents[2]
 RUN = """
 import sys
 from pathlib import Path
-import torch
-from fedmtl.trainer.folder import write_tensors
-from tests.trainer.settings import trainer
+from tests.trainer.test_equal_files import write
 
-folder = Path(sys.argv[1])
-trainer(folder=folder / "run", rounds=1, baselines=(), eval_every=1).fit()
-names = ["update", "prior", "scale", "step", "mean", "row", "unit", "size"]
-write_tensors(folder / "many.safetensors", {name: torch.ones(3) for name in names}, {name: name for name in names})
+write(Path(sys.argv[1]))
 """
 
 
-def written(folder: Path, hash_seed: str) -> dict[str, str]:
-    """Hashes of the safetensors files of a seeded run in a process of its own."""
-    environment = os.environ | {"PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT)}
-    subprocess.run([sys.executable, "-c", RUN, str(folder)], check=True, env=environment, cwd=ROOT)
+def write(folder: Path) -> None:
+    """Write the files of a seeded run, and a file of many tensors."""
+    with pytest.MonkeyPatch.context() as patch:
+        quick_figures(patch)
+        trainer(folder=folder / "run", rounds=1, baselines=(), eval_every=1).fit()
+    names = ["update", "prior", "scale", "step", "mean", "row", "unit", "size"]
+    write_tensors(folder / "many.safetensors", {name: torch.ones(3) for name in names}, {name: name for name in names})
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    """Hashes of the safetensors files below a folder."""
     places = sorted(folder.rglob("*.safetensors"))
     return {str(place.relative_to(folder)): hashlib.sha256(place.read_bytes()).hexdigest() for place in places}
 
@@ -44,11 +50,22 @@ def notes(folder: Path) -> str:
 
 
 def test_equal_runs_in_two_processes_write_equal_bytes(tmp_path: Path) -> None:
-    first, second = (written(tmp_path / seed, seed) for seed in ("1", "2"))
+    """In this process and in one that gives another order to hashes."""
+    here = tmp_path / "here"
+    there = tmp_path / "there"
+    write(here)
+    another = "1"
+    if os.environ.get("PYTHONHASHSEED") == another:
+        another = "2"
+    environment = os.environ | {"PYTHONHASHSEED": another, "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", RUN, str(there)], check=True, env=environment, cwd=ROOT)
+    first = hashes(here)
+    second = hashes(there)
     checkpoint = "run/private/checkpoint.safetensors"
     assert {"many.safetensors", "run/public/model.safetensors", checkpoint} <= first.keys()
+    assert first.keys() == second.keys()
     assert {name for name in first if first[name] != second[name]} <= {checkpoint}
-    assert notes(tmp_path / "1") == notes(tmp_path / "2")
+    assert notes(here) == notes(there)
 
 
 def test_metadata_are_in_the_order_of_their_keys_and_read_as_they_were_written(tmp_path: Path) -> None:
