@@ -51,6 +51,7 @@ from .trainer import Callback as Callback
 from .trainer import EarlyStopping as EarlyStopping
 from .trainer import Result as Result
 from .trainer import Trainer as Trainer
+from .trainer import load_predictor as load_predictor
 from .trainer import personalize as personalize
 from .trainer.check import check as check
 

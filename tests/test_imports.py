@@ -19,7 +19,7 @@ SLOW = (
     *("dp_accounting", "hydra", "jinja2", "matplotlib", "networkx", "omegaconf", "opacus", "pandas", "PIL", "pyarrow"),
     *("rich", "scipy", "sklearn", "torch", "torchvision"),
 )
-OPTIONAL = ("fcntl", "h5py", "mlflow", "torch.utils.tensorboard")  # not on every system
+OPTIONAL = ("fcntl", "h5py", "mlflow", "onnx", "torch.utils.tensorboard")  # not on every system
 
 
 def test_imports_inside_functions_are_only_of_the_package_and_of_what_is_slow_or_not_on_every_system():
@@ -35,7 +35,7 @@ def test_every_dependency_is_imported_by_the_package():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     asked = [
         *project["dependencies"],
-        *(one for name in ("h5", "tensorboard", "mlflow") for one in project["optional-dependencies"][name]),
+        *(one for name in ("export", "h5", "tensorboard", "mlflow") for one in project["optional-dependencies"][name]),
     ]
     names = {re.match(r"[\w-]+", one).group() for one in asked}
     modules = {"hydra-core": "hydra", "scikit-learn": "sklearn", "dp-accounting": "dp_accounting", "pyyaml": "yaml"}

@@ -36,7 +36,7 @@ from ..privacy.noise.grid import GridValue
 from ..privacy.opening import OF_RECORDS
 from ..privacy.price import Price, normalized
 from ..privacy.report import PrivacyReport
-from ..trainer.folder import MANIFEST, OUTCOME, Checkpoint, RunFolder
+from ..trainer.folder import MANIFEST, MODEL, OUTCOME, Checkpoint, RunFolder
 from ..trainer.received import Received
 from .lines import Reading, differences, spread
 from .lower_bound import with_bounds
@@ -679,7 +679,7 @@ _LENGTHS = {"gaussian": _gaussian_length, "laplace": _laplace_length, "l2_laplac
 
 
 def _model(run: _Run) -> _Answer:
-    path = run.folder.public / "model.safetensors"
+    path = run.folder.public / MODEL
     if not path.exists():
         return None
     if run.checkpoint is None:

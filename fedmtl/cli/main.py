@@ -8,6 +8,8 @@ usage: fedmtl [KEY=VALUE ...]            train; without settings: private person
        fedmtl resume FOLDER              continue an interrupted run, sweep or search
        fedmtl adapt FOLDER [KEY=VALUE]   models of new clients, from the released model of a run
        fedmtl audit [KEY=VALUE ...]      check by experiment what a configuration claims; --interval: measure epsilon
+       fedmtl predict FOLDER new.csv     the target of new rows of a table, in its units; --client, --probabilities
+       fedmtl export FOLDER model.onnx   a model of a table as a program that needs no fedmtl; or model.pt2
        fedmtl check data=... [KEY=VALUE] say before training whether the noise allows sharing
        fedmtl verify FOLDER              what the files of a finished run confirm
        torchrun --nproc-per-node=4 -m fedmtl [-m] [KEY=VALUE ...]   train, sweep or resume in several processes
@@ -56,6 +58,7 @@ from .check import check
 from .commands import adapt, audit, report, resume, search, verify
 from .names import EXTRA, TRUST, choices, unknown
 from .output import lost, outputs, say, show
+from .predict import export, predict
 from .run import FAILED, INTERRUPTED, REFUSED, USAGE, Parser, Process, train
 from .words import understood
 
@@ -170,7 +173,7 @@ def _dispatch(words: list[str], process: Process) -> int:
 
 
 _COMMANDS: dict[str, Callable[[list[str]], int]] = {
-    command.__name__: command for command in (report, adapt, search, audit, verify, check)
+    command.__name__: command for command in (report, adapt, predict, export, search, audit, verify, check)
 }
 
 

@@ -127,7 +127,8 @@ class RowBound(Checked):
 
     def norms(self, x: Tensor) -> Tensor:
         """Return norms of the records x (N, ...), float64 (N,)."""
-        return torch.linalg.vector_norm(x.reshape(len(x), -1).double(), ord=int(self.norm[1]), dim=1)
+        rows = x.reshape(x.shape[0], -1)  # len(x) would fix their number in an exported program
+        return torch.linalg.vector_norm(rows.double(), ord=int(self.norm[1]), dim=1)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return records x (N, ...) within the bound, in the dtype of x; those that are within it are unchanged."""

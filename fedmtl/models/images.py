@@ -93,9 +93,10 @@ def torchvision_model(
         ConfigError: an unknown name or option, when the network is built.
         ModelError: data that are no images.
     """
+    channels, _, _ = _image(spec, "torchvision_model", 1)
+
     from torchvision import models
 
-    channels, _, _ = _image(spec, "torchvision_model", 1)
     if name not in (accepted := models.list_models(module=models)):
         raise ConfigError(f"torchvision_model.name is {name!r}; accepted: {', '.join(accepted)}.")
     try:

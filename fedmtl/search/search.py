@@ -54,7 +54,7 @@ from ..privacy import (
 from ..privacy.accounting.selection import halting_probability
 from ..privacy.report import OUTSIDE
 from ..trainer.engine import Engine
-from ..trainer.folder import RunFolder, write_json
+from ..trainer.folder import COLUMNS, MODEL, RunFolder, write_json
 from ..trainer.result import Result
 from ..trainer.run import single_run, table_settings
 from ..trainer.trainer import Trainer
@@ -431,9 +431,10 @@ class _Search:
         place = None if best is None else self._place(best)
         if place is None or result.best is None or result.chosen is None:
             return
-        model = place.public / "model.safetensors"
-        if model.exists():
-            write_bytes(root.public / model.name, model.read_bytes())
+        for name in (MODEL, COLUMNS):
+            file = place.public / name
+            if file.exists():
+                write_bytes(root.public / name, file.read_bytes())
         trainer = self.settings.candidates[result.chosen]
         settings = table_settings(trainer, result.best.module) | {"candidate": result.chosen}
         root.write_result(result.best, settings, trainer.data)

@@ -2,6 +2,7 @@
 
 from .callbacks import Callback, ProgressBar
 from .hooks import RunAudit
+from .predict import load_predictor
 from .result import Result
 from .scored import Scored
 from .stopping import EarlyStopping
@@ -15,5 +16,6 @@ __all__ = [
     "RunAudit",
     "Scored",
     "Trainer",
+    "load_predictor",
     "personalize",
 ]

@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -17,7 +16,7 @@ from ..data import Affine, Cast, FederatedDataset, Integers, Transform
 from ..data.readers.columns import Table
 from ..data.readers.schema import TableSchema
 from ..data.transforms import Bounded
-from ..errors import ConfigError, DataError, FedmtlError
+from ..errors import ConfigError, DataError, FedmtlError, first_line
 from ..local.losses import Loss, binary_cross_entropy, cross_entropy
 
 if TYPE_CHECKING:
@@ -69,6 +68,33 @@ class Coding:
             elif loss is binary_cross_entropy:
                 odds = "sigmoid"
         return cls(replace(data.schema, classes=data.classes), transform, odds, data.limit)
+
+    def features(self, rows: DataFrame | Table) -> Tensor:
+        """Return the features of raw rows, (n, width), with one warning of the values that are cut.
+
+        Raises:
+            DataError: see :meth:`TableSchema.encode`.
+        """
+        features = self.schema.encode(rows)
+        table = rows if isinstance(rows, Table) else Table(rows, Path("rows"))
+        _warn_of_cuts(self.schema, table)
+        return features
+
+    def check_odds(self) -> None:
+        """Raise :class:`ConfigError` if the outputs of the model have no meaning as probabilities."""
+        if self.odds is not None:
+            return
+        why = "was trained with a loss that gives its outputs no probabilities"
+        if self.schema.classes is None:
+            why = "predicts a number"
+        raise ConfigError(f"the model {why}; leave probabilities out, or train with a cross-entropy.")
+
+    def chances(self, outputs: Tensor) -> Tensor:
+        """Return the probabilities of the classes, float64 (n, classes), of the outputs of a model, (n, outputs)."""
+        if self.odds == "softmax":
+            return outputs.double().softmax(1)
+        second = outputs.double()[:, 0].sigmoid()
+        return torch.stack((1 - second, second), 1)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the coding as plain values, JSON-ready."""
@@ -137,58 +163,57 @@ class Predictor:
 
         schema = self.coding.schema
         if probabilities:
-            self._check_odds()
-        if isinstance(rows, pd.DataFrame) and not len(rows):
-            outputs = torch.zeros(0, max(1, schema.classes or 1))
-        else:
-            outputs = self.outputs(rows)
+            self.coding.check_odds()
+        outputs = self.outputs(self.coding.features(rows))
         if probabilities:
-            return pd.DataFrame(self._probabilities(outputs), index=rows.index, columns=schema.names)
+            return pd.DataFrame(self.coding.chances(outputs).cpu().numpy(), index=rows.index, columns=schema.names)
         return pd.Series(schema.decode(outputs), index=rows.index, name=schema.target)
 
-    def outputs(self, rows: DataFrame | Table) -> Tensor:
-        """Return the outputs of the model for raw rows, (n, outputs), in its own units.
+    def outputs(self, features: Tensor) -> Tensor:
+        """Return the outputs of the model, (n, outputs), in its own units.
+
+        Args:
+            features: of n rows, as :meth:`Coding.features` returns them.
 
         Raises:
-            DataError: see :meth:`__call__`; or the model has another number of outputs than the target needs.
+            DataError: a whole number that an embedding of the model has no row for, an output that is not finite, or a
+                model of another number of outputs than the target needs.
         """
         schema = self.coding.schema
-        features = schema.encode(rows)
-        _warn_of_cuts(schema, rows)
+        if not len(features):
+            return torch.zeros(0, schema.classes or 1)
         like = next(self.module.parameters())
-        with torch.no_grad():
-            parts = [
-                self.module(self.coding.transform(some.to(like.device), like.dtype)) for some in features.split(_ROWS)
-            ]
+        try:
+            with torch.no_grad():
+                parts = [
+                    self.module(self.coding.transform(some.to(like.device), like.dtype))
+                    for some in features.split(_ROWS)
+                ]
+        except IndexError as error:
+            raise DataError(
+                f"an embedding of the model has no row for one of the whole numbers from {features.min():g} to "
+                f"{features.max():g} ({first_line(error)}); give numbers that the run had."
+            ) from error
         outputs = torch.cat(parts)
         outputs = outputs.reshape(len(outputs), -1)
-        accepted = {1} if schema.classes is None else {schema.classes, *([1] if schema.classes == 2 else [])}
+        accepted = [1]
+        if schema.classes is not None:
+            accepted = sorted({schema.classes, 1 if schema.classes == 2 else schema.classes})
         if outputs.shape[1] not in accepted:
             raise DataError(
                 f"the model has {outputs.shape[1]} outputs, and the target {schema.target!r} needs "
-                f"{' or '.join(map(str, sorted(accepted)))}."
+                f"{' or '.join(map(str, accepted))}."
+            )
+        if not torch.isfinite(outputs).all():
+            raise DataError(
+                "a prediction is not finite: the training of this model diverged, or a value is far beyond those of "
+                "the run."
             )
         return outputs
 
-    def _check_odds(self) -> None:
-        if self.coding.odds is not None:
-            return
-        why = "was trained with a loss that gives its outputs no probabilities"
-        if self.coding.schema.classes is None:
-            why = "predicts a number"
-        raise ConfigError(f"the model {why}; leave probabilities out, or train with a cross-entropy.")
 
-    def _probabilities(self, outputs: Tensor) -> np.ndarray:
-        """Return the probabilities of the classes, float64 (n, classes)."""
-        if self.coding.odds == "softmax":
-            return outputs.double().softmax(1).cpu().numpy()
-        second = outputs.double().reshape(len(outputs), -1)[:, 0].sigmoid()
-        return torch.stack((1 - second, second), 1).cpu().numpy()
-
-
-def _warn_of_cuts(schema: TableSchema, rows: DataFrame | Table) -> None:
+def _warn_of_cuts(schema: TableSchema, table: Table) -> None:
     """Warn once of all values that are cut at the ends of their ranges."""
-    table = rows if isinstance(rows, Table) else Table(rows, Path("rows"))
     counts = schema.outside(table)
     if counts:
         many = ", ".join(f"{name!r} {count:,}" for name, count in counts.items())

@@ -194,7 +194,7 @@ class Checkpoint:
 
 
 MANIFEST, OUTCOME = "manifest.json", "outcome.json"
-COLUMNS = "columns.json"
+COLUMNS, MODEL = "columns.json", "model.safetensors"
 _ELSEWHERE = ("personal", "shared", "parts", "released", "privacy", "module", "folder", "baselines", "coding")
 """Fields of a result that are not in its outcome: in files of their own, or known without a file."""
 
@@ -330,7 +330,7 @@ class RunFolder:
         write_json(self.public / "privacy.json", result.privacy.to_dict())
         bound = bound_note(result.bound)
         if result.shared is not None:
-            write_model(self.public / "model.safetensors", problem, result.shared, bound)
+            write_model(self.public / MODEL, problem, result.shared, bound)
         if result.released:
             grids = {
                 name: json.dumps({"step": release.step, "width": release.width, "divisor": release.divisor})
@@ -430,7 +430,7 @@ class RunFolder:
             outcome["terms"] = restored(outcome["terms"], trust)
         except ConfigError:  # objects of the caller's own
             outcome["terms"] = None
-        state = _tensors(self.public / "model.safetensors")[0]
+        state = _tensors(self.public / MODEL)[0]
         shared = torch.cat([state[name].reshape(-1) for name in network["names"]]) if state else None
         personal = _tensors(self.private / "models.safetensors")[0].get("models")
         if personal is None and shared is not None:

@@ -221,7 +221,7 @@ class Scored:
             try:
                 self.model_for(client)
             except ConfigError as error:
-                raise ConfigError(f"{error} The shared model is available: predictor().") from error
+                raise ConfigError(f"{error} The shared model is available: leave the client out.") from error
         return Predictor(self.model_for(client), self.coding)
 
     def _module(self, row: Tensor) -> nn.Module:

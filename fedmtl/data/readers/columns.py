@@ -103,6 +103,8 @@ class Table:
         text: Sequence[str] = (),
         name: str | None = None,
         settings: Mapping[str, Any] | None = None,
+        *,
+        empty: bool = False,
     ) -> Table:
         """Return the table in a file, or that of pandas, called ``name`` in messages.
 
@@ -113,6 +115,7 @@ class Table:
             text: names of columns.
             name: of a table of pandas.
             settings: arguments of :func:`format_of` if the user can give them, else None.
+            empty: a table without rows is accepted.
 
         Raises:
             DataError: neither, another kind of file, an unreadable one, a column that occurs twice, or no rows.
@@ -134,7 +137,7 @@ class Table:
             raise DataError(
                 f"a {type(source).__name__} is no table; accepted: a file's path, or a DataFrame of pandas."
             )
-        if frame.empty:
+        if frame.empty and not empty:
             raise DataError(f"{file} has no rows; at least 2 a client are needed.")
         if isinstance(source, (str, Path)) and file.suffix.lower() != ".parquet":
             return cls(frame, file, form=form, settable=settings is not None)

@@ -1,0 +1,228 @@
+"""A model of a table as a program: raw rows of numbers in, predictions in the target's units out, without this package.
+
+The program is a file of ``torch.export`` or ONNX. It holds the coding of the columns, the model and the units, and in
+its notes what the columns are.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import math
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from .._files import write_bytes
+from ..data.readers.schema import Column
+from ..errors import ConfigError, ModelError, first_line
+from .coding import Coding, Predictor
+
+SUFFIXES = (".pt2", ".onnx")
+NOTES = "fedmtl"
+"""Name of the notes in a file, a JSON text: in ONNX of the metadata, in ``torch.export`` of an extra file."""
+
+
+class Program(nn.Module):
+    """A model on raw rows of numbers.
+
+    Args:
+        predictor: the model with its coding.
+
+    Shape:
+        float64 (n, columns), a number for each column of the schema, see :func:`described`. Returns a dictionary:
+        ``"prediction"``, (n,), a real number, float64, or the number of a class, int64; and of classes whose loss gives
+        probabilities, ``"probabilities"``, float64 (n, classes). A row with a value that the columns do not take has
+        the prediction NaN or the class -1, and probabilities NaN.
+
+    Raises:
+        ConfigError: a column of a kind that a program does not take.
+    """
+
+    def __init__(self, predictor: Predictor) -> None:
+        super().__init__()
+        self.module, self.coding = predictor.module, predictor.coding
+        self.dtype = next(predictor.module.parameters()).dtype
+        schema = self.coding.schema
+        for column in schema.columns:
+            _check(column)
+        ends = [(0.0, 0.0) if column.range is None else column.range for column in schema.columns]
+        units = (-1.0, 1.0) if schema.target_range is None else schema.target_range
+        self._ends: Tensor  # tensors, since ONNX has numbers in the code as float32
+        self._units: Tensor
+        self.register_buffer("_ends", torch.tensor(ends, dtype=torch.float64))
+        self.register_buffer("_units", torch.tensor(units, dtype=torch.float64))
+
+    def forward(self, rows: Tensor) -> dict[str, Tensor]:
+        coding, schema = self.coding, self.coding.schema
+        parts, accepted = [], []
+        for place, column in enumerate(schema.columns):
+            value = rows[:, place : place + 1]
+            features, valid = _features(column, value, self._ends[place], whole=schema.integers)
+            parts.append(features)
+            accepted.append(valid)
+        valid = torch.cat(accepted, 1).all(1)
+        kind = torch.int64 if schema.integers else torch.float32
+        stored = torch.cat(parts, 1).to(kind)
+        x = coding.transform(stored, self.dtype)
+        outputs = self.module(x).reshape(rows.shape[0], -1)
+        if schema.classes is None:
+            low, high = self._units[0], self._units[1]
+            numbers = low + (outputs[:, 0].double() + 1) * ((high - low) / 2)
+            return {"prediction": torch.where(valid, numbers, torch.nan)}
+        number = outputs.argmax(1)
+        if outputs.shape[1] == 1:
+            number = (outputs[:, 0] > 0).long()
+        made = {"prediction": torch.where(valid, number, -1)}
+        if coding.odds is not None:
+            made["probabilities"] = torch.where(valid[:, None], coding.chances(outputs), torch.nan)
+        return made
+
+
+def _check(column: Column) -> None:
+    """Raise :class:`ConfigError` for a column whose coding a program does not compute."""
+    if column.kind not in ("number", "categories"):
+        raise ConfigError(
+            f"the column {column.name!r} holds {column.kind}, which an exported program does not take; fedmtl predict, "
+            "and in Python Result.predictor, do."
+        )
+
+
+def _features(column: Column, value: Tensor, ends: Tensor, *, whole: bool) -> tuple[Tensor, Tensor]:
+    """Return the features of a column, float64 (n, width), and the rows in which its value is accepted, bool (n, 1).
+
+    Args:
+        column: how it is coded.
+        value: float64 (n, 1), a number, or that of a category.
+        ends: of its range, float64 (2,).
+        whole: only whole numbers are accepted.
+    """
+    if column.kind == "categories":
+        numbers = torch.arange(len(column.categories), dtype=torch.float64, device=value.device)
+        found = value == numbers
+        valid = found.any(1, keepdim=True)
+        if column.signs:
+            return 2 * torch.where(valid, value, 0.0) - 1, valid
+        return found.double(), valid
+    valid = value.abs() < math.inf
+    value = torch.where(valid, value, 0.0)
+    if whole:
+        valid = valid & (value == value.round())
+    if column.range is not None:
+        low, high = ends[0], ends[1]
+        value = 2 * (value.clamp(low, high) - low) / (high - low) - 1
+    return value, valid
+
+
+def described(coding: Coding) -> dict[str, Any]:
+    """Return what the inputs and outputs of a program are, JSON-ready.
+
+    ``columns`` are those of its rows, in their order, each with its ``name`` and either ``categories``, of which a row
+    has the number, counted from 0, or the ``range`` at which it is cut off, null for none. ``target`` is what it
+    predicts, ``classes`` its classes in the order of their numbers, null for a real number.
+    """
+    schema = coding.schema
+    columns = [
+        {"name": column.name, "categories": list(map(str, column.categories))}
+        if column.kind == "categories"
+        else {"name": column.name, "range": column.range}
+        for column in schema.columns
+    ]
+    classes = None
+    if schema.classes is not None:
+        classes = schema.names
+    return {"columns": columns, "target": schema.target, "classes": classes}
+
+
+def check_path(path: Path) -> None:
+    """Raise :class:`ConfigError` unless a file's suffix is that of a program, and its packages are here."""
+    if path.suffix not in SUFFIXES or path.is_dir():
+        raise ConfigError(f"{path} is no program to write; give a file that ends in {' or '.join(SUFFIXES)}.")
+    if path.suffix == ".onnx":
+        try:
+            import onnx  # noqa: F401
+            import onnxruntime  # noqa: F401
+            import onnxscript  # noqa: F401
+        except ImportError as error:
+            raise ConfigError(
+                f'{path} is ONNX, which needs a package that is not here: pip install "fedmtl[export]"; a file that '
+                "ends in .pt2 needs none."
+            ) from error
+
+
+def write_program(predictor: Predictor, path: Path) -> None:
+    """Write a model as a program.
+
+    Args:
+        predictor: the model.
+        path: a file that ends in ``.pt2``, for ``torch.export``, or ``.onnx``.
+
+    Raises:
+        ConfigError: another suffix, a missing package, or a column of a kind that a program does not take.
+        ModelError: a model that cannot be exported.
+    """
+    check_path(path)
+    module = copy.deepcopy(Program(predictor)).cpu().eval().requires_grad_(False)
+    notes = json.dumps(described(predictor.coding))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            program = _exported(module)
+            content = _onnx(program, notes) if path.suffix == ".onnx" else _saved(program, notes)
+        except Exception as error:  # of any kind: the model may be the user's own
+            raise ModelError(
+                f"the model cannot be written as {path.suffix}: {type(error).__name__}: {first_line(error)}."
+            ) from error
+    write_bytes(path, content)
+
+
+def _exported(module: Program) -> torch.export.ExportedProgram:
+    """Return the program of any number of rows, without the places of its source."""
+    rows = torch.zeros(3, len(module.coding.schema.columns), dtype=torch.float64)
+    options: dict[str, Any] = {"dynamic_shapes": ({0: torch.export.Dim("n")},)}
+    with torch.no_grad():
+        try:
+            program = torch.export.export(module, (rows,), strict=False, **options)
+        except Exception:  # of any kind; a strict one also takes models with len(x), but more slowly
+            program = torch.export.export(module, (rows,), strict=True, **options)
+    for node in program.graph.nodes:
+        for name in ("stack_trace", "nn_module_stack", "source_fn_stack", "torch_fn"):
+            node.meta.pop(name, None)
+    return program
+
+
+def _saved(program: torch.export.ExportedProgram, notes: str) -> bytes:
+    content = io.BytesIO()
+    torch.export.save(program, content, extra_files={NOTES: notes})
+    return content.getvalue()
+
+
+def _onnx(program: torch.export.ExportedProgram, notes: str) -> bytes:
+    """Return the program as ONNX, with inputs and outputs by name, after one row has the same outputs from both.
+
+    Raises:
+        ModelError: others.
+    """
+    import onnxruntime
+
+    (sample, *_), _ = program.example_inputs
+    expected = program.module()(sample[:1])
+    made = torch.onnx.export(
+        program, (), dynamo=True, input_names=["rows"], output_names=list(expected), verbose=False, optimize=True
+    )
+    assert made is not None
+    made.model.metadata_props[NOTES] = notes
+    for node in made.model.graph:
+        node.metadata_props.clear()
+    content: bytes = made.model_proto.SerializeToString()
+    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    found = session.run(list(expected), {"rows": sample[:1].numpy()})
+    for name, value in zip(expected, found, strict=True):
+        if not np.allclose(value, expected[name].numpy(), rtol=1e-4, atol=1e-6, equal_nan=True):
+            raise ModelError(f"{name} of a row of zeros is {value} by ONNX and {expected[name].numpy()} by PyTorch")
+    return content

@@ -1,0 +1,286 @@
+"""Predictions for the rows of a new table: by each client's own model, or by the shared one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..data.readers.columns import Table
+from ..data.readers.schema import TableSchema
+from ..errors import ConfigError, DataError
+from ..models import ModelFactory
+from .coding import Coding, Predictor
+from .published import is_public_part, published_model
+from .result import Result
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+    from torch import nn
+
+OWN, SHARED = "own", "shared"
+FORM = ("separator", "decimal", "encoding", "comment")
+"""Settings of a file of text."""
+
+
+@dataclass(frozen=True, eq=False)
+class Models:
+    """The models of a run on raw rows of a table: the shared one, and those of clients.
+
+    Args:
+        folder: of the run, or its public part.
+        coding: of their inputs and outputs.
+        shared: the shared model; None for a run without one.
+        result: of the run whose clients have models; None of a public part.
+    """
+
+    folder: Path
+    coding: Coding
+    shared: Predictor | None
+    result: Result | None = None
+
+    @classmethod
+    def of(
+        cls, folder: str | Path, model: nn.Module | ModelFactory | None = None, *, trust: Sequence[str] = ()
+    ) -> Models:
+        """Return the models of a run.
+
+        Args:
+            folder: see :func:`run_folder`; of a public part nothing is taken on trust.
+            model: see :meth:`Result.load`.
+            trust: see :meth:`Result.load`.
+
+        Raises:
+            ConfigError: no finished run, or one that does not say how its models take raw rows.
+            DataError: a file that cannot be read.
+            ModelError: see :meth:`Result.load`.
+        """
+        place = run_folder(folder)
+        if is_public_part(place):
+            shared = published_model(place)
+            return cls(place, shared.coding, shared)
+        result = Result.load(place, model, trust=trust)
+        first = None
+        if result.shared is None:
+            first = result.owners[0]
+        predictor = result.predictor(first)  # refuses here what has no coding or no module
+        if first is not None:
+            return cls(place, predictor.coding, None, result)
+        return cls(place, predictor.coding, predictor, result)
+
+    def predictor(self, client: str | None) -> Predictor:
+        """Return the model of a client, or for None the shared one.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        if client is None and self.shared is not None:
+            return self.shared
+        if self.result is not None:
+            return self.result.predictor(client)
+        raise ConfigError(
+            f"{self.folder} has the shared model alone, and none of client {client!r}: the models of clients are in "
+            "the private part of a run; leave the client out, or give the whole folder of the run."
+        )
+
+    @property
+    def owners(self) -> frozenset[str]:
+        """Return the clients that have a model of their own here."""
+        return frozenset(() if self.result is None else self.result.owners)
+
+
+def load_predictor(
+    folder: str | Path,
+    client: str | None = None,
+    *,
+    model: nn.Module | ModelFactory | None = None,
+    trust: Sequence[str] = (),
+) -> Predictor:
+    """Return a model of a run on raw rows of its table, from its folder, or the shared one from its public part alone.
+
+    Args:
+        folder: of the run; or its ``public`` part or a copy of it, which may come from somebody else: nothing in its
+            files is run.
+        client: whose model; None for the shared one.
+        model: see :meth:`Result.load`.
+        trust: see :meth:`Result.load`.
+
+    Raises:
+        ConfigError: no finished run, one that does not say how its models take raw rows, or no such model.
+        DataError: a file that cannot be read.
+        ModelError: ``model`` does not have the parameters of the run's.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> import pandas as pd
+        >>> from fedmtl import Trainer, load_data, load_predictor
+        >>> table = pd.DataFrame({"ward": list("ab") * 10, "age": range(20), "days": range(20)})
+        >>> bounds = {"age": [0, 20], "days": [0, 20]}
+        >>> data = load_data("table", path=table, client="ward", target="days", bounds=bounds)
+        >>> with TemporaryDirectory() as folder:
+        ...     result = Trainer(data=data, privacy=None, rounds=2, progress=False, folder=folder).fit()
+        ...     predict = load_predictor(f"{folder}/public")
+        >>> predict(pd.DataFrame({"age": [3, 12]})).shape
+        (2,)
+    """
+    return Models.of(folder, model, trust=trust).predictor(client)
+
+
+def run_folder(folder: str | Path) -> Path:
+    """Return the folder whose files say what a run learned: of the run, or of its public part without the rest.
+
+    Args:
+        folder: of the run; its ``private`` part, which stands for the run; its ``public`` part, or a copy of it.
+
+    Raises:
+        ConfigError: no folder.
+    """
+    place = Path(folder)
+    if not place.is_dir():
+        raise ConfigError(f"{place} is no folder; give that of a run, such as outputs/2025-01-31/12-00-00.")
+    if place.name == "private" and (place.parent / "public").is_dir():
+        return place.parent
+    if is_public_part(place / "public") and not (place / "private").exists():
+        return place / "public"
+    return place
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """Predictions for the rows of a table.
+
+    Args:
+        frame: a row for each row of the table: the client if the table names it, columns that are kept, the prediction
+            ``predicted_TARGET``, the probabilities ``probability_CLASS`` if asked for, and ``predicted_by``, ``"own"``
+            or ``"shared"``.
+        own: number of rows that the model of their own client predicts.
+        unknown: clients without a model, whose rows the shared one predicts, in order.
+    """
+
+    frame: DataFrame
+    own: int
+    unknown: tuple[str, ...]
+
+
+def read_rows(
+    path: str | Path, schema: TableSchema, settings: Mapping[str, Any] | None = None, kept: Sequence[str] = ()
+) -> Table:
+    """Return the rows of a file, which needs no target, with the client of each if the file names it.
+
+    Args:
+        path: a .csv, .tsv (both also .gz) or .parquet file.
+        schema: of the columns.
+        settings: of :data:`FORM`, in the place of how the table of the run was written.
+        kept: further columns, as they are written.
+
+    Raises:
+        ConfigError: an impossible setting.
+        DataError: an unreadable file, or a row without its client.
+    """
+    is_text = not str(path).lower().endswith(".parquet")
+    form: dict[str, Any] = {}
+    if schema.form is not None and is_text:
+        form = asdict(schema.form)
+        form["comment"] = schema.form.comment or None
+        if ".tsv" in Path(path).name.lower():
+            form["separator"] = None
+    numbers = {column.name for column in schema.columns if column.kind == "number"}
+    texts = [column.name for column in schema.columns if column.kind != "number"]
+    texts += [name for name in (schema.client, *kept) if name is not None and name not in {*numbers, *texts}]
+    table = Table.of(path, texts, settings=form | dict(settings or {}), empty=True)
+    if schema.client is None or schema.client not in table.frame.columns:
+        return table
+    return replace(table, client_of=table.written(schema.client, "the name of a client"))
+
+
+def predicted(
+    models: Models,
+    table: Table,
+    client: str | None = None,
+    *,
+    probabilities: bool = False,
+    kept: Sequence[str] = (),
+) -> Predictions:
+    """Return the predictions for the rows of a table: of each row by the model of its client, or by the shared one if
+    the client has none or the table names none.
+
+    Args:
+        models: of a run.
+        table: as :func:`read_rows` returns it.
+        client: whose model predicts all rows, whatever the table says.
+        probabilities: of the classes, beside the most likely one.
+        kept: columns of the table that are returned beside the predictions.
+
+    Raises:
+        ConfigError: no client of that id, no model for a row, probabilities of a model whose outputs have no such
+            meaning, or a name of ``kept`` that the predictions have.
+        DataError: see :meth:`Predictor.__call__`.
+    """
+    import pandas as pd
+
+    schema = models.coding.schema
+    if probabilities:
+        models.coding.check_odds()
+    table.check_columns(list(kept), "kept ")
+    groups, unknown = _by_model(models, table, client)
+    features = models.coding.features(table)
+    values: Any = np.zeros(len(table), dtype=object)
+    chances = np.zeros((len(table), len(schema.names)))
+    by = np.full(len(table), SHARED, dtype=object)
+    for name, rows in groups.items():
+        try:
+            outputs = models.predictor(name).outputs(features[rows])
+        except DataError as error:
+            whose = "the shared model" if name is None else f"the model of client {name!r}"
+            raise DataError(f"{table.file}: {whose}: {error}") from error
+        values[rows] = schema.decode(outputs)
+        if probabilities:
+            chances[rows] = models.coding.chances(outputs).cpu().numpy()
+        if name is not None:
+            by[rows] = OWN
+    columns: dict[str, Any] = {}
+    if table.client_of is not None:
+        columns[str(schema.client)] = table.client_of
+    for name in kept:
+        columns.setdefault(name, table.frame[name].to_numpy())
+    made = {f"predicted_{schema.target}": pd.Series(values).infer_objects().to_numpy()}
+    if probabilities:
+        made |= {f"probability_{name}": chances[:, place] for place, name in enumerate(schema.names)}
+    made["predicted_by"] = by
+    for name in made.keys() & columns.keys():
+        raise ConfigError(f"the predictions have a column {name!r}, and so has the table; rename it there.")
+    return Predictions(pd.DataFrame(columns | made), int((by == OWN).sum()), unknown)
+
+
+def _by_model(models: Models, table: Table, client: str | None) -> tuple[dict[str | None, np.ndarray], tuple[str, ...]]:
+    """Return the rows that each model predicts, int64, by its client or None for the shared one, and the clients that
+    have no model of their own."""
+    everything = np.arange(len(table))
+    if client is not None:
+        models.predictor(client)
+        return {client: everything}, ()
+    if table.client_of is None:
+        if models.shared is None:
+            column = models.coding.schema.client
+            raise ConfigError(
+                f"the run has no shared model, and {table.file} has no column {column!r} with the client of each row; "
+                "add it, or say whose model predicts with --client NAME."
+            )
+        return {None: everything}, ()
+    names, place = np.unique(table.client_of, return_inverse=True)
+    owners = models.owners
+    known = np.array([name in owners for name in names.tolist()], dtype=bool)
+    unknown = tuple(names[~known].tolist())
+    if unknown and models.shared is None:
+        lacking = np.isin(np.asarray(table.client_of), names[~known])
+        table.refuse(lacking, str(models.coding.schema.client), "a client of the run, which has no shared model")
+    groups: dict[str | None, np.ndarray] = {}
+    for number, name in enumerate(names.tolist()):
+        if known[number]:
+            groups[name] = everything[place == number]
+    if unknown:
+        groups[None] = everything[~known[place]]
+    return groups, unknown
