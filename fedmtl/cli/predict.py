@@ -165,8 +165,9 @@ def export(words: list[str]) -> int:
 
     The program needs no fedmtl: it computes the coding of the columns, the model and the units, for torch.export (.pt2)
     or ONNX (.onnx). It takes float64 (n, columns), the columns in the printed order, of a text the number of its
-    category; it returns prediction, (n,), of classes their numbers, and probabilities, (n, classes). A row with a value
-    that is missing or no category has the prediction NaN, of classes -1.
+    category, of a date the days since 1970-01-01; it returns prediction, (n,), of classes their numbers, and
+    probabilities, (n, classes). A row with a value that its column does not take, such as a missing one, has the
+    prediction NaN, of classes -1.
 
     examples
       fedmtl export outputs/2025-01-31/12-00-00 model.onnx                   the shared model
@@ -203,13 +204,18 @@ def export(words: list[str]) -> int:
 
 def _column_text(column: Mapping[str, Any]) -> str:
     """Return what a program takes as a column."""
-    name = shown(column["name"])
+    text = shown(column["name"])
     if "categories" in column:
-        return f"{name}:{_classes_text(column['categories'])}"
-    if column["range"] is None:
-        return name
-    low, high = column["range"]
-    return f"{name}, cut off at {low:g} and {high:g}"
+        text += f":{_classes_text(column['categories'])}"
+    elif "period" in column:
+        first, last = column["period"]
+        text += f": days since 1970-01-01, cut off at {first} and {last}"
+    elif column["range"] is not None:
+        low, high = column["range"]
+        text += f", cut off at {low:g} and {high:g}"
+    if column["missing"]:
+        text += "; NaN if missing"
+    return text
 
 
 def _classes_text(names: Sequence[Any] | None) -> str:

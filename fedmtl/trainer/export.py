@@ -7,6 +7,7 @@ its notes what the columns are.
 from __future__ import annotations
 
 import copy
+import datetime
 import io
 import json
 import math
@@ -26,6 +27,8 @@ from .coding import Coding, Predictor
 SUFFIXES = (".pt2", ".onnx")
 NOTES = "fedmtl"
 """Name of the notes in a file, a JSON text: in ONNX of the metadata, in ``torch.export`` of an extra file."""
+_EPOCH = datetime.date(1970, 1, 1).toordinal()
+_MARCH = _EPOCH - datetime.date(1, 3, 1).toordinal() + 365  # days from the first of March of the year 0 to 1970
 
 
 class Program(nn.Module):
@@ -39,9 +42,6 @@ class Program(nn.Module):
         ``"prediction"``, (n,), a real number, float64, or the number of a class, int64; and of classes whose loss gives
         probabilities, ``"probabilities"``, float64 (n, classes). A row with a value that the columns do not take has
         the prediction NaN or the class -1, and probabilities NaN.
-
-    Raises:
-        ConfigError: a column of a kind that a program does not take.
     """
 
     def __init__(self, predictor: Predictor) -> None:
@@ -49,10 +49,13 @@ class Program(nn.Module):
         self.module, self.coding = predictor.module, predictor.coding
         self.dtype = next(predictor.module.parameters()).dtype
         schema = self.coding.schema
-        for column in schema.columns:
-            _check(column)
-        ends = [(0.0, 0.0) if column.range is None else column.range for column in schema.columns]
-        units = (-1.0, 1.0) if schema.target_range is None else schema.target_range
+        ends = [_ends_of(column) for column in schema.columns]
+        self.log = schema.target_scale == "log"
+        units = (-1.0, 1.0)
+        if schema.target_range is not None:
+            units = schema.target_range
+            if self.log:
+                units = (math.log(units[0]), math.log(units[1]))
         self._ends: Tensor  # tensors, since ONNX has numbers in the code as float32
         self._units: Tensor
         self.register_buffer("_ends", torch.tensor(ends, dtype=torch.float64))
@@ -74,6 +77,8 @@ class Program(nn.Module):
         if schema.classes is None:
             low, high = self._units[0], self._units[1]
             numbers = low + (outputs[:, 0].double() + 1) * ((high - low) / 2)
+            if self.log:
+                numbers = numbers.exp()
             return {"prediction": torch.where(valid, numbers, torch.nan)}
         number = outputs.argmax(1)
         if outputs.shape[1] == 1:
@@ -84,13 +89,14 @@ class Program(nn.Module):
         return made
 
 
-def _check(column: Column) -> None:
-    """Raise :class:`ConfigError` for a column whose coding a program does not compute."""
-    if column.kind not in ("number", "categories"):
-        raise ConfigError(
-            f"the column {column.name!r} holds {column.kind}, which an exported program does not take; fedmtl predict, "
-            "and in Python Result.predictor, do."
-        )
+def _ends_of(column: Column) -> tuple[float, float]:
+    """Return the range of a column, of dates the first and the last in days since 1970-01-01; (0, 0) without one."""
+    if column.period is not None:
+        first, last = (datetime.date.fromisoformat(end).toordinal() - _EPOCH for end in column.period)
+        return float(first), float(last)
+    if column.range is not None:
+        return column.range
+    return 0.0, 0.0
 
 
 def _features(column: Column, value: Tensor, ends: Tensor, *, whole: bool) -> tuple[Tensor, Tensor]:
@@ -98,45 +104,86 @@ def _features(column: Column, value: Tensor, ends: Tensor, *, whole: bool) -> tu
 
     Args:
         column: how it is coded.
-        value: float64 (n, 1), a number, or that of a category.
+        value: float64 (n, 1), a number, that of a category, or days since 1970-01-01; NaN for a missing one.
         ends: of its range, float64 (2,).
         whole: only whole numbers are accepted.
     """
+    gap = value.isnan()
     if column.kind == "categories":
         numbers = torch.arange(len(column.categories), dtype=torch.float64, device=value.device)
         found = value == numbers
         valid = found.any(1, keepdim=True)
+        features = found.double()
         if column.signs:
-            return 2 * torch.where(valid, value, 0.0) - 1, valid
-        return found.double(), valid
-    valid = value.abs() < math.inf
-    value = torch.where(valid, value, 0.0)
-    if whole:
-        valid = valid & (value == value.round())
-    if column.range is not None:
-        low, high = ends[0], ends[1]
-        value = 2 * (value.clamp(low, high) - low) / (high - low) - 1
-    return value, valid
+            features = 2 * torch.where(valid, value, 0.0) - 1
+    else:
+        valid = value.abs() < math.inf
+        value = torch.where(valid, value, 0.0)
+        if whole and column.kind == "number":
+            valid = valid & (value == value.round())
+        features = value
+        if column.kind == "dates":
+            features = _dated(column, value.floor(), ends)
+        elif column.range is not None:
+            features = _mapped(value, ends[0], ends[1])
+    if not column.missing:
+        return features, valid
+    return torch.cat((torch.where(gap, 0.0, features), gap.double()), 1), valid | gap
+
+
+def _dated(column: Column, days: Tensor, ends: Tensor) -> Tensor:
+    """Return the features of dates, float64 (n, 4), of whole days since 1970-01-01, float64 (n, 1).
+
+    Years and months are counted from March on in periods of 400 years, which have 146,097 days each: a leap day is then
+    the last day of its year, and the months before it follow one rule.
+    """
+    assert column.period is not None
+    first, last = (datetime.date.fromisoformat(end) for end in column.period)
+    days = days.clamp(ends[0], ends[1])
+    since = days + _MARCH
+    period = (since / 146_097).floor()
+    day = since - period * 146_097
+    leap = (day / 1_460).floor() - (day / 36_524).floor() + (day / 146_096).floor()
+    year = ((day - leap) / 365).floor()
+    day = day - (365 * year + (year / 4).floor() - (year / 100).floor())
+    month = ((5 * day + 2) / 153).floor()  # 0 is March
+    month = torch.where(month < 10, month + 3, month - 9)
+    year = year + 400 * period + (month <= 2).double()
+    weekday = days + 3 - 7 * ((days + 3) / 7).floor()  # 1970-01-01 was a Thursday
+    years = torch.zeros_like(year)
+    if first.year < last.year:
+        years = _mapped(year, float(first.year), float(last.year))
+    return torch.cat((years, _mapped(month, 1.0, 12.0), _mapped(weekday, 0.0, 6.0), _mapped(days, *ends.unbind())), 1)
+
+
+def _mapped(value: Tensor, low: Tensor | float, high: Tensor | float) -> Tensor:
+    """Return values, cut at the ends of a range and mapped from it to [-1, 1]."""
+    return 2 * (torch.clamp(value, low, high) - low) / (high - low) - 1  # type: ignore[arg-type]
 
 
 def described(coding: Coding) -> dict[str, Any]:
     """Return what the inputs and outputs of a program are, JSON-ready.
 
-    ``columns`` are those of its rows, in their order, each with its ``name`` and either ``categories``, of which a row
-    has the number, counted from 0, or the ``range`` at which it is cut off, null for none. ``target`` is what it
-    predicts, ``classes`` its classes in the order of their numbers, null for a real number.
+    ``columns`` are those of its rows, in their order. Each has its ``name``, ``missing``, whether NaN stands for a
+    missing value, and one of three: ``categories``, of which a row has the number, counted from 0; the ``period`` of
+    dates, at which they are cut off, of which a row has the days since 1970-01-01; the ``range`` at which a number is
+    cut off, null for none. ``target`` is what it predicts, ``classes`` its classes in the order of their numbers, null
+    for a real number.
     """
     schema = coding.schema
-    columns = [
-        {"name": column.name, "categories": list(map(str, column.categories))}
-        if column.kind == "categories"
-        else {"name": column.name, "range": column.range}
-        for column in schema.columns
-    ]
     classes = None
     if schema.classes is not None:
         classes = schema.names
-    return {"columns": columns, "target": schema.target, "classes": classes}
+    return {"columns": list(map(_described, schema.columns)), "target": schema.target, "classes": classes}
+
+
+def _described(column: Column) -> dict[str, Any]:
+    common = {"name": column.name, "missing": column.missing}
+    if column.kind == "categories":
+        return common | {"categories": list(map(str, column.categories))}
+    if column.kind == "dates":
+        return common | {"period": column.period}
+    return common | {"range": column.range}
 
 
 def check_path(path: Path) -> None:
@@ -163,7 +210,7 @@ def write_program(predictor: Predictor, path: Path) -> None:
         path: a file that ends in ``.pt2``, for ``torch.export``, or ``.onnx``.
 
     Raises:
-        ConfigError: another suffix, a missing package, or a column of a kind that a program does not take.
+        ConfigError: another suffix, or a missing package.
         ModelError: a model that cannot be exported.
     """
     check_path(path)

@@ -188,7 +188,7 @@ def read_rows(
         if ".tsv" in Path(path).name.lower():
             form["separator"] = None
     numbers = {column.name for column in schema.columns if column.kind == "number"}
-    texts = [column.name for column in schema.columns if column.kind != "number"]
+    texts = schema.written
     texts += [name for name in (schema.client, *kept) if name is not None and name not in {*numbers, *texts}]
     table = Table.of(path, texts, settings=form | dict(settings or {}), empty=True)
     if schema.client is None or schema.client not in table.frame.columns:

@@ -19,12 +19,11 @@ from .. import models
 from .._files import parse_json
 from .._text import shown
 from ..data import DataSpec, Integers, RowBound
-from ..errors import ConfigError, DataError, FedmtlError, first_line
+from ..errors import ConfigError, DataError, first_line
 from ..models import BoundedInputs, BoundedOutputs
 from ..models.networks import NamedFactory
 from .coding import Coding, Predictor
 from .folder import COLUMNS, MODEL
-from .problem import made
 from .received import Received
 
 _MOST_TEXT = 1 << 26  # bytes of the description of columns
@@ -123,10 +122,10 @@ def _built(network: Mapping[str, Any], coding: Coding, state: Mapping[str, Tenso
     )
     try:
         with torch.device("meta"):
-            module = made(_factory(settings), spec, seed=0)
+            module = _factory(settings)(spec)
         return module.to(getattr(torch, network["dtype"]))
-    except FedmtlError as error:
-        raise DataError(f"{COLUMNS}: network.made cannot be built: {error}") from error
+    except Exception as error:  # of any kind: the settings are whatever the file says
+        raise DataError(f"{COLUMNS}: network.made cannot be built: {first_line(error)}.") from error
 
 
 def _factory(description: Any) -> NamedFactory:
