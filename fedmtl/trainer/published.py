@@ -184,8 +184,8 @@ def _fill(module: nn.Module, state: Mapping[str, Tensor]) -> None:
     wanted = module.state_dict()
     if wanted.keys() != state.keys():
         raise DataError(f"{MODEL} has the tensors {_few(state)}, and the network of {COLUMNS} has {_few(wanted)}.")
-    for name, tensor in state.items():
-        like = wanted[name]
+    for name, like in wanted.items():
+        tensor = state[name]
         if (tensor.shape, tensor.dtype) != (like.shape, like.dtype):
             raise DataError(
                 f"{MODEL}: {name} is {_kind(tensor)}, and that of the network of {COLUMNS} is {_kind(like)}."

@@ -107,11 +107,16 @@ def done(*words):
 def weights(folder, client=None):
     """The numbers of a model, as its file has them: slopes of the features, then the constant."""
     if client is None:
-        state = load_file(folder / "public" / "model.safetensors")
-        return np.concatenate([value.numpy().ravel() for value in state.values()][::-1]).astype(np.float64)
+        return np.concatenate([value.ravel() for value in shared(folder)])
     with safe_open(folder / "private" / "models.safetensors", framework="np") as file:
         ids = json.loads(file.metadata()["ids"])
         return file.get_tensor("models")[ids.index(client)].astype(np.float64)
+
+
+def shared(folder):
+    """The weight and the constant of the shared model, as its file has them, in an order of its own."""
+    state = load_file(folder / "public" / "model.safetensors")
+    return [value.double().numpy() for value in sorted(state.values(), key=lambda value: -value.ndim)]
 
 
 def in_days(folder, client, rows):
@@ -162,10 +167,9 @@ def test_classes_have_their_names_and_probabilities(classes, here):
     found = pd.read_csv("new.predicted.csv")
     slopes, constants = weights(classes, "anna").reshape(2, 2)[0], weights(classes, "anna")[2:]
     own = np.exp(-1 * slopes + constants)
-    state = load_file(classes / "public" / "model.safetensors")
-    slopes, constants = (value.numpy().ravel().astype(np.float64) for value in list(state.values())[::-1])
-    shared = np.exp(1 * slopes + constants)
-    expected = np.stack([own / own.sum(), shared / shared.sum()])
+    slopes, constants = (value.ravel() for value in shared(classes))
+    others = np.exp(1 * slopes + constants)
+    expected = np.stack([own / own.sum(), others / others.sum()])
     np.testing.assert_allclose(found[["probability_short", "probability_=long"]], expected, rtol=1e-5)
     assert list(found["predicted_stay"]) == [["short", "'=long"][place] for place in expected.argmax(1)]
     assert "probability" not in done("predict", classes, "new.csv", "--output", "-")
@@ -324,7 +328,7 @@ def with_network(**made):
         (lambda v: v["network"].update(dtype="__class__"), "network.dtype is '__class__'"),
         (
             lambda v: v["network"].update(dtype="float64"),
-            "is float32 (1,), and that of the network of columns.json is float64",
+            "is float32 (1, 5), and that of the network of columns.json is float64",
         ),
         (lambda v: v.pop("network"), "network must have made and dtype"),
         (lambda v: v["table"]["columns"].pop(), "is float32 (1, 5), and that of the network of columns.json is"),
