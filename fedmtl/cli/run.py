@@ -172,6 +172,9 @@ class Job:
         score = f"{result.metric.replace('_', ' ')} {number_text(result.final[result.metric])}"
         score += "" if result.finetuned is None else ", finetuned"
         score += ", training diverged" if result.lost else ""
+        if result.beside_local is not None:
+            better, _, worse = result.beside_local
+            score += f" ({better:.0%} of the clients better off than alone, {worse:.0%} worse)"
         seconds = time.monotonic() - began
         return f"{self}: {score}, epsilon {rounded_up(result.epsilon, 3)}, {seconds:.0f} s, {folder}"
 

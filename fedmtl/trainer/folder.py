@@ -364,6 +364,8 @@ class RunFolder:
         frame = clients_frame(result, data.ids)
         frame.insert(0, "train_examples", data.train.counts.numpy())
         frame.insert(1, "test_examples", data.test.counts.numpy())
+        if result.than_local:
+            frame.insert(2, "than local", frame.index.map(result.than_local.get))
         frame = frame.rename(index=cell, columns=cell)
         if "chosen" in frame:
             frame["chosen"] = frame["chosen"].map(cell)

@@ -401,11 +401,9 @@ def distribution(scores: Tensor, *, higher_is_better: bool) -> dict[str, float]:
     }
 
 
-def shares(
-    scores: Tensor, others: Tensor, *, higher_is_better: bool, resolution: float = 0.0
-) -> tuple[float, float, float]:
-    """Return the shares of the clients that score better, equal and worse than ``others``, (n,) each. What is not
-    finite is worse than every number.
+def compared(scores: Tensor, others: Tensor, *, higher_is_better: bool, resolution: float = 0.0) -> Tensor:
+    """Return by client 1 where its score is better than the other one, 0 where they are equal and -1 where it is worse,
+    int64 (n,). What is not finite is worse than every number.
 
     Args:
         scores, others: (n,).
@@ -415,5 +413,13 @@ def shares(
     sign = 1.0 if higher_is_better else -1.0
     own, other = (torch.where(torch.isfinite(values), sign * values.double(), -1e300) for values in (scores, others))
     equal = (own - other).abs() <= resolution * torch.maximum(own.abs(), other.abs())
-    better = ((own > other) & ~equal).double().mean()
-    return float(better), float(equal.double().mean()), float(((own < other) & ~equal).double().mean())
+    return torch.where(equal, 0, torch.where(own > other, 1, -1))
+
+
+def shares(
+    scores: Tensor, others: Tensor, *, higher_is_better: bool, resolution: float = 0.0
+) -> tuple[float, float, float]:
+    """Return the shares of the clients that score better, equal and worse than ``others``, see :func:`compared`."""
+    signs = compared(scores, others, higher_is_better=higher_is_better, resolution=resolution)
+    better, equal, worse = ((signs == sign).double().mean().item() for sign in (1, 0, -1))
+    return better, equal, worse

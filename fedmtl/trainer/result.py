@@ -23,7 +23,7 @@ from ..privacy.noise.grid import GridValue
 from ..report._settings import value_text
 from .folder import RunFolder
 from .metrics import REGISTRY, Metric
-from .scored import Scored, Stage, beside, spread_of, verdict
+from .scored import Scored, Stage, beside, each_beside, spread_of, verdict
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -426,6 +426,16 @@ class Result(Scored):
         without the baseline ``"local"``, or a client to compare."""
         local = self.baselines.get("local")
         return None if local is None else self._beside(local, self.shown[0])
+
+    @property
+    def than_local(self) -> dict[str, str]:
+        """Whether a client's own model is ``"better"``, ``"equal"`` or ``"worse"`` than its local one, by its id; empty
+        without the baseline ``"local"``."""
+        local = self.baselines.get("local")
+        if local is None:
+            return {}
+        own, alone = self.stages(self.algorithm)[-1], local.stages("local")[-1]
+        return each_beside(own, alone, self.shown[0], self.personal.dtype)
 
     @property
     def verdict(self) -> str:

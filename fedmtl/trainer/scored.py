@@ -23,7 +23,7 @@ from ..errors import ConfigError
 from ..local import Layout
 from ..models import BoundedInputs, BoundedOutputs
 from .coding import Coding, Predictor
-from .metrics import REGISTRY, Metric, distribution, shares
+from .metrics import REGISTRY, Metric, compared, distribution, shares
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -291,6 +291,16 @@ def beside(own: Stage, others: Stage, metric: Metric, dtype: torch.dtype) -> tup
     if not len(first):
         return None
     return shares(first, second, higher_is_better=metric.higher_is_better, resolution=metric.resolution(dtype))
+
+
+def each_beside(own: Stage, others: Stage, metric: Metric, dtype: torch.dtype) -> dict[str, str]:
+    """Return ``"better"``, ``"equal"`` or ``"worse"`` for each client that :func:`beside` compares, by its id."""
+    names, first, second = _of_both(own, others, metric)
+    signs = compared(
+        first, second, higher_is_better=metric.higher_is_better, resolution=metric.resolution(dtype)
+    ).tolist()
+    words = {1: "better", 0: "equal", -1: "worse"}
+    return {name: words[sign] for name, sign in zip(names, signs, strict=True)}
 
 
 def verdict(own: Stage, others: Stage, metric: Metric, dtype: torch.dtype) -> str:

@@ -150,7 +150,8 @@ def test_clients_table(finished):
         "pmtl personal model ": pmtl.scores["personal"],
     }
     scores = {f"{name}{metric}" for name in expected for metric in ("loss", "accuracy")}
-    assert columns.keys() == {"client", "train_examples", "test_examples"} | scores
+    assert columns.keys() == {"client", "train_examples", "test_examples", "than local"} | scores
+    assert list(columns["than local"]) == list(result.than_local.values())
     for name, of in expected.items():
         assert list(map(float, columns[f"{name}accuracy"])) == list(of["accuracy"].values())
     assert torch.equal(load_file(folder / "private/models.safetensors")["models"], result.personal)

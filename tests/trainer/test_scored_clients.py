@@ -25,7 +25,7 @@ from fedmtl.data import Examples, FederatedDataset
 from fedmtl.errors import ConfigError
 from fedmtl.trainer.evaluation import evaluated_clients
 from fedmtl.trainer.metrics import REGISTRY
-from fedmtl.trainer.scored import Stage, verdict
+from fedmtl.trainer.scored import Stage, beside, each_beside, verdict
 from tests import small
 from tests.helpers import ragged_classification, regression
 
@@ -210,6 +210,16 @@ def test_the_verdict_says_for_how_many_clients_and_who_lost() -> None:
         "of 5 clients 40% are better off than alone, 20% equal, 40% worse (most: e, a); "
         "the mean accuracy is 3.500, alone 4.000"
     )
+
+
+def test_each_client_is_better_equal_or_worse_than_alone() -> None:
+    alone = Stage("local", {"mse": {"a": 2.0, "b": 2.0, "c": 2.0, "d": 2.0}})
+    own = Stage("run", {"mse": {"a": 1.0, "b": 2.0, "c": 3.0, "e": 0.0}})
+    expected = {"a": "better", "b": "equal", "c": "worse"}
+    assert each_beside(own, alone, REGISTRY["mse"], torch.float32) == expected
+    assert beside(own, alone, REGISTRY["mse"], torch.float32) == pytest.approx((1 / 3, 1 / 3, 1 / 3))
+    accuracies = [Stage(stage.label, {"accuracy": stage.by_client["mse"]}) for stage in (own, alone)]
+    assert each_beside(*accuracies, REGISTRY["accuracy"], torch.float32)["a"] == "worse"
 
 
 def test_the_verdict_of_equal_lost_and_no_models() -> None:
