@@ -80,6 +80,7 @@ from ..algorithms.cohort import AFTER, Cohort, Own
 from ..algorithms.finetune import Personalization
 from ..algorithms.linear.classes import fit_classes, flat, layers, log_likelihoods
 from ..algorithms.linear.data import check_linear, records_of
+from ..algorithms.local import Local
 from ..data.examples import Examples
 from ..data.rows import offsets_of, select
 from ..errors import ConfigError, ModelError
@@ -198,7 +199,7 @@ class Average(Personalization):
 class LocalAverage(Algorithm):
     """The average of the models of every client's own records. Nothing leaves a client."""
 
-    name = "local"
+    name, title, colour = "local", Local.title, Local.colour  # one row and one line of whatever is local
 
     def client(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
         return {}, c.own

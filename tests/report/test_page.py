@@ -133,6 +133,7 @@ def test_each_run_of_a_sweep_has_a_line_with_a_link(sweep: Path) -> None:
     assert any(f"failed: {_NASTY}" in line for line in lines)
     assert any("unfinished: continue it with fedmtl resume " in line for line in lines)
     assert any("PMTL lam 0.1, epsilon 4, seed 1, accuracy 0.58" in line for line in lines)
+    assert sum(line.count("13% of the clients worse off than alone") for line in lines) == 4
 
 
 @pytest.mark.parametrize("what", ["run", "sweep"])

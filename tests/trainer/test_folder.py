@@ -37,6 +37,7 @@ from fedmtl import (
 )
 from fedmtl._files import write_bytes
 from fedmtl.audit.verification import verify
+from fedmtl.cli.run import Job
 from fedmtl.errors import ConfigError, DataError, ModelError, ResumeError
 from fedmtl.privacy.chain import Head, read_chain
 from fedmtl.trainer.folder import Checkpoint, RunFolder
@@ -152,6 +153,9 @@ def test_clients_table(finished):
     scores = {f"{name}{metric}" for name in expected for metric in ("loss", "accuracy")}
     assert columns.keys() == {"client", "train_examples", "test_examples", "than local"} | scores
     assert list(columns["than local"]) == list(result.than_local.values())
+    better, _, worse = (list(columns["than local"]).count(word) / len(DATA) for word in ("better", "equal", "worse"))
+    line = Job(0, 2, "lam=1", Path("sweep")).line(result, 0.0, Path("sweep/0"))
+    assert f" ({better:.0%} of the clients better off than alone, {worse:.0%} worse), epsilon" in line
     for name, of in expected.items():
         assert list(map(float, columns[f"{name}accuracy"])) == list(of["accuracy"].values())
     assert torch.equal(load_file(folder / "private/models.safetensors")["models"], result.personal)
