@@ -182,8 +182,8 @@ def test_handlers_of_others_are_left_alone():
         signal.signal(signal.SIGINT, before)
 
 
-ROUNDS = 32
-EVERY = 3  # rounds between checkpoints
+ROUNDS = 24
+EVERY = 2  # rounds between checkpoints
 KILLS = 3  # of each run
 PRIVACY: dict[str, Any] = {"clip_norm": 0.7, "noise_multiplier": NOISE, "delta": DELTA}
 SHORT = LocalSGD(lr=0.2, steps=2, batch_size=4)
@@ -235,7 +235,7 @@ def trainer_of(case: str, folder: Path, *, privacy: dict[str, Any] | None = None
         "model": models.mlp(hidden=4, dropout=0.25),
         "dtype": "float32",
         "rounds": ROUNDS,
-        "eval_every": 16,
+        "eval_every": 12,
     }
     made = trainer(**defaults | {"checkpoint_every": EVERY, "folder": folder} | CASES[case] | settings)
     return made if privacy is None else replace(made, privacy=replace(made.privacy, **privacy))
@@ -352,7 +352,8 @@ def test_random_times(case, reference, tmp_path):
 @pytest.mark.parametrize("case", POINTED)
 def test_exact_points(case, reference, tmp_path):
     """Between reserve, release, update and checkpoint, and within the writing of clients' rows and of a checkpoint."""
-    folder, step = tmp_path / "run", 4
+    folder = tmp_path / "run"
+    step = EVERY + 1
     before: Counter[int] = Counter()
     for point in POINTS:
         assert run(case, folder, resume=True, point=point, step=step), f"{point} was never reached"
@@ -365,7 +366,7 @@ def test_exact_points(case, reference, tmp_path):
             assert step < done <= step + EVERY
         else:
             assert done <= step, "an unfinished checkpoint has replaced the old one"
-        step += 4
+        step += EVERY + 1
     assert not run(case, folder, resume=True)
     check_files(folder, reference(case)[0])
 
@@ -390,13 +391,14 @@ def test_secure_replays_are_charged_again(case, tmp_path):
     """The budget of rounds pays for them, and the run ends before its last round."""
     folder, budget = tmp_path / "run", (epsilon(ROUNDS) + epsilon(ROUNDS + 1)) / 2
     privacy = {"source": "secure", "epsilon": budget if case == "baseline" else 1e3}
-    assert run(case, folder, privacy=privacy, point="stepped", step=10)
+    assert run(case, folder, privacy=privacy, point="stepped", step=11)
     lost = charges(ledger(folder)).total()
     assert charges(ledger(folder)) == dict.fromkeys(range(lost), 1)
-    assert lost > 10
+    assert lost > 11
     assert not run(case, folder, privacy=privacy, resume=True)
     found = Result.load(folder)
-    rounds, twice = found.final["round"], range(9, lost)  # the checkpoint holds 9
+    rounds = found.final["round"]
+    twice = range(10, lost)  # the checkpoint holds 10
     assert charges(ledger(folder)) == {step: 1 + (step in twice) for step in range(rounds)}
     assert found.epsilon <= privacy["epsilon"]
     if case == "baseline":
