@@ -64,7 +64,8 @@ class _Coins:
     """
 
     def __init__(self, count: int, first: int, seed: int) -> None:
-        self.first, self._seed = first, seed
+        self.first = first
+        self._seed = seed
         generator = torch.Generator().manual_seed(derive_key(seed, "canaries/coins") >> 1)
         self.coins = torch.rand(count, generator=generator) < 0.5
         self.scores = torch.zeros(count, dtype=torch.float64)
@@ -79,7 +80,9 @@ class _Coins:
         """Return (m,), the log likelihood ratios of the two values of each coin, of contributions ``values`` (m, w) at
         ``places``; of canaries that take part with probability ``rate``, which the attacker does not see."""
         ratios = _mixture(_evidence(law, rest, places, values, std), rate)
-        return ratios - _mixture(_evidence(law, rest, places, -values, std), rate) if self.paired else ratios
+        if self.paired:
+            return ratios - _mixture(_evidence(law, rest, places, -values, std), rate)
+        return ratios
 
     def state(self) -> dict[str, Tensor]:
         """Return what a checkpoint must keep."""
@@ -87,7 +90,8 @@ class _Coins:
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Continue from :meth:`state`."""
-        self.scores, self.uses = state["scores"].clone(), state["uses"].clone()
+        self.scores = state["scores"].clone()
+        self.uses = state["uses"].clone()
 
 
 class Canaries(_Coins):
@@ -102,7 +106,8 @@ class Canaries(_Coins):
 
     def __init__(self, count: int, first: int, sampler: BoundSampler, seed: int) -> None:
         super().__init__(count, first, seed)
-        self.sampler, self.paired = sampler, sampler.relation == "replace"
+        self.sampler = sampler
+        self.paired = sampler.relation == "replace"
 
     def check(self, releases: Mapping[str, Release]) -> None:
         """Refuse releases that the attack does not cover.
@@ -139,7 +144,8 @@ class Canaries(_Coins):
         coordinates, or a random coordinate, anew in every step.
         """
         assert release.clip is not None
-        count, size = len(self), release.dimension
+        count = len(self)
+        size = release.dimension
         key = derive_key(self._seed, f"canaries/{release.name}/{0 if count <= size else step}")
         return _directions(count, size, release.clip.norm == "l1" or release.form == "diagonal", key)
 
@@ -147,12 +153,16 @@ class Canaries(_Coins):
         """Return the canaries, int64 (k,), among the positions ``members`` of all who take part that add a row to a
         release: those that are in; under replace-one all."""
         drawn = members[members >= self.first] - self.first
-        return drawn if self.paired else drawn[self.coins[drawn]]
+        if self.paired:
+            return drawn
+        return drawn[self.coins[drawn]]
 
     def row(self, release: Release, step: int, canary: int) -> Tensor:
         """Return the row (1, D) float64 that a canary sends, longer than the clip norm."""
         places, values = self.directions(release, step)
-        sign = -1.0 if self.paired and not self.coins[canary] else 1.0
+        sign = 1.0
+        if self.paired and not self.coins[canary]:
+            sign = -1.0
         row = torch.zeros(1, release.dimension, dtype=torch.float64)
         row[0, places[canary]] = _LOUD * release.bound * sign * values[canary]
         return row
@@ -166,19 +176,25 @@ class Canaries(_Coins):
             members: int64, the positions of all who take part.
             rest: the released sum without the rows of all clients: noise and canaries.
         """
-        part, rate = torch.ones(len(self), dtype=torch.float64), torch.tensor(1.0, dtype=torch.float64)
+        part = torch.ones(len(self), dtype=torch.float64)
+        rate = torch.tensor(1.0, dtype=torch.float64)
         if self.sampler.amplified:  # who is drawn is not seen
             rate = torch.tensor(self.sampler.probability, dtype=torch.float64)
         else:
             part = torch.zeros_like(part).index_fill(0, members[members >= self.first] - self.first, 1.0)
         places, values = self.directions(release, step)
-        size, law, std = release.bound, release.noise, release.noise_std * release.denominator
+        size = release.bound
+        law = release.noise
+        std = release.noise_std * release.denominator
         assert law is not None
         if release.form == "symmetric":
             rows = torch.zeros(len(self), release.dimension, dtype=torch.float64).scatter_(1, places, size * values)
             ratios = _mixture(_gaussian((rows @ rest * rows).sum(1), size**4, std), rate)
         else:
-            values = size * values if release.form == "vector" else torch.full_like(values, size**2)
+            if release.form == "vector":
+                values = size * values
+            else:
+                values = torch.full_like(values, size**2)
             ratios = self._ratios(law, rest, places, values, std, rate)
         self.scores += part * ratios
         self.uses += part * rate
@@ -208,16 +224,23 @@ class RecordCanaries(_Coins):
 
     def __init__(self, plan: GradientPlan, own: Tensor, law: NoiseLaw, bound: float, seed: int) -> None:
         added = torch.from_numpy(plan.counts) - own
-        self.clients, self.each = added.nonzero()[:, 0], int(added.max())
+        self.clients = added.nonzero()[:, 0]
+        self.each = int(added.max())
         super().__init__(len(self.clients) * self.each, len(own), seed)
         numbers = own[self.clients].unique().tolist()
-        self.own_records = numbers[0] if len(numbers) == 1 else None
-        self._own, self._law, self._bound = own, law, bound
-        self._rates, self._unit = torch.from_numpy(plan.rates), law.std(1.0, plan.dimension)
+        self.own_records = None
+        if len(numbers) == 1:
+            self.own_records = numbers[0]
+        self._own = own
+        self._law = law
+        self._bound = bound
+        self._rates = torch.from_numpy(plan.rates)
+        self._unit = law.std(1.0, plan.dimension)
         self.paired = plan.relation == "replace"
         key = derive_key(seed, "canaries/gradient")
         self._places, self._values = _directions(self.each, plan.dimension, law.norm == "l1", key)
-        self._dimension, self._group = plan.dimension, torch.full_like(own, -1)
+        self._dimension = plan.dimension
+        self._group = torch.full_like(own, -1)
         self._group[self.clients] = torch.arange(len(self.clients))
         self._drawn: dict[int, Tensor] = {}
 
@@ -237,14 +260,18 @@ class RecordCanaries(_Coins):
         """Note which canaries of a client take part: those ``drawn``, bool (n_i,), behind its own records; None for
         all."""
         if int(self._group[client]) >= 0:
-            part = np.ones(self.each) if drawn is None else drawn[int(self._own[client]) :]
+            if drawn is None:
+                part = np.ones(self.each)
+            else:
+                part = drawn[int(self._own[client]) :]
             self._drawn[client] = torch.from_numpy(np.flatnonzero(part))
 
     def gradients(self, clients: Tensor) -> tuple[Tensor, Tensor]:
         """Return the gradients (N, D) of the canaries that were drawn, longer than the clip norm, and the places of
         their clients in ``clients``, int64 (N,). A canary that is out has the negative one under replace-one, else a
         gradient of zero."""
-        rows, owners = [torch.zeros(0, self._dimension, dtype=torch.float64)], []
+        rows = [torch.zeros(0, self._dimension, dtype=torch.float64)]
+        owners = []
         for place, client in enumerate(clients.tolist()):
             drawn = self._drawn.pop(client, self.clients[:0])
             coins = self.coins[self._group[client] * self.each + drawn]
@@ -266,7 +293,8 @@ class RecordCanaries(_Coins):
             group = int(self._group[client])
             if group < 0:
                 continue
-            part, values = slice(group * self.each, (group + 1) * self.each), self._bound * self._values
+            part = slice(group * self.each, (group + 1) * self.each)
+            values = self._bound * self._values
             self.scores[part] += self._ratios(self._law, noise, self._places, values, std, self._rates[client])
             self.uses[part] += 1
 
@@ -304,7 +332,8 @@ class CanaryRounds(_Planted, Rounds):
         super().begin(step, torch.cat([members.cpu().reshape(-1), everybody[everybody >= self.canaries.first]]))
 
     def _value(self, name: str, rows: Message, clients: Tensor, step: int) -> Tensor:
-        rest, release = self._sum(name, rows, clients), self._current(name)[0]
+        rest = self._sum(name, rows, clients)
+        release = self._current(name)[0]
         positions = self.canaries.sending(self._cohort) + self.canaries.first
         if isinstance(rows, RowTotal):
             for position, row in zip(positions[:, None], self._added(name, step), strict=True):
@@ -312,7 +341,8 @@ class CanaryRounds(_Planted, Rounds):
         else:
             rows = torch.cat([rows, *(row.to(rows) for row in self._added(name, step))])
         value = super()._value(name, rows, torch.cat([clients.cpu(), positions]), step)
-        rest = smat(rest) if release.form == "symmetric" else rest
+        if release.form == "symmetric":
+            rest = smat(rest)
         self.canaries.observe(release, step, self._cohort, value * self.denominator - rest)
         return value
 
@@ -358,7 +388,8 @@ class CanaryActivations(_Planted, Activations):
     canaries: RecordCanaries
 
     def _noised(self, total: np.ndarray, start: int, window: Window) -> np.ndarray:
-        clients, client = torch.from_numpy(window.clients[start]), int(window.clients[start, 0])
+        clients = torch.from_numpy(window.clients[start])
+        client = int(window.clients[start, 0])
         if client < 0:
             return super()._noised(total, start, window)
         drawn = self.records.drawn(client, window.uses[start], np.arange(1))
@@ -375,7 +406,9 @@ def _directions(count: int, size: int, single: bool, key: int) -> tuple[Tensor, 
     """Return ``count`` directions as :meth:`Canaries.directions` does; ``single``: of one coordinate each."""
     generator = torch.Generator().manual_seed(key >> 1)
     if single or count <= size:
-        width = 1 if single else size // count
+        width = 1
+        if not single:
+            width = size // count
         order = torch.cat([torch.randperm(size, generator=generator) for _ in range(-(-count // size))])
         places = order[: count * width].view(count, width)
     else:
@@ -388,7 +421,9 @@ def _dependence(law: NoiseLaw | None, count: int, size: int) -> str | None:
     """Return why the scores of ``count`` canaries in ``size`` coordinates are not independent; None if they are."""
     if law is None or law.name == "l2_laplace":
         return "the noise of coordinates is dependent"
-    return f"{count:,} canaries share {size:,} coordinates" if count > size else None
+    if count > size:
+        return f"{count:,} canaries share {size:,} coordinates"
+    return None
 
 
 def _mixture(evidence: Tensor, rate: Tensor) -> Tensor:
@@ -407,7 +442,8 @@ def _evidence(law: NoiseLaw, rest: Tensor, places: Tensor, values: Tensor, std: 
     parts = rest[places]
     if law.name == "laplace":
         return (parts.abs() - (parts - values).abs()).sum(1) * (math.sqrt(2.0) / std)
-    part, squared = (parts * values).sum(1), values.square().sum(1)
+    part = (parts * values).sum(1)
+    squared = values.square().sum(1)
     if law.name == "gaussian":
         return _gaussian(part, squared, std)
     length = rest.square().sum()  # the density of L2-Laplace noise is a function of it

@@ -52,26 +52,34 @@ def charges(setup: Setup, seed: int) -> list[Finding]:
 def _prices(setup: Setup, seed: int) -> Finding:
     """Check that the prices agree with the settings, the public facts, and the noise that the channel says it adds, in
     the first use of every account, the last and one between."""
-    channel, claims, wrong = setup.open(seed), setup.claims, []
+    channel = setup.open(seed)
+    claims = setup.claims
+    wrong = []
     if channel.bound != setup.privacy.initial_norm:
         wrong.append(f"the clip norm is {channel.bound:g}, the settings have {setup.privacy.initial_norm:g}")
     for k in claims.accounts:
         price, multiplier = claims.price(k)
-        cap = setup.steps if setup.gradients is None else int(channel.caps[k])
+        if setup.gradients is None:
+            cap = setup.steps
+        else:
+            cap = int(channel.caps[k])
         of_account = differences(vars(price), claims.facts(k), _OTHER)
         if setup.gradients is not None and setup.records.x is not None and len(setup.records.x[k]) != setup.sizes[k]:
             of_account.append(f"{len(setup.records.x[k])} rows of {setup.sizes[k]} records")
         for use in sorted({0, cap // 2, cap - 1} & set(range(cap))):
             for name in claims.names:
-                claim, stated = claims.of(name, k, use), stated_multiplier(setup, channel, name, k, use)
+                claim = claims.of(name, k, use)
+                stated = stated_multiplier(setup, channel, name, k, use)
                 if not math.isclose(stated, claim.multiplier, rel_tol=1e-9):
                     of_account.append(f"{name} has noise {stated:.6g} in use {use}, the price {claim.multiplier:.6g}")
-            charged, due = claims.prices.event(k, use), event_of(price, weighted(price, multiplier, use))
+            charged = claims.prices.event(k, use)
+            due = event_of(price, weighted(price, multiplier, use))
             if claims.refuted is None and charged != due:  # uses of unequal weight may cost the same in total
                 of_account.append(f"the event of use {use} is {charged}, its price makes {due}")
         wrong += [f"{setup.name(k)}: {what}" if setup.gradients is not None else what for what in of_account]
     if setup.rows:
-        stated, spent = channel.rows[setup.rows].epsilon_at(setup.steps), claims.spent(0, setup.steps)
+        stated = channel.rows[setup.rows].epsilon_at(setup.steps)
+        spent = claims.spent(0, setup.steps)
         if not math.isclose(stated, spent, rel_tol=1e-9):
             wrong.append(f"epsilon is {rounded_up(stated, 6)}, {setup.steps} uses cost {rounded_up(spent, 6)}")
     elif setup.gradients is None and channel.denominator != claims.of(claims.names[0]).denominator:
@@ -97,7 +105,8 @@ def _steps(setup: Setup, seed: int) -> tuple[list[str], Reading]:
     """Make the steps of a run, and more, until they are refused, and read them back from the file: each is charged
     once, before it releases something, to those that take part, and happens once; a block that must be refused is not
     charged. Return what is wrong, and what was written."""
-    wrong, charged = list[str](), dict[int, list[int]]()
+    wrong = list[str]()
+    charged = dict[int, list[int]]()
     with tempfile.TemporaryDirectory(prefix="fedmtl-audit-") as folder:
         path = Path(folder) / "ledger.jsonl"
         with closing(setup.open(seed, ledger=path)) as channel:
@@ -136,7 +145,9 @@ def _steps(setup: Setup, seed: int) -> tuple[list[str], Reading]:
 
 def _misstated(setup: Setup, channel: Rounds | Activations, ledger: Reading) -> list[str]:
     """Return what the account and the report say otherwise than the ledger."""
-    wrong, report, uses = list[str](), channel.report, ledger.uses.tolist()
+    wrong = list[str]()
+    report = channel.report
+    uses = ledger.uses.tolist()
     if channel.account.uses[0].tolist() != uses:
         wrong.append("the account has other uses than the ledger")
     if report.releases != ledger.releases:
@@ -147,7 +158,8 @@ def _misstated(setup: Setup, channel: Rounds | Activations, ledger: Reading) -> 
         wrong.append(f"delta is {report.delta} in the report, the settings have {rounded_up(setup.delta, 6)}")
     stated = {f"account {k}": float(epsilon) for k, epsilon in enumerate(channel.account.epsilons()[0])}
     spent = {f"account {k}": setup.claims.spent(k, used) for k, used in enumerate(uses)}
-    stated["the report"], spent["the report"] = report.epsilon, max(spent.values())
+    stated["the report"] = report.epsilon
+    spent["the report"] = max(spent.values())
     for of in stated if setup.claims.refuted is None else ():
         if not math.isclose(stated[of], spent[of], rel_tol=1e-9, abs_tol=1e-12):
             wrong.append(f"{of} has epsilon {stated[of]}, its uses {rounded_up(spent[of], 6)}")
@@ -167,10 +179,13 @@ def _blocks(setup: Setup, channel: Rounds | Activations, seed: int) -> Iterator[
             yield step, cohort, [sorted(cohort.tolist()) if channel.account.by_client else [-1]]
         return
     assert isinstance(setup.schedule, Clocks)
-    end, left = 0, np.where(setup.sizes > 0, channel.caps, 0)
+    end = 0
+    left = np.where(setup.sizes > 0, channel.caps, 0)
     most = min(ACTIVATIONS, int(left.sum()) // 2)
     for first, clients in setup.schedule.blocks(channel, seed):
-        charged = _charged(setup, left, clients) if first < most else None
+        charged = None
+        if first < most:
+            charged = _charged(setup, left, clients)
         if charged is None:
             break
         yield first, clients, charged
@@ -181,13 +196,15 @@ def _blocks(setup: Setup, channel: Rounds | Activations, seed: int) -> Iterator[
             charged = _charged(setup, left, clients)
             if count:
                 yield end, clients, charged
-            end += 0 if charged is None else len(charged)
+            if charged is not None:
+                end += len(charged)
 
 
 def _charged(setup: Setup, left: np.ndarray, clients: Tensor) -> list[list[int]] | None:
     """Return the accounts that each activation of ``clients``, (1, S), is charged to, and take them off the uses that
     are ``left``, (n,); None, and no use is taken, where the block must be refused."""
-    after, charged = left.copy(), list[list[int]]()
+    after = left.copy()
+    charged = list[list[int]]()
     for k in clients[0].tolist():
         acts = k >= 0 and after[k] > 0
         if not acts and k >= 0 and setup.sizes[k] and setup.records.at_cap == "stop":
@@ -211,7 +228,8 @@ def _acts(setup: Setup, channel: Rounds | Activations, block: _Block) -> Iterato
         for plan in channel.plans:
             yield partial(channel.release, plan.name, *sent(plan.name, first, members)), 1
     elif clients is not None:
-        records, taking = channel.local.plan, clients[0]
+        records = channel.local.plan
+        taking = clients[0]
         nothing = [(torch.zeros(0, records.dimension), torch.zeros(0, dtype=torch.int64))]
         others = [k for k in range(len(records.ids)) if k not in taking]
         for k, paid in [(k, int(records.local_steps[k])) for k in taking[:1]] + [(k, 0) for k in others[:1]]:
@@ -221,7 +239,8 @@ def _acts(setup: Setup, channel: Rounds | Activations, block: _Block) -> Iterato
 
 def _acted(setup: Setup, channel: Rounds | Activations, block: _Block) -> list[str]:
     """Make the acts of a block as often as they are paid for, and once more; return what is wrong."""
-    (first, _, clients), wrong = block, list[str]()
+    first, _, clients = block
+    wrong = list[str]()
     for act, paid in _acts(setup, channel, block):
         values = [act() for _ in range(paid)]
         with suppress(PrivacyError, BudgetExhausted):
@@ -248,23 +267,38 @@ def _budgets(setup: Setup, uses: np.ndarray) -> Finding:
 
 def _by_library(setup: Setup, ledger: Reading) -> Finding:
     """Check that no epsilon after what a ledger charges an account is below what dp-accounting makes of its price."""
-    check, worst, text, lacking = "charges: epsilon by dp-accounting", -1.0, "", "no finite epsilon is stated"
+    check = "charges: epsilon by dp-accounting"
+    worst = -1.0
+    text = ""
+    lacking = "no finite epsilon is stated"
     for account in spread(ledger.most_charged, _EXAMINED) if ledger.header["refuted"] is None else ():
         uses = int(ledger.uses[account])
         figure = setup.claims.spent(account, uses)
-        least = ledger.library_epsilon(account, figure) if math.isfinite(figure) else None
+        least = None
+        if math.isfinite(figure):
+            least = ledger.library_epsilon(account, figure)
         if least is None:
-            lacking = "dp-accounting lacks a law of the run" if math.isfinite(figure) else lacking
+            if math.isfinite(figure):
+                lacking = "dp-accounting lacks a law of the run"
             continue
-        ratio = least / figure if figure > 0 else (math.inf if least else 0.0)
+        if figure > 0:
+            ratio = least / figure
+        elif least:
+            ratio = math.inf
+        else:
+            ratio = 0.0
         if not ratio <= worst:
-            worst, text = ratio, f"epsilon {rounded_up(figure, 5)} of {uses} uses, by dp-accounting {least:.5g}"
-    return too_large(check, worst, 1 + TOLERANCE, text) if text else skipped(check, lacking)
+            worst = ratio
+            text = f"epsilon {rounded_up(figure, 5)} of {uses} uses, by dp-accounting {least:.5g}"
+    if text:
+        return too_large(check, worst, 1 + TOLERANCE, text)
+    return skipped(check, lacking)
 
 
 def planned_epsilon(setup: Setup, seed: int) -> float:
     """Return epsilon of all planned steps, or of every client up to its cap."""
-    account, claims = setup.open(seed).account, setup.claims
+    account = setup.open(seed).account
+    claims = setup.claims
     if claims.refuted is not None:
         return math.inf
     caps = account.caps if account.by_client else None

@@ -86,4 +86,6 @@ def table(findings: Sequence[Finding]) -> str:
 
 
 def _number(value: float) -> str:
-    return "-" if math.isnan(value) else rounded_up(value)
+    if math.isnan(value):
+        return "-"
+    return rounded_up(value)

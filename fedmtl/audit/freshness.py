@@ -20,8 +20,11 @@ from .play import Sample, played
 from .setup import CLIENTS, GRADIENTS, Setup
 from .statistics import LEAST, seeds, unrelated, unrelated_p
 
-_SHORTEST, _ROWS = 64, 64  # fewest numbers of consecutive releases that are joined for a comparison; most rows compared
-_MOST_LAGS, _LAG_ELEMENTS = 1 << 12, 1 << 22
+# fewest numbers of consecutive releases that are joined for a comparison; most rows compared
+_SHORTEST = 64
+_ROWS = 64
+_MOST_LAGS = 1 << 12
+_LAG_ELEMENTS = 1 << 22
 _BESIDE = 4  # steps in which other cohorts are drawn
 _PATIENCE = 30.0  # seconds, with a forked process
 
@@ -48,7 +51,8 @@ def training_freshness(setup: Setup, seed: int) -> list[Finding]:
     """Check that no local training of a participation has the noise of another one, where there are several."""
     if setup.one_at_a_time or setup.gradients is None or setup.records.trainings == 1:
         return []
-    few, total = np.arange(len(setup.sizes))[:CLIENTS], setup.records.local_steps
+    few = np.arange(len(setup.sizes))[:CLIENTS]
+    total = setup.records.local_steps
     sample = played(setup, setup.open(seed), 0, 1, who=few, local=int(total.max()))[GRADIENTS]
     own = sample.steps % total[sample.clients] // (total[sample.clients] // setup.records.trainings)
     first, *later = (sample.units[own == training] for training in range(setup.records.trainings))
@@ -59,7 +63,10 @@ def training_freshness(setup: Setup, seed: int) -> list[Finding]:
 def _beside_other_cohorts(setup: Setup, seed: int) -> Finding:
     """Check that noise does not depend on who takes part: that on a sum of rows, on the count of unclipped clients, on
     a client's local step and on its activation."""
-    n = len(setup.sizes) if setup.gradients is not None else setup.sampler.n
+    if setup.gradients is not None:
+        n = len(setup.sizes)
+    else:
+        n = setup.sampler.n
     who = np.arange(n)[: None if setup.gradients is None else 2 * CLIENTS]
     steps = _BESIDE * (len(who) if setup.one_at_a_time else 1)
     whole, *fewer = (played(setup, setup.open(seed), 0, steps, who=some) for some in (who, who[::2], who[:0]))
@@ -94,7 +101,8 @@ def _rows(units: np.ndarray, keys: np.ndarray | None = None) -> np.ndarray:
 def _within(name: str, noise: np.ndarray, parts: Sequence[tuple[int, int]]) -> list[Finding]:
     """Check that no vector repeats itself at any lag (the first 4,096 of a long one, short ones are concatenated), and
     no tensor begins as another one does."""
-    check, d = f"freshness: coordinates of {name}", noise.shape[1]
+    check = f"freshness: coordinates of {name}"
+    d = noise.shape[1]
     if d < _SHORTEST:
         return [_lags(check, noise[: _LAG_ELEMENTS // 128].reshape(1, -1))]
     noise = noise[:_ROWS]
@@ -113,7 +121,9 @@ def _lags(check: str, noise: np.ndarray) -> Finding:
     lags = np.arange(1, min(d, _MOST_LAGS + 1))
     lags = lags[(d - lags) * steps >= _SHORTEST]
     if not lags.size or not np.isfinite(noise).all():
-        return skipped(check, "too few numbers") if not lags.size else low_p(check, 0.0, "not finite")
+        if not lags.size:
+            return skipped(check, "too few numbers")
+        return low_p(check, 0.0, "not finite")
     spectrum = np.fft.rfft(noise, 2 * d, axis=1)
     products = np.fft.irfft((np.abs(spectrum) ** 2).sum(0), 2 * d)[lags]
     squares = np.concatenate([[0.0], np.cumsum((noise**2).sum(0))])
@@ -172,7 +182,10 @@ def _elsewhere(setup: Setup, first: int, second: int) -> list[Finding]:
         before = sample(setup.open(first, ledger=path), 0, half)
         after = sample(setup.open(first, ledger=path, resume=True), start, start + half)
     pairs["after a restore"] = before, after
-    missing = [skipped("freshness: forked process", "no forked process answered")] if theirs is None else []
+    if theirs is None:
+        missing = [skipped("freshness: forked process", "no forked process answered")]
+    else:
+        missing = []
     return missing + [
         unrelated(f"freshness: {where}, {name}", _rows(ours[name]), _rows(others[name]))
         for where, (ours, others) in pairs.items()
@@ -184,7 +197,8 @@ def _in_child(work: Callable[[], _Noise]) -> _Noise | None:
     """Return what ``work()`` returns in a forked process; None if it fails or takes too long, or nothing can fork."""
     if "fork" not in multiprocessing.get_all_start_methods():
         return None
-    context, threads = multiprocessing.get_context("fork"), torch.get_num_threads()
+    context = multiprocessing.get_context("fork")
+    threads = torch.get_num_threads()
     reading, writing = context.Pipe(duplex=False)
     child = context.Process(target=lambda: writing.send(work()))
     torch.set_num_threads(1)  # a child must not enter a pool of threads that only its parent has
@@ -193,7 +207,9 @@ def _in_child(work: Callable[[], _Noise]) -> _Noise | None:
         child.start()
     writing.close()
     try:
-        return reading.recv() if reading.poll(_PATIENCE) else None
+        if reading.poll(_PATIENCE):
+            return reading.recv()
+        return None
     except EOFError:
         return None
     finally:

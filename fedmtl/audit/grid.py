@@ -18,7 +18,8 @@ from .play import played
 from .setup import CLIENTS, MOST_ELEMENTS, Setup
 from .statistics import auditor
 
-_STEPS, _LOCAL = 4, 2
+_STEPS = 4
+_LOCAL = 2
 _FEWEST = 64  # numbers that are checked
 _ROUNDING = 2.0**-49  # of a product, a division and the scaling of an off-diagonal entry
 
@@ -35,7 +36,10 @@ def on_public_grids(setup: Setup, seed: int) -> list[Finding]:
         rows = coins.standard_normal((len(few), d)) * 1e-2 * setup.privacy.initial_norm
         return torch.from_numpy(rows), few
 
-    steps = _STEPS * CLIENTS if setup.one_at_a_time else min(_STEPS, setup.steps)
+    if setup.one_at_a_time:
+        steps = _STEPS * CLIENTS
+    else:
+        steps = min(_STEPS, setup.steps)
     samples = played(setup, setup.open(seed), 0, steps, loud, local=_LOCAL)
     findings = []
     for name, sample in samples.items():

@@ -69,7 +69,9 @@ from ..privacy.price import Price
 
 SHARE = 0.1  # of the canaries that are guessed where any are allowed: good from 1,000 canaries on
 _PRECISION = 1e-4
-_LEAST, _MOST = 2.0**-5, 2.0**20  # multipliers: below, curves overflow, and hardly any number of guesses is refuted
+# multipliers: below, curves overflow, and hardly any number of guesses is refuted
+_LEAST = 2.0**-5
+_MOST = 2.0**20
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,8 @@ def guess(scores: np.ndarray, coins: np.ndarray, share: Rate = 1.0) -> Guesses:
     Raises:
         ConfigError: arrays of different shapes, a score that is not finite, or a share outside (0, 1].
     """
-    scores, coins = np.asarray(scores, np.float64), np.asarray(coins, bool)
+    scores = np.asarray(scores, np.float64)
+    coins = np.asarray(coins, bool)
     if scores.shape != coins.shape or scores.ndim != 1 or not np.isfinite(scores).all():
         raise ConfigError(
             f"Scores of shape {scores.shape} for coins of shape {coins.shape} with "
@@ -150,7 +153,9 @@ def lower_bound(
     if not uses * price.sums or not refuted(guesses, TradeOff.of_epsilon(0.0, 0.0), confidence, independent):
         return 0.0
     multiplier = _smallest(rejected)
-    return 0.0 if math.isinf(multiplier) else price.epsilon(uses, multiplier)
+    if math.isinf(multiplier):
+        return 0.0
+    return price.epsilon(uses, multiplier)
 
 
 def refuted(guesses: Guesses, curve: TradeOff, confidence: float = 0.95, independent: bool = False) -> bool:
@@ -169,14 +174,18 @@ def refuted(guesses: Guesses, curve: TradeOff, confidence: float = 0.95, indepen
 
 def _surprising(guesses: Guesses, curve: TradeOff, tail: float) -> bool:
     """Return whether any mechanism under ``curve`` has so many right guesses with probability at most ``tail``."""
-    r, m, total = guesses.made, guesses.canaries, tail
-    right, wrong = tail * guesses.right / m, tail * (r - guesses.right) / m
+    r = guesses.made
+    m = guesses.canaries
+    total = tail
+    right = tail * guesses.right / m
+    wrong = tail * (r - guesses.right) / m
     for count in range(guesses.right - 1, -1, -1):
         mass = max(0.0, curve.smallest(right) - wrong) * m / (r - count)
         total += mass
         if total > 1:
             return True
-        right, wrong = right + mass * count / m, wrong + mass * (r - count) / m
+        right = right + mass * count / m
+        wrong = wrong + mass * (r - count) / m
     return False
 
 

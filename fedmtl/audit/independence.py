@@ -23,20 +23,25 @@ def independence(trainer: Trainer, first: Notes, *, seed: int = 0, rounds: int) 
     """Replace one client's data, by extreme values and, where they are private, by other numbers of records; compare
     the others' numbers with those of the ``first`` run, which has the same coins. Replace those of all others, and
     compare the client's numbers: so what all clients take from one of them is found, whichever that is."""
-    counts, ids = trainer.data.train.counts, trainer.data.ids
+    counts = trainer.data.train.counts
+    ids = trainer.data.ids
     client = next((k for k in first.first if int(counts[k]) > 0), int(counts.argmax()))
     sizes: dict[str, int | None] = {"values": None}
     if private := not trainer.algorithm.one_at_a_time and not isinstance(trainer.privacy, RecordPrivacy):
-        sizes |= {"many records": 2 * int(counts.max()) + 1, "one record": 1}
+        sizes["many records"] = 2 * int(counts.max()) + 1
+        sizes["one record"] = 1
     changes = [(f"{kind} of one client", torch.tensor([client]), size) for kind, size in sizes.items()]
     rest = torch.tensor([k for k in range(len(ids)) if k != client], dtype=torch.int64)
     changes.append(("all clients but one", rest, 1 if private else None))
     findings = []
     for kind, clients, size in changes:
-        data, changed = replaced_client(trainer.data, clients, size, seed), set(clients.tolist())
+        data = replaced_client(trainer.data, clients, size, seed)
+        changed = set(clients.tolist())
         again = watched(trainer, rounds, data=data, replay=first.releases)
         pairs = differing(first.store, again.store) + differing(first.messages, again.messages)
-        whose = f"client {ids[client]!r}" if client in changed else "other clients"
+        whose = "other clients"
+        if client in changed:
+            whose = f"client {ids[client]!r}"
         wrong = [
             f"{what} of client {ids[other]!r} depends on the data of {whose} otherwise than through the releases, "
             f"first {when(event)}"
@@ -58,7 +63,8 @@ def public_shape(data: FederatedDataset) -> Finding:
     train = data.train
     client = int(train.counts.argmax())
     rows = slice(int(train.offsets[client]), int(train.offsets[client + 1]))
-    x, y = train.x, train.y.clone()
+    x = train.x
+    y = train.y.clone()
     y[rows] = train.y.max() + 1
     if x.layout == torch.strided and x.is_floating_point():
         x = x.clone()

@@ -53,15 +53,22 @@ def _charged(lines: Sequence[Mapping[str, Any]]) -> tuple[_Steps, int | None, li
     Raises:
         KeyError, TypeError, ValueError: a line without what its kind has, or one that charges more steps than any run.
     """
-    steps, remaining, problems = _Steps(), None, list[str]()
-    session, reached, opened = 0, 0, False
+    steps = _Steps()
+    remaining = None
+    problems = list[str]()
+    session = 0
+    reached = 0
+    opened = False
     following: int | None = None  # the next step of the session that is open
     for number, line in enumerate(lines[1:], start=2):
-        kind, wrong = line["kind"], None
+        kind = line["kind"]
+        wrong = None
         if kind == "open":
             if line["session"] != session + 1:
                 wrong = f"session {line['session']} follows session {session}"
-            session, opened, following = line["session"], True, None
+            session = line["session"]
+            opened = True
+            following = None
         elif kind not in ("charge", "remaining", "close"):
             wrong = f"{kind!r} is no kind of line"
         elif not opened:
@@ -70,18 +77,22 @@ def _charged(lines: Sequence[Mapping[str, Any]]) -> tuple[_Steps, int | None, li
         if kind == "remaining":
             remaining = max(remaining or 0, int(line["uses"]))
         if kind == "charge":
-            first, end, cohorts = line["first"], line["end"], line.get("cohorts")
+            first = line["first"]
+            end = line["end"]
+            cohorts = line.get("cohorts")
             expected = reached if following is None else following
             again = following is None and not lines[0]["replays_free"] and 0 <= first < expected
             if first >= end or not (first == expected or again):
                 wrong = f"steps {first} to {end - 1} are not the next ones"
             if cohorts is not None and len(cohorts) != end - first:
-                wrong, cohorts = f"{len(cohorts)} cohorts for {end - first} steps", None
+                wrong = f"{len(cohorts)} cohorts for {end - first} steps"
+                cohorts = None
             if cohorts is None and end - first > _BLOCK:
                 raise ValueError(f"line {number} charges {end - first} steps without cohorts")
             for step in range(first, end):
                 steps.append((step, None if cohorts is None else tuple(cohorts[step - first])))
-            following, reached = end, max(reached, end)
+            following = end
+            reached = max(reached, end)
         if wrong is not None:
             problems.append(f"line {number}: {wrong}")
     return steps, remaining, problems
@@ -132,7 +143,8 @@ class Reading:
         Raises:
             ValueError: a client beyond the accounts.
         """
-        n, clients = len(self.kind_of), np.array([k for each in self.by_step.values() for k in each], dtype=np.int64)
+        n = len(self.kind_of)
+        clients = np.array([k for each in self.by_step.values() for k in each], dtype=np.int64)
         if clients.size and not -1 <= clients.min() <= clients.max() < n:
             raise ValueError(f"a client is charged that is none of {n:,}")
         return np.bincount(clients[clients >= 0], minlength=n) + int((clients < 0).sum())
@@ -140,8 +152,11 @@ class Reading:
     @cached_property
     def uses(self) -> np.ndarray:
         """Return (m,) int64 uses that each account is charged, the rest after an early stop included."""
-        uses, rest = self.participations, self.remaining
-        return uses if rest is None else np.where(self.caps < _UNLIMITED, self.caps, np.maximum(uses, rest))
+        uses = self.participations
+        rest = self.remaining
+        if rest is None:
+            return uses
+        return np.where(self.caps < _UNLIMITED, self.caps, np.maximum(uses, rest))
 
     @property
     def by_client(self) -> bool:
@@ -153,14 +168,23 @@ class Reading:
         """Return the number of releases that are charged."""
         if "releases" not in self.header:
             return int(self.uses @ np.array([kind["price"]["sums"] for kind in self.kinds])[self.kind_of])
-        steps = len(self.steps) if self.by_client else int(self.uses[0])
+        if self.by_client:
+            steps = len(self.steps)
+        else:
+            steps = int(self.uses[0])
         return steps * len(self.header["releases"])
 
     def problems(self) -> list[str]:
         """Return what is wrong with the lines: steps, cohorts, caps, and turns too close for correlated noise."""
-        cohorts = self._cohorts() if self.by_client else []
+        if self.by_client:
+            cohorts = self._cohorts()
+        else:
+            cohorts = []
         over = int((self.participations > self.caps).sum())
-        above = [f"{over} clients are charged above their caps"] if over else []
+        if over:
+            above = [f"{over} clients are charged above their caps"]
+        else:
+            above = []
         return [*self._problems, *cohorts, *self._bands(), *above]
 
     @cached_property
@@ -172,7 +196,8 @@ class Reading:
     def library_epsilon(self, account: int, near: float) -> float | None:
         """Return epsilon of all that an account is charged by ``dp_accounting``, or None where that does not have the
         law of the noise; ``near`` is the epsilon that it is compared with."""
-        kind, uses = self.kinds[self.kind_of[account]], int(self.uses[account])
+        kind = self.kinds[self.kind_of[account]]
+        uses = int(self.uses[account])
         events = composition(Price.from_dict(kind["price"]), kind["multiplier"], uses)
         return library_epsilon(events, self.header["delta"], near)
 
@@ -182,9 +207,12 @@ class Reading:
         In what order the clients take turns is in no file, but turns of one are floor(n / cohort) rounds from each
         other at least; local steps are not charged to clients that have reached their caps.
         """
-        n, problems = len(self.kind_of), list[str]()
+        n = len(self.kind_of)
+        problems = list[str]()
         schedule = self.header.get("schedule", {"class": "BoundFixed", "cohort": 1})
-        kind, cohort, taken = schedule["class"], schedule.get("cohort"), np.zeros(n, dtype=np.int64)
+        kind = schedule["class"]
+        cohort = schedule.get("cohort")
+        taken = np.zeros(n, dtype=np.int64)
         latest = np.full(n, -(1 << 40))  # turns
         for step, clients in self.steps:
             if clients is None or len(set(clients)) < len(clients):
@@ -206,13 +234,16 @@ class Reading:
     def _bands(self) -> list[str]:
         """Return what the price of correlated noise does not cover: bands whose squares add up to more than 1, or more
         of them than rounds between two turns of a client."""
-        bands, problems = self.header.get("bands") or (), list[str]()
+        bands = self.header.get("bands") or ()
+        problems = list[str]()
         if self.header["privacy"].get("bands") is not None and not bands:
             problems.append("the settings have bands of noise, and the ledger has none")
         if math.fsum(c * c for c in bands) > 1 + 1e-12:
             problems.append("the bands of the noise are longer than 1")
         schedule = self.header.get("schedule", {})
-        between = schedule["n"] // schedule["cohort"] if schedule.get("class") == "BoundCyclic" else 1
+        between = 1
+        if schedule.get("class") == "BoundCyclic":
+            between = schedule["n"] // schedule["cohort"]
         if len(bands) > between:
             problems.append(f"noise is correlated over {len(bands)} rounds, and a client may act again after {between}")
         return problems

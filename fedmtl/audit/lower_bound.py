@@ -24,7 +24,8 @@ from .canaries import Canaries, CanaryActivations, CanaryRounds, RecordCanaries,
 if TYPE_CHECKING:
     from ..trainer.trainer import Trainer
 
-RELEASES, MODEL = "all releases", "final model"
+RELEASES = "all releases"
+MODEL = "final model"
 _ATTACKS = {
     RELEASES: "likelihood ratio of each canary, all other rows or gradients being subtracted",
     MODEL: "matched filter on the change of the shared model",

@@ -52,9 +52,12 @@ def noise_law(name: str, noise: np.ndarray, parts: Sequence[tuple[int, int]]) ->
         energies = np.stack([(noise[:, a:b] ** 2).sum(1) for a, b in parts], 1)
     sizes = np.array([b - a for a, b in parts], float)
     steps = len(noise)
-    tensors, cells = energy_p(energies.sum(0), steps * sizes), energy_p(energies, sizes)
-    worst, cell = int(tensors.argmin()), int(cells.argmin())
-    total, count = float(energies.sum()), noise.size
+    tensors = energy_p(energies.sum(0), steps * sizes)
+    cells = energy_p(energies, sizes)
+    worst = int(tensors.argmin())
+    cell = int(cells.argmin())
+    total = float(energies.sum())
+    count = noise.size
     lengths = special.ndtri(special.gammainc(noise.shape[1] / 2, energies.sum(1) / 2))
     spread, of_tensor = (math.sqrt(max(x, 0)) for x in (total / count, energies[:, worst].sum() / steps / sizes[worst]))
     tests = {

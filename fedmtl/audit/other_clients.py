@@ -36,11 +36,13 @@ def replaced_records(data: FederatedDataset, places: Tensor, seed: int, shift: i
     With ``shift`` their targets are ``1 + shift`` classes farther, or far below or above all.
     """
     chosen = torch.zeros(len(data.train.y), dtype=torch.bool).index_fill(0, places, True)
-    side, y = _others(data.train, chosen, data.classes, _generator(seed, "audit/replaced")), data.train.y
+    side = _others(data.train, chosen, data.classes, _generator(seed, "audit/replaced"))
+    y = data.train.y
     if shift is not None and data.classes is not None:
         side.y[chosen] = (y[chosen] + 1 + shift) % data.classes
     elif shift is not None:
-        low, high = y.min(), y.max()
+        low = y.min()
+        high = y.max()
         side.y[chosen] = (2 * low - high - 1, 2 * high - low + 1)[shift % 2]
     return replace(data, train=side, notes=(), verify=False)
 
@@ -52,7 +54,8 @@ def replaced_client(data: FederatedDataset, client: int | Tensor, records: int |
     Its features are the largest and the smallest value of all, at random, in every second example a thousandth of that;
     its labels are the first or the last class, its targets the largest or the smallest.
     """
-    clients, generator = torch.as_tensor(client).reshape(-1), _generator(seed, "audit/one client")
+    clients = torch.as_tensor(client).reshape(-1)
+    generator = _generator(seed, "audit/one client")
     train = _replaced_part(data.train, clients, records, generator)
     test = _replaced_part(data.test, clients, None, generator)
     return replace(data, train=train, test=test, notes=(), verify=False)
@@ -69,7 +72,9 @@ def _others(side: Examples, rows: Tensor, classes: int | None, generator: torch.
         """Return numbers over the lower half of the range of ``values``."""
         if not values.numel():
             return values
-        low, high, chance = float(values.min()), float(values.max()), torch.rand(values.shape, generator=generator)
+        low = float(values.min())
+        high = float(values.max())
+        chance = torch.rand(values.shape, generator=generator)
         if values.is_floating_point():
             return (low + 0.5 * (high - low or 1.0) * chance).to(values.dtype)
         return (low + (int(high - low) // 2 + 1) * chance).floor().to(values.dtype)
@@ -102,14 +107,21 @@ def _replaced_counts(counts: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _replaced_part(side: Examples, clients: Tensor, records: int | None, generator: torch.Generator) -> Examples:
-    counts = side.counts if records is None else side.counts.index_fill(0, clients, records)
+    if records is None:
+        counts = side.counts
+    else:
+        counts = side.counts.index_fill(0, clients, records)
     index, client_of = ranges(side.offsets[:-1], counts)
-    own, start = torch.isin(client_of, clients), side.offsets[client_of]
+    own = torch.isin(client_of, clients)
+    start = side.offsets[client_of]
     index = torch.where(own, start + (index - start) % side.counts[client_of].clamp(min=1), index)
 
     def extremes(values: Tensor) -> Callable[[Tensor], Tensor]:
         """Return what draws the largest or the smallest of all numbers."""
-        ends = torch.stack([values.min(), values.max()]) if values.numel() else values.new_zeros(2)
+        if values.numel():
+            ends = torch.stack([values.min(), values.max()])
+        else:
+            ends = values.new_zeros(2)
         return lambda like: ends[torch.randint(2, like.shape, generator=generator)]
 
     x = select(side.x, index)

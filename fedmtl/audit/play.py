@@ -92,7 +92,8 @@ class Sample:
     @cached_property
     def units(self) -> np.ndarray:
         """Return, of pure noise, numbers (T, D) that are i.i.d. N(0, 1) under the claims."""
-        units, rows = self.values, dict[Claim, list[int]]()
+        units = self.values
+        rows = dict[Claim, list[int]]()
         for row, each in enumerate(self.releases):
             rows.setdefault(each.claim, []).append(row)
         for claim, places in rows.items():
@@ -112,8 +113,10 @@ def standardized(values: np.ndarray, claim: Claim) -> np.ndarray:
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         if claim.law == "laplace":
             return np.sign(units) * -special.ndtri(0.5 * np.exp(-np.abs(units)))
-        radius, d = np.linalg.norm(units, axis=1, keepdims=True), units.shape[1]
-        upper, lower = special.gammaincc(d, radius), special.gammainc(d, radius)
+        radius = np.linalg.norm(units, axis=1, keepdims=True)
+        d = units.shape[1]
+        upper = special.gammaincc(d, radius)
+        lower = special.gammainc(d, radius)
         half = np.where(upper < 0.5, special.gammainccinv(d / 2, upper), special.gammaincinv(d / 2, lower))
         return units / radius * np.sqrt(2 * half)
 
@@ -121,7 +124,9 @@ def standardized(values: np.ndarray, claim: Claim) -> np.ndarray:
 def decorrelated(values: np.ndarray, claim: Claim) -> np.ndarray:
     """Return C w of releases w (T, D) of consecutive rounds, the first of which is the first of a session; ``values``
     where noise is independent over rounds."""
-    return signal.lfilter(claim.bands, [1.0], values, axis=0) if claim.bands and len(values) else values
+    if claim.bands and len(values):
+        return signal.lfilter(claim.bands, [1.0], values, axis=0)
+    return values
 
 
 def coordinates(value: np.ndarray, form: Form) -> np.ndarray:
@@ -144,7 +149,8 @@ def silence(setup: Setup) -> Sent:
 
     def sent(name: str, step: int, clients: Tensor) -> Any:
         if setup.one_at_a_time:
-            value, n = math.nan if step % 2 else 0.0, int(setup.sizes[int(clients[0])])
+            value = math.nan if step % 2 else 0.0
+            n = int(setup.sizes[int(clients[0])])
             if setup.records.x is not None and step // 2 % 2:
                 return np.full(n, value)
             return torch.tensor(value, dtype=torch.float64).expand(n, setup.records.dimension)
@@ -161,7 +167,8 @@ def gathered(setup: Setup, seed: int, wanted: int) -> dict[str, Sample]:
     """Draw at least ``wanted`` numbers of noise of every release, where the budget has them: in one step of a channel
     of this seed, and then in as many steps of up to 49 others as seem to be missing."""
     drawn: list[dict[str, Sample]] = []
-    steps, left = 1, wanted
+    steps = 1
+    left = wanted
     for other in (seed, *seeds(seed, "noise/more", _CHANNELS - 1)):
         drawn.append(played(setup, setup.open(other), 0, steps))
         least = min(sample.values.size for name, sample in drawn[-1].items() if not name.endswith("/count"))
@@ -203,7 +210,10 @@ def played(
         with the noise of the clients themselves, or ``"gradients"``. Where the clip norm adapts, the noise of a round
         grows as the audit computes it from the released counts, by Algorithm 1 of Andrew et al. 2021.
     """
-    sends = silence(setup) if sent is None else sent
+    if sent is None:
+        sends = silence(setup)
+    else:
+        sends = sent
     if isinstance(channel, Activations):
         return {GRADIENTS: _activations(setup, channel, start, stop, sends, who)}
     if who is not None:
@@ -211,7 +221,9 @@ def played(
     if setup.gradients is not None:
         return {GRADIENTS: _local_steps(setup, channel, start, stop, sends, local)}
     made = _sums(setup, channel, start, stop, sends)
-    return made if sent is not None else {name: _independent(each, start > 0) for name, each in made.items()}
+    if sent is not None:
+        return made
+    return {name: _independent(each, start > 0) for name, each in made.items()}
 
 
 def _independent(sample: Sample, later: bool) -> Sample:
@@ -227,17 +239,20 @@ def _sums(setup: Setup, channel: Rounds, start: int, stop: int, sent: Sent) -> d
     """Play rounds in which rows of clients are added up."""
     names = [*setup.claims.names, *(f"{name}/count" for name in setup.claims.names if setup.adaptive is not None)]
     made = {name: Sample(setup.claims.of(name).size) for name in names}
-    growth, noted = dict.fromkeys(names, 1.0), list[tuple[int, str, Tensor]]()
+    growth = dict.fromkeys(names, 1.0)
+    noted = list[tuple[int, str, Tensor]]()
     channel.record = noted
     for step, cohort in rounds(setup, channel, start, stop):
-        use, drawn = channel.account.steps_charged - 1, np.sort(cohort.numpy())
+        use = channel.account.steps_charged - 1
+        drawn = np.sort(cohort.numpy())
         for plan in channel.plans:
             rows, who = sent(plan.name, step, cohort)
             noted.clear()
             value = coordinates(channel.release(plan.name, rows, who).numpy(), plan.form)
             beside = {name: released for _, name, released in noted}
             if setup.rows:
-                claim, no_member = setup.claims.of(names[0]), np.zeros(0, dtype=np.int64)
+                claim = setup.claims.of(names[0])
+                no_member = np.zeros(0, dtype=np.int64)
                 hidden = zip(beside.get(f"{plan.name}/rows", rows).double().numpy(), who.tolist(), strict=True)
                 if plan.name == setup.rows:
                     made[names[0]].releases.extend(Released(row, claim, k, step, no_member) for row, k in hidden)
@@ -246,7 +261,8 @@ def _sums(setup: Setup, channel: Rounds, start: int, stop: int, sent: Sent) -> d
             claim = replace(claim, bound=claim.bound * growth[plan.name])
             made[plan.name].releases.append(Released(value, claim, -1, step, drawn))
             if setup.adaptive is not None:
-                name, count = f"{plan.name}/count", float(beside[f"{plan.name}/count"])
+                name = f"{plan.name}/count"
+                count = float(beside[f"{plan.name}/count"])
                 made[name].releases.append(Released(np.array([count]), setup.claims.of(name), -1, step, drawn))
                 growth[plan.name] *= math.exp(-setup.adaptive.lr * (count + 0.5 - setup.adaptive.quantile))
     return made
@@ -254,7 +270,8 @@ def _sums(setup: Setup, channel: Rounds, start: int, stop: int, sent: Sent) -> d
 
 def _local_steps(setup: Setup, channel: Rounds, start: int, stop: int, sent: Sent, local: int) -> Sample:
     """Play rounds in which clients train by DP-SGD: the first ``local`` steps of each."""
-    made, total = Sample(setup.records.dimension), setup.records.local_steps
+    made = Sample(setup.records.dimension)
+    total = setup.records.local_steps
     for step, clients in rounds(setup, channel, start, stop):
         releases = channel.local
         assert releases is not None
@@ -265,7 +282,8 @@ def _local_steps(setup: Setup, channel: Rounds, start: int, stop: int, sent: Sen
             rows, who = sent(GRADIENTS, count, torch.repeat_interleave(acting, mask.sum(1)))
             value = releases.release(acting, [(rows, torch.searchsorted(acting, who))]).cpu().numpy()
             for k, noised, at, there in zip(acting.tolist(), value, used, mask, strict=True):
-                drawn, use = np.sort(at[there].numpy()), step * int(total[k]) + count
+                drawn = np.sort(at[there].numpy())
+                use = step * int(total[k]) + count
                 made.releases.append(Released(noised, setup.claims.of(GRADIENTS, k), k, use, drawn))
     return made
 
@@ -275,12 +293,16 @@ def _activations(
 ) -> Sample:
     """Play clients that act in turn up to their caps, in blocks of one turn, and every third of three; of a client at
     its cap, where an earlier session brought it there, nothing is returned."""
-    caps = channel.caps if who is None else np.where(np.isin(np.arange(len(channel.caps)), who), channel.caps, 0)
+    if who is None:
+        caps = channel.caps
+    else:
+        caps = np.where(np.isin(np.arange(len(channel.caps)), who), channel.caps, 0)
     order = turns(np.where(setup.sizes > 0, caps, 0), stop)
     uses = channel.account.participations[0].copy()
     at = min(start, int(uses.sum()))
     channel.start(at)
-    made, turn = Sample(setup.records.dimension), max(1, int((caps > 0).sum()))
+    made = Sample(setup.records.dimension)
+    turn = max(1, int((caps > 0).sum()))
     block = 0
     while at < len(order):
         acting = order[at : at + turn * (_TURNS if block % 3 == 2 else 1)]
@@ -295,7 +317,8 @@ def _activations(
                 claim = setup.claims.of(GRADIENTS, client, int(uses[client]))
                 made.releases.append(Released(value[-1], claim, client, int(uses[client]), drawn))
             uses[client] += 1
-        at, block = at + len(acting), block + 1
+        at = at + len(acting)
+        block = block + 1
     return made
 
 
@@ -304,7 +327,8 @@ def _activations(
 
 def _drawing(channel: Rounds, clients: np.ndarray) -> Rounds:
     """Return the channel, which draws the cohort ``clients`` (k,) in every round."""
-    sampler, drawn = copy(channel.sampler), torch.from_numpy(np.sort(clients))
+    sampler = copy(channel.sampler)
+    drawn = torch.from_numpy(np.sort(clients))
     object.__setattr__(sampler, "draw", lambda *address: drawn)
     channel.sampler = sampler
     return channel
@@ -333,7 +357,9 @@ def turns(caps: np.ndarray, limit: int) -> np.ndarray:
 
 def _members(channel: Activations, client: int) -> np.ndarray:
     """Return int64 (k,): which records of ``client``, who acts next, will take part in its subset, if it has one."""
-    members = channel.members(client, np.zeros(1, dtype=np.int64)) if channel.answering[0] else None
+    members = None
+    if channel.answering[0]:
+        members = channel.members(client, np.zeros(1, dtype=np.int64))
     return np.flatnonzero(() if members is None else members[0])
 
 
@@ -361,7 +387,11 @@ def stated_multiplier(setup: Setup, channel: Rounds | Activations, name: str, cl
     if isinstance(channel, Activations) or setup.gradients is not None:
         assert channel.noise_multipliers is not None
         weights = setup.records.allocation
-        weight = 1.0 if weights is None else weights[client][use] / np.mean(weights[client])
+        weight = 1.0
+        if weights is not None:
+            weight = weights[client][use] / np.mean(weights[client])
         return float(channel.noise_multipliers[client] / weight)
     noise = channel.releases[name].weighted(use).noise
-    return math.nan if noise is None else float(noise.multiplier)
+    if noise is None:
+        return math.nan
+    return float(noise.multiplier)

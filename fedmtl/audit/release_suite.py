@@ -80,12 +80,15 @@ def audit_channel(setup: Setup, *, seed: int = 0, effort: Effort | None = None) 
 
 def _audited(setup: Setup, seed: int, effort: Effort) -> list[Finding]:
     claims = setup.claims
-    asked, without = set(effort.checks), dict[str, str]()
+    asked = set(effort.checks)
+    without = dict[str, str]()
     sums = setup.gradients is None
     if not claims and not sums:
         return [skipped("release path", "no noise is claimed: epsilon is infinite")]
     if not claims:
-        why = "nothing is released" if not setup.releases else "no noise is claimed: epsilon is infinite"
+        why = "no noise is claimed: epsilon is infinite"
+        if not setup.releases:
+            why = "nothing is released"
         without = dict.fromkeys(("noise law", "freshness", "sampler", "charges", "grid"), why)
     elif sums and claims.refuted is not None:
         why = "the published law is not one of independent coordinates"
@@ -106,5 +109,8 @@ def _audited(setup: Setup, seed: int, effort: Effort) -> list[Finding]:
     }
     findings: list[Finding] = []
     for kind in [kind for kind in checks if kind in asked]:
-        findings += [skipped(kind, without[kind])] if kind in without else checks[kind]()
+        if kind in without:
+            findings += [skipped(kind, without[kind])]
+        else:
+            findings += checks[kind]()
     return findings

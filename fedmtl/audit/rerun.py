@@ -33,7 +33,8 @@ from .play import coordinates
 if TYPE_CHECKING:
     from ..trainer.run import Run
 
-RELEASED, AGAIN = "releases.safetensors", 2
+RELEASED = "releases.safetensors"
+AGAIN = 2
 _EVALUATED = 32  # clients, at most, whose models are scored and finetuned
 
 Marks = dict[tuple[int, str, int], str]
@@ -93,7 +94,8 @@ def watched(
     few = min(_EVALUATED, trainer.evaluate_clients or _EVALUATED)
     trainer = replace(trainer, data=trainer.data if data is None else data, evaluate_clients=few)
     seed = trainer.seed if coins is None else coins
-    public, secret = _source(trainer, trainer.seed), _source(trainer, seed)
+    public = _source(trainer, trainer.seed)
+    secret = _source(trainer, seed)
     engine = _Watching(coins=public, secret=secret, rounds=rounds, replay=replay, tapped=tapped)
     notes = engine.notes
     with TemporaryDirectory(prefix="fedmtl-audit-") as name:
@@ -148,8 +150,11 @@ class _Watching(Engine):
         options: dict[str, Any] = {"ledger": run.ledger, "resume": resume, "replay": self.replay, "coins": self.coins}
         channel = open_run(run.settings, run.problem, run.fingerprint, **options)
         run.stop = min(run.stop, self.rounds)
-        self.channel, self.evaluated, self._run = channel, run.clients, run
-        channel.record, channel.tap = self.notes.releases, self._tap if self.tapped else None
+        self.channel = channel
+        self.evaluated = run.clients
+        self._run = run
+        channel.record = self.notes.releases
+        channel.tap = self._tap if self.tapped else None
         if channel.records is not None:
             channel.records.coins = [self.secret]
         elif not channel.account.by_client:
@@ -167,7 +172,8 @@ class _Watching(Engine):
         return self._noted(state)
 
     def models(self, run: Run, state: State) -> tuple[Tensor, dict[str, Tensor]]:
-        now, everybody = run.problem.layout.frozen(run.problem.module), torch.arange(run.problem.clients)
+        now = run.problem.layout.frozen(run.problem.module)
+        everybody = torch.arange(run.problem.clients)
         self.notes.frozen = {name: not torch.equal(value, now[name]) for name, value in self._frozen.items()}
         models = run.algorithm.personalize(run.problem, state, everybody)
         _note(self.notes.messages, self.rounds, "the personal model", everybody, models)
@@ -186,7 +192,8 @@ class _Watching(Engine):
 
     def _noted(self, state: State) -> State:
         """Note a state, and return it."""
-        shared, everybody = self._run.algorithm.shared(state), torch.arange(self._run.problem.clients)
+        shared = self._run.algorithm.shared(state)
+        everybody = torch.arange(self._run.problem.clients)
         public = state.public | ({} if shared is None else {"shared model": shared})
         if isinstance(self.channel, Rounds):
             public = public | {f"clip norm of {name}": norm for name, norm in self.channel.norms().items()}
@@ -200,12 +207,19 @@ class _Watching(Engine):
 def _note_files(notes: Notes, folder: RunFolder, channel: Any) -> None:
     """Note the files of ``public/``, the report, and which of the values published as released were released."""
     files = {path.name: path.read_bytes() for path in folder.public.glob("*") if path.name != MANIFEST}
-    values = read_tensors(folder.public / RELEASED)[0] if files.pop(RELEASED, None) is not None else {}
+    if files.pop(RELEASED, None) is not None:
+        values = read_tensors(folder.public / RELEASED)[0]
+    else:
+        values = {}
     facts = {f"{key} in privacy.json": value for key, value in json.loads(files.pop("privacy.json", b"{}")).items()}
-    facts |= {"the signal to noise": channel.snr(), "the report": channel.report.text()}
+    facts["the signal to noise"] = channel.snr()
+    facts["the report"] = channel.report.text()
     random = {"run in privacy.json", "ledger_head in privacy.json"}
     notes.published = files | {key: repr(value).encode() for key, value in facts.items() if key not in random}
-    forms = {plan.name: plan.form for plan in channel.plans} if isinstance(channel, Rounds) else {}
+    if isinstance(channel, Rounds):
+        forms = {plan.name: plan.form for plan in channel.plans}
+    else:
+        forms = {}
     for name, value in values.items():
         each = (made.numpy() for _, key, made in notes.releases if key.split("/")[0] == name)
         released = (coordinates(row, forms.get(name, "vector")).reshape(-1) for row in each)
@@ -217,7 +231,8 @@ def _note_files(notes: Notes, folder: RunFolder, channel: Any) -> None:
 def released_again(trainer: Trainer, notes: Notes) -> tuple[Recording, int]:
     """Return what another channel of a run releases of its rows when it is handed them, and the number of releases with
     rows of clients that were not drawn."""
-    other, strangers = open_run(trainer, trainer.problem(), coins=_source(trainer, trainer.seed)), 0
+    other = open_run(trainer, trainer.problem(), coins=_source(trainer, trainer.seed))
+    strangers = 0
     assert isinstance(other, Rounds)
     other.record = again = list[tuple[int, str, Tensor]]()
     for step in sorted({step for step, _, _ in notes.releases if step < AGAIN}):
@@ -238,7 +253,9 @@ def differing(first: Marks, other: Marks) -> list[tuple[int, str, int]]:
 
 def when(event: int) -> str:
     """Return an event in words."""
-    return "at the start" if event < 0 else f"after round {event + 1}"
+    if event < 0:
+        return "at the start"
+    return f"after round {event + 1}"
 
 
 def row_marks(rows: Tensor) -> list[str]:

@@ -131,7 +131,8 @@ def _costs(ledger: Reading) -> Restated:
     if len(sums) > _MOST_PRICES or max(sums) > _MOST_SUMS:
         return Restated({}, dict.fromkeys(names, "too many prices or uses to compute them again"))
     each = np.array([_epsilon(ledger.kinds[kind], uses) for kind, uses in pairs.T.tolist()])
-    of_clients, worst = None, each[index.ravel()]
+    of_clients = None
+    worst = each[index.ravel()]
     if "releases" not in header:
         of_clients = [float(worst.min()), float(np.median(worst)), float(worst.max())]
     made: dict[str, float | str | list[float] | None] = {
@@ -142,7 +143,9 @@ def _costs(ledger: Reading) -> Restated:
     if header["refuted"] is None:
         return Restated(made, {})
     spent = bool(ledger.uses.any())
-    made |= {"epsilon": "inf" if spent else 0.0, "by_client": None, "claimed": float(worst.max())}
+    made["epsilon"] = "inf" if spent else 0.0
+    made["by_client"] = None
+    made["claimed"] = float(worst.max())
     if "releases" in header:
         return Restated(made, {})
     return Restated(made, {"claimed": "the formula of a published accounting is in no file"})
@@ -154,10 +157,13 @@ def _epsilon(kind: Mapping[str, Any], uses: int) -> float:
 
 def _of_clients(ledger: Reading, beside: Beside) -> Restated:
     """Return the fields of a run whose protected unit is a client."""
-    header, unknown = ledger.header, dict[str, str]()
-    privacy, clip = header["privacy"], header["privacy"]["clip_norm"]
+    header = ledger.header
+    unknown = dict[str, str]()
+    privacy = header["privacy"]
+    clip = header["privacy"]["clip_norm"]
     _, claims = claimed(header)
-    mechanism, clipping = privacy["mechanism"], f"{LAWS[privacy['mechanism']].norm.upper()} norm"
+    mechanism = privacy["mechanism"]
+    clipping = f"{LAWS[privacy['mechanism']].norm.upper()} norm"
     if header.get("bands"):
         mechanism += f", correlated over {len(header['bands'])} rounds"
     norms: Mapping[str, float] = dict.fromkeys(claims.names, clip)
@@ -190,8 +196,10 @@ def _of_clients(ledger: Reading, beside: Beside) -> Restated:
 
 def _of_records(ledger: Reading, beside: Beside) -> Restated:
     """Return the fields of a run whose protected unit is a record."""
-    header, unknown = ledger.header, dict[str, str]()
-    privacy, schedule = header["privacy"], header.get("schedule")
+    header = ledger.header
+    unknown = dict[str, str]()
+    privacy = header["privacy"]
+    schedule = header.get("schedule")
     law = LAWS[privacy["mechanism"]]
     budget = privacy["epsilon"]
     if isinstance(budget, dict):
@@ -228,12 +236,15 @@ def _of_records(ledger: Reading, beside: Beside) -> Restated:
 
 def _rounds(header: Mapping[str, Any]) -> str:
     """Return who takes part in rounds, what is charged for it, and how the budget is divided."""
-    text, kind, schedule = str(header["sampler"]), header["kinds"][0], header["schedule"]
+    text = str(header["sampler"])
+    kind = header["kinds"][0]
+    schedule = header["schedule"]
     if kind["cap"] is not None:
         text += "; not amplified, a client is charged for each participation"
     weights = kind["price"]["weights"]
     if weights:
-        low, high = min(weights), max(weights)
+        low = min(weights)
+        high = max(weights)
         text += f"; steps have public weights {low:.3g} to {high:.3g}, and noise in inverse proportion"
     if header.get("bands"):
         between = schedule["n"] // schedule["cohort"]
@@ -246,8 +257,12 @@ def _activations(ledger: Reading) -> str:
     header = ledger.header
     text = f"{header['sampler']}; every activation is charged to the client that acts"
     if header["at_cap"] == "silent":
-        low, high = int(ledger.caps.min()), int(ledger.caps.max())
-        most = f"{high}" if low == high else f"{low} to {high}"
+        low = int(ledger.caps.min())
+        high = int(ledger.caps.max())
+        if low == high:
+            most = f"{high}"
+        else:
+            most = f"{low} to {high}"
         text += f", and at most {most} of one client release something: later ones read no record and cost nothing"
     if any(kind["price"]["weights"] is not None for kind in ledger.kinds):
         text += "; activations have public weights, and noise in inverse proportion"
@@ -256,11 +271,17 @@ def _activations(ledger: Reading) -> str:
 
 def _server(ledger: Reading) -> str | None:
     """Return what noise on rows guarantees against the server; None without any."""
-    header, uses, texts = ledger.header, int(ledger.uses.max()), []
+    header = ledger.header
+    uses = int(ledger.uses.max())
+    texts = []
     for name, _, dimension in header["releases"]:
-        multiplier, asked = header.get(row_key(name)), header.get(f"rows of {name}")
+        multiplier = header.get(row_key(name))
+        asked = header.get(f"rows of {name}")
         if multiplier is not None and asked is not None:
-            delta = header["delta"] if asked["delta"] is None else asked["delta"]
+            if asked["delta"] is None:
+                delta = header["delta"]
+            else:
+                delta = asked["delta"]
             price = Price(mechanism="l2_laplace", sizes=(dimension,), delta=delta)
             texts.append(rows_text(price, multiplier, uses))
     return "; ".join(texts) or None
@@ -288,7 +309,9 @@ def _outside(header: Mapping[str, Any], beside: Beside) -> Restated:
 def claimed(header: Mapping[str, Any]) -> tuple[Setup, Claims]:
     """Return the settings, the schedule and the releases in the header of a ledger, and what is claimed of these by the
     price in it."""
-    settings, facts, kind = dict(header["privacy"]), header["schedule"], header["kinds"][0]
+    settings = dict(header["privacy"])
+    facts = header["schedule"]
+    kind = header["kinds"][0]
     price = Price.from_dict(kind["price"])
     if isinstance(settings["clip_norm"], dict):
         settings["clip_norm"] = QuantileClip(**settings["clip_norm"])

@@ -57,7 +57,10 @@ def audit_trainer(
             findings += drawn_records(trainer, seed=seed)
     else:
         findings.append(skipped("release path", "privacy is none: neither clip nor noise is claimed"))
-    shape = [public_shape(trainer.data)] if trainer.privacy is not None and "independence" in effort.checks else []
+    if trainer.privacy is not None and "independence" in effort.checks:
+        shape = [public_shape(trainer.data)]
+    else:
+        shape = []
     if not any(finding.refuted for finding in shape) and {"transcript", "independence"} & set(effort.checks):
         first = watched(trainer, rounds, publish=trainer.privacy is not None and not trainer.privacy.noiseless)
         if "transcript" in effort.checks:
@@ -74,7 +77,8 @@ def setup_of(trainer: Trainer) -> Setup | None:
     """Return how a run opens its channel, for :func:`fedmtl.audit.audit_channel`; None without privacy."""
     if trainer.privacy is None:
         return None
-    problem, bound = trainer.problem(), trainer.bound
+    problem = trainer.problem()
+    bound = trainer.bound
     return Setup(
         privacy=trainer.privacy,
         plans=releases_of(trainer.algorithm, problem, bound),

@@ -47,7 +47,9 @@ def _law(
         secure: whether both channels had the same seed.
     """
     made = drawn[0]
-    (draws, n), sizes, inclusion = made.shape, np.diff(made.indptr), made.sum(0)
+    draws, n = made.shape
+    sizes = np.diff(made.indptr)
+    inclusion = made.sum(0)
     detail = f"{draws} sizes, mean {sizes.mean():.4g}, variance {sizes.var():.4g}; "
     detail += f"binomial: {n * q:.4g}, {n * q * (1 - q):.4g}"
     fair = 2 * min(normal_p(from_binomial(inclusion, draws, q, coins)), float(extreme_p(inclusion, draws, q).min()))
@@ -73,7 +75,8 @@ def _pairs(check: str, made: _Subsets, both: float, coins: np.random.Generator) 
 
 def _rounds(check: str, made: _Subsets, q: float, coins: np.random.Generator) -> Finding:
     """Check that a subset says nothing of the next ones, and none returns."""
-    (draws, n), sizes = made.shape, np.diff(made.indptr)
+    draws, n = made.shape
+    sizes = np.diff(made.indptr)
     p = min(len(_LAGS) * normal_p(_overlaps(made[:-lag], made[lag:], q, coins)) for lag in _LAGS)
     repeated = draws - len({members.tobytes() for members in np.split(made.indices, made.indptr[1:-1])})
     choices = special.gammaln(n + 1) - special.gammaln(sizes + 1) - special.gammaln(n - sizes + 1)
@@ -85,7 +88,9 @@ def _rounds(check: str, made: _Subsets, q: float, coins: np.random.Generator) ->
 
 def _channels(check: str, drawn: Sequence[_Subsets], q: float, coins: np.random.Generator, *, secure: bool) -> Finding:
     """Check that subsets say nothing of those of another channel, nor of another client's."""
-    seeds = "the same seed, which secure mode must ignore" if secure else "different seeds"
+    seeds = "different seeds"
+    if secure:
+        seeds = "the same seed, which secure mode must ignore"
     detail = f"overlap of the draws of two channels with {seeds}" + ", and of two clients" * (len(drawn) > 2)
     overlaps = [_overlaps(drawn[0], other, q, coins) for other in drawn[1:]]
     return low_p(check, normal_p(np.concatenate(overlaps)), detail)
@@ -114,7 +119,8 @@ def beside_noise(setup: Setup, noise: Mapping[str, Sample]) -> list[Finding]:
 def _rates(setup: Setup, sample: Sample) -> Finding:
     """Check the number of records that take part in all releases of each client whose records are sampled: it is
     binomial, the least likely one of all clients."""
-    check, made = "sampler: records, rates", [each for each in sample.releases if each.claim.sampled is not None]
+    check = "sampler: records, rates"
+    made = [each for each in sample.releases if each.claim.sampled is not None]
     if not made:
         return skipped(check, "every release is of all records")
     sizes = [len(each.drawn) for each in made]
@@ -149,7 +155,9 @@ def sampler(setup: Setup, seed: int, draws: int) -> list[Finding]:
     these have the same seed, which must not matter."""
     if setup.gradients is not None:
         return _subsets(setup, seed, draws)
-    q, n, coins = setup.claims.of(setup.claims.names[0]).sampled, setup.sampler.n, auditor(seed, "cohorts")
+    q = setup.claims.of(setup.claims.names[0]).sampled
+    n = setup.sampler.n
+    coins = auditor(seed, "cohorts")
     if q is None:
         return [skipped("sampler", "who takes part is public, or charged: no secret draw is claimed")]
     first, second = seeds(seed, "cohorts", 2)
@@ -172,7 +180,9 @@ def _subsets(setup: Setup, seed: int, draws: int) -> list[Finding]:
     if not sampled:
         return [skipped("sampler", "who acts is public, and every release is of all records")]
     client = max(sampled, key=lambda k: int(setup.sizes[k]))
-    q, n, coins = setup.claims.of(GRADIENTS, client).sampled, int(setup.sizes[client]), auditor(seed, "subsets")
+    q = setup.claims.of(GRADIENTS, client).sampled
+    n = int(setup.sizes[client])
+    coins = auditor(seed, "subsets")
     assert q is not None
     others = [k for k in sampled if setup.sizes[k] == n and k != client][:1]
     first, second = seeds(seed, "subsets", 2)
@@ -193,13 +203,20 @@ def _released(setup: Setup, client: int, seed: int, spelled: np.ndarray, draws: 
     """Return ``draws`` releases by one channel after the other, without noise: each the sum of 2^i over the i whose
     records ``spelled[i]`` are drawn."""
     quiet = replace(setup, privacy=replace(setup.privacy, epsilon=math.inf, noise_multiplier=None))
-    d, unit = setup.records.dimension, setup.privacy.initial_norm * 2.0**-_RECORDS
+    d = setup.records.dimension
+    unit = setup.privacy.initial_norm * 2.0**-_RECORDS
     rows, made = torch.zeros(MARKED, d, dtype=torch.float64), list[Released]()
     rows[torch.from_numpy(spelled), d // 2] = unit * 2.0 ** torch.arange(len(spelled), dtype=torch.float64)
     scale = setup.claims.of(GRADIENTS, client).denominator / unit
-    sent = (lambda name, step, who: (rows, who)) if setup.one_at_a_time else silence(setup)
+
+    def of_records(name: str, step: int, who: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return rows, who
+
+    sent = of_records if setup.one_at_a_time else silence(setup)
     most = max(2, MOST_ELEMENTS // d)  # releases of a channel
-    local = 1 if setup.one_at_a_time else min(most, int(setup.records.local_steps[client]))
+    local = 1
+    if not setup.one_at_a_time:
+        local = min(most, int(setup.records.local_steps[client]))
     for other in seeds(seed, "channels", 10_000):
         channel = quiet.open(seed if setup.secure else other)
         few = played(quiet, channel, 0, min(64, most // local), sent, who=np.array([client]), local=local)

@@ -16,7 +16,9 @@ from .findings import Finding, exact, skipped, too_large
 from .play import Sample, Sent, decorrelated, played, silence
 from .setup import CLIENTS, GRADIENTS, MOST_ELEMENTS, Claim, Setup
 
-_COHORT, _EVERY_CLIENT, _TURNS = 256, 64, 3
+_COHORT = 256
+_EVERY_CLIENT = 64
+_TURNS = 3
 _ROUNDING = 1 + 1e-9  # noise is added in floating point
 _FACTORS = (
     (1e9, -1e9),
@@ -37,7 +39,8 @@ def adversaries(dimension: int, dtype: torch.dtype = torch.float32) -> list[Tens
     special = torch.tensor([1e4, math.nan, math.inf, -math.inf, huge, 0.0], dtype=dtype)
     mixed, large, single = (torch.zeros(dimension, dtype=dtype) for _ in range(3))
     mixed[:6] = special[:dimension]
-    large[0], large[-1] = huge, -huge
+    large[0] = huge
+    large[-1] = -huge
     single[dimension // 2] = 1.0 if wide else 1e4
     return [*(torch.full((dimension,), value, dtype=dtype) for value in values), mixed, large, single]
 
@@ -51,12 +54,14 @@ def _largest(check: str, shares: Sequence[tuple[float, str]]) -> Finding:
 
 def sensitivity(setup: Setup, seed: int, coins: np.random.Generator) -> list[Finding]:
     """Check every release, also where it is clipped and not noised."""
-    setup, findings = setup.seeded(), []
+    setup = setup.seeded()
+    findings = []
     for name in setup.claims.names:
         findings += _neighbours(setup, name, seed, coins)
-        findings += [_over_rounds(setup, name, seed)] if setup.claims.of(name).bands else []
-    if setup.one_at_a_time:
-        findings += [_of_factors(setup, setup.records.x, seed, coins)] if setup.records.x is not None else []
+        if setup.claims.of(name).bands:
+            findings += [_over_rounds(setup, name, seed)]
+    if setup.one_at_a_time and setup.records.x is not None:
+        findings += [_of_factors(setup, setup.records.x, seed, coins)]
     return findings
 
 
@@ -67,9 +72,17 @@ def _neighbours(setup: Setup, name: str, seed: int, coins: np.random.Generator) 
     client, is there or not. Replace: it is there, or its opposite is. What others release must be the same to the last
     bit. The count of unclipped clients is compared, too, where the clip norm adapts.
     """
-    relation, plan = setup.claims.of(name).relation, setup.rows or name
-    n, d = len(setup.sizes) if setup.gradients is not None else setup.sampler.n, setup.dimension(plan)
-    able = np.arange(n) if setup.gradients is None else np.flatnonzero((setup.sizes > 0) & (setup.open(seed).caps > 0))
+    relation = setup.claims.of(name).relation
+    plan = setup.rows or name
+    if setup.gradients is not None:
+        n = len(setup.sizes)
+    else:
+        n = setup.sampler.n
+    d = setup.dimension(plan)
+    if setup.gradients is None:
+        able = np.arange(n)
+    else:
+        able = np.flatnonzero((setup.sizes > 0) & (setup.open(seed).caps > 0))
     if not len(able):
         return [skipped(f"sensitivity: {name}", "no client may act")]
     most = max(2, min(_COHORT if setup.gradients is None else 2 * CLIENTS, 2 * MOST_ELEMENTS // d))
@@ -84,12 +97,20 @@ def _neighbours(setup: Setup, name: str, seed: int, coins: np.random.Generator) 
         rows = 1e2 * direction.repeat(n, 1)
         if crowd == "random":
             rows = torch.from_numpy(coins.standard_normal((n, d))).to(dtype)
-        others = rows[:0] if crowd == "silent" else rows
+        if crowd == "silent":
+            others = rows[:0]
+        else:
+            others = rows
         pair = []
         for row in (adversary, _opposite(adversary, setup.claims.of(name)) if relation == "replace" else None):
-            drawn = clients if row is not None or relation != "add_remove" else clients[clients != who]
+            if row is not None or relation != "add_remove":
+                drawn = clients
+            else:
+                drawn = clients[clients != who]
             sent = _with(setup, plan, others, who, row)
-            stop = _TURNS * len(clients) if setup.one_at_a_time else 1
+            stop = 1
+            if setup.one_at_a_time:
+                stop = _TURNS * len(clients)
             pair.append(played(setup, setup.open(seed + index), 0, stop, sent, who=drawn, local=1))
         where = f"adversary {index} is client {setup.name(who)} among {crowd} others"
         for released, sample in pair[0].items():
@@ -107,9 +128,15 @@ def _with(setup: Setup, name: str, crowd: Tensor, who: int, row: Tensor | None) 
             return silence(setup)(release, 1, clients)
         some = torch.unique(clients)
         own = some[some == who][: int(row is not None)]
-        others = some if setup.gradients is not None else some[some != who]
+        if setup.gradients is not None:
+            others = some
+        else:
+            others = some[some != who]
         others = others[: len(crowd)]
-        adversary = torch.zeros(1, crowd.shape[1], dtype=crowd.dtype) if row is None else row[None]
+        if row is None:
+            adversary = torch.zeros(1, crowd.shape[1], dtype=crowd.dtype)
+        else:
+            adversary = row[None]
         return torch.cat([adversary.expand(len(own), -1), crowd[others]]), torch.cat([own, others])
 
     return sent
@@ -157,7 +184,8 @@ def _over_rounds(setup: Setup, name: str, seed: int) -> Finding:
     if claim.form == "symmetric":
         at = at * d - at * (at - 1) // 2
     change = (moving.values - still.values)[:, at] * claim.denominator / claim.sensitivity
-    moved, charged = (decorrelated(change, claim) ** 2).cumsum(0), moving.drawn[:, :width].cumsum(0)
+    moved = (decorrelated(change, claim) ** 2).cumsum(0)
+    charged = moving.drawn[:, :width].cumsum(0)
     share = np.divide(moved, charged, out=np.where(moved > 1e-12, math.inf, 0.0), where=charged > 0)
     detail = f"largest squared change over participations, of {width} clients after each of {len(change)} rounds"
     return too_large(f"sensitivity: rounds of {name}", float(share.max()), 1.0, detail)
@@ -178,7 +206,9 @@ def _released(setup: Setup, name: str, seed: int, rows: Tensor, clients: np.ndar
     """Return the sum that is released of ``rows`` (k, D) of the first of ``clients``, who are drawn."""
 
     def sent(release: str, step: int, cohort: Tensor) -> tuple[Tensor, Tensor]:
-        return (rows, torch.from_numpy(clients)[: len(rows)]) if release == name else silence(setup)(release, 1, cohort)
+        if release == name:
+            return (rows, torch.from_numpy(clients)[: len(rows)])
+        return silence(setup)(release, 1, cohort)
 
     (made,) = played(setup, setup.open(seed), 0, 1, sent, who=clients)[name].releases
     return made.value * made.claim.denominator
@@ -190,7 +220,8 @@ def _exact_sum(setup: Setup, name: str, claim: Claim, seed: int, coins: np.rando
     assert isinstance(setup.privacy, ClientPrivacy)
     quiet = replace(setup.privacy, clip_norm=claim.bound, epsilon=math.inf, noise_multiplier=None, bands=None)
     setup = replace(setup, privacy=quiet).seeded()
-    dimension, n = setup.release(name).dimension, setup.sampler.n
+    dimension = setup.release(name).dimension
+    n = setup.sampler.n
     clients = np.sort(coins.permutation(n)[: max(2, min(_COHORT, 2 * MOST_ELEMENTS // dimension))])
     width = 2.0 ** (math.ceil(math.log2(claim.bound)) + math.ceil(math.log2(n)) - 53)
     cells = coins.integers(-1000, 1000, dimension) + coins.choice([0.25, 0.75], dimension)
@@ -216,7 +247,8 @@ def _of_factors(setup: Setup, x: Sequence[Tensor], seed: int, coins: np.random.G
     The other records are random, in every second trial along one direction; in two of three activations their factors
     are not numbers, or too large.
     """
-    shares, few = list[tuple[float, str]](), np.arange(len(x))[:CLIENTS]
+    shares = list[tuple[float, str]]()
+    few = np.arange(len(x))[:CLIENTS]
     for index, row in enumerate(adversaries(setup.records.dimension, torch.float64)):
         places = [int(coins.integers(max(1, len(rows)))) for rows in x]
         crowd = [coins.standard_normal((len(rows), 1 if index % 2 else rows.shape[1])) for rows in x]

@@ -31,8 +31,10 @@ from ..privacy.rounds import Rounds
 from ..privacy.samplers import BoundAsked, BoundCyclic, BoundFixed, BoundSampler, Relation
 from ..privacy.settings import Privacy, RecordPrivacy
 
-GRADIENTS, ROWS = "gradients", "rows of "
-CLIENTS, ACTIVATIONS = 12, 2000
+GRADIENTS = "gradients"
+ROWS = "rows of "
+CLIENTS = 12
+ACTIVATIONS = 2000
 """Clients examined one by one, and activations of one channel, at most."""
 
 MOST_ELEMENTS = 1 << 22
@@ -80,7 +82,9 @@ class Setup:
         if not isinstance(self.privacy, RecordPrivacy):
             return None
         gradients = next((plan for plan in self.plans if isinstance(plan, GradientPlan)), None)
-        return None if gradients is None else gradients.under((self.privacy,))
+        if gradients is None:
+            return None
+        return gradients.under((self.privacy,))
 
     @property
     def records(self) -> GradientPlan:
@@ -99,26 +103,36 @@ class Setup:
 
     def dimension(self, name: str) -> int:
         """Return the length of what one client or record contributes to a release."""
-        return self.records.dimension if self.gradients is not None else self.release(name).dimension
+        if self.gradients is not None:
+            return self.records.dimension
+        return self.release(name).dimension
 
     def form(self, name: str) -> Form:
         """Return what is released of the rows."""
-        return "vector" if self.gradients is not None or self.rows else self.release(name).form
+        if self.gradients is not None or self.rows:
+            return "vector"
+        return self.release(name).form
 
     @property
     def relation(self) -> Relation:
         """Return how neighbours differ, by the kind of cohort; rows with noise of their own by all data of a client."""
         if self.gradients is not None:
-            return "replace" if self.one_at_a_time else "zero_out"
+            if self.one_at_a_time:
+                return "replace"
+            return "zero_out"
         if self.rows or isinstance(self.schedule, BoundFixed):
             return "replace"
-        return "zero_out" if isinstance(self.schedule, (BoundCyclic, BoundAsked)) else "add_remove"
+        if isinstance(self.schedule, (BoundCyclic, BoundAsked)):
+            return "zero_out"
+        return "add_remove"
 
     def denominator(self, client: int, sampled: float | None) -> float:
         """Return the public constant that divides a sum: the expected cohort, or q n_i of the records of ``client``;
         1 for rows."""
         if self.gradients is None:
-            return 1.0 if self.rows else expected_cohort(self.sampler)
+            if self.rows:
+                return 1.0
+            return expected_cohort(self.sampler)
         return float(self.sizes[client]) * (sampled or 1.0)
 
     @property
@@ -135,7 +149,9 @@ class Setup:
     @property
     def adaptive(self) -> QuantileClip | None:
         """Return the settings of a clip norm that follows a quantile, or None, also for rows."""
-        return self.privacy.clip_norm if isinstance(self.privacy.clip_norm, QuantileClip) and not self.rows else None
+        if isinstance(self.privacy.clip_norm, QuantileClip) and not self.rows:
+            return self.privacy.clip_norm
+        return None
 
     @property
     def budgets(self) -> tuple[float | None, ...]:
@@ -206,11 +222,16 @@ class Setup:
 
     def name(self, client: int) -> str:
         """Return how findings name a client."""
-        return str(client) if self.gradients is None else repr(self.gradients.ids[client])
+        if self.gradients is None:
+            return str(client)
+        return repr(self.gradients.ids[client])
 
     def parts(self, dimension: int) -> list[tuple[int, int]]:
         """Return (start, stop) of every tensor in a vector of ``dimension`` numbers; of every number in a short one."""
-        sizes = self.tensors if sum(self.tensors) == dimension else (dimension,)
+        if sum(self.tensors) == dimension:
+            sizes = self.tensors
+        else:
+            sizes = (dimension,)
         if len(sizes) == 1 and self.one_at_a_time and 1 < dimension <= 64:
             sizes = (1,) * dimension
         stops = np.cumsum(sizes).tolist()
@@ -221,16 +242,23 @@ class Setup:
     @cached_property
     def sizes(self) -> np.ndarray:
         """Return (n,) int64: numbers of records."""
-        return self.records.counts if self.counts is None else np.array(self.counts, dtype=np.int64)
+        if self.counts is None:
+            return self.records.counts
+        return np.array(self.counts, dtype=np.int64)
 
     def rate(self, client: int) -> float:
         """Return the probability that a unit takes part in a release, by a secret coin: a client in a cohort, or a
         record of ``client``, as set or a batch of its records."""
         if self.gradients is None:
-            return expected_cohort(self.sampler) / self.sampler.n if self.relation == "add_remove" else 1.0
-        plan, n = self.records, int(self.sizes[client])
+            if self.relation == "add_remove":
+                return expected_cohort(self.sampler) / self.sampler.n
+            return 1.0
+        plan = self.records
+        n = int(self.sizes[client])
         if plan.batch_size is not None:
-            return min(1.0, plan.batch_size / n) if n else 1.0
+            if n:
+                return min(1.0, plan.batch_size / n)
+            return 1.0
         return float(np.broadcast_to(plan.rate, len(plan.ids))[client])
 
 
@@ -270,7 +298,9 @@ class Claim:
         replace-one the farthest are orthogonal, at sqrt(2) C^2 in the L2 norm and 2 C^2 in the L1 norm."""
         if self.form == "vector":
             return self.bound * (2.0 if self.relation == "replace" else 1.0)
-        farther = 2.0 if self.norm == "l1" else math.sqrt(2.0)
+        farther = 2.0
+        if self.norm != "l1":
+            farther = math.sqrt(2.0)
         return self.bound**2 * (farther if self.relation == "replace" else 1.0)
 
     @property
@@ -294,9 +324,14 @@ class Claim:
     @property
     def width(self) -> float:
         """Return the public width of the grid of the noised sum in secure mode."""
-        bound, std = self.bound if self.form == "vector" else self.bound**2, self.std
+        if self.form == "vector":
+            bound = self.bound
+        else:
+            bound = self.bound**2
+        std = self.std
         if self.bands:
-            bound, std = bound / (2 * len(self.bands)), std / self.bands[0]
+            bound = bound / (2 * len(self.bands))
+            std = std / self.bands[0]
         return width_of(bound, self.norm, self.size, std * (2.0**-40 if self.law == "gaussian" else 2.0**-20))
 
 
@@ -315,7 +350,9 @@ class Claims:
     def __init__(
         self, setup: Setup, prices: Prices | None, bands: Mapping[str, tuple[float, ...]] | None = None
     ) -> None:
-        self._setup, self._prices, self._bands = setup, prices, bands or {}
+        self._setup = setup
+        self._prices = prices
+        self._bands = bands or {}
         self._made: dict[tuple[str, int, int], Claim] = {}
         self.names: tuple[str, ...] = tuple(plan.name for plan in setup.releases)
         if setup.gradients is not None:
@@ -330,7 +367,9 @@ class Claims:
 
     def charged(self, uses: np.ndarray) -> np.ndarray:
         """Return (m,) the uses of these accounts, from those of all: where clients share a price, the most."""
-        return uses.max(keepdims=True) if self._setup.gradients is None else uses
+        if self._setup.gradients is None:
+            return uses.max(keepdims=True)
+        return uses
 
     def __bool__(self) -> bool:
         return bool(self.names) and self._prices is not None
@@ -365,17 +404,26 @@ class Claims:
         return self._made[key]
 
     def _claim(self, name: str, client: int, use: int) -> Claim:
-        setup, adaptive = self._setup, self._setup.adaptive
+        setup = self._setup
+        adaptive = self._setup.adaptive
         if name.endswith("/count"):  # which one client moves by 1/2, or by 1 where it is replaced
             assert adaptive is not None
             bound = 1.0 if self._exchanged(name.removesuffix("/count")) else 0.5
             claim = replace(self.of(name.removesuffix("/count")), law="gaussian", norm="l2", size=1, bound=bound)
             return replace(claim, relation="add_remove", multiplier=count_std(adaptive, setup.sampler) / bound)
         price, multiplier = (None, 0.0) if self._prices is None else self.price(client)
-        law = setup.privacy.mechanism if price is None else price.mechanism
-        sampled = None if price is None or price.sampled == 1 else price.sampled
-        multiplier = multiplier if price is None else weighted(price, multiplier, use)
-        form, d = setup.form(name), setup.dimension(name)
+        if price is None:
+            law = setup.privacy.mechanism
+        else:
+            law = price.mechanism
+        if price is None or price.sampled == 1:
+            sampled = None
+        else:
+            sampled = price.sampled
+        if price is not None:
+            multiplier = weighted(price, multiplier, use)
+        form = setup.form(name)
+        d = setup.dimension(name)
         if adaptive is not None and price is not None:  # the count takes its part
             count = count_std(adaptive, setup.sampler) / (1.0 if self._exchanged(name) else 0.5)
             multiplier = (multiplier**-2 - count**-2) ** -0.5
@@ -402,7 +450,8 @@ class Claims:
 
     def facts(self, client: int = 0) -> dict[str, Any]:
         """Return what the settings and public facts make of the price of an account."""
-        setup, of_records = self._setup, self._setup.gradients is not None
+        setup = self._setup
+        of_records = self._setup.gradients is not None
         return {
             "mechanism": "l2_laplace" if setup.rows else setup.privacy.mechanism,
             "sizes": tuple(self.of(name, client).size for name in self.names),
@@ -424,7 +473,9 @@ class Claims:
 
 def weighted(price: Price, multiplier: float, use: int) -> float:
     """Return the noise multiplier of a use, of the last one beyond an allocation."""
-    return multiplier if price.weights is None else multiplier / price.weights[min(use, len(price.weights) - 1)]
+    if price.weights is None:
+        return multiplier
+    return multiplier / price.weights[min(use, len(price.weights) - 1)]
 
 
 def composition(price: Price, multiplier: float, uses: int) -> list[tuple[Any, int]]:
@@ -444,7 +495,10 @@ def event_of(price: Price, multiplier: float) -> Any:
         events = [dp_event.GaussianDpEvent(sum(multiplier**-2.0 for _ in price.sizes) ** -0.5)]
     elif price.mechanism == "l2_laplace":
         events = [KNormDpEvent(1 / multiplier, size) for size in price.sizes]
-    event = events[0] if len(events) == 1 else dp_event.ComposedDpEvent(events)
+    if len(events) == 1:
+        event = events[0]
+    else:
+        event = dp_event.ComposedDpEvent(events)
     if price.sampled == 1:
         return event
     return (ReplacedPoissonDpEvent if price.replaced else dp_event.PoissonSampledDpEvent)(price.sampled, event)
@@ -452,7 +506,10 @@ def event_of(price: Price, multiplier: float) -> Any:
 
 def width_of(bound: float, norm: str, size: int, most: float) -> float:
     """Return the largest power of two that is at most C 2^-21 over the spread of a cell, and at most ``most``."""
-    spread = float(size) if norm == "l1" else math.sqrt(size)
+    if norm == "l1":
+        spread = float(size)
+    else:
+        spread = math.sqrt(size)
     return 2.0 ** math.floor(math.log2(min(bound / spread * 2.0**-21, most)))
 
 
@@ -464,4 +521,6 @@ def expected_cohort(sampler: BoundSampler) -> float:
 
 def count_std(adaptive: QuantileClip, sampler: BoundSampler) -> float:
     """Return the standard deviation of the noise on the count of unclipped clients: as set, or m / 20."""
-    return expected_cohort(sampler) / 20 if adaptive.count_noise is None else adaptive.count_noise
+    if adaptive.count_noise is None:
+        return expected_cohort(sampler) / 20
+    return adaptive.count_noise

@@ -39,7 +39,9 @@ def energy_p(energy: np.ndarray | float, degrees: np.ndarray | float) -> np.ndar
 def kolmogorov_p(values: np.ndarray) -> float:
     """Return the Kolmogorov-Smirnov p-value of ``values`` (any shape) against N(0, 1); 0 if one is not a number."""
     if not values.size or not np.isfinite(values).all():
-        return 0.0 if values.size else 1.0
+        if values.size:
+            return 0.0
+        return 1.0
     return float(stats.kstest(values.ravel(), special.ndtr, method="asymp").pvalue)
 
 
@@ -89,7 +91,8 @@ def unrelated(check: str, rows: np.ndarray, others: np.ndarray | None = None) ->
     """Return the finding that no row of (a, d) is correlated with one of ``others`` (b, d), by default with another
     one: of noise, and of noise or anything that does not depend on it."""
     cosines = correlations(rows, rows if others is None else others)
-    cosines = cosines[np.triu_indices(len(rows), 1)] if others is None else cosines
+    if others is None:
+        cosines = cosines[np.triu_indices(len(rows), 1)]
     if not cosines.size or rows.shape[1] < LEAST:
         return skipped(check, "too little noise to compare")
     detail = f"largest correlation {cosines.max():.4g} of {cosines.size} pairs"

@@ -23,7 +23,8 @@ _MEASURED = ("loss", *METRICS, "worst_tenth", "spread", "global_accuracy", "obje
 def stopping_rule(trainer: Trainer, seed: int) -> Finding:
     """Check that what ends a run early reads the released model alone: the same decision, whatever was measured on
     private data."""
-    rule, coins = trainer.early_stopping or EarlyStopping(), auditor(seed, "stop")
+    rule = trainer.early_stopping or EarlyStopping()
+    coins = auditor(seed, "stop")
     wrong = 0
     for _ in range(_HISTORIES):
         moved = np.cumsum(coins.normal(0.1, 1.0, size=int(coins.integers(1, 20)))).tolist()
@@ -44,6 +45,7 @@ def stopped_early(trainer: Trainer, setup: Setup, seed: int) -> Finding:
     result = replace(trainer, early_stopping=rule, eval_every=1, finetune=None, privacy=setup.privacy).fit()
     if result.stopped != "early":
         return skipped("charges: early stop", f"the run did not stop early: {result.stopped}")
-    stated, planned = result.privacy.epsilon, planned_epsilon(setup, seed)
+    stated = result.privacy.epsilon
+    planned = planned_epsilon(setup, seed)
     detail = f"epsilon {rounded_up(stated, 6)} after an early stop, {rounded_up(planned, 6)} of all that is planned"
     return exact("charges: early stop", int(not math.isclose(stated, planned, rel_tol=1e-9)), detail)

@@ -47,8 +47,10 @@ def transcript(trainer: Trainer, first: Notes, *, seed: int = 0, rounds: int) ->
 
     What is frozen in the model has every bit after the run that it had before: no release covers it.
     """
-    records, check = isinstance(trainer.privacy, RecordPrivacy), "transcript: public state"
-    data, coins = replaced_data(trainer.data, seed, counts=not records), derive_key(seed, "audit/coins") >> 1
+    records = isinstance(trainer.privacy, RecordPrivacy)
+    check = "transcript: public state"
+    data = replaced_data(trainer.data, seed, counts=not records)
+    coins = derive_key(seed, "audit/coins") >> 1
     again = watched(trainer, rounds, data=data, coins=coins, replay=first.releases, publish=bool(first.published))
     store = records and not isinstance(trainer.algorithm, Local)
     pairs = sorted(differing(first.public, again.public) + (differing(first.store, again.store) if store else []))
@@ -63,7 +65,8 @@ def transcript(trainer: Trainer, first: Notes, *, seed: int = 0, rounds: int) ->
         findings.append(exact("transcript: frozen parameters", changed, detail))
     if not first.published:
         return findings
-    files, others = first.published, again.published
+    files = first.published
+    others = again.published
     strange = [f"{name} {_DEPENDS}" for name in sorted(files | others) if files.get(name) != others.get(name)]
     detail = f"of {len(files)} files and facts that differ, data replaced, coins drawn anew and releases forced"
     findings.append(exact("transcript: published files", strange, detail))
@@ -81,7 +84,9 @@ def released_rows(trainer: Trainer, first: Notes, setup: Setup) -> Finding:
     threads meanwhile. Compared are the first two rounds of the run without a tap, as every run is, with the rows of the
     ``first`` one; and those of a run with a clip norm of 2^-10 of its own, so that rows are clipped.
     """
-    privacy, runs, wrong = trainer.privacy, [(trainer, first)], 0
+    privacy = trainer.privacy
+    runs = [(trainer, first)]
+    wrong = 0
     if privacy is not None and isinstance(privacy.clip_norm, float) and all(p.form == "vector" for p in setup.releases):
         tight = replace(trainer, privacy=replace(privacy, clip_norm=privacy.clip_norm * 2.0**-10), finetune=None)
         runs.append((tight, watched(tight, AGAIN)))
@@ -108,10 +113,12 @@ def automatic_settings(written: Trainer, trainer: Trainer, *, seed: int = 0) -> 
         trainer: the same with its settings from public rows, bounds and sizes.
         seed: of the data that are put in place.
     """
-    privacy, pairs = written.privacy, list[tuple[Any, Any]]()
+    privacy = written.privacy
+    pairs = list[tuple[Any, Any]]()
     if privacy is None:
         return []
-    data, read = replaced_data(written.data, seed, counts=not isinstance(privacy, RecordPrivacy)), list[str]()
+    data = replaced_data(written.data, seed, counts=not isinstance(privacy, RecordPrivacy))
+    read = list[str]()
     if trainer.algorithm is not written.algorithm:
         pairs.append((trainer.algorithm, resolved(replace(written, data=data), read).algorithm))
     if (first := _of_no_setting(written.data, privacy)) is not None and first.algorithm == written.algorithm:

@@ -43,7 +43,9 @@ from .lower_bound import with_bounds
 from .restated import Beside, Restated, claimed, near, restated
 from .setup import Claim
 
-CONFIRMED, FAILED, OPEN = "confirmed", "FAILED", "not covered"
+CONFIRMED = "confirmed"
+FAILED = "FAILED"
+OPEN = "not covered"
 _SLACK = 1e-6  # relative, of figures that were computed in two ways
 _SEAL = """\
 If this seal was published when the run ended, no listed file has changed since: it is the hash of public/manifest.json,
@@ -147,7 +149,10 @@ def verify(folder: str | Path) -> Verification:
         except _NotCovered as reason:
             checks.append(Check(name, OPEN, _line(str(reason))))
         except Exception as error:  # whatever a file holds, it is the file that fails
-            text = str(error) if isinstance(error, FedmtlError) else f"{files} cannot be read: {error!r}"
+            if isinstance(error, FedmtlError):
+                text = str(error)
+            else:
+                text = f"{files} cannot be read: {error!r}"
             checks.append(Check(name, FAILED, _line(text)))
         else:
             if answer is not None:
@@ -210,10 +215,14 @@ class _Run:
             raise DataError(f"{folder.root} is unfinished; fedmtl resume {folder.root}")
         if not folder.public.is_dir():
             raise DataError(f"{folder.root} is not the folder of a run: it has no public/.")
-        self.folder, self.files = folder, Received(folder.root)
+        self.folder = folder
+        self.files = Received(folder.root)
         self.report = self.files.json(folder.public / "privacy.json")
         self.private = folder.private.is_dir()
-        self.result = self.files.json(folder.private / "result.json") if self.private else {}
+        if self.private:
+            self.result = self.files.json(folder.private / "result.json")
+        else:
+            self.result = {}
         self.chain: Chain | None = None
         self.broken = ""
         if folder.ledger.exists():
@@ -245,7 +254,9 @@ class _Run:
     @property
     def header(self) -> Mapping[str, Any] | None:
         """Return the first line of the ledger; None without a chain."""
-        return None if self.chain is None else self.chain.lines[0]
+        if self.chain is None:
+            return None
+        return self.chain.lines[0]
 
     @property
     def account(self) -> Mapping[str, Any] | None:
@@ -315,7 +326,8 @@ def _files(run: _Run, *, private: bool) -> _Answer:
     if not part.is_dir():
         raise _NotCovered("the private part is not here")
     manifest = run.files.json(part / MANIFEST)
-    files, wrong = manifest["files"], []
+    files = manifest["files"]
+    wrong = []
     for file, digest in files.items():
         path = part / file
         if path.name != file or not path.exists():
@@ -350,7 +362,8 @@ def _head(run: _Run) -> _Answer:
         return None
     if run.secret:
         raise _NotCovered("a search does not publish the end of its ledger")
-    head, wrong = Head(int(run.report.get("ledger_lines") or 0), str(run.report.get("ledger_head"))), []
+    head = Head(int(run.report.get("ledger_lines") or 0), str(run.report.get("ledger_head")))
+    wrong = []
     if run.report.get("run") != run.chain.digests[0]:
         wrong.append("privacy.json has the identity of another run")
     if not run.chain.has(head) or not head.lines:
@@ -376,15 +389,20 @@ def _settings(run: _Run) -> _Answer:
     header = run.account
     if header is None:
         return None
-    privacy, schedule = header["privacy"], header.get("schedule")
-    assumed, facts = OF_RECORDS, {"mechanism": privacy["mechanism"], "delta": header["delta"]}
+    privacy = header["privacy"]
+    schedule = header.get("schedule")
+    assumed = OF_RECORDS
+    facts = {"mechanism": privacy["mechanism"], "delta": header["delta"]}
     if "releases" in header:
         setup, claims = claimed(header)
-        assumed, facts = setup.sampler.facts, claims.facts() | facts
+        assumed = setup.sampler.facts
+        facts = claims.facts() | facts
         facts["delta"] = setup.delta
     else:
-        facts |= {"sizes": (header["dimension"],), "replaced": schedule is None}
-        facts |= {} if schedule is not None else {"sums": 1}
+        facts["sizes"] = (header["dimension"],)
+        facts["replaced"] = schedule is None
+        if schedule is None:
+            facts["sums"] = 1
     made = {name: run.restated.made[name] for name in _SETTINGS if name in run.restated.made}
     if "releases" in header:
         del made["records"]  # None, among the other fields
@@ -394,7 +412,10 @@ def _settings(run: _Run) -> _Answer:
     text = "{} of the price is {!r} in the ledger, its settings and schedule make {!r}"
     for kind in run.ledger.kinds:
         weights = kind["price"]["weights"]
-        own = {} if weights is None or "releases" in header else {"weights": normalized(weights)}
+        if weights is None or "releases" in header:
+            own = {}
+        else:
+            own = {"weights": normalized(weights)}
         wrong += differences(kind["price"], facts | own, text)
     wrong += differences(run.report, made, "{} is {!r} in privacy.json and {!r} in the ledger")
     wrong += _population(run)
@@ -409,7 +430,10 @@ def _population(run: _Run) -> list[str]:
     if header is None or run.counts is None:
         return []
     counts = run.counts.tolist()
-    n = header["schedule"]["n"] if "schedule" in header else header["accounts"]
+    if "schedule" in header:
+        n = header["schedule"]["n"]
+    else:
+        n = header["accounts"]
     interval = run.report.get("interval") or {"unit": None}
     if interval["unit"] == "client":
         n -= interval["canaries"]
@@ -466,7 +490,8 @@ def _search(run: _Run) -> _Answer:
     """Compare what the report of a private search says of it with the header of its ledger."""
     if not run.secret or run.header is None:
         return None
-    header, search = run.header, run.report["search"]
+    header = run.header
+    search = run.report["search"]
     bound = header["score_bound"]
     score = "test accuracy"
     if bound is not None:
@@ -491,12 +516,15 @@ def _search(run: _Run) -> _Answer:
 
 
 def _charges(run: _Run) -> _Answer:
-    header, result = run.header, run.result
+    header = run.header
+    result = run.result
     if header is None:
         return None
     if run.secret:
         raise _NotCovered("a search: its runs have ledgers of their own, which stay private")
-    steps, remaining, wrong = run.ledger.by_step, run.ledger.remaining, run.ledger.problems()
+    steps = run.ledger.by_step
+    remaining = run.ledger.remaining
+    wrong = run.ledger.problems()
     done = int(result["rounds"])
     if sum(0 <= step < done for step in steps) < done:
         wrong.append(f"{done} steps are done, and not all of them are charged")
@@ -507,7 +535,8 @@ def _charges(run: _Run) -> _Answer:
     planned = result.get("planned_rounds")
     if planned is not None and steps and max(steps) >= planned:
         wrong.append(f"step {max(steps)} is charged, and {planned} were planned")
-    stated, releases = run.report.get("releases"), run.ledger.releases
+    stated = run.report.get("releases")
+    releases = run.ledger.releases
     if stated != releases:
         wrong.append(f"privacy.json has {stated} releases, the ledger charges {releases}")
     if bool(run.report.get("remaining_charged")) != (remaining is not None):
@@ -523,7 +552,8 @@ def _charges(run: _Run) -> _Answer:
 
 def _epsilon(run: _Run) -> _Answer:
     """Compose the price of all charged uses of each kind of account by dp-accounting."""
-    claim, header = run.report.get("epsilon"), run.header
+    claim = run.report.get("epsilon")
+    header = run.header
     if header is None:
         where = run.report.get("elsewhere")
         if claim == "inf":
@@ -537,9 +567,10 @@ def _epsilon(run: _Run) -> _Answer:
     if run.secret:
         raise _NotCovered("that of a search is not computed again")
     if header["refuted"] is not None:
-        wrong = (
-            [f"epsilon is {claim}, and the accounting is refuted"] if claim != "inf" and run.ledger.uses.any() else []
-        )
+        if claim != "inf" and run.ledger.uses.any():
+            wrong = [f"epsilon is {claim}, and the accounting is refuted"]
+        else:
+            wrong = []
         return wrong, "infinite: the published accounting does not hold"
     if not isinstance(claim, (int, float)):
         return [f"epsilon is {claim!r} in privacy.json; a ledger charges a finite one"], ""
@@ -549,13 +580,16 @@ def _epsilon(run: _Run) -> _Answer:
     least = max((bound for bound in bounds if bound is not None), default=None if bounds else 0.0)
     if least is None:
         raise _NotCovered("dp-accounting does not have this law of noise, so it is not computed again")
-    among = "" if len(tested) == len(charged) else f" (the largest of {len(tested):,} of {len(charged):,} kinds)"
+    among = ""
+    if len(tested) != len(charged):
+        among = f" (the largest of {len(tested):,} of {len(charged):,} kinds)"
     text = f"{least:.6g}{among} by dp-accounting, {rounded_up(claim, 6)} in privacy.json"
     return [text] if claim < least * (1 - TOLERANCE) - 1e-9 else [], text
 
 
 def _budget(run: _Run) -> _Answer:
-    claim, budget = run.report.get("epsilon"), run.report.get("budget")
+    claim = run.report.get("epsilon")
+    budget = run.report.get("budget")
     if run.chain is None or run.secret:
         return None
     if not isinstance(claim, (int, float)) or not isinstance(budget, (int, float)):
@@ -566,7 +600,8 @@ def _budget(run: _Run) -> _Answer:
 
 def _interval(run: _Run) -> _Answer:
     """Compute the lower bounds again from the guesses in the report, and the price and the uses in the ledger."""
-    interval, header = run.report.get("interval"), run.header
+    interval = run.report.get("interval")
+    header = run.header
     if interval is None:
         return None
     if header is None:
@@ -597,8 +632,12 @@ def _row_noise(run: _Run) -> _Answer:
 
 
 def _headline(run: _Run) -> _Answer:
-    text, made = run.report.get("headline"), PrivacyReport.from_dict(run.report).headline
-    wrong = [f"the headline is {text!r}, and the figures of the report make {made!r}"] if text != made else []
+    text = run.report.get("headline")
+    made = PrivacyReport.from_dict(run.report).headline
+    if text != made:
+        wrong = [f"the headline is {text!r}, and the figures of the report make {made!r}"]
+    else:
+        wrong = []
     return wrong, "it states the figures of the report"
 
 
@@ -653,7 +692,9 @@ def _too_quiet(name: str, claim: Claim, last: GridValue) -> list[str]:
     wrong = []
     if last.width != claim.width or last.divisor != claim.denominator:
         wrong.append(f"the grid of {name} is not that of the noise and the divisor in the ledger")
-    first = claim.bands[0] if claim.bands else 1.0
+    first = 1.0
+    if claim.bands:
+        first = claim.bands[0]
     length, least = _LENGTHS[claim.law](last.value.double() / claim.scale * first)
     if length < least:
         wrong.append(f"{name} has less noise than the multiplier in the ledger gives")
@@ -700,7 +741,8 @@ def _model(run: _Run) -> _Answer:
         raise _NotCovered("the checkpoint has no vector of its length")
     frozen = len(tensors) - len({*names, *tied})
     text = "model.safetensors has the numbers of the shared model in the checkpoint"
-    text += f"; its {frozen} frozen tensors are public and in no other file" if frozen else ""
+    if frozen:
+        text += f"; its {frozen} frozen tensors are public and in no other file"
     return [] if any(torch.equal(row, model) for row in rows) else [f"not so: {text}"], text
 
 

@@ -474,7 +474,7 @@ def check_copyable(module: nn.Module) -> None:
                 f"{name!r} is on the device 'meta' and has no data; build the model on a device that has them, such as "
                 "device='cpu', or load its weights first."
             )
-        if isinstance(tensor, nn.parameter.UninitializedTensorMixin):
+        if nn.parameter.is_lazy(tensor):
             continue
         if tensor.is_complex():
             raise ModelError(f"{name!r} has complex numbers; use two real parameters instead.")

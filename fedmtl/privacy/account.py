@@ -50,7 +50,10 @@ class Account:
         self.by_client = caps is not None
         if ledger is not None and self.by_client and replicates != 1:
             raise PrivacyError("A ledger holds the charges of one run; repetitions are simulations without one.")
-        self.prices, self.budget, self.caps, self.ledger = prices, budget, caps, ledger
+        self.prices = prices
+        self.budget = budget
+        self.caps = caps
+        self.ledger = ledger
         self._steps = steps
         self._fitting = 0  # uses that are known to fit the budget
         self._next: int | None = None  # the step after those of this session, once it has started
@@ -63,7 +66,9 @@ class Account:
     @property
     def delta(self) -> float | None:
         """Return the delta of every epsilon, or None where nothing is noised."""
-        return None if self.prices is None else self.prices.delta
+        if self.prices is None:
+            return None
+        return self.prices.delta
 
     @property
     def steps_charged(self) -> int:
@@ -75,7 +80,9 @@ class Account:
     @property
     def uses(self) -> np.ndarray:
         """Return (R, m) int64 uses of every account up to the current step."""
-        return self.participations if self.by_client else np.full((len(self.participations), 1), self.steps_charged)
+        if self.by_client:
+            return self.participations
+        return np.full((len(self.participations), 1), self.steps_charged)
 
     @property
     def spent(self) -> np.ndarray:
@@ -97,7 +104,10 @@ class Account:
 
         Infinite without noise or where the accounting is refuted, 0 where nothing was charged.
         """
-        uses = self.spent if spent or self.remaining_charged else self.uses
+        if spent or self.remaining_charged:
+            uses = self.spent
+        else:
+            uses = self.uses
         if self.prices is None or self.prices.refuted is not None:
             return np.where(uses > 0, math.inf, 0.0)
         return self.prices.epsilons(uses)
@@ -105,13 +115,17 @@ class Account:
     def epsilon_at(self, uses: np.ndarray | int) -> float:
         """Return the largest epsilon after ``uses``, (m,) or of everybody: infinite where the accounting is refuted."""
         refuted = self.prices is not None and self.prices.refuted is not None
-        return math.inf if refuted and np.any(uses) else self.claimed_at(uses)
+        if refuted and np.any(uses):
+            return math.inf
+        return self.claimed_at(uses)
 
     def claimed_at(self, uses: np.ndarray | int) -> float:
         """Return the accountant's largest epsilon after ``uses``, whether it is refuted or not."""
         if not np.any(uses):
             return 0.0
-        return math.inf if self.prices is None else self.prices.epsilon(uses)
+        if self.prices is None:
+            return math.inf
+        return self.prices.epsilon(uses)
 
     # Charging
 
@@ -204,7 +218,9 @@ class Account:
             return {}
         if self.by_client:
             return {"uses": torch.from_numpy(self.participations.copy())}
-        return {"charged": torch.tensor(self.steps_charged)} if len(self.participations) > 1 else {}
+        if len(self.participations) > 1:
+            return {"charged": torch.tensor(self.steps_charged)}
+        return {}
 
     def restore(self, state: dict[str, Tensor]) -> None:
         """Continue from :meth:`state`."""
@@ -249,10 +265,15 @@ class Account:
 
     def _check_budget(self, ledger: Ledger, first: int, end: int) -> None:
         """Raise BudgetExhausted unless the steps [first, end) that are not charged yet fit the budget."""
-        new = end - max(first, ledger.reached) if ledger.replays_free else end - first
+        if ledger.replays_free:
+            new = end - max(first, ledger.reached)
+        else:
+            new = end - first
         charged = ledger.charged
         if new > 0 and self._room(charged, new) < new:
-            of = "" if self.budget is None else f" of {rounded_up(self.budget, 6)}"
+            of = ""
+            if self.budget is not None:
+                of = f" of {rounded_up(self.budget, 6)}"
             raise BudgetExhausted(
                 f"Step {first} would exceed the privacy budget: {charged} steps are charged, "
                 f"epsilon = {rounded_up(self.claimed_at(charged))}{of}."
@@ -269,7 +290,11 @@ class Account:
             return wanted
         if charged + wanted > self._fitting:
             planned = max(self._steps, charged + wanted)
-            planned = planned if most is None else min(planned, most)
+            if most is not None:
+                planned = min(planned, most)
             fits = self.claimed_at(planned) <= self.budget  # one figure answers for all the planned steps
-            self._fitting = planned if fits else self.prices.affordable(self.budget)
+            if fits:
+                self._fitting = planned
+            else:
+                self._fitting = self.prices.affordable(self.budget)
         return min(wanted, self._fitting - charged)

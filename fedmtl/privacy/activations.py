@@ -115,12 +115,15 @@ class Activations(Channel):
         uses = self.account.charge(first, acting[:, :, None])
         assert uses is not None
         self._window = self._prepared(first, acting, uses[:, :, 0])
-        self._place, self._end = first, first + acting.shape[1]
+        self._place = first
+        self._end = first + acting.shape[1]
 
     def _acting(self, clients: np.ndarray) -> np.ndarray:
         """Return who releases something (R, S), with -1 for clients without records, and for those at their caps where
         these are silent."""
-        n, low, high = len(self.records.plan.ids), clients.min(initial=0), clients.max(initial=0)
+        n = len(self.records.plan.ids)
+        low = clients.min(initial=0)
+        high = clients.max(initial=0)
         if clients.shape != (self.replicates, clients.shape[-1]) or low < -1 or high >= n:
             raise PrivacyError(
                 f"Activations take clients of shape ({self.replicates}, S), from 0 to {n - 1} or -1 for no client, not "
@@ -165,8 +168,12 @@ class Activations(Channel):
             (k, n_i) bool; None for all.
         """
         window, start = self._next()
-        drawn = self.records.drawn(client, window.uses[start, runs], runs) if self.records.sampled else None
-        return None if drawn is None else drawn[:, : self.records.counts[client]]
+        drawn = None
+        if self.records.sampled:
+            drawn = self.records.drawn(client, window.uses[start, runs], runs)
+        if drawn is None:
+            return None
+        return drawn[:, : self.records.counts[client]]
 
     def release(self, gradients: Sequence[Gradients]) -> np.ndarray:
         """Return what the next activation releases: clip, sum over records, noise, divide.
@@ -183,14 +190,20 @@ class Activations(Channel):
             PrivacyError: no activation that has begun is left, or gradients of more or fewer clients.
         """
         window, start = self._next()
-        step, forced = self._place, None if self._replay is None else self.replayed(self._place, GRADIENT)
+        step = self._place
+        forced = None
+        if self._replay is not None:
+            forced = self.replayed(self._place, GRADIENT)
         if forced is None or self.tap is not None:
             sums = self._sums(gradients, window, start)
         if self.tap is not None:
             for client, row in zip(window.clients[start].tolist(), torch.tensor(sums), strict=True):
                 if client >= 0:
                     self.tap(step, GRADIENT, torch.tensor([client]), row[None])
-        value = self._noised(sums, start, window) if forced is None else forced.numpy()
+        if forced is None:
+            value = self._noised(sums, start, window)
+        else:
+            value = forced.numpy()
         self._place = step + 1
         if self.record is not None:
             self._note(step, GRADIENT, torch.from_numpy(value))
@@ -217,11 +230,15 @@ class Activations(Channel):
     def _sums(self, gradients: Sequence[Gradients], window: Window, start: int) -> np.ndarray:
         """Return (R, D): clipped sums over the records of the clients that act at place ``start`` and take part; zero
         where no client acts."""
-        groups, records, parts = window.groups[start], self.records, []
+        groups = window.groups[start]
+        records = self.records
+        parts = []
         if len(gradients) != len(groups):
             raise PrivacyError(f"{len(groups)} clients act; gradients of {len(gradients)} were handed over.")
         for (client, runs), rows in zip(groups, gradients, strict=True):
-            drawn = self.members(client, runs) if records.sampled else None
+            drawn = None
+            if records.sampled:
+                drawn = self.members(client, runs)
             if isinstance(rows, Tensor):
                 parts.append(records.of_gradients(client, rows, drawn))
             else:
@@ -241,7 +258,9 @@ class Activations(Channel):
         if not window.drawn <= start < window.drawn + len(window.noise):
             self._draw_noise(window, start)
         at = start - window.drawn
-        width = float(window.widths[at]) if self._secure else None
+        width = None
+        if self._secure:
+            width = float(window.widths[at])
         means = noised(total, window.noise[at], width)
         means /= divisors
         if width is not None and window.clients[start, 0] >= 0:
@@ -270,10 +289,15 @@ class Activations(Channel):
 
     def _facts(self) -> dict[str, Any]:
         facts = self._record_facts(self.records)
-        text, plan = f"{self.schedule}; every activation is charged to the client that acts", self.records.plan
+        text = f"{self.schedule}; every activation is charged to the client that acts"
+        plan = self.records.plan
         if plan.at_cap == "silent":
-            low, high = int(self.caps.min()), int(self.caps.max())
-            most = f"{high}" if low == high else f"{low} to {high}"
+            low = int(self.caps.min())
+            high = int(self.caps.max())
+            if low == high:
+                most = f"{high}"
+            else:
+                most = f"{low} to {high}"
             text += f", and at most {most} of one client release something: later ones read no record and cost nothing"
         if self.prices is not None:
             if any(price.weights is not None for price in self.prices.kinds):
@@ -292,10 +316,12 @@ class Activations(Channel):
 
 def _grouped(clients: np.ndarray) -> list[list[tuple[int, np.ndarray]]]:
     """Return the groups of a :class:`Window` of ``clients`` (S, R)."""
-    order, ordered = clients.argsort(1, kind="stable"), np.sort(clients, 1)
+    order = clients.argsort(1, kind="stable")
+    ordered = np.sort(clients, 1)
     begins = np.ones(clients.shape, dtype=bool)
     np.not_equal(ordered[:, 1:], ordered[:, :-1], out=begins[:, 1:])
-    starts, runs = np.flatnonzero(begins), order.ravel()
+    starts = np.flatnonzero(begins)
+    runs = order.ravel()
     groups: list[list[tuple[int, np.ndarray]]] = [[] for _ in clients]
     for client, (start, end) in zip(
         ordered.ravel()[starts].tolist(), pairwise([*starts.tolist(), runs.size]), strict=True

@@ -69,7 +69,9 @@ class Chain:
 
     @property
     def head(self) -> Head:
-        return Head(len(self.digests), self.digests[-1]) if self.digests else START
+        if self.digests:
+            return Head(len(self.digests), self.digests[-1])
+        return START
 
     def has(self, head: Head) -> bool:
         """Whether the chain once ended in ``head``."""
@@ -109,7 +111,9 @@ def parse(raw: bytes, path: Path, version: int | None = None) -> Chain:
         end = raw.find(b"\n", good)
         written = raw[good : end + 1]
         try:
-            line = parse_json(written.decode()) if end >= 0 else None
+            line = None
+            if end >= 0:
+                line = parse_json(written.decode())
         except ValueError:
             line = None
         if not isinstance(line, dict):

@@ -82,16 +82,23 @@ class Channel(ABC):
         replay: Recording | None = None,
         ranks: Ranks = SINGLE,
     ) -> None:
-        self.settings, self.account, self.prices, self.sources = settings, account, account.prices, list(sources)
+        self.settings = settings
+        self.account = account
+        self.prices = account.prices
+        self.sources = list(sources)
         self.privacy: Privacy | None = settings[0] if settings else None
         self.mechanism: str | None = None if self.privacy is None else self.privacy.mechanism
         self.replicates = len(sources)
-        self.ledger_name, self.notes, self.ranks = ledger_name, notes, ranks
+        self.ledger_name = ledger_name
+        self.notes = notes
+        self.ranks = ranks
         self.record: list[tuple[int, str, Tensor]] | None = None
         self.tap: Tap | None = None
         self.on_grid: dict[str, GridValue] = {}
         self.records: Records | None = None
-        self._replay = None if replay is None else {(step, name): value for step, name, value in replay}
+        self._replay = None
+        if replay is not None:
+            self._replay = {(step, name): value for step, name, value in replay}
 
     # What it is
 
@@ -103,7 +110,9 @@ class Channel(ABC):
     @property
     def bound(self) -> float:
         """Return C on the norm of a row, or of one record's gradient, in the first step; infinite without privacy."""
-        return math.inf if self.privacy is None else self.privacy.initial_norm
+        if self.privacy is None:
+            return math.inf
+        return self.privacy.initial_norm
 
     @property
     def noised(self) -> bool:
@@ -116,12 +125,16 @@ class Channel(ABC):
         everybody has the same account, or (R, m) where replicates have settings of their own; None without noise."""
         if self.prices is None:
             return None
-        return self.prices.by_account if len(self.settings) > 1 else self.prices.by_account[0]
+        if len(self.settings) > 1:
+            return self.prices.by_account
+        return self.prices.by_account[0]
 
     @property
     def noise_multiplier(self) -> float | None:
         """Return the largest z; None without noise."""
-        return None if self.prices is None else max(self.prices.multipliers)
+        if self.prices is None:
+            return None
+        return max(self.prices.multipliers)
 
     @property
     def caps(self) -> np.ndarray:
@@ -183,7 +196,9 @@ class Channel(ABC):
 
     def epsilon_at(self, uses: int) -> float:
         """Return the epsilon of ``uses`` rounds (of participations of every client, where these are charged)."""
-        return self.account.epsilon_at(uses) if self.releases_anything else 0.0
+        if self.releases_anything:
+            return self.account.epsilon_at(uses)
+        return 0.0
 
     @abstractmethod
     def snr(self) -> SignalToNoise | None:
@@ -201,12 +216,16 @@ class Channel(ABC):
 
     def _common_facts(self) -> dict[str, Any]:
         """Return the fields of the report that both kinds of channel have; of replicates, the worst of them."""
-        account, secure = self.account, self.source.name == "secure"
+        account = self.account
+        secure = self.source.name == "secure"
         law = LAWS[self.mechanism or "gaussian"]
         outside: tuple[str, ...] = ()
         if self.privacy is not None:
-            arithmetic = (EXACT_OUTSIDE if law.joint else ROUNDED_OUTSIDE) + SECURE_OUTSIDE if secure else ()
-            outside = OUTSIDE + arithmetic + self.notes
+            outside += OUTSIDE
+            if secure:
+                outside += EXACT_OUTSIDE if law.joint else ROUNDED_OUTSIDE
+                outside += SECURE_OUTSIDE
+            outside += self.notes
         return {
             "observer": "none" if self.privacy is None else self.privacy.observer,
             "epsilon": float(account.epsilons(spent=True).max()) if self.releases_anything else 0.0,
@@ -240,7 +259,9 @@ class Channel(ABC):
 
     def _record_facts(self, records: Records) -> dict[str, Any]:
         """Return fields of the report where the unit is a record, beside :meth:`_common_facts`."""
-        facts, account, plan = self._common_facts(), self.account, records.plan
+        facts = self._common_facts()
+        account = self.account
+        plan = records.plan
         each_one = [each for each in self.settings if isinstance(each, RecordPrivacy)]
         of_clients = {budget for each in each_one for budget in each.budgets(plan.ids) if budget is not None}
         facts |= {
@@ -272,7 +293,9 @@ class Channel(ABC):
 
     def sync(self) -> Head | None:
         """Return the end of the ledger's chain of hashes once all of it is on the disk; None where no file is kept."""
-        return None if self.account.ledger is None else self.account.ledger.sync()
+        if self.account.ledger is None:
+            return None
+        return self.account.ledger.sync()
 
     def charge_remaining(self, done: int) -> None:
         """Stop after ``done`` steps because of what was released: everything planned is charged, see the account."""

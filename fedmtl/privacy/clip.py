@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 MARGIN = 2.0**-20
 """Relative slack below the clip norm: it absorbs rounding in float64 and, in secure mode, to a grid."""
 
-LEAST, MOST = 1e-100, 1e100
+LEAST = 1e-100
+MOST = 1e100
 """Between them lies every bound: squares of smaller numbers underflow, and sums of larger ones overflow."""
 
 _BLOCK_ELEMENTS = 1 << 17  # in float64 a block stays in the cache, and needs no fresh pages
@@ -120,7 +121,9 @@ def clip_rows(rows: Tensor, clip: Clip | None) -> Tensor:
 def row_norms(rows: Tensor, clip: Clip | None) -> Tensor:
     """Return the norm of each row before clipping, in the norm of ``clip`` (L2 without one): (k,) float64."""
     parts = [_with_norms(chunk, clip)[1] for chunk in rows.detach().split(_block_rows(rows))]
-    return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
+    if parts:
+        return torch.cat(parts)
+    return torch.zeros(0, dtype=torch.float64)
 
 
 def not_finite(rows: Tensor) -> int:
@@ -165,7 +168,10 @@ def clipped_sum(rows: Tensor, clip: Clip | None, width: float | None = None) -> 
     limit, order = bounds_of(clip)
     if rows.device.type != "cpu":  # of a round on another device, the one thing that is waited for
         return whole_cells(rows, limit, order, width).cpu().mul_(width)
-    program = whole_cells_by_row if are_long(rows.shape[1]) else whole_cells
+    if are_long(rows.shape[1]):
+        program = whole_cells_by_row
+    else:
+        program = whole_cells
     return program(rows, limit, order, width).mul_(width)
 
 
@@ -219,7 +225,11 @@ def add_clipped(cells: Tensor, row: Tensor, limit: float, order: float, width: f
         norm = float(torch.stack(parts).sum())
     else:
         norm = float(torch.linalg.vector_norm(wide, order))
-    factor = 1.0 if norm <= limit * (1 + 2.0**-30) else limit / norm  # rows clipped before are longer by rounding
+    # rows clipped before are longer by rounding
+    if norm <= limit * (1 + 2.0**-30):
+        factor = 1.0
+    else:
+        factor = limit / norm
     if math.isfinite(norm) and factor >= 2.0**-1022:
         scaled = wide.mul_(factor / width).numpy()
         np.trunc(scaled, out=scaled)  # a third of the time of torch.trunc
@@ -242,7 +252,9 @@ class RowTotal:
     def __init__(
         self, dimension: int, clip: Clip, width: float, tap: Callable[[Tensor, Tensor], None] | None = None
     ) -> None:
-        self._width, self._bounds, self._tap = width, bounds_of(clip), tap
+        self._width = width
+        self._bounds = bounds_of(clip)
+        self._tap = tap
         self._clients: list[Tensor] = []
         self._cells = torch.zeros(dimension, dtype=torch.float64)
 
@@ -267,7 +279,9 @@ class RowTotal:
 def largest_norm(rows: Tensor) -> float:
     """Return the largest finite L2 norm of rows (k, D), 0 without any."""
     norms = row_norms(rows, None)
-    return float(torch.where(torch.isfinite(norms), norms, 0.0).max()) if len(norms) else 0.0
+    if len(norms):
+        return float(torch.where(torch.isfinite(norms), norms, 0.0).max())
+    return 0.0
 
 
 def contributions(rows: Tensor, clip: Clip | None, form: Form, width: float | None = None) -> Tensor:
@@ -331,19 +345,31 @@ def clipped_segment_sums(
             f"clipped_segment_sums takes rows (N, D) and client (N,) int64, not {tuple(rows.shape)} and "
             f"{tuple(client.shape)} {client.dtype}."
         )
-    totals = torch.zeros(count, rows.shape[1], dtype=torch.float64, device=rows.device) if onto is None else onto
-    grid = None if width is None else width.to(rows.device)[:, None]
-    totals = totals if grid is None else totals.div_(grid)  # exact: the width is a power of two
+    if onto is None:
+        totals = torch.zeros(count, rows.shape[1], dtype=torch.float64, device=rows.device)
+    else:
+        totals = onto
+    grid = None
+    if width is not None:
+        grid = width.to(rows.device)[:, None]
+    # exact: the width is a power of two
+    if grid is not None:
+        totals = totals.div_(grid)
     block = _block_rows(rows)
     for chunk, chunk_clients in zip(rows.detach().split(block), client.split(block), strict=True):
         wide, norms = _with_norms(chunk, clip)
         factors = clip_factors(norms, clip)[:, None]
-        clipped = wide * factors if grid is None else (wide * (factors / grid[chunk_clients])).trunc_()
+        if grid is None:
+            clipped = wide * factors
+        else:
+            clipped = (wide * (factors / grid[chunk_clients])).trunc_()
         if totals.device.type == "cpu":
             totals.index_add_(0, chunk_clients, clipped)
         else:
             totals += _sums_in_order(clipped, chunk_clients, count)
-    return totals if grid is None else totals.mul_(grid)
+    if grid is None:
+        return totals
+    return totals.mul_(grid)
 
 
 def _sums_in_order(rows: Tensor, client: Tensor, count: int) -> Tensor:
@@ -354,7 +380,10 @@ def _sums_in_order(rows: Tensor, client: Tensor, count: int) -> Tensor:
 
 
 def _block_rows(rows: Tensor) -> int:
-    elements = _BLOCK_ELEMENTS if rows.device.type == "cpu" else _DEVICE_BLOCK_ELEMENTS
+    if rows.device.type == "cpu":
+        elements = _BLOCK_ELEMENTS
+    else:
+        elements = _DEVICE_BLOCK_ELEMENTS
     return max(1, elements // max(1, rows.shape[1]))
 
 

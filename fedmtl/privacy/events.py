@@ -24,7 +24,9 @@ def _events() -> Any:
     """Return the module of events, without running the package around it."""
     if _NAME not in sys.modules:
         package = find_spec("dp_accounting")
-        spec = None if package is None else PathFinder.find_spec(_NAME, package.submodule_search_locations)
+        spec = None
+        if package is not None:
+            spec = PathFinder.find_spec(_NAME, package.submodule_search_locations)
         if spec is None or spec.loader is None:
             raise ModuleNotFoundError(f"No module named {_NAME!r}", name=_NAME)
         sys.modules[_NAME] = module = module_from_spec(spec)

@@ -95,7 +95,8 @@ class GradientPlan:
 
     def __post_init__(self) -> None:
         n = len(self.ids)
-        set_, x = object.__setattr__, self.x
+        set_ = object.__setattr__
+        x = self.x
         positive_int(self, **given(dimension=self.dimension, trainings=self.trainings, batch_size=self.batch_size))
         if x is not None and (len(x) != n or any(rows.ndim != 2 or rows.shape[1] != self.dimension for rows in x)):
             raise ConfigError(f"x must have rows (n_i, {self.dimension}) of each of {n:,} clients.")
@@ -111,7 +112,10 @@ class GradientPlan:
     def with_canaries(self, canaries: int) -> GradientPlan:
         """Return this plan with about ``canaries`` records more, equally many of every client that has the most common
         number of records, or of uses where each has a cap of its own, so that these clients have one price."""
-        sizes = self.counts if self.caps is None else self.caps * (self.counts > 0)
+        if self.caps is None:
+            sizes = self.counts
+        else:
+            sizes = self.caps * (self.counts > 0)
         numbers, clients = np.unique(sizes, return_counts=True)
         group = sizes == numbers[clients == clients.max()].max()
         return replace(self, counts=self.counts + group * max(1, round(canaries / group.sum())))
@@ -127,9 +131,11 @@ class GradientPlan:
         """
         if clients is None and self.caps is None:
             raise PrivacyError("Clients that act one at a time need GradientPlan(caps=...), the most uses of each.")
-        what, unused = "clients that act one at a time", ["batch_size", "steps"]
+        what = "clients that act one at a time"
+        unused = ["batch_size", "steps"]
         if clients is not None:
-            what, unused = "rounds", ["caps", "allocation", "published"]
+            what = "rounds"
+            unused = ["caps", "allocation", "published"]
             if clients != len(self.ids):
                 raise PrivacyError(f"The GradientPlan has {len(self.ids):,} clients, and the sampler {clients:,}.")
         for name in unused:
@@ -148,7 +154,9 @@ class GradientPlan:
     @property
     def relation(self) -> RecordRelation:
         """Return how neighbours differ: in rounds by a record that is left out, elsewhere by one that is replaced."""
-        return "zero_out" if self.caps is None else "replace"
+        if self.caps is None:
+            return "zero_out"
+        return "replace"
 
     @cached_property
     def rates(self) -> np.ndarray:
@@ -156,7 +164,8 @@ class GradientPlan:
         if self.batch_size is not None:
             rates: np.ndarray = np.minimum(1.0, self.batch_size / np.maximum(self.counts, 1))
             return rates
-        values, n = np.asarray(self.rate), len(self.ids)
+        values = np.asarray(self.rate)
+        n = len(self.ids)
         fits = values.shape in ((), (n,)) and values.dtype.kind in "fiu"
         if not fits or not bool(((values > 0) & (values <= 1)).all()):
             raise ConfigError(f"rate is {self.rate!r}; it must be in (0, 1], one for all or for each of {n:,} clients.")
@@ -166,12 +175,16 @@ class GradientPlan:
     def local_steps(self) -> np.ndarray:
         """Return (n,) int64 noised sums of one use."""
         n = len(self.ids)
-        return np.ones(n, dtype=np.int64) if self.steps is None else whole_numbers("steps", self.steps, n)
+        if self.steps is None:
+            return np.ones(n, dtype=np.int64)
+        return whole_numbers("steps", self.steps, n)
 
     @cached_property
     def addresses(self) -> Tensor:
         """Return int64 (n,) keys of the clients."""
-        return torch.arange(len(self.ids)) if self.keys is None else self.keys
+        if self.keys is None:
+            return torch.arange(len(self.ids))
+        return self.keys
 
     @property
     def expected(self) -> np.ndarray:
@@ -187,14 +200,18 @@ class GradientPlan:
 
     def describe(self) -> str:
         """Return which records take part in a release, for the report."""
-        low, high = float(self.rates.min(initial=1.0)), float(self.rates.max(initial=0.0))
+        low = float(self.rates.min(initial=1.0))
+        high = float(self.rates.max(initial=0.0))
         if self.batch_size is not None:
             return f"Poisson over records, expected batch {self.batch_size} (q = {low:.4g} to {high:.4g} by client)"
         if self.relation == "zero_out":
             return "all records of a client in every local step"
         if low == 1.0:
             return "all records of a client in every activation"
-        q = f"q = {low:.4g}" if low == high else f"q = {low:.4g} to {high:.4g} by client"
+        if low == high:
+            q = f"q = {low:.4g}"
+        else:
+            q = f"q = {low:.4g} to {high:.4g} by client"
         return f"Poisson over the records of a client, {q}: drawn anew for every activation and secret"
 
 
@@ -267,7 +284,9 @@ def record_prices(
         ]
         for settings in privacy
     ]
-    refuted = None if plan.published is None else plan.published.why_invalid
+    refuted = None
+    if plan.published is not None:
+        refuted = plan.published.why_invalid
     return calibrated(asked, header or {}, ids=plan.ids, refuted=refuted)
 
 
@@ -277,7 +296,8 @@ def _weights(allocation: Sequence[np.ndarray] | None, caps: np.ndarray) -> list[
         return [None] * caps.size
     if len(allocation) != caps.size:
         raise ConfigError(f"The allocation has weights for {len(allocation):,} clients, there are {caps.size:,}.")
-    by_client, scaled = list[tuple[float, ...] | None](), lru_cache(normalized)
+    by_client = list[tuple[float, ...] | None]()
+    scaled = lru_cache(normalized)
     for client, (values, cap) in enumerate(zip(allocation, caps.tolist(), strict=True)):
         array = np.asarray(values, dtype=np.float64)
         if array.shape != (cap,):

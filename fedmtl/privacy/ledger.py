@@ -87,13 +87,18 @@ class Ledger:
         resume: bool = False,
         single: bool | None = None,
     ) -> None:
-        self.header, self.replays_free = header, replays_free
+        self.header = header
+        self.replays_free = replays_free
         self.session = self.charged = self.reached = 0
         self.remaining: int | None = None
         self.run: str | None = None
         self.head: Head | None = None
-        self._path, self._clients = path, clients or 0
-        self._single = not replays_free if single is None else single
+        self._path = path
+        self._clients = clients or 0
+        if single is None:
+            self._single = not replays_free
+        else:
+            self._single = single
         self._cohorts: list[tuple[int, np.ndarray, np.ndarray]] = []  # first step, sizes of cohorts, their clients
         self._next: int | None = None  # the step after those of this session
         self._opened = False  # whether the line of this session is written
@@ -106,7 +111,10 @@ class Ledger:
             "replays_free": replays_free,
             **header,
         }
-        before = Chain([], [], 0) if path is None else self._open_files(path, resume)
+        if path is None:
+            before = Chain([], [], 0)
+        else:
+            before = self._open_files(path, resume)
         lines = before.lines
         try:
             if lines:
@@ -116,7 +124,10 @@ class Ledger:
             for number, line in enumerate(lines[1:], start=2):
                 self._apply(line, number)
             if self.head is not None:
-                self.run = before.digests[0] if lines else self.head.digest
+                if lines:
+                    self.run = before.digests[0]
+                else:
+                    self.run = self.head.digest
             self.session += 1
             self._next = None
             if not lines:
@@ -132,7 +143,9 @@ class Ledger:
         participations."""
         chosen = [np.zeros(0, dtype=np.int64)]
         for first, sizes, clients in self._cohorts:
-            some = None if before is None else int(sizes[: max(0, before - first)].sum())
+            some = None
+            if before is not None:
+                some = int(sizes[: max(0, before - first)].sum())
             chosen.append(clients[:some])
         return np.bincount(np.concatenate(chosen), minlength=self._clients).astype(np.int64)
 
@@ -154,7 +167,10 @@ class Ledger:
             raise PrivacyError("The ledger is closed.")
         if not self._follows(first):
             raise PrivacyError(f"Step {first} does not follow the steps that are charged; they are charged in order.")
-        new = min(max(first, self.reached), end) if self.replays_free else first
+        if self.replays_free:
+            new = min(max(first, self.reached), end)
+        else:
+            new = first
         if new < end:
             line: dict[str, Any] = {"kind": "charge", "first": new, "end": end}
             if cohorts is not None:
@@ -249,7 +265,9 @@ class Ledger:
 
     def _check_head(self, path: Path, before: Chain) -> None:
         place = head_file(path)
-        existing = Head.parse(place.read_text(errors="replace")) if place.exists() else None
+        existing = None
+        if place.exists():
+            existing = Head.parse(place.read_text(errors="replace"))
         if existing is None and self._single:
             raise ResumeError(
                 f"{place} is missing or unreadable; it says how long {path} was, so whether charges were taken back "
@@ -275,7 +293,9 @@ class Ledger:
     # state from lines
 
     def _charge(self, line: Mapping[str, Any]) -> None:
-        first, end, cohorts = int(line["first"]), int(line["end"]), line.get("cohorts")
+        first = int(line["first"])
+        end = int(line["end"])
+        cohorts = line.get("cohorts")
         if cohorts is not None:
             sizes = np.array([len(cohort) for cohort in cohorts], dtype=np.int64)
             clients = np.fromiter(chain.from_iterable(cohorts), dtype=np.int64, count=int(sizes.sum()))
@@ -283,7 +303,8 @@ class Ledger:
                 raise ValueError(f"cohorts of steps {first} to {end - 1} are not those of {self._clients} clients")
             self._cohorts.append((first, sizes, clients))
         self.charged += end - first
-        self.reached, self._next = max(self.reached, end), end
+        self.reached = max(self.reached, end)
+        self._next = end
 
     def _follows(self, first: int) -> bool:
         """Return whether step ``first`` follows those of this session; of none, those that were ever charged. In memory
@@ -293,7 +314,8 @@ class Ledger:
     def _apply(self, line: Mapping[str, Any], number: int) -> None:
         try:
             if line["kind"] == "open":
-                self.session, self._next = int(line["session"]), None
+                self.session = int(line["session"])
+                self._next = None
             elif line["kind"] == "charge":
                 if not (self._follows(line["first"]) and 0 <= line["first"] < line["end"]):
                     raise ValueError(f"steps {line['first']} to {line['end'] - 1} do not follow those before")
@@ -328,7 +350,9 @@ def read_header(path: Path) -> dict[str, Any] | None:
         return None
     with open(path, "rb") as file:
         lines = parse(file.readline(), path).lines
-    return lines[0] if lines else None
+    if lines:
+        return lines[0]
+    return None
 
 
 def _lock(file: IO[bytes], path: Path, *, needed: bool) -> None:

@@ -120,7 +120,9 @@ def open_channel(
     several = [plan for plan in plans if isinstance(plan, GradientPlan)]
     if len(several) > 1:
         raise PrivacyError(f"There are {len(several)} GradientPlans; a run has one, of all its clients.")
-    gradients = several[0] if several else None
+    gradients = None
+    if several:
+        gradients = several[0]
     settings = _settings(privacy, replicates)
     sources = _sources(settings, seed, replicates, source, ledger_path)
     sampler = schedule if isinstance(schedule, BoundSampler) else None
@@ -138,9 +140,17 @@ def open_channel(
             terms = _terms_of_rows(settings, rows, sampler, steps, sources, prior)
         else:
             terms = _terms_of_records(settings, rows, gradients, sampler, steps, sources, prior)
-        clients = len(terms.options["gradients"].ids) if sampler is None else sampler.n
-        outside = notes if terms.options.get("gradients") is None else (*notes, *terms.options["gradients"].notes)
-        header, ledger, budget = terms.header, None, None
+        if sampler is None:
+            clients = len(terms.options["gradients"].ids)
+        else:
+            clients = sampler.n
+        if terms.options.get("gradients") is None:
+            outside = notes
+        else:
+            outside = (*notes, *terms.options["gradients"].notes)
+        header = terms.header
+        ledger = None
+        budget = None
         if header is not None:
             header["outside"] = list(outside)
             header.setdefault("sampler", str(schedule))  # of clients that act one at a time
@@ -164,7 +174,9 @@ def open_channel(
             ledger=ledger,
             replicates=replicates,
         )
-        file = "in memory only: a crash forgets what was spent" if path is None else path.name
+        file = "in memory only: a crash forgets what was spent"
+        if path is not None:
+            file = path.name
         options = terms.options | {"notes": outside, "replay": replay, "ranks": ranks}
         options["ledger_name"] = "none" if ledger is None else file
         if sampler is None:
@@ -178,10 +190,15 @@ def open_channel(
     def open_first() -> dict[str, Any]:
         first.append(opened(_header(ledger_path, resume), ledger_path))
         ledger = first[0].account.ledger
-        return {} if ledger is None else json.loads(json.dumps(ledger.header))  # as a resume reads it
+        # as a resume reads it
+        if ledger is None:
+            return {}
+        return json.loads(json.dumps(ledger.header))
 
     header = ranks.share(open_first)
-    return first[0] if ranks.first else opened(header, None)
+    if ranks.first:
+        return first[0]
+    return opened(header, None)
 
 
 def _header(path: Path | None, resume: bool) -> Mapping[str, Any]:
@@ -206,7 +223,9 @@ def _sources(
 
 
 def _caps(sampler: BoundSampler) -> np.ndarray | None:
-    return None if sampler.cap is None else np.full(sampler.n, sampler.cap, dtype=np.int64)
+    if sampler.cap is None:
+        return None
+    return np.full(sampler.n, sampler.cap, dtype=np.int64)
 
 
 # Rows of cohorts
@@ -221,12 +240,15 @@ def _terms_of_rows(
     prior: Mapping[str, Any],
 ) -> _Terms:
     """Return the terms of R replicates whose protected unit is a client; without ``settings``, of no privacy."""
-    clients, replicates = tuple(each for each in settings if isinstance(each, ClientPrivacy)), len(sources)
+    clients = tuple(each for each in settings if isinstance(each, ClientPrivacy))
+    replicates = len(sources)
     privacy = max(clients, key=lambda c: (not c.noiseless, c.epsilon or 0.0), default=None)  # loudest in reports
     if privacy is None or privacy.noiseless or not plans:
         refuse_rows(plans)
         releases = bind_releases(plans, sampler, privacy)
-        chosen = () if privacy is None else (privacy,)
+        chosen: tuple[Privacy, ...] = ()
+        if privacy is not None:
+            chosen = (privacy,)
         options = {"sampler": sampler, "releases": releases}
         return _Terms(settings=chosen, caps=_caps(sampler), options=options)
 
@@ -234,7 +256,9 @@ def _terms_of_rows(
     bands = _bands(privacy, plans, sampler, steps)
     named_rows = any(plan.rows is not None for plan in plans)
     # no use beyond those that the noise on rows, or the noise of each replicate, is calibrated to
-    most = steps if not sampler.per_participation and (named_rows or replicates > 1) else None
+    most = None
+    if not sampler.per_participation and (named_rows or replicates > 1):
+        most = steps
     price = step_price(plans, sampler, privacy, delta=delta, most=most, bands=bands)
     if sampler.per_participation and price.weights is not None:
         raise PrivacyError(
@@ -242,7 +266,8 @@ def _terms_of_rows(
             f"{sampler.describe()} charges a client for the steps it took part in. Use FullParticipation()."
         )
     sampler = sampler.capped(steps)
-    uses, accounts = steps if sampler.cap is None else sampler.cap, sampler.n if sampler.per_participation else 1
+    uses = steps if sampler.cap is None else sampler.cap
+    accounts = sampler.n if sampler.per_participation else 1
     asked = [[(price, each.epsilon, each.noise_multiplier, uses)] * accounts for each in clients]
     prices, most_uses = calibrated(asked, prior, refuted=LAWS[privacy.mechanism].refuted)
     if sampler.per_participation:
@@ -290,7 +315,9 @@ def _bands(privacy: ClientPrivacy, plans: tuple[ReleasePlan, ...], sampler: Boun
         raise PrivacyError("ClientPrivacy.bands is for noise that the server adds; clients add independent noise.")
     least = sampler.separation
     if least == 1 or (privacy.bands != "auto" and privacy.bands > least):
-        asked = "is" if privacy.bands == "auto" else f"is {privacy.bands}, at most"
+        asked = "is"
+        if privacy.bands != "auto":
+            asked = f"is {privacy.bands}, at most"
         raise PrivacyError(
             f"ClientPrivacy.bands {asked} the number of rounds between two turns of a client, which "
             f"{sampler.describe()} makes {least}. {'Take smaller cohorts' if least == 1 else 'Take fewer bands'}."
@@ -344,16 +371,20 @@ def _terms_of_records(
     if sampler is None:
         assert plan.caps is not None
         caps: np.ndarray | None = plan.caps
-        facts |= {"records": plan.describe(), "at_cap": plan.at_cap}
+        facts["records"] = plan.describe()
+        facts["at_cap"] = plan.at_cap
     else:
         _check_post_processing(rows)
         sampler = sampler.capped(steps)
-        options |= {"sampler": sampler, "releases": bind_releases(rows, sampler, None)}
+        options["sampler"] = sampler
+        options["releases"] = bind_releases(rows, sampler, None)
         facts |= _facts(sampler, **OF_RECORDS) | {"records": plan.describe()}
         caps = np.full(sampler.n, most_participations(sampler, steps), dtype=np.int64)
     terms = _Terms(settings=records, caps=caps, facts=facts, options=options)
     if all(each.noiseless for each in records):
-        return terms if sampler is None else replace(terms, caps=_caps(sampler))
+        if sampler is None:
+            return terms
+        return replace(terms, caps=_caps(sampler))
     privacy = records[0]
     delta = privacy.resolved_delta(int(plan.counts.sum()))
     assert caps is not None
@@ -392,7 +423,9 @@ def most_participations(sampler: BoundSampler, steps: int) -> int:
 def _settings(privacy: Privacy | Sequence[Privacy] | None, replicates: int) -> tuple[Privacy, ...]:
     """Return settings of all replicates, or of each, which differ only in their budgets; none without privacy."""
     if privacy is None or isinstance(privacy, (ClientPrivacy, RecordPrivacy)):
-        return () if privacy is None else (privacy,)
+        if privacy is None:
+            return ()
+        return (privacy,)
     values = tuple(privacy)
     if len(values) != replicates:
         raise ConfigError(f"{len(values)} privacy settings were given for {replicates} replicates; give one each.")

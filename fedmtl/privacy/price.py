@@ -74,14 +74,21 @@ class Price:
         all its releases. A multiplier of 0 is no noise."""
         if multiplier == 0:
             return dp_event.NonPrivateDpEvent()
-        z, law = multiplier / (1.0 if self.weights is None else self.weights[use]), LAWS[self.mechanism]
+        z = multiplier / (1.0 if self.weights is None else self.weights[use])
+        law = LAWS[self.mechanism]
         if law.joint:
             event: Any = dp_event.GaussianDpEvent(sum(z**-2.0 for _ in self.sizes) ** -0.5)
         else:
             events = [law(z).event(size) for size in self.sizes]
-            event = events[0] if len(events) == 1 else dp_event.ComposedDpEvent(events)
+            if len(events) == 1:
+                event = events[0]
+            else:
+                event = dp_event.ComposedDpEvent(events)
         if self.sampled < 1:
-            sampled = ReplacedPoissonDpEvent if self.replaced else dp_event.PoissonSampledDpEvent
+            if self.replaced:
+                sampled = ReplacedPoissonDpEvent
+            else:
+                sampled = dp_event.PoissonSampledDpEvent
             event = sampled(self.sampled, event)
         return event
 
@@ -89,7 +96,9 @@ class Price:
         """Return what ``epsilon`` after ``uses`` uses leaves out, since Gaussian noise is drawn in whole numbers in
         secure mode; see :mod:`.noise.discrete`. 0 of other noise."""
         numbers = 3 * sum(self.sizes) * uses * self.sums * self.bands  # at least, with a count and a score beside it
-        return slack(numbers, epsilon) if LAWS[self.mechanism].joint else 0.0
+        if LAWS[self.mechanism].joint:
+            return slack(numbers, epsilon)
+        return 0.0
 
     def after(self, uses: int, multiplier: float) -> Any:
         """Return the event of the first ``uses`` uses.
@@ -115,15 +124,22 @@ class Price:
             return 0.0
         event, count = self._composed(uses, multiplier)
         value = epsilon(event, count, self.delta / (1 + self.slack(uses, 0.0)), coarsen=coarsen)
-        return value if math.isinf(value) else value + self.slack(uses, value)
+        if math.isinf(value):
+            return value
+        return value + self.slack(uses, value)
 
     def affordable(self, budget: float, multiplier: float, most: int | None = None) -> int:
         """Return the largest number of uses, up to ``most``, whose epsilon is at most ``budget``."""
         limits = [limit for limit in (most, self.most) if limit is not None]
-        top = min(limits) if limits else 1 << 40
-        low, high = 0, 1
+        if limits:
+            top = min(limits)
+        else:
+            top = 1 << 40
+        low = 0
+        high = 1
         while high <= top and self.epsilon(high, multiplier) <= budget:
-            low, high = high, 2 * high
+            low = high
+            high = 2 * high
         high = min(high, top + 1)
         while high - low > 1:
             middle = (low + high) // 2
@@ -160,7 +176,10 @@ class Price:
         if multiplier is None:
             assert budget is not None
             return replace(self, sums=max(1, self.sums)).multiplier(budget, max(1, uses)), uses
-        fitting = uses if budget is None else self.affordable(budget, multiplier, uses)
+        if budget is None:
+            fitting = uses
+        else:
+            fitting = self.affordable(budget, multiplier, uses)
         if budget is not None and fitting < min(uses, 1) and not self.replaced:
             raise ConfigError(
                 f"noise_multiplier {multiplier:g} spends more than epsilon = {rounded_up(budget, 6)}{of} in one round "
@@ -260,7 +279,10 @@ class Prices:
             {"price": price.to_dict(), "multiplier": z, "cap": cap}
             for price, z, cap in zip(self.kinds, self.multipliers, most, strict=True)
         ]
-        several = {"kind_of": self.kind[0].tolist()} if len(kinds) > 1 else {}
+        if len(kinds) > 1:
+            several = {"kind_of": self.kind[0].tolist()}
+        else:
+            several = {}
         return {"accounts": self.kind.shape[1], "kinds": kinds, **several}
 
     @cached_property
@@ -271,7 +293,9 @@ class Prices:
     def of_uses(self, accounts: np.ndarray, uses: np.ndarray) -> np.ndarray:
         """Return the noise multipliers of the uses ``uses`` (from 0) of ``accounts``, both (R, S): (R, S) float64; 0 of
         account -1."""
-        rows = np.arange(len(accounts))[:, None] if len(self.kind) > 1 else 0
+        rows: int | np.ndarray = 0
+        if len(self.kind) > 1:
+            rows = np.arange(len(accounts))[:, None]
         multipliers = np.where(accounts >= 0, self.by_account[rows, accounts], 0.0)
         if all(price.weights is None for price in self.kinds):
             return multipliers
@@ -283,7 +307,8 @@ class Prices:
     @cached_property
     def _weights(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the weights of all kinds one after another, and where each kind's begin: -1 where it has none."""
-        start, weights = np.full(len(self.kinds), -1), [1.0]
+        start = np.full(len(self.kinds), -1)
+        weights = [1.0]
         for k, price in enumerate(self.kinds):
             if price.weights:
                 start[k] = len(weights)

@@ -55,7 +55,9 @@ class QuantileClip(Checked):
         Args:
             denominator: m, the expected cohort.
         """
-        return denominator / 20.0 if self.count_noise is None else self.count_noise
+        if self.count_noise is None:
+            return denominator / 20.0
+        return self.count_noise
 
     def count_multiplier(self, denominator: float, relation: Relation = "add_remove") -> float:
         """Return the multiplier of the count's release, sigma_b over :func:`count_sensitivity`.

@@ -81,7 +81,10 @@ class Records:
         bound: float,
         mechanism: str | None,
     ) -> None:
-        self.plan, self.prices, self.bound, self.counts = plan, prices, bound, plan.counts
+        self.plan = plan
+        self.prices = prices
+        self.bound = bound
+        self.counts = plan.counts
         self.law = LAWS[mechanism or "gaussian"](1.0)
         claim = plan.published
         self.norm: Norm = self.law.norm if claim is None or claim.norm is None else claim.norm
@@ -113,7 +116,10 @@ class Records:
         first = total[:, 0]
         if math.isfinite(first.dot(first)):  # rows are finite, so a factor that is not shows in every coordinate
             return total
-        wrong = np.isnan(factors) if self.clip is not None else ~np.isfinite(factors)
+        if self.clip is not None:
+            wrong = np.isnan(factors)
+        else:
+            wrong = ~np.isfinite(factors)
         return self._bounded_sum(np.where(wrong, 0.0, factors), x, low, high, drawn)
 
     def _rows(self, client: int) -> tuple[Array, Array, Array]:
@@ -140,7 +146,8 @@ class Records:
         if self.clip is None or len(x) <= _IN_FLOAT64:
             total = factors.dot(x)  # of small matrices it costs less than matmul
             return total
-        width, total = sum_width(self.clip.bound, len(x)), np.zeros((len(factors), x.shape[1]))
+        width = sum_width(self.clip.bound, len(x))
+        total = np.zeros((len(factors), x.shape[1]))
         for first in range(0, len(x), _IN_FLOAT64):
             part = slice(first, first + _IN_FLOAT64)
             cells = x[part] / width
@@ -157,7 +164,8 @@ class Records:
         flat = gradients.reshape(-1, shape[2])
         if drawn is not None:
             part = torch.from_numpy(drawn).reshape(-1)
-            flat, place = flat[part.to(flat.device)], place[part]
+            flat = flat[part.to(flat.device)]
+            place = place[part]
         sums = self.of_chunks([(flat, place.to(flat.device))], torch.full(shape[:1], client))
         return sums.cpu().double().numpy()
 
@@ -169,7 +177,9 @@ class Records:
             ConfigError: there is not even an empty chunk.
         """
         total: Tensor | None = None
-        width = None if self.clip is None else self._widths[clients]
+        width = None
+        if self.clip is not None:
+            width = self._widths[clients]
         for rows, place in chunks:
             total = clipped_segment_sums(rows, place, len(clients), self.clip, total, width)
         if total is None:
@@ -209,7 +219,8 @@ class Records:
             (A, B); B is the largest subset, at least 1.
         """
         subsets = self._subsets(clients[:, None].numpy(), numbers[:, None].numpy(), self.coins)[:, 0]
-        drawn, widest = torch.from_numpy(subsets), int(subsets.sum(1).max(initial=1))
+        drawn = torch.from_numpy(subsets)
+        widest = int(subsets.sum(1).max(initial=1))
         order = torch.argsort((~drawn).to(torch.uint8), dim=1, stable=True)[:, :widest]
         mask = torch.gather(drawn, 1, order)
         return torch.where(mask, order, 0), mask
@@ -217,7 +228,9 @@ class Records:
     def _subsets(self, clients: Array, numbers: Array, sources: Sequence[NoiseSource]) -> Array:
         """Return which records take part in sums of ``clients``, int64 (S, R), by the coins of R sources: bool
         (S, R, n), n the most records of one of them."""
-        counts, rates, keys = self.plan.counts[clients], self.plan.rates[clients], self._keys[clients]
+        counts = self.plan.counts[clients]
+        rates = self.plan.rates[clients]
+        keys = self._keys[clients]
         inside: Array = np.arange(max(1, counts.max(initial=0))) < counts[..., None]
         if (rates == 1).all():
             return inside
@@ -232,13 +245,17 @@ class Records:
         noise and of client -1."""
         if self.prices is None:
             return np.zeros(clients.shape)
-        moved = 2 * self.bound if self.plan.relation == "replace" else self.bound
+        if self.plan.relation == "replace":
+            moved = 2 * self.bound
+        else:
+            moved = self.bound
         return moved * self.prices.of_uses(clients, numbers)
 
     def noise(self, clients: Tensor, numbers: Tensor, scales: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return the noise (S, R, D) on sums ``numbers`` of ``clients``, and the widths of its grids (S, R) in secure
         mode; all arguments are (S, R)."""
-        keys, size = self.plan.addresses[clients], self.plan.dimension
+        keys = self.plan.addresses[clients]
+        size = self.plan.dimension
         of = self.law, self.sources, "noise/gradient", numbers, keys, size
         return client_noise(*of, sensitivity=scales, bound=self.bound)
 
@@ -258,7 +275,10 @@ class LocalSteps:
     def __init__(self, channel: Rounds, round: int, clients: Tensor) -> None:
         if channel.records is None:
             raise PrivacyError("The channel was opened without a plan of local steps.")
-        self._channel, self._records, self._round, self.plan = channel, channel.records, round, channel.records.plan
+        self._channel = channel
+        self._records = channel.records
+        self._round = round
+        self.plan = channel.records.plan
         self._charged, self._made = torch.zeros(2, len(self.plan.ids), dtype=torch.int64)
         self._charged[clients] = torch.from_numpy(self.plan.local_steps)[clients]
 
@@ -314,18 +334,25 @@ class LocalSteps:
         Raises:
             PrivacyError: as for :meth:`numbers`, or another round has begun.
         """
-        channel, round = self._channel, self._round
+        channel = self._channel
+        round = self._round
         if channel.local is not self:
             raise PrivacyError(f"Round {round} is over; its local steps cannot be made any more.")
         steps = self.numbers(clients)
         names = [f"{GRADIENT}/{self.plan.ids[k]}/{t}" for k, t in zip(clients.tolist(), steps.tolist(), strict=True)]
         forced = [value for name in names if (value := channel.replayed(round, name)) is not None]
-        sums = None if forced and channel.tap is None else self._records.of_chunks(chunks, clients)
+        if forced and channel.tap is None:
+            sums = None
+        else:
+            sums = self._records.of_chunks(chunks, clients)
         if channel.tap is not None and sums is not None:
             for client, step, row in zip(clients.split(1), steps.tolist(), sums.split(1), strict=True):
                 channel.tap(round, f"{GRADIENT}/{step}", client, row)
         self.make(clients)
-        value = torch.stack(forced) if forced or sums is None else self._noised(sums, clients, steps)
+        if forced or sums is None:
+            value = torch.stack(forced)
+        else:
+            value = self._noised(sums, clients, steps)
         if channel.record is not None:
             channel.record += [(round, name, row.clone()) for name, row in zip(names, value.cpu(), strict=True)]
         return value
@@ -336,12 +363,16 @@ class LocalSteps:
 
     def _noised(self, total: Tensor, clients: Tensor, steps: Tensor) -> Tensor:
         """Return noised means of sums (A, D) of ``clients`` in their ``steps``."""
-        channel, expected = self._channel, torch.from_numpy(self.plan.expected)[clients]
+        channel = self._channel
+        expected = torch.from_numpy(self.plan.expected)[clients]
         width = None
         if channel.noised:
-            addresses, scales = self._addresses(clients, steps), self._scale(clients)
+            addresses = self._addresses(clients, steps)
+            scales = self._scale(clients)
             noise, widths = self._records.noise(clients[:, None], addresses[:, None], scales[:, None])
-            width = None if widths is None else widths.to(total.device)
+            width = None
+            if widths is not None:
+                width = widths.to(total.device)
             total = noised(total, noise[:, 0].to(total.device), width)
         value = total / expected[:, None].to(total.device)
         if width is not None and len(clients):

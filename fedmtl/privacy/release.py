@@ -80,12 +80,16 @@ class ReleasePlan:
 
     def weight(self, use: int) -> float:
         """Return w_t of the use numbered ``use`` from 0; 1 without an allocation."""
-        return 1.0 if self.allocation is None else self.allocation[use]
+        if self.allocation is None:
+            return 1.0
+        return self.allocation[use]
 
     @property
     def size(self) -> int:
         """Return the number of noised coordinates: d, or d (d + 1) / 2 of a symmetric matrix."""
-        return self.dimension * (self.dimension + 1) // 2 if self.form == "symmetric" else self.dimension
+        if self.form == "symmetric":
+            return self.dimension * (self.dimension + 1) // 2
+        return self.dimension
 
 
 def check_allocation(owner: str, weights: Sequence[float]) -> None:
@@ -132,7 +136,9 @@ class Release(ReleasePlan):
     @property
     def bound(self) -> float:
         """Return C; infinite without a clip."""
-        return math.inf if self.clip is None else self.clip.bound
+        if self.clip is None:
+            return math.inf
+        return self.clip.bound
 
     @property
     def relation(self) -> Relation:
@@ -148,13 +154,17 @@ class Release(ReleasePlan):
         """
         if self.form == "vector":
             return self.contribution_bound * (2.0 if self.relation == "replace" else 1.0)
-        norm = self.noise.norm if self.form == "diagonal" and self.noise is not None else "l2"
+        norm: Literal["l1", "l2"] = "l2"
+        if self.form == "diagonal" and self.noise is not None:
+            norm = self.noise.norm
         return outer_sensitivity(self.bound, self.relation, diagonal_norm=norm)
 
     @property
     def contribution_bound(self) -> float:
         """Return the most that one client contributes to the sum: C, or C^2 of an outer product."""
-        return self.bound if self.form == "vector" else self.bound**2
+        if self.form == "vector":
+            return self.bound
+        return self.bound**2
 
     @property
     def independent(self) -> tuple[float, float]:

@@ -142,11 +142,9 @@ class PrivacyReport:
     @property
     def _standing(self) -> tuple[str, str, str]:
         """Return the headline, whether what was released may be published, and who must be trusted, in words."""
-        refused, kept, everybody = (
-            "not private: epsilon = inf",
-            "not private, to be kept like private/",
-            "everybody: no finite epsilon holds",
-        )
+        refused = "not private: epsilon = inf"
+        kept = "not private, to be kept like private/"
+        everybody = "everybody: no finite epsilon holds"
         if not self.names:
             nothing = "nothing is released"
             return f"{nothing}: epsilon = 0", nothing, "no observer: nothing leaves a client"
@@ -191,8 +189,12 @@ class PrivacyReport:
         privacy, but where nothing is released for what is said of that."""
         outside = ("outside", "; ".join(self.outside))
         if not self.private:
-            return [outside] if self.outside and not self.names else []
-        at = "" if self.delta is None else f" at delta = {rounded_up(self.delta, 3)}"
+            if self.outside and not self.names:
+                return [outside]
+            return []
+        at = ""
+        if self.delta is not None:
+            at = f" at delta = {rounded_up(self.delta, 3)}"
         rows = [("epsilon", f"{rounded_up(self.epsilon)}{at}" if self.elsewhere is None else self.elsewhere)]
         if self.search is not None:
             rows += searched_rows(self.search)
@@ -207,10 +209,15 @@ class PrivacyReport:
             rows.append(("stopped", "early, because of what was released: charged as all the planned rounds"))
         if self.refuted is not None:
             rows.append(("refuted", self.refuted))
-        noise = "none" if self.noise_multiplier is None else f"{self.mechanism}, multiplier {self.noise_multiplier:.5g}"
-        budget = "none" if self.budget is None else rounded_up(self.budget, 6)
+        noise = "none"
+        if self.noise_multiplier is not None:
+            noise = f"{self.mechanism}, multiplier {self.noise_multiplier:.5g}"
+        budget = "none"
+        if self.budget is not None:
+            budget = rounded_up(self.budget, 6)
         if self.elsewhere is not None:
-            noise, budget = f"{self.mechanism}, of each node's own", "each node's own"
+            noise = f"{self.mechanism}, of each node's own"
+            budget = "each node's own"
         return [
             *rows,
             ("budget", budget),
@@ -237,8 +244,11 @@ class PrivacyReport:
 
 def searched_rows(search: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the lines of a report on a private search."""
-    poisson, candidates = search["shape"] == "inf", search["candidates"]
-    law = "Poisson" if poisson else f"truncated negative binomial, shape {search['shape']:g}"
+    poisson = search["shape"] == "inf"
+    candidates = search["candidates"]
+    law = "Poisson"
+    if not poisson:
+        law = f"truncated negative binomial, shape {search['shape']:g}"
     secret = "number of repetitions: secret, and which of them won"
     return [
         ("search", f"the best of a random number of runs; {law}, mean {search['mean']:g}; {secret}"),
@@ -250,7 +260,8 @@ def searched_rows(search: Mapping[str, Any]) -> list[tuple[str, str]]:
 def measured_rows(interval: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the lines of a report on a certificate of :func:`fedmtl.audit.Interval.certificate`."""
     share = f"{100 * interval['confidence']:.4g}%"
-    claimed, least = rounded_up(interval["claimed"]), rounded_down(interval["measured"])
+    claimed = rounded_up(interval["claimed"])
+    least = rounded_down(interval["measured"])
     rows = [("measured", f"epsilon {claimed} claimed, at least {least} measured ({share})")]
     for one in interval["observers"]:
         bounds = []

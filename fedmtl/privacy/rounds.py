@@ -66,10 +66,12 @@ class Rounds(Channel):
     ) -> None:
         super().__init__(settings, account, sources, **options)
         self.sampler = sampler
-        self.releases, self.rows = releases, rows or {}
+        self.releases = releases
+        self.rows = rows or {}
         self.rows_are_noised = False
-        first = 0.0 if self.prices is None else self.prices.by_account[:, 0]
-        self._multipliers = np.broadcast_to(first, self.replicates).tolist()  # of releases, 0 without noise
+        self._multipliers = [0.0] * self.replicates  # of releases, 0 without noise
+        if self.prices is not None:
+            self._multipliers = np.broadcast_to(self.prices.by_account[:, 0], self.replicates).tolist()
         self.local: LocalSteps | None = None
         self._adaptive = settings[0].clip_norm if settings else None
         self._norms: dict[str, float] = {}  # of the next round, where clip norms adapt
@@ -80,8 +82,13 @@ class Rounds(Channel):
         self._drawn: dict[int, Tensor] = {}
         self._released: set[str] = set()
         self._totals: dict[str, RowTotal] = {}
-        self._order = torch.arange(sampler.n) if order is None else order
-        self.records = None if gradients is None else self._records_of(gradients)
+        if order is None:
+            self._order = torch.arange(sampler.n)
+        else:
+            self._order = order
+        self.records = None
+        if gradients is not None:
+            self.records = self._records_of(gradients)
 
     @property
     def plans(self) -> tuple[ReleasePlan, ...]:
@@ -116,7 +123,8 @@ class Rounds(Channel):
         return self._drawn[step].clone()
 
     def _sample(self, step: int) -> Tensor:
-        uses, caps = torch.from_numpy(self.account.participations[0]), self.account.caps
+        uses = torch.from_numpy(self.account.participations[0])
+        caps = self.account.caps
         clients = self._order[self.sampler.draw(step, self.source.coins("cohort", step), uses[self._order])]
         if self.records is None or caps is None:
             return clients
@@ -136,10 +144,15 @@ class Rounds(Channel):
         """
         clients = members.cpu().reshape(-1)
         self._use = self.ranks.share(lambda: self._charge(step, clients))
-        self._step, self._released, self._totals, self._cohort = step, set(), {}, clients
+        self._step = step
+        self._released = set()
+        self._totals = {}
+        self._cohort = clients
         for name, norm in self._norms.items():
             self.releases[name] = self.releases[name].clipped_at(norm)
-        self.local = None if self.records is None else LocalSteps(self, step, clients)
+        self.local = None
+        if self.records is not None:
+            self.local = LocalSteps(self, step, clients)
 
     def _charge(self, step: int, clients: Tensor) -> int:
         """Charge the accounts of ``clients``; return the number of this use, from 0, where everybody is charged."""
@@ -179,7 +192,9 @@ class Rounds(Channel):
             for each in self._each(rows):
                 self.tap(step, name, clients, each)
         forced = self._replay is not None and self.records is None  # elsewhere it is post-processing
-        value = self.replayed(step, name) if forced else None
+        value = None
+        if forced:
+            value = self.replayed(step, name)
         if value is None:
             if name in self.rows and isinstance(rows, Tensor):
                 rows = self._hidden(self.rows[name], rows, clients, step)
@@ -208,12 +223,15 @@ class Rounds(Channel):
             PrivacyError: an undeclared name.
         """
         release = self._declared(name)
-        clip, short = release.clip, not are_long(release.dimension)
+        clip = release.clip
+        short = not are_long(release.dimension)
         if clip is None or self._step is None or self.replicates > 1 or release.form != "vector" or short:
             return None
         if name in self.rows or isinstance(self._adaptive, QuantileClip):
             return None
-        tap = None if self.tap is None else partial(self.tap, self._step, name)
+        tap = None
+        if self.tap is not None:
+            tap = partial(self.tap, self._step, name)
         self._totals[name] = RowTotal(release.dimension, clip, sum_width(clip.bound, self.sampler.n), tap)
         return self._totals[name]
 
@@ -225,10 +243,15 @@ class Rounds(Channel):
         """
         if isinstance(rows, RowTotal):
             return self.ranks.sum(rows.sum())
-        clip, form = self.releases[name].clip, self.releases[name].form
+        clip = self.releases[name].clip
+        form = self.releases[name].form
         if form == "vector":
-            bound = clip.bound if clip is not None else max(map(largest_norm, self._each(rows)))
-            bound = max(self.ranks.gather(bound)) if clip is None else bound
+            if clip is not None:
+                bound = clip.bound
+            else:
+                bound = max(map(largest_norm, self._each(rows)))
+            if clip is None:
+                bound = max(self.ranks.gather(bound))
             width = sum_width(bound, self.sampler.n)
             return self.ranks.sum(contributions(rows, clip, form, width))
         if self.ranks.size > 1:
@@ -241,7 +264,9 @@ class Rounds(Channel):
         if self.rows_are_noised:
             return rows
         each = [noise.added(item, clients, step, of) for item, of in zip(self._each(rows), self.sources, strict=True)]
-        return each[0] if self.replicates == 1 else torch.stack(each)
+        if self.replicates == 1:
+            return each[0]
+        return torch.stack(each)
 
     def clip(self, name: str, rows: Tensor) -> Tensor:
         """Return each row as :meth:`release` counts it, for clients that keep what they sent; the result is private.
@@ -300,11 +325,14 @@ class Rounds(Channel):
                 if width is not None:
                     self.on_grid[name] = GridValue(step, each / self.denominator, width, self.denominator)
         value = total / self.denominator
-        return smat(value) if self.releases[name].form == "symmetric" else value
+        if self.releases[name].form == "symmetric":
+            return smat(value)
+        return value
 
     def _noise(self, name: str, release: Release, source: NoiseSource, step: int) -> tuple[Tensor, float | None]:
         """Return the noise of a release, (size,) float64, and the width of its grid."""
-        law, (sensitivity, bound) = release.noise, release.independent
+        law = release.noise
+        sensitivity, bound = release.independent
         assert law is not None
 
         def draw(at: int) -> tuple[Tensor, float | None]:
@@ -317,11 +345,14 @@ class Rounds(Channel):
         return self._correlated[name].at(step)
 
     def _each(self, values: Tensor) -> Sequence[Tensor]:
-        return (values,) if self.replicates == 1 else values.unbind()
+        if self.replicates == 1:
+            return (values,)
+        return values.unbind()
 
     def _adapt(self, name: str, rows: Tensor, step: int, settings: QuantileClip) -> None:
         """Release how many rows were not clipped, and compute the clip norm of the next round."""
-        release, key = self.releases[name], f"{name}/count"
+        release = self.releases[name]
+        key = f"{name}/count"
         value = self.replayed(step, key)
         if value is None:
             count = count_rows(row_norms(rows, release.clip), release.bound).double().sum(0).cpu()
@@ -331,7 +362,8 @@ class Rounds(Channel):
         self._norms[name] = settings.updated_norm(release.bound, float(value) + COUNT_BOUND)
 
     def _noised_count(self, key: str, total: Tensor, step: int, settings: QuantileClip, release: Release) -> Tensor:
-        std, bound = settings.count_std(self.denominator), count_sensitivity(release.relation)
+        std = settings.count_std(self.denominator)
+        bound = count_sensitivity(release.relation)
         law = GaussianNoise(std / bound)
         noise = release_noise(law, self.source, f"noise/{key}", step, 1, sensitivity=bound, bound=bound)
         return noised(total, *noise) / self.denominator
@@ -346,7 +378,10 @@ class Rounds(Channel):
                 f"Release {name!r} got a sum of {len(rows.clients)} rows that Rounds.total did not make last in step "
                 f"{self._step}, or of others than one row from each of {clients.numel()} clients."
             )
-        count = len(rows.clients) if isinstance(rows, RowTotal) else rows.shape[-2]
+        if isinstance(rows, RowTotal):
+            count = len(rows.clients)
+        else:
+            count = rows.shape[-2]
         if name in self._released:
             raise PrivacyError(f"Release {name!r} happened already in step {self._step}; once is the rule.")
         named = torch.cat(self.ranks.gather(clients.cpu().reshape(-1)))
@@ -361,7 +396,10 @@ class Rounds(Channel):
         return self._step
 
     def _checked_rows(self, name: str, rows: Tensor) -> None:
-        dimension, lead = self._declared(name).dimension, () if self.replicates == 1 else (self.replicates,)
+        dimension = self._declared(name).dimension
+        lead: tuple[int, ...] = ()
+        if self.replicates > 1:
+            lead = (self.replicates,)
         if (
             rows.ndim != 2 + len(lead)
             or rows.shape != (*lead, rows.shape[-2], dimension)
@@ -394,18 +432,23 @@ class Rounds(Channel):
     def _facts(self) -> dict[str, Any]:
         if self.records is not None:
             return self._record_facts(self.records) | {"sampler": self._schedule()}
-        facts, account, releases = self._common_facts(), self.account, tuple(self.releases.values())
-        privacy = self.privacy if isinstance(self.privacy, ClientPrivacy) else None
-        charged = account.steps_charged if account.by_client else int(account.spent.max())
-        facts |= {
-            "unit": "client",
-            "relation": "none" if privacy is None else self.sampler.relation,
-            "names": tuple(self.releases),
-            "releases": charged * len(self.releases),
-            "budget": None if privacy is None else privacy.epsilon,
-            "sampler": self._schedule(),
-            "server": "; ".join(noise.text(int(account.spent.max())) for noise in self.rows.values()) or None,
-        }
+        facts = self._common_facts()
+        account = self.account
+        releases = tuple(self.releases.values())
+        privacy = None
+        if isinstance(self.privacy, ClientPrivacy):
+            privacy = self.privacy
+        if account.by_client:
+            charged = account.steps_charged
+        else:
+            charged = int(account.spent.max())
+        facts["unit"] = "client"
+        facts["relation"] = "none" if privacy is None else self.sampler.relation
+        facts["names"] = tuple(self.releases)
+        facts["releases"] = charged * len(self.releases)
+        facts["budget"] = None if privacy is None else privacy.epsilon
+        facts["sampler"] = self._schedule()
+        facts["server"] = "; ".join(noise.text(int(account.spent.max())) for noise in self.rows.values()) or None
         if releases and privacy is not None:
             facts["clip_norm"] = max(release.bound for release in releases)
         if self.noised:
@@ -416,7 +459,8 @@ class Rounds(Channel):
         if privacy is not None and isinstance(adapts := privacy.clip_norm, QuantileClip):
             towards = f"from {adapts.initial:g} on towards the quantile {adapts.quantile:g}, within the budget"
             facts["clipping"] += f"; {towards}"
-        low, high = min(self._multipliers), max(self._multipliers)
+        low = min(self._multipliers)
+        high = max(self._multipliers)
         if low < high:
             facts["mechanism"] += f" of multipliers {low:.5g} to {high:.5g} by budget"
         return facts
@@ -430,7 +474,8 @@ class Rounds(Channel):
             text += "; not amplified, a client is charged for each participation"
         weights = [weight for plan in self.plans for weight in plan.allocation or ()]
         if weights:
-            low, high = min(weights), max(weights)
+            low = min(weights)
+            high = max(weights)
             text += f"; steps have public weights {low:.3g} to {high:.3g}, and noise in inverse proportion"
         if any(release.bands is not None for release in self.releases.values()):
             text += f"; {self.sampler.separation} rounds from one to the next at least, which correlated noise needs"

@@ -148,7 +148,9 @@ class _BoundCohort(BoundSampler):
         return self.max_uses
 
     def capped(self, steps: int) -> BoundSampler:
-        return self if self.max_uses is not None else replace(self, max_uses=self._most(steps))
+        if self.max_uses is not None:
+            return self
+        return replace(self, max_uses=self._most(steps))
 
     @abstractmethod
     def _most(self, steps: int) -> int:
@@ -159,7 +161,9 @@ class _BoundCohort(BoundSampler):
 
     @property
     def _at_most(self) -> str:
-        return f", each at most {self.max_uses} times" if self.max_uses is not None else ""
+        if self.max_uses is not None:
+            return f", each at most {self.max_uses} times"
+        return ""
 
 
 @dataclass(frozen=True)
@@ -245,7 +249,9 @@ class BoundAsked(BoundSampler):
         return torch.arange(self.n)
 
     def describe(self) -> str:
-        most = "" if self.max_uses is None else f", at most {self.max_uses} times"
+        most = ""
+        if self.max_uses is not None:
+            most = f", at most {self.max_uses} times"
         return f"one client, when a server asks it ({self.cohorts}){most}"
 
 

@@ -17,7 +17,9 @@ SourceName = Literal["seeded", "secure"]
 Mechanism = str
 """The name of a law of noise, see :data:`~fedmtl.privacy.noise.laws.LAWS`."""
 
-_LEAST, _MOST = 1e-100, 1e100  # of noise multipliers, whose squares are doubles as well
+# of noise multipliers, whose squares are doubles as well
+_LEAST = 1e-100
+_MOST = 1e100
 
 
 LEAST_DELTA = 1e-18
@@ -44,7 +46,9 @@ class _Budgeted:
         Raises:
             ConfigError: without a clip norm.
         """
-        norm = self.clip_norm.initial if isinstance(self.clip_norm, QuantileClip) else self.clip_norm
+        norm = self.clip_norm
+        if isinstance(norm, QuantileClip):
+            norm = norm.initial
         if norm is None:
             name = type(self).__name__
             raise ConfigError(
@@ -54,7 +58,9 @@ class _Budgeted:
 
     def resolved_delta(self, units: int) -> float:
         """Return the delta of ``units`` clients or records: the one given, or ``min(1e-5, units ** -1.1)``."""
-        return self.delta if self.delta is not None else min(1e-5, max(1.0, units) ** -1.1)
+        if self.delta is not None:
+            return self.delta
+        return min(1e-5, max(1.0, units) ** -1.1)
 
     def loose_delta(self, units: int) -> str | None:
         """Return a warning of a delta at which one of ``units`` clients or records may be given away whole; None of a
@@ -173,7 +179,10 @@ class RecordPrivacy(_Budgeted):
 
     def __post_init__(self) -> None:
         positive(self, **given(clip_norm=self.clip_norm))
-        budgets = self.epsilon.values() if isinstance(self.epsilon, Mapping) else [self.epsilon]
+        if isinstance(self.epsilon, Mapping):
+            budgets: list[float | None] = list(self.epsilon.values())
+        else:
+            budgets = [self.epsilon]
         for value in budgets:
             pure = self.delta == 0 and self.mechanism in LAWS and LAWS[self.mechanism].pure
             _check_budget(self, value, self.noise_multiplier, None if pure else self.delta)
@@ -195,7 +204,8 @@ class RecordPrivacy(_Budgeted):
         """
         if not isinstance(self.epsilon, Mapping):
             return (self.epsilon,) * len(ids)
-        known, stated = set(ids), {id_of(name): budget for name, budget in self.epsilon.items()}
+        known = set(ids)
+        stated = {id_of(name): budget for name, budget in self.epsilon.items()}
         for name in stated:
             if name not in known:
                 raise ConfigError(f"RecordPrivacy.epsilon names {name!r}; the clients are {ids[0]!r} .. {ids[-1]!r}.")

@@ -41,7 +41,8 @@ def smallest_multiplier(cost: Callable[[float, float], float], *, target: float,
 
         return of
 
-    coarse, fine = excess(8.0), excess(1.0)
+    coarse = excess(8.0)
+    fine = excess(1.0)
     high = 0.0
     while coarse(high) > 0:
         high += 0.7
@@ -60,7 +61,8 @@ def smallest_multiplier(cost: Callable[[float, float], float], *, target: float,
             )
     # A coarse grid overstates epsilon, so its root lies just above that of the fine one.
     high = _meets(coarse, _root(coarse, low, high, 1e-4))
-    low, gap = high, 1e-3
+    low = high
+    gap = 1e-3
     while fine(low) <= 0:
         low, high, gap = low - gap, low, 8 * gap
     return math.exp(_meets(fine, _root(fine, low, high, _TOLERANCE / 4) if low < high else high))
@@ -114,5 +116,6 @@ def _meets(excess: Callable[[float], float], start: float) -> float:
     """Return the first point from ``start`` on, in growing steps, where nothing is in excess."""
     step = _TOLERANCE / 2
     while excess(start) > 0:
-        start, step = start + step, 2 * step
+        start = start + step
+        step = 2 * step
     return start

@@ -225,7 +225,8 @@ def _joined(parts: Parts) -> Any:
 def _quiet() -> Iterator[None]:
     """Silence the library's notes on orders it leaves out; without them the bound is looser, and sound."""
     logger = logging.getLogger("absl")
-    disabled, logger.disabled = logger.disabled, True
+    disabled = logger.disabled
+    logger.disabled = True
     try:
         yield
     finally:

@@ -73,7 +73,8 @@ def loss_law(epsilon: float, dimension: int, width: float) -> LossLaw:
     if dimension == 1:
         return _laplace_law(epsilon, width)
     low, high = _support(epsilon, dimension)
-    first, last = math.floor(epsilon * low / width), math.ceil(epsilon * high / width)
+    first = math.floor(epsilon * low / width)
+    last = math.ceil(epsilon * high / width)
     edges = np.clip(width * np.arange(first, last + 1) / epsilon, low, high)
     losses, masses = _nodes(epsilon, dimension, edges)
     left = (width * np.arange(first, last))[:, None]
@@ -97,8 +98,13 @@ def loss_scale(epsilon: float, dimension: int) -> tuple[float, float]:
 
 def bessel_ratio(order: float, z: float) -> float:
     """Return K_{order + 1}(z) / K_order(z) for order = -1/2, 0, 1/2, ... and z > 0, by upward recurrence (stable)."""
-    at = 0.0 if order == round(order) else -0.5
-    ratio = 1.0 if at < 0 else float(special.k1e(z) / special.k0e(z))
+    at = 0.0
+    if order != round(order):
+        at = -0.5
+    if at < 0:
+        ratio = 1.0
+    else:
+        ratio = float(special.k1e(z) / special.k0e(z))
     if order > 1e5:  # from a bound on an earlier one: the recurrence contracts its error, which is small already
         at = order - 1000
         ratio = (at + 0.5 + math.hypot(at + 0.5, z)) / z
@@ -155,7 +161,8 @@ def _support(epsilon: float, dimension: int) -> tuple[float, float]:
 
 def _nodes(epsilon: float, dimension: int, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return losses and probabilities (n, 8) of the Gauss-Legendre nodes of the n cells of b between the ``edges``."""
-    points, weights = _POINTS, _WEIGHTS
+    points = _POINTS
+    weights = _WEIGHTS
     angles = np.arcsin(edges)
     half = np.diff(angles)[:, None] / 2
     b = np.sin(angles[:-1, None] + half * (1 + points))

@@ -50,7 +50,9 @@ def library_epsilon(composition: Sequence[tuple[Any, int]], delta: float, near: 
     value = float(accountant.get_epsilon(delta))
     if width > fine:  # losses are rounded up by less than a width each
         value -= uses * width
-        return value if value > near else None
+        if value > near:
+            return value
+        return None
     return max(0.0, min(value, math.fsum(count * _pure(event) for event, count in parts)))
 
 
@@ -73,7 +75,9 @@ def _reach(event: Any) -> float:
     inner = getattr(event, "event", None)
     if isinstance(inner, dp_event.GaussianDpEvent):
         return 10 / inner.noise_multiplier + 0.5 / inner.noise_multiplier**2
-    return 0.0 if inner is None else _reach(inner)
+    if inner is None:
+        return 0.0
+    return _reach(inner)
 
 
 def _parts(composition: Sequence[tuple[Any, int]]) -> Iterator[tuple[Any, int]]:

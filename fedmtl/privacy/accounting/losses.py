@@ -104,7 +104,8 @@ def loss_of(event: Any) -> Loss:
     if isinstance(event, dp_event.LaplaceDpEvent):
         event = KNormDpEvent(1 / event.noise_multiplier, 1)
     if isinstance(event, KNormDpEvent):
-        e, d = event.epsilon, event.dimension
+        e = event.epsilon
+        d = event.dimension
         return Loss(e, lambda: loss_scale(e, d), lambda width: _both(loss_law(e, d, width)))
     if isinstance(event, PureDpEvent):
         e, likely = event.epsilon, 1 / (1 + math.exp(-event.epsilon))
@@ -126,7 +127,10 @@ def _sampled(event: Any, q: float) -> Loss:
         z = event.noise_multiplier
         return Loss(math.inf, lambda: _gaussian_scale(z, q), lambda width: gaussian_pair(z, q, width))
     pure = sum(count * loss_of(part).largest for part, count in _parts(event))
-    largest = math.log1p(q * math.expm1(pure)) if pure < 500 else pure
+    if pure < 500:
+        largest = math.log1p(q * math.expm1(pure))
+    else:
+        largest = pure
 
     def scale() -> tuple[float, float]:
         losses, masses, _ = _atoms(event, q)[0]
@@ -175,26 +179,32 @@ def step_pair(event: Any, width: float) -> LossPair:
 
 def gaussian_pair(multiplier: float, probability: float, width: float) -> LossPair:
     """Return the laws of Poisson-sampled Gaussian noise, or of Gaussian noise with ``probability`` 1."""
-    z, q = multiplier, probability
+    z = multiplier
+    q = probability
 
     def loss(x: float) -> float:
         exponent = (2 * x - 1) / (2 * z * z)
         if q == 1:
             return exponent
-        return exponent + math.log(q) if exponent > 500 else math.log1p(q * math.expm1(exponent))
+        if exponent > 500:
+            return exponent + math.log(q)
+        return math.log1p(q * math.expm1(exponent))
 
-    first, last = math.floor(loss(-_REACH * z) / width), math.ceil(loss(1 + _REACH * z) / width)
+    first = math.floor(loss(-_REACH * z) / width)
+    last = math.ceil(loss(1 + _REACH * z) / width)
     losses = width * np.arange(first, last + 1)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         inner = np.where(losses < 500, np.log(np.expm1(np.minimum(losses, 500.0)) + q), losses) - math.log(q)
     edges = np.where(np.isnan(inner), -np.inf, z * z * inner + 0.5)
-    without, with_unit = _gaussian_cells(edges / z), _gaussian_cells((edges - 1) / z)
+    without = _gaussian_cells(edges / z)
+    with_unit = _gaussian_cells((edges - 1) / z)
     return _reflected(width, first, _weighted(without, with_unit, q), without)
 
 
 def _replaced_law(multiplier: float, probability: float, width: float) -> LossLaw:
     """Return the law of P = (1 - q) N(0, z^2) + q N(1, z^2) against its mirror image."""
-    z, q = multiplier, probability
+    z = multiplier
+    q = probability
     log_a = math.log(q) - 0.5 / z**2
 
     def edges(losses: np.ndarray) -> np.ndarray:
@@ -212,11 +222,15 @@ def _replaced_law(multiplier: float, probability: float, width: float) -> LossLa
         return np.sign(losses) * z * z * (half + grown)
 
     x = 1 + _REACH * z
-    absent = math.log1p(-q) if q < 1 else -math.inf
+    if q < 1:
+        absent = math.log1p(-q)
+    else:
+        absent = -math.inf
     largest = np.logaddexp(absent, log_a + x / z**2) - np.logaddexp(absent, log_a - x / z**2)
     last = math.ceil(float(largest) / width)
     cuts = edges(width * np.arange(-last, last + 1))
-    centre, right = _gaussian_cells(cuts / z), _gaussian_cells((cuts - 1) / z)
+    centre = _gaussian_cells(cuts / z)
+    right = _gaussian_cells((cuts - 1) / z)
     left = _gaussian_cells((cuts + 1) / z)
     return _reflected(width, -last, _weighted(centre, right, q), _weighted(centre, left, q)).remove
 
@@ -228,7 +242,8 @@ def _weighted(a: Cells, b: Cells, share: float) -> Cells:
 def _gaussian_cells(edges: np.ndarray) -> Cells:
     """Return the standard normal probabilities of the cells between the edges (n + 1,), below the first and above the
     last."""
-    below, above = special.ndtr(edges), special.ndtr(-edges)
+    below = special.ndtr(edges)
+    above = special.ndtr(-edges)
     cells = np.where(edges[:-1] > 0, above[:-1] - above[1:], below[1:] - below[:-1])
     return cells, float(below[0]), float(above[-1])
 
@@ -268,7 +283,8 @@ def _gaussian_scale(multiplier: float, probability: float) -> tuple[float, float
     Where the loss has a long thin tail (small q and z), the range bounds the number of points instead.
     """
     exponent = multiplier**-2.0
-    spread, reach = math.sqrt(exponent), 10 / multiplier + exponent / 2
+    spread = math.sqrt(exponent)
+    reach = 10 / multiplier + exponent / 2
     if exponent < 50 and probability < 1:
         spread = min(spread, probability * math.sqrt(math.expm1(exponent)))
     return spread, math.log1p(probability * math.expm1(reach)) if reach < 500 else reach + math.log(probability)

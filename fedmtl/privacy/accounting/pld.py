@@ -70,7 +70,8 @@ class TradeOff:
     @classmethod
     def of_laws(cls, *laws: LossLaw) -> TradeOff:
         """Return the curve of pairs of laws; where there are several, of the largest delta at every loss."""
-        width, last = laws[0].width, max(law.first + law.masses.size for law in laws)
+        width = laws[0].width
+        last = max(law.first + law.masses.size for law in laws)
         losses = width * np.arange(max(2, min(last, int(_LARGEST / width)) + 1))
         return cls._of_deltas(losses, np.maximum.reduce([_deltas(law, losses.size) for law in laws]))
 
@@ -174,16 +175,16 @@ def sampled_atoms(pair: LossPair, probability: float) -> tuple[tuple[np.ndarray,
     chosen = removal.masses > 0
     without[chosen] = np.exp(np.log(removal.masses[chosen]) - losses[chosen])
     only_without = max(0.0, 1.0 - float(without.sum()))
-    losses, masses = _sampled_loss(losses, probability), (1 - probability) * without + probability * removal.masses
+    losses = _sampled_loss(losses, probability)
+    masses = (1 - probability) * without + probability * removal.masses
     if only_without > _STRAY:
-        losses, masses = (
-            np.append(losses, math.log1p(-probability)),
-            np.append(masses, (1 - probability) * only_without),
-        )
+        losses = np.append(losses, math.log1p(-probability))
+        masses = np.append(masses, (1 - probability) * only_without)
     else:
         masses[0] += (1 - probability) * only_without
     down = losses, masses, probability * removal.infinity
-    losses, masses = -_sampled_loss(-addition.losses, probability), addition.masses
+    losses = -_sampled_loss(-addition.losses, probability)
+    masses = addition.masses
     if addition.infinity <= _NEVER:
         return down, (losses, masses, addition.infinity)
     return down, (np.append(losses, -math.log1p(-probability)), np.append(masses, addition.infinity), 0.0)
@@ -259,14 +260,19 @@ def compose(parts: Sequence[tuple[LossLaw, int]], tail: float = 1e-15, near: flo
 
 def compose_exactly(parts: Sequence[tuple[LossLaw, int]]) -> LossLaw:
     """Compose by direct sums, which keep tiny masses exact; as :func:`compose`, for few repetitions."""
-    width, first, masses, infinity = parts[0][0].width, 0, np.ones(1), 0.0
+    width = parts[0][0].width
+    first = 0
+    masses = np.ones(1)
+    infinity = 0.0
     for law, times in parts:
-        power, remaining = law.masses, times
+        power = law.masses
+        remaining = times
         while remaining:
             if remaining % 2:
                 masses = np.convolve(masses, power)
             remaining //= 2
-            power = np.convolve(power, power) if remaining else power
+            if remaining:
+                power = np.convolve(power, power)
         first += times * law.first
         infinity = 1 - (1 - infinity) * math.exp(times * math.log1p(-law.infinity))
     return LossLaw(width, first, masses, infinity)
@@ -284,7 +290,8 @@ def epsilon_at(law: LossLaw, delta: float) -> float:
     # above[k] = mass beyond (start + k) h, excess[k] = delta there:
     # excess[k] = exp(-h) excess[k + 1] + (1 - exp(-h)) above[k]
     above = law.infinity + np.append(np.cumsum(masses[:0:-1])[::-1], 0.0)
-    keep, gain = math.exp(-law.width), -math.expm1(-law.width)
+    keep = math.exp(-law.width)
+    gain = -math.expm1(-law.width)
     excess = law.infinity + _discounted((above - law.infinity)[::-1], keep, gain)[::-1]
     if excess[0] <= delta:  # only below the first loss, where all the mass is above
         total = above[0] + masses[0]
@@ -322,7 +329,8 @@ def renyi(law: LossLaw, orders: np.ndarray, largest: float) -> np.ndarray:
 
     ``largest`` is a bound on the true loss; the mass at infinity is counted there.
     """
-    losses, masses = np.append(law.losses, largest), np.append(law.masses, law.infinity)
+    losses = np.append(law.losses, largest)
+    masses = np.append(law.masses, law.infinity)
     exponents = np.outer(orders - 1, losses[masses > 0])
     top = exponents.max(axis=1)
     return (top + np.log(np.exp(exponents - top[:, None]) @ masses[masses > 0])) / (orders - 1)
@@ -355,7 +363,8 @@ def _window(parts: Sequence[tuple[LossLaw, int]], tail: float, near: float | Non
     Indices are relative to the sum of the first ones. Chernoff: P(sum >= x) <= exp(log M(s) - s x).
     """
     variance = sum(times * spread(np.arange(law.masses.size), law.masses) ** 2 for law, times in parts)
-    low, high = 0, sum(times * (law.masses.size - 1) for law, times in parts)
+    low = 0
+    high = sum(times * (law.masses.size - 1) for law, times in parts)
     if variance == 0:
         return low, high, 0.0
     longest = max(law.masses.size for law, _ in parts)
@@ -382,7 +391,9 @@ def _window(parts: Sequence[tuple[LossLaw, int]], tail: float, near: float | Non
     if near is None:
         return low, bound, 0.0
     at = near / parts[0][0].width - sum(times * law.first for law, times in parts)
-    best, tilt, end = 0.0, 0.0, bound
+    best = 0.0
+    tilt = 0.0
+    end = bound
     for i, order in enumerate(orders[:-1]):
         # the tilted mass must fit a window that is not much longer
         fits = min(
@@ -391,5 +402,7 @@ def _window(parts: Sequence[tuple[LossLaw, int]], tail: float, near: float | Non
             if further > order
         )
         if above[i] - order * at < best and fits - low <= 3 * (bound - low):
-            best, tilt, end = above[i] - order * at, float(order), max(bound, min(high, fits))
+            best = above[i] - order * at
+            tilt = float(order)
+            end = max(bound, min(high, fits))
     return low, end, tilt

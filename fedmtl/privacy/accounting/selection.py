@@ -122,8 +122,13 @@ def draw_repetitions(source: Coins | np.random.Generator, mean: float, shape: fl
     gamma = halting_probability(mean, shape)
     if gamma == 1:
         return 1
-    uniform = source.random() if isinstance(source, np.random.Generator) else float(np.asarray(source.uniform(1))[0])
-    total, first, size = 0.0, 0 if math.isinf(shape) else 1, 64
+    if isinstance(source, np.random.Generator):
+        uniform = source.random()
+    else:
+        uniform = float(np.asarray(source.uniform(1))[0])
+    total = 0.0
+    first = 0 if math.isinf(shape) else 1
+    size = 64
     while True:
         ks = np.arange(first, first + size, dtype=np.float64)
         cumulative = total + np.cumsum(np.exp(_log_probability(ks, mean, shape, gamma)))
@@ -132,7 +137,9 @@ def draw_repetitions(source: Coins | np.random.Generator, mean: float, shape: fl
             return first + int(beyond[0])
         if first > mean and cumulative[-1] - total < 1e-17:  # the uniform number lies above what float64 can sum to
             return first
-        total, first, size = float(cumulative[-1]), first + size, 2 * size
+        total = float(cumulative[-1])
+        first = first + size
+        size = 2 * size
 
 
 def _log_probability(ks: np.ndarray, mean: float, shape: float, gamma: float) -> np.ndarray:

@@ -88,7 +88,9 @@ class CorrelatedNoise:
     """
 
     def __init__(self, bands: Bands, draw: Callable[[int], tuple[Tensor, float | None]], *, repeatable: bool) -> None:
-        self._bands, self._draw, self._repeatable = bands, draw, repeatable
+        self._bands = bands
+        self._draw = draw
+        self._repeatable = repeatable
         self._latest: deque[Tensor] = deque(maxlen=len(bands) - 1)  # w of the last rounds, the newest first
         self._next: tuple[int, int] | None = None  # step and process
 

@@ -91,7 +91,8 @@ def discrete_gaussian(words: Words, size: int, deviation: int | Fraction, *, mar
         PrivacyError: a deviation out of range.
     """
     stairs = _stairs(Fraction(deviation))
-    out, filled = np.empty(size, dtype=np.int64), 0
+    out = np.empty(size, dtype=np.int64)
+    filled = 0
     while filled < size:
         trials = min(_TRIALS, size - filled + (size - filled >> 4) + 16)
         drawn = stairs.trial(words, trials, margin)[: size - filled]
@@ -185,7 +186,8 @@ def _below(word: int, gamma: Fraction, height: Fraction, words: Words) -> bool:
             return True
         if word * height >= high * (1 << bits):
             return False
-        word, bits = word << 64 | int(words(1)[0]), bits + 64
+        word = word << 64 | int(words(1)[0])
+        bits = bits + 64
 
 
 def exponential(gamma: Fraction, precision: int) -> tuple[Fraction, Fraction]:
@@ -202,9 +204,14 @@ def exponential(gamma: Fraction, precision: int) -> tuple[Fraction, Fraction]:
     while term:
         count += 1
         term = (term * y >> p) // count
-        total += -term if count % 2 else term
+        if count % 2:
+            total += -term
+        else:
+            total += term
     slack = 4 * (count + 1)  # of y, of every term, and of the rest of the series
-    low, high = max(0, total - slack), total + slack
+    low = max(0, total - slack)
+    high = total + slack
     for _ in range(halvings):
-        low, high = low * low >> p, (high * high >> p) + 1
+        low = low * low >> p
+        high = (high * high >> p) + 1
     return Fraction(low, 1 << p), Fraction(min(high, 1 << p), 1 << p)

@@ -70,7 +70,10 @@ def grid_width(law: NoiseLaw | type[NoiseLaw], bound: float, dimension: int, sca
         dimension: D, at least 1.
         scale: size of the noise on one coordinate of the sum (root mean square), above 0.
     """
-    spread = float(dimension) if law.norm == "l1" else math.sqrt(dimension)
+    if law.norm == "l1":
+        spread = float(dimension)
+    else:
+        spread = math.sqrt(dimension)
     return math.ldexp(1.0, math.frexp(min(bound * 2.0**-21 / spread, scale * law.cell))[1] - 1)
 
 
@@ -144,7 +147,8 @@ def client_noise(
     widths = torch.ones(keys.shape, dtype=torch.float64)
     for each in torch.unique(sensitivity).tolist():
         those = sensitivity == each
-        width, count = grid_width(law, bound, size, law.std(each, size)), int(those.sum())
+        width = grid_width(law, bound, size, law.std(each, size))
+        count = int(those.sum())
         noise[those] = torch.from_numpy(law.whole(sources[0], purpose, 0, (count, size), each / width)) * width
         widths[those] = width
     return noise, widths

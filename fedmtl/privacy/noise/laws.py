@@ -116,7 +116,8 @@ class NoiseLaw(Checked, ABC):
         Returns:
             (S, R, size) float64.
         """
-        out, coins = np.empty((*uses.shape, size)), self._coins(size)
+        out = np.empty((*uses.shape, size))
+        coins = self._coins(size)
         rows = max(1, BLOCK_ELEMENTS // max(1, coins * len(sources)))
         for first in range(0, len(out), rows):
             part = slice(first, first + rows)

@@ -118,7 +118,9 @@ class SecureSource:
         self, purpose: str, step: int | Tensor, size: int, keys: Tensor | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return fresh signs and tails; of ``keys`` only the number matters."""
-        shape = (size,) if keys is None else (keys.numel(), size)
+        shape: tuple[int, ...] = (size,)
+        if keys is not None:
+            shape = (keys.numel(), size)
         return signs_and_tails(_system_words(math.prod(shape)).reshape(shape), lambda at: _system_words(len(at)))
 
     def words(self, purpose: str, step: int) -> Words:
@@ -164,9 +166,12 @@ def signs_and_tails(first: np.ndarray, more: More | None = None) -> tuple[np.nda
     some |= 1
     tail = some.view(np.int64).astype(np.float64)  # faster than of uint64
     tail *= 2.0**-64
-    few = np.flatnonzero(tail < 2.0**-10) if more is not None else ()
+    few = np.zeros(0, dtype=np.int64)
+    if more is not None:
+        few = np.flatnonzero(tail < 2.0**-10)
     if more is not None and len(few):
-        a, b = first.flat[few] >> 1, np.full(len(few), 1 << 63, dtype=np.uint64)
+        a = first.flat[few] >> 1
+        b = np.full(len(few), 1 << 63, dtype=np.uint64)
         deep = a < 1 << 53
         b[deep] = more(few[deep])
         tail.reshape(-1)[few] = _deep_tails(a, b)
@@ -224,7 +229,8 @@ def client_words(keys: np.ndarray, clients: np.ndarray, uses: np.ndarray, size: 
         raise PrivacyError(f"Use {int(uses.max())} of a client has no random numbers; there are 2**32 of them.")
     pairs = -(-size // 2)
     words = np.empty((len(uses), pairs, 2), dtype=np.uint64)
-    rows, columns = max(1, BLOCK_ELEMENTS // max(1, size)), BLOCK_ELEMENTS // 2
+    rows = max(1, BLOCK_ELEMENTS // max(1, size))
+    columns = BLOCK_ELEMENTS // 2
     for row, column in itertools.product(range(0, len(uses), rows), range(0, pairs, columns)):
         part = slice(row, row + rows)
         key, client, use = (each[part, None] for each in (keys, clients, uses))
@@ -232,9 +238,11 @@ def client_words(keys: np.ndarray, clients: np.ndarray, uses: np.ndarray, size: 
         place = np.arange(column, column + block.shape[1], dtype=np.uint64)[None]
         addresses = [key, place, use, client & _MASK, client >> _HALF]
         if len(block) > block.shape[1]:  # the longer axis last
-            block, addresses = block.transpose(1, 0, 2), [each.T for each in addresses]
+            block = block.transpose(1, 0, 2)
+            addresses = [each.T for each in addresses]
         philox_words(block.transpose(2, 0, 1), *addresses)
     return words.reshape(len(uses), 2 * pairs)[:, :size]
 
 
-_MASK, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
+_MASK = np.uint64(0xFFFFFFFF)
+_HALF = np.uint64(32)

@@ -74,5 +74,7 @@ def outer_sensitivity(clip_norm: float, relation: Relation, *, diagonal_norm: No
         relation: how neighbours differ.
         diagonal_norm: ``"l2"`` for the whole matrix, or the diagonal in that norm; ``"l1"`` only for the diagonal.
     """
-    farther = 2.0 if diagonal_norm == "l1" else math.sqrt(2.0)
+    farther = 2.0
+    if diagonal_norm != "l1":
+        farther = math.sqrt(2.0)
     return clip_norm**2 * (farther if relation == "replace" else 1.0)
