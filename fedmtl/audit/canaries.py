@@ -85,7 +85,7 @@ class _Coins:
         return ratios
 
     def state(self) -> dict[str, Tensor]:
-        """Return what a checkpoint must keep."""
+        """Returns the state that a checkpoint must keep."""
         return {"scores": self.scores, "uses": self.uses}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:

@@ -96,7 +96,8 @@ def _read(path: Path) -> Reading:
 
 
 def _paid(setup: Setup, seed: int) -> int:
-    """Return how many rounds are paid for, where charges are counted in memory, as in a run without a folder."""
+    """Returns the number of paid rounds of a run without a folder, whose charges are counted in
+    memory."""
     with closing(setup.open(seed)) as channel:
         return sum(1 for _ in rounds(setup, channel))
 
@@ -144,7 +145,7 @@ def _steps(setup: Setup, seed: int) -> tuple[list[str], Reading]:
 
 
 def _misstated(setup: Setup, channel: Rounds | Activations, ledger: Reading) -> list[str]:
-    """Return what the account and the report say otherwise than the ledger."""
+    """Returns the differences of the account and the report from the ledger."""
     wrong = list[str]()
     report = channel.report
     uses = ledger.uses.tolist()

@@ -70,7 +70,7 @@ def skipped(check: str, reason: str) -> Finding:
 
 
 def any_refuted(findings: Sequence[Finding]) -> bool:
-    """Return whether a check refuted its claim."""
+    """Returns True if a check refuted its claim."""
     return any(finding.refuted for finding in findings)
 
 

@@ -194,7 +194,8 @@ def _elsewhere(setup: Setup, first: int, second: int) -> list[Finding]:
 
 
 def _in_child(work: Callable[[], _Noise]) -> _Noise | None:
-    """Return what ``work()`` returns in a forked process; None if it fails or takes too long, or nothing can fork."""
+    """Returns the value of ``work()`` in a forked process; None if it fails or takes too long,
+    or if nothing can fork."""
     if "fork" not in multiprocessing.get_all_start_methods():
         return None
     context = multiprocessing.get_context("fork")

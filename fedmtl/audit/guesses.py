@@ -159,8 +159,8 @@ def lower_bound(
 
 
 def refuted(guesses: Guesses, curve: TradeOff, confidence: float = 0.95, independent: bool = False) -> bool:
-    """Return whether a run whose coins obey ``curve`` has so many right guesses with probability of at most
-    ``1 - confidence``; arguments as for :func:`lower_bound`."""
+    """Returns True if a run whose coins obey ``curve`` has so many right guesses with
+    probability of at most ``1 - confidence``. The arguments are those of :func:`lower_bound`."""
     if not independent:
         return _surprising(guesses, curve, 1 - confidence)
     if guesses.made < guesses.canaries:
@@ -173,7 +173,8 @@ def refuted(guesses: Guesses, curve: TradeOff, confidence: float = 0.95, indepen
 
 
 def _surprising(guesses: Guesses, curve: TradeOff, tail: float) -> bool:
-    """Return whether any mechanism under ``curve`` has so many right guesses with probability at most ``tail``."""
+    """Returns True if every mechanism under ``curve`` has so many right guesses with probability
+    of at most ``tail``."""
     r = guesses.made
     m = guesses.canaries
     total = tail

@@ -28,7 +28,7 @@ def differences(stated: Mapping[str, Any], made: Mapping[str, Any], text: str) -
 
 
 def _same(value: Any, other: Any) -> bool:
-    """Return whether two values are equal, numbers up to rounding."""
+    """Returns True if two values are equal, numbers up to rounding."""
     if isinstance(value, (list, tuple)) and isinstance(other, (list, tuple)):
         return len(value) == len(other) and all(map(_same, value, other))
     if isinstance(value, float) and isinstance(other, float):
@@ -46,9 +46,9 @@ _Steps: TypeAlias = list[tuple[int, tuple[int, ...] | None]]
 
 
 def _charged(lines: Sequence[Mapping[str, Any]]) -> tuple[_Steps, int | None, list[str]]:
-    """Return what the lines after the header charge: every line counts, since a seeded session does not charge a
-    replayed step; the uses to which the charge was raised after an early stop, or None; and the lines that no run
-    writes, in words.
+    """Returns the charges of the lines after the header. Every line counts, since a seeded
+    session does not charge a replayed step. Next come the uses to which an early stop raised the
+    charge, or None, and the lines that no run writes, in words.
 
     Raises:
         KeyError, TypeError, ValueError: a line without what its kind has, or one that charges more steps than any run.
@@ -160,7 +160,7 @@ class Reading:
 
     @property
     def by_client(self) -> bool:
-        """Return whether clients are charged for the steps in which they take part."""
+        """Returns True if a client is charged for the steps in which it takes part."""
         return "schedule" not in self.header or bool(self.header["schedule"]["per_participation"])
 
     @property
@@ -175,7 +175,8 @@ class Reading:
         return steps * len(self.header["releases"])
 
     def problems(self) -> list[str]:
-        """Return what is wrong with the lines: steps, cohorts, caps, and turns too close for correlated noise."""
+        """Returns the errors of the lines: steps, cohorts, caps, and turns too close for
+        correlated noise."""
         if self.by_client:
             cohorts = self._cohorts()
         else:
@@ -232,8 +233,8 @@ class Reading:
         return problems
 
     def _bands(self) -> list[str]:
-        """Return what the price of correlated noise does not cover: bands whose squares add up to more than 1, or more
-        of them than rounds between two turns of a client."""
+        """Returns the correlations of noise that the price does not cover: bands whose squares
+        add up to more than 1, or more of them than rounds between two turns of a client."""
         bands = self.header.get("bands") or ()
         problems = list[str]()
         if self.header["privacy"].get("bands") is not None and not bands:

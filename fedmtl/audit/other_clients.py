@@ -117,7 +117,7 @@ def _replaced_part(side: Examples, clients: Tensor, records: int | None, generat
     index = torch.where(own, start + (index - start) % side.counts[client_of].clamp(min=1), index)
 
     def extremes(values: Tensor) -> Callable[[Tensor], Tensor]:
-        """Return what draws the largest or the smallest of all numbers."""
+        """Returns a source that draws the largest or the smallest of all numbers."""
         if values.numel():
             ends = torch.stack([values.min(), values.max()])
         else:

@@ -144,8 +144,9 @@ def coordinates(value: np.ndarray, form: Form) -> np.ndarray:
 
 
 def silence(setup: Setup) -> Sent:
-    """Return what clients send that contribute nothing: zeros, and in every other step nothing at all, nor where rows
-    of zeros count as unclipped ones; of clients that act gradients of 0 or NaN, in every kind of message."""
+    """Returns the messages of clients that contribute nothing: zeros, and in every other step no
+    rows, except where a row of zeros counts as unclipped. Clients that act one at a time send
+    gradients of 0 or NaN, in every kind of message."""
 
     def sent(name: str, step: int, clients: Tensor) -> Any:
         if setup.one_at_a_time:
@@ -364,8 +365,9 @@ def _members(channel: Activations, client: int) -> np.ndarray:
 
 
 def activation(setup: Setup, channel: Activations, step: int, sent: Sent) -> np.ndarray:
-    """Return what the next activation releases (R, D), of clients that hand over the same in every replicate: gradients
-    of all their records, or vectors (k, D), the gradients of the first k, those of the others being zero."""
+    """Returns the releases (R, D) of the next activation. Its client hands over the same in
+    every replicate: gradients of all records, or vectors (k, D), the gradients of the first k
+    while the others are zero."""
     gradients: list[Gradients] = []
     for client, runs in channel.acting:
         rows = sent(GRADIENTS, step, torch.tensor([client]))

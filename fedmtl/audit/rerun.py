@@ -229,8 +229,8 @@ def _note_files(notes: Notes, folder: RunFolder, channel: Any) -> None:
 
 
 def released_again(trainer: Trainer, notes: Notes) -> tuple[Recording, int]:
-    """Return what another channel of a run releases of its rows when it is handed them, and the number of releases with
-    rows of clients that were not drawn."""
+    """Returns the releases that another channel makes of the rows of a run, and the number of
+    releases with rows of clients that were not drawn."""
     other = open_run(trainer, trainer.problem(), coins=_source(trainer, trainer.seed))
     strangers = 0
     assert isinstance(other, Rounds)
@@ -247,7 +247,7 @@ def released_again(trainer: Trainer, notes: Notes) -> tuple[Recording, int]:
 
 
 def differing(first: Marks, other: Marks) -> list[tuple[int, str, int]]:
-    """Return what is not the same in two runs, the first first."""
+    """Returns the differences between two runs, values of the first one first."""
     return sorted(key for key in first.keys() | other.keys() if first.get(key) != other.get(key))
 
 

@@ -76,7 +76,7 @@ class Beside:
 
 
 def restated(ledger: Reading, beside: Beside) -> Restated:
-    """Return what the ledger of a run, with what is known beside it, makes of the report.
+    """Returns the report derived from the ledger of a run and the facts beside it.
 
     Raises:
         KeyError, TypeError, ValueError, FedmtlError: a header that no run writes.
@@ -113,7 +113,8 @@ def restated(ledger: Reading, beside: Beside) -> Restated:
 
 
 def near(stated: Any, made: Any) -> bool:
-    """Return whether two figures of accountants are the same, up to what a finer grid of losses changes."""
+    """Returns True if two figures of accountants agree up to the effect of a finer grid of
+    losses."""
     if isinstance(stated, list) and isinstance(made, list):
         return len(stated) == len(made) and all(map(near, stated, made))
     numbers = all(isinstance(each, (int, float)) and not isinstance(each, bool) for each in (stated, made))
@@ -235,7 +236,8 @@ def _of_records(ledger: Reading, beside: Beside) -> Restated:
 
 
 def _rounds(header: Mapping[str, Any]) -> str:
-    """Return who takes part in rounds, what is charged for it, and how the budget is divided."""
+    """Returns the facts of the schedule: participants, their charges, and the division of the
+    budget."""
     text = str(header["sampler"])
     kind = header["kinds"][0]
     schedule = header["schedule"]
@@ -270,7 +272,7 @@ def _activations(ledger: Reading) -> str:
 
 
 def _server(ledger: Reading) -> str | None:
-    """Return what noise on rows guarantees against the server; None without any."""
+    """Returns the guarantee of noise on rows against the server; None without such noise."""
     header = ledger.header
     uses = int(ledger.uses.max())
     texts = []
@@ -288,7 +290,7 @@ def _server(ledger: Reading) -> str | None:
 
 
 def _outside(header: Mapping[str, Any], beside: Beside) -> Restated:
-    """Return what epsilon does not cover, in the order of a report."""
+    """Returns the parts that epsilon does not cover, in the order of a report."""
     of_records = "releases" not in header
     outside = list(OUTSIDE)
     if header["privacy"]["source"] == "secure":

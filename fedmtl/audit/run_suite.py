@@ -74,7 +74,8 @@ def audit_trainer(
 
 
 def setup_of(trainer: Trainer) -> Setup | None:
-    """Return how a run opens its channel, for :func:`fedmtl.audit.audit_channel`; None without privacy."""
+    """Returns the channel setup of a run for :func:`fedmtl.audit.audit_channel`; None without
+    privacy."""
     if trainer.privacy is None:
         return None
     problem = trainer.problem()

@@ -120,8 +120,9 @@ def _neighbours(setup: Setup, name: str, seed: int, coins: np.random.Generator) 
 
 
 def _with(setup: Setup, name: str, crowd: Tensor, who: int, row: Tensor | None) -> Sent:
-    """Return what is sent where clients contribute their rows of ``crowd``, (n, D) or (0, D), and client ``who``
-    contributes ``row``: where rows of clients are released, in place of its own."""
+    """Returns the message in which clients contribute their rows of ``crowd``, (n, D) or (0, D),
+    and client ``who`` contributes ``row``. If rows of clients are released, this row replaces
+    its own."""
 
     def sent(release: str, step: int, clients: Tensor) -> tuple[Tensor, Tensor]:
         if release != name and setup.gradients is None:

@@ -108,14 +108,15 @@ class Setup:
         return self.release(name).dimension
 
     def form(self, name: str) -> Form:
-        """Return what is released of the rows."""
+        """Returns the form of the release of the rows."""
         if self.gradients is not None or self.rows:
             return "vector"
         return self.release(name).form
 
     @property
     def relation(self) -> Relation:
-        """Return how neighbours differ, by the kind of cohort; rows with noise of their own by all data of a client."""
+        """Returns the neighbouring relation by the kind of cohort. For rows with noise of their
+        own it is all data of a client."""
         if self.gradients is not None:
             if self.one_at_a_time:
                 return "replace"
@@ -210,7 +211,7 @@ class Setup:
 
     @cached_property
     def claims(self) -> Claims:
-        """Return what is claimed of the releases, which does not depend on the seed."""
+        """Returns the claims about the releases, which do not depend on the seed."""
         channel = self.open(0)
         if not isinstance(channel, Rounds) or self.gradients is not None:
             return Claims(self, channel.account.prices)
@@ -221,7 +222,7 @@ class Setup:
         return Claims(self, channel.account.prices, bands)
 
     def name(self, client: int) -> str:
-        """Return how findings name a client."""
+        """Returns the name of a client in findings."""
         if self.gradients is None:
             return str(client)
         return repr(self.gradients.ids[client])
@@ -376,7 +377,7 @@ class Claims:
 
     @property
     def prices(self) -> Prices:
-        """Return what the account charges."""
+        """Returns the prices of the account."""
         assert self._prices is not None
         return self._prices
 
@@ -441,15 +442,16 @@ class Claims:
         )
 
     def _exchanged(self, name: str) -> bool:
-        """Return whether neighbours have two rows in a release and not one or none: where a unit is replaced, and where
-        the data of a client are replaced by nothing, but clients without data send rows."""
+        """Returns True if neighbours have two rows in a release instead of one or none. That is
+        so if a unit is replaced, or if the data of a client are replaced by nothing and clients
+        without data send rows."""
         setup = self._setup
         if setup.gradients is not None or setup.rows or setup.relation != "zero_out":
             return setup.relation == "replace"
         return setup.release(name).without_data
 
     def facts(self, client: int = 0) -> dict[str, Any]:
-        """Return what the settings and public facts make of the price of an account."""
+        """Returns the price facts of an account that follow from the settings and public facts."""
         setup = self._setup
         of_records = self._setup.gradients is not None
         return {

@@ -267,18 +267,18 @@ class _Run:
 
     @cached_property
     def ledger(self) -> Reading:
-        """Return what the ledger says."""
+        """Returns the contents of the ledger."""
         assert self.chain is not None
         return Reading(self.chain.lines)
 
     @property
     def secret(self) -> bool:
-        """Return whether this is a search, whose runs have ledgers of their own."""
+        """Returns True for a search, whose runs have ledgers of their own."""
         return self.report.get("search") is not None
 
     @cached_property
     def restated(self) -> Restated:
-        """Return what the ledger makes of the report."""
+        """Returns the report derived from the ledger."""
         interval = self.report.get("interval")
         finetuned = None
         if self.private:
@@ -291,7 +291,7 @@ class _Run:
 
     @property
     def adaptive(self) -> bool:
-        """Return whether clip norms follow a quantile."""
+        """Returns True if clip norms follow a quantile."""
         return self.header is not None and isinstance(self.header["privacy"]["clip_norm"], dict)
 
     @cached_property
@@ -682,7 +682,7 @@ def _grid(run: _Run) -> _Answer:
 
 
 def _too_quiet(name: str, claim: Claim, last: GridValue) -> list[str]:
-    """Return what is wrong with a release that has less noise than the ledger says.
+    """Returns the complaint about a release with less noise than the ledger states.
 
     Such a sum is stochastically at least as long as the noise in it, whatever the clients sent and whatever other noise
     it is correlated with (Anderson, "The integral of a symmetric unimodal function over a symmetric convex set", 1955),

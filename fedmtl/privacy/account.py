@@ -213,7 +213,7 @@ class Account:
             self.ledger.close()
 
     def state(self) -> dict[str, Tensor]:
-        """Return what a checkpoint must keep: what no file holds."""
+        """Returns the state that a checkpoint must keep because no file holds it."""
         if self.ledger is not None and len(self.participations) == 1:
             return {}
         if self.by_client:
@@ -239,8 +239,8 @@ class Account:
         return np.where(before < self.caps[members], members, -1)
 
     def fitting(self, members: np.ndarray) -> np.ndarray:
-        """Return how many steps of ``members`` (R, S, k) come before the first with a client past its cap: int64 (R,),
-        S where there is none."""
+        """Returns the number of steps of ``members`` (R, S, k) before the first one with a
+        client past its cap: int64 (R,), S if there is none."""
         past = (self.within_caps(members) != members).any(2)
         return np.where(past.any(1), past.argmax(1), past.shape[1])
 
@@ -280,7 +280,7 @@ class Account:
             )
 
     def _room(self, charged: int, wanted: int) -> int:
-        """Return how many of ``wanted`` more steps fit the budget."""
+        """Returns the number of steps among ``wanted`` more ones that fit the budget."""
         if self.prices is None:
             return wanted
         most = self.prices.most

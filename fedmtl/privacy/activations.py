@@ -119,8 +119,8 @@ class Activations(Channel):
         self._end = first + acting.shape[1]
 
     def _acting(self, clients: np.ndarray) -> np.ndarray:
-        """Return who releases something (R, S), with -1 for clients without records, and for those at their caps where
-        these are silent."""
+        """Returns the clients (R, S) that release something. Clients without records are -1, and
+        so are clients at their caps if these are silent."""
         n = len(self.records.plan.ids)
         low = clients.min(initial=0)
         high = clients.max(initial=0)
@@ -176,7 +176,8 @@ class Activations(Channel):
         return drawn[:, : self.records.counts[client]]
 
     def release(self, gradients: Sequence[Gradients]) -> np.ndarray:
-        """Return what the next activation releases: clip, sum over records, noise, divide.
+        """Clips the gradients of the next activation, adds them up, adds noise and divides:
+        DP-SGD of one client.
 
         Args:
             gradients: of the records of each client in :attr:`acting`, in its replicates: an array (k, n_i) of factors

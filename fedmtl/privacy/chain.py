@@ -98,7 +98,8 @@ def read_chain(path: Path, *, version: int | None = None) -> Chain:
 
 
 def head_file(path: Path) -> Path:
-    """Return where the number of lines and the head of the chain at ``path`` are kept."""
+    """Returns the path of the file that keeps the number of lines and the head of the chain at
+    ``path``."""
     return path.with_suffix(".head")
 
 

@@ -104,7 +104,7 @@ class Channel(ABC):
 
     @property
     def source(self) -> NoiseSource:
-        """Return where the random bits of the first replicate come from."""
+        """Returns the source of random bits of the first replicate."""
         return self.sources[0]
 
     @property
@@ -145,7 +145,7 @@ class Channel(ABC):
     @property
     @abstractmethod
     def releases_anything(self) -> bool:
-        """Return whether anything is released, and so charged."""
+        """Returns True if the channel releases something, and therefore charges."""
 
     # A step
 
@@ -207,7 +207,8 @@ class Channel(ABC):
 
     @property
     def report(self) -> PrivacyReport:
-        """Return what may be said of the run so far; after :meth:`close`, of the run."""
+        """Returns the privacy report of the run so far, and of the whole run after
+        :meth:`close`."""
         return PrivacyReport(**self._facts())
 
     @abstractmethod
@@ -283,8 +284,8 @@ class Channel(ABC):
     # Its end
 
     def state(self) -> dict[str, Tensor]:
-        """Return what a checkpoint must keep of the channel: the charges of replicates, which no file holds, and clip
-        norms that adapt."""
+        """Returns the state that a checkpoint must keep: charges of replicates, which no file
+        holds, and adaptive clip norms."""
         return self.account.state()
 
     def restore(self, state: dict[str, Tensor]) -> None:

@@ -86,7 +86,7 @@ def bounds_of(clip: Clip | None) -> tuple[float, float]:
 
 
 def are_long(dimension: int) -> bool:
-    """Return whether rows (k, D) on the CPU are clipped and added one by one."""
+    """Returns True if rows (k, D) on the CPU are clipped and added one by one."""
     return dimension >= _LONG
 
 
@@ -127,7 +127,8 @@ def row_norms(rows: Tensor, clip: Clip | None) -> Tensor:
 
 
 def not_finite(rows: Tensor) -> int:
-    """Return how many rows (..., D) have a NaN or an infinity, and would count as zero in a sum."""
+    """Returns the number of rows (..., D) with a NaN or an infinity. Such a row counts as zero
+    in a sum."""
     if bool(torch.isfinite(rows.sum())):
         return 0
     return int((~torch.isfinite(rows).all(-1)).sum())

@@ -153,7 +153,8 @@ class GradientPlan:
 
     @property
     def relation(self) -> RecordRelation:
-        """Return how neighbours differ: in rounds by a record that is left out, elsewhere by one that is replaced."""
+        """Returns the neighbouring relation: in rounds a record is left out, otherwise it is
+        replaced."""
         if self.caps is None:
             return "zero_out"
         return "replace"

@@ -307,8 +307,9 @@ class Ledger:
         self._next = end
 
     def _follows(self, first: int) -> bool:
-        """Return whether step ``first`` follows those of this session; of none, those that were ever charged. In memory
-        no session follows this one, so nothing depends on where its steps begin."""
+        """Returns True if step ``first`` follows the steps of this session, or without any the
+        steps that were ever charged. No session follows one in memory, so its steps may begin
+        anywhere."""
         return self._files is None or first == self._next or (self._next is None and first <= self.reached)
 
     def _apply(self, line: Mapping[str, Any], number: int) -> None:

@@ -298,7 +298,8 @@ def calibrated_release(privacy: ClientPrivacy, plan: ReleasePlan, sampler: Bound
 
 
 def _bands(privacy: ClientPrivacy, plans: tuple[ReleasePlan, ...], sampler: BoundSampler, steps: int) -> Bands | None:
-    """Return how the noise is correlated over rounds; see :mod:`.noise.banded` for what that needs of the schedule.
+    """Returns the correlation of the noise over rounds. :mod:`.noise.banded` states its demands
+    on the schedule.
 
     Raises:
         PrivacyError: participations that may follow each other more closely, or cohorts that are not public.
@@ -326,7 +327,8 @@ def _bands(privacy: ClientPrivacy, plans: tuple[ReleasePlan, ...], sampler: Boun
 
 
 def _facts(sampler: BoundSampler, **assumed: Any) -> dict[str, Any]:
-    """Return what the accounting takes from the sampler, or assumes in its place, for readers of the ledger."""
+    """Returns the facts that accounting takes from the sampler or assumes in its place, for
+    readers of the ledger."""
     schedule = {"class": type(sampler).__name__, **asdict(sampler), **sampler.facts, **assumed}
     return {"sampler": sampler.describe(), "schedule": schedule}
 

@@ -93,8 +93,9 @@ class Price:
         return event
 
     def slack(self, uses: int, epsilon: float) -> float:
-        """Return what ``epsilon`` after ``uses`` uses leaves out, since Gaussian noise is drawn in whole numbers in
-        secure mode; see :mod:`.noise.discrete`. 0 of other noise."""
+        """Returns the part of the privacy loss that ``epsilon`` after ``uses`` uses leaves out.
+        In secure mode Gaussian noise is drawn as whole numbers, see :mod:`.noise.discrete`.
+        Other noise has none."""
         numbers = 3 * sum(self.sizes) * uses * self.sums * self.bands  # at least, with a count and a score beside it
         if LAWS[self.mechanism].joint:
             return slack(numbers, epsilon)

@@ -72,8 +72,8 @@ class ReleasePlan:
             check_allocation(f"ReleasePlan {self.name!r}", self.allocation)
 
     def relation_of_rows(self, relation: Relation) -> Relation:
-        """Return how the rows of neighbours differ whose clients differ by ``relation``: by a replacement for zero-out,
-        if clients without data send rows."""
+        """Returns the neighbouring relation of rows for clients that differ by ``relation``. It
+        is a replacement under zero-out if clients without data send rows."""
         if self.without_data and relation == "zero_out":
             return "replace"
         return relation
@@ -142,7 +142,8 @@ class Release(ReleasePlan):
 
     @property
     def relation(self) -> Relation:
-        """Return how the rows of neighbouring populations differ, see :meth:`ReleasePlan.relation_of_rows`."""
+        """Returns the neighbouring relation of the rows, see
+        :meth:`ReleasePlan.relation_of_rows`."""
         return self.relation_of_rows(self.sampling.relation)
 
     @property
@@ -214,7 +215,7 @@ def step_price(
     most: int | None = None,
     bands: Bands | None = None,
 ) -> Price:
-    """Return what the steps cost, each with all its releases.
+    """Returns the privacy cost of the steps, each with all its releases.
 
     Args:
         plans: at least one.

@@ -176,12 +176,13 @@ class PrivacyReport:
 
     @property
     def publication(self) -> str:
-        """Return whether what was released may be published, in the words of every place that speaks of it."""
+        """Returns the sentence on whether the releases may be published, as every page prints
+        it."""
         return self._standing[1]
 
     @property
     def trusted(self) -> str:
-        """Return who must be trusted for the figure to hold, in words."""
+        """Returns the parties that must be trusted if the figure is to hold, in words."""
         return self._standing[2]
 
     def rows(self) -> list[tuple[str, str]]:

@@ -102,7 +102,7 @@ class Rounds(Channel):
 
     @property
     def releases_anything(self) -> bool:
-        """Return whether anything is released, and so charged."""
+        """Returns True if the rounds release something, and therefore charge."""
         return bool(self.releases) or self.records is not None
 
     # A round
@@ -466,7 +466,8 @@ class Rounds(Channel):
         return facts
 
     def _schedule(self) -> str:
-        """Return who takes part, what is charged for it, and how the budget is divided."""
+        """Returns the facts of the schedule: participants, their charges, and the division of
+        the budget."""
         text = self.sampler.describe()
         if not self.noised:
             return text

@@ -138,7 +138,8 @@ def bind_rows(
 
 
 def row_facts(plans: tuple[ReleasePlan, ...], rows: Mapping[str, BoundRowNoise]) -> dict[str, Any]:
-    """Return what the header of a ledger says of the noise on rows: each multiplier, and what was asked of it."""
+    """Returns the facts about noise on rows for the header of a ledger: each multiplier and its
+    target."""
     facts: dict[str, Any] = {row_key(name): noise.multiplier for name, noise in rows.items()}
     return facts | {f"rows of {plan.name}": asdict(plan.rows) for plan in plans if plan.rows is not None}
 

@@ -102,7 +102,7 @@ class BoundSampler(ABC):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Return what the accountant assumes, by name."""
+        """Returns the assumptions of the accountant by name."""
         return {name: getattr(self, name) for name in ("relation", "amplified", "per_participation")}
 
     @abstractmethod

@@ -36,7 +36,7 @@ class _Budgeted:
 
     @property
     def noiseless(self) -> bool:
-        """Return whether the settings ask for clipping only."""
+        """Returns True if the settings ask for clipping only."""
         return self.epsilon == math.inf
 
     @property

@@ -69,7 +69,8 @@ _FAR = 256.0  # exponents beyond are left to whole numbers
 
 
 def slack(numbers: int, epsilon: float) -> float:
-    """Return what noise in whole numbers, of at least 2**40 cells, adds to an ``epsilon`` of Gaussian noise.
+    """Returns the addition to an ``epsilon`` of Gaussian noise that is drawn as whole numbers of
+    at least 2**40 cells.
 
     Args:
         numbers: N, noised numbers of all the releases.
@@ -178,7 +179,8 @@ def _zeros(words: Words) -> int:
 
 
 def _below(word: int, gamma: Fraction, height: Fraction, words: Words) -> bool:
-    """Return whether a uniform number, whose first 64 bits are ``word``, is below ``exp(-gamma) / height``."""
+    """Returns True if a uniform number with the first 64 bits ``word`` is below ``exp(-gamma) /
+    height``."""
     bits = 64
     while True:
         low, high = exponential(gamma, bits + 32)
