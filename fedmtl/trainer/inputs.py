@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from .. import algorithms, models
+from .. import algorithms, contrib, models
 from .._rounding import rounded_up
 from ..algorithms import Algorithm, ServerOptimizer
 from ..algorithms.base import BASELINES
@@ -173,7 +173,7 @@ def _check_replicates(settings: Any) -> None:
     if algorithm == "auto":
         raise ConfigError("algorithm=auto chooses settings for one run; leave replicates and epsilons out.")
     if type(algorithm).models is Algorithm.models:
-        exported = [getattr(algorithms, name) for name in algorithms.__all__]
+        exported = [getattr(package, name) for package in (algorithms, contrib) for name in package.__all__]
         methods = [kind for kind in exported if isinstance(kind, type) and issubclass(kind, Algorithm)]
         able = ", ".join(method.name for method in methods if method.models is not Algorithm.models)
         raise ConfigError(

@@ -9,7 +9,7 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from fedmtl import algorithms
+from fedmtl import algorithms, contrib
 from fedmtl.contrib.published.p2p import PublishedPeerToPeer
 from fedmtl.errors import ConfigError
 from fedmtl.report import _names, canvas, figures
@@ -135,7 +135,7 @@ def test_impossible_figures_are_refused(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-OWN = sorted({cls.name for cls in vars(algorithms).values() if getattr(cls, "colour", "")})
+OWN = sorted({cls.name for cls in {**vars(algorithms), **vars(contrib)}.values() if getattr(cls, "colour", "")})
 """The methods of the package that have a colour."""
 
 
