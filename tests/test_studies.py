@@ -243,7 +243,7 @@ CELLS = {
     )
 }  # fmt: skip
 
-STALE = ("comparison", "cost_of_privacy", "pp_dmtl")
+STALE = ("comparison", "pp_dmtl")
 """Studies with scores of before the noise of a client's records was drawn in another order: to be computed again."""
 
 
