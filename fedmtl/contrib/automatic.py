@@ -200,6 +200,7 @@ def automatic(
     usual = 60 if records else 20 if not classes else 100 if clients >= LARGEST_COHORT else 30
     noise = noise_of(privacy, data, dimension, usual if rounds is None else rounds, settled)
     rounds = usual if rounds is None else rounds
+    level = not classes and probe_linear(network, spec.shape, 1)  # there is a bias to be learned first
     algorithm: Algorithm
     clip: float | QuantileClip
     if records:
@@ -211,7 +212,7 @@ def automatic(
             algorithm = FedProx(mu=0.03, averaged=True, local=BackoffSGD())
         clip = min(1.5 if usual == 100 else 3.0, 0.06 * math.sqrt(dimension) / max(noise, 1e-9))
     else:
-        algorithm = ProximalPoint(averaged=True, intercept_rounds=_INTERCEPT_ROUNDS)
+        algorithm = ProximalPoint(averaged=True, intercept_rounds=_INTERCEPT_ROUNDS if level else 0)
         clip = _clip_of_numbers(privacy, noise, dimension, clients, schedule)
     if isinstance(privacy, ClientPrivacy) and privacy.clip_norm is None:
         privacy = replace(privacy, clip_norm=clip)

@@ -253,7 +253,7 @@ def average_numbers(x: Array, y: Array, shared: Array, bias: bool, noise: float,
     Returns:
         The model (p,), and the four weights, which add up to 1.
     """
-    records = _Records.of(x, y, bias, limit)
+    records = Records.of(x, y, bias, limit)
     own, own_errors = records.fits(np.zeros_like(shared), 0.0 if bias else math.inf, LOCAL_RIDGES)
     prior = prior_of_local(noise_at(noise, math.sqrt(own_errors[-1])), len(x), len(shared), _ODDS_OF_NUMBERS)
     models, errors = [own], [own_errors]
@@ -276,7 +276,7 @@ def average_numbers(x: Array, y: Array, shared: Array, bias: bool, noise: float,
 
 
 @dataclass(frozen=True)
-class _Records:
+class Records:
     """The records of a client with their standardized features Z = U S V^T.
 
     Attributes:
@@ -302,7 +302,7 @@ class _Records:
     vt: Array
 
     @classmethod
-    def of(cls, x: Array, y: Array, bias: bool, limit: float) -> _Records:
+    def of(cls, x: Array, y: Array, bias: bool, limit: float) -> Records:
         n, d = x.shape
         center = x.mean(0) if bias else np.zeros(d)
         spread = np.sqrt((n * x.var(0) + _PRIOR_ROWS * _PRIOR_SPREAD**2) / (n + _PRIOR_ROWS))

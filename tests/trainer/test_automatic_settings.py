@@ -129,6 +129,12 @@ def test_first_rounds_move_the_level_alone() -> None:
         algorithm.plan(softmax, FullParticipation().bind(3))
 
 
+def test_models_without_a_bias_have_no_first_rounds() -> None:
+    privacy, model = ClientPrivacy(epsilon=1.0), models.linear_regression(bias=False)
+    assert automatic(numbers(20), privacy, model=model).algorithm.intercept_rounds == 0
+    assert Trainer(data=numbers(9), privacy=privacy, model=model, progress=False).fit().shared.shape == (2,)
+
+
 def test_nu_of_a_noise_multiplier_and_without_noise() -> None:
     assert noise_of(ClientPrivacy(noise_multiplier=2.0), numbers(30), 3, 20) == pytest.approx(2 * math.sqrt(3) / 30)
     assert noise_of(None, numbers(30), 3, 20) == noise_of(ClientPrivacy(epsilon=math.inf), numbers(30), 3, 20) == 0

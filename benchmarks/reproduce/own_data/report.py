@@ -9,7 +9,7 @@ from statistics import mean
 from typing import Any
 
 import pandas as pd
-from alone import ALONE, ALONE_AVERAGED
+from alone import ALONE, ALONE_AVERAGED, OPEN
 from scores import interval
 from sweep import markdown, replace_section
 from tables import AUTOMATIC, AVERAGED, FINETUNED, NETWORK, SHARED, SHARED_NETWORK, SOURCES
@@ -38,7 +38,7 @@ class Scores:
     def of(self, cell: Cell, method: str) -> dict[int, float]:
         """Return the error of each split; what releases nothing is the same in all cells of a data set."""
         data, unit, epsilon = cell
-        unit, epsilon = ("", 0.0) if method in (ALONE, ALONE_AVERAGED) else (unit, epsilon)
+        unit, epsilon = ("", 0.0) if method in (ALONE, ALONE_AVERAGED, OPEN) else (unit, epsilon)
         try:
             return dict(self.errors.loc[data, unit, epsilon, method])
         except KeyError:
@@ -91,6 +91,19 @@ def table(scores: Scores) -> str:
         )  # fmt: skip
     titles = ["data", "unit", "epsilon:", "alone, error:", "alone, averaged:", "automatic:", "its shared model:"]
     return markdown([*titles, "averaged, by hand:", "finetuned, by hand:", "automatic / better by hand:"], lines)
+
+
+def panel_table(scores: Scores) -> str:
+    """Return a line for each panel, unit and epsilon: automatic settings over each client's average of own models, over
+    its own tuned ridge regression and over what an analyst without privacy does."""
+    lines = []
+    for cell in scores.cells():
+        name, unit, epsilon = cell
+        ratios = [shown(scores.ratio(cell, AUTOMATIC, other)) for other in (ALONE_AVERAGED, ALONE, OPEN)]
+        shared = scores.ratio(cell, SHARED, ALONE_AVERAGED)
+        lines.append([SOURCES[name].title, unit, f"{epsilon:g}", *ratios, f"{shared[0]:.2f}" if shared else ""])
+    titles = ["data", "unit", "epsilon:", "automatic / local:", "/ own ridge:", "/ by hand, not private:"]
+    return markdown([*titles, "its shared model / local:"], lines)
 
 
 def short_table(scores: Scores) -> str:

@@ -29,8 +29,8 @@ import torch
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent / "comparison")]
 
-from alone import ALONE, alone  # noqa: E402
-from report import Scores, report, short_table  # noqa: E402
+from alone import ALONE, OPEN, alone, open_by_hand  # noqa: E402
+from report import Scores, panel_table, report, short_table  # noqa: E402
 from settings import held_out  # noqa: E402
 from sweep import existing  # noqa: E402
 from tables import AUTOMATIC, FINETUNED, NETWORK, SHARED, SHARED_NETWORK, SOURCES  # noqa: E402
@@ -225,6 +225,8 @@ def measure(rows: Rows, name: str, folder: Path, epsilons: Sequence[float], spli
     for split in splits:
         where = {"data": name, "unit": "", "epsilon": 0.0, "split": split, "method": ALONE}
         rows.get(where, partial(alone, cached(name, folder, split)))
+        if not SOURCES[name].by_hand:
+            rows.get(where | {"method": OPEN}, partial(open_by_hand, cached(name, folder, split)))
     for epsilon, unit, split in product(epsilons, UNITS, splits):
         where = {"data": name, "unit": unit, "epsilon": epsilon, "split": split, "method": AUTOMATIC}
         rows.get(where, partial(automatic, cached(name, folder, split), unit, epsilon, split))
@@ -262,13 +264,19 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="tables without a file, two splits, epsilon 3")
     parser.add_argument("--collect", action="store_true", help="rewrite table and figure from the rows that there are")
     parser.add_argument("--automatic", action="store_true", help="leave tuning by hand out")
+    parser.add_argument("--panels", type=existing, metavar="CSV", help="print the table of panels of a file of scores")
+    parser.add_argument("--epsilons", nargs="+", type=float, default=list(EPSILONS), metavar="E")
+    parser.add_argument("--splits", nargs="+", type=int, default=list(SPLITS), metavar="SPLIT")
     parser.add_argument("--out", type=Path, default=Path("outputs/reproduce/own_data"))
     arguments = parser.parse_args()
+    if arguments.panels:
+        print(panel_table(Scores(pd.read_csv(arguments.panels, keep_default_na=False))))
+        return
     if not (arguments.quick or arguments.collect or arguments.data):
         parser.error("--data is needed, except with --quick and --collect")
     logging.getLogger("fedmtl").setLevel(logging.ERROR)
     torch.set_num_threads(1)
-    names, epsilons, splits = arguments.sources, EPSILONS, SPLITS
+    names, epsilons, splits = arguments.sources, arguments.epsilons, arguments.splits
     if arguments.quick:
         names, epsilons, splits = [name for name in names if not SOURCES[name].file], (3.0,), (0, 1)
     rows, folder = Rows(arguments.out / ("quick.csv" if arguments.quick else "rows.csv")), arguments.data or Path()

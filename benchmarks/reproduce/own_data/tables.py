@@ -18,8 +18,9 @@ import scipy.io
 from sklearn.datasets import load_diabetes
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE.parent / "comparison"), str(HERE.parents[2])]
+sys.path[:0] = [str(HERE), str(HERE.parent / "comparison"), str(HERE.parents[2])]
 
+from judges import JUDGES  # noqa: E402
 from settings import half_size  # noqa: E402
 
 from fedmtl import FederatedDataset, load_data  # noqa: E402
@@ -245,10 +246,28 @@ def panels(wide: float = 1.0) -> dict[str, Source]:
     }
 
 
+def judges(wide: float = 1.0) -> dict[str, Source]:
+    """The panels of :mod:`judges`, with ranges that are ``wide`` times too wide."""
+    names = "" if wide == 1.0 else f"{wide:g}"
+    said = "" if wide == 1.0 else f", ranges {wide:g} times"
+    return {
+        f"{name}{names}": Source(
+            f"{judge.title}{said}",
+            f"own/{name}.csv.gz",
+            panel(judge.client, judge.target, judge.numbers, judge.texts, wide=wide),
+            by_hand=(),
+        )
+        for name, judge in JUDGES.items()
+    }
+
+
 SOURCES = {
     **panels(),
     **panels(3.0),
     **panels(10.0),
+    **judges(),
+    **judges(3.0),
+    **judges(10.0),
     "diabetes": Source("diabetes, dealt", "", diabetes),
     "azpro": Source("hospital stays, azpro", "hospital/azpro.csv", azpro, chosen=True),
     "medpar": Source("hospital stays, medpar", "hospital/medpar.csv", medpar, chosen=True),
