@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
 import numpy as np
+from intervals import interval
 from scores import AS_PUBLISHED, Role, Score, difference, plot, renew_scores, table
 from sweep import markdown, replace_section, write_csv
 
@@ -15,7 +16,7 @@ from fedmtl.report.canvas import drawing
 
 Row = dict[str, Any]
 COLUMNS = ("part", "method", "epsilon", "lam", "rho", "momentum", "alpha", "q", "tasks", "deals", "nmse",
-           "standard_error", "note")  # fmt: skip
+           "half", "note")  # fmt: skip
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999")
 PROBLEMS = {"low_rank": "low rank", "group_sparse": "group sparse", "school": "School"}
 POOLED = "pooled nMSE"
@@ -76,7 +77,7 @@ def write(parts: dict[str, list[Row]], here: Path) -> None:
         means = averaged(parts["allocation"], ("rho", "momentum", "epsilon", "alpha", "q"))
         rows += [{**r, "part": "allocation", "method": "MP-MTL-LR"} for r in means]
         plot_allocation(means, here / "allocation.png")
-        replace_section(readme, "allocation", allocation_table(means))
+        replace_section(readme, "allocation", allocation_table(parts["allocation"]))
     if "noise" in parts:
         rows += [{**r, "part": "noise", "note": f"noise to signal {r['ratio'][-1]:.4g}"} for r in parts["noise"]]
         plot_noise(parts["noise"], here / "noise.png")
@@ -85,7 +86,7 @@ def write(parts: dict[str, list[Row]], here: Path) -> None:
         means = averaged(parts["tasks"], ("method", "epsilon", "tasks"))
         rows += [{**r, "part": "tasks"} for r in means]
         plot_tasks(means, here / "tasks.png")
-        replace_section(readme, "tasks", tasks_table(means))
+        replace_section(readme, "tasks", tasks_table(parts["tasks"]))
     if "heat" in parts:
         plot_models(parts["heat"][0], here / "models.png")
         plot_covariance(parts["heat"][1], here / "covariance.png")
@@ -98,11 +99,6 @@ def text(value: float) -> str:
 
 def name_of(epsilon: float) -> str:
     return "no noise" if math.isinf(epsilon) else f"{epsilon:g}"
-
-
-def error_of(values: list[float]) -> float:
-    """Standard error of the mean."""
-    return stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
 
 
 def scores_of(rows: list[Row], setting: str) -> list[Score]:
@@ -136,15 +132,21 @@ def role_of(name: str) -> Role:
 
 
 def averaged(rows: list[Row], keys: tuple[str, ...]) -> list[Row]:
-    """Means over deals of rows that agree in ``keys``."""
+    """Means over deals of rows that agree in ``keys``, with halves of their 95% intervals."""
     groups: dict[tuple[Any, ...], list[float]] = {}
     for r in rows:
         groups.setdefault(tuple(r.get(k) for k in keys), []).append(r["nmse"])
-    return [
-        {**dict(zip(keys, key, strict=True)), "nmse": mean(values), "standard_error": error_of(values),
-         "deals": len(values)}
-        for key, values in groups.items()
-    ]  # fmt: skip
+    found = []
+    for key, values in groups.items():
+        middle, half = interval(values)
+        found.append({**dict(zip(keys, key, strict=True)), "nmse": middle, "half": half, "deals": len(values)})
+    return found
+
+
+def paired(own: list[Row], other: list[Row]) -> tuple[float, float]:
+    """The mean of the differences own - other over their common deals, and half its 95% interval."""
+    others = {r["deal"]: r["nmse"] for r in other}
+    return interval(r["nmse"] - others[r["deal"]] for r in own)
 
 
 def claims_table(problems: dict[str, list[Score]]) -> str:
@@ -216,17 +218,25 @@ WAYS = {"none": "no momentum, α", "nesterov": "Nesterov, α", "strongly_convex"
 
 
 def allocation_table(rows: list[Row]) -> str:
+    """The best exponent beside the uniform allocation, with the paired difference over deals."""
     lines = []
     for momentum, title in WAYS.items():
-        key = "q" if momentum == "strongly_convex" else "alpha"
+        key, flat = "alpha", 0.0
+        if momentum == "strongly_convex":
+            key, flat = "q", 1.0
         for rho in (1.5, 0.25):
             for epsilon in sorted({r["epsilon"] for r in rows}):
                 own = [r for r in rows if (r["momentum"], r["rho"], r["epsilon"]) == (momentum, rho, epsilon)]
-                best = min(own, key=lambda r: r["nmse"])
-                flat = next(r for r in own if r[key] == (1.0 if key == "q" else 0.0))
-                lines.append([title, f"{rho:g}", f"{epsilon:g}", f"{best[key]:.2g}", text(best["nmse"]),
-                              text(flat["nmse"]), text(flat["standard_error"])])  # fmt: skip
-    titles = ["allocation", "ρ:", "ε:", "best exponent:", "nMSE there:", "nMSE uniform:", "± se:"]
+                means = averaged(own, (key,))
+                best = min(means, key=lambda r: r["nmse"])[key]
+                there = [r for r in own if r[key] == best]
+                uniform = [r for r in own if r[key] == flat]
+                gain = ""
+                if best != flat:
+                    gain = "{:+.4f} ± {:.4f}".format(*paired(there, uniform))
+                cells = [f"{text(r['nmse'])} ± {text(r['half'])}" for r in averaged(there + uniform, (key,))]
+                lines.append([title, f"{rho:g}", f"{epsilon:g}", f"{best:.2g}", cells[0], cells[-1], gain])
+    titles = ["allocation", "ρ:", "ε:", "best exponent:", "nMSE there:", "nMSE uniform:", "difference:"]
     return markdown(titles, lines)
 
 
@@ -241,19 +251,38 @@ def noise_table(rows: list[Row]) -> str:
 
 
 def tasks_table(rows: list[Row]) -> str:
+    """Means by number of tasks, marked where the paired difference to STL leaves out 0."""
     counts = list(dict.fromkeys(r["tasks"] for r in rows))
+    alone = [r for r in rows if r["method"] == ALONE]
     lines = []
     for method, epsilon in dict.fromkeys((r["method"], r["epsilon"]) for r in rows):
-        own = [r for r in rows if (r["method"], r["epsilon"]) == (method, epsilon)]
-        cells = [f"{text(r['nmse'])} ± {text(r['standard_error'])}" for r in own]
+        cells = []
+        for count in counts:
+            own = [r for r in rows if (r["method"], r["epsilon"], r["tasks"]) == (method, epsilon, count)]
+            (row,) = averaged(own, ("tasks",))
+            cells.append(f"{text(row['nmse'])} ± {text(row['half'])}")
+            if method != ALONE:
+                cells[-1] += _mark(*paired(own, [r for r in alone if r["tasks"] == count]))
         lines.append([NAMES.get(method, method), "" if method == ALONE else name_of(epsilon), *cells])
     return markdown(["nMSE of the first 20 tasks", "ε:", *(f"{c} tasks:" for c in counts)], lines)
+
+
+def _mark(value: float, half: float) -> str:
+    """Better or worse, where the interval of a difference of errors leaves out 0."""
+    if abs(value) <= half:
+        return ""
+    if value < 0:
+        return " ▲"
+    return " ▼"
 
 
 def plot_allocation(rows: list[Row], path: Path) -> None:
     """Figure 4."""
     with drawing(
-        path, 9.0, 3.8, "Synthetic, low rank; 5 deals x 10 repetitions. The composed total is that of every allocation."
+        path,
+        9.0,
+        3.8,
+        "Low rank; 5 deals x 10 repetitions, 95% intervals. The composed total is that of every allocation.",
     ) as figure:
         panels = figure.subplots(1, 2)
         for axes, key, label in ((panels[0], "alpha", "α of ε_t ∝ t^α"), (panels[1], "q", "Q of ε_t ∝ Q^-t")):
@@ -267,7 +296,7 @@ def plot_allocation(rows: list[Row], path: Path) -> None:
                         if own:
                             name = {"none": ", no momentum", "nesterov": ", Nesterov"}.get(momentum, "")
                             axes.errorbar([r[key] for r in own], [r["nmse"] for r in own],
-                                          [r["standard_error"] for r in own], fmt=style, markersize=3,
+                                          [r["half"] for r in own], fmt=style, markersize=3,
                                           color=COLOURS[place], label=f"ε {epsilon:g}, ρ {rho:g}{name}")  # fmt: skip
                     place += 1
             axes.legend(fontsize=6, framealpha=0.9, edgecolor="white")
@@ -294,7 +323,7 @@ def plot_noise(rows: list[Row], path: Path) -> None:
 def plot_tasks(rows: list[Row], path: Path) -> None:
     """Figure 8."""
     with drawing(
-        path, 7.6, 3.8, "Synthetic, low rank; 10 deals x 10 repetitions; bars are standard errors over deals."
+        path, 7.6, 3.8, "Synthetic, low rank; 10 deals x 10 repetitions; bars are 95% intervals over deals."
     ) as figure:
         axes = figure.subplots()
         axes.set(xlabel="tasks that learn", title="nMSE of the first 20 tasks")
@@ -309,7 +338,7 @@ def plot_tasks(rows: list[Row], path: Path) -> None:
             own = [r for r in rows if (r["method"], r["epsilon"]) == (method, epsilon)]
             budget = f"ε {epsilon:g}" if math.isfinite(epsilon) else name_of(epsilon)
             label = method if method == ALONE else f"{NAMES[method]}, {budget}"
-            axes.errorbar([r["tasks"] for r in own], [r["nmse"] for r in own], [r["standard_error"] for r in own],
+            axes.errorbar([r["tasks"] for r in own], [r["nmse"] for r in own], [r["half"] for r in own],
                           fmt="o-", markersize=3.5, color=COLOURS[place], label=label)  # fmt: skip
         axes.legend(fontsize=7.5, loc="upper left", bbox_to_anchor=(1.01, 1.0))
 
