@@ -16,6 +16,7 @@ from ..errors import DataError
 from . import checks, rows
 
 _NUMBERS = "numbers, and rows of one shape"
+_LENGTH = " (from_columns(..., length=K) pads lists of tokens)"
 _MOST = 1 << 63  # first whole number beyond int64
 _SIGNED = {2: np.int32, 4: np.int64, 8: np.int64}  # by the bytes of an unsigned whole number
 _WIDER = {torch.uint16: torch.int32, torch.uint32: torch.int64, torch.uint64: torch.int64}
@@ -106,7 +107,7 @@ def stack_rows(values: Iterable[Any], where: str, field: str) -> Tensor:
         if made and row.shape != made[0].shape:
             raise DataError(
                 f"{place}, field {field!r} has the shape {tuple(row.shape)}, and row 0 has {tuple(made[0].shape)}; "
-                "all must agree."
+                f"all must agree{_LENGTH * (row.ndim == made[0].ndim == 1)}."
             )
         made.append(row)
     if not made:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import numbers
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -219,57 +218,6 @@ def stack(pairs: Mapping[str, Pair], ids: Sequence[str]) -> Examples:
     there = [pairs[client] for client in ids if client in pairs]
     counts = torch.tensor([len(pairs[client][1]) if client in pairs else 0 for client in ids], dtype=torch.int64)
     return Examples(rows.join([x for x, _ in there]), torch.cat([y for _, y in there]), rows.offsets_of(counts))
-
-
-def group_rows(
-    table: Any, client: str, target: str, features: Sequence[str], where: str
-) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return the (x, y) of each client of a table of columns; several feature columns become one feature each.
-
-    Args:
-        table: has ``column_names``, or ``columns`` as a table of pandas has, and its item at a name is that column, a
-            value a row.
-        client, target, features: names of columns.
-        where: names the table in messages.
-
-    Raises:
-        DataError: a missing column, an empty client, or rows that do not agree.
-    """
-    import pandas as pd
-
-    names = list(table.columns) if isinstance(table, pd.DataFrame) else getattr(table, "column_names", None)
-    if isinstance(names, Mapping):
-        splits = ", ".join(map(repr, names))
-        raise DataError(
-            f"{where} is a {type(table).__name__} of the splits {splits}; give the rows of one, dataset[SPLIT], and as "
-            "test, where there is one, those of another."
-        )
-    if names is None or not hasattr(table, "__getitem__"):
-        raise DataError(
-            f"{where} is a {type(table).__name__}; accepted: a table with column_names and columns by name."
-        )
-    if not features:
-        raise DataError(f"{where}: features names no column; at least one is needed.")
-    for column, roles in Counter((client, target, *features)).items():
-        if roles > 1 or names.count(column) != 1:
-            state = "is missing" if column not in names else "occurs twice, in the table or as client, target, features"
-            raise DataError(f"{where}: column {column!r} {state}; the columns are {', '.join(map(repr, names))}.")
-    places: dict[str | int, list[int]] = {}
-    for row, name in enumerate(table[client]):
-        if pd.isna(name) or name == "":
-            raise DataError(f"{where}: row {row}, column {client!r} is empty; every row must name its client.")
-        places.setdefault(int(name) if isinstance(name, numbers.Integral) else str(name), []).append(row)
-    if not places:
-        raise DataError(f"{where} has no rows; at least one a client is needed.")
-    columns = {name: stack_rows(table[name], f"{where}: row", name) for name in (*features, target)}
-    for name in features if len(features) > 1 else ():
-        if (values := columns[name]).ndim != 1:
-            raise DataError(
-                f"{where}: column {name!r} has rows of shape {tuple(values.shape[1:])}; each of several features "
-                "must hold one number a row."
-            )
-    x = columns[features[0]] if len(features) == 1 else torch.stack([columns[f].float() for f in features], 1)
-    return {name: (x[index], columns[target][index]) for name, index in checks.by_id(places, where).items()}
 
 
 def infer_classes(y: Tensor, offsets: Tensor, ids: Sequence[str], where: str) -> int | None:

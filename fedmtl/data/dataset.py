@@ -16,8 +16,9 @@ from torch import Tensor
 from .._check import id_of
 from ..errors import ConfigError, DataError
 from . import checks, rows
-from .assemble import Pair, check_options, checked, choose, group_rows, infer_classes, pool, read_clients, stack
+from .assemble import Pair, check_options, checked, choose, infer_classes, pool, read_clients, stack
 from .examples import SIDES, DataSpec, Domain, Examples, Side, client_keys, cut, pixel_domain
+from .grouping import group_rows, splits_of
 from .transforms import Affine, Bounded, Cast, Integers, Packed, RowBound, Transform, describe
 from .units import SCALES, TargetScale, in_units
 
@@ -296,28 +297,37 @@ class FederatedDataset:
         target: str,
         features: str | Sequence[str],
         test: Any = None,
+        length: int | None = None,
         name: str = "data",
         **options: Any,
     ) -> FederatedDataset:
         """Return a dataset from a table of columns with a row an example, such as one of Hugging Face's ``datasets``.
 
         Args:
-            table: an object with ``column_names``, whose item at a column's name is that column, or one of pandas.
+            table: an object with ``column_names``, whose item at a column's name is that column, or one of pandas; or
+                a mapping of splits to such tables, as a ``DatasetDict`` is: of ``"train"`` and, unless ``test`` is
+                given, ``"test"``.
             client: the column with each row's client; its values become the ids, as text, in the order in which they
                 first occur.
             target: the column to predict: whole labels, real numbers, or lists of them of one length.
             features: the column to predict from, with numbers, arrays or images (Pillow) of one shape, or several
-                columns of numbers, which become one feature each.
+                columns: of numbers alone they become one feature each, else the model takes them by name, as a mapping.
             test: a table of test rows with the same columns.
+            length: public length to which lists of whole numbers, such as tokens, are padded with 0, and at which
+                longer ones are cut. The model then takes them by name, with ``mask``, which is 1 where a list has a
+                value, unless a column ``mask`` or ``attention_mask`` is among the features. An example has one target,
+                so the loss and the scores have no padding; what the model makes of its places the mask decides.
             name: for messages and reports.
             options: as in :meth:`from_tensors`.
 
         Raises:
             DataError: a missing column, or malformed rows, named by row and column.
+            ConfigError: an impossible length.
         """
         columns = (features,) if isinstance(features, str) else tuple(features)
-        train = group_rows(table, client, target, columns, name)
-        held = None if test is None else group_rows(test, client, target, columns, f"{name} (test)")
+        table, test = splits_of(table, test, name)
+        train = group_rows(table, client, target, columns, name, length)
+        held = None if test is None else group_rows(test, client, target, columns, f"{name} (test)", length)
         return cls.from_tensors(train, test=held, name=name, **options)
 
     def subset(self, clients: Sequence[str | int]) -> FederatedDataset:

@@ -7,6 +7,7 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset, Subset, TensorDataset
 
+from fedmtl import FedAvg, FullParticipation, LocalSGD, Trainer
 from fedmtl.data import FederatedDataset
 from fedmtl.errors import ConfigError, DataError
 
@@ -111,8 +112,114 @@ def test_several_columns_become_one_feature_each_and_a_test_table_is_kept():
     of_splits = {"features": ["width", "height"], "min_examples": 4, **columns}
     same = FederatedDataset.from_columns(splits["train"], test=splits["test"], **of_splits)
     assert same.fingerprint() == data.fingerprint()
+    assert FederatedDataset.from_columns(splits, **of_splits).fingerprint() == data.fingerprint()
     with pytest.raises(DataError, match=r"^data \(test\) is a Splits of the splits 'train', 'test'; give the rows"):
         FederatedDataset.from_columns(splits["train"], test=splits, **of_splits)
+
+
+def test_splits_that_are_not_used_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    columns = {"client": "writer_id", "target": "character", "features": "width"}
+    whole = Splits(train=hub(), validation=hub(9), test=hub(6))
+    data = FederatedDataset.from_columns(whole, **columns)
+    assert (len(data.train), len(data.test)) == (12, 6)
+    assert "data: the splits 'validation' are left out" in caplog.text
+    data = FederatedDataset.from_columns(whole, test=whole["validation"], **columns)
+    assert (len(data.train), len(data.test)) == (12, 9)
+    assert "data: the splits 'validation', 'test' are left out" in caplog.text
+
+
+class Named(torch.nn.Module):
+    """Takes inputs by name, and does not see padded places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = torch.nn.Embedding(10, 4)
+        self.head = torch.nn.Linear(5, 2)
+
+    def forward(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+        mask = inputs["mask"].float()[..., None]
+        mean = (self.embedding(inputs["tokens"]) * mask).sum(-2) / mask.sum(-2).clamp(min=1)
+        return self.head(torch.cat([mean, inputs["size"].float()[..., None]], -1))
+
+
+def texts(lengths: list[int]) -> Table:
+    return Table(
+        who=[f"w{i % 2}" for i in range(len(lengths))],
+        tokens=[[1 + (i + k) % 9 for k in range(length)] for i, length in enumerate(lengths)],
+        size=[float(length) for length in lengths],
+        label=[i // 2 % 2 for i in range(len(lengths))],
+    )
+
+
+def test_lists_of_tokens_are_padded_with_a_mask() -> None:
+    table = texts([3, 1, 5, 2, 4, 4, 2, 3])
+    columns = {"client": "who", "target": "label", "features": ["tokens", "size"], "classes": 2}
+    data = FederatedDataset.from_columns(table, length=4, test_fraction=0.25, **columns)
+    x, _ = data.gather("train", torch.arange(len(data.train)))
+    named = data.transform.inputs
+    assert [(name, shape) for name, shape, _ in named] == [("tokens", (4,)), ("size", ()), ("mask", (4,))]
+    seen = {(tuple(map(int, row[:4])), tuple(map(int, row[5:]))) for row in x.tolist()}
+    assert all(row in {padded(tokens) for tokens in table.columns["tokens"]} for row in seen)
+    settings = {"model": Named(), "privacy": None, "schedule": FullParticipation(), "rounds": 2, "progress": False}
+    scores = []
+    for length in (5, 9):  # more padding is nothing that a model with a mask sees
+        longer = FederatedDataset.from_columns(table, length=length, test_fraction=0.25, **columns)
+        run = Trainer(algorithm=FedAvg(local=LocalSGD(lr=0.1)), data=longer, **settings).fit()
+        scores.append(run.metrics)
+    assert scores[0] == pytest.approx(scores[1], rel=1e-5)
+    own = Table(**table.columns | {"attention_mask": [[1] * len(row) for row in table.columns["tokens"]]})
+    masked = FederatedDataset.from_columns(own, length=4, **columns | {"features": ["tokens", "attention_mask"]})
+    assert [name for name, *_ in masked.transform.inputs] == ["tokens", "attention_mask"]
+
+
+def test_the_library_of_hugging_face_gives_the_same() -> None:
+    datasets = pytest.importorskip("datasets")
+    table = texts([3, 1, 5, 2, 4, 4, 2, 3])
+    real = datasets.Dataset.from_dict(table.columns)
+    columns = {"client": "who", "target": "label", "features": ["tokens", "size"], "classes": 2, "length": 4}
+    splits = datasets.DatasetDict({"train": real, "test": real})
+    found = FederatedDataset.from_columns(splits, **columns)
+    assert found.fingerprint() == FederatedDataset.from_columns(table, test=table, **columns).fingerprint()
+
+
+def padded(tokens: list[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The first four tokens and their mask, by hand."""
+    kept = tokens[:4]
+    gap = 4 - len(kept)
+    return (*kept, *[0] * gap), (*[1] * len(kept), *[0] * gap)
+
+
+@pytest.mark.parametrize(
+    ("changes", "features", "length", "message"),
+    [
+        (
+            {},
+            "tokens",
+            None,
+            r"row 1, field 'tokens' has the shape \(1,\), .*; all must agree \(from_columns",
+        ),
+        ({}, "tokens", 0, "length is 0; it must be a whole number of at least 1"),
+        ({}, "size", 3, "length is 3, but none of the features size holds lists"),
+        ({"tokens": [[0.5], [1.0]]}, "tokens", 3, "row 0, field 'tokens' is no list of whole numbers"),
+        (
+            {"other": [[1], [1]]},
+            ["tokens", "other"],
+            3,
+            "row 0, column 'other' has another number of values",
+        ),
+        ({"label": [[0, 1], [1]]}, "tokens", 3, r"row 1, field 'label' has the shape \(1,\), and row 0 has \(2,\)"),
+    ],
+)
+def test_lists_that_cannot_be_padded_are_refused(changes, features, length, message) -> None:
+    table = Table(**texts([3, 1]).columns | changes)
+    with pytest.raises((ConfigError, DataError), match=message):
+        FederatedDataset.from_columns(table, client="who", target="label", features=features, length=length)
+
+
+def test_columns_of_several_kinds_are_inputs_by_name() -> None:
+    columns = {"client": "writer_id", "target": "character"}
+    data = FederatedDataset.from_columns(hub(), features=["image", "width"], **columns)
+    assert [(name, shape) for name, shape, _ in data.transform.inputs] == [("image", (1, 6, 6)), ("width", ())]
 
 
 def changed(column: str, row: int, value) -> Table:
@@ -126,16 +233,15 @@ def changed(column: str, row: int, value) -> Table:
     [
         ({"a": 1}, "image", r"data is a dict; accepted: a table with column_names"),
         (
-            Splits(train=hub(), dev=hub()),
+            Splits(dev=hub(), old=hub()),
             "image",
-            r"data is a Splits of the splits 'train', 'dev'; give the rows",
+            r"data is a Splits of the splits 'dev', 'old', and none is 'train'; give the rows",
         ),
         (hub(), "picture", r"data: column 'picture' is missing; the columns are 'image', 'writer_id'"),
         (hub(), [], r"features names no column"),
         (changed("width", 4, "wide"), "width", r"data: row 4, field 'width' holds 'wide'; accepted: numbers"),
         (changed("width", 4, None), "width", r"data: row 4, field 'width' is empty"),
         (changed("image", 3, Image.new("L", (5, 6))), "image", r"row 3, field 'image' has the shape \(1, 6, 5\)"),
-        (hub(), ["image", "width"], r"column 'image' has rows of shape \(1, 6, 6\); each of several"),
         (changed("writer_id", 5, pd.NA), "width", r"data: row 5, column 'writer_id' is empty"),
         (changed("writer_id", slice(4, 6), [7, "7"]), "width", r"client '7' occurs twice, as a number and as a text"),
         (changed("image", 3, Image.new("P", (6, 6))), "image", r"row 3, field 'image' is an image with a palette;"),

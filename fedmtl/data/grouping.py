@@ -1,0 +1,163 @@
+"""Tables of columns with a row an example, such as those of Hugging Face's ``datasets``, by client."""
+
+from __future__ import annotations
+
+import logging
+import numbers
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import ConfigError, DataError
+from . import checks
+from .arrays import as_tensor, stack_rows
+
+logger = logging.getLogger("fedmtl")
+MASK = "mask"
+"""The input that says which places of padded lists hold a value."""
+_MASKS = (MASK, "attention_mask")
+
+Rows = tuple[Tensor | dict[str, Tensor], Tensor]
+"""The x, or the inputs by name, and the y of some rows."""
+
+
+def splits_of(table: Any, test: Any, where: str) -> tuple[Any, Any]:
+    """Return the tables of training and of test rows: of a mapping of splits ``"train"`` and, unless ``test`` is given,
+    ``"test"``. A warning names the other splits.
+
+    Args:
+        table: a table, or a mapping of splits to tables.
+        test: a table of test rows; None for none.
+        where: names the table in messages.
+
+    Raises:
+        DataError: splits without ``"train"``.
+    """
+    names = getattr(table, "column_names", None)
+    if not isinstance(names, Mapping):
+        return table, test
+    if "train" not in names:
+        splits = ", ".join(map(repr, names))
+        raise DataError(
+            f"{where} is a {type(table).__name__} of the splits {splits}, and none is 'train'; give the rows of one, "
+            "dataset[SPLIT], and as test, where there is one, those of another."
+        )
+    used = ["train"]
+    if test is None and "test" in names:
+        used.append("test")
+        test = table["test"]
+    others = ", ".join(repr(name) for name in names if name not in used)
+    if others:
+        logger.warning("%s: the splits %s are left out; test=dataset[SPLIT] tests on another", where, others)
+    return table["train"], test
+
+
+def group_rows(
+    table: Any, client: str, target: str, features: Sequence[str], where: str, length: int | None = None
+) -> dict[str, Rows]:
+    """Return the (x, y) of each client of a table of columns.
+
+    Several columns of numbers become one feature each, several columns of which one holds more than a number a row as
+    many inputs by name.
+
+    Args:
+        table: has ``column_names``, or ``columns`` as a table of pandas has, and its item at a name is that column, a
+            value a row.
+        client, target, features: names of columns.
+        where: names the table in messages.
+        length: to which lists of whole numbers are padded with 0, and cut; None for rows of one shape.
+
+    Raises:
+        DataError: a missing column, an empty client, or rows that do not agree.
+        ConfigError: an impossible length.
+    """
+    import pandas as pd
+
+    names = list(table.columns) if isinstance(table, pd.DataFrame) else getattr(table, "column_names", None)
+    if isinstance(names, Mapping):
+        splits = ", ".join(map(repr, names))
+        raise DataError(f"{where} is a {type(table).__name__} of the splits {splits}; give the rows of one.")
+    if names is None or not hasattr(table, "__getitem__"):
+        raise DataError(
+            f"{where} is a {type(table).__name__}; accepted: a table with column_names and columns by name."
+        )
+    if not features:
+        raise DataError(f"{where}: features names no column; at least one is needed.")
+    for column, roles in Counter((client, target, *features)).items():
+        if roles > 1 or names.count(column) != 1:
+            state = "is missing" if column not in names else "occurs twice, in the table or as client, target, features"
+            raise DataError(f"{where}: column {column!r} {state}; the columns are {', '.join(map(repr, names))}.")
+    places: dict[str | int, list[int]] = {}
+    for row, name in enumerate(table[client]):
+        if pd.isna(name) or name == "":
+            raise DataError(f"{where}: row {row}, column {client!r} is empty; every row must name its client.")
+        places.setdefault(int(name) if isinstance(name, numbers.Integral) else str(name), []).append(row)
+    if not places:
+        raise DataError(f"{where} has no rows; at least one a client is needed.")
+    x = _inputs(table, features, where, length)
+    y = stack_rows(table[target], f"{where}: row", target)
+    by_client: dict[str, Rows] = {}
+    for name, index in checks.by_id(places, where).items():
+        own = {key: part[index] for key, part in x.items()} if isinstance(x, dict) else x[index]
+        by_client[name] = own, y[index]
+    return by_client
+
+
+def _inputs(table: Any, features: Sequence[str], where: str, length: int | None) -> Tensor | dict[str, Tensor]:
+    """Return the x of all rows, or several inputs by name."""
+    if length is not None:
+        return _padded(table, features, where, length)
+    columns = {name: stack_rows(table[name], f"{where}: row", name) for name in features}
+    if len(columns) == 1:
+        return columns[features[0]]
+    if any(values.ndim > 1 for values in columns.values()):
+        return columns
+    return torch.stack([columns[name].float() for name in features], 1)
+
+
+def _padded(table: Any, features: Sequence[str], where: str, length: int) -> dict[str, Tensor]:
+    """Return the columns of lists (rows, length), padded with 0, the others as they are, and the mask, 1 where a list
+    has a value, unless one is among the columns."""
+    if isinstance(length, bool) or not isinstance(length, int) or length < 1:
+        raise ConfigError(
+            f"length is {length!r}; it must be a whole number of at least 1, the longest list that is kept."
+        )
+    inputs: dict[str, Tensor] = {}
+    masks: dict[str, Tensor] = {}
+    for name in features:
+        values = list(table[name])
+        if not all(isinstance(value, Iterable) and not isinstance(value, str) for value in values):
+            inputs[name] = stack_rows(values, f"{where}: row", name)
+            continue
+        rows = [_tokens(value, f"{where}: row {number}", name) for number, value in enumerate(values)]
+        inputs[name], masks[name] = torch.zeros(2, len(rows), length, dtype=torch.int64)
+        for place, row in enumerate(rows):
+            kept = row[:length]
+            inputs[name][place, : len(kept)] = kept
+            masks[name][place, : len(kept)] = 1
+    if not masks:
+        raise ConfigError(f"{where}: length is {length}, but none of the features {', '.join(features)} holds lists.")
+    first, *others = masks
+    for name in others:
+        differing = (masks[name] != masks[first]).any(1).nonzero()
+        if len(differing):
+            raise DataError(
+                f"{where}: row {int(differing[0])}, column {name!r} has another number of values than {first!r}; lists "
+                "of one row must have one length."
+            )
+    if not set(features) & set(_MASKS):
+        inputs[MASK] = masks[first]
+    return inputs
+
+
+def _tokens(value: Any, where: str, field: str) -> Tensor:
+    """Return a list of whole numbers as int64 (n,)."""
+    row = as_tensor(value, where, field)
+    if row.ndim != 1 or row.is_floating_point():
+        if row.numel():
+            raise DataError(f"{where}, field {field!r} is no list of whole numbers, which length pads.")
+        row = torch.zeros(0)
+    return row.long()
