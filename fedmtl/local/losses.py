@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -12,6 +15,9 @@ from ..errors import ConfigError, first_line
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(outputs (N, ...), targets (N, ...)) -> (N,)."""
+Link = Literal["identity", "exp", "exp of share"]
+"""What makes predictions of outputs: nothing, the exponential, or, of targets that are mapped from [0, HIGH] to
+[-1, 1], the exponential as the share of HIGH."""
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -19,9 +25,14 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(outputs, targets, reduction="none")
 
 
+def _shaped(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the outputs in the shape of the targets, where they are as many."""
+    return outputs.reshape(targets.shape) if outputs.numel() == targets.numel() else outputs
+
+
 def mse(outputs: Tensor, targets: Tensor) -> Tensor:
     """Squared error, averaged over an example's outputs: (N, ...), (N, ...) -> (N,)."""
-    outputs = outputs.reshape(targets.shape) if outputs.numel() == targets.numel() else outputs
+    outputs = _shaped(outputs, targets)
     return (outputs - targets).square().reshape(len(targets), -1).mean(1)
 
 
@@ -32,9 +43,73 @@ def half_mse(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def binary_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     """Logistic loss in nats, averaged over an example's labels: logits (N, ...), {0, 1} (N, ...) -> (N,)."""
-    outputs = outputs.reshape(targets.shape) if outputs.numel() == targets.numel() else outputs
+    outputs = _shaped(outputs, targets)
     loss = F.binary_cross_entropy_with_logits(outputs, targets.to(outputs.dtype), reduction="none")
     return loss.reshape(len(targets), -1).mean(1)
+
+
+@dataclass(frozen=True)
+class Huber:
+    """Huber's loss of real targets, averaged over an example's outputs: r^2 / 2 of errors r up to delta in absolute
+    value, and delta (|r| - delta / 2) of larger ones.
+
+    P. J. Huber, "Robust estimation of a location parameter", Annals of Mathematical Statistics 35, 1964.
+
+    Args:
+        delta: above 0, a public constant, in the units of the targets as they are stored.
+    """
+
+    delta: float
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the losses, (N, ...), (N, ...) -> (N,)."""
+        errors = (_shaped(outputs, targets) - targets).abs()
+        inside = errors.clamp(max=self.delta)
+        return (inside * (errors - inside / 2)).reshape(len(targets), -1).mean(1)
+
+
+@dataclass(frozen=True)
+class Quantile:
+    """The pinball loss of real targets, averaged over an example's outputs: level (y - f) of targets y above the
+    output f, and (1 - level) (f - y) of those below; it is least at the quantile of that level.
+
+    R. Koenker and G. Bassett, "Regression quantiles", Econometrica 46, 1978.
+
+    Args:
+        level: between 0 and 1, as 0.9.
+    """
+
+    level: float
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the losses, (N, ...), (N, ...) -> (N,)."""
+        errors = targets - _shaped(outputs, targets)
+        losses = torch.maximum(self.level * errors, (self.level - 1) * errors)
+        return losses.reshape(len(targets), -1).mean(1)
+
+
+@dataclass(frozen=True)
+class Poisson:
+    """The negative log-likelihood of counts y whose mean is the exponential of the output f, without the terms of y
+    alone, averaged over an example's outputs: exp(f) - y f.
+
+    Args:
+        mapped: targets are stored as 2 y / HIGH - 1, mapped from a range [0, HIGH] to [-1, 1]. The loss is then that of
+            the shares y / HIGH, and exp(f) is the mean of the share: the loss of counts over HIGH, up to a constant.
+    """
+
+    mapped: bool = False
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the losses, (N, ...), (N, ...) -> (N,)."""
+        outputs = _shaped(outputs, targets)
+        counts = (targets + 1) / 2 if self.mapped else targets
+        return (outputs.exp() - counts * outputs).reshape(len(targets), -1).mean(1)
+
+    @property
+    def link(self) -> Link:
+        """Return what makes predictions, the mean counts, of outputs."""
+        return "exp of share" if self.mapped else "exp"
 
 
 LOSSES: dict[str, Loss] = {
@@ -95,22 +170,88 @@ def divergence_of(loss: Loss) -> Loss:
     if loss not in DIVERGENCES:
         raise ConfigError(
             f"the divergence of two predictions is known for the losses {', '.join(LOSSES)}; the loss here is "
-            f"{getattr(loss, '__name__', loss)!r}."
+            f"{name_of(loss)!r}."
         )
     return DIVERGENCES[loss]
+
+
+OF_NUMBERS = ("huber", "quantile", "poisson")
+"""Names of losses of real targets beside the squared errors; they begin with them, as ``"huber:0.1"``."""
+ACCEPTED = f"{', '.join(LOSSES)}, huber:DELTA, quantile:LEVEL, poisson"
+
+
+def is_of_numbers(loss: object) -> bool:
+    """Return whether a loss, or the name of one, is Huber's, of a quantile or of counts."""
+    if isinstance(loss, str):
+        return loss.partition(":")[0] in OF_NUMBERS
+    return isinstance(loss, (Huber, Quantile, Poisson))
+
+
+def link_of(loss: Loss) -> Link:
+    """Return what makes predictions of the outputs of a model that minimizes a loss."""
+    return loss.link if isinstance(loss, Poisson) else "identity"
+
+
+def linked(outputs: Tensor, link: Link) -> Tensor:
+    """Return the predictions that the outputs of a model stand for, as targets are stored, of the same shape."""
+    if link == "exp":
+        return outputs.exp()
+    if link == "exp of share":
+        return 2 * outputs.exp() - 1
+    return outputs
 
 
 def resolve_loss(loss: str | Loss) -> Loss:
     """Return a loss by name, or the given callable.
 
     Raises:
-        ConfigError: an unknown name.
+        ConfigError: an unknown name, or one with an impossible number.
     """
     if callable(loss):
         return loss
+    if is_of_numbers(loss):
+        return _of_numbers(loss)
     if loss not in LOSSES:
-        raise ConfigError(f"loss is {loss!r}; accepted: {', '.join(LOSSES)}, or a function (outputs, targets) -> (N,).")
+        raise ConfigError(f"loss is {loss!r}; accepted: {ACCEPTED}, or a function (outputs, targets) -> (N,).")
     return LOSSES[loss]
+
+
+def _of_numbers(loss: str) -> Loss:
+    """Return the loss of a name such as ``"huber:0.1"``.
+
+    Raises:
+        ConfigError: a number that is missing, impossible or too many.
+    """
+    name, _, text = loss.partition(":")
+    if name == "poisson":
+        if text:
+            raise ConfigError(f"loss is {loss!r}; accepted: 'poisson', without a number.")
+        return Poisson()
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if name == "huber":
+        if not 0 < number < math.inf:
+            example = "as huber:0.1, in the units of the targets as they are stored"
+            raise ConfigError(f"loss is {loss!r}; it must be huber:DELTA with a number DELTA above 0, {example}.")
+        return Huber(number)
+    if not 0 < number < 1:
+        raise ConfigError(f"loss is {loss!r}; it must be quantile:LEVEL with LEVEL between 0 and 1, as quantile:0.9.")
+    return Quantile(number)
+
+
+def name_of(loss: str | Loss) -> str:
+    """Return what a loss is called where a setting names it."""
+    if isinstance(loss, str):
+        return loss
+    if isinstance(loss, Huber):
+        return f"huber:{loss.delta:g}"
+    if isinstance(loss, Quantile):
+        return f"quantile:{loss.level:g}"
+    if isinstance(loss, Poisson):
+        return "poisson"
+    return next((name for name, known in LOSSES.items() if known is loss), getattr(loss, "__name__", repr(loss)))
 
 
 def example_losses(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ..data.transforms import Packed, RowBound
 from ..errors import ModelError
+from ..local.losses import Link, linked
 
 
 class BoundedInputs(nn.Module):
@@ -38,22 +39,27 @@ class BoundedOutputs(nn.Module):
 
     Args:
         model: of inputs (N, *shape).
-        limit: on the absolute value of its outputs.
+        limit: on the absolute value of its predictions.
+        link: what makes predictions of the outputs of the model.
     """
 
     model: nn.Module
     limit: float
+    link: Link
 
-    def __init__(self, model: nn.Module, limit: float) -> None:
+    def __init__(self, model: nn.Module, limit: float, link: Link = "identity") -> None:
         super().__init__()
-        self.model, self.limit = model, limit
+        self.model = model
+        self.limit = limit
+        self.link = link
 
     def forward(self, x: Tensor) -> Tensor:
-        outputs: Tensor = self.model(x)
-        return outputs.clamp(-self.limit, self.limit)
+        return linked(self.model(x), self.link).clamp(-self.limit, self.limit)
 
     def extra_repr(self) -> str:
-        return f"limit={self.limit:g}"
+        if self.link == "identity":
+            return f"limit={self.limit:g}"
+        return f"limit={self.limit:g}, link={self.link!r}"
 
 
 class NamedInputs(nn.Module):

@@ -18,7 +18,16 @@ from torch import Tensor
 from ..algorithms.base import Problem
 from ..data.rows import take
 from ..local.batches import LANES, batch_widths, grain_of, max_clients, places
-from ..local.losses import LOSSES, binary_cross_entropy, cross_entropy, example_losses, half_mse
+from ..local.losses import (
+    LOSSES,
+    Quantile,
+    binary_cross_entropy,
+    cross_entropy,
+    example_losses,
+    half_mse,
+    link_of,
+    linked,
+)
 from ..random import derive_key, keyed_bits
 from .metrics import (
     RECALL_AT,
@@ -166,15 +175,21 @@ def _common(problem: Problem, models: Tensor, clients: Tensor, metrics: Sequence
 
 
 def _predicted(problem: Problem, models: Tensor, index: Tensor, columns: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return outputs and targets (K, B, ...), and losses, scores and weights, float64 (3, K, B) on the host, of models
-    (K, D) on the test examples ``index``, int64 (K, B), or (1, B) for all of them; ``columns`` of them at once."""
+    """Return predictions and targets (K, B, ...), and losses, scores and weights, float64 (3, K, B) on the host.
+
+    They are those of models (K, D) on the test examples ``index``, int64 (K, B), or (1, B) for all of them; ``columns``
+    of them at once.
+    """
     batches, limit = list[tuple[Tensor, Tensor]](), problem.data.limit
     for some in index.split(columns, 1):
         gathered = problem.data.gather("test", some, dtype=models.dtype, device=models.device)
         x, y = (part.expand(len(models), *part.shape[1:]) for part in gathered)
-        batches.append((problem.executor.stack.predict(models, x).clamp(-limit, limit), y))
+        batches.append((problem.executor.stack.predict(models, x), y))
     outputs, y = (torch.cat(parts, 1) for parts in zip(*batches, strict=True))
-    return outputs, y, torch.stack(per_example(problem, outputs, y)).cpu()
+    link = link_of(problem.loss)
+    predictions = linked(outputs, link).clamp(-limit, limit)
+    judged = predictions if link == "identity" else outputs
+    return predictions, y, torch.stack(per_example(problem, judged, predictions, y)).cpu()
 
 
 def _unscored(clients: int, metrics: Sequence[Metric]) -> Tensor:
@@ -255,12 +270,12 @@ def constant_loss(problem: Problem) -> float | None:
 
 def own_constants(problem: Problem) -> dict[str, float]:
     """Return each client's test error of predicting the mean of its own training targets as they are stored, by id and
-    in the target's own units; empty but for one real target an example.
+    in the target's own units; empty but for one real target an example, and of a quantile, which is no mean.
 
     Clients without records on both sides are left out.
     """
     data = problem.data
-    if kind_of(data.spec) != "number":
+    if kind_of(data.spec) != "number" or isinstance(problem.loss, Quantile):
         return {}
     found = {}
     for client in ((data.train.counts > 0) & (data.test.counts > 0)).nonzero()[:, 0].tolist():
@@ -272,20 +287,20 @@ def own_constants(problem: Problem) -> dict[str, float]:
     return found
 
 
-def per_example(problem: Problem, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Loss, score and weight of every example: (K, B, ...), (K, B, ...) -> float64 (K, B) three times.
+def per_example(problem: Problem, outputs: Tensor, predictions: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Loss, score and weight of every example: (K, B, ...) three times -> float64 (K, B) three times.
 
     The score of several examples is the sum of their scores over that of their weights, which are 1, or for recall the
     number of labels that are there.
     """
     losses = example_losses(problem.loss, outputs, y).to(torch.float64)
     if problem.data.spec.labels > RECALL_AT:
-        return losses, *found_labels(outputs, y)
+        return losses, *found_labels(predictions, y)
     data = problem.data
     if data.target_scale == "log":
-        scores = example_scores(data.in_units(outputs), data.in_units(y))
+        scores = example_scores(data.in_units(predictions), data.in_units(y))
     else:
-        scores = example_scores(outputs, y)
+        scores = example_scores(predictions, y)
         if y.is_floating_point():
             scores = scores * data.unit**2
     return losses, scores, torch.ones_like(losses)

@@ -16,8 +16,10 @@ from ..algorithms.base import BASELINES
 from ..algorithms.finetune import Personalization
 from ..contrib.proximal_point import ProximalPoint
 from ..data import FederatedDataset, load_data
+from ..data.checks import refuse
 from ..errors import ConfigError
-from ..local import Execution, LocalSolver
+from ..local import Execution, LocalSolver, resolve_loss
+from ..local.losses import Poisson, is_of_numbers, name_of
 from ..models import ModelFactory
 from ..privacy import ClientPrivacy, Privacy
 from ..schedules import AsynchronousSchedule
@@ -84,6 +86,52 @@ def check_settings(settings: Any) -> None:
         named_baselines(settings.baselines, settings.algorithm)
     check_metrics(settings.metrics)
     _check_replicates(settings)
+
+
+def check_loss(settings: Any) -> None:
+    """Refuse a loss of real targets beside other targets, or beside an algorithm that does not take it.
+
+    Args:
+        settings: with the attributes of a :class:`~fedmtl.Trainer`.
+
+    Raises:
+        ConfigError: what to leave out, or to choose.
+        DataError: a negative target, of a loss of counts.
+    """
+    if not is_of_numbers(settings.loss):
+        return
+    found = resolve_loss(settings.loss)
+    name = name_of(found)
+    data = settings.data
+    algorithm = settings.algorithm
+    another = "choose an algorithm that takes it, as algorithm=fedavg"
+    if is_auto(algorithm):
+        raise ConfigError(f"loss is {name!r}, for which there are no automatic settings; {another}.")
+    if algorithm.loss is not None:
+        own = f"{algorithm.name} has a loss of its own, {algorithm.loss!r}"
+        raise ConfigError(f"loss is {name!r}, but {own}; leave loss out, or {another}.")
+    if data.classes is not None:
+        raise ConfigError(
+            f"loss is {name!r}, which is for real targets, but {data.name} has {data.classes} classes; leave loss out, "
+            "or declare a real target, as data.classes=null."
+        )
+    if isinstance(found, Poisson):
+        _check_counts(data)
+
+
+def _check_counts(data: FederatedDataset) -> None:
+    """Refuse targets that are no counts, or on a scale on which the loss of counts has no meaning."""
+    if data.target_scale == "log":
+        raise ConfigError("loss is 'poisson', whose outputs are logarithms already; leave data.target_scale=log out.")
+    if data.target_range is None:
+        part = data.train
+        accepted = "with the loss 'poisson' targets are counts from 0 on."
+        refuse(part.y < 0, part.y, part.offsets, data.ids, data.name, "y", accepted)
+    elif data.target_range[0] != 0:
+        raise ConfigError(
+            f"loss is 'poisson', which needs a range of the target from 0 on, as [0, 30], but it is "
+            f"{list(data.target_range)}; change data.bounds of the target."
+        )
 
 
 def _check_kinds(settings: Any) -> None:

@@ -25,7 +25,7 @@ from ..data import FederatedDataset
 from ..data.examples import cut
 from ..data.readers.schema import TableSchema
 from ..errors import DataError, ModelError
-from ..local.losses import Loss, half_mse, mse
+from ..local.losses import Loss, half_mse, is_of_numbers, mse
 from ..privacy import Privacy, RecordPrivacy
 from ..ranks import noticed
 from .evaluation import Metrics, evaluate_each
@@ -67,10 +67,11 @@ def usual_finetuning(finetune: Personalization, problem: Problem) -> Personaliza
     """Return the finetuning that kind ``"auto"`` stands for; others as they are."""
     if not isinstance(finetune, Finetune) or finetune.kind != "auto":
         return finetune
-    if problem.loss not in (mse, half_mse):
+    of_numbers = is_of_numbers(problem.loss)
+    if problem.loss not in (mse, half_mse) and not of_numbers:
         return replace(finetune, kind="kl")
     pulled = replace(finetune, kind="mean")
-    if finetune.start == "personal" or finetune.validation:
+    if finetune.start == "personal" or finetune.validation or of_numbers:
         return pulled
     try:
         check_linear(problem)
@@ -266,10 +267,10 @@ def alone(
 ) -> tuple[Algorithm, ...]:
     """Return the baseline ``local`` of new clients, which does not know the released model.
 
-    With a linear model of a real target, or where clients average, it is the average of a client's own models; of other
-    classes it is local training from zero by the solver of the finetuning. There is none with a network, whose own
-    training would need a starting point that is not the released model, with a loss of the caller's own, with
-    parameters that are frozen, or beside clients without training records.
+    With a linear model of a real target and squared errors, or where clients average, it is the average of a client's
+    own models; of classes, and of other losses of a real target, it is local training from zero by the solver of the
+    finetuning. There is none with a network, whose own training would need a starting point that is not the released
+    model, with a loss of the caller's own, with parameters that are frozen, or beside clients without training records.
 
     Args:
         model: the released one.
@@ -284,6 +285,7 @@ def alone(
         return ()
     if not is_linear(model, data):
         return ()
-    if data.classes is None or isinstance(finetune, Average):
+    squared = data.classes is None and not is_of_numbers(loss)
+    if squared or isinstance(finetune, Average):
         return (LocalAverage(),)
     return (FromZero(local=finetune.local),) if isinstance(finetune, Finetune) else ()

@@ -27,7 +27,7 @@ from ..data.transforms import Cast, Integers, MappedImages, Packed
 from ..errors import ConfigError, ModelError
 from ..local import Execution, Executor, Layout, check_stackable, prepare_module, resolve_loss
 from ..local.executor import available_cores
-from ..local.losses import Loss, binary_cross_entropy
+from ..local.losses import Loss, Poisson, binary_cross_entropy, is_of_numbers, name_of
 from ..local.per_example import check_examples
 from ..local.products import Perceptron
 from ..models import ModelFactory, NamedInputs
@@ -87,7 +87,7 @@ def build_problem(
     fixed = loss == "cross_entropy" or data.spec.labels > 0
     outputs = data.spec.outputs if fixed else None
     template = prepare_module(module, sample, seed=seed, outputs=outputs, dtype=kind, trainable=trainable)
-    if loss in ("mse", "half_mse", "binary_cross_entropy"):
+    if loss in ("mse", "half_mse", "binary_cross_entropy") or is_of_numbers(loss):
         _check_loss(loss, template, sample, data)
     cores = max(1, available_cores() // ranks.beside)  # ranks of a machine share them
     resolved, layout = execution.resolve(template, place, cores), Layout.of(template)
@@ -112,7 +112,7 @@ def build_problem(
         data=data,
         module=template,
         initial=layout.flatten(template).to(place),
-        loss=resolve_loss(loss),
+        loss=loss_of(loss, data),
         executor=executor,
         rounds=rounds,
         seed=seed,
@@ -147,9 +147,17 @@ def _check_loss(loss: str | Loss, module: nn.Module, sample: Tensor, data: Feder
         shape = tuple(module(sample).shape[1:])
     if math.prod(shape) != math.prod(data.spec.targets):
         raise ConfigError(
-            f"loss is {loss!r}, which does not take outputs of shape {shape} with targets of shape "
+            f"loss is {name_of(loss)!r}, which does not take outputs of shape {shape} with targets of shape "
             f"{data.spec.targets}; choose another loss, or a model with other outputs."
         )
+
+
+def loss_of(loss: str | Loss, data: FederatedDataset) -> Loss:
+    """Return a loss by name, or the given one; of counts it knows whether the data have them mapped from a range."""
+    found = resolve_loss(loss)
+    if isinstance(found, Poisson):
+        return replace(found, mapped=data.target_range is not None)
+    return found
 
 
 def _check_lookups(data: FederatedDataset, module: nn.Module) -> None:

@@ -26,6 +26,7 @@ from ..contrib.automatic import unscaled
 from ..contrib.average import LocalAverage
 from ..errors import BudgetExhausted, ConfigError, ResumeError, TrainingError
 from ..local import operation_threads
+from ..local.losses import link_of
 from ..privacy import BoundSampler, FullParticipation, PoissonSampling, RecordPrivacy
 from ..privacy.samplers import USUAL_COHORT
 from ..ranks import Ranks
@@ -228,7 +229,7 @@ class Run:
                 f"{algorithm.name} takes its step size from the records of all clients where there is no bound on "
                 f"rows; over several ranks give one, as algorithm.row_norm=1.0."
             )
-        self.about: dict[str, Any] = {"bound": bound, "limit": problem.data.limit}
+        self.about: dict[str, Any] = {"bound": bound, "limit": problem.data.limit, "link": link_of(problem.loss)}
         self.about["shortened"] = {} if bound is None else share_beyond(problem.data, bound)
         data, validation = held_out(problem.data.bounded(bound), finetune)  # records are scored as they are trained on
         problem = replace(problem, data=data)

@@ -21,6 +21,7 @@ from ..algorithms.finetune import Personalization
 from ..data import RowBound
 from ..errors import ConfigError
 from ..local import Layout
+from ..local.losses import Link
 from ..models import BoundedInputs, BoundedOutputs
 from .coding import Coding, Predictor
 from .metrics import REGISTRY, Metric, compared, distribution, shares
@@ -109,6 +110,7 @@ class Scored:
             and for every score, and the models of :meth:`model_for` do so themselves.
         limit: at which predictions are cut off, for scores and in the models of :meth:`model_for`: the data's public
             bound on targets; infinite for none.
+        link: what makes predictions of the outputs of the network, for scores and in the models of :meth:`model_for`.
         folder: of the run, if any.
         evaluated: ids of the clients that were drawn for evaluation (``evaluate_clients``); ``None`` where all are.
         untrained: ids of the evaluated clients that keep a model of their own which is still the one that they started
@@ -128,6 +130,7 @@ class Scored:
     module: nn.Module | None = None
     bound: RowBound | None = None
     limit: float = inf
+    link: Link = "identity"
     folder: Path | None = None
     evaluated: tuple[str, ...] | None = None
     untrained: tuple[str, ...] = ()
@@ -233,7 +236,9 @@ class Scored:
         module = copy.deepcopy(self.module).to(device=row.device, dtype=row.dtype)
         Layout.of(module).load(module, row)
         module = module if self.bound is None else BoundedInputs(module, self.bound)
-        return (module if self.limit == inf else BoundedOutputs(module, self.limit)).eval()
+        if self.limit < inf or self.link != "identity":
+            module = BoundedOutputs(module, self.limit, self.link)
+        return module.eval()
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ from .inputs import (
     as_data,
     as_model,
     check_declared,
+    check_loss,
     check_settings,
     is_auto,
     named_baselines,
@@ -75,8 +76,9 @@ class Trainer:
             they keep the values of ``model`` and are not clipped, sent, noised or kept by clients. ``None`` trains
             those with ``requires_grad``.
         loss: ``"auto"`` (squared error for real targets, else cross-entropy, logistic for two classes and one output),
-            ``"cross_entropy"``, ``"mse"``, ``"half_mse"``, ``"binary_cross_entropy"``, or a function
-            (outputs, targets) -> (N,).
+            ``"cross_entropy"``, ``"mse"``, ``"half_mse"``, ``"binary_cross_entropy"``, of real targets also
+            ``"huber:DELTA"``, ``"quantile:LEVEL"`` and ``"poisson"`` (of counts; outputs are logarithms of means), or a
+            function (outputs, targets) -> (N,).
         seed: of the starting point, the batches and dropout; in seeded mode also of the cohorts and the noise.
         folder: where the run is saved, with the tensors that clients keep; ``None`` saves nothing and keeps these
             tensors and the ledger in memory.
@@ -169,6 +171,7 @@ class Trainer:
         self._set(data=as_data(self.data), callbacks=tuple(self.callbacks))
         if not is_auto(self.model):
             self._set(model=as_model(self.model))
+        check_loss(self)
         self._choose([name for name in AUTO if is_auto(getattr(self, name))])
         self._set(data=coded_for(self.data, self.loss, self.algorithm.loss))
         if self.audit is not None:

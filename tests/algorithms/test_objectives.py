@@ -21,7 +21,7 @@ from fedmtl import (
     models,
 )
 from fedmtl.graphs import Graph
-from fedmtl.local.losses import LOSSES, divergence_of
+from fedmtl.local.losses import LOSSES, divergence_of, resolve_loss
 from tests import small
 
 Array = NDArray[np.float64]
@@ -61,6 +61,18 @@ def test_losses_of_a_record() -> None:
     assert set(expected) == set(LOSSES)
     for name, (targets, values) in expected.items():
         np.testing.assert_allclose(LOSSES[name](z, targets).numpy(), values, rtol=1e-12)
+
+
+def test_losses_of_a_real_target() -> None:
+    z = torch.tensor([0.0, 1.0, 1.0, -1.0, 2.0], dtype=torch.float64)
+    y = torch.tensor([0.2, 0.0, 3.0, 0.0, 2.0], dtype=torch.float64)
+    expected = {
+        "huber:0.5": [0.02, 0.5 * (1 - 0.25), 0.5 * (2 - 0.25), 0.5 * (1 - 0.25), 0.0],
+        "quantile:0.9": [0.9 * 0.2, 0.1 * 1, 0.9 * 2, 0.9 * 1, 0.0],
+        "poisson": [1.0, np.e, np.e - 3, np.exp(-1), np.exp(2) - 4],
+    }
+    for name, values in expected.items():
+        np.testing.assert_allclose(resolve_loss(name)(z, y).numpy(), values, rtol=1e-12)
 
 
 def test_divergences_of_two_predictions() -> None:
@@ -122,6 +134,7 @@ def test_the_proximal_point_method_moves_to_the_mean_of_the_local_minimizers() -
 
 TESTS = {  # of every line: a closed form or a slow loop of its formula
     **dict.fromkeys(LOSSES, "objectives::test_losses_of_a_record"),
+    **dict.fromkeys(("huber:DELTA", "quantile:LEVEL", "poisson"), "objectives::test_losses_of_a_real_target"),
     **dict.fromkeys(("fedavg", "fedprox"), "fedavg::test_rounds_by_hand"),
     **dict.fromkeys([f"finetune={kind}" for kind in ("mean", "kl", "ewc")], "finetune::test_steps_by_hand"),
     "local": "fedavg::test_local_is_every_client_alone",

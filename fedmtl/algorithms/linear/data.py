@@ -26,7 +26,7 @@ from ...data.rows import take
 from ...data.transforms import RowBound
 from ...errors import DataError, ModelError
 from ...local import Layout
-from ...local.losses import LOSSES, cross_entropy, half_mse, mse
+from ...local.losses import LOSSES, cross_entropy, half_mse, mse, name_of
 from ..base import Problem
 
 if TYPE_CHECKING:
@@ -294,7 +294,7 @@ def check_linear(problem: Problem) -> bool:
     is_squared = loss in (mse, half_mse)
     if not known or is_squared != (spec.classes is None):
         accepted = "squared error of one number and of a linear model of classes"
-        raise ModelError(f"the loss is none of {accepted}.")
+        raise ModelError(f"the loss is {name_of(loss)!r}, and none of {accepted}.")
     outputs = spec.outputs if loss is cross_entropy else 1
     return probe_linear(problem.module, spec.shape, outputs)
 
