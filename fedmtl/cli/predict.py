@@ -148,8 +148,14 @@ def _said(made: Predictions, models: Models, client: str | None) -> str:
     target = shown(models.coding.schema.target)
     if client is not None:
         return f"{target} of {rows:,} rows, by the model of {shown(client)}"
-    if models.result is None or (not made.own and not made.unknown):
-        return f"{target} of {rows:,} rows, by the shared model"
+    text = f"{target} of {rows:,} rows, by the shared model"
+    if models.result is None:
+        return text
+    column = models.coding.schema.client
+    if column is not None and column not in made.frame:
+        return f"{text}, as the table has no column {shown(column)!r} with the client of each row"
+    if not made.own and not made.unknown:
+        return text
     text = f"{target} of {rows:,} rows, {made.own:,} by the own models of their clients"
     if made.unknown:
         named = ", ".join(map(shown, made.unknown[:_FEW]))

@@ -23,6 +23,7 @@ from ..privacy.noise.grid import GridValue
 from ..report._settings import value_text
 from .folder import RunFolder
 from .metrics import REGISTRY, Metric
+from .published import is_public_part
 from .scored import Scored, Stage, beside, each_beside, spread_of, verdict
 
 if TYPE_CHECKING:
@@ -125,6 +126,11 @@ class Result(Scored):
         """
         if not isinstance(folder, str | os.PathLike):
             raise ConfigError(f"folder is {folder!r}; give the path of a finished run, as text or Path.")
+        if is_public_part(Path(folder)):
+            raise ConfigError(
+                f"{folder} is the public part of a run, and a result is all of it; give the folder above, or take the "
+                f"shared model by load_predictor({str(folder)!r})."
+            )
         if isinstance(trust, str):
             raise ConfigError(f"trust is {trust!r}; give a list of names of modules, such as [{trust!r}].")
         return RunFolder(Path(folder)).read_run(cls, model, trust)

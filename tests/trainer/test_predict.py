@@ -15,7 +15,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from fedmtl import ClientPrivacy, FullParticipation, Local, Trainer, cli, load_data, models
+from fedmtl import ClientPrivacy, FullParticipation, Local, Result, Trainer, cli, load_data, models
 from fedmtl.errors import ConfigError, DataError
 from fedmtl.trainer.predict import Models
 
@@ -146,6 +146,8 @@ def test_the_public_part_alone_gives_the_shared_model(run, public):
         found = pd.read_csv("found.csv")
         np.testing.assert_allclose(found["predicted_days"], in_days(run, None, NUMBERS), rtol=1e-5)
         assert set(found["predicted_by"]) == {"shared"}
+    with pytest.raises(ConfigError, match=r"public part of a run.*load_predictor\('.*received'\)"):
+        Result.load(public)
     assert "none of client 'anna'" in refused("predict", public, "new.csv", "--client", "anna")
 
 
@@ -157,6 +159,7 @@ def test_a_client_can_be_named_for_all_rows(run, here):
         np.testing.assert_allclose(found["predicted_days"], in_days(run, client, NUMBERS), rtol=1e-5)
         assert "ward" not in found
         assert "days of 3 rows" in err
+        assert ("the table has no column 'ward'" in err) == (client is None)
     assert "did you mean 'bob'" in refused("predict", run, "new.csv", "--client", "bobb")
     assert os.listdir() == ["new.csv"]
 
