@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from safetensors.torch import load_file
 
 from fedmtl.cli.commands import candidate_configs
 from fedmtl.cli.main import main
@@ -100,3 +101,20 @@ def test_names_are_the_values_that_differ() -> None:
     found = candidate_configs(["rounds=3", "algorithm=pmtl,fedavg", "model=softmax_regression"])
     assert list(found) == ["algorithm=pmtl", "algorithm=fedavg"]
     assert {config["rounds"] for config in found.values()} == {3}
+
+
+def test_the_model_of_a_search_on_a_table_predicts_new_rows(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    rows = [f"ward-{place % 12},{20 + place % 60},{place % 30}" for place in range(120)]
+    (here / "visits.csv").write_text("\n".join(["ward,age,days", *rows]))
+    words = ["visits.csv", "client=ward", "target=days", "data.bounds={age:[20,80],days:[0,30]}", "schedule=full"]
+    words += ["algorithm=fedavg", "model=linear_regression", "algorithm.local.lr=0.1,0.2", "privacy.epsilon=8"]
+    small = ["rounds=2", "progress=false", f"seed={SEED}", *QUICK, "--score-bound", "1", "--folder", "run"]
+    assert main(["search", *words, *small]) == 0
+    capsys.readouterr()
+    (here / "new.csv").write_text("age\n30\n70\n")
+    assert main(["predict", "run/public", "new.csv", "--output", "-"]) == 0
+    state = load_file("run/public/model.safetensors")
+    weight, constant = (value.item() for value in sorted(state.values(), key=lambda value: -value.ndim))
+    found = [float(line.split(",")[0]) for line in capsys.readouterr().out.splitlines()[1:]]
+    expected = [15 * (1 + min(max(weight * (age - 50) / 30 + constant, -1), 1)) for age in (30, 70)]
+    assert found == pytest.approx(expected, rel=1e-5)
