@@ -19,7 +19,6 @@ import argparse
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from statistics import mean, stdev
 
 import torch
 from torch import nn
@@ -27,6 +26,7 @@ from torch import nn
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
+from intervals import interval  # noqa: E402
 from problems import DELTA, PUBLIC, synthetic  # noqa: E402
 from scores import Score, renew_scores, table  # noqa: E402
 from sweep import markdown, replace_section  # noqa: E402
@@ -37,6 +37,8 @@ from fedmtl.algorithms.base import Algorithm  # noqa: E402
 SEEDS, ROUNDS, CLIP, THRESHOLD = range(5), 10, 4.0, 2.0
 EPSILONS = (1.0, 3.0, 10.0, 30.0)
 SOLVER = LocalSGD(lr=0.3, epochs=10, batch_size=30)
+STOPPED = "alone, rounds: 3"
+"""Training alone with the best stopping, which the others are compared with in paired differences."""
 
 
 def network(seed: int) -> nn.Module:
@@ -113,12 +115,17 @@ def main() -> None:
             privacy = ClientPrivacy(clip_norm=CLIP, epsilon=epsilon, delta=DELTA)
             settings.append((f"projected, ρ {rho:g}, ε {epsilon:g}", projected(rho), privacy, ROUNDS))
     settings.append(("projected, no noise", projected(0.0), None, ROUNDS))
-    lines = []
+    errors = {}
     for name, algorithm, privacy, rounds in settings:
-        found = [error(algorithm, privacy, seed, rounds) for seed in SEEDS]
-        lines.append([name, f"{mean(found):.3f}", f"{stdev(found) / len(found) ** 0.5:.3f}"])
-        print(*lines[-1], flush=True)
-    replace_section(HERE / "README.md", "layers", markdown(["networks", "nMSE:", "± se:"], lines))
+        errors[name] = [error(algorithm, privacy, seed, rounds) for seed in SEEDS]
+        print(name, *errors[name], flush=True)
+    lines = []
+    for name, own in errors.items():
+        gain = ""
+        if name != STOPPED:
+            gain = "{:+.3f} ± {:.3f}".format(*interval(a - b for a, b in zip(own, errors[STOPPED], strict=True)))
+        lines.append([name, "{:.3f} ± {:.3f}".format(*interval(own)), gain])
+    replace_section(HERE / "README.md", "layers", markdown(["networks", "nMSE:", f"less {STOPPED}:"], lines))
 
 
 if __name__ == "__main__":
