@@ -28,7 +28,7 @@ from .account import Account
 from .chain import Head
 from .gradients import GradientPlan
 from .noise.grid import GridValue
-from .noise.laws import LAWS
+from .noise.laws import LAWS, NoiseLaw
 from .noise.sources import NoiseSource
 from .records import GRADIENT, Records
 from .report import (
@@ -86,8 +86,11 @@ class Channel(ABC):
         self.account = account
         self.prices = account.prices
         self.sources = list(sources)
-        self.privacy: Privacy | None = settings[0] if settings else None
-        self.mechanism: str | None = None if self.privacy is None else self.privacy.mechanism
+        self.privacy: Privacy | None = None
+        self.mechanism: str | None = None
+        if settings:
+            self.privacy = settings[0]
+            self.mechanism = settings[0].mechanism
         self.replicates = len(sources)
         self.ledger_name = ledger_name
         self.notes = notes
@@ -216,36 +219,61 @@ class Channel(ABC):
         """Return the fields of the report."""
 
     def _common_facts(self) -> dict[str, Any]:
-        """Return the fields of the report that both kinds of channel have; of replicates, the worst of them."""
+        """Returns the fields of the report that both kinds of channel have; of replicates, the worst of them."""
         account = self.account
-        secure = self.source.name == "secure"
-        law = LAWS[self.mechanism or "gaussian"]
-        outside: tuple[str, ...] = ()
-        if self.privacy is not None:
-            outside += OUTSIDE
-            if secure:
-                outside += EXACT_OUTSIDE if law.joint else ROUNDED_OUTSIDE
-                outside += SECURE_OUTSIDE
-            outside += self.notes
+        epsilon = 0.0
+        if self.releases_anything:
+            epsilon = float(account.epsilons(spent=True).max())
         return {
-            "observer": "none" if self.privacy is None else self.privacy.observer,
-            "epsilon": float(account.epsilons(spent=True).max()) if self.releases_anything else 0.0,
+            "epsilon": epsilon,
             "delta": account.delta,
-            "refuted": None if self.prices is None else self.prices.refuted,
             "claimed": self._claimed(),
             "budget": None,
-            "clip_norm": None if self.privacy is None else self.bound,
             "noise_multiplier": self.noise_multiplier,
             "noise_std": None,
-            "clipping": "none" if self.privacy is None else f"{law.norm.upper()} norm",
             "mechanism": self.mechanism or "none",
-            "accountant": "none" if self.prices is None else "pld",
             "source": self.source.name,
-            "numerics": (EXACT if law.joint and self.noised else ON_GRID) if secure else "float64",
+            "numerics": self._numerics(),
             "ledger": self.ledger_name,
             "remaining_charged": account.remaining_charged,
-            "outside": outside,
+            **self._clipping_facts(),
+            **self._accounting_facts(),
         }
+
+    def _clipping_facts(self) -> dict[str, Any]:
+        """Returns the fields of the report that say against whom data are protected, how they are clipped, and what
+        epsilon leaves out."""
+        if self.privacy is None:
+            return {"observer": "none", "clip_norm": None, "clipping": "none", "outside": ()}
+        outside: tuple[str, ...] = OUTSIDE
+        if self.source.name == "secure":
+            outside += EXACT_OUTSIDE if self._law.joint else ROUNDED_OUTSIDE
+            outside += SECURE_OUTSIDE
+        return {
+            "observer": self.privacy.observer,
+            "clip_norm": self.bound,
+            "clipping": f"{self._law.norm.upper()} norm",
+            "outside": outside + self.notes,
+        }
+
+    def _accounting_facts(self) -> dict[str, Any]:
+        """Returns the fields of the report on the accountant."""
+        if self.prices is None:
+            return {"refuted": None, "accountant": "none"}
+        return {"refuted": self.prices.refuted, "accountant": "pld"}
+
+    @property
+    def _law(self) -> type[NoiseLaw]:
+        """The law of the noise; Gaussian if there is none."""
+        return LAWS[self.mechanism or "gaussian"]
+
+    def _numerics(self) -> str:
+        """Returns the arithmetic in which values are released."""
+        if self.source.name != "secure":
+            return "float64"
+        if self._law.joint and self.noised:
+            return EXACT
+        return ON_GRID
 
     def _claimed(self) -> float | None:
         """Return the figure of a published accounting that does not hold; None where none is used."""

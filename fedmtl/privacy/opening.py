@@ -120,90 +120,177 @@ def open_channel(
     several = [plan for plan in plans if isinstance(plan, GradientPlan)]
     if len(several) > 1:
         raise PrivacyError(f"There are {len(several)} GradientPlans; a run has one, of all its clients.")
-    gradients = None
-    if several:
-        gradients = several[0]
     settings = _settings(privacy, replicates)
     sources = _sources(settings, seed, replicates, source, ledger_path)
-    sampler = schedule if isinstance(schedule, BoundSampler) else None
-    if sampler is not None:
-        _check_rows(rows, steps)
-        if order is not None and not torch.equal(order.sort().values, torch.arange(sampler.n)):
-            raise ConfigError(f"order must have each of 0 to {sampler.n - 1} once, a number for each client.")
-        if replicates > 1:
-            _check_replicates(settings, sampler)
-    if sampler is not None and not rows and gradients is None:
-        settings = tuple(each for each in settings if isinstance(each, ClientPrivacy))  # no gradient has noise
-
-    def opened(prior: Mapping[str, Any], path: Path | None) -> Rounds | Activations:
-        if sampler is not None and not any(isinstance(each, RecordPrivacy) for each in settings):
-            terms = _terms_of_rows(settings, rows, sampler, steps, sources, prior)
-        else:
-            terms = _terms_of_records(settings, rows, gradients, sampler, steps, sources, prior)
-        if sampler is None:
-            clients = len(terms.options["gradients"].ids)
-        else:
-            clients = sampler.n
-        if terms.options.get("gradients") is None:
-            outside = notes
-        else:
-            outside = (*notes, *terms.options["gradients"].notes)
-        header = terms.header
-        ledger = None
-        budget = None
-        if header is not None:
-            header["outside"] = list(outside)
-            header.setdefault("sampler", str(schedule))  # of clients that act one at a time
-        if header is not None and (terms.caps is None or replicates == 1):
-            ledger = Ledger(
-                path,
-                header,
-                fingerprint=fingerprint,
-                replays_free=sources[0].name == "seeded",
-                clients=None if terms.caps is None else clients,
-                resume=resume,
-            )
-        if replicates == 1 and settings and isinstance(settings[0], ClientPrivacy):
-            budget = settings[0].epsilon
-        account = Account(
-            clients,
-            steps=steps,
-            prices=terms.prices,
-            budget=budget,
-            caps=terms.caps,
-            ledger=ledger,
-            replicates=replicates,
-        )
-        file = "in memory only: a crash forgets what was spent"
-        if path is not None:
-            file = path.name
-        options = terms.options | {"notes": outside, "replay": replay, "ranks": ranks}
-        options["ledger_name"] = "none" if ledger is None else file
-        if sampler is None:
-            return (kind or Activations)(terms.settings, account, sources, schedule=str(schedule), **options)
-        return (kind or Rounds)(terms.settings, account, sources, order=order, **options)
-
+    sampler = None
+    if isinstance(schedule, BoundSampler):
+        sampler = schedule
+        _check_rounds(settings, rows, sampler, steps, replicates, order)
+        if not plans:  # a run that releases nothing has no gradient to noise
+            settings = tuple(each for each in settings if isinstance(each, ClientPrivacy))
+    opening = _Opening(
+        settings=settings,
+        rows=rows,
+        gradients=several[0] if several else None,
+        schedule=schedule,
+        sampler=sampler,
+        steps=steps,
+        sources=sources,
+        fingerprint=fingerprint,
+        resume=resume,
+        notes=notes,
+        options={"replay": replay, "ranks": ranks},
+        order=order,
+        kind=kind,
+    )
     if ranks.size == 1:
-        return opened(_header(ledger_path, resume), ledger_path)
+        return opening.channel(_header(ledger_path, resume), ledger_path)
+    # The first rank calibrates and keeps the ledger. The others read its header, as a resume does.
     first: list[Rounds | Activations] = []
 
     def open_first() -> dict[str, Any]:
-        first.append(opened(_header(ledger_path, resume), ledger_path))
+        first.append(opening.channel(_header(ledger_path, resume), ledger_path))
         ledger = first[0].account.ledger
-        # as a resume reads it
         if ledger is None:
             return {}
-        return json.loads(json.dumps(ledger.header))
+        header: dict[str, Any] = json.loads(json.dumps(ledger.header))
+        return header
 
     header = ranks.share(open_first)
     if ranks.first:
         return first[0]
-    return opened(header, None)
+    return opening.channel(header, None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Opening:
+    """The arguments of :func:`open_channel` after their checks: one channel is opened from them at every rank.
+
+    Attributes:
+        settings: the privacy of all replicates, or of each; empty without privacy.
+        rows: releases of rows of clients.
+        gradients: the release of gradients of single records; None without one.
+        schedule: a bound sampler, or a phrase on clients that act one at a time.
+        sampler: the schedule if it is a sampler, otherwise None.
+        sources: of the noise and cohorts, one for each replicate.
+        options: further ones of the channel.
+        steps, fingerprint, resume, notes, order, kind: see :func:`open_channel`.
+    """
+
+    settings: tuple[Privacy, ...]
+    rows: tuple[ReleasePlan, ...]
+    gradients: GradientPlan | None
+    schedule: BoundSampler | str
+    sampler: BoundSampler | None
+    steps: int
+    sources: tuple[NoiseSource, ...]
+    fingerprint: str
+    resume: bool
+    notes: tuple[str, ...]
+    options: Mapping[str, Any]
+    order: Tensor | None
+    kind: type[Rounds | Activations] | None
+
+    def channel(self, prior: Mapping[str, Any], path: Path | None) -> Rounds | Activations:
+        """Calibrates the noise, opens the ledger and returns the channel.
+
+        Args:
+            prior: header of the ledger that is resumed; its noise multipliers are used as they stand. Empty without
+                one.
+            path: file of the ledger; None keeps charges in memory.
+        """
+        terms = self._terms(prior)
+        gradients: GradientPlan | None = terms.options.get("gradients")
+        outside = self.notes
+        if gradients is not None:
+            outside = (*outside, *gradients.notes)
+        if self.sampler is not None:
+            clients = self.sampler.n
+        else:
+            assert gradients is not None  # clients that act one at a time release nothing else
+            clients = len(gradients.ids)
+        ledger = self._ledger(terms, clients, outside, path)
+        account = Account(
+            clients,
+            steps=self.steps,
+            prices=terms.prices,
+            budget=self._budget(),
+            caps=terms.caps,
+            ledger=ledger,
+            replicates=len(self.sources),
+        )
+        options = {**terms.options, **self.options, "notes": outside, "ledger_name": _ledger_name(ledger, path)}
+        if self.sampler is None:
+            make = self.kind or Activations
+            return make(terms.settings, account, self.sources, schedule=str(self.schedule), **options)
+        make = self.kind or Rounds
+        return make(terms.settings, account, self.sources, order=self.order, **options)
+
+    def _terms(self, prior: Mapping[str, Any]) -> _Terms:
+        """Returns the terms of rows of clients if the unit is a client, otherwise those of records."""
+        of_records = any(isinstance(each, RecordPrivacy) for each in self.settings)
+        if self.sampler is None or of_records:
+            return _terms_of_records(
+                self.settings, self.rows, self.gradients, self.sampler, self.steps, self.sources, prior
+            )
+        return _terms_of_rows(self.settings, self.rows, self.sampler, self.steps, self.sources, prior)
+
+    def _budget(self) -> float | None:
+        """Returns the budget that ends a run early: that of one run whose unit is a client."""
+        if len(self.sources) == 1 and self.settings and isinstance(self.settings[0], ClientPrivacy):
+            return self.settings[0].epsilon
+        return None
+
+    def _ledger(self, terms: _Terms, clients: int, outside: tuple[str, ...], path: Path | None) -> Ledger | None:
+        """Returns the open ledger; None if nothing is charged, and for replicates with accounts by client, which are
+        simulations."""
+        header = terms.header
+        if header is None:
+            return None
+        if terms.caps is not None and len(self.sources) > 1:
+            return None
+        header["outside"] = list(outside)
+        header.setdefault("sampler", str(self.schedule))  # of clients that act one at a time
+        return Ledger(
+            path,
+            header,
+            fingerprint=self.fingerprint,
+            replays_free=self.sources[0].name == "seeded",
+            clients=None if terms.caps is None else clients,
+            resume=self.resume,
+        )
+
+
+def _ledger_name(ledger: Ledger | None, path: Path | None) -> str:
+    """Returns the name of the ledger in a report."""
+    if ledger is None:
+        return "none"
+    if path is None:
+        return "in memory only: a crash forgets what was spent"
+    return path.name
+
+
+def _check_rounds(
+    settings: tuple[Privacy, ...],
+    rows: tuple[ReleasePlan, ...],
+    sampler: BoundSampler,
+    steps: int,
+    replicates: int,
+    order: Tensor | None,
+) -> None:
+    """Refuses releases, replicates and an order of clients that rounds cannot have."""
+    _check_rows(rows, steps)
+    if order is not None and not torch.equal(order.sort().values, torch.arange(sampler.n)):
+        raise ConfigError(f"order must have each of 0 to {sampler.n - 1} once, a number for each client.")
+    if replicates > 1:
+        _check_replicates(settings, sampler)
 
 
 def _header(path: Path | None, resume: bool) -> Mapping[str, Any]:
     """Return the header of the ledger that is resumed; nothing without one."""
-    return (read_header(path) if resume and path is not None else None) or {}
+    if not resume or path is None:
+        return {}
+    return read_header(path) or {}
 
 
 def _sources(
@@ -215,11 +302,13 @@ def _sources(
         raise ConfigError(f"{replicates} replicates are a simulation: they need source='seeded' and no folder.")
     if replicates > 1 and source is not None:
         raise ConfigError(f"{replicates} replicates have noise of their own; leave source out.")
-    if source is not None and source.name != ("secure" if secure else "seeded"):
-        raise PrivacyError(f"The source of the noise is {source.name}, but the settings ask for another one.")
     if source is not None:
+        if source.name != ("secure" if secure else "seeded"):
+            raise PrivacyError(f"The source of the noise is {source.name}, but the settings ask for another one.")
         return (source,)
-    return tuple(SecureSource() if secure else SeededSource(seed, replicate) for replicate in range(replicates))
+    if secure:
+        return (SecureSource(),)
+    return tuple(SeededSource(seed, replicate) for replicate in range(replicates))
 
 
 def _caps(sampler: BoundSampler) -> np.ndarray | None:
@@ -315,15 +404,16 @@ def _bands(privacy: ClientPrivacy, plans: tuple[ReleasePlan, ...], sampler: Boun
     if any(plan.rows is not None for plan in plans):
         raise PrivacyError("ClientPrivacy.bands is for noise that the server adds; clients add independent noise.")
     least = sampler.separation
-    if least == 1 or (privacy.bands != "auto" and privacy.bands > least):
-        asked = "is"
-        if privacy.bands != "auto":
-            asked = f"is {privacy.bands}, at most"
+    automatic = privacy.bands == "auto"
+    count = min(least, steps) if automatic else int(privacy.bands)
+    if least == 1 or count > least:
+        asked = "is" if automatic else f"is {count}, at most"
+        remedy = "Take smaller cohorts" if least == 1 else "Take fewer bands"
         raise PrivacyError(
             f"ClientPrivacy.bands {asked} the number of rounds between two turns of a client, which "
-            f"{sampler.describe()} makes {least}. {'Take smaller cohorts' if least == 1 else 'Take fewer bands'}."
+            f"{sampler.describe()} makes {least}. {remedy}."
         )
-    return Bands.square_root(min(least, steps) if privacy.bands == "auto" else privacy.bands)
+    return Bands.square_root(count)
 
 
 def _facts(sampler: BoundSampler, **assumed: Any) -> dict[str, Any]:
@@ -424,9 +514,9 @@ def most_participations(sampler: BoundSampler, steps: int) -> int:
 
 def _settings(privacy: Privacy | Sequence[Privacy] | None, replicates: int) -> tuple[Privacy, ...]:
     """Return settings of all replicates, or of each, which differ only in their budgets; none without privacy."""
-    if privacy is None or isinstance(privacy, (ClientPrivacy, RecordPrivacy)):
-        if privacy is None:
-            return ()
+    if privacy is None:
+        return ()
+    if isinstance(privacy, (ClientPrivacy, RecordPrivacy)):
         return (privacy,)
     values = tuple(privacy)
     if len(values) != replicates:
