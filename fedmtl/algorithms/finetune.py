@@ -24,10 +24,10 @@ import torch
 from torch import Tensor
 
 from .._check import Below1, Checked, NonNegative
-from ..errors import ConfigError
-from ..local import LocalSGD, LocalSolver
+from ..errors import ConfigError, ModelError
+from ..local import LocalSGD, LocalSolver, check_examples
 from ..local.batches import batch_widths
-from ..local.losses import divergence_of
+from ..local.losses import LOSSES, divergence_of
 from ..local.per_example import ALIKE, example_gradients
 from ..local.train import address_of
 from .base import Problem
@@ -235,6 +235,22 @@ def fisher_diagonals(problem: Problem, models: Tensor, clients: Tensor) -> Tenso
     return result / problem.data.train.counts[clients].to(result)[:, None]
 
 
+def _examples_at_once(problem: Problem) -> int:
+    """Returns the ``width`` of :func:`~fedmtl.local.example_gradients` for the records of one client."""
+    stack = problem.executor.stack
+    if not problem.executor.batched:
+        return 1
+    if stack.network is not None and problem.loss in LOSSES.values():
+        return ALIKE
+    sample = problem.data.spec.sample(2, stack.rows.dtype)
+    _, targets = problem.data.gather("train", torch.zeros(2, dtype=torch.int64), dtype=stack.rows.dtype, device="cpu")
+    try:
+        check_examples(problem.module, sample, problem.loss, targets)
+    except ModelError:  # of a layer or a loss without a batching rule
+        return 1
+    return ALIKE
+
+
 def own_gradients(problem: Problem, models: Tensor, clients: Tensor) -> Iterator[tuple[int, Tensor]]:
     """Yields the gradients of each client's own training records at its model, a few records at a
     time.
@@ -251,7 +267,7 @@ def own_gradients(problem: Problem, models: Tensor, clients: Tensor) -> Iterator
         The place of a client among the k, and gradients of some of its records, (n, D).
     """
     train, stack = problem.data.train, problem.executor.stack
-    width = ALIKE if problem.executor.batched else 1
+    width = _examples_at_once(problem)
     for place, (client, model) in enumerate(zip(clients.split(1), models.expand(len(clients), -1), strict=True)):
         count, first = int(train.counts[client]), int(train.offsets[client])
         position = torch.arange(int(batch_widths(train.counts[client], None)))

@@ -107,6 +107,7 @@ def serve(
     if isinstance(trainer.privacy, RecordPrivacy):
         trust = OWN_ACCOUNTS
     logger.info("not covered by epsilon: %s", trust)
+    trainer.problem()  # refuses a model here, with the reason, before nodes do without
     nodes = Nodes(grid, trainer.data.ids, patience)
     nodes.gather(gather, len(nodes.names))
     settings = replace(

@@ -1,17 +1,14 @@
 """Local training: K copies of one module as one batch, solvers over their stacked parameters, plain and by DP-SGD, and
 how client work is executed."""
 
+from .batched import check_examples, check_stackable
 from .batches import BatchPlan, plan_batches
+from .behaviour import check_behaviour, check_loss
+from .checks import check_copyable, check_layers, prepare_module, with_shapes
 from .executor import Execution, Executor, operation_threads
+from .layout import Layout, check_names, named_by
 from .losses import resolve_loss
-from .module import (
-    Layout,
-    StackedModule,
-    check_names,
-    check_stackable,
-    named_by,
-    prepare_module,
-)
+from .module import StackedModule
 from .per_example import example_gradients
 from .solver import BackoffSGD, LocalOptimizer, LocalSGD, LocalSolver
 from .train import LocalTraining, Mixture
@@ -28,6 +25,11 @@ __all__ = [
     "LocalTraining",
     "Mixture",
     "StackedModule",
+    "check_behaviour",
+    "check_copyable",
+    "check_examples",
+    "check_layers",
+    "check_loss",
     "check_names",
     "check_stackable",
     "example_gradients",
@@ -36,4 +38,5 @@ __all__ = [
     "plan_batches",
     "prepare_module",
     "resolve_loss",
+    "with_shapes",
 ]

@@ -21,7 +21,7 @@ from torch.nn.functional import pad
 from .products import FUNCTIONS, Function, Perceptron, Views, descend, flat_parts, names_of
 
 if TYPE_CHECKING:
-    from .module import Layout
+    from .layout import Layout
 
 _POINTS = (0.0, 1.0, -1.0, 2.0, -2.0, 0.5, -0.5)
 _TILE = 4

@@ -23,7 +23,8 @@ from torch import nn
 
 from .._check import Checked, Count
 from .batches import LANES, max_clients
-from .module import Layout, StackedModule
+from .layout import Layout
+from .module import StackedModule
 from .per_example import ALIKE, PIECE
 from .products import Perceptron
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
 from ..errors import ConfigError
 from .losses import Loss, example_losses
-from .module import UNBATCHED, StackedModule, not_batched
+from .module import StackedModule
 
 CHUNK_BYTES = 1 << 26
 """Gradients of one chunk take at most this many bytes, or are those of one example."""
@@ -112,34 +112,6 @@ def example_gradients(
         rows = gradient(views, address[place], *(part[place, column] for part in folded[:3]))
         owner = copy_of.repeat_interleave(width)[chosen]
         yield rows if len(chosen) == len(rows) else rows[chosen.to(rows.device)], owner.to(x.device)
-
-
-def check_examples(module: nn.Module, sample: Tensor) -> None:
-    """Refuse a module of which the gradients of single examples cannot be computed as one batched program.
-
-    Args:
-        module: from :func:`~fedmtl.local.prepare_module`.
-        sample: a batch of the right shape (B, ...) whose values do not matter.
-
-    Raises:
-        ModelError: an operation without a batching rule, or one whose course depends on values.
-    """
-    stack = StackedModule(module, capacity=2, device=sample.device, dtype=next(module.parameters()).dtype)
-    stack.load(stack.layout.flatten(module), 2)
-    x = sample[:1].expand(2, PIECE, *sample.shape[1:])
-    numbers = torch.zeros(2, PIECE, dtype=torch.int64)
-    try:
-        for _ in example_gradients(
-            stack, x, numbers, _total, width=PIECE, address=torch.zeros(2, 3, dtype=torch.int64), position=numbers
-        ):
-            pass
-    except UNBATCHED as error:
-        raise not_batched(error) from error
-
-
-def _total(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the sum of each example's outputs, in the place of a loss."""
-    return outputs.reshape(len(outputs), -1).sum(1)
 
 
 def _rows_of(stack: StackedModule, place: Tensor, copies: Tensor) -> Tensor:

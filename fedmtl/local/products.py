@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from .losses import Loss, cross_entropy, example_losses
 
 if TYPE_CHECKING:
-    from .module import Layout
+    from .layout import Layout
 
 
 class Function(NamedTuple):

@@ -9,7 +9,7 @@ from torch import nn
 
 from ..data import DataSpec
 from ..errors import ConfigError, FedmtlError, ModelError, first_line
-from ..local.module import check_copyable, with_shapes
+from ..local import check_copyable, check_layers, with_shapes
 from ..random import derive_key
 from .networks import ModelFactory
 
@@ -24,8 +24,8 @@ def build_module(model: nn.Module | ModelFactory, spec: DataSpec, seed: int) -> 
 
     Raises:
         ConfigError: a function that does not take the shape only, or that returns no module.
-        ModelError: a function that fails, or a module that cannot be copied, see
-            :func:`~fedmtl.local.module.check_copyable`.
+        ModelError: a function that fails, or a module that cannot be trained, see
+            :func:`fedmtl.local.check_layers` and :func:`fedmtl.local.check_copyable`.
     """
     start = derive_key(seed, "model") >> 1
     if isinstance(model, nn.Module):
@@ -52,6 +52,7 @@ def build_module(model: nn.Module | ModelFactory, spec: DataSpec, seed: int) -> 
 
 def _ready(module: nn.Module, spec: DataSpec, start: int) -> nn.Module:
     """Returns the module with the shapes of its lazy parameters, whose values follow from the seed ``start``."""
+    check_layers(module)
     check_copyable(module)
     shaped = with_shapes(module, spec.sample(2, torch.float32), start)
     if shaped is not module:

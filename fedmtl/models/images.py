@@ -120,11 +120,14 @@ def with_group_norm(module: nn.Module, groups: Count = 32) -> nn.Module:
     Args:
         module: any module.
         groups: at most; the largest number of at most ``groups`` that divides the channels of a layer is taken. A layer
-            of vectors (``nn.BatchNorm1d``) has one group, since a group with a single number would be constant.
+            that may have vectors (``nn.BatchNorm1d``, ``nn.SyncBatchNorm``) has one group, since a group with a single
+            number would be constant.
     """
     for name, child in list(module.named_children()):
         if isinstance(child, _BatchNorm):
-            most = 1 if isinstance(child, nn.BatchNorm1d) else groups
+            most = 1
+            if isinstance(child, (nn.BatchNorm2d, nn.BatchNorm3d)):
+                most = groups
             layer = _group_norm(child.num_features, most, eps=child.eps, affine=child.affine)
             if child.affine:
                 layer.load_state_dict({"weight": child.weight.detach(), "bias": child.bias.detach()})

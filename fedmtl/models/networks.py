@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from .._check import Count, check_arguments
 from ..data.examples import DataSpec
 from ..errors import ConfigError, ModelError
+from ..local import check_copyable
 
 ModelFactory = Callable[[DataSpec], nn.Module]
 """From the shape of the data to a module, so that a model can be named before the data are read."""
@@ -55,8 +56,10 @@ def transformed(name: str, change: Callable[[nn.Module], nn.Module], model: Mode
 
     Raises:
         ConfigError: ``model`` is neither.
+        ModelError: a module that cannot be copied.
     """
     if isinstance(model, nn.Module):
+        check_copyable(model)
         return change(copy.deepcopy(model))
     if isinstance(model, type) or not callable(model):
         raise ConfigError(f"{name}.model is {model!r}; give a module, or a factory such as models.mlp().")

@@ -573,7 +573,8 @@ def model_state(problem: Problem, row: Tensor) -> tuple[dict[str, Tensor], dict[
     """Return the complete state of the model ``row`` (D,), as ``load_state_dict`` takes it, and metadata that name the
     tensors of it that are frozen and the further names of tied ones; none where none are."""
     module = problem.layout.load(copy.deepcopy(problem.module).to(dtype=row.dtype), row)
-    state = {name: value.clone() for name, value in module.state_dict().items()}
+    whole = module.state_dict()  # with what get_extra_state returns, which is the same for all and stays in the code
+    state = {name: value.clone() for name, value in whole.items() if isinstance(value, Tensor)}
     frozen = list(problem.layout.frozen(module))
     tied = {name: first for first, *others in problem.layout.all_names for name in others if name in state}
     return state, {key: json.dumps(value) for key, value in (("frozen", frozen), ("tied", tied)) if value}

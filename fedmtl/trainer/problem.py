@@ -24,17 +24,26 @@ from ..algorithms.linear.data import TWO_CLASS_LOSSES
 from ..data import FederatedDataset, RowBound
 from ..data.examples import Side
 from ..data.transforms import Cast, Integers, MappedImages, Packed
-from ..errors import ConfigError, ModelError
-from ..local import Execution, Executor, Layout, check_stackable, prepare_module, resolve_loss
+from ..errors import ConfigError, ModelError, first_line
+from ..local import (
+    Execution,
+    Executor,
+    Layout,
+    check_behaviour,
+    check_examples,
+    check_stackable,
+    prepare_module,
+    resolve_loss,
+)
 from ..local.executor import available_cores
-from ..local.losses import Loss, Poisson, binary_cross_entropy, is_of_numbers, name_of
-from ..local.per_example import check_examples
+from ..local.losses import LOSSES, Loss, Poisson, binary_cross_entropy, is_of_numbers, name_of
 from ..local.products import Perceptron
 from ..models import ModelFactory, NamedInputs
 from ..models.build import build_module
 from ..models.networks import NamedFactory
 from ..privacy import NoiseSource
 from ..ranks import SINGLE, Ranks
+from .trials import check_own_loss, trial_batches, trial_targets
 
 if TYPE_CHECKING:
     from .trainer import Trainer
@@ -89,22 +98,30 @@ def build_problem(
     template = prepare_module(module, sample, seed=seed, outputs=outputs, dtype=kind, trainable=trainable)
     if loss in ("mse", "half_mse", "binary_cross_entropy") or is_of_numbers(loss):
         _check_loss(loss, template, sample, data)
+    perceptron = Perceptron.of(template, Layout.of(template)) is not None  # computed by batched products
+    if not perceptron:
+        check_behaviour(template, trial_batches(data.spec, kind))
+    own_loss = loss if callable(loss) and loss not in LOSSES.values() else None
+    targets = trial_targets(data, kind)
+    if own_loss is not None:
+        check_own_loss(own_loss, template, sample, targets, kind)
     cores = max(1, available_cores() // ranks.beside)  # ranks of a machine share them
     resolved, layout = execution.resolve(template, place, cores), Layout.of(template)
     batched = True
-    if Perceptron.of(template, layout) is None:  # one is computed by batched products
-        try:
+    try:
+        if not perceptron:
             check_stackable(template, sample)
-            if protects_records:
-                check_examples(template, sample)
-        except ModelError as error:
-            if execution.chunk not in (None, 1):
-                raise
-            batched = False
-            if execution.chunk is None:
-                name = type(module).__name__
-                logger.warning("%s: clients are computed one after another, since %s", name, error.__cause__)
-            resolved = Execution(chunk=1, processes=execution.processes or cores)
+        if protects_records and (own_loss is not None or not perceptron):
+            check_examples(template, sample, own_loss, targets)
+    except ModelError as error:
+        if execution.chunk not in (None, 1):
+            raise
+        batched = False
+        if execution.chunk is None:
+            name = type(module).__name__
+            reason = first_line(error.__cause__ or error)
+            logger.warning("%s: clients are computed one after another, since %s", name, reason)
+        resolved = Execution(chunk=1, processes=execution.processes or cores)
     if place.type != "cpu" and not isinstance(data.transform, MappedImages):  # these are read as they are needed
         data = data.to(place)
     executor = Executor(resolved, template, device=place, dtype=kind, batched=batched)
@@ -237,7 +254,7 @@ def resolve_device(device: str, ranks: Ranks = SINGLE) -> torch.device:
     return place
 
 
-ARITHMETIC = 12
+ARITHMETIC = 13
 """Raised by every version whose local training or sums have other last bits for the same settings, or whose noise has.
 
 With the same seed two versions whose sums differ by rounding add the same noise to them, so that their releases

@@ -103,6 +103,6 @@ def test_a_client_alone_finetunes_as_in_a_stack(name: str) -> None:
 def test_settings_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ConfigError, match="no shared model"):
         Finetune(start="shared").origin(None, torch.zeros(2, 3))
-    problem = problem_of(regression(), loss=lambda outputs, targets: (outputs - targets).abs().reshape(-1))
+    problem = problem_of(regression(), loss=lambda outputs, targets: (outputs[:, 0] - targets).abs())
     with pytest.raises(ConfigError, match="lambda"):
         Finetune(kind="kl").train(problem, START, everybody(problem))

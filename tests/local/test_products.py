@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedmtl.local import Layout, StackedModule
+from fedmtl.local.layout import set_trainable
 from fedmtl.local.losses import LOSSES, Pull, example_losses, softmax_divergence
-from fedmtl.local.module import set_trainable
 from fedmtl.local.products import Perceptron, output_gradient
 
 K, B, SHAPE = 5, 6, (2, 3)

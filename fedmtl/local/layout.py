@@ -1,0 +1,169 @@
+"""The trainable tensors of a module in one row of numbers, and their names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import ConfigError, ModelError
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each trainable tensor of a module stands in a flat row of D numbers.
+
+    Tied weights appear once, and can be named by each of their names. Tensors with ``requires_grad=False`` are frozen:
+    they do not appear, are public with the module, and are one tensor for all clients. This is the one place that says
+    what moves: clip, noise, releases and the clients' own tensors have the D numbers of a row.
+    """
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    offsets: tuple[int, ...]
+    all_names: tuple[tuple[str, ...], ...]
+    dimension: int
+
+    @classmethod
+    def of(cls, module: nn.Module) -> Layout:
+        """The layout of a module's trainable parameters, in the order of ``named_parameters``."""
+        named = [(names, p) for names, p in _by_all_names(module) if p.requires_grad]
+        offsets = [0]
+        for _, p in named:
+            offsets.append(offsets[-1] + p.numel())
+        all_names = tuple(names for names, _ in named)
+        shapes = tuple(tuple(p.shape) for _, p in named)
+        return cls(tuple(names[0] for names in all_names), shapes, tuple(offsets), all_names, offsets[-1])
+
+    def places(self, patterns: Sequence[str], owner: str) -> Tensor:
+        """(D,) bool: which of the flat parameters belong to one of the patterns.
+
+        Args:
+            patterns: names of parameters or of modules, such as ``"fc"`` for ``fc.weight`` and ``fc.bias``; ``*``,
+                ``?`` and ``[...]`` stand for what they do in names of files.
+            owner: the setting that they come from, for the message.
+
+        Raises:
+            ConfigError: no sequence, an empty one, or a pattern without a parameter.
+        """
+        chosen = torch.tensor(named_by(patterns, self.all_names, owner))
+        return chosen.repeat_interleave(torch.tensor(self.offsets).diff())
+
+    def frozen(self, module: nn.Module) -> dict[str, Tensor]:
+        """The tensors of the module's state that are none of these parameters, by name: what is public with it."""
+        named = dict(module.named_parameters())
+        moving = {named[name].data_ptr() for name in self.names}  # tied weights have several names in a state
+        state = {name: value for name, value in module.state_dict().items() if isinstance(value, Tensor)}
+        return {name: value for name, value in state.items() if value.data_ptr() not in moving}
+
+    @property
+    def last(self) -> str:
+        """The module that holds the last parameter, or that parameter, where it belongs to no module of a name."""
+        return self.names[-1].rpartition(".")[0] or self.names[-1]
+
+    def flatten(self, module: nn.Module) -> Tensor:
+        """The module's trainable parameters as a new (D,) tensor."""
+        named = dict(module.named_parameters())
+        return torch.cat([named[name].detach().reshape(-1) for name in self.names])
+
+    def views(self, rows: Tensor) -> dict[str, Tensor]:
+        """Named views into ``rows``: (K, D) -> {name: (K, *shape)}; (D,) -> {name: shape}."""
+        lead = rows.shape[:-1]
+        return {
+            name: rows[..., a:b].view((*lead, *shape))
+            for name, shape, a, b in zip(self.names, self.shapes, self.offsets, self.offsets[1:], strict=False)
+        }
+
+    def load(self, module: nn.Module, row: Tensor) -> nn.Module:
+        """Copy a (D,) row into the module's parameters, in place; returns the module."""
+        named = dict(module.named_parameters())
+        with torch.no_grad():
+            for name, value in self.views(row).items():
+                named[name].copy_(value)
+        return module
+
+
+def belongs(name: str, pattern: str) -> bool:
+    """Return whether a parameter or module of this name is one that the pattern names, or lies within one."""
+    return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
+
+
+def check_names(owner: object, field: str, names: Any) -> None:
+    """Refuse what an algorithm has as its ``field`` for names of layers and is no list of them.
+
+    Raises:
+        ConfigError: naming the class of ``owner``.
+    """
+    if isinstance(names, str) or not isinstance(names, Sequence):
+        raise ConfigError(f"{type(owner).__name__}.{field} is {names!r}; give a list of names, such as ['fc'].")
+
+
+def named_by(patterns: Any, names: Sequence[Sequence[str]], owner: str, what: str = "parameter") -> list[bool]:
+    """Return which parameters, or layers, a pattern names, or a module that they lie within.
+
+    Args:
+        patterns: names, where ``*``, ``?`` and ``[...]`` stand for what they do in names of files.
+        names: all names of each of them.
+        owner: the setting that the patterns come from, for the message.
+        what: they are, for the message.
+
+    Raises:
+        ConfigError: no sequence, an empty one, or a pattern that is not text or names none of them.
+    """
+    accepted = [name for each in names for name in each]
+    listed = f"the model's {what}s are {', '.join(accepted) or 'none'}"
+    if isinstance(patterns, str) or not isinstance(patterns, Sequence):
+        hint = [patterns] if isinstance(patterns, str) else [next(iter(accepted), "head.*")]
+        raise ConfigError(f"{owner} is {patterns!r}; give a list of names, such as {hint}; {listed}.")
+    if not patterns:
+        raise ConfigError(f"{owner} is empty, so that it names none; {listed}.")
+    for pattern in patterns:
+        if not isinstance(pattern, str):
+            raise ConfigError(f"{owner} has {pattern!r}, which is not text (write '{pattern}'); {listed}.")
+        if not any(belongs(name, pattern) for name in accepted):
+            raise ConfigError(f"{owner} has {pattern!r}, which no {what} is named by; {listed}.")
+    return [any(belongs(name, pattern) for name in each for pattern in patterns) for each in names]
+
+
+def _by_all_names(module: nn.Module) -> list[tuple[tuple[str, ...], nn.Parameter]]:
+    """Every parameter once, in the order of ``named_parameters``, with all names that it has as a tied weight."""
+    by_identity: dict[int, tuple[list[str], nn.Parameter]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        by_identity.setdefault(id(parameter), ([], parameter))[0].append(name)
+    return [(tuple(names), parameter) for names, parameter in by_identity.values()]
+
+
+def set_trainable(module: nn.Module, patterns: Sequence[str] | None) -> None:
+    """Set ``requires_grad`` of every parameter, in place: true where a pattern names it, and nowhere else.
+
+    Args:
+        module: whose parameters are chosen.
+        patterns: names of parameters or modules, as :meth:`Layout.places` takes them, of a tied weight any of its
+            names; None leaves the module as it is.
+
+    Raises:
+        ConfigError: no sequence, an empty one, a pattern that is not text or has no parameter; of a module as it is, no
+            trainable parameter.
+    """
+    floating = [(names, p) for names, p in _by_all_names(module) if p.is_floating_point()]
+    if patterns is None:
+        if not any(p.requires_grad for _, p in floating):
+            listed = ", ".join(name for names, _ in floating for name in names)
+            if not listed:
+                raise ModelError(
+                    "The model has no parameter of real numbers to train; of a quantized model give the one that it "
+                    "was made from."
+                )
+            raise ModelError(
+                f"The model has no trainable parameter: all are frozen, and trainable is None; the model's parameters "
+                f"are {listed}. Unfreeze some with requires_grad_(True), or name some in trainable=[...]."
+            )
+        return
+    chosen = named_by(patterns, [names for names, _ in floating], "trainable")
+    module.requires_grad_(False)
+    for moves, (_, parameter) in zip(chosen, floating, strict=True):
+        parameter.requires_grad_(moves)
