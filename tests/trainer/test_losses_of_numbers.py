@@ -30,7 +30,7 @@ from fedmtl.errors import ConfigError, DataError, ModelError
 from tests.helpers import regression
 
 SLOPES = {  # derivatives of the losses by the output, by hand
-    "huber:0.15": lambda f, y: torch.clamp(f - y, -0.15, 0.15),
+    "huber:0.2": lambda f, y: torch.clamp(f - y, -0.2, 0.2),
     "quantile:0.9": lambda f, y: torch.where(y > f, -0.9, 0.1).double(),
     "poisson": lambda f, y: f.exp() - y,
 }
@@ -121,13 +121,15 @@ def test_records_are_protected_by_the_clipped_gradients_of_the_loss(loss):
     fedavg = FedAvg(local=LocalSGD(lr=0.1, steps=1, batch_size=None))
     result = run(data, algorithm=fedavg, loss=loss, model=model, privacy=privacy, rounds=1, dtype="float64")
     steps = []
+    cut = 0
     for k in range(4):
         records = data.subset([data.ids[k]]).train
         x = torch.cat([records.x, torch.ones(len(records.x), 1)], 1).double()
         gradients = SLOPES[loss](x @ start, records.y.reshape(-1).double())[:, None] * x
         shares = (0.4 / gradients.norm(dim=1)).clamp(max=1)
-        assert (shares < 1).any()
+        cut += int((shares < 1).sum())
         steps.append(-0.1 * (shares[:, None] * gradients).mean(0))
+    assert cut
     torch.testing.assert_close(result.shared, start + torch.stack(steps).mean(0), rtol=1e-5, atol=1e-7)
 
 
