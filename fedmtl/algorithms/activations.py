@@ -1,17 +1,16 @@
-"""Methods whose clients act one at a time, on clocks of their own, and a simulation of their
-objective.
+"""Methods with clients that act one at a time, on clocks of their own, and their simulation.
 
-A method says at which point of the public state a client answers (:meth:`OneAtATime.points`), what
-it answers there (:meth:`OneAtATime.gradients`), and what an answer does to that state
-(:meth:`OneAtATime.serve`). Each of them returns a function of one activation, which computes
-nothing that is the same in all of them. All are of R runs at once, with arrays that have a leading
-axis of that length.
+A method defines the point at which a client answers (:meth:`OneAtATime.points`), the answer there
+(:meth:`OneAtATime.gradients`), and the change of the public state by an answer
+(:meth:`OneAtATime.serve`). Each of them returns a function of one activation: everything that is
+the same in all activations is computed before. All functions are of R runs at once, with arrays
+that have a leading axis of that length.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -22,7 +21,7 @@ from torch import Tensor
 
 from ..privacy import Activations, GradientPlan, Gradients, RecordPrivacy, open_channel
 from ..schedules import Block, BoundSchedule
-from .base import Problem, State
+from .base import Problem, Public, State
 from .linear.algorithm import LinearAlgorithm
 
 Array = np.ndarray[Any, Any]
@@ -32,15 +31,15 @@ class Answers(NamedTuple):
     """One activation in each of the k runs in which a client acts.
 
     Attributes:
-        runs: int64 (k,), which of the R runs these are; a slice of all of them where a client acts
-            in each.
-        clients: int64 (k,), who acts.
-        at: int64 (k,), rows of these clients in public tensors (R, n, ...), whose first two axes
-            are one.
-        points: (k, D) float64, where they answer.
-        values: (k, D) float64, the noised mean of the gradients of its records; zero unless it
-            ``answered``.
-        answered: bool (k,), whether it releases something.
+        runs: int64 (k,), the places of these runs among all R; a slice of all if a client acts in
+            each.
+        clients: int64 (k,), the acting client of each.
+        at: int64 (k,), rows of these clients in public tensors (R, n, ...) whose first two axes are
+            joined to one.
+        points: (k, D) float64, the points of the answers.
+        values: (k, D) float64, the noised mean of the gradients of the client's records; zero
+            unless it ``answered``.
+        answered: bool (k,), True if the client releases something.
         noise_std: returns the standard deviations of the noise on a coordinate of a value, (R,).
     """
 
@@ -53,7 +52,7 @@ class Answers(NamedTuple):
     noise_std: Callable[[], Tensor]
 
     def acting(self) -> Answers:
-        """Returns those of runs in which a client acts, of all R runs."""
+        """Returns the answers of the runs in which a client acts, from those of all R runs."""
         runs = np.flatnonzero(self.clients >= 0)
         clients, at, points, values, answered = (field[runs] for field in self[1:6])
         return Answers(runs, clients, at, points, values, answered, self.noise_std)
@@ -65,7 +64,7 @@ class OneAtATime(LinearAlgorithm):
     one_at_a_time = True
 
     def plan(self, problem: Problem, schedule: BoundSchedule) -> tuple[GradientPlan]:
-        """Plan mean gradients of the clients' rows, of as many activations as the schedule has.
+        """Plans mean gradients of the clients' rows, of as many activations as the schedule has.
 
         Raises:
             ModelError: the model is not linear.
@@ -82,19 +81,29 @@ class OneAtATime(LinearAlgorithm):
         return (plan,)
 
     @abstractmethod
-    def points(self, problem: Problem, public: Mapping[str, Tensor]) -> Callable[[Array], Array]:
-        """Returns the function from the rows ``at``, int64 (R,), of clients to the points (R, D) at
-        which they answer by the public state; where no client acts the point is that of any."""
+    def points(self, problem: Problem, public: Public) -> Callable[[Array], Array]:
+        """Returns the function from clients to the points of their answers, by the public state.
+
+        It takes the clients' rows ``at``, int64 (R,), and returns (R, D). A run in which no client
+        acts has the point of any client.
+        """
 
     def gradients(self, problem: Problem) -> Callable[[int, Array], Gradients]:
-        """Returns the function from a client and points (k, D) to the gradients of its records at
-        each of them, see :mod:`fedmtl.privacy.records`: factors of its rows, of which the gradients
-        are multiples."""
-        loss, arrays = self.linear_loss, self.data(problem).arrays
-        return lambda client, points: loss.factors(points, *arrays[client])
+        """Returns the function from a client and points (k, D) to the gradients of its records.
+
+        They are factors of its rows, see :mod:`fedmtl.privacy.records`.
+        """
+        loss = self.linear_loss
+        arrays = self.data(problem).arrays
+
+        def gradients(client: int, points: Array) -> Gradients:
+            x, y = arrays[client]
+            return loss.factors(points, x, y)
+
+        return gradients
 
     @abstractmethod
-    def serve(self, problem: Problem, public: Mapping[str, Tensor]) -> Callable[[Answers], None]:
+    def serve(self, problem: Problem, public: Public) -> Callable[[Answers], None]:
         """Returns the function that changes the public state by answers, in place."""
 
     def personalize(self, problem: Problem, state: State, clients: Tensor) -> Tensor:
@@ -103,15 +112,24 @@ class OneAtATime(LinearAlgorithm):
 
     def step(self, problem: Problem, state: State, block: Block, channel: Activations) -> State:
         """Computes all activations of a block in their order, of all runs; in place."""
-        public, acting = state.public, np.ascontiguousarray(block.client.T.numpy())
-        points, gradients, serve = self.points(problem, public), self.gradients(problem), self.serve(problem, public)
+        public = state.public
+        points = self.points(problem, public)
+        gradients = self.gradients(problem)
+        serve = self.serve(problem, public)
+        acting = np.ascontiguousarray(block.client.T.numpy())  # (S, R), -1 for no client
         rows = np.arange(block.replicates) * problem.clients + np.maximum(acting, 0)
-        runs, everyone = slice(None), bool((acting >= 0).all())
+        every_run = bool((acting >= 0).all())
+        runs = slice(None)
         for clients, at in zip(acting, rows, strict=True):
-            asked, answered = points(at), channel.answering
-            values = channel.release([gradients(client, asked.take(of, 0)) for client, of in channel.acting])
+            asked = points(at)
+            answered = channel.answering
+            # a client that acts in several runs computes its gradients once, at all their points
+            sent = [gradients(client, asked.take(of, 0)) for client, of in channel.acting]
+            values = channel.release(sent)
             answers = Answers(runs, clients, at, asked, values, answered, channel.noise_std)
-            serve(answers if everyone else answers.acting())
+            if not every_run:
+                answers = answers.acting()
+            serve(answers)
         return state
 
 
@@ -130,11 +148,10 @@ def simulated_states(
     seed: int,
     parts: int = 1,
 ) -> Iterator[State]:
-    """Yields the state before R simulated runs and at the end of each of ``parts`` equal parts of
-    them, which the next part changes in place.
+    """Yields the state before R simulated runs and after each of ``parts`` equal parts of them.
 
-    Every run ends where its budget does. The noise is simulated, so a problem of public records is
-    not charged for.
+    The next part changes the state in place. Every run ends with its budget. The noise is
+    simulated, so public records are not charged for.
 
     Args:
         algorithm: settings.
@@ -143,19 +160,24 @@ def simulated_states(
         block: the activations, from the first on.
         privacy: of the runs.
         seed: of the noise.
-        parts: how many; fewer of runs of fewer activations.
+        parts: number of parts; runs of fewer activations have fewer.
     """
-    settings = None if privacy is None else replace(privacy, source="seeded")
+    settings = None
+    if privacy is not None:
+        settings = replace(privacy, source="seeded")
     runs, events = block.client.shape
+    # a channel without a ledger: simulated noise on public records costs nothing
     channel = open_channel(settings, plans, "simulated", seed=seed, replicates=runs)
     assert isinstance(channel, Activations)
     lengths = torch.from_numpy(channel.account.fitting(block.clients.numpy()))
-    block = replace(
-        block, clients=torch.where((torch.arange(events) < lengths[:, None])[:, :, None], block.clients, -1)
-    )
-    state, last = algorithm.init(problem, runs), int(lengths.max())
+    # (R, S, 1): after the end of its budget no client acts in a run
+    within = (torch.arange(events) < lengths[:, None])[:, :, None]
+    block = replace(block, clients=torch.where(within, block.clients, -1))
+    state = algorithm.init(problem, runs)
     yield state
-    for start, stop in pairwise(sorted({last * part // parts for part in range(parts + 1)})):
+    last = int(lengths.max())
+    ends = sorted({last * part // parts for part in range(parts + 1)})
+    for start, stop in pairwise(ends):
         channel.begin(start, block.client[:, start:stop])
         state = algorithm.step(problem, state, block.window(start, stop), channel)
         yield state
@@ -168,14 +190,20 @@ def simulated_objectives(
     """Returns the training objective at the states of :func:`simulated_states`.
 
     Args:
-        algorithm, problem: settings and data, of which nothing that is made of them is stored.
-        schedule: of which the caps are read.
-        args, options: as for :func:`simulated_states`.
+        algorithm: settings.
+        problem: the data; nothing that is made of them is stored.
+        schedule: its caps are read.
+        args: see :func:`simulated_states`.
+        options: see :func:`simulated_states`.
 
     Returns:
         (parts + 1, R) float64; NaN or infinite where a run diverges.
     """
-    problem = replace(problem, prepared={})
-    states = simulated_states(algorithm, problem, algorithm.plan(problem, schedule), *args, **options)
-    objectives = [algorithm.objective(problem, state) for state in states]
-    return torch.stack([value for value in objectives if value is not None])
+    problem = replace(problem, prepared={})  # a cache of its own, which ends with the call
+    plans = algorithm.plan(problem, schedule)
+    objectives = []
+    for state in simulated_states(algorithm, problem, plans, *args, **options):
+        value = algorithm.objective(problem, state)
+        if value is not None:
+            objectives.append(value)
+    return torch.stack(objectives)

@@ -2,18 +2,20 @@
 
 Deng, Kamani, Mahdavi: "Adaptive Personalized Federated Learning", 2020.
 
-    vbar_k = alpha_k v_k + (1 - alpha_k) w_k,   v_k minimizes l_k(vbar_k),   w minimizes (1/K) sum_k l_k(w)
+    vbar_k = alpha_k v_k + (1 - alpha_k) w_k
+    v_k minimizes l_k(vbar_k),   w minimizes (1/K) sum_k l_k(w)
 
 A local step of a member of a cohort moves its copy w_k of the global model and v_k at the same time
 and by the same batch (Algorithm 1):
 
-    w_k <- w_k - lr grad l_k(w_k),   v_k <- v_k - lr alpha_k grad l_k(alpha_k v_k + (1 - alpha_k) w_k)
+    w_k <- w_k - lr grad l_k(w_k)
+    v_k <- v_k - lr alpha_k grad l_k(alpha_k v_k + (1 - alpha_k) w_k)
 
-so that v_k follows the mixture with the copy as it moves. Where alpha adapts, it makes a step once
-in a local run, by the first batch: alpha_k <- alpha_k - lr <v_k - w_k, grad l_k(vbar_k)>, within
-[0, 1]. The member sends the clipped change of w_k, which v_k and alpha_k do not touch; they stay
-with their client and cost no epsilon. Where single records are protected, w_k is trained by DP-SGD,
-and v_k and alpha_k are moved by the same records without noise.
+so that v_k follows the mixture with the copy as it moves. An adaptive alpha makes one step in a
+local run, by the first batch: alpha_k <- alpha_k - lr <v_k - w_k, grad l_k(vbar_k)>, within [0, 1].
+The member sends the clipped change of w_k, which does not depend on v_k and alpha_k; these stay
+with their client and cost no epsilon. Under record-level privacy w_k is trained by DP-SGD, and v_k
+and alpha_k are moved by the same records without noise.
 """
 
 from __future__ import annotations
@@ -37,8 +39,8 @@ class APFL(SharedModel):
 
     Args:
         alpha: the weight of the personal model, in [0, 1]: 0 is federated averaging, 1 local
-            training. With ``adaptive`` the one that every client begins with.
-        adaptive: whether every client adapts its own alpha, which it does not send.
+            training. With ``adaptive`` it is the initial one of every client.
+        adaptive: True lets every client adapt its own alpha, which it does not send.
         local: the clients' local solver, of both trainings; its step size is that of alpha as well.
         server_lr, server_optimizer: see :class:`SharedModel`.
 
@@ -63,7 +65,9 @@ class APFL(SharedModel):
     alpha: Share = 0.5
     adaptive: bool = False
 
-    name, title, colour = "apfl", "APFL", "#b8860b"
+    name = "apfl"
+    title = "APFL"
+    colour = "#b8860b"
     keeps = True
 
     def fields(self, problem: Problem) -> Fields:
@@ -71,20 +75,28 @@ class APFL(SharedModel):
 
     def update(self, c: Cohort) -> tuple[Rows, Own]:
         start = c.models(c.initial)
+        # training moves the mixture in place, beside the copy of the global model
         mixture = Mixture(start.clone(), self._weights(c), self.adaptive)
         update = c.change(self.local, c.shared, mixture=mixture)
         return update, c.keep(mixture.models, start) | {"alpha": mixture.weights}
 
     def _weights(self, c: Cohort) -> Tensor:
-        """Returns a copy of the clients' alpha (k,); of a client that never took part it is the first."""
+        """Returns a copy of the clients' alpha (k,); the initial one for new clients."""
         return torch.where(c.own["seen"], c.own["alpha"], self.alpha)
 
     def personal(self, c: Cohort) -> Tensor:
-        """Returns the mixtures; a client that never took part trains its own part once, from the public start."""
-        models, weights, new = c.models(c.initial).clone(), self._weights(c), c.new
+        """Returns the mixtures.
+
+        A client that never took part trains its own part once, from the public initial model.
+        """
+        models = c.models(c.initial).clone()
+        weights = self._weights(c)
+        new = c.new
         if len(new):
             mixture = Mixture(models[new], weights[new], self.adaptive)
-            private = replace(c.part(new), problem=replace(c.problem, protects_records=False))  # it sends nothing
+            # nothing of it is sent, so records need no noise
+            private = replace(c.part(new), problem=replace(c.problem, protects_records=False))
             private.train(self.local, c.shared, mixture=mixture)
-            models[new], weights[new] = mixture.models, mixture.weights
+            models[new] = mixture.models
+            weights[new] = mixture.weights
         return c.shared.lerp(models, weights[:, None])

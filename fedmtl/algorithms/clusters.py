@@ -1,25 +1,26 @@
-"""Several shared models, one for each cluster of clients: of public clusters (PMTL), or chosen by
-each client (IFCA).
+"""Several shared models, one for each cluster of clients.
+
+The clusters are public (PMTL), or each client chooses one (IFCA).
 
 Hu, Wu, Smith: "Private Multi-Task Learning", TMLR 2023, for means of public clusters; Ghosh, Chung,
 Yin, Ramchandran: "An Efficient Framework for Clustered Federated Learning", NeurIPS 2020, for the
 choice.
 
-One release, whatever the number C of clusters: a client's row is the concatenation of C blocks, its
-update in the block of its cluster and zero elsewhere, clipped as a whole. Adding or removing a
-client moves the sum by one clipped row, so the sensitivity is that of a single model, and the noise
-on each block is, too.
+There is one release for any number C of clusters. A client's row is the concatenation of C blocks,
+its update in the block of its cluster and zero elsewhere, clipped as a whole. Adding or removing a
+client moves the sum by one clipped row, so the sensitivity is that of a single model, and so is the
+noise on each block.
 
-- Clusters that are public. The blocks have disjoint clients: what is released of a cluster is a
-  function of its own clients, so a client spends in the releases of one cluster only. This is
-  parallel composition with an account a cluster, all of the same epsilon; it needs the membership
-  to be public and fixed, and neighbours that differ in a client of the same cluster.
+- Public clusters. The blocks have disjoint clients: the release of a cluster is a function of its
+  own clients, so a client spends in the releases of one cluster only. This is parallel composition
+  with an account for each cluster, all of the same epsilon. It needs a public and fixed membership,
+  and neighbours that differ in a client of the same cluster.
 - Clusters that clients choose. The choice depends on the client's records, and may differ between
   neighbours in every round. It moves the row from one block to another within the same norm, and
-  every client contributes to all C blocks, so nothing but the noised blocks tells it.
+  every client contributes to all C blocks, so only the noised blocks depend on it.
 
-A cluster's sum is divided by a public constant: by the expected number of its members in a cohort
-where they are public, else by that of all over C.
+A cluster's sum is divided by a public constant: the expected number of its members in a cohort if
+they are public, else the expected cohort over C.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from .._files import csv_rows
 from ..errors import ConfigError
 from ..privacy import BoundSampler, ReleasePlan
 from ..random import derive_key, keyed_generator
-from .base import Problem, Released, State
+from .base import Problem, Public, Released, State
 from .cohort import Cohort, Own
 from .losses import own_losses
 from .shared_model import SharedModel
@@ -46,28 +47,37 @@ from .shared_model import SharedModel
 
 @dataclass(frozen=True, kw_only=True)
 class SharedModels(SharedModel):
-    """A method with a shared model for each of C clusters, the rows of ``"global"`` (C, D), whose
-    clients send an update in the block of one cluster."""
+    """A method with a shared model for each of C clusters, the rows of ``"global"`` (C, D).
+
+    A client sends an update in the block of one cluster.
+    """
 
     baseline = False
 
     @abstractmethod
     def rates(self, problem: Problem) -> Tensor:
-        """Returns the cohort over the part of it that a cluster's sum is divided by, of each cluster, (C,) float64."""
+        """Returns m / m_c for each cluster, (C,) float64.
+
+        The denominator m_c of its sum is the expected number of its members in a cohort of m.
+        """
 
     def plan(self, problem: Problem, schedule: BoundSampler) -> tuple[ReleasePlan, ...]:
-        (update,), size = super().plan(problem, schedule), len(self.rates(problem)) * problem.dimension
-        return (replace(update, dimension=size),)
+        (update,) = super().plan(problem, schedule)
+        clusters = len(self.rates(problem))
+        return (replace(update, dimension=clusters * problem.dimension),)
 
-    def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
-        rates, update = self.rates(problem), released.values["update"]
+    def server(self, problem: Problem, public: Public, released: Released) -> dict[str, Tensor]:
+        rates = self.rates(problem)
+        update = released.values["update"]  # (C D,), the sum over m
         means = rates.to(update)[:, None] * update.reshape(len(rates), -1)
         return super().server(problem, public, replace(released, values={"update": means}))
 
     def shared(self, state: State) -> Tensor | None:
-        """Returns the model, where there is a single one; else None."""
+        """Returns the shared model if there is a single one; else None."""
         models = state.public["global"]
-        return models[0] if len(models) == 1 else None
+        if len(models) > 1:
+            return None
+        return models[0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,11 +93,12 @@ class ClusteredPMTL(SharedModels):
         local, server_optimizer: see :class:`SharedModel`.
 
     Raises:
-        ConfigError: a value outside these ranges, a file without these columns; later, a client
-            without a cluster.
+        ConfigError: a value is outside these ranges, or a file lacks these columns; later, a client
+            has no cluster.
 
     Example:
-        >>> from fedmtl import ClusteredPMTL, FullParticipation, LocalSGD, Trainer, load_data, models
+        >>> from fedmtl import ClusteredPMTL, FullParticipation, LocalSGD, Trainer
+        >>> from fedmtl import load_data, models
         >>> data = load_data("digits", clients=10)
         >>> groups = {name: place % 2 for place, name in enumerate(data.ids)}
         >>> trainer = Trainer(
@@ -107,7 +118,9 @@ class ClusteredPMTL(SharedModels):
     lam: NonNegative = 1.0
     server_lr: Rate = 1.0
 
-    name, title, colour = "clustered_pmtl", "Clustered PMTL", "#4a8fd0"
+    name = "clustered_pmtl"
+    title = "Clustered PMTL"
+    colour = "#4a8fd0"
     keeps = True
 
     def __post_init__(self) -> None:
@@ -116,11 +129,12 @@ class ClusteredPMTL(SharedModels):
         super().__post_init__()
 
     def cluster_of(self, problem: Problem) -> Tensor:
-        """Returns the number of each client's cluster, int64 (n,), in the order of the clusters'
-        names.
+        """Returns the number of each client's cluster, int64 (n,).
+
+        Clusters are numbered in the order of their names.
 
         Raises:
-            ConfigError: a client without a cluster.
+            ConfigError: a client has no cluster.
         """
         assert isinstance(self.clusters, Mapping)
         for client in problem.data.ids:
@@ -138,6 +152,7 @@ class ClusteredPMTL(SharedModels):
         return State({"global": means}, self.client_store(problem))
 
     def client(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
+        # PMTL with the mean of the client's own cluster
         cluster, mean = self._means(c)
         start = c.models(mean)
         models = c.train(self.local, start, lam=self.lam, anchor=mean)
@@ -153,25 +168,27 @@ class ClusteredPMTL(SharedModels):
         return problem.clients / sizes.clamp(min=1).double()  # of the cohort, in expectation
 
     def new(self, c: Cohort) -> Tensor:
-        """Returns the personal models (k, D) of clients that never took part: trained once from the
-        mean of each one's cluster."""
-        mean = self._means(c)[1]
+        """Returns the personal models (k, D) of clients that never took part.
+
+        Each is trained once from the mean of its client's cluster.
+        """
+        _, mean = self._means(c)
         return c.train(self.local, mean, lam=self.lam, anchor=mean)
 
 
 @dataclass(frozen=True, kw_only=True)
 class IFCA(SharedModels):
-    """Several global models, each client training the one that fits its records best (Ghosh et al.
-    2020, Algorithm 1, Option II).
+    """Several global models, of which each client trains the best one (Ghosh et al. 2020).
 
-    The published average of a model is over the members of the cohort that chose it, whose number
-    is private: here the sum of their updates is divided by a public constant. Where single records
-    are protected it is refused: the choice reads records without noise.
+    It is Algorithm 1 with Option II: the best model has the least loss on the client's records. The
+    published average of a model is over the members of the cohort that chose it. Their number is
+    private, so here the sum of their updates is divided by a public constant. Record-level privacy
+    is refused: the choice reads records without noise.
 
     Args:
         clusters: C, number of models.
-        spread: standard deviation of the public random differences between their starting points;
-            with 0 they would stay alike.
+        spread: standard deviation of the public random differences between the initial models; with
+            0 they would stay alike.
         server_lr: step size of the server, on a mean over the expected cohort divided by C.
         local, server_optimizer: see :class:`SharedModel`.
 
@@ -196,25 +213,34 @@ class IFCA(SharedModels):
     clusters: Count = 3
     spread: NonNegative = 0.1
 
-    name, title, colour = "ifca", "IFCA", "#5d4037"
+    name = "ifca"
+    title = "IFCA"
+    colour = "#5d4037"
     from_training = False
 
     def init(self, problem: Problem, replicates: int = 1) -> State:
-        noise = keyed_generator(derive_key(problem.seed, "ifca"), "start").normal(
-            size=(self.clusters, problem.dimension)
-        )
+        generator = keyed_generator(derive_key(problem.seed, "ifca"), "start")
+        noise = generator.normal(size=(self.clusters, problem.dimension))
         models = problem.initial + self.spread * torch.from_numpy(noise).to(problem.initial)
         return State({"global": models}, self.client_store(problem))
 
     def choice(self, problem: Problem, models: Tensor, clients: Tensor) -> Tensor:
-        """Returns the number of the model (C, D) of the least loss on each client's training records: int64 (k,)."""
+        """Returns the model of the least loss on each client's training records, int64 (k,).
+
+        Args:
+            problem: the data and the loss.
+            models: (C, D).
+            clients: int64 (k,).
+        """
         losses = torch.stack([own_losses(problem, model, clients, "train") for model in models])
+        # a client without records, or whose losses are all NaN, chooses the first
         return losses.nan_to_num(nan=torch.inf).argmin(0).to(models.device)
 
     def client(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
         chosen = self.choice(c.problem, c.shared, c.ids)
         start = c.shared[chosen]
-        return {"update": blocks(c.train(self.local, start) - start, chosen, self.clusters)}, c.own
+        updates = c.train(self.local, start) - start
+        return {"update": blocks(updates, chosen, self.clusters)}, c.own
 
     def rates(self, problem: Problem) -> Tensor:
         return torch.full((self.clusters,), self.clusters, dtype=torch.float64)
@@ -232,6 +258,7 @@ def blocks(updates: Tensor, cluster: Tensor, count: int) -> Tensor:
         cluster: int64 (k,), the cluster of each client.
         count: number of clusters.
     """
+    # zero in the blocks of all other clusters
     rows = updates.new_zeros(len(updates), count, updates.shape[1])
     rows[torch.arange(len(updates), device=updates.device), cluster] = updates
     return rows.flatten(1)
@@ -241,11 +268,12 @@ def read_clusters(path: str | Path) -> dict[str, str]:
     """Reads clusters by client id from a CSV file with the columns ``client`` and ``cluster``.
 
     Raises:
-        DataError: no such file, or another header.
-        ConfigError: a client with two clusters.
+        DataError: there is no such file, or it has another header.
+        ConfigError: a client has two clusters.
     """
     clusters: dict[str, str] = {}
     for where, (client, cluster) in csv_rows(Path(path), "client,cluster", what="clusters are"):
         if clusters.setdefault(client, cluster) != cluster:
-            raise ConfigError(f"ClusteredPMTL.clusters: {where}: client {client!r} has two clusters.")
+            found = f"client {client!r} has two clusters"
+            raise ConfigError(f"ClusteredPMTL.clusters: {where}: {found}.")
     return clusters

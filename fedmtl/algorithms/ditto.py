@@ -3,12 +3,13 @@
 Li, Hu, Beirami, Smith: "Ditto: Fair and Robust Federated Learning Through Personalization", ICML
 2021.
 
-    min_{v_k} F_k(v_k) + (lam / 2) ||v_k - w*||^2,   w* the minimizer of (1 / K) sum_k F_k(w)       (Ditto)
+    min_{v_k} F_k(v_k) + (lam / 2) ||v_k - w*||^2                                           (Ditto)
+    w* the minimizer of (1 / K) sum_k F_k(w)
 
 Every member of a cohort trains twice (Algorithm 1): from the global model w^t, which gives its
 update, and from its own last model v_k with the pull to w^t, which stays with it. Only the clipped
 updates of w leave, summed and noised, so lambda and the personal models cost nothing at the client
-level. Where single records are protected, both trainings touch records, and both are charged.
+level. Under record-level privacy both trainings touch records, and both are charged.
 """
 
 from __future__ import annotations
@@ -50,11 +51,15 @@ class Ditto(SharedModel):
 
     lam: NonNegative = 1.0
 
-    name, title, colour = "ditto", "Ditto", "#7a4fa3"
-    keeps, trainings = True, 2
+    name = "ditto"
+    title = "Ditto"
+    colour = "#7a4fa3"
+    keeps = True
+    trainings = 2
 
     def update(self, c: Cohort) -> tuple[Rows, Own]:
         start = c.models(c.initial)
+        # the global model's training is sent, that of the personal model stays with the client
         update = c.change(self.local, c.shared)
         models = c.train(self.local, start, lam=self.lam, anchor=c.shared)
         return update, c.keep(models, start)

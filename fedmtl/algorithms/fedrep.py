@@ -9,14 +9,13 @@ Privacy-Utility Tradeoff in Federated Learning", ICLR 2023.
     min over phi and h_1 .. h_K of (1/K) sum_k l_k(phi, h_k)
 
 A member of a cohort receives phi, fits its head h_k to it, trains phi with this head, and sends the
-clipped change of phi. The release has as many coordinates as phi, so the noise falls on nothing
-else, and the clip is spent on nothing else. Where single records are protected, every training is
-charged.
+clipped change of phi. The release has as many coordinates as phi, so noise and clip concern phi
+alone. Under record-level privacy every training is charged.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -25,7 +24,7 @@ from torch import Tensor
 from ..errors import ConfigError
 from ..local import LocalSolver, check_names
 from ..privacy import BoundSampler, ReleasePlan
-from .base import Problem, Released
+from .base import Problem, Public, Released
 from .cohort import Cohort, Own, personal_fields
 from .shared_model import SharedModel
 from .store import Fields
@@ -33,16 +32,17 @@ from .store import Fields
 
 @dataclass(frozen=True, kw_only=True)
 class FedRep(SharedModel):
-    """Alternating local training of a private head and of the shared representation (Collins et al.
-    2021, Algorithm 1).
+    """Alternating training of private heads and a shared representation (Collins et al. 2021).
+
+    It is Algorithm 1 of the paper.
 
     Args:
         head: names of the modules or parameters that stay with the client, ``*`` allowed, see
             :meth:`fedmtl.local.Layout.places`; ``"auto"`` is the network's last layer. All others
             are shared. An empty sequence shares everything, which is federated averaging.
         local: the clients' local solver of the representation.
-        head_local: that of the head; None: ``local``. Where single records are protected, both make
-            the steps of ``local``.
+        head_local: that of the head; None: ``local``. Under record-level privacy both make the
+            steps of ``local``.
         server_lr, server_optimizer: see :class:`SharedModel`.
 
     Raises:
@@ -67,7 +67,9 @@ class FedRep(SharedModel):
     head: str | Sequence[str] = "auto"
     head_local: LocalSolver | None = None
 
-    name, title, colour = "fedrep", "FedRep", "#c2187a"
+    name = "fedrep"
+    title = "FedRep"
+    colour = "#c2187a"
     trainings = 2
 
     def __post_init__(self) -> None:
@@ -78,28 +80,37 @@ class FedRep(SharedModel):
             LocalSolver.check_given(self, self.head_local, name="head_local")
 
     def shared_places(self, problem: Problem) -> Tensor:
-        """Returns (D,) bool, on the host: which of the flat parameters are shared.
+        """Returns a mask (D,) bool of the shared parameters, on the host.
 
         Raises:
             ConfigError: a name that the network does not have, or nothing is shared.
         """
-        names = [problem.layout.last] if self.head == "auto" else self.head
+        names: str | Sequence[str] = self.head
+        if names == "auto":
+            names = [problem.layout.last]
         if not names:
             return torch.ones(problem.dimension, dtype=torch.bool)
         shared = ~problem.layout.places(names, f"{type(self).__name__}.head")
         if not bool(shared.any()):
+            trained = ", ".join(problem.layout.names)
             raise ConfigError(
-                f"{type(self).__name__}.head is all that is trained ({', '.join(problem.layout.names)}), so nothing is "
-                "shared; name some of these parameters, train more of the network, or use algorithm=local."
+                f"{type(self).__name__}.head is all that is trained ({trained}), so nothing is "
+                "shared; name some of these parameters, train more of the network, or use "
+                "algorithm=local."
             )
         return shared
 
     def plan(self, problem: Problem, schedule: BoundSampler) -> tuple[ReleasePlan, ...]:
-        (release, *others), shared = super().plan(problem, schedule), self.shared_places(problem)
-        trainings = 1 if bool(shared.all()) else self.trainings
-        return (replace(release, dimension=int(shared.sum()), trainings=trainings), *others)
+        release, *others = super().plan(problem, schedule)
+        shared = self.shared_places(problem)
+        trainings = self.trainings
+        if bool(shared.all()):
+            trainings = 1  # there is no head to train
+        update = replace(release, dimension=int(shared.sum()), trainings=trainings)
+        return (update, *others)
 
     def fields(self, problem: Problem) -> Fields:
+        # the representation is public: of their models clients keep the head alone
         size = problem.dimension - int(self.shared_places(problem).sum())
         fields = {**personal_fields(problem), "head": ((size,), problem.initial.dtype)}
         del fields["model"]
@@ -114,7 +125,7 @@ class FedRep(SharedModel):
         return (models - start)[:, _numbers(shared, models)], own
 
     def _train(self, c: Cohort, start: Tensor, shared: Tensor) -> Tensor:
-        """Returns the cohort's models after a round: the head first, with the received representation, then that."""
+        """Trains the head with the received representation, then the representation: (k, D)."""
         if not bool(shared.all()):
             start = self._train_head(c, start, shared)
         return c.train(self.local, start, moving=shared)
@@ -122,14 +133,19 @@ class FedRep(SharedModel):
     def _train_head(self, c: Cohort, start: Tensor, shared: Tensor) -> Tensor:
         return c.train(self.head_local or self.local, start, moving=~shared)
 
-    def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
+    def server(self, problem: Problem, public: Public, released: Released) -> dict[str, Tensor]:
         update = torch.zeros(problem.dimension, dtype=torch.float64)
         update[self.shared_places(problem)] = released.values["update"].cpu()
-        return super().server(problem, public, replace(released, values={**released.values, "update": update}))
+        values = {**released.values, "update": update}
+        return super().server(problem, public, replace(released, values=values))
 
     def personal(self, c: Cohort) -> Tensor:
-        """Returns the shared representation with each client's head; a client that never took part fits one to it."""
-        shared, new = self.shared_places(c.problem), c.new
+        """Returns the shared representation with each client's head.
+
+        A client that never took part fits a head to it.
+        """
+        shared = self.shared_places(c.problem)
+        new = c.new
         models = self._models(c, shared)
         if len(new) and not bool(shared.all()):
             models[new] = self._train_head(c.part(new), models[new], shared)
@@ -147,18 +163,23 @@ class FedRep(SharedModel):
 
 
 def _numbers(chosen: Tensor, like: Tensor) -> Tensor:
-    """Returns the numbers of the coordinates that are ``chosen``, bool (D,) on the host, on the device of ``like``."""
+    """Returns the numbers of the chosen coordinates, int64, on the device of ``like``.
+
+    Args:
+        chosen: bool (D,), on the host.
+        like: a tensor on the device.
+    """
     return chosen.nonzero()[:, 0].to(like.device)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedPer(FedRep):
-    """Joint local training of a private head and of the shared representation (Arivazhagan et al.
-    2019).
+    """Joint training of private heads and a shared representation (Arivazhagan et al. 2019).
 
     Args:
         head, local, server_lr, server_optimizer: see :class:`FedRep`.
-        head_local: of a client that never took part, which fits only a head; None: ``local``.
+        head_local: the solver of a client that never took part, which fits a head alone; None:
+            ``local``.
 
     Example:
         >>> from fedmtl import FedPer, FullParticipation, LocalSGD, Trainer, load_data, models
@@ -175,7 +196,9 @@ class FedPer(FedRep):
         torch.Size([10, 610])
     """
 
-    name, title, colour = "fedper", "FedPer", "#6a8f00"
+    name = "fedper"
+    title = "FedPer"
+    colour = "#6a8f00"
     trainings = 1
 
     def _train(self, c: Cohort, start: Tensor, shared: Tensor) -> Tensor:

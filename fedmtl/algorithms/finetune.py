@@ -1,5 +1,4 @@
-"""Finetuning: after training, every client trains a model further on its own data and sends
-nothing.
+"""Finetuning: local training of every client after the run, of which nothing is sent.
 
 The four objectives of Hu, Wu, Smith: "Private Multi-Task Learning", TMLR 2023 (section 5.3 and
 Table 1), from a model w0, for client k with the mean loss l_k of its own records:
@@ -41,8 +40,9 @@ Start = Literal["auto", "shared", "personal"]
 
 
 class Personalization(Checked, ABC):
-    """How every client makes its final model after the run, from its own training records, and
-    sends nothing.
+    """The last step of every client after the run, from its own training records.
+
+    Nothing of it is sent.
 
     Attributes:
         kind: its name.
@@ -63,19 +63,25 @@ class Personalization(Checked, ABC):
 
     @abstractmethod
     def reach(self, problem: Problem, start: Tensor, clients: Tensor) -> Tensor:
-        """Returns where :meth:`train` arrives, (k, D): of a client whose training diverged, numbers
-        that are not finite; followed by the weights of the :attr:`parts`, (k, D + parts)."""
+        """Returns the models (k, D) at the end of :meth:`train`, with the weights of the parts.
+
+        The weights of the :attr:`parts` follow the parameters, (k, D + parts). A model that has
+        diverged is not finite here.
+        """
 
     def check(self, problem: Problem) -> None:
-        """Refuses a problem that this cannot be used on.
+        """Refuses a problem without use for these settings.
 
         Raises:
-            ConfigError: why.
+            ConfigError: says the reason.
         """
 
     def resolved(self, noise: float) -> Self:
-        """Returns these settings with what follows from the noise of the run,
-        :func:`~fedmtl.contrib.automatic.noise_of`."""
+        """Returns these settings, adjusted to the noise of the run.
+
+        Args:
+            noise: see :func:`~fedmtl.contrib.automatic.noise_of`.
+        """
         return self
 
     def of_new_clients(self) -> Self:
@@ -86,25 +92,28 @@ class Personalization(Checked, ABC):
         return self
 
     def origin(self, shared: Tensor | None, personal: Tensor) -> tuple[str, Tensor]:
-        """Returns ``"shared"`` or ``"personal"``, and that model: (D,) or (k, D).
+        """Returns the name of the initial model, ``"shared"`` or ``"personal"``, and the model.
+
+        Args:
+            shared: (D,), the released model; None without one.
+            personal: (k, D), the clients' own models.
 
         Raises:
-            ConfigError: ``start="shared"`` where nothing is shared.
+            ConfigError: ``start="shared"``, and nothing is shared.
         """
         if shared is not None and self.start != "personal":
             return "shared", shared
         if self.start == "shared":
-            name = type(self).__name__
-            raise ConfigError(f"{name}.start is 'shared', but the algorithm has no shared model; use 'personal'.")
+            without = "the algorithm has no shared model; use 'personal'"
+            raise ConfigError(f"{type(self).__name__}.start is 'shared', but {without}.")
         return "personal", personal
 
     def train(self, problem: Problem, start: Tensor, clients: Tensor) -> Tensor:
-        """Returns the final models of ``clients``: functions of ``start`` and of each client's own
-        training records.
+        """Returns the final models of ``clients``.
 
-        Nothing is released, so the records are used without noise also where single records are
-        protected. A client without training records, or whose model is no longer finite, keeps its
-        start.
+        They depend on ``start`` and on each client's own training records. Nothing is released, so
+        the records are used without noise, also under record-level privacy. A client keeps its
+        start if it has no training records, or if its model is no longer finite.
 
         Args:
             problem: the data, the model and the loss.
@@ -114,7 +123,9 @@ class Personalization(Checked, ABC):
         Returns:
             (k, D).
         """
-        return settled(self.reach(problem, start, clients)[:, : problem.dimension], start)[0]
+        reached = self.reach(problem, start, clients)[:, : problem.dimension]
+        models, _ = settled(reached, start)
+        return models
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +154,8 @@ class Finetune(Personalization):
             proximal step.
 
     Example:
-        >>> from fedmtl import FedAvg, Finetune, FullParticipation, LocalSGD, Trainer, load_data, models
+        >>> from fedmtl import FedAvg, Finetune, FullParticipation, LocalSGD, Trainer
+        >>> from fedmtl import load_data, models
         >>> trainer = Trainer(
         ...     algorithm=FedAvg(local=LocalSGD(lr=0.1)),
         ...     data=load_data("digits", clients=10),
@@ -167,15 +179,20 @@ class Finetune(Personalization):
 
     def __post_init__(self) -> None:
         if self.kind == "average":
-            raise ConfigError("Finetune.kind is 'average'; averaging is fedmtl.Average() (command: finetune=average).")
+            use = "averaging is fedmtl.Average() (command: finetune=average)"
+            raise ConfigError(f"Finetune.kind is 'average'; {use}.")
         super().__post_init__()
-        LocalSolver.check_given(self, self.local, self.lam if self.kind == "mean" else 0.0)
+        # only the pull of "mean" is a term of the gradient for which a step may be too large
+        pull = self.lam if self.kind == "mean" else 0.0
+        LocalSolver.check_given(self, self.local, pull)
 
     def text(self) -> str:
-        return self.kind if self.kind == "vanilla" else f"{self.kind}, lambda {self.lam:g}"
+        if self.kind == "vanilla":
+            return self.kind
+        return f"{self.kind}, lambda {self.lam:g}"
 
     def check(self, problem: Problem) -> None:
-        """Refuses a loss that this kind has no objective for.
+        """Refuses a loss without an objective of this kind.
 
         Raises:
             ConfigError: ``kind="kl"`` and a loss of the caller's own.
@@ -191,8 +208,9 @@ class Finetune(Personalization):
 
     def reach(self, problem: Problem, start: Tensor, clients: Tensor) -> Tensor:
         self.check(problem)
-        problem = replace(problem, protects_records=False)
+        problem = replace(problem, protects_records=False)  # nothing is sent
         models = start.expand(len(clients), -1).clone()
+        # a client without records keeps its start
         able = (problem.data.train.counts[clients] > 0).nonzero()[:, 0]
         if not len(able):
             return models
@@ -201,19 +219,32 @@ class Finetune(Personalization):
         return models
 
     def _train(self, problem: Problem, start: Tensor, clients: Tensor) -> Tensor:
-        c, solver = Cohort(problem, clients, round=FINETUNE_ROUND), replace(self.local, decay=1.0)
+        """Trains clients with records from ``start`` (k, D)."""
+        c = Cohort(problem, clients, round=FINETUNE_ROUND)
+        solver = replace(self.local, decay=1.0)
         if self.kind == "vanilla":
             return c.train(solver, start)
         if self.kind == "ewc":
+            # the strength of each coordinate comes from the data: only proximal steps are stable
             strength = self.lam * fisher_diagonals(problem, start, clients)
-            return c.train(replace(solver, proximal=True), start, lam=strength, anchor=start.clone())
-        divergence = divergence_of(problem.loss) if self.kind == "kl" else None
+            solver = replace(solver, proximal=True)
+            return c.train(solver, start, lam=strength, anchor=start.clone())
+        divergence = None
+        if self.kind == "kl":
+            divergence = divergence_of(problem.loss)
         return c.train(solver, start, lam=self.lam, anchor=start, divergence=divergence)
 
 
 def settled(models: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns models (k, D) with ``start``, (D,) or (k, D), in place of those that are not finite;
-    and which these are, bool (k,)."""
+    """Replaces models that are not finite by their start.
+
+    Args:
+        models: (k, D).
+        start: (D,) or (k, D).
+
+    Returns:
+        The models (k, D), and a mask bool (k,) of the replaced ones.
+    """
     diverged = ~torch.isfinite(models).all(dim=1)
     return torch.where(diverged[:, None], start, models), diverged
 
@@ -223,12 +254,13 @@ def fisher_diagonals(problem: Problem, models: Tensor, clients: Tensor) -> Tenso
 
     Args:
         problem: the data, the model and the loss.
-        models: (k, D), where the gradients are taken.
+        models: (k, D), the points of the gradients.
         clients: int64 (k,), each with a training record or more.
 
     Returns:
         (k, D).
     """
+    # F_kj = mean_i (d l_i / d w_j)^2
     result = torch.zeros_like(models)
     for place, gradients in own_gradients(problem, models, clients):
         result[place] += gradients.square().sum(0)
@@ -236,14 +268,16 @@ def fisher_diagonals(problem: Problem, models: Tensor, clients: Tensor) -> Tenso
 
 
 def _examples_at_once(problem: Problem) -> int:
-    """Returns the ``width`` of :func:`~fedmtl.local.example_gradients` for the records of one client."""
+    """Returns the ``width`` of :func:`~fedmtl.local.example_gradients` for one client's records."""
     stack = problem.executor.stack
     if not problem.executor.batched:
         return 1
     if stack.network is not None and problem.loss in LOSSES.values():
         return ALIKE
-    sample = problem.data.spec.sample(2, stack.rows.dtype)
-    _, targets = problem.data.gather("train", torch.zeros(2, dtype=torch.int64), dtype=stack.rows.dtype, device="cpu")
+    dtype = stack.rows.dtype
+    sample = problem.data.spec.sample(2, dtype)
+    first = torch.zeros(2, dtype=torch.int64)
+    _, targets = problem.data.gather("train", first, dtype=dtype, device="cpu")
     try:
         check_examples(problem.module, sample, problem.loss, targets)
     except ModelError:  # of a layer or a loss without a batching rule
@@ -251,32 +285,49 @@ def _examples_at_once(problem: Problem) -> int:
     return ALIKE
 
 
-def own_gradients(problem: Problem, models: Tensor, clients: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """Yields the gradients of each client's own training records at its model, a few records at a
-    time.
+def own_gradients(
+    problem: Problem,
+    models: Tensor,
+    clients: Tensor,
+) -> Iterator[tuple[int, Tensor]]:
+    """Yields the gradients of each client's own training records at its model.
 
-    Clients are computed one at a time, so that the numbers of one do not depend on the data of
-    another.
+    A few records are computed at a time. Clients are computed one after another, so that the
+    numbers of one do not depend on the data of another.
 
     Args:
         problem: the data, the model and the loss.
-        models: (k, D) or (D,), where the gradients are taken.
+        models: (k, D) or (D,), the points of the gradients.
         clients: int64 (k,), each with a training record or more.
 
     Yields:
         The place of a client among the k, and gradients of some of its records, (n, D).
     """
-    train, stack = problem.data.train, problem.executor.stack
+    train = problem.data.train
+    stack = problem.executor.stack
     width = _examples_at_once(problem)
-    for place, (client, model) in enumerate(zip(clients.split(1), models.expand(len(clients), -1), strict=True)):
-        count, first = int(train.counts[client]), int(train.offsets[client])
+    pairs = zip(clients.split(1), models.expand(len(clients), -1), strict=True)
+    for place, (client, model) in enumerate(pairs):
+        count = int(train.counts[client])
+        first = int(train.offsets[client])
+        # the batch is filled up to a width that many clients share
         position = torch.arange(int(batch_widths(train.counts[client], None)))
         mask = position < count
         index = first + torch.where(mask, position, 0)
         rows = stack.load(model, 1)
         x, y = problem.data.gather("train", index[None], dtype=rows.dtype, device=rows.device)
-        address = address_of(problem.data.keys[client], FINETUNE_ROUND, 0) if stack.has_dropout else None
-        for gradients, _ in example_gradients(
-            stack, x, y, problem.loss, mask=mask[None], width=width, address=address, position=position[None]
-        ):
+        address = None
+        if stack.has_dropout:
+            address = address_of(problem.data.keys[client], FINETUNE_ROUND, 0)
+        parts = example_gradients(
+            stack,
+            x,
+            y,
+            problem.loss,
+            mask=mask[None],
+            width=width,
+            address=address,
+            position=position[None],
+        )
+        for gradients, _ in parts:
             yield place, gradients

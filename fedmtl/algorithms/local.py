@@ -35,7 +35,9 @@ class Local(Algorithm):
 
     local: LocalSolver = field(default_factory=lambda: LocalSGD(lr=0.1))
 
-    name, title, colour = "local", "Local", "#6b6f76"
+    name = "local"
+    title = "Local"
+    colour = "#6b6f76"
     baseline = True
 
     def __post_init__(self) -> None:
@@ -49,5 +51,8 @@ class Local(Algorithm):
         return {}, c.keep(c.train(self.local, start), start)
 
     def personal(self, c: Cohort) -> Tensor:
-        """Returns the clients' own models; a client that was never called trains once from the initial model."""
+        """Returns the clients' own models.
+
+        A client that was never called trains once from the initial model.
+        """
         return c.personal(lambda new: new.train(self.local, c.initial))

@@ -1,4 +1,4 @@
-"""Single-task learning: the exact ridge fit of every client's own records. Nothing leaves a client."""
+"""Single-task learning: the exact ridge fit of every client's own records."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ from .linear.stack import TaskStack
 
 @dataclass(frozen=True, kw_only=True)
 class LocalFit(LinearAlgorithm):
-    """argmin_w L_i(w) + (ridge / 2) ||w||^2 over ||w||_inf <= theta_max for every client i, of a
-    linear model.
+    """The exact ridge fit of a linear model for every client; nothing leaves a client.
+
+    It is argmin_w L_i(w) + (ridge / 2) ||w||^2 over ||w||_inf <= theta_max for every client i.
 
     Args:
         loss: L_i, ``"squared"``: (1 / 2 n_i) sum (w.x - y)^2, or ``"logistic"``: the mean of log(1
@@ -30,10 +31,10 @@ class LocalFit(LinearAlgorithm):
         ridge: above 0.
         own_ridge: every client scales the ridge to its own records:
             :func:`~.linear.evidence.own_ridges`.
-        row_norm: features are scaled down to this norm, also where the models are used; ``"auto"``:
-            to the bound that the data state; None: they are not.
-        target: targets of the squared loss are cut off at this absolute value; ``"auto"``: at that
-            of the data; None: they are not, up to 2^40.
+        row_norm: features are scaled down to this norm, also in use of the models. ``"auto"``: the
+            bound that the data state. None: features stay as they are.
+        target: targets of the squared loss are cut off at this absolute value. ``"auto"``: that of
+            the data. None: 2^40.
         norm: of the features, ``"l2"`` or ``"l1"``.
         theta_max: bound on ||w||_inf, above 0; infinite: none.
     """
@@ -46,19 +47,26 @@ class LocalFit(LinearAlgorithm):
     norm: Literal["l1", "l2"] = "l2"  # type: ignore[misc]
     theta_max: Annotated[float, Range(lambda v: v > 0, "a number above 0")] = math.inf
 
-    name, title, colour = "local", "Local", "#6b6f76"
+    name = "local"
+    title = "Local"
+    colour = "#6b6f76"
     needs_row_bound = False
 
     def init(self, problem: Problem, replicates: int = 1) -> State:
-        """Returns the fits, in private."""
+        """Returns the state with all fits, which are private."""
         store = problem.client_store({"model": ((problem.dimension,), torch.float64)})
         records = self.data(problem)
         tasks = TaskStack.of(records, self.loss)
         ridges = ridges_of(tasks, self.ridge, self.own_ridge)
         fits = tasks.fit(ridges)
-        for client in (fits.abs().amax(1) > self.theta_max).nonzero()[:, 0].tolist():
-            x, y, own = records.x[client].numpy(), records.y[client].numpy(), float(ridges[client])
-            fits[client] = torch.from_numpy(minimize(tasks.linear, x, y, own, box=self.theta_max).theta)
+        # fits outside of the box are made again within it
+        outside = (fits.abs().amax(1) > self.theta_max).nonzero()[:, 0]
+        for client in outside.tolist():
+            x = records.x[client].numpy()
+            y = records.y[client].numpy()
+            ridge = float(ridges[client])
+            minimum = minimize(tasks.linear, x, y, ridge, box=self.theta_max)
+            fits[client] = torch.from_numpy(minimum.theta)
         store.scatter("model", torch.arange(problem.clients), fits)
         return State({}, store)
 

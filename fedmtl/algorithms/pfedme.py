@@ -34,8 +34,7 @@ class PFedMe(SharedModel):
         lam: lambda, the strength of the pull of every personal model to the client's copy of the
             global one.
         eta: step size of that copy; 1 / lam takes it to the personal model.
-        local_rounds: R. Where single records are protected, each of them is a training that is
-            charged.
+        local_rounds: R. Under record-level privacy each of them is a training that is charged.
         local: the local solver of a local round.
         server_lr: beta, step size of the server.
         server_optimizer: see :class:`SharedModel`.
@@ -63,24 +62,27 @@ class PFedMe(SharedModel):
     eta: Positive = 0.5
     local_rounds: Count = 2
 
-    name, title, colour = "pfedme", "pFedMe", "#8c564b"
+    name = "pfedme"
+    title = "pFedMe"
+    colour = "#8c564b"
     keeps = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.eta * self.lam >= 2.0:
-            raise ConfigError(
-                f"PFedMe.eta * lam = {self.eta:g} * {self.lam:g} = {self.eta * self.lam:g}: from 2 on, every step "
-                "overshoots. Lower eta."
-            )
+            product = f"{self.eta:g} * {self.lam:g} = {self.eta * self.lam:g}"
+            reason = "from 2 on, every step overshoots"
+            raise ConfigError(f"PFedMe.eta * lam = {product}: {reason}. Lower eta.")
 
     @property
     def trainings(self) -> int:
         return self.local_rounds
 
     def update(self, c: Cohort) -> tuple[Tensor, Own]:
-        start = models = copy = c.shared.expand(len(c.ids), -1).contiguous()
-        # batches of their own for every local round; the step size goes by rounds
+        start = c.shared.expand(len(c.ids), -1).contiguous()
+        models = start
+        copy = start  # w_r
+        # every local round has batches of its own; the step size decays by rounds
         solver = replace(self.local, decay_every=self.local.decay_every * self.local_rounds)
         for local_round in range(self.local_rounds):
             part = replace(c, round=c.round * self.local_rounds + local_round)

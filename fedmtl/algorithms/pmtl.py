@@ -3,27 +3,28 @@
 Hu, Wu, Smith: "Private Multi-Task Learning: Formulation and Applications to Federated Learning",
 TMLR 2023.
 
-    min_W (1/K) sum_k [ l_k(w_k) + (lam / 2) ||w_k - wbar||^2 ],   wbar = (1/K) sum_k w_k          (Objective 2)
+    min_W (1/K) sum_k [ l_k(w_k) + (lam / 2) ||w_k - wbar||^2 ]                         (Objective 2)
+    wbar = (1/K) sum_k w_k
 
 Each client keeps its own w_k; only clipped updates of the mean leave, summed and noised. Round t of
 Algorithm 1, with m the expected size of a cohort and z the noise multiplier:
 
-    a random cohort S_t receives the mean wtilde^t                                                        (a)
-    w_k <- w_k - eta (grad l_k(w_k) + lam (w_k - wtilde^t)),   E local iterations on (3), k in S_t        (b)
-    g_k = w_k - wtilde^t   (delta="global"),   or w_k - u_k, u_k = wtilde^0 + all that k has sent        (c)
-    wtilde^(t+1) = wtilde^t + (server_lr / m) [ sum_{k in S_t} clip_C(g_k) + N(0, (z C)^2 I) ]            (d)
+    a random cohort S_t receives the mean wtilde^t                                               (a)
+    w_k <- w_k - eta (grad l_k(w_k) + lam (w_k - wtilde^t)),   E local iterations, k in S_t      (b)
+    g_k = w_k - wtilde^t   (delta="global"),   or w_k - u_k, u_k = wtilde^0 + all sent by k      (c)
+    wtilde^(t+1) = wtilde^t + (server_lr / m) [ sum_{k in S_t} clip_C(g_k) + N(0, (z C)^2 I) ]   (d)
 
 The observers are the other clients and the public: billboard privacy, which implies joint
 differential privacy. The server is a trusted aggregator.
 
     data = load_data("digits")
-    Trainer(algorithm=PMTL(lam=1.0, local=LocalSGD(lr=0.5, epochs=5)), data=data, model=models.softmax_regression(),
-            schedule=PoissonSampling(cohort=100), privacy=ClientPrivacy(clip_norm=1.5, epsilon=4.0), rounds=100).fit()
+    Trainer(algorithm=PMTL(lam=1.0, local=LocalSGD(lr=0.5, epochs=5)), data=data,
+            model=models.softmax_regression(), schedule=PoissonSampling(cohort=100),
+            privacy=ClientPrivacy(clip_norm=1.5, epsilon=4.0), rounds=100).fit()
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -34,7 +35,7 @@ from .._check import NonNegative, Positive
 from ..errors import ConfigError
 from ..privacy import BoundSampler, ReleasePlan
 from ..privacy.rounds import Message
-from .base import Problem, Released
+from .base import Problem, Public, Released
 from .cohort import Cohort, Own
 from .server import apply_update
 from .shared_model import SharedModel
@@ -48,10 +49,10 @@ class PMTL(SharedModel):
     Args:
         lam: lambda, the strength of the pull of every personal model towards the mean.
         local: the clients' local solver.
-        delta: what a client sends. ``"global"``, g_k = w_k - wtilde (the authors' experiments): the
-            shared model forgets old noise. ``"local"``, an exact running mean: client k keeps the
-            sum of what it has sent, u_k without wtilde^0, and sends clip(w_k - u_k), so clipping
-            delays but never loses; its noise is a random walk that never fades.
+        delta: the message of a client. ``"global"``, g_k = w_k - wtilde (the authors' experiments):
+            the shared model forgets old noise. ``"local"``, an exact running mean: client k keeps
+            the sum of its messages, u_k without wtilde^0, and sends clip(w_k - u_k). Clipping then
+            delays and loses nothing; the noise is a random walk that never fades.
         server_lr: step size of the server. ``"global"``: in (0, 1], 1 when ``None``. ``"local"``:
             only m / K, the expected cohort over the number of clients, which ``None`` takes.
         server_optimizer: used instead of the plain server step; only with ``"global"``.
@@ -60,7 +61,8 @@ class PMTL(SharedModel):
         ConfigError: a value outside these ranges, or ``lr * lam >= 2`` without the proximal step.
 
     Example:
-        >>> from fedmtl import ClientPrivacy, FullParticipation, LocalSGD, PMTL, Trainer, load_data, models
+        >>> from fedmtl import ClientPrivacy, FullParticipation, LocalSGD, PMTL, Trainer
+        >>> from fedmtl import load_data, models
         >>> trainer = Trainer(
         ...     algorithm=PMTL(lam=1.0, local=LocalSGD(lr=0.1)),
         ...     data=load_data("digits", clients=10),
@@ -78,26 +80,34 @@ class PMTL(SharedModel):
     delta: Literal["global", "local"] = "global"
     server_lr: Positive | None = None  # type: ignore[assignment]
 
-    name, title, colour = "pmtl", "PMTL", "#0072B2"
+    name = "pmtl"
+    title = "PMTL"
+    colour = "#0072B2"
     keeps = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.server_lr is not None and self.delta == "global" and self.server_lr > 1.0:
-            raise ConfigError(f"PMTL.server_lr is {self.server_lr}; with delta='global' it must be in (0, 1].")
+            accepted = "with delta='global' it must be in (0, 1]"
+            raise ConfigError(f"PMTL.server_lr is {self.server_lr}; {accepted}.")
         if self.delta == "local" and self.server_optimizer is not None:
-            raise ConfigError("PMTL.server_optimizer needs delta='global': an exact running mean allows no other step.")
+            reason = "an exact running mean allows no other step"
+            raise ConfigError(f"PMTL.server_optimizer needs delta='global': {reason}.")
 
     def plan(self, problem: Problem, schedule: BoundSampler) -> tuple[ReleasePlan, ...]:
         right = schedule.denominator / problem.clients
-        if self.delta == "local" and self.server_lr is not None and abs(self.server_lr - right) > 1e-12 * right:
+        plan = super().plan(problem, schedule)
+        if self.delta == "global" or self.server_lr is None:
+            return plan
+        if abs(self.server_lr - right) > 1e-12 * right:
             raise ConfigError(
-                f"PMTL.server_lr is {self.server_lr} with delta='local': the shared model is then the running mean of "
-                f"what all {problem.clients:,} clients have sent, so server_lr must be m / K = "
-                f"{schedule.denominator:g} / {problem.clients} = {right:g}. Any other value has a wrong fixed point, "
-                "and 1 under partial participation diverges. Leave server_lr unset, or use delta='global'."
+                f"PMTL.server_lr is {self.server_lr} with delta='local': the shared model is then "
+                f"the running mean of what all {problem.clients:,} clients have sent, so server_lr "
+                f"must be m / K = {schedule.denominator:g} / {problem.clients} = {right:g}. Any "
+                "other value has a wrong fixed point, and 1 under partial participation diverges. "
+                "Leave server_lr unset, or use delta='global'."
             )
-        return super().plan(problem, schedule)
+        return plan
 
     def fields(self, problem: Problem) -> Fields:
         if self.delta == "global":
@@ -107,17 +117,22 @@ class PMTL(SharedModel):
     def client(self, c: Cohort) -> tuple[dict[str, Message], Own]:
         # (a), (b): the cohort receives wtilde; every member trains from its own last model,
         # anchored at wtilde
-        mean, start = c.shared, c.models(c.shared)
-        # (c): what every member sends
+        mean = c.shared
+        start = c.models(mean)
+        # (c): the messages
         if self.delta == "global":
             models = torch.empty_like(start)
             change = c.change(self.local, start, lam=self.lam, anchor=mean, trained=models)
             return {"update": change}, c.keep(models, start)
         models = c.train(self.local, start, lam=self.lam, anchor=mean)
-        update = c.clip("update", models - c.initial - c.own["sent"])  # relative to wtilde^0: u_k = wtilde^0 + sent
-        return {"update": update}, c.keep(models, start) | {"sent": c.own["sent"] + update}
+        sent = c.own["sent"]  # u_k = wtilde^0 + sent
+        update = c.clip("update", models - c.initial - sent)
+        return {"update": update}, c.keep(models, start) | {"sent": sent + update}
 
-    def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
+    def server(self, problem: Problem, public: Public, released: Released) -> dict[str, Tensor]:
         # (d): the server moves the mean by the clipped, noised sum over the public denominator m
-        lr = (self.server_lr or 1.0) if self.delta == "global" else released.denominator / problem.clients
-        return apply_update(public, "global", released.values["update"], lr=lr, optimizer=self.server_optimizer)
+        lr = self.server_lr or 1.0
+        if self.delta == "local":
+            lr = released.denominator / problem.clients  # m / K
+        update = released.values["update"]
+        return apply_update(public, "global", update, lr=lr, optimizer=self.server_optimizer)

@@ -26,8 +26,9 @@ from .shared_model import SharedModel
 
 @dataclass(frozen=True, kw_only=True)
 class PPSGD(SharedModel):
-    """A shared plus a personal model (Bietti et al. 2022, Algorithm 1, with local runs of several
-    steps).
+    """A shared plus a personal model (Bietti et al. 2022, Algorithm 1).
+
+    Local runs have several steps.
 
     Args:
         ratio: step size of the personal part over that of the shared one (the paper's alpha), at
@@ -56,31 +57,38 @@ class PPSGD(SharedModel):
 
     ratio: NonNegative = 1.0
 
-    name, title, colour = "ppsgd", "PP-SGD", "#17808c"
+    name = "ppsgd"
+    title = "PP-SGD"
+    colour = "#17808c"
     keeps = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not isinstance(self.local, LocalSGD) or self.local.weight_decay:
             raise ConfigError(
-                f"PPSGD.local is {self.local!r}; it must be LocalSGD without weight_decay, since the personal part "
-                "follows the gradients that moved the shared one."
+                f"PPSGD.local is {self.local!r}; it must be LocalSGD without weight_decay, since "
+                "the personal part follows the gradients that moved the shared one."
             )
 
     def update(self, c: Cohort) -> tuple[Tensor, Own]:
         parts = c.own["model"]  # 0 of a client that never took part
         moved = self._moved(c, c.shared + parts)
+        # the change of the sum, divided by the step sizes: 1 to ratio
         own = c.keep(parts + self.ratio / (1.0 + self.ratio) * moved, parts)
         return moved / (1.0 + self.ratio), own
 
     def _moved(self, c: Cohort, models: Tensor) -> Tensor:
-        """Returns (k, D): by how much a local run moves the sums ``models`` (k, D)."""
+        """Returns the change (k, D) of the sums ``models`` (k, D) by a local run."""
         solver = replace(self.local, lr=(1.0 + self.ratio) * self.local.lr)
         return c.train(solver, models) - models
 
     def personal(self, c: Cohort) -> Tensor:
-        """Returns the sums; a client that never took part trains its own part once, from the shared model."""
-        models, new = c.shared + c.own["model"], c.new
+        """Returns the sums.
+
+        A client that never took part trains its own part once, from the shared model.
+        """
+        models = c.shared + c.own["model"]
+        new = c.new
         if len(new) and self.ratio > 0.0:
             models[new] += self.ratio / (1.0 + self.ratio) * self._moved(c.part(new), models[new])
         return models

@@ -1,24 +1,23 @@
-"""SCAFFOLD: local gradients corrected by control variates, against the drift of clients with
-different data.
+"""SCAFFOLD: control variates against the drift of clients with different data.
 
 Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: "SCAFFOLD: Stochastic Controlled Averaging for
 Federated Learning", ICML 2020, Algorithm 1 with option II. With differential privacy both releases
 are noised, as in Noble, Bellet, Dieuleveut: "Differentially Private Federated Learning on
 Heterogeneous Data", AISTATS 2022.
 
-    y_k   <- y_k - lr (grad l_k(y_k) - c_k + c),  K_k times from y_k = x         (local steps from the shared model x)
-    c_k^+ =  c_k - c + (x - y_k) / (K_k lr)                                      (option II)
-    x     <- x + server_lr mean(y_k - x),   c <- c + (m / n) mean(c_k^+ - c_k)   (over a cohort of m of n clients)
+    y_k   <- y_k - lr (grad l_k(y_k) - c_k + c),  K_k times from the shared model y_k = x
+    c_k^+ =  c_k - c + (x - y_k) / (K_k lr)                                           (option II)
+    x     <- x + server_lr mean(y_k - x)                      (over a cohort of m of n clients)
+    c     <- c + (m / n) mean(c_k^+ - c_k)
 
 A client sends two rows, y_k - x and c_k^+ - c_k. Each is clipped by itself, and both are charged as
-one release of twice the length. A client adds to its c_k what it has sent, so that c stays the mean
-of all c_k but for noise; since what is sent contains -c, old noise fades. Where single records are
-protected, both rows follow from noised gradients.
+one release of twice the length. A client adds its clipped row to its c_k, so that c stays the mean
+of all c_k but for noise. The row contains -c, so old noise fades. Under record-level privacy both
+rows follow from noised gradients.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -27,7 +26,7 @@ from torch import Tensor
 from ..errors import ConfigError
 from ..local import LocalSGD
 from ..privacy import BoundSampler, ReleasePlan
-from .base import Problem, Released, State
+from .base import Problem, Public, Released, State
 from .cohort import Cohort, Own
 from .shared_model import SharedModel
 from .store import Fields
@@ -60,14 +59,17 @@ class Scaffold(SharedModel):
         torch.Size([10, 650])
     """
 
-    name, title, colour = "scaffold", "SCAFFOLD", "#006b8f"
+    name = "scaffold"
+    title = "SCAFFOLD"
+    colour = "#006b8f"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not isinstance(self.local, LocalSGD) or self.local.momentum:
             raise ConfigError(
-                f"Scaffold.local is {self.local!r}; it must be LocalSGD without momentum, since a control variate is "
-                "the mean gradient of a local run, computed from its step size and its change."
+                f"Scaffold.local is {self.local!r}; it must be LocalSGD without momentum, since a "
+                "control variate is the mean gradient of a local run, computed from its step size "
+                "and its change."
             )
 
     def plan(self, problem: Problem, schedule: BoundSampler) -> tuple[ReleasePlan, ...]:
@@ -82,13 +84,15 @@ class Scaffold(SharedModel):
         return {"control": ((problem.dimension,), problem.initial.dtype)}
 
     def client(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
-        control, own = c.public["control"], c.own["control"]
+        control = c.public["control"]  # c
+        own = c.own["control"]  # c_k
         change = c.train(self.local, c.shared, correction=control - own) - c.shared
         run = (self.local.lr_at(c.round) * c.steps(self.local).to(change))[:, None]  # K_k lr
+        # c_k^+ - c_k; a client without a local step sends 0
         sent = c.clip("control", torch.where(run > 0, -control - change / run, 0.0))
         return {"update": change, "control": sent}, {"control": own + sent}
 
-    def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
+    def server(self, problem: Problem, public: Public, released: Released) -> dict[str, Tensor]:
         share = released.denominator / problem.clients
         control = public["control"] + share * released.values["control"].to(public["control"])
         return {**super().server(problem, public, released), "control": control}

@@ -17,8 +17,9 @@ _PREFIX = "server_optimizer."
 
 @dataclass(frozen=True, kw_only=True)
 class ServerOptimizer(Checked):
-    """An optimizer of ``torch.optim`` that takes the negative released update as its gradient
-    (Reddi et al. 2021).
+    """An optimizer of ``torch.optim`` for the server's step (Reddi et al. 2021).
+
+    Its gradient is the negative released update.
 
     Args:
         optimizer_name: a class of ``torch.optim``, such as ``"SGD"`` or ``"Adam"``.
@@ -38,42 +39,59 @@ class ServerOptimizer(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        names = tuple(
-            n for n, c in vars(torch.optim).items() if isinstance(c, type) and n not in ("Optimizer", "LBFGS")
-        )
+        # LBFGS evaluates the loss again, which a server cannot
+        unusable = ("Optimizer", "LBFGS")
+        classes = {n: c for n, c in vars(torch.optim).items() if isinstance(c, type)}
+        names = tuple(name for name in classes if name not in unusable)
         one_of(self, names, optimizer_name=self.optimizer_name)
         try:
             self._built(torch.zeros(1, requires_grad=True))
         except (TypeError, ValueError) as error:
+            optimizer = f"torch.optim.{self.optimizer_name}"
             raise ConfigError(
-                f"ServerOptimizer.options is {self.options!r}, which torch.optim.{self.optimizer_name} does not take: "
-                f"{error}."
+                f"ServerOptimizer.options is {self.options!r}, "
+                # PyTorch's own words name the option
+                f"which {optimizer} does not take: {error}."
             ) from error
 
     def _built(self, parameter: Tensor) -> torch.optim.Optimizer:
-        built: torch.optim.Optimizer = getattr(torch.optim, self.optimizer_name)(
-            [parameter], lr=self.lr, **dict(self.options)
-        )
+        optimizer = getattr(torch.optim, self.optimizer_name)
+        built: torch.optim.Optimizer = optimizer([parameter], lr=self.lr, **dict(self.options))
         return built
 
     def step(self, public: Mapping[str, Tensor], name: str, update: Tensor) -> dict[str, Tensor]:
-        """Returns ``public`` with ``public[name]`` (D,) moved by one step; it also keeps the optimizer's state."""
+        """Moves ``public[name]`` (D,) by one step.
+
+        Returns:
+            The new public state, which includes the optimizer's.
+        """
         parameter = public[name].clone().requires_grad_()
+        # the optimizer descends, so the gradient is the negative update
         parameter.grad = -update.to(parameter)
         optimizer = self._built(parameter)
-        state = {k.removeprefix(_PREFIX): v.clone() for k, v in public.items() if k.startswith(_PREFIX)}
+        state = {}
+        for key, value in public.items():
+            if key.startswith(_PREFIX):
+                state[key.removeprefix(_PREFIX)] = value.clone()
         if state:
             optimizer.state[parameter] = state
         optimizer.step()
-        moments = {_PREFIX + k: v for k, v in optimizer.state[parameter].items() if isinstance(v, Tensor)}
+        moments = {}
+        for key, value in optimizer.state[parameter].items():
+            if isinstance(value, Tensor):
+                moments[_PREFIX + key] = value
         return {**public, name: parameter.detach(), **moments}
 
 
 def apply_update(
-    public: Mapping[str, Tensor], name: str, update: Tensor, *, lr: float, optimizer: ServerOptimizer | None
+    public: Mapping[str, Tensor],
+    name: str,
+    update: Tensor,
+    *,
+    lr: float,
+    optimizer: ServerOptimizer | None,
 ) -> dict[str, Tensor]:
-    """Returns ``public`` with ``public[name] + lr * update``, or the server optimizer's step with
-    ``lr * update``.
+    """Moves the shared model by ``lr * update``, or by the server optimizer's step along it.
 
     Args:
         public: the public state, not changed.
@@ -85,4 +103,6 @@ def apply_update(
     if optimizer is not None:
         return optimizer.step(public, name, lr * update)
     model = public[name]
-    return {**public, name: (model.to(torch.float64) + lr * update.to(model.device)).to(model.dtype)}
+    # added in float64, the precision of the release
+    moved = model.to(torch.float64) + lr * update.to(model.device)
+    return {**public, name: moved.to(model.dtype)}

@@ -30,7 +30,7 @@ is that of the noised G.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -40,7 +40,7 @@ from torch import Tensor
 
 from ..algorithms.activations import Answers, client_rows
 from ..algorithms.async_learner.central import CentralLearner
-from ..algorithms.base import Problem, State
+from ..algorithms.base import Problem, Public, State
 from ..algorithms.linear.data import LinearData, prepared
 from ..algorithms.linear.solve import minimize
 from ..errors import ConfigError
@@ -61,7 +61,7 @@ class OneAnswer(CentralLearner):
         """Returns the model before any answer, (p,)."""
 
     @abstractmethod
-    def model(self, problem: Problem, public: Mapping[str, Tensor], counts: Tensor, clip: Clip | None) -> Tensor:
+    def model(self, problem: Problem, public: Public, counts: Tensor, clip: Clip | None) -> Tensor:
         """Returns the models (R, p) that all answers so far give, of owners with ``counts`` (n,)
         records, under a public clip."""
 
@@ -79,11 +79,11 @@ class OneAnswer(CentralLearner):
         public = {"theta_l": theta.repeat(r, 1), "theta_0": theta.clone(), **empty}
         return State(public, problem.client_store({}))
 
-    def points(self, problem: Problem, public: Mapping[str, Tensor]) -> Callable[[Array], Array]:
+    def points(self, problem: Problem, public: Public) -> Callable[[Array], Array]:
         theta_0 = public["theta_0"].numpy()
         return lambda at: np.broadcast_to(theta_0, (len(at), len(theta_0)))
 
-    def serve(self, problem: Problem, public: Mapping[str, Tensor]) -> Callable[[Answers], None]:
+    def serve(self, problem: Problem, public: Public) -> Callable[[Answers], None]:
         sums, variances, number = (client_rows(public[name]) for name in ("sums", "variances", "answers"))
 
         def serve(answers: Answers) -> None:
@@ -138,7 +138,9 @@ class PublicStart(OneAnswer):
     """
 
     loss: Literal["squared", "logistic"] = "squared"  # the hinge has no second derivative
-    name, title, colour = "public_start", "Public start", "#1b8a7a"
+    name = "public_start"
+    title = "Public start"
+    colour = "#1b8a7a"
 
     def plan(self, problem: Problem, schedule: BoundSchedule) -> tuple[GradientPlan]:
         rows = sum(map(len, self.public_rows(problem).y))
@@ -149,7 +151,7 @@ class PublicStart(OneAnswer):
         x, y = (part.numpy() for part in self.public_rows(problem).pooled())
         return torch.from_numpy(minimize(self.linear_loss, x, y, 2 * self.reg, box=self.theta_max).theta)
 
-    def model(self, problem: Problem, public: Mapping[str, Tensor], counts: Tensor, clip: Clip | None) -> Tensor:
+    def model(self, problem: Problem, public: Public, counts: Tensor, clip: Clip | None) -> Tensor:
         theta, (x, y) = public["theta_0"], self.public_rows(problem).pooled()
         n, p = x.shape
         eye = torch.eye(p, dtype=torch.float64)
@@ -218,7 +220,9 @@ class Moments(OneAnswer):
         torch.Size([4, 28])
     """
 
-    name, title, colour = "moments", "AdaSSP", "#558b2f"
+    name = "moments"
+    title = "AdaSSP"
+    colour = "#558b2f"
     loss = "squared"
 
     def plan(self, problem: Problem, schedule: BoundSchedule) -> tuple[GradientPlan]:
@@ -245,7 +249,7 @@ class Moments(OneAnswer):
 
         return moments
 
-    def model(self, problem: Problem, public: Mapping[str, Tensor], counts: Tensor, clip: Clip | None) -> Tensor:
+    def model(self, problem: Problem, public: Public, counts: Tensor, clip: Clip | None) -> Tensor:
         """Returns (R, p): ridge regression on the owners' weighted moments, with a ridge that the
         noise asks for.
 
@@ -266,7 +270,7 @@ class Moments(OneAnswer):
         return torch.linalg.solve(system, vector).clamp(-self.theta_max, self.theta_max)
 
 
-def means_of(public: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+def means_of(public: Public) -> tuple[Tensor, Tensor, Tensor]:
     """Returns each owner's mean answer (R, n, size), the variance of its noise (R, n), and whether there is one."""
     number = public["answers"].clamp(min=1)
     return public["sums"] / number[:, :, None], public["variances"] / number**2, public["answers"] > 0

@@ -26,7 +26,7 @@ costs nothing:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -36,7 +36,7 @@ from torch import Tensor
 
 from .._check import Count, NonNegative, Positive
 from ..algorithms.activations import Answers, client_rows
-from ..algorithms.base import Problem, State
+from ..algorithms.base import Problem, Public, State
 from ..algorithms.linear.solve import fit_own
 from ..algorithms.p2p.algorithm import PeerToPeer
 from ..algorithms.p2p.network import Network
@@ -96,7 +96,9 @@ class PeerAveraging(PeerToPeer):
     refine: Positive = 3.0
     refine_from: Literal["own", "neighbours"] = "neighbours"
 
-    name, title, colour = "peer_averaging", "Peer averaging", "#d2691e"
+    name = "peer_averaging"
+    title = "Peer averaging"
+    colour = "#d2691e"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -125,7 +127,7 @@ class PeerAveraging(PeerToPeer):
         state.public["answers_so_far"] = torch.zeros(theta.shape[:2], dtype=torch.int64)
         return state
 
-    def serve(self, problem: Problem, public: Mapping[str, Tensor]) -> Callable[[Answers], None]:
+    def serve(self, problem: Problem, public: Public) -> Callable[[Answers], None]:
         """Takes the steps of :class:`PeerToPeer`, along the released gradients of the agents that
         answer and h Theta_i + b_i of those whose releases are spent; without data 0."""
         step, h = super().serve(problem, public), self.network(problem).smoothness

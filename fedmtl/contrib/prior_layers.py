@@ -32,7 +32,7 @@ Trainer's ``trainable`` freezes them. Low-rank adapters are layers like all othe
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -40,7 +40,7 @@ import torch
 from torch import Tensor
 
 from .._check import Positive
-from ..algorithms.base import Problem, Released, State
+from ..algorithms.base import Problem, Public, Released, State
 from ..algorithms.cohort import Cohort, Own, personal_fields
 from ..algorithms.finetune import own_gradients
 from ..algorithms.linear.solve import solve_regularized
@@ -100,7 +100,9 @@ class PriorLayers(OneRelease):
     side: Side = "input"
     local: LocalSolver = field(default_factory=lambda: LocalSGD(lr=0.1, epochs=5))
 
-    name, title, colour = "prior_layers", "Private prior of layers", "#e91e90"
+    name = "prior_layers"
+    title = "Private prior of layers"
+    colour = "#e91e90"
     filled = 2.0
 
     def __post_init__(self) -> None:
@@ -241,7 +243,7 @@ class PriorLayers(OneRelease):
             responses.append((response + response.mT) / 2)
         return responses
 
-    def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
+    def server(self, problem: Problem, public: Public, released: Released) -> dict[str, Tensor]:
         new, noise = dict(public), float(released.noise_std(RELEASE)) / self.length
         means = (released.values[RELEASE].cpu() / self.length).split(self._sizes(problem))
         for part, mean in zip(self.matrices(problem), means, strict=True):
@@ -265,7 +267,7 @@ class PriorLayers(OneRelease):
         models = self._train(c, self._precision(c.public, matrices, c.own))
         return torch.where(models.isfinite().all(dim=1)[:, None], models, c.own["model"])
 
-    def _precision(self, public: Mapping[str, Tensor], matrices: list[Part], own: Own) -> Precision:
+    def _precision(self, public: Public, matrices: list[Part], own: Own) -> Precision:
         """Returns P of clients; it is the same everywhere but for their own b e."""
         blocks = []
         for at, part in enumerate(matrices):

@@ -35,7 +35,7 @@ place of a public shift.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Self
 
@@ -43,7 +43,7 @@ import torch
 from torch import Tensor
 
 from .._check import Positive, Share
-from ..algorithms.base import Algorithm, Problem, Released, State
+from ..algorithms.base import Algorithm, Problem, Public, Released, State
 from ..algorithms.cohort import Cohort, Own
 from ..algorithms.linear.evidence import ridges_of
 from ..algorithms.linear.solve import solve_regularized
@@ -165,7 +165,9 @@ class PrivatePrior(OneRelease, TaskAlgorithm):
     share: Share = 0.0
     form: Literal["symmetric", "diagonal"] = "symmetric"
 
-    name, title, colour = "private_prior", "Private prior", "#ad1457"
+    name = "private_prior"
+    title = "Private prior"
+    colour = "#ad1457"
     needs_row_bound = False
 
     # What it releases
@@ -242,7 +244,7 @@ class PrivatePrior(OneRelease, TaskAlgorithm):
             parts_of_row.append(math.sqrt(1 - self.share) * flat)
         return torch.cat(parts_of_row)
 
-    def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
+    def server(self, problem: Problem, public: Public, released: Released) -> dict[str, Tensor]:
         d = self.features(problem)
         values = released.values[RELEASE].reshape(len(public["excess"]), -1) / self.length
         noises = (released.noise_std(RELEASE) / self.length).tolist()

@@ -18,7 +18,6 @@ features vary little take many rounds to undo it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -28,7 +27,7 @@ import torch
 from torch import Tensor
 
 from .._check import Count, Positive, Whole
-from ..algorithms.base import Algorithm, Problem, Released
+from ..algorithms.base import Algorithm, Problem, Public, Released
 from ..algorithms.cohort import Cohort, Own, Rows
 from ..algorithms.fedavg import FedAvg
 from ..algorithms.linear.classes import fit_classes, flat, layers
@@ -70,7 +69,9 @@ class ProximalPoint(FedAvg):
     intercept_rounds: Whole = 0
     local: ClassVar[None] = None  # type: ignore[assignment, misc]  # the objective is minimized
 
-    name, title, colour = "proximal_point", "Proximal point", "#5c6bff"
+    name = "proximal_point"
+    title = "Proximal point"
+    colour = "#5c6bff"
     baseline = False
     from_training = False
 
@@ -104,7 +105,7 @@ class ProximalPoint(FedAvg):
                     rows[place] = self._change(problem, x, y, shared, bias)
         return torch.from_numpy(rows).to(c.initial), c.own
 
-    def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
+    def server(self, problem: Problem, public: Public, released: Released) -> dict[str, Tensor]:
         if released.step < self._first_rounds(problem):
             # the slopes of the release are noise alone
             update = torch.zeros_like(released.values["update"])

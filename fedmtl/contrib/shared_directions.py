@@ -61,7 +61,9 @@ class SharedDirections(PPDMTL):
     refine: ClassVar[bool] = True  # type: ignore[misc]
     own_penalty: ClassVar[Literal["frobenius"]] = "frobenius"  # type: ignore[misc]  # the only one that a rotation of the features leaves as it is
 
-    name, title, colour = "shared_directions", "PP-DMTL, shared directions", "#1e88e5"
+    name = "shared_directions"
+    title = "PP-DMTL, shared directions"
+    colour = "#1e88e5"
 
     def models(self, problem: Problem, state: State, clients: Tensor) -> Tensor:
         """Returns w_t of ``clients`` after the last step in every replicate, (R, k, p)."""

@@ -3,51 +3,53 @@
 "The Cost of Privacy in Asynchronous Differentially-Private Machine Learning", IEEE TIFS 2021,
 Algorithm 1.
 
-    min_{||theta||_inf <= theta_max} f(theta) = g(theta) + (1/n) sum over all records l(theta . x, y)      (1), (2)
+    min_{||theta||_inf <= theta_max} f(theta) = g(theta) + (1/n) sum_j l(theta . x_j, y_j)  (1), (2)
 
-with g = reg ||theta||^2, which is sigma-strongly convex with sigma = 2 reg. Owners answer one at a
-time, when their own clocks tick; the learner keeps a central model theta_L and a copy theta_i for
-each of the N owners, all 0 at first. At a tick owner i answers with the noised mean gradient of its
-n_i records (x_j, y_j), and the models move:
+over all records j, with g = reg ||theta||^2, which is sigma-strongly convex with sigma = 2 reg.
+Owners answer one at a time, when their own clocks tick; the learner keeps a central model theta_L
+and a copy theta_i for each of the N owners, all 0 at first. At a tick owner i answers with the
+noised mean gradient of its n_i records (x_j, y_j), and the models move:
 
-    tbar    = (theta_L + theta_i) / 2                                                              (6)
-    Q_i     = (1 / n_i) sum_j grad l(tbar . x_j, y_j)                                              (3)
-    Qbar_i  = Q_i + w,   w the noise of the release, of i.i.d. Laplace coordinates in the paper    (4)
-    theta_i = Proj[ tbar - a N ( grad g(tbar) / (2 N) + (n_i / n) Qbar_i ) ]                        (5)
-    theta_L = Proj[ tbar - (a / 2) grad g(tbar) ]                                                   (7')
+    tbar    = (theta_L + theta_i) / 2                                                          (6)
+    Q_i     = (1 / n_i) sum_j grad l(tbar . x_j, y_j)                                          (3)
+    Qbar_i  = Q_i + w,   w the noise of the release, i.i.d. Laplace coordinates in the paper       (4)
+    theta_i = Proj[ tbar - a N ( grad g(tbar) / (2 N) + (n_i / n) Qbar_i ) ]                    (5)
+    theta_L = Proj[ tbar - (a / 2) grad g(tbar) ]                                               (7')
 
 where a = rho / (T^2 sigma). ``points`` has (6), the channel computes (3) and (4) there, ``serve``
-has (5) and (7'). The printed (7) differs, see :mod:`.published`.
+has (5) and (7'). The printed (7) differs, see
+:mod:`fedmtl.contrib.published.async_learner`.
 
-    Trainer(algorithm=AsyncLearner(kappa=5.0), data=data, model=models.linear_regression(bias=False),
-            schedule=PoissonClocks(per_client=10), privacy=RecordPrivacy(clip_norm=5.0, epsilon=1.0), rounds=999).fit()
+    Trainer(algorithm=AsyncLearner(kappa=5.0), data=data,
+            model=models.linear_regression(bias=False),
+            schedule=PoissonClocks(per_client=10),
+            privacy=RecordPrivacy(clip_norm=5.0, epsilon=1.0), rounds=999).fit()
 
 The protected unit is a record; neighbours replace one. Observers are the learner, the other owners
 and the public: theta_L and every theta_i are functions of releases.
 
 Owners that always answer together (Remark 2) are one owner with the records of all, a client of the
 data. Owners that drop out (Remark 4) are not weighed by their frequencies, which the learner would
-have to know before the run: caps (``per_client``) give everybody the same number of answers in the
+have to know before the run: caps (``per_client``) give all owners the same number of answers in the
 end.
 
-:mod:`fedmtl.contrib.one_answer` has two methods that are not in the paper, of owners who are all
-asked the same.
+:mod:`fedmtl.contrib.one_answer` has two methods that are not in the paper: all owners are asked the
+same question.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from ..._check import Count, Positive
 from ...errors import ConfigError
 from ..activations import Answers, client_rows
-from ..base import Problem, State
+from ..base import Problem, Public, State
 from ..linear.data import LossName
 from .central import CentralLearner
 
@@ -74,7 +76,8 @@ class AsyncLearner(CentralLearner):
         ConfigError: an impossible value.
 
     Example:
-        >>> from fedmtl import AsyncLearner, PoissonClocks, RecordPrivacy, Trainer, load_data, models
+        >>> from fedmtl import AsyncLearner, PoissonClocks, RecordPrivacy, Trainer
+        >>> from fedmtl import load_data, models
         >>> trainer = Trainer(
         ...     algorithm=AsyncLearner(kappa=5.0),
         ...     data=load_data("synthetic_tasks", tasks=4),
@@ -94,15 +97,17 @@ class AsyncLearner(CentralLearner):
     horizon: Count | None = None
 
     usual_kappa: ClassVar[float] = 10.0
-    name, title, colour = "async_learner", "Asynchronous learner", "#00796b"
+    name = "async_learner"
+    title = "Asynchronous learner"
+    colour = "#00796b"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for name, value in {"kappa": self.kappa, "horizon": self.horizon}.items():
             if value is not None and self.step_size != "auto":
                 raise ConfigError(
-                    f"AsyncLearner.{name} is {value!r}, which chooses the automatic step size, but step_size is "
-                    f"{self.step_size!r}; leave one of the two out."
+                    f"AsyncLearner.{name} is {value!r}, which chooses the automatic step size, but "
+                    f"step_size is {self.step_size!r}; leave one of the two out."
                 )
 
     def init(self, problem: Problem, replicates: int = 1) -> State:
@@ -112,21 +117,31 @@ class AsyncLearner(CentralLearner):
         public = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}
         return State(public, problem.client_store({}))
 
-    def points(self, problem: Problem, public: Mapping[str, Tensor]) -> Callable[[Array], Array]:
-        theta_l, theta, two = public["theta_l"].numpy(), client_rows(public["theta"]), np.array(2.0)
-        return lambda at: (theta_l + theta.take(at, 0)) / two  # tbar, (6)
+    def points(self, problem: Problem, public: Public) -> Callable[[Array], Array]:
+        theta_l = public["theta_l"].numpy()
+        theta = client_rows(public["theta"])
+        two = np.array(2.0)  # faster to divide by than a number of Python
 
-    def serve(self, problem: Problem, public: Mapping[str, Tensor]) -> Callable[[Answers], None]:
-        theta_l, theta = public["theta_l"].numpy(), client_rows(public["theta"])
-        counts, p = problem.data.train.counts.numpy(), theta_l.shape[1]
+        def points(at: Array) -> Array:
+            return (theta_l + theta.take(at, 0)) / two  # tbar, (6)
+
+        return points
+
+    def serve(self, problem: Problem, public: Public) -> Callable[[Answers], None]:
+        theta_l = public["theta_l"].numpy()
+        theta = client_rows(public["theta"])
+        counts = problem.data.train.counts.numpy()
         owners = len(counts)
         a = self.effective_step(owners, problem.rounds)
         # arrays of the shape of a model or of none: NumPy broadcasts more slowly than it computes
-        share = np.repeat((a * owners * counts / counts.sum())[:, None], p, 1)  # a N n_i / n
+        share = (a * owners * counts / counts.sum())[:, None]  # a N n_i / n
+        share = np.repeat(share, theta_l.shape[1], 1)
         # with grad g(tbar) = 2 reg tbar, tbar - a N grad g(tbar) / (2 N) = (1 - a reg) tbar, and
         # likewise in (7')
-        own, central = np.array(1 - a * self.reg), np.array(1 - 2 * a * self.reg * self.central_share(owners))
-        low, high = np.array(-self.theta_max), np.array(self.theta_max)
+        own = np.array(1 - a * self.reg)
+        central = np.array(1 - 2 * a * self.reg * self.central_share(owners))
+        low = np.array(-self.theta_max)
+        high = np.array(self.theta_max)
 
         def serve(answers: Answers) -> None:
             tbar = answers.points
@@ -137,11 +152,17 @@ class AsyncLearner(CentralLearner):
         return serve
 
     def effective_step(self, owners: int, events: int) -> float:
-        """Returns a, for N ``owners`` who give ``events`` answers in all."""
+        """Returns a, for N ``owners`` with ``events`` answers in all."""
         if self.step_size != "auto":
             return float(self.step_size)
-        return (self.kappa or self.usual_kappa) * (owners + 1) / (2 * (self.horizon or events))
+        kappa = self.kappa or self.usual_kappa
+        horizon = self.horizon or events
+        return kappa * (owners + 1) / (2 * horizon)
 
     def central_share(self, owners: int) -> float:
-        """Returns the factor of a grad g(tbar) in the central model's step, for N = ``owners``: 1/2 in (7')."""
+        """Returns the factor of a grad g(tbar) in the central model's step: 1/2 in (7').
+
+        Args:
+            owners: N.
+        """
         return 0.5

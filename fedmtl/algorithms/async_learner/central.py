@@ -1,14 +1,15 @@
-"""The base class of learners of one linear model whose owners answer one at a time.
+"""The base class of learners of one linear model, with owners that answer one at a time.
 
-    min_{||theta||_inf <= theta_max} f(theta) = g(theta) + (1/n) sum over all records l(theta . x, y)
+    min_{||theta||_inf <= theta_max} f(theta) = g(theta) + (1/n) sum_j l(theta . x_j, y_j)
 
-with g = reg ||theta||^2. The protected unit is a record; neighbours replace one.
+over all records j, with g = reg ||theta||^2. The protected unit is a record; neighbours replace
+one.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from ..base import Problem, State
 from ..linear.data import LinearData
 from ..local_fit import LocalFit
 
-_BLOCK_ELEMENTS = 1 << 20  # of the losses of several models on all records
+_BLOCK_ELEMENTS = 1 << 20  # the losses of several models on all records that are held at once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +31,8 @@ class CentralLearner(OneAtATime):
         reg: g = reg ||theta||^2 (the bias included), above 0.
         theta_max: bound on ||theta||_inf, above 0.
         row_norm: a public bound on the L1 norm of a record's features (the 1 of a bias stays), to
-            which they are scaled down in training and wherever the models are used; ``"auto"``: the
-            one that the data state, if any; None: features stay as they are.
+            which they are scaled down in training and wherever the models are used. ``"auto"``: the
+            bound that the data state, if any. None: features stay as they are.
         target: a public bound on abs(y) of the squared loss, at which training targets are cut off;
             likewise.
     """
@@ -49,28 +50,40 @@ class CentralLearner(OneAtATime):
         return state.public["theta_l"][0]
 
     def models(self, problem: Problem, state: State, clients: Tensor) -> Tensor:
-        """Returns theta_L of every replicate for every client, (R, k, p), a view expanded along the clients."""
-        return state.public["theta_l"].to(problem.initial)[:, None].expand(-1, len(clients), -1)
+        """Returns theta_L of every replicate for every client, (R, k, p), an expanded view."""
+        shared = state.public["theta_l"].to(problem.initial)
+        return shared[:, None].expand(-1, len(clients), -1)
 
     def local_baseline(self) -> LocalFit | None:
-        """Returns an owner's minimizer on its own bounded records, under the same constraint; None
-        for the hinge.
+        """Returns an owner's minimizer on its own bounded records, under the same constraint.
 
-        g = reg ||theta||^2 and the squared loss have no 1/2 here, and have it in the fit.
+        There is none for the hinge.
         """
         if self.loss == "hinge":
             return None
-        bounds: dict[str, Any] = {"row_norm": self.row_norm, "norm": self.norm, "target": self.target}
-        ridge = self.reg * (1 if self.loss == "squared" else 2)
-        return LocalFit(loss=self.loss, ridge=ridge, theta_max=self.theta_max, **bounds)  # type: ignore[arg-type]
+        # g = reg ||theta||^2 and the squared loss have no 1/2 here, and have it in the fit
+        ridge = self.reg if self.loss == "squared" else 2 * self.reg
+        return LocalFit(
+            loss=self.loss,  # type: ignore[arg-type]
+            ridge=ridge,
+            theta_max=self.theta_max,
+            row_norm=self.row_norm,
+            norm=self.norm,  # type: ignore[arg-type]
+            target=self.target,
+        )
 
     def objective(self, problem: Problem, state: State) -> Tensor:
         """Returns f(theta_L), equation (2), on the training records, (R,) float64; not private."""
         return self.fitness(self.data(problem), state.public["theta_l"])
 
     def fitness(self, data: LinearData, theta: Tensor) -> Tensor:
-        """Returns f of models theta (R, p) on the records of all owners, equation (2): (R,) float64; not private."""
+        """Returns f of equation (2) on the records of all owners, (R,) float64; not private.
+
+        Args:
+            data: the records.
+            theta: (R, p), the models.
+        """
         x, y = data.pooled()
         blocks = theta.split(max(1, _BLOCK_ELEMENTS // len(x)))
-        means = torch.cat([self.linear_loss.value(block, x, y).mean(1) for block in blocks])
-        return means + self.reg * theta.square().sum(1)
+        means = [self.linear_loss.value(block, x, y).mean(1) for block in blocks]
+        return torch.cat(means) + self.reg * theta.square().sum(1)

@@ -2,9 +2,9 @@
 
 Liang, Liu, Zhou, Jiang, Zhang, Wang: "Model-Protected Multi-Task Learning", IEEE TPAMI 2020.
 
-    min_W sum_i L_i(w_i) + lam g(W)                                                             (1)
+    min_W sum_i L_i(w_i) + lam g(W)                                                         (1)
     with g the nuclear norm, (2) and Algorithm 2, or the L2 norms of rows, (3) and Algorithm 3
-    min_{P,Q} sum_i L_i(p_i + q_i) + lam g(P) + own_lam h(Q),   W = P + Q              (23), Algorithm 4
+    min_{P,Q} sum_i L_i(p_i + q_i) + lam g(P) + own_lam h(Q),   W = P + Q          (23), Algorithm 4
 
 Every L_i includes (ridge / 2) ||w_i||^2. With ``curator_epsilon`` every task adds noise to its
 own clipped model before it leaves (Algorithm 5).
@@ -14,11 +14,11 @@ covariance with noise, and answers with a public linear map M made of it (:mod:`
 task applies M to its own model and takes a gradient step on its own data. By the steps of Algorithm
 1, with eta = 1 / L (for W = P + Q, 1 / (2 L)):
 
-    wc_i   = w_i / max(1, ||w_i||_2 / C),   C = clip_norm                                      Step 3
-    Sigma  = sum_i wc_i wc_i^T + E + shift I,   E symmetric noise                              Steps 4, 5
+    wc_i   = w_i / max(1, ||w_i||_2 / C),   C = clip_norm                              Step 3
+    Sigma  = sum_i wc_i wc_i^T + E + shift I,   E symmetric noise                      Steps 4, 5
     M      = U diag(s) U^T,   s_j = max(0, 1 - eta lam / sqrt(l_j)),   U diag(l) U^T = Sigma   Step 6
-             or diag(s),   s_j = max(0, 1 - eta lam / sqrt(Sigma_jj))                          (Algorithm 3)
-    what_i = M w_i                                                                             Step 7
+             or diag(s),   s_j = max(0, 1 - eta lam / sqrt(Sigma_jj))                  (Algorithm 3)
+    what_i = M w_i                                                                     Step 7
     z_i    = what_i + b_t (what_i - what_i of before)
     w_i    = z_i - eta grad L_i(z_i)
 

@@ -3,16 +3,17 @@
 "Personalized and Private Peer-to-Peer Machine Learning", AISTATS 2018. n agents on a graph with
 weights W_ij minimize
 
-    Q(Theta) = 1/2 sum_{i<j} W_ij ||Theta_i - Theta_j||^2 + mu sum_i D_ii c_i L_i(Theta_i)                       (2)
+    Q(Theta) = 1/2 sum_{i<j} W_ij ||Theta_i - Theta_j||^2 + mu sum_i D_ii c_i L_i(Theta_i)       (2)
 
 with D_ii = sum_j W_ij, c_i = m_i / max m_j and
 
-    L_i(theta) = (1/m_i) sum_j l(theta; x_ij, y_ij) + lambda_i ||theta||^2                                       (1)
+    L_i(theta) = (1/m_i) sum_j l(theta; x_ij, y_ij) + lambda_i ||theta||^2                       (1)
 
 An agent that wakes takes one block step on it, from the models that its neighbours have broadcast,
 and broadcasts its own; alpha = 1 / (1 + mu c_i L_i^loc):
 
-    Theta_i <- (1 - alpha) Theta_i + alpha (sum_j (W_ij / D_ii) Theta_j - mu c_i (grad L_i(Theta_i) + eta_i))  (4), (6)
+    Theta_i <- (1 - alpha) Theta_i
+               + alpha (sum_j (W_ij / D_ii) Theta_j - mu c_i (grad L_i(Theta_i) + eta_i))   (4), (6)
 
 The protected unit is a record of an agent, neighbours differ by one record replaced, observers are
 all peers and any eavesdropper. Only the mean gradient of the data is clipped, noised and charged;
@@ -35,7 +36,7 @@ start: one more release, with a share of the budget.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -51,7 +52,7 @@ from ...privacy import Activations, GradientPlan, RecordPrivacy
 from ...privacy.noise.laws import LAWS
 from ...schedules import Block, BoundSchedule
 from ..activations import Answers, OneAtATime, client_rows
-from ..base import Problem, State
+from ..base import Problem, Public, State
 from ..linear.data import prepared
 from .allocation import Allocation, wakeup_weights
 from .network import Array, Ints, Network
@@ -60,13 +61,12 @@ from .warm_start import as_gradients, check_accuracy, mean_at_minimizer, spread
 
 @dataclass(frozen=True, kw_only=True)
 class PeerToPeer(OneAtATime):
-    """Asynchronous block coordinate descent over a graph, with private gradients (Bellet et al.
-    2018).
+    """Asynchronous block coordinate descent over a graph (Bellet et al. 2018).
 
     Args:
-        graph: who speaks with whom: a :class:`~fedmtl.graphs.Graph` of the clients' ids, or
-            settings such as :class:`~fedmtl.graphs.Ring` that make one. It is public, or outside of
-            every epsilon.
+        graph: the neighbours of every agent: a :class:`~fedmtl.graphs.Graph` of the clients' ids,
+            or settings such as :class:`~fedmtl.graphs.Ring` that make one. It is public, or outside
+            of every epsilon.
         mu: the weight of the local losses, above 0: large means local models, small one model for
             all.
         loss: ``"logistic"``, or ``"squared"``: (theta.x - y)^2, without 1/2.
@@ -74,15 +74,14 @@ class PeerToPeer(OneAtATime):
             experiments.
         row_norm: B, a public bound on the L2 norm of a record's features, which are scaled down to
             it in training and wherever the models are used; the 1 of a bias stays. ``"auto"``: the
-            bound that the data state; where they state none, a run without privacy leaves all rows
-            as they are and one with privacy is refused. None: no bound, without privacy only.
+            bound that the data state. If they state none, a run without privacy leaves all rows as
+            they are, and one with privacy is refused. None: no bound, without privacy only.
         target: a public bound on abs(y) of the squared loss, at which training targets are cut off.
-            ``"auto"``: that of the data, where they state one. None: 2^40.
+            ``"auto"``: that of the data, if they state one. None: 2^40.
         smoothness: Lipschitz constant of the gradient of one record's loss. ``None``: that of the
-            domain, B^2 / 4 for the logistic and 2 B^2 for the squared loss, with B^2 + 1 for B^2
-            where there is a bias. A smaller one must be public knowledge; only stability rests on
-            it.
-        allocation: how the budget is spread over an agent's wake-ups, see
+            domain, B^2 / 4 for the logistic and 2 B^2 for the squared loss, with B^2 + 1 for B^2 if
+            there is a bias. A smaller one must be public knowledge; only stability rests on it.
+        allocation: of the budget to an agent's wake-ups, see
             :func:`~fedmtl.algorithms.p2p.allocation.wakeup_weights`; ``"optimal"`` uses less noise
             late.
         warm_start: the share of every agent's budget, above 0 and below 1, for a first release of
@@ -117,19 +116,23 @@ class PeerToPeer(OneAtATime):
     allocation: Allocation = "uniform"
     warm_start: Fraction | None = None
 
-    name, title, colour = "p2p", "Peer-to-peer", "#a0522d"
+    name = "p2p"
+    title = "Peer-to-peer"
+    colour = "#a0522d"
     accepts_empty_clients = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.graph, (Graph, GraphSettings)):
-            raise ConfigError(f"PeerToPeer.graph is {self.graph!r}; give a Graph, or settings such as Ring().")
+            accepted = "give a Graph, or settings such as Ring()"
+            raise ConfigError(f"PeerToPeer.graph is {self.graph!r}; {accepted}.")
         super().__post_init__()
 
-    # What it needs of the problem
+    # The network and the releases
 
     def network(self, problem: Problem) -> Network:
-        """Returns the graph in the order of the data, with the public constants of every agent;
-        made once.
+        """Returns the graph with the public constants of every agent, in the order of the data.
+
+        It is made once for data and model.
 
         Raises:
             ConfigError: the graph and the data have different agents.
@@ -137,7 +140,9 @@ class PeerToPeer(OneAtATime):
         return prepared(problem, self, lambda: self._network(problem))
 
     def _network(self, problem: Problem) -> Network:
-        graph = self.graph if isinstance(self.graph, Graph) else self.graph.build(problem.data)
+        graph = self.graph
+        if not isinstance(graph, Graph):
+            graph = graph.build(problem.data)
         return Network(
             graph.ordered(problem.data.ids),
             counts=problem.data.train.counts.numpy().astype(np.int64),
@@ -148,30 +153,42 @@ class PeerToPeer(OneAtATime):
 
     def scheduled(self, schedule: Any) -> Any:
         """Returns the schedule of a run; with a warm start, every agent acts once before it."""
-        return schedule if self.warm_start is None else schedule.with_opening()
+        if self.warm_start is None:
+            return schedule
+        return schedule.with_opening()
 
     def plan(self, problem: Problem, schedule: BoundSchedule) -> tuple[GradientPlan]:
-        """Plan mean gradients of the agents' records, T_i of each, and one more for a warm start.
+        """Plans mean gradients of the agents' records, T_i of each, and one more for a warm start.
 
         Raises:
-            ConfigError: a warm start of agents who never wake, who cannot compute it exactly
-                enough, or that the run is too short for.
+            ConfigError: a warm start, and an agent never wakes, cannot compute its model exactly
+                enough, or the run is too short.
         """
         (plan,) = super().plan(problem, schedule)
         if self.warm_start is not None:
             if problem.rounds <= problem.clients or not np.all(schedule.caps):
                 raise ConfigError(
-                    f"PeerToPeer.warm_start: each of {problem.clients:,} agents answers once before the first wake-up, "
-                    f"and must wake; the run has {problem.rounds:,} activations. Give more rounds, and every agent a "
-                    f"rate and a cap above 0."
+                    f"PeerToPeer.warm_start: each of {problem.clients:,} agents answers once "
+                    "before the first wake-up, and must wake; the run has "
+                    f"{problem.rounds:,} activations. Give more rounds, and every agent a rate and "
+                    "a cap above 0."
                 )
             check_accuracy(self.network(problem), problem.dimension)
         given_noise = partial(self.given_noise, problem, np.asarray(plan.caps))
         return (replace(plan, notes=self.notes(problem), given_noise=given_noise),)
 
-    def given_noise(self, problem: Problem, caps: np.ndarray, privacy: RecordPrivacy) -> dict[str, Any]:
-        """Returns what of the plan depends on the noise; ``caps`` are the most releases of each
-        agent.
+    def given_noise(
+        self,
+        problem: Problem,
+        caps: np.ndarray,
+        privacy: RecordPrivacy,
+    ) -> dict[str, Any]:
+        """Returns the fields of the plan that depend on the privacy settings: the allocation.
+
+        Args:
+            problem: of the run.
+            caps: int64 (n,), the most releases of each agent.
+            privacy: the settings.
 
         Raises:
             PrivacyError: a warm start with a law of the noise that is not for the L2 norm.
@@ -185,29 +202,46 @@ class PeerToPeer(OneAtATime):
         """Refuses a warm start with noise for another norm than that of its sensitivity."""
         if self.warm_start is not None and LAWS[privacy.mechanism].norm != "l2":
             raise PrivacyError(
-                f"PeerToPeer.warm_start: how far an agent's own model moves is bounded in the L2 norm, and "
-                f"privacy.mechanism={privacy.mechanism!r} is noise for the {LAWS[privacy.mechanism].norm} norm. Use "
-                f"'gaussian' or 'l2_laplace'."
+                "PeerToPeer.warm_start: how far an agent's own model moves is bounded in the L2 "
+                f"norm, and privacy.mechanism={privacy.mechanism!r} is noise for the "
+                f"{LAWS[privacy.mechanism].norm} norm. Use 'gaussian' or 'l2_laplace'."
             )
 
-    def weights(self, problem: Problem, caps: np.ndarray, privacy: RecordPrivacy) -> list[np.ndarray]:
-        """Returns weights of the releases of every agent, (caps[i],) of mean 1: that of a warm
-        start, and those of the wake-ups by ``allocation``; equal ones are shared."""
+    def weights(
+        self,
+        problem: Problem,
+        caps: np.ndarray,
+        privacy: RecordPrivacy,
+    ) -> list[np.ndarray]:
+        """Returns the weights of the releases of every agent, (caps[i],) of mean 1.
+
+        They are those of the wake-ups by ``allocation``, after that of a warm start. Agents with
+        equal caps share an array.
+        """
         network = self.network(problem)
         contraction = 1.0 - network.convexity / network.largest_curvature
+        # pure mechanisms add up their epsilons, others the squares
         pure = LAWS[privacy.mechanism].pure and privacy.delta == 0
+        root: Literal[3, 4] = 3 if pure else 4
         made = {}
         for cap in np.unique(caps).tolist():
-            wakeups = cap if self.warm_start is None else max(0, cap - 1)
-            made[cap] = np.ones(0)
-            if wakeups:
-                made[cap] = wakeup_weights(self.allocation, wakeups, contraction, root=3 if pure else 4)
+            wakeups = cap
             if self.warm_start is not None:
-                made[cap] = self._with_warm_start(made[cap])
+                wakeups = max(0, cap - 1)
+            weights = np.ones(0)
+            if wakeups:
+                weights = wakeup_weights(self.allocation, wakeups, contraction, root=root)
+            if self.warm_start is not None:
+                weights = self._with_warm_start(weights)
+            made[cap] = weights
         return [made[cap] for cap in caps.tolist()]
 
     def _with_warm_start(self, wakeups: Array) -> Array:
-        """Returns the weights (T + 1,), of mean 1, of a warm start and of wake-ups whose own are (T,)."""
+        """Returns the weights (T + 1,), of mean 1, of a warm start and of wake-ups.
+
+        Args:
+            wakeups: (T,), the weights of the wake-ups alone.
+        """
         assert self.warm_start is not None
         if not len(wakeups):
             return np.ones(1)
@@ -217,23 +251,25 @@ class PeerToPeer(OneAtATime):
         return normalized
 
     def notes(self, problem: Problem) -> tuple[str, ...]:
-        """Returns what no epsilon of a run covers, for its report."""
+        """Returns the notes on everything outside of epsilon, for the report of a run."""
         graph = self.network(problem).graph.describe()
-        made = "" if isinstance(self.graph, Graph) or not self.graph.from_data else ", which was built from the records"
+        if not isinstance(self.graph, Graph) and self.graph.from_data:
+            graph += ", which was built from the records"
+        constants = "the confidences c_i, lambda_i and step sizes"
         return (
-            f"{graph}{made}: the weights W_ij are inputs, however they were obtained",
-            "the confidences c_i, lambda_i and step sizes, which are functions of the numbers of records",
+            f"{graph}: the weights W_ij are inputs, however they were obtained",
+            f"{constants}, which are functions of the numbers of records",
             "features, centring and scaling of the rows, unless they are constants of the domain",
         )
 
     # The run
 
     def init(self, problem: Problem, replicates: int = 1) -> State:
-        """Starts everyone at Theta(0) = 0; no data are read.
+        """Starts all agents at Theta(0) = 0; no data are read.
 
-        Public: ``theta`` (R, n, D) float64; ``sent`` int64 (R,), the vectors of D numbers sent so
-        far: a broadcast to k neighbours is k of them; with a warm start, ``own`` (R, n, D), the
-        agents' released models.
+        The public state: ``theta`` (R, n, D) float64; ``sent`` int64 (R,), the number of vectors of
+        D numbers sent so far, k of them for a broadcast to k neighbours; and with a warm start
+        ``own`` (R, n, D), the agents' released models.
         """
         theta = torch.zeros(replicates, problem.clients, problem.dimension, dtype=torch.float64)
         public = {"theta": theta, "sent": torch.zeros(replicates, dtype=torch.int64)}
@@ -242,9 +278,13 @@ class PeerToPeer(OneAtATime):
         return State(public, problem.client_store({}))
 
     def step(self, problem: Problem, state: State, block: Block, channel: Activations) -> State:
-        """Computes the activations of a block in their order, of all runs; in place. With a warm
-        start, in the first n of a run agents release their own models."""
-        opening = 0 if self.warm_start is None else problem.clients
+        """Computes the activations of a block in their order, of all runs; in place.
+
+        With a warm start, agents release their own models in the first n activations of a run.
+        """
+        opening = 0
+        if self.warm_start is not None:
+            opening = problem.clients
         first = min(len(block), max(0, opening - block.first))
         if first:
             self._release_own(problem, state.public, block.window(0, first), channel)
@@ -254,45 +294,66 @@ class PeerToPeer(OneAtATime):
             return state
         return super().step(problem, state, block.window(first, len(block)), channel)
 
-    def _release_own(self, problem: Problem, public: Mapping[str, Tensor], block: Block, channel: Activations) -> None:
+    def _release_own(
+        self,
+        problem: Problem,
+        public: Public,
+        block: Block,
+        channel: Activations,
+    ) -> None:
         """Lets agents release their own models, Theta^loc with noise, one after another."""
-        network, data, clip = self.network(problem), self.data(problem), channel.records.clip
+        network = self.network(problem)
+        data = self.data(problem)
+        clip = channel.records.clip
         for clients in block.client.T.tolist():
             answers = []
             for agent, runs in channel.acting:
-                x, y, ridge = data.x[agent].numpy(), data.y[agent].numpy(), float(network.ridge[agent])
+                x = data.x[agent].numpy()
+                y = data.y[agent].numpy()
+                ridge = float(network.ridge[agent])
                 mean = mean_at_minimizer(self.linear_loss, x, y, ridge, clip)
                 answers.append(as_gradients(mean, len(runs), len(x)))
-            values = torch.from_numpy(channel.release(answers))  # -2 lambda_i Theta_i^loc, with noise
+            # -2 lambda_i Theta_i^loc, with noise
+            values = torch.from_numpy(channel.release(answers))
             for run, agent in enumerate(clients):
                 if agent >= 0 and network.counts[agent]:
                     public["own"][run, agent] = values[run] / (-2 * float(network.ridge[agent]))
                     public["sent"][run] += int(network.graph.degrees[agent])
 
-    def _start(self, problem: Problem, public: Mapping[str, Tensor]) -> None:
-        """Starts all models at what the released ones say of one another."""
-        network, own = self.network(problem), public["own"].transpose(0, 1)
+    def _start(self, problem: Problem, public: Public) -> None:
+        """Starts all models at the fixed point of the released ones, see :func:`.spread`."""
+        network = self.network(problem)
+        own = public["own"].transpose(0, 1)  # (n, R, D)
         local = own.reshape(len(own), -1).numpy()
         start = spread(network, local, network.counts > 0).reshape(own.shape)
         public["theta"].copy_(torch.from_numpy(start).transpose(0, 1))
 
-    def points(self, problem: Problem, public: Mapping[str, Tensor]) -> Callable[[Ints], Array]:
-        """Returns the agents' own models, at which they answer."""
+    def points(self, problem: Problem, public: Public) -> Callable[[Ints], Array]:
+        """Returns the agents' own models, the points of their answers."""
         theta = client_rows(public["theta"])
-        return lambda at: theta.take(at, 0)
 
-    def serve(self, problem: Problem, public: Mapping[str, Tensor]) -> Callable[[Answers], None]:
-        """Lets an agent wake in each of R repetitions: it computes its step from what its neighbours have broadcast."""
-        network, theta, every_run = self.network(problem), public["theta"].numpy(), np.arange(len(public["theta"]))
-        rows, sent = client_rows(public["theta"]), public["sent"].numpy()
+        def points(at: Ints) -> Array:
+            return theta.take(at, 0)
+
+        return points
+
+    def serve(self, problem: Problem, public: Public) -> Callable[[Answers], None]:
+        """Takes the step of one agent in each of R replicates, from its neighbours' broadcasts."""
+        network = self.network(problem)
+        theta = public["theta"].numpy()
+        rows = client_rows(public["theta"])  # the same memory, (R n, D)
+        sent = public["sent"].numpy()
+        every_run = np.arange(len(theta))
 
         def serve(answers: Answers) -> None:
-            who, own = answers.clients, answers.points
-            alpha, pull = network.alpha[who, None], self.mu * network.confidence[who, None]
-            gradient = answers.values + 2 * network.ridge[who, None] * own  # of L_i, with eta_i
-            means = network.means(theta, every_run[answers.runs], who)
+            agents = answers.clients
+            own = answers.points
+            alpha = network.alpha[agents, None]
+            pull = self.mu * network.confidence[agents, None]
+            gradient = answers.values + 2 * network.ridge[agents, None] * own  # of L_i, with eta_i
+            means = network.means(theta, every_run[answers.runs], agents)
             rows[answers.at] = (1 - alpha) * own + alpha * (means - pull * gradient)  # (4), (6)
-            sent[answers.runs] += network.graph.degrees[who]
+            sent[answers.runs] += network.graph.degrees[agents]
 
         return serve
 
@@ -301,9 +362,13 @@ class PeerToPeer(OneAtATime):
         return state.public["theta"][:, clients]
 
     def objective(self, problem: Problem, state: State) -> Tensor:
-        """Returns Q(Theta) of equation (2) on all training records and the whole graph, (R,) float64, not private."""
-        network, theta, data = self.network(problem), state.public["theta"], self.data(problem)
-        total = torch.tensor([network.roughness(models) for models in theta.numpy()], dtype=torch.float64)
+        """Returns Q(Theta) of equation (2) on all training records, (R,) float64; not private."""
+        network = self.network(problem)
+        data = self.data(problem)
+        theta = state.public["theta"]
+        roughness = [network.roughness(models) for models in theta.numpy()]
+        total = torch.tensor(roughness, dtype=torch.float64)
+        # mu D_ii c_i
         weight = torch.from_numpy(self.mu * network.graph.normalization * network.confidence)
         total += theta.square().sum(2) @ (weight * torch.from_numpy(network.ridge))
         for i in np.flatnonzero(network.counts).tolist():

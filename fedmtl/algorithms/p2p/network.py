@@ -18,8 +18,9 @@ _IDLE = 1e-3  # confidence of an agent without data, whose loss is lambda ||thet
 
 @dataclass(frozen=True, eq=False)
 class Network:
-    """What the update needs besides models and records; numbers of records and the graph are
-    public.
+    """The graph and the public constants of every agent.
+
+    Numbers of records and the graph are public.
 
     Attributes:
         graph: of the n agents, in the order of the data.
@@ -46,11 +47,13 @@ class Network:
     @cached_property
     def ridge(self) -> Array:
         """Returns lambda_i."""
-        return np.full(len(self.counts), self.lam) if self.lam is not None else 1.0 / np.maximum(self.counts, 1)
+        if self.lam is None:
+            return 1.0 / np.maximum(self.counts, 1)
+        return np.full(len(self.counts), self.lam)
 
     @cached_property
     def curvature(self) -> Array:
-        """Returns L_i^loc: ``smoothness + 2 lambda_i``; without data only the second term is left."""
+        """Returns L_i^loc: ``smoothness + 2 lambda_i``, or 2 lambda_i without data."""
         return np.where(self.counts > 0, self.smoothness, 0.0) + 2 * self.ridge
 
     @cached_property
@@ -60,7 +63,7 @@ class Network:
 
     @property
     def convexity(self) -> float:
-        """Returns sigma, the bound mu min_i D_ii c_i 2 lambda_i of the paper, by public constants."""
+        """Returns sigma, the bound mu min_i D_ii c_i 2 lambda_i of the paper."""
         least = self.graph.normalization * self.confidence * 2 * self.ridge
         return float(self.mu * least.min())
 
@@ -77,20 +80,38 @@ class Network:
         """Returns the neighbours of every agent, and W_ij / D_ii of each."""
         weights = self.graph.weights
         shares: Array = weights.data / np.repeat(self.graph.normalization, self.graph.degrees)
-        indices, ends = weights.indices.astype(np.int64), weights.indptr[1:-1]
+        # the sparse rows of all agents stand one after another
+        indices = weights.indices.astype(np.int64)
+        ends = weights.indptr[1:-1]
         return list(zip(np.split(indices, ends), np.split(shares, ends), strict=True))
 
     def means(self, theta: Array, runs: Ints, agents: Ints) -> Array:
-        """Returns sum_j (W_ij / D_ii) Theta_j of ``agents`` (k,) in repetitions ``runs`` (k,) of
-        ``theta`` (R, n, D): (k, D). The work is that of the agents' neighbours, whatever n is."""
+        """Returns the weighted means sum_j (W_ij / D_ii) Theta_j over neighbours.
+
+        The work is that of the agents' neighbours, for all n.
+
+        Args:
+            theta: (R, n, D), the models of all replicates.
+            runs: int64 (k,), the replicate of each agent.
+            agents: int64 (k,).
+
+        Returns:
+            (k, D) float64.
+        """
         means = np.empty((len(agents), theta.shape[2]))
-        for row, (run, agent) in enumerate(zip(runs.tolist(), agents.tolist(), strict=True)):
+        pairs = zip(runs.tolist(), agents.tolist(), strict=True)
+        for row, (run, agent) in enumerate(pairs):
             neighbours, shares = self.neighbours[agent]
             shares.dot(theta[run].take(neighbours, 0), out=means[row])
         return means
 
     def roughness(self, theta: Array) -> float:
-        """Returns 1/2 sum_{i<j} W_ij ||Theta_i - Theta_j||^2 of theta (n, D), the first term of equation (2)."""
+        """Returns 1/2 sum_{i<j} W_ij ||Theta_i - Theta_j||^2, the first term of equation (2).
+
+        Args:
+            theta: (n, D).
+        """
+        # each edge once
         edges = triu(self.graph.weights, format="csr").tocoo()
         difference = theta[edges.row] - theta[edges.col]
         return float(edges.data @ np.einsum("kd,kd->k", difference, difference)) / 2

@@ -3,42 +3,43 @@
 Xie, Baytas, Lin, Zhou: "Privacy-Preserving Distributed Multi-Task Learning with Asynchronous
 Updates", KDD 2017.
 
-    min_{P,Q} sum_t (1/n_t) sum_j l(x_tj . (p_t + q_t), y_tj) + lam r(P) + tau g(Q),   W = P + Q       (Equation 2)
+    min_{P,Q} sum_t (1/n_t) sum_j l(x_tj . (p_t + q_t), y_tj) + lam r(P) + tau g(Q)     (Equation 2)
+    W = P + Q
 
 P couples the tasks and lives at the server, q_t is task t's own. Task t sends a noised gradient and
-does not wait; the server takes one proximal step on all of P and returns p_t, which task t uses at
+does not wait. The server takes one proximal step on all of P and returns p_t, which task t uses at
 its next activation. At an activation of task t, by the lines of Algorithm 1:
 
-    G_t = (1/n_t) sum_j clip_C(grad l(x_tj . (p_t + q_t), y_tj)) + z                               lines 9, 11 to 13
-    q_t = q_t - a1 (G_t + tau q_t),   or the proximal step of another g                            line 10
-    S   = S with G_t in column t                                                                   server, 1st step
-    P   = prox_{a2 lam r}(P - a2 S)                                                                server, 2nd step
-    p_t of the task is column t of P, until its next activation                                    server, 3rd step
+    G_t = (1/n_t) sum_j clip_C(grad l(x_tj . (p_t + q_t), y_tj)) + z            lines 9, 11 to 13
+    q_t = q_t - a1 (G_t + tau q_t),   or the proximal step of another g         line 10
+    S   = S with G_t in column t                                                server, 1st step
+    P   = prox_{a2 lam r}(P - a2 S)                                             server, 2nd step
+    p_t of the task is column t of P, until its next activation                 server, 3rd step
 
 The protected unit is a record of a task, the observers are the server and the other tasks,
 neighbours differ by one record replaced. The accounting of the paper bounds one step of q_t from
 the *same* q_t, but there q_t moves on the raw records, a private state that nothing noises, so its
-sensitivity grows along the run (:mod:`fedmtl.contrib.published.pp_dmtl`). Here one clipped, noised gradient G_t serves
-both blocks, since grad_p l(p + q) = grad_q l(p + q). P, S, the returned columns and q_t are then
-functions of releases only. After training, q_t is fitted once to the raw records, which is Equation
-8, and never sent: solved at every activation, as the paper allows, it would put raw records into
-the point of the next release. The paper's other end of a run, ||W^(k+1) - W^k|| <= nu, reads the
-q_t; here a run ends at its caps, to which the noise is calibrated.
+sensitivity grows along the run (:mod:`fedmtl.contrib.published.pp_dmtl`). Here one clipped, noised
+gradient G_t serves both blocks, since grad_p l(p + q) = grad_q l(p + q). P, S, the returned columns
+and q_t are then functions of releases only. After training, q_t is fitted once to the raw records,
+which is Equation 8, and never sent: solved at every activation, as the paper allows, it would put
+raw records into the point of the next release. The paper's other end of a run, ||W^(k+1) - W^k|| <=
+nu, reads the q_t; here a run ends at its caps, to which the noise is calibrated.
 :class:`~fedmtl.contrib.shared_directions.SharedDirections`, which is not in the paper, fits q_t
 otherwise.
 
     Trainer(algorithm=PPDMTL(loss="squared", row_norm=1.0, target=3.0), data=data,
-            model=models.linear_regression(bias=False), schedule=Latencies(latency=1.0, activations=6),
+            model=models.linear_regression(bias=False),
+            schedule=Latencies(latency=1.0, activations=6),
             privacy=RecordPrivacy(clip_norm=1.0, epsilon=10.0), rounds=999).fit()
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -47,8 +48,8 @@ from ...errors import ConfigError
 from ...local.proximal import PENALTIES, OwnPenalty, SharedPenalty
 from ...privacy import GradientPlan, RecordPrivacy
 from ...schedules import BoundSchedule
-from ..activations import Answers, OneAtATime, client_rows
-from ..base import Problem, State
+from ..activations import Answers, Array, OneAtATime, client_rows
+from ..base import Problem, Public, State
 from ..linear.solve import fit_own
 from ..local_fit import LocalFit
 from .step_size import choose_step
@@ -72,10 +73,10 @@ class PPDMTL(OneAtATime):
             repeats a task's last gradient at every event, so a column moves on by gradients taken
             long before.
         delay: the greatest age, in events, of a gradient still in use: a public property of the
-            schedule, :func:`largest_delay`. ``None``: 2 T, which is tasks that act in turn. With
-            latencies between 0 and a maximum it is about 4 T, and with stragglers more; where it is
-            too small P may oscillate with growing size. (For r = 0, ``a2 < 3 / (2 (delay - 1) L)``
-            is stable whatever the delays up to that: Erbe, Xia, Yu, 1995, on x_{n+1} - x_n = -a
+            schedule, :func:`largest_delay`. ``None``: 2 T, for tasks that act in turn. With
+            latencies between 0 and a maximum it is about 4 T, and with stragglers more. If it is
+            too small, P may oscillate with growing size. (For r = 0, ``a2 < 3 / (2 (delay - 1) L)``
+            is stable for all delays up to that: Erbe, Xia, Yu, 1995, on x_{n+1} - x_n = -a
             x_{n-k}.)
         smoothness: L, a Lipschitz constant of the gradient of every task's mean loss. ``None``:
             that of the domain, B^2 / 4 for the logistic and 2 B^2 for the squared loss with B the
@@ -83,10 +84,10 @@ class PPDMTL(OneAtATime):
             it.
         row_norm: B, a public bound on the L2 norm of a record's features, which are scaled down to
             it in training and wherever the models are used; the 1 of a bias stays. ``"auto"``: the
-            bound that the data state; where they state none, a run without privacy leaves all rows
-            as they are and one with privacy is refused. None: no bound, without privacy only.
+            bound that the data state. If they state none, a run without privacy leaves all rows as
+            they are, and one with privacy is refused. None: no bound, without privacy only.
         target: a public bound on abs(y) of the squared loss, at which training targets are cut off.
-            ``"auto"``: that of the data, where they state one. None: 2^40.
+            ``"auto"``: that of the data, if they state one. None: 2^40.
         penalty: r, ``"nuclear"`` (low rank) or ``"l21"`` (features used by all tasks or none: L2
             norms of rows of P).
         own_penalty: g, ``"frobenius"`` (||Q||_F^2 / 2), ``"l1"`` or ``"l2"`` (norms of columns:
@@ -129,46 +130,58 @@ class PPDMTL(OneAtATime):
     refine_tau: Positive | None = None
     batch_rate: Rate = 1.0
 
-    name, title, colour = "pp_dmtl", "PP-DMTL", "#3f51b5"
+    name = "pp_dmtl"
+    title = "PP-DMTL"
+    colour = "#3f51b5"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.tau == 0 and self.refine and not self.refine_tau:
             raise ConfigError(
-                "PPDMTL.tau is 0, and the exact fit of q_t has no unique minimum without g; give tau above 0, or "
-                "refine_tau for the refinement only."
+                "PPDMTL.tau is 0, and the exact fit of q_t has no unique minimum without g; give "
+                "tau above 0, or refine_tau for the refinement only."
             )
 
     def init(self, problem: Problem, replicates: int = 1) -> State:
         """Starts at P = S = Q = 0; no data are read.
 
-        Public, (R, T, p) float64 of R replicates, one row a task: ``shared`` P, ``stale`` S,
-        ``returned`` the column that each task got last, ``own`` Q.
+        The public state, (R, T, p) float64 of R replicates, one row for each task: ``shared`` P,
+        ``stale`` S, ``returned`` the column that each task got last, ``own`` Q.
 
         Raises:
             ConfigError: a step size beyond the stable ones.
         """
         self.step_size(problem)
         shape = (replicates, problem.clients, problem.dimension)
-        public = {name: torch.zeros(shape, dtype=torch.float64) for name in ("shared", "stale", "returned", "own")}
+        names = ("shared", "stale", "returned", "own")
+        public = {name: torch.zeros(shape, dtype=torch.float64) for name in names}
         return State(public, problem.client_store({}))
 
-    def points(self, problem: Problem, public: Mapping[str, Tensor]) -> Callable[[np.ndarray], np.ndarray]:
-        """Returns p_t + q_t, at which the release clips and noises the gradients of the tasks'
-        records: Algorithm 1, lines 9 and 11 to 13."""
-        returned, own = client_rows(public["returned"]), client_rows(public["own"])
-        return lambda at: returned.take(at, 0) + own.take(at, 0)
+    def points(self, problem: Problem, public: Public) -> Callable[[Array], Array]:
+        """Returns the points p_t + q_t of the gradients: Algorithm 1, lines 9 and 11 to 13.
 
-    def serve(self, problem: Problem, public: Mapping[str, Tensor]) -> Callable[[Answers], None]:
+        The release clips and noises the gradients of the tasks' records there.
+        """
+        returned = client_rows(public["returned"])
+        own = client_rows(public["own"])
+
+        def points(at: Array) -> Array:
+            return returned.take(at, 0) + own.take(at, 0)
+
+        return points
+
+    def serve(self, problem: Problem, public: Public) -> Callable[[Answers], None]:
         """Takes the noised gradients G_t of the tasks that act.
 
         Each task moves its q_t by its own gradient, and the server moves P.
         """
-        own, server = client_rows(public["own"]), self.server_steps(problem, public)
+        own = client_rows(public["own"])
+        server = self.server_steps(problem, public)
 
         def serve(answers: Answers) -> None:
             if self.a1 > 0:
-                q, gradient = torch.from_numpy(own[answers.at]), torch.from_numpy(answers.values)
+                q = torch.from_numpy(own[answers.at])
+                gradient = torch.from_numpy(answers.values)
                 own[answers.at] = self.own_step(q, gradient).numpy()
             server(answers)
 
@@ -180,23 +193,32 @@ class PPDMTL(OneAtATime):
             return q - self.a1 * (gradient + self.tau * q)  # line 10
         return PENALTIES[self.own_penalty].prox(q - self.a1 * gradient, self.a1 * self.tau)
 
-    def server_steps(self, problem: Problem, public: Mapping[str, Tensor]) -> Callable[[Answers], None]:
-        """Returns the function that does what the server does with the gradients G_t of tasks."""
-        a2, prox = self.step_size(problem), PENALTIES[self.penalty].prox
-        p, s = public["shared"], public["stale"]
-        columns_p, columns_s, returned = (client_rows(public[name]) for name in ("shared", "stale", "returned"))
+    def server_steps(self, problem: Problem, public: Public) -> Callable[[Answers], None]:
+        """Returns the three steps of the server on the gradients G_t of tasks, as one function."""
+        a2 = self.step_size(problem)
+        threshold = a2 * self.lam
+        prox = PENALTIES[self.penalty].prox
+        p = public["shared"]
+        s = public["stale"]
+        # the same memory with one row for each column of every run
+        columns_p = client_rows(p)
+        columns_s = client_rows(s)
+        returned = client_rows(public["returned"])
 
         def serve(answers: Answers) -> None:
-            at, runs = answers.at, answers.runs
+            at = answers.at
+            runs = answers.runs
             columns_s[at] = answers.values  # server, 1st step: G_t is column t of S
-            p[runs] = prox(p[runs] - a2 * s[runs], a2 * self.lam)  # server, 2nd step
+            p[runs] = prox(p[runs] - a2 * s[runs], threshold)  # server, 2nd step
             returned[at] = columns_p.take(at, 0)  # server, 3rd step: p_t goes back
 
         return serve
 
     def curvature(self, problem: Problem) -> float:
         """Returns L, ``smoothness`` or that of the domain."""
-        return self.linear_loss.smoothness(self.largest_row(problem)) if self.smoothness is None else self.smoothness
+        if self.smoothness is not None:
+            return self.smoothness
+        return self.linear_loss.smoothness(self.largest_row(problem))
 
     def step_size(self, problem: Problem) -> float:
         """Returns a2.
@@ -205,33 +227,43 @@ class PPDMTL(OneAtATime):
             ConfigError: a step size beyond the stable ones.
         """
         if self.a2 == "auto":
-            raise ConfigError("PPDMTL.a2 is 'auto', which a Trainer fills in; give a number, or resolve_auto().")
+            filled_in = "PPDMTL.a2 is 'auto', which a Trainer fills in"
+            raise ConfigError(f"{filled_in}; give a number, or resolve_auto().")
         smooth = self.curvature(problem)
-        delay = 2 * problem.clients if self.delay is None else self.delay
+        delay = self.delay
+        if delay is None:
+            delay = 2 * problem.clients
         largest = 2.0 / ((delay + 1) * smooth)
-        a2 = largest / 2 if self.a2 is None else self.a2
+        a2 = self.a2
+        if a2 is None:
+            a2 = largest / 2
         if a2 > largest * (1 + 1e-9):
             raise ConfigError(
-                f"PPDMTL.a2 is {a2:g}; with {problem.clients:,} tasks, delay = {delay} and L = {smooth:g} it must be "
-                f"at most 2 / ((delay + 1) L) = {largest:.4g}: the server repeats a task's last gradient at every "
-                f"event, and one is up to that many events old. A smaller public bound on the curvature may be given "
-                f"as smoothness."
+                f"PPDMTL.a2 is {a2:g}; with {problem.clients:,} tasks, delay = {delay} and "
+                f"L = {smooth:g} it must be at most 2 / ((delay + 1) L) = {largest:.4g}: the "
+                "server repeats a task's last gradient at every event, and one is up to that many "
+                "events old. A smaller public bound on the curvature may be given as smoothness."
             )
         if self.a1 * (smooth + self.tau) > 1 + 1e-9:
-            raise ConfigError(
-                f"PPDMTL.a1 is {self.a1:g}; with L = {smooth:g} it must be at most 1 / (L + tau) = "
-                f"{1 / (smooth + self.tau):.4g}."
-            )
+            most = f"1 / (L + tau) = {1 / (smooth + self.tau):.4g}"
+            given = f"PPDMTL.a1 is {self.a1:g}; with L = {smooth:g}"
+            raise ConfigError(f"{given} it must be at most {most}.")
         return a2
 
     def plan(self, problem: Problem, schedule: BoundSchedule) -> tuple[GradientPlan]:
-        """Plan mean gradients of the rows within the bound of the domain, or of ``batch_rate`` of them."""
+        """Plans mean gradients of the rows within the bound of the domain, see ``batch_rate``."""
         (plan,) = super().plan(problem, schedule)
         return (replace(plan, rate=self.batch_rate),)
 
-    def resolve_auto(self, problem: Problem, schedule: BoundSchedule, privacy: Sequence[Any]) -> PPDMTL:
-        """Returns these settings with the ``"auto"`` ones filled in from public bounds, sizes and
-        the schedule; of several budgets a2 is the smallest that one of them chooses.
+    def resolve_auto(
+        self,
+        problem: Problem,
+        schedule: BoundSchedule,
+        privacy: Sequence[Any],
+    ) -> PPDMTL:
+        """Fills in the ``"auto"`` settings from public bounds, sizes and the schedule.
+
+        With several budgets a2 is the smallest of their choices.
 
         Raises:
             ConfigError: no bound on rows, with privacy.
@@ -241,42 +273,57 @@ class PPDMTL(OneAtATime):
             return resolved
         budgets: list[RecordPrivacy | None] = []
         for settings in privacy:
-            budgets += [] if settings in budgets else [settings]
-        a2, delay = min(choose_step(resolved, problem, schedule, settings) for settings in budgets)
+            if settings not in budgets:
+                budgets.append(settings)
+        choices = [choose_step(resolved, problem, schedule, settings) for settings in budgets]
+        a2, delay = min(choices)
         return replace(resolved, a2=a2, delay=delay)
 
     def models(self, problem: Problem, state: State, clients: Tensor) -> Tensor:
-        """Returns w_t = p_t + q_t of ``clients`` in every replicate, (R, k, p); q_t is fitted to
-        the raw records if ``refine``."""
-        shared, own, data = state.public["shared"], self._own(state)[:, clients], self.data(problem)
-        tau = self.tau if self.refine_tau is None else self.refine_tau
-        for k, t in enumerate(clients.tolist() if self.refine else []):
-            x, y = data.x[t], data.y[t]
-            own[:, k] = fit_own(self.linear_loss, x, y, shared[:, t], tau, self.own_penalty)  # Equation 8
-        return (shared[:, clients] + own).to(problem.initial)
+        """Returns the models w_t = p_t + q_t of ``clients`` in every replicate, (R, k, p).
+
+        With ``refine`` each q_t is fitted to the raw records.
+        """
+        shared = state.public["shared"][:, clients]
+        own = self._own(state)[:, clients]
+        if self.refine:
+            data = self.data(problem)
+            loss = self.linear_loss
+            tau = self.refine_tau or self.tau
+            for k, t in enumerate(clients.tolist()):
+                p = shared[:, k]
+                # Equation 8
+                own[:, k] = fit_own(loss, data.x[t], data.y[t], p, tau, self.own_penalty)
+        return (shared + own).to(problem.initial)
 
     def _own(self, state: State) -> Tensor:
         """Returns Q (R, T, p)."""
         return state.public["own"]
 
     def parts(self, problem: Problem, state: State, personal: Tensor) -> dict[str, Tensor]:
-        """Returns P and Q, one row a task, (T, p) float64 each, with W = P + Q the personal models.
-        P is made of releases; its row space, the first rows of V^T of ``torch.linalg.svd(P)``, are
+        """Returns P and Q, one row for each task, (T, p) float64, with W = P + Q the models.
+
+        P is made of releases. Its row space, the first rows of V^T of ``torch.linalg.svd(P)``, has
         the directions that the tasks share, and P P^T relates the tasks. Q is each task's own; it
-        has the refinement, and is not private."""
+        includes the refinement, and is not private.
+        """
         shared = state.public["shared"][0].clone()
         return {"P": shared, "Q": personal.double() - shared}
 
     def local_baseline(self) -> LocalFit:
-        """Returns the ridge fit of a task's own records; the squared loss here has no 1/2, that of the fit has."""
-        tau = self.refine_tau or self.tau or 0.01
-        return LocalFit(
-            loss=self.loss, ridge=tau / (2 if self.loss == "squared" else 1), row_norm=self.row_norm, target=self.target
-        )
+        """Returns the ridge fit of a task's own records."""
+        ridge = self.refine_tau or self.tau or 0.01
+        if self.loss == "squared":
+            ridge /= 2  # the loss here has no 1/2, that of the fit has
+        return LocalFit(loss=self.loss, ridge=ridge, row_norm=self.row_norm, target=self.target)
 
     def objective(self, problem: Problem, state: State) -> Tensor:
-        """Returns the objective of equation (2) on the training records, (R,) float64, not private."""
-        data, own = self.data(problem), self._own(state)
+        """Returns the objective of equation (2) on the training records, (R,) float64.
+
+        It is not private.
+        """
+        data = self.data(problem)
+        own = self._own(state)
         shared = state.public["shared"]
         total = self.lam * PENALTIES[self.penalty].value(shared)
         total = total + self.tau * PENALTIES[self.own_penalty].value(own)

@@ -1,4 +1,4 @@
-"""The automatic step size of PP-DMTL, chosen in a simulation of public quantities; nothing private is read."""
+"""The automatic step size of PP-DMTL, by simulation on synthetic tasks; no records are read."""
 
 from __future__ import annotations
 
@@ -24,100 +24,166 @@ if TYPE_CHECKING:
     from .algorithm import PPDMTL
 
 logger = logging.getLogger("fedmtl")
-_EVENTS, _PARTS, _RANK, _MOST = 1500, 4, 3, 0.95
+_EVENTS = 1500  # the most events of a simulation
+_PARTS = 4  # the objective is the mean over the ends of so many parts
+_RANK = 3  # of the synthetic models
+_MOST = 0.95  # the largest share of a common direction in the synthetic rows
 
 
 def choose_step(
     algorithm: PPDMTL, problem: Problem, schedule: BoundSchedule, privacy: RecordPrivacy | None
 ) -> tuple[float, int]:
-    """Returns a2, and the delay for which it is the largest stable step, that are best on synthetic
-    tasks.
+    """Chooses the step size a2 that is best on synthetic tasks.
 
-    These have the numbers of tasks, records and features of the problem, and rows as long as its
-    bound whose mean loss has the curvature L that the steps rest on; the schedule, the caps and the
-    noise are those of the run, on a seed of their own. Tried are half of what is stable whatever
-    the delays do, 1 / ((delay + 1) L), and its multiples by 2, 4, 8, ... up to 1 / L, until two in
-    a row are worse than the best. Best is the least objective (2), the mean at a quarter, half,
-    three quarters and the end of the run, or of its first 1,500 events.
+    The tasks have the numbers of tasks, records and features of the problem. Their rows are as long
+    as its bound, and their mean loss has the curvature L on which the steps rest. The schedule, the
+    caps and the noise are those of the run, on a seed of their own. The candidates are 1 / ((delay
+    + 1) L), half of the largest step that is stable for all delays, and its multiples by 2, 4, 8,
+    ... up to 1 / L, until two in a row are worse than the best. The best one has the least
+    objective (2), the mean at a quarter, half, three quarters and the end of the run, or of its
+    first 1,500 events.
 
     Args:
-        algorithm: its ``a2`` is not used; its ``delay`` is where it is given.
-        problem: of which only the sizes and public bounds are read.
-        schedule: who acts when.
+        algorithm: its ``a2`` is not used; its ``delay`` is, if it is given.
+        problem: only its sizes and public bounds are read.
+        schedule: of the run.
         privacy: of the run.
+
+    Returns:
+        a2, and the delay for which it is the largest stable step.
     """
     seed = derive_key(problem.seed, "pp_dmtl/step") >> 1
     events = min(problem.rounds, schedule.steps, _EVENTS)
     block = schedule.events(seed, 0, events)
-    smooth, delay = algorithm.curvature(problem), algorithm.delay or largest_delay(block.client)
+    smooth = algorithm.curvature(problem)
+    delay = algorithm.delay or largest_delay(block.client)
     synthetic = replace(problem, data=synthetic_tasks(algorithm, problem, smooth, seed))
     tried: dict[tuple[float, int], float] = {}
     step = 1 / ((delay + 1) * smooth)
     while step <= 1 / smooth:
         allowed = max(1, int(2 / (step * smooth) * (1 + 1e-9)) - 1)
         candidate = replace(algorithm, a2=step, delay=allowed)
-        values = simulated_objectives(candidate, synthetic, schedule, block, privacy, seed=seed, parts=_PARTS)
-        tried[step, allowed] = float(values.mean()) if values.isfinite().all() else math.inf
-        least = min(tried.values())
-        if len(tried) > 2 and min(list(tried.values())[-2:]) > least:
+        values = simulated_objectives(
+            candidate,
+            synthetic,
+            schedule,
+            block,
+            privacy,
+            seed=seed,
+            parts=_PARTS,
+        )
+        objective = math.inf  # of a run that diverges
+        if values.isfinite().all():
+            objective = float(values.mean())
+        tried[step, allowed] = objective
+        objectives = list(tried.values())
+        if len(tried) > 2 and min(objectives[-2:]) > min(objectives):
             break
         step *= 2
-    best = min(tried, key=lambda key: tried[key])
-    logger.info("a2 = %.4g, by simulation; a step for the worst delays is %.4g", best[0], next(iter(tried))[0])
+    best = min(tried, key=tried.__getitem__)
+    worst_case, _ = next(iter(tried))
+    said = "a2 = %.4g, by simulation; a step for the worst delays is %.4g"
+    logger.info(said, best[0], worst_case)
     return best
 
 
 def largest_delay(clients: Tensor) -> int:
-    """Returns the most events from an activation of a task to its next but one, in any replicate of
-    a schedule (R, S).
+    """Returns the most events from an activation of a task to its next but one.
 
     Every task starts from a common event before the first, and its last gradient is used until the
     end.
+
+    Args:
+        clients: int64 (R, S), the acting task of every event in each replicate; -1 for none.
     """
-    events, largest = clients.shape[1], 0
+    events = clients.shape[1]
+    largest = 0
     for row in clients.numpy():
         for task in np.unique(row[row >= 0]):
             places = np.concatenate([[-1], np.flatnonzero(row == task), [events]])
-            largest = max(largest, int((places[2:] - places[:-2]).max()))
+            ages = places[2:] - places[:-2]
+            largest = max(largest, int(ages.max()))
     return largest
 
 
-def synthetic_tasks(algorithm: PPDMTL, problem: Problem, smooth: float, seed: int) -> FederatedDataset:
-    """Returns tasks of the problem's sizes, of models of rank 3, whose largest curvature is
-    ``smooth`` where rows of the problem's bound can have it: they share a direction as much as that
-    needs."""
-    data, loss = problem.data, algorithm.linear_loss
+def synthetic_tasks(
+    algorithm: PPDMTL,
+    problem: Problem,
+    smooth: float,
+    seed: int,
+) -> FederatedDataset:
+    """Makes synthetic tasks of the problem's sizes, with models of rank 3.
+
+    Their rows share a direction, so strongly that the largest curvature of a task is ``smooth``, or
+    as near to it as rows of the problem's bound allow.
+
+    Args:
+        algorithm: its loss and bounds.
+        problem: only its sizes and public bounds are read.
+        smooth: L, the curvature.
+        seed: of the draws.
+    """
+    data = problem.data
+    loss = algorithm.linear_loss
     shape = data.spec.shape
-    bias, d, counts = int(probe_linear(problem.module, shape)), math.prod(shape), data.train.counts
+    d = math.prod(shape)
+    counts = data.train.counts
+    bias = int(probe_linear(problem.module, shape))
     size = math.sqrt(max(algorithm.largest_row(problem) ** 2 - bias, 1e-12)) * SHRINK
     draw = torch.Generator().manual_seed(seed)
-    direction, *free = (torch.randn(n, d, generator=draw, dtype=torch.float64) for n in (1, *counts.tolist()))
+    direction = torch.randn(1, d, generator=draw, dtype=torch.float64)
+    free = [torch.randn(n, d, generator=draw, dtype=torch.float64) for n in counts.tolist()]
     direction /= direction.norm()
 
     def rows(share: float) -> list[Tensor]:
-        each = [math.sqrt(share) * direction + math.sqrt(1 - share) * x / x.norm(dim=1, keepdim=True) for x in free]
-        return [size * x / x.norm(dim=1, keepdim=True) for x in each]
+        """Returns rows of length ``size`` with this share of the common direction."""
+        made = []
+        for x in free:
+            own = math.sqrt(1 - share) * x / x.norm(dim=1, keepdim=True)
+            mixed = math.sqrt(share) * direction + own
+            made.append(size * mixed / mixed.norm(dim=1, keepdim=True))
+        return made
 
     def curvature(share: float) -> float:
         largest = 0.0
         for x in rows(share):
             if len(x):
-                whole = torch.cat([x, torch.ones(len(x), bias, dtype=torch.float64)], dim=1)
-                largest = max(largest, float(torch.linalg.matrix_norm(whole, 2)) ** 2 / len(x))
+                ones = torch.ones(len(x), bias, dtype=torch.float64)
+                whole = torch.cat([x, ones], dim=1)
+                norm = float(torch.linalg.matrix_norm(whole, 2))
+                largest = max(largest, norm**2 / len(x))
         return loss.smoothness(1.0) * largest
 
-    low, high = 0.0, _MOST
+    # the curvature grows with the share: bisection
+    low = 0.0
+    high = _MOST
     for _ in range(20):
         share = (low + high) / 2
-        low, high = (share, high) if curvature(share) < smooth else (low, share)
+        if curvature(share) < smooth:
+            low = share
+        else:
+            high = share
+    # models of rank 3, (T, d)
     models = torch.randn(len(counts), min(_RANK, d), generator=draw, dtype=torch.float64)
     models = models @ torch.randn(min(_RANK, d), d, generator=draw, dtype=torch.float64)
+    x_of_tasks = rows(low)
     targets = []
-    for x, w in zip(rows(low), models, strict=True):
+    for x, w in zip(x_of_tasks, models, strict=True):
         score = x @ w
-        score = score / score.square().mean().sqrt().clamp(min=1e-12) if len(x) else score
+        if len(x):
+            score = score / score.square().mean().sqrt().clamp(min=1e-12)
         targets.append(score + 0.1 * torch.randn(len(x), generator=draw, dtype=torch.float64))
-    y = torch.cat(targets)
-    features = torch.cat(rows(low)).reshape(-1, *shape).float()
-    own = Examples(features, y.float() if data.classes is None else (y >= 0).long(), data.train.offsets)
-    return FederatedDataset(own, own, tuple(data.ids), classes=data.classes, name="synthetic tasks", domain=data.domain)
+    scores = torch.cat(targets)
+    y = scores.float()
+    if data.classes is not None:
+        y = (scores >= 0).long()
+    features = torch.cat(x_of_tasks).reshape(-1, *shape).float()
+    records = Examples(features, y, data.train.offsets)
+    return FederatedDataset(
+        records,
+        records,
+        tuple(data.ids),
+        classes=data.classes,
+        name="synthetic tasks",
+        domain=data.domain,
+    )

@@ -32,7 +32,8 @@ class PublishedAsyncLearner(AsyncLearner):
     """
 
     usual_kappa = 100.0
-    name, title = "async_learner_published", "Asynchronous learner, published"
+    name = "async_learner_published"
+    title = "Asynchronous learner, published"
 
     def central_share(self, owners: int) -> float:
         """Returns (N - 1) / N of equation (7), for N = ``owners``."""

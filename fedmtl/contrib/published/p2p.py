@@ -53,7 +53,8 @@ class PublishedPeerToPeer(PeerToPeer):
     mu: Positive = 0.1
     local_start: bool = False
 
-    name, title = "p2p_published", "Peer-to-peer, published"
+    name = "p2p_published"
+    title = "Peer-to-peer, published"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -54,7 +54,8 @@ class PublishedPPDMTL(PPDMTL):
     a2: Positive | Literal["auto"] | None = 0.1
     refine: bool = False
 
-    name, title = "pp_dmtl_published", "PP-DMTL, published"
+    name = "pp_dmtl_published"
+    title = "PP-DMTL, published"
 
     def plan(self, problem: Problem, schedule: BoundSchedule) -> tuple[GradientPlan]:
         """Plan as :class:`PPDMTL`, with what Theorem 3.5 claims."""
