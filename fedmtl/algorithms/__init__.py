@@ -1,4 +1,4 @@
-"""Federated methods: a file each, or a folder for a paper with several; :mod:`.base` says what a method is."""
+"""Federated methods: one file each, or a folder for a paper; :mod:`.base` defines a method."""
 
 from .._check import Count, NonNegative, Positive, Share
 from .apfl import APFL

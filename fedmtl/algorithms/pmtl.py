@@ -3,7 +3,7 @@
 Hu, Wu, Smith: "Private Multi-Task Learning: Formulation and Applications to Federated Learning",
 TMLR 2023.
 
-    min_W (1/K) sum_k [ l_k(w_k) + (lam / 2) ||w_k - wbar||^2 ]                         (Objective 2)
+    min_W (1/K) sum_k [ l_k(w_k) + (lam / 2) ||w_k - wbar||^2 ]                        (Objective 2)
     wbar = (1/K) sum_k w_k
 
 Each client keeps its own w_k; only clipped updates of the mean leave, summed and noised. Round t of

@@ -1,4 +1,4 @@
-"""Who acts, and when: iterators of events."""
+"""Participation schedules: iterators of the events of clients in virtual time."""
 
 from .activations import BoundSchedule
 from .block import Block, rounds

@@ -1,9 +1,8 @@
-"""The activations of a schedule, in order: clients that act independently, and rounds that wait for
-the slowest.
+"""The activations of a schedule, in order: of independent clients, or of rounds.
 
-Who acts when depends on no data, so the draws are those of a simulation: addressed by (seed,
+The activations depend on no data, so the draws are those of a simulation: addressed by (seed,
 purpose, replicate, client, index). A replicate does not depend on the others, a client keeps its
-times when others join, and a window of a run is the same whatever was asked before.
+times when others join, and a window of a run does not depend on the windows before.
 """
 
 from __future__ import annotations
@@ -41,11 +40,11 @@ _TABLE = 1 << 20  # activations of all replicates that are made at once at least
 class BoundSchedule:
     """A schedule for n given clients.
 
-    The activations that were asked for are kept as a table, with about twice as many for later
-    windows: 12 bytes for an activation of a replicate.
+    Requested activations are kept as a table, with about twice as many for later windows: 12 bytes
+    for an activation of a replicate.
 
     Attributes:
-        kind: what the clients do, in words.
+        kind: a description of the clients' behaviour, for reports.
         law: of the gaps.
         scale: float64 (n,), factors of the gaps.
         caps: int64 (n,), the most activations of each client in a run; 0 never acts.
@@ -53,8 +52,8 @@ class BoundSchedule:
         keys: int64 (n,), their addresses in random draws.
         purpose: name of the stream of random numbers.
         most: activations of a run; None if the clients' caps end it.
-        waits: whether the server waits for the slowest client of every round.
-        dropouts: when clients are away; None if they never are.
+        waits: True if the server waits for the slowest client of every round.
+        dropouts: absences of clients; None if they are never away.
         opening: the activations before all others, at time 0: every client that ever acts acts
             once, in the order of the data. They are part of ``caps`` and ``most``.
         clients: n.
@@ -76,28 +75,42 @@ class BoundSchedule:
 
     def __post_init__(self) -> None:
         if not self.caps.any():
-            raise ConfigError(f"{self.kind}: no client ever acts; at least one client needs a rate and a cap above 0.")
+            needed = "at least one client needs a rate and a cap above 0"
+            raise ConfigError(f"{self.kind}: no client ever acts; {needed}.")
         self.clients = len(self.caps)
-        total = int(self.caps.sum()) if self.caps.max() < ENDLESS else ENDLESS
-        self.steps = total if self.most is None else min(total, self.most)
+        self.steps = ENDLESS
+        if self.caps.max() < ENDLESS:
+            self.steps = int(self.caps.sum())
+        if self.most is not None:
+            self.steps = min(self.steps, self.most)
         self.caps = np.minimum(self.caps, self.steps)
-        self._table: tuple[tuple[int, int], Tensor, Tensor] = (0, 0), torch.empty(0, 0), torch.empty(0, 0)
+        # (seed, replicates), times (R, S) and clients (R, S)
+        none = torch.empty(0, 0)
+        self._table: tuple[tuple[int, int], Tensor, Tensor] = ((0, 0), none, none)
 
     def describe(self) -> str:
         """Returns one phrase for the report."""
-        low, high = int(self.caps.min()), int(self.caps.max())
-        most = f"{high}" if low == high else f"{low} to {high}"
-        opening = "each acts once before all others, then " if self.opening else ""
-        return f"{self.clients} clients, {opening}{self.kind}, at most {most} activations of one client"
+        low = int(self.caps.min())
+        high = int(self.caps.max())
+        most = f"{high}"
+        if low < high:
+            most = f"{low} to {high}"
+        kind = self.kind
+        if self.opening:
+            kind = f"each acts once before all others, then {kind}"
+        return f"{self.clients} clients, {kind}, at most {most} activations of one client"
 
     def with_opening(self) -> BoundSchedule:
-        """Returns this schedule after an opening, in which every client that ever acts acts once,
-        in the order of the data."""
+        """Returns this schedule after an opening.
+
+        In it every client that ever acts acts once, in the order of the data.
+        """
         acts = self.caps > 0
         opening = int(acts.sum())
-        return replace(
-            self, caps=self.caps + acts, most=None if self.most is None else self.most + opening, opening=opening
-        )
+        most = self.most
+        if most is not None:
+            most += opening
+        return replace(self, caps=self.caps + acts, most=most, opening=opening)
 
     def events(self, seed: int, start: int, stop: int, *, replicates: int = 1) -> Block:
         """Returns events ``start`` to ``stop - 1``.
@@ -107,40 +120,66 @@ class BoundSchedule:
 
         Args:
             seed: of the run.
-            start, stop: 0 <= start <= stop <= ``steps``.
+            start: the first event, at least 0.
+            stop: one past the last, at least ``start`` and at most ``steps``.
             replicates: R.
 
         Raises:
             ConfigError: the window is not inside the run, or there is no replicate.
         """
         if not 0 <= start <= stop <= self.steps:
-            raise ConfigError(f"events {start} to {stop} were asked for; a window must be within [0, {self.steps}].")
+            within = f"a window must be within [0, {self.steps}]"
+            raise ConfigError(f"events {start} to {stop} were asked for; {within}.")
         positive_int("events", replicates=replicates)
         key, time, client = self._table
-        if key != (seed, replicates) or time.shape[1] < stop:
-            before = time.shape[1] if key == (seed, replicates) else 0
+        before = 0
+        if key == (seed, replicates):
+            before = time.shape[1]
+        if before < stop or key != (seed, replicates):
             size = min(self.steps, max(1, stop, 2 * before, _TABLE // replicates))
-            time = torch.zeros(replicates, size, dtype=torch.float64)
-            client = torch.full((replicates, size), -1, dtype=torch.int32)
-            for replicate in range(replicates):
-                when, who = map(torch.from_numpy, self._activations(seed, replicate, size))
-                time[replicate, : len(when)], client[replicate, : len(when)] = when, who.int()
-                time[replicate, len(when) :] = when[-1] if len(when) else 0.0
-            self._table = (seed, replicates), time, client
+            time, client = self._made(seed, replicates, size)
+            self._table = ((seed, replicates), time, client)
         return Block(start, time[:, start:stop], client[:, start:stop, None].long())
+
+    def _made(self, seed: int, replicates: int, size: int) -> tuple[Tensor, Tensor]:
+        """Makes the first ``size`` activations: times float64 (R, S) and clients int32 (R, S)."""
+        time = torch.zeros(replicates, size, dtype=torch.float64)
+        client = torch.full((replicates, size), -1, dtype=torch.int32)
+        for replicate in range(replicates):
+            times, clients = self._activations(seed, replicate, size)
+            count = len(times)
+            time[replicate, :count] = torch.from_numpy(times)
+            client[replicate, :count] = torch.from_numpy(clients).int()
+            if count:
+                time[replicate, count:] = float(times[-1])
+        return time, client
 
     def blocks(
         self, seed: int, start: int, stop: int, *, cuts: Sequence[int] = (), replicates: int = 1
     ) -> Iterator[Block]:
-        """Yields events ``start`` to ``stop - 1`` in blocks, none of which reaches over a multiple
-        of one of ``cuts``: where they end does not depend on where they start."""
+        """Yields events ``start`` to ``stop - 1`` in blocks.
+
+        No block reaches over a multiple of one of ``cuts``: the ends of blocks do not depend on the
+        first event.
+
+        Args:
+            seed: of the run.
+            start: the first event.
+            stop: one past the last.
+            cuts: numbers of events.
+            replicates: R.
+        """
         while start < stop:
-            end = min(stop, *(start - start % cut + cut for cut in (_BLOCK, *cuts)))
+            ends = [start - start % cut + cut for cut in (_BLOCK, *cuts)]
+            end = min(stop, *ends)
             yield self.events(seed, start, end, replicates=replicates)
             start = end
 
     def _activations(self, seed: int, replicate: int, count: int) -> tuple[Array, Ints]:
-        """Returns time and client of the first ``count`` activations of a replicate; fewer where all have finished."""
+        """Returns times and clients of the first ``count`` activations of a replicate.
+
+        They are fewer if all clients have finished.
+        """
 
         def uniform(purpose: str, clients: Ints, index: Ints) -> Array:
             key = derive_key(seed, f"schedule/{purpose}", replicate)
@@ -155,76 +194,101 @@ class BoundSchedule:
         def departures(index: Ints) -> Array:
             return uniform("dropouts", np.arange(self.clients), np.tile(index, (self.clients, 1)))
 
-        absences = None if self.dropouts is None else Absences(self.dropouts, self.names, departures)
+        absences = None
+        if self.dropouts is not None:
+            absences = Absences(self.dropouts, self.names, departures)
         activations = _rounds if self.waits else _merged
         if not self.opening:
             return activations(self.caps, gaps, absences, count)
-        first = np.flatnonzero(self.caps > 0)[:count]
-        if len(first) == count:
-            return np.zeros(count), first
-        time, client = activations(self.caps - (self.caps > 0), gaps, absences, count - len(first))
-        return np.concatenate([np.zeros(len(first)), time]), np.concatenate([first, client])
+        opening = np.flatnonzero(self.caps > 0)[:count]
+        start = np.zeros(len(opening))
+        if len(opening) == count:
+            return start, opening
+        caps = self.caps - (self.caps > 0)
+        time, client = activations(caps, gaps, absences, count - len(opening))
+        return np.concatenate([start, time]), np.concatenate([opening, client])
 
 
 def _merged(caps: Ints, gaps: Gaps, absences: Absences | None, count: int) -> tuple[Array, Ints]:
-    """Returns the first ``count`` activations of independent clients, in the order of (time,
-    client).
+    """Returns the first ``count`` activations of independent clients, by (time, client).
 
-    Each client's times are a running sum of its gaps. All clients have a little more than an even
-    share of the activations first; then those have more that may still act before the last of the
-    first ``count``.
+    Each client's times are a running sum of its gaps. First, all clients get a little more than an
+    even share of the activations. Then clients that may still act before the last of the first
+    ``count`` get more.
     """
-    last, first, end = np.zeros(len(caps)), 0, np.inf
+    last = np.zeros(len(caps))  # time of each client's last activation so far
+    first = 0  # number of activations of each client so far
+    end = np.inf  # no activation after it is among the first ``count``
     share = -(-count // int(np.count_nonzero(caps)))
     width = share + 3 * math.isqrt(share) + 4
-    time, client = np.empty(0), np.empty(0, np.int32)
-    while len(going := np.flatnonzero((caps > first) & (last <= end) & (last < np.inf))):
+    time = np.empty(0)
+    client = np.empty(0, np.int32)
+    going = np.flatnonzero(caps > 0)
+    while len(going):
         pieces = [(time, client)]
         width = min(width, _CHUNK)
+        # as many clients at once as fit into a chunk
         for some in np.array_split(going, -(-len(going) * width // _CHUNK)):
             index = np.tile(first + np.arange(width), (len(some), 1))
             times = _times(last[some], gaps(some, index), some, absences)
             real = (index < caps[some, None]) & (times < np.inf)
             last[some] = times[:, -1]
-            pieces.append((times[real], np.broadcast_to(some[:, None], real.shape)[real].astype(np.int32)))
+            acting = np.broadcast_to(some[:, None], real.shape)[real]
+            pieces.append((times[real], acting.astype(np.int32)))
         time, client = (np.concatenate(column) for column in zip(*pieces, strict=True))
         if len(time) >= count:
             end = np.partition(time, count - 1)[count - 1]
-            time, client = time[time <= end], client[time <= end]
-        first, width = first + width, 1 + (first + width) // 4
+            early = time <= end
+            time = time[early]
+            client = client[early]
+        first += width
+        width = 1 + first // 4
+        going = np.flatnonzero((caps > first) & (last <= end) & (last < np.inf))
     order = np.lexsort((client, time))[:count]
     return time[order], client[order].astype(np.int64)
 
 
 def _times(now: Array, gaps: Array, clients: Ints, absences: Absences | None) -> Array:
-    """Returns when clients act, (k, count), from their last times (k,) and their gaps (k, count)."""
+    """Returns the times of activations (k, count), from the last ones (k,) and the gaps."""
     if absences is None:
-        return np.cumsum(np.concatenate([now[:, None], gaps], axis=1), axis=1)[:, 1:]
+        sums = np.cumsum(np.concatenate([now[:, None], gaps], axis=1), axis=1)
+        return sums[:, 1:]
     times = np.empty_like(gaps)
     for step, gap in enumerate(gaps.T):
-        times[:, step] = now = absences.arrive(clients, now + gap)
+        now = absences.arrive(clients, now + gap)
+        times[:, step] = now
     return times
 
 
 def _rounds(caps: Ints, gaps: Gaps, absences: Absences | None, count: int) -> tuple[Array, Ints]:
-    """Returns the first ``count`` activations of rounds in which all clients act once, at the time
-    of the slowest.
+    """Returns the first ``count`` activations of rounds that end with the slowest client.
 
-    A client with fewer activations than others leaves after its last. If the slowest never comes
-    back the run ends.
+    All clients act once in a round. A client with fewer activations than others leaves after its
+    last. The run ends if the slowest never comes back.
     """
-    now, first, made = 0.0, 0, 0
-    time, client = [np.empty(0)], [np.empty(0, np.int64)]
-    while made < count and now < np.inf and len(members := np.flatnonzero(caps > first)):
-        width = min(int(caps.max()) - first, max(1, min(count - made, _CHUNK) // len(members)))
+    now = 0.0
+    first = 0  # rounds so far
+    made = 0  # activations so far
+    time = [np.empty(0)]
+    client = [np.empty(0, np.int64)]
+    members = np.flatnonzero(caps > first)
+    while made < count and now < np.inf and len(members):
+        fitting = max(1, min(count - made, _CHUNK) // len(members))
+        width = min(int(caps.max()) - first, fitting)
         index = np.tile(first + np.arange(width), (len(members), 1))
-        acts, gap, ends = index < caps[members, None], gaps(members, index), np.empty(width)
+        acts = index < caps[members, None]
+        gap = gaps(members, index)
+        ends = np.empty(width)  # of the rounds
         for step in range(width):
             due = now + gap[:, step]
-            due = due if absences is None else absences.arrive(members, due)
-            ends[step] = now = max(now, float(due[acts[:, step]].max()))
+            if absences is not None:
+                due = absences.arrive(members, due)
+            now = max(now, float(due[acts[:, step]].max()))
+            ends[step] = now
         over, place = np.nonzero((acts & (ends < np.inf)).T)
         time.append(ends[over])
         client.append(members[place])
-        first, made = first + width, made + len(over)
+        first += width
+        made += len(over)
+        members = np.flatnonzero(caps > first)
     return np.concatenate(time)[:count], np.concatenate(client)[:count]

@@ -11,14 +11,14 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Block:
-    """Consecutive steps of R replicates, and who takes part in each.
+    """Consecutive steps of R replicates, with the participants of each.
 
     Attributes:
         first: number of the first step, from 0 in the whole run.
         time: float64 (R, S), virtual time, non-decreasing along each row.
         clients: int64 (R, S, k), positions in the data; -1 is no client. A round is one step with
-            its cohort, in the order of the clients' keys; an activation is a step with one client
-            (-1 where a replicate has finished).
+            its cohort, in the order of the clients' keys. An activation is a step with one client
+            (-1 if a replicate has finished).
     """
 
     first: int
@@ -40,20 +40,29 @@ class Block:
 
     @property
     def client(self) -> Tensor:
-        """Returns who acts in each activation, int64 (R, S)."""
+        """Returns the client of each activation, int64 (R, S)."""
         return self.clients[:, :, 0]
 
     @property
     def cohort(self) -> Tensor:
-        """Returns the clients of the first replicate that take part, each once, int64 (k,); of a
-        round in their order."""
+        """Returns the participants of the first replicate, each once, int64 (k,).
+
+        Those of a round are in the round's order.
+        """
+        # in the activations of a block a client may act several times
         clients = self.clients[0].reshape(-1)
         clients = clients[clients >= 0]
-        return clients if len(self) == 1 else clients.unique()
+        if len(self) == 1:
+            return clients
+        return clients.unique()
 
     def window(self, start: int, stop: int) -> Block:
-        """Returns steps ``start`` to ``stop - 1`` counted from the first one of this block (views, no copies)."""
-        return Block(self.first + start, self.time[:, start:stop], self.clients[:, start:stop])
+        """Returns steps ``start`` to ``stop - 1``, counted from the first one of this block.
+
+        The tensors are views.
+        """
+        time = self.time[:, start:stop]
+        return Block(self.first + start, time, self.clients[:, start:stop])
 
 
 def rounds(draw: Callable[[int], Tensor], *, start: int, stop: int) -> Iterator[Block]:
@@ -61,7 +70,9 @@ def rounds(draw: Callable[[int], Tensor], *, start: int, stop: int) -> Iterator[
 
     Args:
         draw: cohort of a round, int64 (k,) clients.
-        start, stop: first round, and one past the last.
+        start: the first round.
+        stop: one past the last.
     """
     for step in range(start, stop):
-        yield Block(step, torch.tensor([[float(step)]], dtype=torch.float64), draw(step)[None, None])
+        time = torch.tensor([[float(step)]], dtype=torch.float64)
+        yield Block(step, time, draw(step)[None, None])

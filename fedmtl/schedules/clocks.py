@@ -1,4 +1,4 @@
-"""Settings of asynchronous runs: Poisson clocks, latencies without waiting, and the synchronous counterpart."""
+"""Settings of asynchronous runs: Poisson clocks, and latencies with or without waiting."""
 
 from __future__ import annotations
 
@@ -18,29 +18,40 @@ from ..errors import ConfigError
 from ..random import id_keys
 from .activations import ENDLESS, BoundSchedule
 from .dropouts import Dropouts
-from .latency import RandomLatency, TraceLatency, exponential
+from .latency import Law, RandomLatency, TraceLatency, constant, exponential
 
 
 class AsynchronousSchedule(ABC):
     """Settings that become a :class:`BoundSchedule` once the clients are known."""
 
-    def bind(self, clients: int, *, names: Sequence[str] | None = None, keys: Tensor | None = None) -> BoundSchedule:
+    def bind(
+        self,
+        clients: int,
+        *,
+        names: Sequence[str] | None = None,
+        keys: Tensor | None = None,
+    ) -> BoundSchedule:
         """Returns the schedule of ``clients`` clients.
 
         Args:
             clients: n, at least 1.
             names: their names, for traces, absences and messages; None for "0", "1", ...
             keys: int64 (n,), their keys for random draws; None to make them of the names, or of the
-                positions where there are no names.
+                positions without names.
 
         Raises:
             ConfigError: a setting does not fit n clients, or no client ever acts.
             DataError: a trace is malformed or misses a client.
         """
         positive_int("bind", clients=clients)
+        # a client keeps its draws when others join, by the key of its name
+        if keys is None and names is not None:
+            keys = torch.from_numpy(id_keys(names))
         if keys is None:
-            keys = torch.arange(clients) if names is None else torch.from_numpy(id_keys(names))
-        return self._bound([str(i) for i in range(clients)] if names is None else names, keys.cpu())
+            keys = torch.arange(clients)
+        if names is None:
+            names = [str(place) for place in range(clients)]
+        return self._bound(names, keys.cpu())
 
     @abstractmethod
     def _bound(self, names: Sequence[str], keys: Tensor) -> BoundSchedule:
@@ -57,9 +68,9 @@ class PoissonClocks(AsynchronousSchedule):
 
     Args:
         events: of the whole run, T; None runs until every client has reached its cap.
-        per_client: the most activations of each client, one number or one a client; None for no
-            cap.
-        rate: activations per unit of time, one number or one a client; 0 never acts.
+        per_client: the most activations of each client, one number or one for each client; None for
+            no cap.
+        rate: activations per unit of time, one number or one for each client; 0 never acts.
 
     Example:
         >>> from fedmtl import PoissonClocks
@@ -79,27 +90,27 @@ class PoissonClocks(AsynchronousSchedule):
     def _bound(self, names: Sequence[str], keys: Tensor) -> BoundSchedule:
         rate = _per_client(self, "rate", len(names), np.float64)
         caps = _per_client(self, "per_client", len(names), np.int64)
-        caps[rate == 0] = 0
+        caps[rate == 0] = 0  # such a client never acts
         scale = 1.0 / np.where(rate > 0, rate, 1.0)
-        return BoundSchedule(
-            "independent Poisson clocks", exponential, scale, caps, names, keys, "poisson", self.events
-        )
+        kind = "independent Poisson clocks"
+        most = self.events
+        return BoundSchedule(kind, exponential, scale, caps, names, keys, "poisson", most)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Latencies(AsynchronousSchedule):
-    """Every client works on its own: an activation ends one latency after its last; the server
-    never waits.
+    """Independent clients with latencies, for which the server never waits.
 
-    The first activation ends one latency after time 0. Those at the same time come in the order of
-    the clients.
+    An activation ends one latency after the client's last one, and the first ends one latency after
+    time 0. Activations at the same time come in the order of the clients.
 
     Args:
-        latency: law of the time from one activation to the next; a number is the same time always.
-        activations: the most activations of each client, one number or one a client (0 never acts);
-            None for no cap.
+        latency: law of the time from one activation to the next; a number is a constant time.
+        activations: the most activations of each client, one number or one for each client (0 never
+            acts); None for no cap.
         events: of the whole run; None runs until every client has reached its cap.
-        scale: factor of the latencies, one number or one a client: stragglers have large ones.
+        scale: factor of the latencies, one number or one for each client: stragglers have large
+            ones.
         dropouts: clients that leave and come back.
 
     Example:
@@ -115,7 +126,8 @@ class Latencies(AsynchronousSchedule):
     scale: float | Sequence[float] = 1.0
     dropouts: Dropouts | None = None
 
-    waits: ClassVar[bool] = False  # for the slowest client of a round
+    # True if the server waits for the slowest client of a round
+    waits: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.latency, RandomLatency | TraceLatency):
@@ -128,25 +140,40 @@ class Latencies(AsynchronousSchedule):
             self.dropouts.check(names)
         caps = _per_client(self, "activations", len(names), np.int64)
         scale = _per_client(self, "scale", len(names), np.float64)
-        server = "the server waits for the slowest" if self.waits else "the server never waits"
+        law: Law = constant
         if isinstance(self.latency, RandomLatency):
-            kind, law = f"{self.latency.law} latencies", self.latency.bind()
+            kind = f"{self.latency.law} latencies"
+            law = self.latency.bind()
         elif isinstance(self.latency, TraceLatency):
-            kind, law = "latencies of a trace", self.latency.bind(names)
+            kind = "latencies of a trace"
+            law = self.latency.bind(names)
         else:
-            kind, scale = "equal latencies", scale * self.latency
-            law = lambda uniform, client, index: np.ones(index.shape)  # noqa: E731
-        kind = f"{kind} between activations, {server}"
-        return BoundSchedule(kind, law, scale, caps, names, keys, "latency", self.events, self.waits, self.dropouts)
+            kind = "equal latencies"
+            scale = scale * self.latency
+        server = "the server never waits"
+        if self.waits:
+            server = "the server waits for the slowest"
+        return BoundSchedule(
+            kind=f"{kind} between activations, {server}",
+            law=law,
+            scale=scale,
+            caps=caps,
+            names=names,
+            keys=keys,
+            purpose="latency",
+            most=self.events,
+            waits=self.waits,
+            dropouts=self.dropouts,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Synchronous(Latencies):
-    """The same latencies, where the server waits for the slowest client of every round.
+    """The latencies of rounds, in which the server waits for the slowest client.
 
-    A round is one event a client, in the order of the clients, all at the time of the slowest.
-    Activation k of a client takes exactly the latency that it takes under :class:`Latencies` with
-    the same seed.
+    A round has one event for each client, in the order of the clients, all at the time of the
+    slowest. Activation k of a client takes exactly the latency that it takes under
+    :class:`Latencies` with the same seed.
 
     Example:
         >>> from fedmtl import Synchronous
@@ -158,38 +185,62 @@ class Synchronous(Latencies):
     waits = True
 
 
-_CAP = Range(lambda v: isinstance(v, numbers.Integral) and 0 <= int(v) < ENDLESS, "a whole number in [0, 2**31)")
+def _is_cap(value: Any) -> bool:
+    return isinstance(value, numbers.Integral) and 0 <= int(value) < ENDLESS
+
+
+_CAP = Range(_is_cap, "a whole number in [0, 2**31)")
 
 
 def _entries(value: Any) -> list[Any] | None:
-    """Returns the entries of a setting that has one a client; None for a single value, of whatever type."""
-    return list(value) if hasattr(value, "__len__") and not isinstance(value, str) else None
+    """Returns the entries of a setting by client; None for a single value of any type."""
+    if isinstance(value, str) or not hasattr(value, "__len__"):
+        return None
+    return list(value)
 
 
 def _per_client(settings: object, name: str, clients: int, dtype: type) -> NDArray[Any]:
-    """Returns a setting that is one number, or has one a client, as (n,) of ``dtype``; None is :data:`ENDLESS`."""
+    """Returns a setting that is one number, or has one for each client, as (n,) of ``dtype``.
+
+    None is :data:`ENDLESS`.
+    """
     value = getattr(settings, name)
     entries = _entries(value)
     if entries is not None and len(entries) != clients:
         raise ConfigError(
-            f"{type(settings).__name__}.{name} has {len(entries):,} entries for {clients:,} clients; "
-            "give one number, or one a client."
+            f"{type(settings).__name__}.{name} has {len(entries):,} entries for {clients:,} "
+            "clients; give one number, or one a client."
         )
-    single = ENDLESS if value is None else value
-    return np.broadcast_to(np.asarray(single if entries is None else entries, dtype), (clients,)).copy()
+    if value is None:
+        value = ENDLESS
+    if entries is not None:
+        value = entries
+    # a copy: a broadcast view of one number cannot be written to
+    return np.broadcast_to(np.asarray(value, dtype), (clients,)).copy()
 
 
 def _each(name: str, value: Any) -> dict[str, Any]:
-    """Returns a setting by its name, or the entries of one that has one a client, by their names."""
+    """Returns a setting by its name, or its entries by client, by their names."""
     entries = _entries(value)
-    return {name: value} if entries is None else {f"{name}[{k}]": entry for k, entry in enumerate(entries)}
+    if entries is None:
+        return {name: value}
+    return {f"{name}[{place}]": entry for place, entry in enumerate(entries)}
 
 
-def _check_length(settings: object, events: int | None, name: str, caps: int | Sequence[int] | None) -> None:
+def _check_length(
+    settings: object,
+    events: int | None,
+    name: str,
+    caps: int | Sequence[int] | None,
+) -> None:
+    """Refuses the lengths of a run that are no whole numbers, or a run without an end."""
     if events is None and caps is None:
-        raise ConfigError(f"{type(settings).__name__} needs events, {name} or both: a run must end.")
+        needed = f"events, {name} or both: a run must end"
+        raise ConfigError(f"{type(settings).__name__} needs {needed}.")
     positive_int(settings, **given(events=events))
-    if caps is not None:
-        if _entries(caps) is None:
-            positive_int(settings, **{name: caps})
-        bounded(settings, _each(name, caps), _CAP)
+    if caps is None:
+        return
+    # a single client may have the cap 0, all of them may not
+    if _entries(caps) is None:
+        positive_int(settings, **{name: caps})
+    bounded(settings, _each(name, caps), _CAP)

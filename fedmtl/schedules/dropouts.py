@@ -20,16 +20,15 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class Dropouts:
-    """When clients are away: a message due while its client is away arrives at the moment of its
-    return.
+    """Absences of clients.
 
-    The client's next latency counts from that moment. Give either ``intervals`` or ``rate`` with
+    A message that is due during its client's absence arrives at the moment of the return. The
+    client's next latency counts from that moment. Give either ``intervals`` or ``rate`` with
     ``duration``.
 
     Args:
-        intervals: for each client's name, the intervals [from, to) in which it is away, in order,
-            not touching; ``to`` may be infinite: the client never comes back. Clients that are not
-            named never leave.
+        intervals: the absences [from, to) by the client's name, in order and not touching; ``to``
+            may be infinite: the client never comes back. Clients that are not named never leave.
         rate: departures per unit of time of a client that is present (exponential times between).
         duration: mean time away, exponential.
     """
@@ -40,25 +39,32 @@ class Dropouts:
 
     def __post_init__(self) -> None:
         drawn = given(rate=self.rate, duration=self.duration)
-        if len(drawn) != (2 if self.intervals is None else 0):
-            raise ConfigError("Dropouts needs intervals, or both rate and duration; give one of the two.")
+        needed = 2 if self.intervals is None else 0
+        if len(drawn) != needed:
+            settings = "intervals, or both rate and duration"
+            raise ConfigError(f"Dropouts needs {settings}; give one of the two.")
         if self.intervals is None:
             positive(self, **drawn)
             return
+        # names are texts in the data
         names = [str(name) for name in self.intervals]
         for name, pairs in self.intervals.items():
             if names.count(str(name)) > 1:
-                raise ConfigError(f"Dropouts.intervals names client {str(name)!r} twice, as a number and as a text.")
+                twice = f"names client {str(name)!r} twice, as a number and as a text"
+                raise ConfigError(f"Dropouts.intervals {twice}.")
             _check_intervals(name, pairs)
 
     def check(self, names: Sequence[str]) -> None:
         """Raises :class:`ConfigError` for an interval of a client that is not among ``names``."""
-        for name in sorted({str(name) for name in self.intervals or {}} - set(names)):
-            raise ConfigError(f"Dropouts.intervals names client {name!r}, which is not in the data.")
+        own = {str(name) for name in self.intervals or {}}
+        unknown = sorted(own - set(names))
+        if unknown:
+            named = f"names client {unknown[0]!r}, which is not in the data"
+            raise ConfigError(f"Dropouts.intervals {named}.")
 
 
 class Absences:
-    """The intervals of every client in one replicate, and how far each client has passed them.
+    """The absences of every client in one replicate, with the number that each has passed.
 
     Clients ask for non-decreasing times; random intervals are drawn as far as they are needed.
 
@@ -68,44 +74,80 @@ class Absences:
         uniform: numbers ``index`` (k,) of every client's stream, (n, k) in [0, 1).
     """
 
-    def __init__(self, settings: Dropouts, names: Sequence[str], uniform: Callable[[NDArray[np.int64]], Array]) -> None:
-        self._settings, self._uniform = settings, uniform
+    def __init__(
+        self,
+        settings: Dropouts,
+        names: Sequence[str],
+        uniform: Callable[[NDArray[np.int64]], Array],
+    ) -> None:
+        self._settings = settings
+        self._uniform = uniform
         self._passed = np.zeros(len(names), np.int64)
         if settings.intervals is None:
             self._draw(8)
-        else:
-            fixed = {str(name): pairs for name, pairs in settings.intervals.items()}
-            edges = np.full((2, len(names), 1 + max(map(len, fixed.values()), default=0)), np.inf)
-            for client, name in enumerate(names):
-                for place, pair in enumerate(fixed.get(name, ())):
-                    edges[:, client, place] = pair
-            self._starts, self._ends = edges
+            return
+        fixed = {str(name): pairs for name, pairs in settings.intervals.items()}
+        # the last interval of every client begins at infinity
+        most = 1 + max(map(len, fixed.values()), default=0)
+        edges = np.full((2, len(names), most), np.inf)
+        for client, name in enumerate(names):
+            for place, pair in enumerate(fixed.get(name, ())):
+                edges[:, client, place] = pair
+        self._starts, self._ends = edges
 
     def arrive(self, clients: NDArray[np.int64], time: Array) -> Array:
-        """Returns when messages due at ``time`` arrive: at the return of those clients that are away then."""
-        while (passed := (self._ends[clients, self._passed[clients]] <= time) & (time < np.inf)).any():
+        """Returns the arrivals of messages due at ``time``: a client that is away returns first.
+
+        Args:
+            clients: int64 (k,).
+            time: float64 (k,).
+        """
+        passed = self._has_passed(clients, time)
+        while passed.any():
             self._passed[clients[passed]] += 1
             if self._settings.intervals is None and self._passed.max() >= self._ends.shape[1]:
                 self._draw(2 * self._ends.shape[1])
+            passed = self._has_passed(clients, time)
         place = self._passed[clients]
-        return np.where(self._starts[clients, place] <= time, self._ends[clients, place], time)
+        is_away = self._starts[clients, place] <= time
+        return np.where(is_away, self._ends[clients, place], time)
+
+    def _has_passed(self, clients: NDArray[np.int64], time: Array) -> NDArray[np.bool_]:
+        """Returns a mask of the clients whose current interval ends by ``time``."""
+        ends = self._ends[clients, self._passed[clients]]
+        return (ends <= time) & (time < np.inf)
 
     def _draw(self, count: int) -> None:
-        """Draws the first ``count`` intervals of every client; those drawn before come out the same."""
+        """Draws the first ``count`` intervals of every client.
+
+        Those drawn before come out the same.
+        """
         assert self._settings.rate is not None
         assert self._settings.duration is not None
+        # exponential times of mean 1, two for each interval
         draws = -np.log1p(-self._uniform(np.arange(2 * count)))
         draws[:, 0::2] /= self._settings.rate
         draws[:, 1::2] *= self._settings.duration
+        # presence and absence take turns
         edges = np.cumsum(draws, axis=1)
-        self._starts, self._ends = edges[:, 0::2], edges[:, 1::2]
+        self._starts = edges[:, 0::2]
+        self._ends = edges[:, 1::2]
 
 
 def _check_intervals(name: object, pairs: Sequence[Sequence[float]]) -> None:
-    edges = [edge for pair in pairs for edge in pair]
-    real = all(len(pair) == 2 for pair in pairs) and all(isinstance(edge, numbers.Real) for edge in edges)
-    if not real or not all(0 <= before < after for before, after in pairwise(edges)) or math.inf in edges[:-1]:
+    if not _are_intervals(pairs):
         raise ConfigError(
-            f"Dropouts.intervals of client {name!r} are {pairs!r}; an interval is (from, to), 0 <= from < to, and "
-            f"intervals must be in order and must not touch."
+            f"Dropouts.intervals of client {name!r} are {pairs!r}; an interval is (from, to), "
+            "0 <= from < to, and intervals must be in order and must not touch."
         )
+
+
+def _are_intervals(pairs: Sequence[Sequence[float]]) -> bool:
+    edges = [edge for pair in pairs for edge in pair]
+    if not all(len(pair) == 2 for pair in pairs):
+        return False
+    if not all(isinstance(edge, numbers.Real) for edge in edges):
+        return False
+    if not all(0 <= before < after for before, after in pairwise(edges)):
+        return False
+    return math.inf not in edges[:-1]

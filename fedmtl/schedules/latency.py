@@ -1,4 +1,4 @@
-"""How long a client takes from one activation to the next."""
+"""Latencies: the times of clients from one activation to the next."""
 
 from __future__ import annotations
 
@@ -18,13 +18,21 @@ Array = NDArray[np.float64]
 
 
 Law = Callable[[Array, NDArray[np.int64], NDArray[np.int64]], Array]
-"""Numbers in [0, 1), clients and the numbers of their activations, of one shape or broadcast, to latencies."""
+"""A function from numbers in [0, 1), clients and numbers of activations to latencies.
+
+The arrays have one shape or are broadcast.
+"""
 
 
 def exponential(uniform: Array, client: NDArray[np.int64], index: NDArray[np.int64]) -> Array:
     """Returns exponential latencies of mean 1: each client is a Poisson clock."""
     gaps: Array = -np.log1p(-uniform)
     return gaps
+
+
+def constant(uniform: Array, client: NDArray[np.int64], index: NDArray[np.int64]) -> Array:
+    """Returns latencies of 1."""
+    return np.ones(index.shape)
 
 
 @dataclass(frozen=True)
@@ -38,7 +46,8 @@ class RandomLatency:
             on [0, 15), or ``{"s": 2.0, "scale": 3.0}`` for log-normal ones of median 3.
 
     Raises:
-        ConfigError: no such distribution, other parameters than it has, or latencies below 0.
+        ConfigError: there is no such distribution, it has other parameters, or latencies are below
+            0.
     """
 
     law: str
@@ -50,26 +59,34 @@ class RandomLatency:
             self._distribution()
         except (AttributeError, TypeError, ValueError) as error:
             raise ConfigError(
-                f"RandomLatency is {self.law!r} with {parameters or 'no parameters'}; give a continuous distribution "
-                f"of scipy.stats of numbers of at least 0, such as uniform, expon or lognorm, with its parameters by "
-                f"name ({error})."
+                f"RandomLatency is {self.law!r} with {parameters or 'no parameters'}; give a "
+                "continuous distribution of scipy.stats of numbers of at least 0, such as uniform, "
+                f"expon or lognorm, with its parameters by name ({error})."
             ) from error
 
     def _distribution(self) -> Any:
-        from scipy.stats import distributions
+        """Returns the distribution with its parameters; the errors are those of the settings."""
+        from scipy.stats import distributions  # takes a second to import
 
         law = getattr(distributions, self.law)
         if not isinstance(law, distributions.rv_continuous):
             raise ValueError(f"scipy.stats.{self.law} is no continuous distribution")
         frozen = law(**self.parameters)
-        if not (least := float(frozen.support()[0])) >= 0 or not all(map(math.isfinite, self.parameters.values())):
+        least = float(frozen.support()[0])  # NaN for parameters outside of their range
+        finite = all(map(math.isfinite, self.parameters.values()))
+        if not least >= 0 or not finite:
             raise ValueError(f"its least value is {least:g}")
         return frozen
 
     def bind(self) -> Law:
-        """Returns the law."""
+        """Returns the law, the quantile function of the distribution."""
         distribution = self._distribution()
-        return lambda uniform, client, index: distribution.ppf(uniform)
+
+        def law(uniform: Array, client: NDArray[np.int64], index: NDArray[np.int64]) -> Array:
+            latencies: Array = distribution.ppf(uniform)
+            return latencies
+
+        return law
 
 
 @dataclass(frozen=True)
@@ -79,9 +96,9 @@ class TraceLatency:
     Every replicate sees the same trace.
 
     Args:
-        source: a CSV file (.csv or .csv.gz) with the header ``client,seconds`` and one row an
-            activation, or a mapping from client names to lists, or one list a client in the order
-            of their positions.
+        source: a CSV file (.csv or .csv.gz) with the header ``client,seconds`` and one row for each
+            activation, or a mapping from client names to lists, or one list for each client in the
+            order of their positions.
     """
 
     source: str | Path | Mapping[str, Sequence[float]] | Sequence[Sequence[float]]
@@ -94,26 +111,39 @@ class TraceLatency:
         """
         where = "TraceLatency.source"
         if isinstance(self.source, str | Path):
-            where, traces = str(self.source), _read_trace(Path(self.source))
+            where = str(self.source)
+            traces = _read_trace(Path(self.source))
         elif isinstance(self.source, Mapping):
             traces = {str(name): list(seconds) for name, seconds in self.source.items()}
         else:
             if len(self.source) != len(names):
-                raise ConfigError(f"{where} has {len(self.source):,} lists; it must have one a client, {len(names):,}.")
+                needed = f"one a client, {len(names):,}"
+                raise ConfigError(f"{where} has {len(self.source):,} lists; it must have {needed}.")
             traces = dict(zip(names, map(list, self.source), strict=True))
         lists = []
         for name in names:
-            values = enumerate(traces.get(name, ()), start=1)
-            latencies = [_number(value, f"{where}: client {name!r}, value {row}") for row, value in values]
+            latencies = []
+            for row, value in enumerate(traces.get(name, ()), start=1):
+                latencies.append(_number(value, f"{where}: client {name!r}, value {row}"))
+            # time would stand still
             if not sum(latencies) > 0:
-                raise DataError(f"{where}: client {name!r} has no latency above 0; every client needs one at least.")
+                without = f"client {name!r} has no latency above 0"
+                raise DataError(f"{where}: {without}; every client needs one at least.")
             lists.append(np.array(latencies, np.float64))
+        # the lists of all clients one after another, from ``first`` on
         counts = np.array([len(seconds) for seconds in lists], np.int64)
-        flat, first = np.concatenate(lists), np.cumsum(counts) - counts
-        return lambda uniform, client, index: flat[first[client] + index % counts[client]]
+        flat = np.concatenate(lists)
+        first = np.cumsum(counts) - counts
+
+        def law(uniform: Array, client: NDArray[np.int64], index: NDArray[np.int64]) -> Array:
+            latencies: Array = flat[first[client] + index % counts[client]]
+            return latencies
+
+        return law
 
 
 def _number(value: Any, where: str) -> float:
+    """Returns a latency as a number; ``where`` is its place, for the message."""
     try:
         seconds = float(value)
     except (TypeError, ValueError):
@@ -124,10 +154,11 @@ def _number(value: Any, where: str) -> float:
 
 
 def _read_trace(path: Path) -> dict[str, list[float]]:
-    """Returns latencies of each client, from ``client,seconds`` rows; rows are counted with the header as row 1."""
+    """Reads the latencies of each client from rows ``client,seconds``; the header is row 1."""
     traces: dict[str, list[float]] = {}
     for where, (client, value) in csv_rows(path, "client,seconds", what="a trace is"):
         if not client:
             raise DataError(f"{where}: no client; a row is client,seconds.")
-        traces.setdefault(client, []).append(_number(value, f"{where}: the latency of client {client!r}"))
+        seconds = _number(value, f"{where}: the latency of client {client!r}")
+        traces.setdefault(client, []).append(seconds)
     return traces

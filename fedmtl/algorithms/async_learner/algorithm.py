@@ -12,7 +12,7 @@ noised mean gradient of its n_i records (x_j, y_j), and the models move:
 
     tbar    = (theta_L + theta_i) / 2                                                          (6)
     Q_i     = (1 / n_i) sum_j grad l(tbar . x_j, y_j)                                          (3)
-    Qbar_i  = Q_i + w,   w the noise of the release, i.i.d. Laplace coordinates in the paper       (4)
+    Qbar_i  = Q_i + w,   w the noise of the release, i.i.d. Laplace coordinates in the paper   (4)
     theta_i = Proj[ tbar - a N ( grad g(tbar) / (2 N) + (n_i / n) Qbar_i ) ]                    (5)
     theta_L = Proj[ tbar - (a / 2) grad g(tbar) ]                                               (7')
 

@@ -1,6 +1,7 @@
 """Exact solvers of regularized linear models.
 
-    min over ||theta||_inf <= box of  (1/n) sum_j l(x_j . (base + theta), y_j) + (ridge / 2) ||theta||^2
+    min over ||theta||_inf <= box of
+        (1/n) sum_j l(x_j . (base + theta), y_j) + (ridge / 2) ||theta||^2
 
 with the squared or the logistic loss l. Newton's method with a projected line search finds the
 minimizer in a few steps and bounds the rest of the gap. Coordinates at the box that would leave it

@@ -16,7 +16,7 @@ task applies M to its own model and takes a gradient step on its own data. By th
 
     wc_i   = w_i / max(1, ||w_i||_2 / C),   C = clip_norm                              Step 3
     Sigma  = sum_i wc_i wc_i^T + E + shift I,   E symmetric noise                      Steps 4, 5
-    M      = U diag(s) U^T,   s_j = max(0, 1 - eta lam / sqrt(l_j)),   U diag(l) U^T = Sigma   Step 6
+    M      = U diag(s) U^T,   s_j = max(0, 1 - eta lam / sqrt(l_j)),  U diag(l) U^T = Sigma   Step 6
              or diag(s),   s_j = max(0, 1 - eta lam / sqrt(Sigma_jj))                  (Algorithm 3)
     what_i = M w_i                                                                     Step 7
     z_i    = what_i + b_t (what_i - what_i of before)
@@ -170,7 +170,8 @@ class MPMTL(TaskAlgorithm):
     def plan(self, problem: Problem, schedule: BoundSampler) -> tuple[ReleasePlan, ...]:
         if not isinstance(schedule, BoundFull):
             accepted = "the schedule must be full, FullParticipation()"
-            raise ConfigError(f"MPMTL: all tasks take part in every round; {accepted}, not {schedule.describe()}.")
+            everybody = "MPMTL: all tasks take part in every round"
+            raise ConfigError(f"{everybody}; {accepted}, not {schedule.describe()}.")
         weights = self.budget(problem)
         allocation = None  # an equal part for every round
         if min(weights) != max(weights):
