@@ -2,6 +2,7 @@
 
 import gzip
 import logging
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -137,10 +138,10 @@ REFUSED = {
         {},
         r"line 2 is 4, that of the header 3; it ends with a sep",
     ),
-    "an index without a heading": (
-        ",ward,age,days\n0,a,1,2\n1,a,3,4\n",
+    "a second column without a heading": (
+        "ward,,age,days\na,0,1,2\na,1,3,4\n",
         {},
-        r"column 1 has no heading, such as the in",
+        r"column 2 has no heading; give it one, or list",
     ),
     "an index beyond the headings": ("ward,age,days\n0,a,1,2\n1,a,3,4\n", {}, r"line 2 is 4, that of the header 3"),
     "an unclosed quote": (PLAIN.replace("40", '"40'), {}, r"a quote that opens in line 3 is not closed"),
@@ -265,3 +266,14 @@ def test_a_column_of_decimal_commas_is_no_draft_of_categories(caplog):
     assert column.doubt == "has numbers with a decimal comma"
     assert column.remedy == "give data.decimal=comma"
     assert Summary(pd.Series(["a,b", "1,5", "c"])).doubt == ""
+
+
+def test_the_index_that_pandas_writes_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "x.csv"
+    table = pd.DataFrame({"ward": ["a"] * 6, "age": [0.5, 3, 4, 1, 2, 9], "days": [0.5, 1, 2, 3, 4, 5]})
+    table.to_csv(file)
+    settings = {"client": "ward", "target": "days", "classes": None}
+    data = read_table(file, **settings)
+    assert "column 1 has no heading, as the index that pandas and R write, and is left out" in caplog.text
+    table.to_csv(file, index=False)
+    assert data.fingerprint() == read_table(file, **settings).fingerprint()

@@ -272,7 +272,8 @@ def feature_columns(
     features: Sequence[str] | None,
     left_out: str | None = None,
 ) -> list[str]:
-    """Return the columns to predict from, ``features`` or for None all but the client, the target and ``left_out``.
+    """Return the columns to predict from, ``features`` or for None all but the client, the target and ``left_out``. A
+    first column without a heading, the index that pandas and R write, is left out with a warning.
 
     Raises:
         DataError: a column that is missing, or no feature.
@@ -282,6 +283,10 @@ def feature_columns(
     chosen = [name for name in table.frame.columns if name not in names and (left_out is None or name != left_out)]
     if features is not None:
         chosen = check_texts("features", features)
+    elif chosen and is_unnamed(chosen[0]) and chosen[0] == table.frame.columns[0]:
+        text = "%s: column 1 has no heading, as the index that pandas and R write, and is left out; name it to have it"
+        logger.warning(text, table.file)
+        chosen = chosen[1:]
     if left_out is not None:
         table.check_columns([left_out], "time ")
     for role, columns in (("client", names[:-1]), ("target", (target,)), ("features", chosen)):
@@ -295,8 +300,8 @@ def feature_columns(
         if is_unnamed(column):
             number = int(str(column).rpartition(" ")[2]) + 1
             raise DataError(
-                f"{table.file}: column {number} has no heading, such as the index that pandas writes; give it one, or "
-                "list the columns to predict from in data.features."
+                f"{table.file}: column {number} has no heading; give it one, or list the columns to predict from in "
+                "data.features."
             )
     if not chosen:
         raise DataError(f"{table.file}: there are no feature columns beside {' and '.join(map(repr, names))}.")
