@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 import yaml
+from hydra._internal.hydra import Hydra
+from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from fedmtl import cli
@@ -537,6 +539,24 @@ def test_a_primary_file_has_values_and_the_mode_of_a_sweep(
     assert [line.partition(":")[0] for line in printed[:2]] == lines
     assert printed[2] == ""
     assert printed[3].startswith("not private: choosing among runs")
+
+
+@pytest.mark.parametrize(("words", "times"), [([], 1), (["hydra.run.dir=here"], 1), (["hydra.mode=RUN"], 2)])
+def test_files_of_the_package_are_not_composed_for_a_mode_that_none_of_them_chooses(
+    words: list[str], times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside the one time that Hydra composes them to ask for the mode by itself."""
+    modes = []
+    compose_config = Hydra.compose_config
+
+    def counted(*args: Any, **options: Any) -> Any:
+        modes.append(options["run_mode"])
+        return compose_config(*args, **options)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Hydra, "compose_config", counted)
+    assert cli.main(["rounds=0", *words]) == 2
+    assert modes == [RunMode.MULTIRUN] * times + [RunMode.RUN]
 
 
 SWEEPER = """

@@ -46,7 +46,7 @@ from .._text import shown
 from ..errors import ConfigError, FedmtlError, first_line
 from ..report._settings import flat, within
 from ..report.tables import write_text
-from .names import TRUST, choices, config_folders, nearest, unknown
+from .names import EXTRA, TRUST, choices, config_folders, nearest, unknown
 from .received import HYDRA, check_file
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ GROUPS = ("algorithm", "data", "model", "schedule", "privacy", "finetune", "logg
 VERSION = "1.3"  # of Hydra, as whose behaviour a later one takes
 _USERS_DATA = ("data=table", "data=images", "data=leaf")
 _OF_THE_COMMAND = ("answers", "logger")  # settings of a run that are no argument of a trainer
+_FOLDERS = {"hydra.run.dir", "hydra.sweep.dir"}
 _OF_PROGRAMS = ("folder", "callbacks", "transform", "model")  # arguments that are no settings of their class
 _PATHS = (
     *("data.root", "data.path", "data.images", "data.cache", "data.counts"),
@@ -239,7 +240,10 @@ def sweeps(overrides: Sequence[str], name: str) -> bool:
         name: of the primary configuration file.
     """
     register()
-    parse(overrides)
+    keys = [override.key_or_group for override in parse(overrides)]
+    of_hydra = {key for key in keys if re.split("[./]", key)[0] == HYDRA} - _FOLDERS
+    if EXTRA.get() is None and not of_hydra:
+        return False  # no file of the package chooses a mode, and to compose them takes time
     with hydra.initialize(None, version_base=VERSION):
         app = GlobalHydra.instance().hydra
         return app is not None and app.get_mode(name, list(overrides)) == RunMode.MULTIRUN
