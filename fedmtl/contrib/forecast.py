@@ -1,13 +1,15 @@
-"""The forecast of the cost of privacy (Farokhi et al. 2021, sections IV and V): should an owner
-join?
+"""The forecast of the cost of privacy (Farokhi et al. 2021, sections IV and V).
 
-Runs at a few budgets fit the forecast, which says who should join a run of twice the records:
+An owner decides by it about joining. Runs at a few budgets fit the forecast. It tells the owners
+that gain by a run of twice the records:
 
     learner = AsyncLearner(kappa=5.0)
-    runs = Trainer(algorithm=learner, data=data, model=models.linear_regression(bias=False), replicates=20,
-                   schedule=PoissonClocks(per_client=10), privacy=privacy, epsilons=(1, 3, 10), ...).fit()
+    runs = Trainer(algorithm=learner, data=data, model=models.linear_regression(bias=False),
+                   schedule=PoissonClocks(per_client=10), replicates=20, privacy=privacy,
+                   epsilons=(1, 3, 10), ...).fit()
     simulated = {row["budget"]: row["objective"] for row in runs.bands}
-    cost = cost_of_privacy(learner, data, simulated, epsilons=[1.0] * len(data), records=2 * len(data.train))
+    cost = cost_of_privacy(learner, data, simulated, epsilons=[1.0] * len(data),
+                           records=2 * len(data.train))
     [name for name, local in zip(data.ids, cost.local, strict=True) if cost.shared < local]
 """
 
@@ -21,7 +23,6 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from scipy.optimize import nnls
-from torch import Tensor
 
 from .._check import one_of
 from ..algorithms.async_learner.central import CentralLearner
@@ -54,17 +55,16 @@ def cost_of_privacy(
     records: int | None = None,
     bias: bool = False,
 ) -> CostOfPrivacy:
-    """Forecast the cost of privacy psi(theta) = f(theta) / f(theta*) - 1 of a run from simulated
-    ones.
+    """Forecasts the cost of privacy of a run from simulated ones.
 
-    theta* is the exact minimizer of f, equation (2), on the records of all owners. With noise, and
-    n records of all owners, psi behaves as
+    It is psi(theta) = f(theta) / f(theta*) - 1. theta* is the exact minimizer of f, equation (2),
+    on the records of all owners. With noise, and n records of all owners, psi behaves as
 
-        c1 u + c2 u^2,    u = sqrt(sum_i 1 / epsilon_i^2) / n                                              (11)
+        c1 u + c2 u^2,    u = sqrt(sum_i 1 / epsilon_i^2) / n                                   (11)
 
-    whose constants are the least squares fit, of relative errors, to the simulated runs. An owner
-    gains by joining where ``shared`` is below its ``local``. The records are read without noise:
-    use public records or those of another year, for on private records the result is not private.
+    with constants by a least squares fit, of relative errors, to the simulated runs. An owner gains
+    by joining if ``shared`` is below its ``local``. The records are read without noise, so on
+    private records the result is not private: use public records or those of another year.
 
     Args:
         learner: with the squared or the logistic loss.
@@ -73,7 +73,7 @@ def cost_of_privacy(
             at least 2.
         epsilons: of the owners in the run that is forecast; an infinite one adds no noise.
         records: of all owners in the run that is forecast; None: those of ``data``.
-        bias: whether the model has a bias.
+        bias: True if the model has a bias.
 
     Raises:
         ConfigError: a hinge loss, fewer than 2 simulated epsilons, objectives that are not above
@@ -81,29 +81,40 @@ def cost_of_privacy(
         DataError: targets that do not suit the loss.
     """
     one_of("cost_of_privacy", ("squared", "logistic"), loss=learner.loss)
-    rows, loss = learner.bounded(LinearData.of_data(data, bias=bias), data.domain), learner.linear_loss
-
-    def minimizer(x: Tensor, y: Tensor) -> np.ndarray:
-        return minimize(loss, x.numpy(), y.numpy(), 2 * learner.reg, box=learner.theta_max).theta
-
-    exact = [minimizer(x, y) for x, y in [rows.pooled(), *zip(rows.x, rows.y, strict=True)]]
+    rows = learner.bounded(LinearData.of_data(data, bias=bias), data.domain)
+    loss = learner.linear_loss
+    ridge = 2 * learner.reg
+    everyone = rows.pooled()
+    count = len(everyone[1])
+    # theta* of all records, then the local fit of every owner
+    exact = []
+    for x, y in [everyone, *zip(rows.x, rows.y, strict=True)]:
+        fit = minimize(loss, x.numpy(), y.numpy(), ridge, box=learner.theta_max)
+        exact.append(fit.theta)
     least, *local = learner.fitness(rows, torch.from_numpy(np.stack(exact))).tolist()
-    count, values = len(rows.pooled()[1]), np.array([*simulated.values()], dtype=np.float64)
-    if len(simulated) < 2 or not (least > 0 and (values > least).all() and np.isfinite(values).all()):
+    values = np.array([*simulated.values()], dtype=np.float64)
+    above = least > 0 and (values > least).all() and np.isfinite(values).all()
+    if len(simulated) < 2 or not above:
         raise ConfigError(
-            f"The objectives of simulated are {values.tolist()!r}; needed: at least 2, above that of the exact "
-            f"minimizer, {least:g}, which must be above 0."
+            f"The objectives of simulated are {values.tolist()!r}; needed: at least 2, above that "
+            f"of the exact minimizer, {least:g}, which must be above 0."
         )
-    forecast = Forecast.fit([noise_of([epsilon] * len(rows.x), count) for epsilon in simulated], values / least - 1)
-    shared = forecast(noise_of(epsilons, count if records is None else records))
-    return CostOfPrivacy(shared, tuple(f / least - 1 for f in local), forecast.error)
+    # u of the simulated runs, in which all owners have one epsilon
+    noises = [noise_of([epsilon] * len(rows.x), count) for epsilon in simulated]
+    forecast = Forecast.fit(noises, values / least - 1)
+    if records is None:
+        records = count
+    shared = forecast(noise_of(epsilons, records))
+    costs = tuple(objective / least - 1 for objective in local)
+    return CostOfPrivacy(shared, costs, forecast.error)
 
 
 class Forecast(NamedTuple):
     """psi by u, equation (11).
 
     Attributes:
-        c1, c2: at least 0.
+        c1: at least 0.
+        c2: at least 0.
         error: root mean square of the relative errors of the fit.
     """
 
@@ -113,13 +124,19 @@ class Forecast(NamedTuple):
 
     @classmethod
     def fit(cls, u: ArrayLike, psi: ArrayLike) -> Forecast:
-        """Fits the constants to psi (m,), above 0, of simulations with noise u (m,), by least
-        squares of relative errors."""
-        noise, costs = np.asarray(u, dtype=np.float64), np.asarray(psi, dtype=np.float64)
+        """Fits the constants by least squares of relative errors.
+
+        Args:
+            u: (m,), the noise of simulations.
+            psi: (m,), their costs, above 0.
+        """
+        noise = np.asarray(u, dtype=np.float64)
+        costs = np.asarray(psi, dtype=np.float64)
         unit = noise.max()  # so that both columns are of one order
         design = np.column_stack([noise / unit, (noise / unit) ** 2]) / costs[:, None]
         (c1, c2), residual = nnls(design, np.ones(len(costs)))
-        return cls(float(c1 / unit), float(c2 / unit**2), float(residual / math.sqrt(len(costs))))
+        error = float(residual / math.sqrt(len(costs)))
+        return cls(float(c1 / unit), float(c2 / unit**2), error)
 
     def __call__(self, u: float) -> float:
         """Returns psi."""
@@ -134,5 +151,6 @@ def noise_of(epsilons: Sequence[float], records: int) -> float:
     """
     values = np.array(epsilons, dtype=np.float64)
     if len(values) == 0 or not (values > 0).all() or records < 1:
-        raise ConfigError(f"records is {records!r} and epsilons are {values.tolist()!r}; each must be above 0.")
+        given = f"records is {records!r} and epsilons are {values.tolist()!r}"
+        raise ConfigError(f"{given}; each must be above 0.")
     return float(np.sqrt((1 / values**2).sum()) / records)

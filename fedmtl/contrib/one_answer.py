@@ -1,30 +1,32 @@
-"""Learners that solve for the central model from single answers: a public start, and noised
-moments.
+"""Learners that solve for the central model from single answers: public start, and noised moments.
 
-The objective is that of :mod:`.async_learner.algorithm`, whose equations are meant; neither learner
-is in that paper. An owner's answers are all to the same public question, so that one of them, made
-when the owner wakes, can spend the whole budget, and the learner solves for the model instead of
-stepping towards it. It knows the noise, and weighs every owner by what its answers say: those with
-few records or a small budget count less.
+The objective and the equations are those of :mod:`fedmtl.algorithms.async_learner.algorithm`;
+neither learner is in that paper. An owner's answers are all to the same public question. One of
+them, made when the owner wakes, can spend the whole budget, and the learner solves for the model
+instead of stepping towards it. It knows the noise, and weighs every owner by the accuracy of its
+answers: owners with few records or a small budget count less.
 
-*Public start.* theta_0 minimizes f on the public rows. Owner i releases the mean of its records' clipped gradients at
-theta_0, that is the residual statistics -2 sum_j x_j (y_j - x_j theta_0) / n_i for the squared loss: the release of
-equation (4) at another point, whose sensitivity is 2 C / n_i for the same reason (one record is replaced, and the
-gradient of either is within C). With c_0 the mean of the public rows' clipped gradients at theta_0, A the derivative of
-that mean (rows that are clipped add nothing to it), S and S_c the covariances of a gradient before and after the clip
-and H the second derivative of f, all of them of the public rows, and v_i the variance of the noise, the model is
+*Public start.* theta_0 minimizes f on the public rows. Owner i releases the mean of its records'
+clipped gradients at theta_0. For the squared loss these are the residual statistics
+-2 sum_j x_j (y_j - x_j theta_0) / n_i. It is the release of equation (4) at another point, with the
+sensitivity 2 C / n_i for the same reason: one record is replaced, and the gradient of either is
+within C. All of the following are of the public rows: c_0 is the mean of their clipped gradients at
+theta_0, A the derivative of that mean (clipped rows add nothing to it), S and S_c the covariances
+of a gradient before and after the clip, and H the second derivative of f. With v_i the variance of the
+noise, the model is
 
-    theta ~ N(theta_0, H^-1 S H^-1 / n_0),    Qbar_i ~ N(c_0 - A (theta - theta_0), S_c / n_i + v_i I),
+    theta ~ N(theta_0, H^-1 S H^-1 / n_0)
+    Qbar_i ~ N(c_0 - A (theta - theta_0), S_c / n_i + v_i I),
 
 and the learner takes the mean of theta given the answers. Without information from the owners it is
 theta_0; without clip and noise, and with owners whose second moments are those of the public rows,
 it is the fit of all rows.
 
-*Moments* (AdaSSP; Wang, "Revisiting differentially private linear regression", UAI 2018), without public rows: owner i
-releases the mean of the clipped vectors (svec(x_j x_j'), x_j y_j), whose sensitivity is 2 C / n_i as well, in one
-release. With G and b their weighted means, theta = (G + (reg + ridge) I)^-1 b, where the ridge is the edge of the
-spectrum of the noise in G, less the smallest eigenvalue of G. Wang releases that eigenvalue as well; here it
-is that of the noised G.
+*Moments* (AdaSSP; Wang, "Revisiting differentially private linear regression", UAI 2018), without
+public rows: owner i releases the mean of the clipped vectors (svec(x_j x_j'), x_j y_j) in one
+release; its sensitivity is 2 C / n_i as well. With G and b their weighted means,
+theta = (G + (reg + ridge) I)^-1 b. The ridge is the edge of the spectrum of the noise in G, less
+the smallest eigenvalue of G. Wang releases that eigenvalue as well; here it is that of the noised G.
 """
 
 from __future__ import annotations
@@ -50,11 +52,14 @@ from ..privacy.noise.symmetric import smat, svec
 from ..schedules import Block, BoundSchedule
 
 Array = np.ndarray[Any, Any]
-_LEAST = 1e-12  # of the largest eigenvalue: variances below it are rounding
+_LEAST = 1e-12  # of the largest eigenvalue: smaller variances are rounding
 
 
 class OneAnswer(CentralLearner):
-    """A learner whose owners are all asked the same, and answer once or a few times; several answers are averaged."""
+    """A learner that asks all owners the same question, once or a few times.
+
+    Several answers of an owner are averaged.
+    """
 
     @abstractmethod
     def theta_0(self, problem: Problem) -> Tensor:
@@ -62,29 +67,49 @@ class OneAnswer(CentralLearner):
 
     @abstractmethod
     def model(self, problem: Problem, public: Public, counts: Tensor, clip: Clip | None) -> Tensor:
-        """Returns the models (R, p) that all answers so far give, of owners with ``counts`` (n,)
-        records, under a public clip."""
+        """Returns the models (R, p) by all answers so far.
+
+        Args:
+            problem: of the run.
+            public: the public state with the answers.
+            counts: int64 (n,), the numbers of records.
+            clip: of a record's gradient, public; None for none.
+        """
 
     def size(self, dimension: int) -> int:
         """Returns the length of an answer for records of ``dimension`` features."""
         return dimension
 
     def init(self, problem: Problem, replicates: int = 1) -> State:
-        """Starts from what is public: theta_l (R, p), at theta_0 (p,); and of each owner the sum of
-        its answers (R, n, size), the sum of the variances of their noise and their number (R,
-        n)."""
-        theta, r, n = self.theta_0(problem), replicates, problem.clients
-        shapes = {"sums": (r, n, self.size(len(theta))), "variances": (r, n), "answers": (r, n)}
-        empty = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}
-        public = {"theta_l": theta.repeat(r, 1), "theta_0": theta.clone(), **empty}
+        """Starts from the public model theta_0.
+
+        The public state, float64: ``theta_0`` (p,) and ``theta_l`` (R, p), the model; and for each
+        owner ``sums`` (R, n, size) of its answers, ``variances`` (R, n), the sums of the variances
+        of their noise, and ``answers`` (R, n), their number.
+        """
+        theta = self.theta_0(problem)
+        owners = (replicates, problem.clients)
+        public = {
+            "theta_l": theta.repeat(replicates, 1),
+            "theta_0": theta.clone(),
+            "sums": torch.zeros(*owners, self.size(len(theta)), dtype=torch.float64),
+            "variances": torch.zeros(owners, dtype=torch.float64),
+            "answers": torch.zeros(owners, dtype=torch.float64),
+        }
         return State(public, problem.client_store({}))
 
     def points(self, problem: Problem, public: Public) -> Callable[[Array], Array]:
         theta_0 = public["theta_0"].numpy()
-        return lambda at: np.broadcast_to(theta_0, (len(at), len(theta_0)))
+
+        def points(at: Array) -> Array:
+            return np.broadcast_to(theta_0, (len(at), len(theta_0)))
+
+        return points
 
     def serve(self, problem: Problem, public: Public) -> Callable[[Answers], None]:
-        sums, variances, number = (client_rows(public[name]) for name in ("sums", "variances", "answers"))
+        sums = client_rows(public["sums"])
+        variances = client_rows(public["variances"])
+        number = client_rows(public["answers"])
 
         def serve(answers: Answers) -> None:
             sums[answers.at] += answers.values
@@ -94,16 +119,17 @@ class OneAnswer(CentralLearner):
         return serve
 
     def step(self, problem: Problem, state: State, block: Block, channel: Activations) -> State:
-        """Takes all answers of the block, and solve once."""
+        """Takes all answers of the block, and solves once."""
         state = super().step(problem, state, block, channel)
-        state.public["theta_l"] = self.model(problem, state.public, problem.data.train.counts, channel.records.clip)
+        counts = problem.data.train.counts
+        theta = self.model(problem, state.public, counts, channel.records.clip)
+        state.public["theta_l"] = theta
         return state
 
 
 @dataclass(frozen=True, kw_only=True)
 class PublicStart(OneAnswer):
-    """Owners answer at the fit of the public rows, and the learner takes the posterior mean; see
-    :mod:`.one_answer`.
+    """The posterior mean from answers at the fit of public rows, see :mod:`.one_answer`.
 
     One answer of each owner (``per_client=1`` of the clocks) is best.
 
@@ -145,53 +171,67 @@ class PublicStart(OneAnswer):
     def plan(self, problem: Problem, schedule: BoundSchedule) -> tuple[GradientPlan]:
         rows = sum(map(len, self.public_rows(problem).y))
         (plan,) = super().plan(problem, schedule)
-        return (replace(plan, notes=(f"{rows} public rows, to which the start and the prior are fitted",)),)
+        note = f"{rows} public rows, to which the start and the prior are fitted"
+        return (replace(plan, notes=(note,)),)
 
     def theta_0(self, problem: Problem) -> Tensor:
-        x, y = (part.numpy() for part in self.public_rows(problem).pooled())
-        return torch.from_numpy(minimize(self.linear_loss, x, y, 2 * self.reg, box=self.theta_max).theta)
+        x, y = self.public_rows(problem).pooled()
+        ridge = 2 * self.reg
+        fit = minimize(self.linear_loss, x.numpy(), y.numpy(), ridge, box=self.theta_max)
+        return torch.from_numpy(fit.theta)
 
     def model(self, problem: Problem, public: Public, counts: Tensor, clip: Clip | None) -> Tensor:
-        theta, (x, y) = public["theta_0"], self.public_rows(problem).pooled()
+        theta = public["theta_0"]
+        x, y = self.public_rows(problem).pooled()
         n, p = x.shape
+        freedom = n / max(n - p, 1)
         eye = torch.eye(p, dtype=torch.float64)
-        # what public rows say of the model: its covariance H^-1 S H^-1 / n_0
+        # the covariance of the model by the public rows: H^-1 S H^-1 / n_0
         factors = self.linear_loss.scale(theta[None], x, y)[0]
-        squared, freedom = self.loss == "squared", n / max(n - p, 1)
-        curved = (torch.full_like(factors, 2.0) if squared else factors.abs() * (1 - factors.abs()))[:, None] * x
+        bend = torch.full_like(factors, 2.0)  # the second derivatives of the squared loss
+        if self.loss == "logistic":
+            bend = factors.abs() * (1 - factors.abs())
+        curved = bend[:, None] * x
         gradients = factors[:, None] * x
         inverse = torch.linalg.inv(curved.T @ x / n + 2 * self.reg * eye)
-        covariance = inverse @ (freedom * torch.cov(gradients.T, correction=0).reshape(p, p)) @ inverse / n
-        # and of the owners' answers: c_0, A and S_c, with its eigenvectors for axes
-        counted = gradients if clip is None else clip_rows(gradients, clip)
+        moment = freedom * torch.cov(gradients.T, correction=0).reshape(p, p)
+        covariance = inverse @ moment @ inverse / n
+        # c_0, A and S_c of the owners' answers, with the eigenvectors of S_c for axes
+        counted = gradients
+        if clip is not None:
+            counted = clip_rows(gradients, clip)
         whole = (counted * gradients).sum(1) >= (1 - 1e-5) * gradients.square().sum(1)
-        spread, basis = torch.linalg.eigh(freedom * torch.cov(counted.T, correction=0).reshape(p, p))
+        moment = freedom * torch.cov(counted.T, correction=0).reshape(p, p)
+        spread, basis = torch.linalg.eigh(moment)
         spread = spread.clamp(min=max(_LEAST * float(spread[-1]), 1e-300))
-        centre, slope = counted.mean(0) @ basis, basis.T @ ((curved * whole[:, None]).T @ x / n)
+        centre = counted.mean(0) @ basis
+        slope = basis.T @ ((curved * whole[:, None]).T @ x / n)
         # the mean of theta given the answers
         means, noise, heard = means_of(public)
-        information = heard[:, :, None] / (spread / counts.clamp(min=1)[:, None] + noise[:, :, None])
+        variances = spread / counts.clamp(min=1)[:, None] + noise[:, :, None]
+        information = heard[:, :, None] / variances
         push = (information * (centre - means @ basis)).sum(1)
         toward = covariance @ slope.T
         system = eye + (toward * information.sum(1)[:, None]) @ slope
-        return (theta + torch.linalg.solve(system, push @ toward.T)).clamp(-self.theta_max, self.theta_max)
+        moved = theta + torch.linalg.solve(system, push @ toward.T)
+        return moved.clamp(-self.theta_max, self.theta_max)
 
     def public_rows(self, problem: Problem) -> LinearData:
         """Returns the public rows of the data, within the bounds."""
         examples = problem.data.public
         if examples is None:
-            raise ConfigError(
-                f"PublicStart needs public rows, and {problem.data.name} has none; use Moments, which needs none."
-            )
-        return prepared(
-            problem, (self, "public"), lambda: self.bounded(LinearData.of(problem, examples), problem.data.domain)
-        )
+            without = f"{problem.data.name} has none; use Moments, which needs none"
+            raise ConfigError(f"PublicStart needs public rows, and {without}.")
+
+        def bounded() -> LinearData:
+            return self.bounded(LinearData.of(problem, examples), problem.data.domain)
+
+        return prepared(problem, (self, "public"), bounded)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Moments(OneAnswer):
-    """Owners release second moments, and the learner solves a ridge regression (AdaSSP); see
-    :mod:`.one_answer`.
+    """Ridge regression on released second moments (AdaSSP), see :mod:`.one_answer`.
 
     One answer of each owner (``per_client=1`` of the clocks) is best.
 
@@ -243,27 +283,35 @@ class Moments(OneAnswer):
         data = self.data(problem)
 
         def moments(owner: int, points: Array) -> Tensor:
-            x, y = data.x[owner], data.y[owner]
-            rows = torch.cat([svec(x[:, :, None] * x[:, None, :]), x * y[:, None]], dim=1)
+            x = data.x[owner]
+            y = data.y[owner]
+            products = svec(x[:, :, None] * x[:, None, :])
+            rows = torch.cat([products, x * y[:, None]], dim=1)
             return rows.expand(len(points), -1, -1)
 
         return moments
 
     def model(self, problem: Problem, public: Public, counts: Tensor, clip: Clip | None) -> Tensor:
-        """Returns (R, p): ridge regression on the owners' weighted moments, with a ridge that the
-        noise asks for.
+        """Returns the ridge regression (R, p) on the owners' weighted moments.
 
-        An owner's weight is the inverse of the variance of its answer: of the noise, and at most
-        C^2 / (size n_i) in a coordinate for its records being a sample.
+        The ridge follows from the noise. An owner's weight is the inverse of the variance of its
+        answer: of the noise, and at most C^2 / (size n_i) in a coordinate for its records being a
+        sample.
         """
-        (means, noise, heard), p = means_of(public), len(public["theta_0"])
+        means, noise, heard = means_of(public)
+        p = len(public["theta_0"])
         size = means.shape[-1]
-        sampling = (1.0 if clip is None else clip.bound) ** 2 / (size * counts.clamp(min=1))
+        bound = 1.0
+        if clip is not None:
+            bound = clip.bound
+        sampling = bound**2 / (size * counts.clamp(min=1))
         weights = heard / (sampling + noise)
         weights = weights / weights.sum(1, keepdim=True).clamp(min=1e-300)
         mean = (weights[:, :, None] * means).sum(1)
-        matrix, vector = smat(mean[:, : size - p]), mean[:, size - p :]
-        edge = ((weights**2 * noise).sum(1) * 2 * p).sqrt()  # diagonal entries have the noise of a coordinate
+        matrix = smat(mean[:, : size - p])  # G
+        vector = mean[:, size - p :]  # b
+        # the end of the spectrum of the noise, whose diagonal entries have that of a coordinate
+        edge = ((weights**2 * noise).sum(1) * 2 * p).sqrt()
         ridge = (edge - torch.linalg.eigvalsh(matrix)[:, 0]).clamp(min=0) * (edge > 0)
         ridge = torch.where(heard.any(1), ridge + self.reg, 1.0)
         system = matrix + ridge[:, None, None] * torch.eye(p, dtype=torch.float64)
@@ -271,6 +319,11 @@ class Moments(OneAnswer):
 
 
 def means_of(public: Public) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns each owner's mean answer (R, n, size), the variance of its noise (R, n), and whether there is one."""
+    """Returns the mean answers (R, n, size), the variances of their noise, and a mask, (R, n) each.
+
+    The mask is True for owners that have answered.
+    """
     number = public["answers"].clamp(min=1)
-    return public["sums"] / number[:, :, None], public["variances"] / number**2, public["answers"] > 0
+    means = public["sums"] / number[:, :, None]
+    variances = public["variances"] / number**2
+    return means, variances, public["answers"] > 0

@@ -1,17 +1,17 @@
-"""Peer-to-peer learning whose agents release once or a few times, and average with their neighbours
-for free.
+"""Peer-to-peer learning with one release or a few of each agent, and free averaging after them.
 
-An agent of :mod:`.p2p.algorithm` that has spent its budget need not stop: averaging with its
-neighbours is post-processing as long as it reads no record. Here an agent releases at its first K =
-``releases`` wake-ups only, at Theta_i(1), ..., Theta_i(K) the noised gradients g_1, ..., g_K of its
-data, without lambda_i. By the public curvature h of the domain the gradient at another Theta_i is
-about g_k + h (Theta_i - Theta_i(k)). In later wake-ups the mean of these over k replaces the
-gradient of the data in equation (6),
+An agent of :mod:`fedmtl.algorithms.p2p.algorithm` that has spent its budget need not stop:
+averaging with its neighbours is post-processing as long as it reads no record. Here an agent
+releases at its first K = ``releases`` wake-ups only, at Theta_i(1), ..., Theta_i(K) the noised
+gradients g_1, ..., g_K of its data, without lambda_i. By the public curvature h of the domain the
+gradient at another Theta_i is about g_k + h (Theta_i - Theta_i(k)). In later wake-ups the mean of
+these over k replaces the gradient of the data in equation (6),
 
-    grad L_i(Theta_i) + eta_i  ->  h Theta_i + b_i + 2 lambda_i Theta_i,   b_i = (1/K) sum_k (g_k - h Theta_i(k))
+    grad L_i(Theta_i) + eta_i  ->  h Theta_i + b_i + 2 lambda_i Theta_i
+    b_i = (1/K) sum_k (g_k - h Theta_i(k))
 
 An agent's first release is at the public start, since no other agent moves its model. With
-``releases=1`` the agents therefore end, in whatever order they wake, at the minimum of (2) with
+``releases=1`` and any order of wake-ups the agents therefore end at the minimum of (2) with
 quadratic losses of those gradients: the solution Theta of the linear system
 
     (D + mu D C (h + 2 Lambda) - W) Theta = mu D C (h Theta(0) - G)
@@ -47,8 +47,9 @@ from ..schedules import BoundSchedule
 
 @dataclass(frozen=True, kw_only=True)
 class PeerAveraging(PeerToPeer):
-    """Peer-to-peer learning from the first releases of each agent, with free averaging and a last
-    step of one's own.
+    """Peer-to-peer learning from the first releases of each agent, with free averaging.
+
+    At the end every agent takes a step on its own records.
 
     The defaults of ``mu``, ``smoothness`` and ``refine`` were tuned on the synthetic agents of the
     default run, whose rows are uniform in [-1, 1]^p. Other rows need others, above all another
@@ -60,12 +61,11 @@ class PeerAveraging(PeerToPeer):
             inverse of their noise's variance, which is proportional to 1 / m_i^2. An agent without
             data has .001.
         refine: the strength of the pull in the last step, above 0.
-        refine_from: where the last step begins, and what it is pulled to: the ``"neighbours"``'
-            mean, in which there is less of the agent's own noise, or the agent's ``"own"`` model.
+        refine_from: the start and the anchor of the last step: the mean of the ``"neighbours"``,
+            which has less of the agent's own noise, or the agent's ``"own"`` model.
         smoothness: h, a public constant: the curvature of a mean loss in a usual direction, which
             is less than the largest of the domain. ``None``: that one.
-        allocation: of the budget over the releases, where there are several, see
-            :class:`PeerToPeer`.
+        allocation: of the budget over several releases, see :class:`PeerToPeer`.
         mu: the weight of the local losses; mu h is that of a release beside the neighbours' mean.
         warm_start: a release before these, see :class:`PeerToPeer`.
         graph, loss, lam, row_norm, target: see :class:`PeerToPeer`.
@@ -74,7 +74,8 @@ class PeerAveraging(PeerToPeer):
         ConfigError: a value outside these ranges, or an allocation of a single release.
 
     Example:
-        >>> from fedmtl import PeerAveraging, PoissonClocks, RecordPrivacy, Trainer, load_data, models
+        >>> from fedmtl import PeerAveraging, PoissonClocks, RecordPrivacy, Trainer
+        >>> from fedmtl import load_data, models
         >>> from fedmtl.graphs import Ring
         >>> trainer = Trainer(
         ...     algorithm=PeerAveraging(graph=Ring()),
@@ -103,24 +104,25 @@ class PeerAveraging(PeerToPeer):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.releases == 1 and self.allocation != "uniform":
-            raise ConfigError(
-                f"PeerAveraging.allocation is {self.allocation!r}, which has no effect on a single release; give more "
-                f"releases, or leave it out."
-            )
+            without = "which has no effect on a single release; give more releases, or leave it out"
+            raise ConfigError(f"PeerAveraging.allocation is {self.allocation!r}, {without}.")
 
     def _network(self, problem: Problem) -> Network:
         return replace(super()._network(problem), power=self.confidence_power)
 
     def plan(self, problem: Problem, schedule: BoundSchedule) -> tuple[GradientPlan]:
-        """Plan mean gradients of the agents' records, those of their first ``releases`` wake-ups
-        and of a warm start."""
+        """Plans mean gradients of the first ``releases`` wake-ups and of a warm start."""
         most = self.releases + (self.warm_start is not None)
+        # later wake-ups read no record and are not charged
         (plan,) = super().plan(problem, replace(schedule, caps=schedule.caps.clip(max=most)))
         return (replace(plan, at_cap="silent"),)
 
     def init(self, problem: Problem, replicates: int = 1) -> State:
-        """Starts as :class:`PeerToPeer`. Public are also ``intercept`` (R, n, D), the b_i of the
-        releases so far, and ``answers_so_far`` int64 (R, n), how many these are."""
+        """Starts as :class:`PeerToPeer`.
+
+        The public state also has ``intercept`` (R, n, D), the b_i of the releases so far, and
+        ``answers_so_far`` int64 (R, n), their number.
+        """
         state = super().init(problem, replicates)
         theta = state.public["theta"]
         state.public["intercept"] = torch.zeros_like(theta)
@@ -128,33 +130,52 @@ class PeerAveraging(PeerToPeer):
         return state
 
     def serve(self, problem: Problem, public: Public) -> Callable[[Answers], None]:
-        """Takes the steps of :class:`PeerToPeer`, along the released gradients of the agents that
-        answer and h Theta_i + b_i of those whose releases are spent; without data 0."""
-        step, h = super().serve(problem, public), self.network(problem).smoothness
-        intercept, answers_so_far = client_rows(public["intercept"]), client_rows(public["answers_so_far"])
+        """Takes the steps of :class:`PeerToPeer`.
+
+        They are along the released gradients of agents that answer, and along h Theta_i + b_i of
+        those with spent releases; along 0 for agents without data.
+        """
+        step = super().serve(problem, public)
+        h = self.network(problem).smoothness
+        intercept = client_rows(public["intercept"])
+        answers_so_far = client_rows(public["answers_so_far"])
 
         def serve(answers: Answers) -> None:
-            at, answered, h_theta = answers.at, answers.answered, h * answers.points
-            b, k = intercept[at], answers_so_far[at] + answered
-            b += np.where(answered, 1.0 / np.maximum(k, 1), 0.0)[:, None] * (answers.values - h_theta - b)  # mean of k
-            intercept[at], answers_so_far[at] = b, k
+            at = answers.at
+            answered = answers.answered
+            h_theta = h * answers.points
+            b = intercept[at]
+            k = answers_so_far[at] + answered
+            # b_i is the running mean of the k releases
+            share = np.where(answered, 1.0 / np.maximum(k, 1), 0.0)[:, None]
+            b += share * (answers.values - h_theta - b)
+            intercept[at] = b
+            answers_so_far[at] = k
             silent = np.where(k[:, None] > 0, h_theta + b, 0.0)
-            step(answers._replace(values=np.where(answered[:, None], answers.values, silent)))
+            values = np.where(answered[:, None], answers.values, silent)
+            step(answers._replace(values=values))
 
         return serve
 
     def models(self, problem: Problem, state: State, clients: Tensor) -> Tensor:
-        """Returns the models of ``clients`` after their last step in every replicate, (R, k, D) float64."""
-        theta, starts = state.public["theta"], super().models(problem, state, clients)
-        network, agents, data = self.network(problem), clients.numpy(), self.data(problem)
+        """Returns the models of ``clients`` after their last step, (R, k, D) float64."""
+        theta = state.public["theta"]
+        starts = super().models(problem, state, clients)
+        network = self.network(problem)
+        data = self.data(problem)
+        agents = clients.numpy()
         if self.refine_from == "neighbours":
+            # every agent in every replicate
             runs = np.repeat(np.arange(len(theta)), len(agents))
-            means = torch.from_numpy(network.means(theta.numpy(), runs, np.tile(agents, len(theta))))
-            starts = means.reshape(starts.shape)
+            means = network.means(theta.numpy(), runs, np.tile(agents, len(theta)))
+            starts = torch.from_numpy(means).reshape(starts.shape)
         refined = starts.clone()
         for place, agent in enumerate(agents.tolist()):
-            x, y = data.x[agent], data.y[agent]
-            if len(x):
-                pull = 2 * self.refine / len(x)  # of the mean loss, and of half the squared norm
-                refined[:, place] += fit_own(self.linear_loss, x, y, starts[:, place], pull, "frobenius")
+            x = data.x[agent]
+            y = data.y[agent]
+            if len(x) == 0:
+                continue
+            start = starts[:, place]
+            pull = 2 * self.refine / len(x)  # of the mean loss, and of half the squared norm
+            refined[:, place] += fit_own(self.linear_loss, x, y, start, pull, "frobenius")
         return refined

@@ -4,16 +4,16 @@ Li et al.: "Federated Optimization in Heterogeneous Networks", MLSys 2020, with 
 solutions:
 
     client k sends  clip(v_k - w^t),   v_k = argmin_v l_k(v) + (mu / 2) ||v - w^t||^2
-    w^(t+1) = w^t + (noised mean of what is sent)
+    w^(t+1) = w^t + (noised mean of the messages)
 
-For linear models only. Of a real target l_k is half the mean squared error, and the minimizer a
-linear system; of classes it is the mean log loss, minimized by full-batch accelerated steps at 1 /
-L. So no local step size has to be tuned, and none diverges.
+For linear models only. For a real target l_k is half the mean squared error, and the minimizer
+solves a linear system. For classes it is the mean log loss, minimized by full-batch accelerated
+steps at 1 / L. So no local step size has to be tuned, and none diverges.
 
 In the first rounds the level of a real target can be learned by itself (``intercept_rounds``): a
 client then sends the mean of its residuals as the change of the bias, and the server moves the bias
-alone. Without these rounds a level far from 0 is first spread over all features, and clients whose
-features vary little take many rounds to undo it.
+alone. Without these rounds a level far from 0 is first spread over all features, and clients with
+little variation in their features take many rounds to undo it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ class ProximalPoint(FedAvg):
         averaged, server_lr, server_optimizer, weights, cap: see :class:`FedAvg`.
 
     Example:
-        >>> from fedmtl import ClientPrivacy, FullParticipation, ProximalPoint, Trainer, load_data, models
+        >>> from fedmtl import ClientPrivacy, FullParticipation, ProximalPoint, Trainer
+        >>> from fedmtl import load_data, models
         >>> trainer = Trainer(
         ...     algorithm=ProximalPoint(mu=0.03),
         ...     data=load_data("synthetic_tasks", tasks=4, problem="regression"),
@@ -81,24 +82,26 @@ class ProximalPoint(FedAvg):
     def plan(self, problem: Problem, schedule: BoundSampler) -> tuple[ReleasePlan, ...]:
         bias = check_linear(problem)  # refuses other models before anything is charged
         if self.intercept_rounds and not (bias and problem.loss in (mse, half_mse)):
-            raise ConfigError(
-                f"{type(self).__name__}.intercept_rounds is {self.intercept_rounds}, but the model has classes or no "
-                "bias; leave it out."
-            )
+            given = f"{type(self).__name__}.intercept_rounds is {self.intercept_rounds}"
+            raise ConfigError(f"{given}, but the model has classes or no bias; leave it out.")
         return super().plan(problem, schedule)
 
     def local_baseline(self) -> Algorithm | None:
         return LocalAverage()
 
     def update(self, c: Cohort) -> tuple[Rows, Own]:
-        problem, shared = c.problem, c.shared.double().cpu().numpy()
-        bias, rows = check_linear(problem), np.zeros((len(c.ids), len(shared)))
+        problem = c.problem
+        shared = c.shared.double().cpu().numpy()
+        bias = check_linear(problem)
+        rows = np.zeros((len(c.ids), len(shared)))
         for place, client in enumerate(c.ids.tolist()):
             x, y = records_of(problem, client)
             if not len(x):
                 continue
-            x = np.concatenate([x, np.ones((len(x), 1))], 1) if bias else x
-            with np.errstate(all="ignore"), suppress(np.linalg.LinAlgError):  # too large for float64: zero, and no end
+            if bias:
+                x = np.concatenate([x, np.ones((len(x), 1))], 1)
+            # records that are too large for float64 give a row of zeros, and no error
+            with np.errstate(all="ignore"), suppress(np.linalg.LinAlgError):
                 if c.round < self._first_rounds(problem):
                     rows[place, -1] = (y - x @ shared).mean()
                 else:
@@ -117,8 +120,17 @@ class ProximalPoint(FedAvg):
         return min(self.intercept_rounds, problem.rounds // 2)
 
     def _change(self, problem: Problem, x: Array, y: Array, shared: Array, bias: bool) -> Array:
-        """Returns v_k - w^t (D,) of a client with records x (n, p), with a last 1 for a bias, and y (n,)."""
+        """Returns the change v_k - w^t (D,) of a client.
+
+        Args:
+            problem: of the run.
+            x: (n, p), the client's features, with a last 1 for a bias.
+            y: (n,), its targets or labels.
+            shared: w^t, (D,).
+            bias: True if the model has a bias.
+        """
         if problem.loss in (mse, half_mse):
+            # (X^T X / n + mu I) (v - w) = X^T (y - X w) / n
             system = x.T @ x / len(x) + self.mu * np.eye(len(shared))
             return np.linalg.solve(system, x.T @ (y - x @ shared) / len(x))
         start = layers(shared, x.shape[1], bias)[None]

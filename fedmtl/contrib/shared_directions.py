@@ -1,13 +1,15 @@
-"""PP-DMTL whose last step is along the directions that the tasks share.
+"""PP-DMTL with a last step along the directions that the tasks share.
 
-P is public, and so is its row space: the directions that the tasks share, and nothing else if the
-threshold ``a2 lam`` is above the noise. Where :mod:`.pp_dmtl.algorithm` fits q_t to the raw records
-with a single strength of g, here the pull is weaker along these directions than across them,
+P is public, and so is its row space: the directions that the tasks share, and no others if the
+threshold ``a2 lam`` is above the noise. :mod:`fedmtl.algorithms.pp_dmtl.algorithm` fits q_t to the
+raw records with a single strength of g. Here the pull is weaker along these directions than across
+them,
 
-    min_q (1/n_t) sum_j l(x_tj . (p_t + q), y_tj) + (tau / 2) ||along q||^2 + (across / 2) ||q - along q||^2
+    min_q (1/n_t) sum_j l(x_tj . (p_t + q), y_tj)
+          + (tau / 2) ||along q||^2 + (across / 2) ||q - along q||^2
 
-with ``along`` the projection to the row space of P. q_t is never sent. Where P is 0 it has no
-directions, and the strength is tau in all of them.
+with ``along`` the projection to the row space of P. q_t is never sent. If P is 0, there are no such
+directions, and the strength is tau along all.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ class SharedDirections(PPDMTL):
         ConfigError: a value outside these ranges.
 
     Example:
-        >>> from fedmtl import PoissonClocks, RecordPrivacy, SharedDirections, Trainer, load_data, models
+        >>> from fedmtl import PoissonClocks, RecordPrivacy, SharedDirections, Trainer
+        >>> from fedmtl import load_data, models
         >>> trainer = Trainer(
         ...     algorithm=SharedDirections(),
         ...     data=load_data("synthetic_tasks", tasks=4),
@@ -59,7 +62,8 @@ class SharedDirections(PPDMTL):
     a2: Positive | Literal["auto"] | None = "auto"
     refine_across: Positive = 1e-2
     refine: ClassVar[bool] = True  # type: ignore[misc]
-    own_penalty: ClassVar[Literal["frobenius"]] = "frobenius"  # type: ignore[misc]  # the only one that a rotation of the features leaves as it is
+    # the only penalty that does not change under rotations of the features
+    own_penalty: ClassVar[Literal["frobenius"]] = "frobenius"  # type: ignore[misc]
 
     name = "shared_directions"
     title = "PP-DMTL, shared directions"
@@ -67,24 +71,38 @@ class SharedDirections(PPDMTL):
 
     def models(self, problem: Problem, state: State, clients: Tensor) -> Tensor:
         """Returns w_t of ``clients`` after the last step in every replicate, (R, k, p)."""
-        shared, data, tau = state.public["shared"], self.data(problem), self.refine_tau or self.tau
-        models, axes = shared[:, clients].clone(), shared_axes(shared, tau, self.refine_across)
+        shared = state.public["shared"]
+        data = self.data(problem)
+        tau = self.refine_tau or self.tau
+        models = shared[:, clients].clone()
+        axes = shared_axes(shared, tau, self.refine_across)
         for k, t in enumerate(clients.tolist()):
-            x, y = data.x[t], data.y[t]
-            fits = [
-                m @ fit_own(self.linear_loss, x @ m, y, p, tau, "frobenius")
-                for m, p in zip(axes, shared[:, t], strict=True)
-            ]
+            x = data.x[t]
+            y = data.y[t]
+            fits = []
+            for m, p in zip(axes, shared[:, t], strict=True):
+                # the rows x M have the same margins at v as x at q = M v
+                v = fit_own(self.linear_loss, x @ m, y, p, tau, "frobenius")
+                fits.append(m @ v)
             models[:, k] += torch.stack(fits)
         return models.to(problem.initial)
 
 
 def shared_axes(shared: Tensor, tau: float, across: float) -> Tensor:
-    """Returns M (R, p, p) such that (tau / 2) ||v||^2 of q = M v is (tau / 2) ||q||^2 along the
-    rows of P^T (R, T, p) and (across / 2) ||q||^2 across them; the identity where P is 0. M leaves
-    every row of P^T as it is."""
+    """Returns the map M (R, p, p) from v to q = M v that turns the penalty into tau ||v||^2 / 2.
+
+    The penalty is tau ||q||^2 / 2 along the rows of P^T and across ||q||^2 / 2 across them. M
+    leaves every row of P^T as it is, and is the identity if P is 0.
+
+    Args:
+        shared: P^T, (R, T, p).
+        tau: above 0.
+        across: above 0.
+    """
     _, values, rows = torch.linalg.svd(shared, full_matrices=False)
     some = values > 1e-6 * values[:, :1]
     directions = rows * some[:, :, None]
-    along, every = directions.mT @ directions, torch.eye(shared.shape[-1], dtype=shared.dtype)
-    return torch.where(some.any(1)[:, None, None], along + (tau / across) ** 0.5 * (every - along), every)
+    along = directions.mT @ directions  # the projection
+    every = torch.eye(shared.shape[-1], dtype=shared.dtype)
+    mixed = along + (tau / across) ** 0.5 * (every - along)
+    return torch.where(some.any(1)[:, None, None], mixed, every)

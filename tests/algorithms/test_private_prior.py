@@ -151,7 +151,7 @@ def test_the_row_of_a_task() -> None:
 @pytest.mark.parametrize("size", [0.35, 0.5, 0.8])
 def test_a_direction_in_noise_is_shrunk_to_what_it_says(size: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """On average the kept eigenvalue is <v, A v> of the hidden matrix A along the eigenvector v that was released."""
-    monkeypatch.setattr("fedmtl.contrib.private_prior.EDGE", 1.0)
+    monkeypatch.setattr("fedmtl.contrib.spectrum.EDGE", 1.0)
     d, draws, noise = 120, 60, 0.03
     generator = torch.Generator().manual_seed(0)
     hidden = torch.zeros(d, d, dtype=torch.float64)

@@ -1,1 +1,1 @@
-"""Private methods as they were published, with claims of privacy that do not hold: for comparisons only."""
+"""Methods as published, with claims of privacy that do not hold: for comparisons only."""

@@ -1,16 +1,18 @@
-"""PP-DMTL as printed, for reproduction (Xie et al., KDD 2017, Algorithm 1); its epsilon is
-infinite.
+"""PP-DMTL as printed, for reproduction (Xie et al., KDD 2017, Algorithm 1).
 
-A task keeps q_t, moves it on its raw records, and sends the noised gradient there:
+Its epsilon is infinite. A task keeps q_t, moves it on its raw records, and sends the noised
+gradient there:
 
-    q_t = q_t - a1 ((1/n_t) sum_j grad l(x_tj . (p_t + q_t), y_tj) + tau q_t)                      lines 9, 10
-    z1, z2 of density prop. to exp(-b ||z||_2),   b1 = epsilon_1 / S1,   b2 = epsilon_2 / S2       line 11, (12)
-    G_t = (1/n_t) sum_j grad l(x_tj . (p_t + q_t + z1), y_tj) + z2                                 lines 12, 13
+    q_t = q_t - a1 ((1/n_t) sum_j grad l(x_tj . (p_t + q_t), y_tj) + tau q_t)           lines 9, 10
+    z1, z2 of density prop. to exp(-b ||z||_2)                                          line 11
+    b1 = epsilon_1 / S1, b2 = epsilon_2 / S2                                            (12)
+    G_t = (1/n_t) sum_j grad l(x_tj . (p_t + q_t + z1), y_tj) + z2                      lines 12, 13
 
-and the server takes the three steps of :mod:`.algorithm`. Theorem 3.5 is of one iteration: with S1
-= 2 a1 C1 C2 / n_t, Lemma 1 bounds how far one step moves q_t when a record is replaced, from the
-*same* q_t. Every further step adds S1 and shrinks what was there by 1 - a1 tau at least, so after k
-iterations q_t may have moved by S1 (1 - (1 - a1 tau)^k) / (a1 tau).
+and the server takes the three steps of :mod:`fedmtl.algorithms.pp_dmtl.algorithm`. Theorem 3.5 is
+of one iteration: with S1 = 2 a1 C1 C2 / n_t, Lemma 1 bounds the change of a step of q_t by the
+replacement of a record, from the *same* q_t. Every further step adds S1 and shrinks the former
+change by 1 - a1 tau at least, so after k iterations q_t may have moved by S1 (1 - (1 - a1 tau)^k) /
+(a1 tau).
 """
 
 from __future__ import annotations
@@ -33,8 +35,9 @@ from ...privacy import Activations, GradientPlan, L2LaplaceNoise, PublishedClaim
 from ...schedules import Block, BoundSchedule
 
 REASON = (
-    "the claim is of one iteration, and bounds a step of q_t from the same q_t; q_t is a private state without noise, "
-    "whose sensitivity after k iterations grows up to S1 (1 - (1 - a1 tau)^k) / (a1 tau)"
+    "the claim is of one iteration, and bounds a step of q_t from the same q_t; q_t is a private "
+    "state without noise, whose sensitivity after k iterations grows up to "
+    "S1 (1 - (1 - a1 tau)^k) / (a1 tau)"
 )
 
 
@@ -43,10 +46,11 @@ class PublishedPPDMTL(PPDMTL):
     """Algorithm 1 as printed, with noise of equation (12), ``mechanism="l2_laplace"``.
 
     Args:
-        tau: as for :class:`PPDMTL`, above 0, so that the single-task fits that Algorithm 1 starts
-            from exist.
-        a1, a2, refine: likewise, with the defaults of the paper: the step sizes of section 4.1, and
-            no fit of q_t after training.
+        tau: see :class:`PPDMTL`; above 0, so that the initial single-task fits of Algorithm 1
+            exist.
+        a1: see :class:`PPDMTL`; the default is that of section 4.1.
+        a2: see :class:`PPDMTL`; the default is that of section 4.1.
+        refine: see :class:`PPDMTL`; the paper has no fit of q_t after training.
     """
 
     tau: Positive = 1e-3
@@ -58,19 +62,27 @@ class PublishedPPDMTL(PPDMTL):
     title = "PP-DMTL, published"
 
     def plan(self, problem: Problem, schedule: BoundSchedule) -> tuple[GradientPlan]:
-        """Plan as :class:`PPDMTL`, with what Theorem 3.5 claims."""
+        """Plans the release of :class:`PPDMTL`, with the claim of Theorem 3.5."""
         (plan,) = super().plan(problem, schedule)
-        claim = PublishedClaim(lambda z: claimed_epsilon(z, self.batch_rate), REASON)
+
+        def claimed(multiplier: float) -> float:
+            return claimed_epsilon(multiplier, self.batch_rate)
+
+        claim = PublishedClaim(claimed, REASON)
         return (replace(plan, published=claim, given_noise=_only_l2_laplace),)
 
     def init(self, problem: Problem, replicates: int = 1) -> State:
-        """Starts as :class:`PPDMTL`, but from single-task fits q_t, which are private, (T, R, p)
-        float64. ``acted``, int64 (R, T), counts activations."""
-        public, size = super().init(problem, replicates).public, (replicates, problem.dimension)
+        """Starts as :class:`PPDMTL`, but from single-task fits q_t.
+
+        These are private, (T, R, p) float64. ``acted``, int64 (R, T), counts activations.
+        """
+        public = super().init(problem, replicates).public
         public.pop("own")
         public["acted"] = torch.zeros(replicates, problem.clients, dtype=torch.int64)
+        size = (replicates, problem.dimension)
         store = problem.client_store({"own": (size, torch.float64)})
-        data, zero = self.data(problem), torch.zeros(problem.dimension, dtype=torch.float64)
+        data = self.data(problem)
+        zero = torch.zeros(problem.dimension, dtype=torch.float64)
         for task, (x, y) in enumerate(zip(data.x, data.y, strict=True)):
             own = fit_own(self.linear_loss, x, y, zero, self.tau, self.own_penalty)
             store.scatter("own", torch.tensor([task]), own.expand(1, *size))
@@ -78,37 +90,68 @@ class PublishedPPDMTL(PPDMTL):
 
     def step(self, problem: Problem, state: State, block: Block, channel: Activations) -> State:
         """Computes all activations of a block, of all replicates; in place."""
-        data, public, none = self.data(problem), state.public, torch.zeros(block.replicates)
-        gradients, server = self.gradients(problem), self.server_steps(problem, public)
+        data = self.data(problem)
+        public = state.public
+        gradients = self.gradients(problem)
+        server = self.server_steps(problem, public)
+        no_noise = torch.zeros(block.replicates)  # the server of this method reads none
         for tasks in block.client.T:
             points = self._query_noise(problem, public["acted"], tasks, channel)  # line 11: z1
             for task in tasks[tasks >= 0].unique().tolist():
-                runs, x, y = torch.nonzero(tasks == task)[:, 0], data.x[task], data.y[task]
+                runs = torch.nonzero(tasks == task)[:, 0]
+                x = data.x[task]
+                y = data.y[task]
                 row = state.private.gather("own", torch.tensor([task]))
-                p, q = public["returned"][runs, task], row[0, runs]
+                p = public["returned"][runs, task]
+                q = row[0, runs]
+                factors = self.linear_loss.scale(p + q, x, y)
                 drawn = channel.members(task, runs.numpy())
-                taking = 1.0 if drawn is None else torch.from_numpy(drawn)
-                gradient = (self.linear_loss.scale(p + q, x, y) * taking) @ x / (self.batch_rate * len(x))  # line 9
+                if drawn is not None:
+                    factors = factors * torch.from_numpy(drawn)
+                gradient = factors @ x / (self.batch_rate * len(x))  # line 9
                 row[0, runs] = self.own_step(q, gradient)  # line 10
                 points[runs] += p + row[0, runs]
                 state.private.scatter("own", torch.tensor([task]), row)
                 public["acted"][runs, task] += 1
             answers = [gradients(task, points.numpy()[runs]) for task, runs in channel.acting]
             released = channel.release(answers)  # lines 12 and 13
-            at = (torch.arange(len(tasks)) * problem.clients + tasks).numpy()
-            of = slice(None), tasks.numpy(), at, points.numpy(), released, tasks.numpy() >= 0, lambda: none
-            server(Answers(*of).acting())
+            acting = Answers(
+                runs=slice(None),
+                clients=tasks.numpy(),
+                at=(torch.arange(len(tasks)) * problem.clients + tasks).numpy(),
+                points=points.numpy(),
+                values=released,
+                answered=tasks.numpy() >= 0,
+                noise_std=no_noise.clone,
+            )
+            server(acting.acting())
         return state
 
-    def _query_noise(self, problem: Problem, acted: Tensor, tasks: Tensor, channel: Activations) -> Tensor:
-        """Returns z1 (R, p) of density exp(-b1 ||z||_2) with b1 = epsilon_1 / S1, S1 = 2 a1 C1 C2 / (q n_t)."""
-        own, runs = tasks.clamp(min=0), torch.arange(len(tasks))
+    def _query_noise(
+        self,
+        problem: Problem,
+        acted: Tensor,
+        tasks: Tensor,
+        channel: Activations,
+    ) -> Tensor:
+        """Returns z1 (R, p) of density exp(-b1 ||z||_2).
+
+        It has b1 = epsilon_1 / S1 and S1 = 2 a1 C1 C2 / (q n_t).
+        """
+        own = tasks.clamp(min=0)  # a run without an activation draws numbers that nobody uses
+        runs = torch.arange(len(tasks))
         if channel.noise_multipliers is None:
             return torch.zeros(len(tasks), problem.dimension, dtype=torch.float64)
-        each = torch.from_numpy(np.atleast_2d(channel.noise_multipliers)).expand(len(tasks), -1)[runs, own]
+        multipliers = torch.from_numpy(np.atleast_2d(channel.noise_multipliers))
+        each = multipliers.expand(len(tasks), -1)[runs, own]
         scale = 2 * channel.bound * each / (self.batch_rate * problem.data.train.counts[own])
-        address = acted[runs, own][None], problem.data.keys[own][None]
-        drawn = L2LaplaceNoise(1.0).draw_each(channel.sources, "noise/local", *address, problem.dimension)
+        drawn = L2LaplaceNoise(1.0).draw_each(
+            channel.sources,
+            "noise/local",
+            acted[runs, own][None],
+            problem.data.keys[own][None],
+            problem.dimension,
+        )
         return self.a1 * (torch.from_numpy(drawn[0]) * scale[:, None])
 
     def _own(self, state: State) -> Tensor:
@@ -116,17 +159,22 @@ class PublishedPPDMTL(PPDMTL):
 
 
 def claimed_epsilon(multiplier: float, rate: float) -> float:
-    """Returns what Theorem 3.5 claims of one iteration: e = epsilon_1 + epsilon_2; log(1 + q
-    (exp(e) - 1)) on a subset.
+    """Returns the claim of Theorem 3.5 for one iteration.
+
+    It is e = epsilon_1 + epsilon_2, and log(1 + q (exp(e) - 1)) on a subset.
 
     Args:
         multiplier: of the noise z2 of the release, 1 / epsilon_2, and of z1.
         rate: q, the share of records in an answer.
     """
-    return 2.0 / multiplier if rate == 1 else math.log1p(rate * math.expm1(2.0 / multiplier))
+    epsilon = 2.0 / multiplier
+    if rate == 1:
+        return epsilon
+    return math.log1p(rate * math.expm1(epsilon))
 
 
 def _only_l2_laplace(privacy: RecordPrivacy) -> dict[str, Any]:
     if privacy.mechanism != "l2_laplace":
-        raise PrivacyError(f"pp_dmtl_published adds L2-Laplace noise: privacy.mechanism is {privacy.mechanism!r}.")
+        given = f"privacy.mechanism is {privacy.mechanism!r}"
+        raise PrivacyError(f"pp_dmtl_published adds L2-Laplace noise: {given}.")
     return {}
