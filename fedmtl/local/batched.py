@@ -79,7 +79,9 @@ def _not_batched(error: Exception) -> ModelError:
     """Returns the refusal of a module that :func:`torch.func.vmap` does not take, for its ``error``."""
     reason = " ".join(str(error).split(". ")[0].split())[:200]
     return ModelError(
-        f"The model cannot be computed for several clients at once ({reason}); use layers that torch.func.vmap "
-        "takes (model.fix=true, in Python models.fix(model), replaces recurrent layers and attention), or "
-        "execution={chunk: 1}, in Python Execution(chunk=1), which computes one client after another."
+        f"The model cannot be computed for several clients at once ({reason}); use layers that "
+        f"torch.func.vmap "
+        "takes (model.fix=true, in Python models.fix(model), replaces recurrent layers and "
+        "attention), or execution={chunk: 1}, in Python Execution(chunk=1), which computes one "
+        "client after another."
     )

@@ -74,20 +74,26 @@ class BatchPlan:
     grain: int = 1
 
     def part(self, clients: slice) -> BatchPlan:
-        """Return the plan of some of the clients, sharing this one's memory."""
-        index, lengths = self.index[:, clients], self.lengths[:, clients]
+        """Returns the plan of some of the clients, sharing this one's memory."""
+        index = self.index[:, clients]
+        lengths = self.lengths[:, clients]
         return BatchPlan(self.keys[clients], self.steps[clients], index, lengths, self.grain)
 
     def batches(self, dtype: torch.dtype = torch.float32) -> Iterator[Batch]:
-        """Yield the batches of the local steps, of a client by itself without padding; the weights are of ``dtype``."""
-        steps, (count, columns) = self.steps.numpy(), self.index.shape[1:]
+        """Yields the batches of the local steps, with weights of ``dtype``; a single client has no padding."""
+        steps = self.steps.numpy()
+        count, columns = self.index.shape[1:]
         most = int(steps.max(initial=0))
+        # Weights are the reciprocal of the length, so that a weighted sum is the mean of a batch.
         lengths = self.lengths[:most, :, None]
         weights = (torch.arange(columns) < lengths).to(dtype).div_(lengths)
         for number in range(most):
             last = int(np.flatnonzero(steps > number)[-1]) + 1
+            # A step is computed for a multiple of the grain, so that matrix products have the same code.
             active = min(count, -(-last // self.grain) * self.grain)
-            width = columns if count > 1 else int(self.lengths[number])
+            width = columns
+            if count == 1:
+                width = int(self.lengths[number])
             done = torch.from_numpy(np.flatnonzero(steps == number + 1))
             yield Batch(self.index[number, :active, :width], weights[number, :active, :width], done)
 
@@ -103,7 +109,7 @@ def plan_batches(
     width: int | None = None,
     grain: int = 1,
 ) -> BatchPlan:
-    """Return the batches of a local run of ``clients``, int64 (k,), best in the order of decreasing numbers of steps.
+    """Returns the batches of a local run of ``clients``, int64 (k,), best in the order of decreasing numbers of steps.
 
     Each epoch permutes a client's examples by keys of (seed, client, round, epoch), so batches do not depend on which
     other clients are in the plan. The last partial batch of an epoch stays, at its size.
@@ -117,17 +123,27 @@ def plan_batches(
         width: B, columns of every batch, at least the largest batch of a client; None: that of the widest client.
         grain: see :class:`BatchPlan`.
     """
-    counts, first, keys = data.train.counts[clients], data.train.offsets[clients], data.keys[clients]
-    steps = solver.step_counts(counts) if steps is None else steps
+    counts = data.train.counts[clients]
+    first = data.train.offsets[clients]
+    keys = data.keys[clients]
+    if steps is None:
+        steps = solver.step_counts(counts)
     batch_size = solver.batch_size
     per_epoch = batches_per_epoch(counts, batch_size)
-    size = width or (int(batch_widths(counts, batch_size).max()) if len(counts) else 0)
-    most = int(steps.max()) if len(counts) else 0
+    size = width or 0
+    if not size and len(counts):
+        size = int(batch_widths(counts, batch_size).max())
+    most = 0
+    if len(counts):
+        most = int(steps.max())
+    # A client that has made its steps repeats its last batch, whose result is not used.
     step = torch.minimum(torch.arange(most)[:, None], (steps - 1).clamp(min=0))
     epoch = torch.div(step, per_epoch, rounding_mode="floor")
+    # The last batch of an epoch is the shorter one that is left.
     begin = (step - epoch * per_epoch) * (batch_size or 0)
     lengths = (counts - begin).clamp(max=size)
     column = torch.arange(size)
+    # Padding reads the first example of the batch; its weight is 0.
     within = begin[..., None] + torch.where(column < lengths[..., None], column, 0)
     start = torch.cumsum(counts, 0) - counts
     segment = torch.repeat_interleave(torch.arange(len(counts)), counts)
@@ -140,6 +156,7 @@ def plan_batches(
         orders = []
         for number in range(int(epoch.max()) + 1):
             bits = keyed_bits(derive_key(seed, f"batches/{number}"), keys[segment], round, place)
+            # One sort for all clients: the client in the upper bits, random bits in the lower ones.
             order = torch.argsort((segment << (63 - _CLIENT_BITS)) | (bits >> _CLIENT_BITS), stable=True)
             orders.append(rows[order])
     index = torch.cat(orders)[(epoch * len(rows) + start)[..., None] + within]
@@ -154,20 +171,23 @@ def batches_per_epoch(counts: Tensor, batch_size: int | None) -> Tensor:
 
 
 def batch_widths(counts: Tensor, batch_size: int | None) -> Tensor:
-    """Return the width of the batches of clients with ``counts`` examples, each of them by its own count: int64 (k,)
+    """Returns the width of the batches of clients with ``counts`` examples, each of them by its own count: int64 (k,)
     -> (k,).
 
     ``batch_size``, and for fewer examples, or where that is ``None``, the next of 16, 32, 48, 64, 96, 128, 192, ...
     """
     wide = counts.clamp(min=16)
+    # Few distinct widths: compiled code and memory are used again from round to round.
     power = 2 ** torch.ceil(torch.log2(wide.double())).long()
     width = torch.where((4 * wide <= 3 * power) & (power >= 64), power // 4 * 3, power)
-    return width if batch_size is None else width.clamp(max=batch_size)
+    if batch_size is None:
+        return width
+    return width.clamp(max=batch_size)
 
 
 def max_clients(dimension: int) -> int:
-    """Return how many clients of ``dimension`` parameters to stack at once: about 1 GiB of float32 rows, at most
-    2**19."""
+    """Returns the largest number of clients of ``dimension`` parameters in a stack: about 1 GiB of float32 rows, at
+    most 2**19 clients."""
     return max(1, min(1 << (_CLIENT_BITS - 1), math.floor((1 << 28) / dimension)))
 
 
@@ -186,7 +206,9 @@ def grain_of(width: int, chunk: int) -> int:
     if chunk < LANES:
         return 1
     whole = max(LANES, 32 // math.gcd(32, width))
-    return whole if whole <= chunk else LANES
+    if whole > chunk:
+        return LANES
+    return whole
 
 
 def places(steps: Tensor, lanes: Tensor, grain: int) -> tuple[Tensor, Tensor]:
@@ -202,13 +224,18 @@ def places(steps: Tensor, lanes: Tensor, grain: int) -> tuple[Tensor, Tensor]:
     Returns:
         members int64 (P,), positions in ``steps``, and bool (P,), which of them are not fillers: each client once.
     """
+    # Stable, so that the places do not depend on the library.
     order = torch.argsort(steps, descending=True, stable=True)
     if grain == 1:
         return order, torch.ones(len(order), dtype=torch.bool)
     order = order[torch.argsort(lanes[order], stable=True)]
-    lane, sizes = lanes[order], torch.bincount(lanes, minlength=LANES)
+    lane = lanes[order]
+    sizes = torch.bincount(lanes, minlength=LANES)
     place = (torch.arange(len(order)) - (torch.cumsum(sizes, 0) - sizes)[lane]) * LANES + lane
     total = -(-(int(place.max()) + 1) // grain) * grain
-    members, real = torch.full((total,), int(order[0])), torch.zeros(total, dtype=torch.bool)
-    members[place], real[place] = order, True
+    # A filler computes what another client computes, and its result is dropped.
+    members = torch.full((total,), int(order[0]))
+    real = torch.zeros(total, dtype=torch.bool)
+    members[place] = order
+    real[place] = True
     return members, real

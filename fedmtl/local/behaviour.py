@@ -77,9 +77,10 @@ def _check_repeated(module: nn.Module, x: Tensor) -> None:
     """Refuses other outputs for the same batch."""
     if not same(_outputs(module, x), _outputs(module, x), _AGAIN):
         raise ModelError(
-            "The model returns other outputs for the same batch when it is called again: it keeps something from one "
-            "call to the next, or draws random numbers that PyTorch does not know of. Let forward depend on its input "
-            "and its parameters alone, and draw by nn.Dropout modules."
+            "The model returns other outputs for the same batch when it is called again: it keeps "
+            "something from one call to the next, or draws random numbers that PyTorch does not "
+            "know of. Let forward depend on its input and its parameters alone, and draw by "
+            "nn.Dropout modules."
         )
 
 
@@ -94,15 +95,16 @@ def _check_apart(module: nn.Module, x: Tensor) -> None:
             raise failed_on(example, error, "a batch of any size is to be taken") from error
     if any(part.shape != together[:1].shape for part in parts):
         raise ModelError(
-            f"The model returns a tensor of shape {tuple(together.shape)} for 2 examples and of shape "
-            f"{tuple(parts[0].shape)} for one; the first dimension must be the batch (squeeze() drops one of size 1)."
+            f"The model returns a tensor of shape {tuple(together.shape)} for 2 examples and of "
+            f"shape {tuple(parts[0].shape)} for one; the first dimension must be the batch "
+            f"(squeeze() drops one of size 1)."
         )
     if not same(together, torch.cat(parts), _APART):
         raise ModelError(
-            "The model's outputs for an example depend on the other examples of its batch, or on their number. "
-            "Batches differ in size and are padded, so let every operation stay within an example: normalize over "
-            "features (torch.nn.LayerNorm, GroupNorm), and let no mean, softmax, cumsum, flip or branch run over "
-            "dimension 0."
+            "The model's outputs for an example depend on the other examples of its batch, or on "
+            "their number. Batches differ in size and are padded, so let every operation stay "
+            "within an example: normalize over features (torch.nn.LayerNorm, GroupNorm), and let "
+            "no mean, softmax, cumsum, flip or branch run over dimension 0."
         )
 
 
@@ -120,9 +122,10 @@ def _check_gradients(module: nn.Module, layout: Layout, moved: Tensor, x: Tensor
     called = functional_call(host, exchanged, (x.clone(),))
     if not called.is_floating_point() or not called.requires_grad:
         raise ModelError(
-            f"The model's outputs, of dtype {called.dtype}, have no gradient by any trainable parameter: they are "
-            "computed without gradients (torch.no_grad, detach, whole or complex numbers), or from frozen parameters "
-            "alone."
+            f"The model's outputs, of dtype {called.dtype}, have no gradient by any trainable "
+            f"parameter: they are "
+            "computed without gradients (torch.no_grad, detach, whole or complex numbers), or "
+            "from frozen parameters alone."
         )
     generator = torch.Generator().manual_seed(_SEED)
     weights = torch.randn(called.shape, generator=generator, dtype=torch.float64).to(called)
@@ -132,9 +135,9 @@ def _check_gradients(module: nn.Module, layout: Layout, moved: Tensor, x: Tensor
     expected = _flat_gradient(module(x.clone()), [named[name] for name in layout.names], weights)
     if not same(followed, expected, _AGAIN):
         raise ModelError(
-            "The gradients of the model do not follow its parameters: something reads them at another time than in the "
-            "forward pass, or from another place than the module. Leave out torch.utils.checkpoint, and take every "
-            "parameter from the module itself."
+            "The gradients of the model do not follow its parameters: something reads them at "
+            "another time than in the forward pass, or from another place than the module. Leave "
+            "out torch.utils.checkpoint, and take every parameter from the module itself."
         )
 
 
@@ -173,7 +176,8 @@ def check_loss(loss: Loss, shape: tuple[int, ...], targets: Tensor, dtype: torch
     values = values_of(slice(2))
     if not values.is_floating_point() or not values.requires_grad:
         raise ConfigError(
-            f"loss returns values of dtype {values.dtype} without a gradient by the outputs; compute it from them by "
+            f"loss returns values of dtype {values.dtype} without a gradient by the outputs; "
+            f"compute it from them by "
             "operations with gradients (no detach, argmax or whole numbers)."
         )
     if not same(values.detach(), values_of(slice(2)).detach(), _AGAIN):
@@ -181,6 +185,7 @@ def check_loss(loss: Loss, shape: tuple[int, ...], targets: Tensor, dtype: torch
     apart = torch.cat([values_of(slice(1)), values_of(slice(1, 2))])
     if not same(values.detach(), apart.detach(), _APART):
         raise ConfigError(
-            "loss returns other values for an example beside another one than for the example by itself; it must "
-            "return one value per example (reduction='none') that depends on no other example, nor on their number."
+            "loss returns other values for an example beside another one than for the example by "
+            "itself; it must return one value per example (reduction='none') that depends on no "
+            "other example, nor on their number."
         )

@@ -34,17 +34,21 @@ def check_layers(module: nn.Module) -> None:
     for name, child in module.named_modules():
         if isinstance(child, _BatchNorm):
             raise ModelError(
-                f"Layer {name or type(child).__name__!r} is {type(child).__name__}, which normalizes over the "
-                "examples of a batch, and whose running statistics would leave the clients without noise. Use "
-                f"torch.nn.GroupNorm{_groups_for(child)} instead; model.fix=true, in Python models.fix(model), "
+                f"Layer {name or type(child).__name__!r} is {type(child).__name__}, which "
+                f"normalizes over the "
+                "examples of a batch, and whose running statistics would leave the clients "
+                "without noise. Use "
+                f"torch.nn.GroupNorm{_groups_for(child)} instead; model.fix=true, in Python "
+                f"models.fix(model), "
                 "does so for a layer whose shape is known."
             )
         if isinstance(child, (nn.Embedding, nn.EmbeddingBag)):
             for option in _MIXING_OPTIONS:
                 if getattr(child, option):
                     raise ModelError(
-                        f"Layer {name!r} is {type(child).__name__} with {option}={getattr(child, option)}, which "
-                        f"mixes the examples of a batch; leave {option} out."
+                        f"Layer {name!r} is {type(child).__name__} with "
+                        f"{option}={getattr(child, option)}, which mixes the examples of a batch; "
+                        f"leave {option} out."
                     )
 
 
@@ -75,7 +79,8 @@ def check_copyable(module: nn.Module) -> None:
         copy.deepcopy(module)
     except Exception as error:
         raise ModelError(
-            f"The model cannot be copied ({first_line(error)}); each client needs a copy, so let it hold nothing that "
+            f"The model cannot be copied ({first_line(error)}); each client needs a copy, so let "
+            f"it hold nothing that "
             "copy.deepcopy refuses."
         ) from error
 
@@ -96,13 +101,15 @@ def _check_exchangeable(name: str, layer: nn.Module) -> None:
         )
     if any(hasattr(hook, "apply_mask") for hook in layer._forward_pre_hooks.values()):
         raise ModelError(
-            f"{where} is pruned by torch.nn.utils.prune, with which it cannot be copied; make the weights permanent "
+            f"{where} is pruned by torch.nn.utils.prune, with which it cannot be copied; make the "
+            f"weights permanent "
             "with torch.nn.utils.prune.remove(layer, name)."
         )
     for attribute, value in vars(layer).items():
         if isinstance(value, Tensor) and value.grad_fn is not None:
             raise ModelError(
-                f"{where} holds {attribute!r}, a tensor that was computed from parameters and cannot be copied; set it "
+                f"{where} holds {attribute!r}, a tensor that was computed from parameters and "
+                f"cannot be copied; set it "
                 "to None, or compute it in forward."
             )
 
@@ -111,7 +118,8 @@ def _check_tensor(name: str, tensor: Tensor) -> None:
     """Refuses a parameter or buffer that copies cannot have, or that no training can start from."""
     if tensor.is_meta:
         raise ModelError(
-            f"{name!r} is on the device 'meta' and has no data; build the model on a device that has them, such as "
+            f"{name!r} is on the device 'meta' and has no data; build the model on a device that "
+            f"has them, such as "
             "device='cpu', or load its weights first."
         )
     if isinstance(tensor, UninitializedBuffer):
@@ -128,8 +136,10 @@ def _check_tensor(name: str, tensor: Tensor) -> None:
         raise ModelError(f"Parameter {name!r} has values that are not finite; start from finite ones.")
     if tensor._backward_hooks or tensor._post_accumulate_grad_hooks:
         raise ModelError(
-            f"Parameter {name!r} has a hook on its gradient, which the copies of clients do not have; remove the hook, "
-            "and name the parameters to train in trainable=[...] or change the gradient in a torch.autograd.Function."
+            f"Parameter {name!r} has a hook on its gradient, which the copies of clients do not "
+            f"have; remove the hook, "
+            "and name the parameters to train in trainable=[...] or change the gradient in a "
+            "torch.autograd.Function."
         )
 
 
@@ -161,7 +171,8 @@ def with_shapes(module: nn.Module, sample: Tensor, seed: int) -> nn.Module:
     left = next(_lazy_names(module), None)
     if left is not None:
         raise ModelError(
-            f"{left!r} is lazy, and the forward pass does not give it a shape; use the layer in forward, or a layer "
+            f"{left!r} is lazy, and the forward pass does not give it a shape; use the layer in "
+            f"forward, or a layer "
             "with a shape."
         )
     return module.train(mode)
@@ -247,8 +258,8 @@ def failed_on(sample: Tensor, error: Exception, why: str = "the shape of this da
         hint = "; embeddings take whole numbers, which data keep with transform=Integers()"
     if "dtype" in text or "scalar type" in text:
         hint += (
-            "; parameters and real features have the dtype of the run, so let forward convert to that of its layers, "
-            "such as x.to(self.layer.weight.dtype)"
+            "; parameters and real features have the dtype of the run, so let forward convert to "
+            "that of its layers, such as x.to(self.layer.weight.dtype)"
         )
     if "does not require grad" in text:
         hint += "; evaluation is without gradients, so a forward that differentiates needs torch.func.grad"
@@ -282,11 +293,13 @@ def check_unchanged(module: nn.Module, before: dict[str, Tensor]) -> None:
             continue
         if name in parameters:
             raise ModelError(
-                f"Parameter {name!r} changes during the forward pass; parameters may change by training alone, so let "
+                f"Parameter {name!r} changes during the forward pass; parameters may change by "
+                f"training alone, so let "
                 "forward compute with a copy of it."
             )
         raise ModelError(
-            f"Buffer {name!r} changes during the forward pass; a changing buffer would leave the client without "
+            f"Buffer {name!r} changes during the forward pass; a changing buffer would leave the "
+            f"client without "
             "noise. Remove it, or use a layer without running statistics."
         )
 
@@ -304,7 +317,9 @@ def same(first: Tensor, second: Tensor, tolerance: float) -> bool:
     equal |= first.isnan() & second.isnan()
     if tolerance > 0.0:
         size = torch.maximum(first.abs(), second.abs()).nan_to_num(0.0, 0.0, 0.0)
-        largest = size.max() if size.numel() else size.sum()
+        largest = size.sum()
+        if size.numel():  # an empty tensor has no largest number
+            largest = size.max()
         equal |= (first - second).abs() <= tolerance * largest
     return bool(equal.all())
 
@@ -335,9 +350,11 @@ class _RefuseRandomness(TorchDispatchMode):
         named = kwargs or {}
         if torch.Tag.nondeterministic_seeded in func.tags and _draws(func, args, named):
             raise ModelError(
-                f"The forward pass calls {func.overloadpacket.__name__!r}, which draws from a global random generator; "
-                "use nn.Dropout modules (they become keyed) instead of functional dropout or random operations; "
-                "model.fix=true, in Python models.fix(model), replaces attention and recurrent layers with dropout."
+                f"The forward pass calls {func.overloadpacket.__name__!r}, which draws from a "
+                f"global random generator; "
+                "use nn.Dropout modules (they become keyed) instead of functional dropout or "
+                "random operations; model.fix=true, in Python models.fix(model), replaces "
+                "attention and recurrent layers with dropout."
             )
         return func(*args, **named)
 

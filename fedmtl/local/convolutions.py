@@ -48,12 +48,14 @@ class Toom:
     @classmethod
     @functools.cache
     def of(cls, size: int, dtype: torch.dtype) -> Toom:
-        """Return it for filters of ``size``, at most as many as there are points and infinity.
+        """Returns it for filters of ``size``, at most as many as there are points and infinity.
 
         Polynomials with coefficients u and v are multiplied by their values: (u v) = V^-1 (V_u u * V_v v), V with the
         powers of the points in its rows. The transpose of that linear function of u is the correlation with v.
         """
-        tile = 1 if size == 1 else min(_TILE, len(_POINTS) + 2 - size)
+        tile = 1
+        if size > 1:
+            tile = min(_TILE, len(_POINTS) + 2 - size)
         points = torch.tensor(_POINTS[: tile + size - 2], dtype=torch.float64)
 
         def powers(count: int) -> Tensor:
@@ -63,7 +65,13 @@ class Toom:
 
         count = tile + size - 1
         inverse = torch.linalg.inv(powers(count))
-        return cls(tile, count, powers(tile).to(dtype), powers(size).to(dtype), inverse.mT.to(dtype).contiguous())
+        return cls(
+            tile,
+            count,
+            powers(tile).to(dtype),
+            powers(size).to(dtype),
+            inverse.mT.to(dtype).contiguous(),
+        )
 
 
 class Tape(NamedTuple):
@@ -106,39 +114,51 @@ class Convolution:
     function: Function | None = None
 
     def size(self, height: int, width: int) -> tuple[int, int] | None:
-        """Return height and width of the output for those of the input; None where there is none, or a pool leaves
+        """Returns height and width of the output for those of the input; None where there is none, or a pool leaves
         something over."""
         sides = (height, width)
         high, wide = (n + 2 * p - k + 1 for n, p, k in zip(sides, self.padding, self.shape[2:], strict=True))
         if min(high, wide) < 1 or (self.pools and (high % 2 or wide % 2)):
             return None
-        return (high // 2, wide // 2) if self.pools else (high, wide)
+        if self.pools:
+            return high // 2, wide // 2
+        return high, wide
 
     def of_images(self, parameters: Views, x: Tensor) -> Tape:
-        """Compute the first convolution, of images (B, C, H, W)."""
-        (up, left), (outputs, inputs, height, width) = self.padding, self.shape
-        x = pad(x, (left, left, up, up)) if up or left else x
-        batch, _, high, wide = x.shape
-        high, wide = high - height + 1, wide - width + 1
+        """Computes the first convolution, of images (B, C, H, W)."""
+        up, left = self.padding
+        outputs, inputs, height, width = self.shape
+        # The same zeros on both sides, as PyTorch pads.
+        if up or left:
+            x = pad(x, (left, left, up, up))
+        batch = len(x)
+        high = x.shape[2] - height + 1
+        wide = x.shape[3] - width + 1
         b, c, h, w = x.stride()
+        # Views of the input; the reshape copies each window once.
         windows = x.as_strided((inputs, height, width, high, batch, wide), (c, h, w, h, b, w))
         columns = windows.reshape(inputs * height * width, high * batch * wide)
         product = torch.mm(columns.T, parameters[self.weight].view(outputs, -1).T)
         return self.finished(parameters, columns, columns, product.view(high, batch, wide, outputs))
 
     def of_values(self, parameters: Views, value: Tensor) -> Tape:
-        """Compute a later convolution, of (H, B, W, C), contiguous."""
-        (up, left), (outputs, inputs, height, width) = self.padding, self.shape
+        """Computes a later convolution, of (H, B, W, C), contiguous."""
+        up, left = self.padding
+        outputs, inputs, height, width = self.shape
         toom = Toom.of(height, value.dtype)
-        points, tile = toom.points, toom.tile
-        high, batch, wide, _ = value.shape
-        high, wide = high + 2 * up - height + 1, wide + 2 * left - width + 1
+        points = toom.points
+        tile = toom.tile
+        batch = value.shape[1]
+        high = value.shape[0] + 2 * up - height + 1
+        wide = value.shape[2] + 2 * left - width + 1
         tiles = -(-high // tile)
         down = up + tiles * tile - high
-        value = pad(value, (0, 0, left, left, 0, 0, up, down)) if left or up or down else value
+        if left or up or down:
+            value = pad(value, (0, 0, left, left, 0, 0, up, down))
         broad = value.shape[2] * inputs
         long = batch * broad
         heights = value.as_strided((tiles, points, long), (tile * long, long, 1))
+        # The input at the points, for all tiles at once.
         lines = torch.bmm(toom.d.expand(tiles, -1, -1), heights)  # (T, P, B W C)
         columns = lines.as_strided(
             (points, tiles, batch, wide, width * inputs), (long, points * long, broad, inputs, 1)
@@ -146,6 +166,7 @@ class Convolution:
         columns = columns.reshape(points, -1, width * inputs)
         filters = parameters[self.weight].permute(2, 0, 3, 1).reshape(height, -1)
         filters = torch.mm(toom.g, filters).view(points, outputs, -1)
+        # One matrix product for each point: this is where the time goes.
         products = torch.bmm(columns, filters.mT).view(points, tiles, -1)
         product = torch.bmm(toom.a.mT.expand(tiles, -1, -1), products.transpose(0, 1))
         return self.finished(parameters, columns, filters, product.view(-1, batch, wide, outputs)[:high])
@@ -159,19 +180,24 @@ class Convolution:
             columns, filters: are remembered.
             product: (H, B, W, O), overwritten.
         """
-        value, across, down = product, product, product
+        value = product
+        across = product  # without a pool nothing reads it
+        down = product
         if self.pools:
             high, batch, wide, outputs = product.shape
             left, right = product.view(high, -1, 2, outputs).unbind(2)
             upper, lower = torch.maximum(left, right).view(high // 2, 2, -1, outputs).unbind(1)
-            across, down = right - left, lower - upper
+            across = right - left
+            down = lower - upper
             value = torch.maximum(upper, lower).view(high // 2, batch, wide // 2, outputs)
         if self.bias is not None:
             value = value.add_(parameters[self.bias])
-        return Tape(columns, filters, across, down, value if self.function is None else self.function.value(value))
+        if self.function is not None:
+            value = self.function.value(value)
+        return Tape(columns, filters, across, down, value)
 
     def signals(self, tape: Tape, signal: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the gradients by what the bias is added to and by the product, (H, B, W, O), from that by the
+        """Returns the gradients by what the bias is added to and by the product, (H, B, W, O), from that by the
         output."""
         if self.function is not None:
             signal = self.function.slope(signal, tape.value)
@@ -183,31 +209,39 @@ class Convolution:
         return signal, above.view(2 * high, batch, 2 * wide, outputs)
 
     def at_points(self, signal: Tensor) -> Tensor:
-        """Return the gradient by a later convolution's product, (H, B, W, O), at the points, (P, T B W, O)."""
-        toom, (high, _, _, outputs) = Toom.of(self.shape[2], signal.dtype), signal.shape
+        """Returns the gradient by a later convolution's product, (H, B, W, O), at the points, (P, T B W, O)."""
+        toom = Toom.of(self.shape[2], signal.dtype)
+        high, _, _, outputs = signal.shape
         tiles = -(-high // toom.tile)
         missing = tiles * toom.tile - high
-        signal = pad(signal, (0, 0, 0, 0, 0, 0, 0, missing)) if missing else signal
+        if missing:
+            signal = pad(signal, (0, 0, 0, 0, 0, 0, 0, missing))
         signal = signal.view(tiles, toom.tile, -1)
         points = signal.new_empty(toom.points, tiles, signal.shape[2])
         torch.bmm(toom.a.expand(tiles, -1, -1), signal, out=points.transpose(0, 1))
         return points.view(toom.points, -1, outputs)
 
     def weight_gradient(self, tape: Tape, signal: Tensor) -> Tensor:
-        """Return the gradient by the weight of a later convolution from that at the points."""
+        """Returns the gradient by the weight of a later convolution from that at the points."""
         gradient = torch.bmm(signal.mT, tape.columns).view(signal.shape[0], -1)
         gradient = torch.mm(Toom.of(self.shape[2], signal.dtype).g.T, gradient).view(-1)  # (h, O, w, C)
         return gradient.index_select(0, _order(self.shape)).view(self.shape)
 
     def input_gradient(self, tape: Tape, signal: Tensor) -> Tensor:
-        """Return the gradient by the input of a later convolution, (H, B, W, C), from that at the points."""
-        (up, left), (_, inputs, height, width) = self.padding, self.shape
+        """Returns the gradient by the input of a later convolution, (H, B, W, C), from that at the points."""
+        up, left = self.padding
+        _, inputs, height, width = self.shape
         toom = Toom.of(height, signal.dtype)
         high, batch, wide, _ = tape.value.shape
-        high, wide = (2 * high, 2 * wide) if self.pools else (high, wide)
-        tiles, broad = -(-high // toom.tile), wide + width - 1
+        if self.pools:  # the product is twice as high and wide as the output
+            high = 2 * high
+            wide = 2 * wide
+        tiles = -(-high // toom.tile)
+        broad = wide + width - 1
+        # The transposed product, from outputs back to windows.
         windows = torch.bmm(signal, tape.filters).view(-1, batch, wide, width, inputs)
         lines = signal.new_zeros(toom.points * tiles, batch, broad, inputs)
+        # Windows overlap, so their gradients add up where they do.
         for j in range(width):
             lines.narrow(2, j, wide).add_(windows.select(3, j))
         lines = lines.view(toom.points, tiles, -1)
@@ -233,17 +267,22 @@ class ConvolutionalNetwork:
 
     @classmethod
     def of(cls, module: nn.Module, layout: Layout) -> ConvolutionalNetwork | None:
-        """Return the network that a module computes in training mode; None where it is no such network, or where a
+        """Returns the network that a module computes in training mode; None where it is no such network, or where a
         parameter is frozen, occurs twice, or has a hook."""
-        parts, names = flat_parts(module, (nn.Conv2d, nn.MaxPool2d)), names_of(module, layout)
+        parts = flat_parts(module, (nn.Conv2d, nn.MaxPool2d))
+        names = names_of(module, layout)
         if parts is None or names is None:
             return None
         flat = next((k for k, part in enumerate(parts) if type(part) is nn.Flatten), 0)
         stages: list[Convolution] = []
         for part in parts[:flat]:
-            last = stages[-1] if stages else None
+            last: Convolution | None = None
+            if stages:
+                last = stages[-1]
             if type(part) is nn.Conv2d and _plain(part):
-                bias = None if part.bias is None else names[id(part.bias)]
+                bias = None
+                if part.bias is not None:
+                    bias = names[id(part.bias)]
                 sides: Any = tuple(part.weight.shape)
                 stages.append(Convolution(names[id(part.weight)], bias, sides, part.padding))  # type: ignore[arg-type]
             elif type(part) is nn.MaxPool2d and last is not None and not last.pools and _halves(part):
@@ -254,24 +293,36 @@ class ConvolutionalNetwork:
                 return None
         head = Perceptron.of_parts(parts[flat + 1 :], names, layout)
         has_points = all(stage.shape[2] <= len(_POINTS) + 1 for stage in stages[1:])
-        return cls(tuple(stages), head) if head is not None and stages and has_points else None
+        if head is None or not stages or not has_points:
+            return None
+        return cls(tuple(stages), head)
 
     def _fits(self, shape: tuple[int, ...]) -> bool:
         if len(shape) != 3:
             return False
-        channels, size = shape[0], (shape[1], shape[2])
+        channels = shape[0]
+        size = (shape[1], shape[2])
         for stage in self.stages:
-            after = stage.size(*size) if stage.shape[1] == channels else None
+            if stage.shape[1] != channels:
+                return False
+            after = stage.size(*size)
             if after is None:
                 return False
-            channels, size = stage.shape[0], after
-            if channels * size[0] * size[1] * (4 if stage.pools else 1) > _LARGEST:
+            channels = stage.shape[0]
+            size = after
+            numbers = channels * size[0] * size[1]
+            if stage.pools:  # the convolution before the pool has four times as many
+                numbers *= 4
+            if numbers > _LARGEST:
                 return False
         return channels * size[0] * size[1] == self.head.layers[0].inputs
 
     def forward(self, rows: Tensor, x: Tensor) -> list[Any] | None:
-        """Return what the gradients need, and last the output (1, B, outputs); None of several copies, on another
-        device than a CPU, and where the input is no batch of images of the right size, or of another dtype."""
+        """Returns the intermediate values of the gradients, and last the output (1, B, outputs).
+
+        None for several copies, on another device than a CPU, and for an input that is no batch of images of the right
+        size and dtype.
+        """
         single = rows.shape[0] == 1 and rows.device.type == "cpu"
         if not single or x.dtype != rows.dtype or not self._fits(tuple(x.shape[2:])):
             return None
@@ -279,25 +330,37 @@ class ConvolutionalNetwork:
         tapes = [self.stages[0].of_images(parameters, x[0])]
         for stage in self.stages[1:]:
             tapes.append(stage.of_values(parameters, tapes[-1].value))
+        # nn.Flatten orders an example by channel, height and width.
         vectors = tapes[-1].value.permute(1, 3, 0, 2).reshape(1, x.shape[1], -1)
         return [*tapes, *(self.head.forward(rows, vectors) or [])]
 
     def descend(
-        self, rows: Tensor, values: list[Any], signal: Tensor, target: Tensor, *, keep: float, rate: float
+        self,
+        rows: Tensor,
+        values: list[Any],
+        signal: Tensor,
+        target: Tensor,
+        *,
+        keep: float,
+        rate: float,
     ) -> None:
-        """Make ``target`` (1, D) ``keep`` times itself, and of 0 nothing, less ``rate`` times the gradient by all
+        """Makes ``target`` (1, D) ``keep`` times itself, and of 0 nothing, less ``rate`` times the gradient by all
         parameters; see :meth:`.products.Perceptron.descend`."""
-        tapes, values = values[: len(self.stages)], values[len(self.stages) :]
+        tapes = values[: len(self.stages)]
+        values = values[len(self.stages) :]
         changed = self.head.layout.views(target[0])
         high, batch, wide, channels = tapes[-1].value.shape
+        # The head hands down the gradient of its inputs before its weights change.
         below = self.head.descend(rows, values, signal, target, keep=keep, rate=rate, inward=True)
         below = below.view(batch, channels, high, wide).permute(2, 0, 3, 1).contiguous()
         for number in reversed(range(len(self.stages))):
-            stage, tape = self.stages[number], tapes[number]
+            stage = self.stages[number]
+            tape = tapes[number]
             shifted, above = stage.signals(tape, below)
             if number:
                 above = stage.at_points(above)
-                gradient, below = stage.weight_gradient(tape, above), stage.input_gradient(tape, above)
+                gradient = stage.weight_gradient(tape, above)
+                below = stage.input_gradient(tape, above)
             else:
                 gradient = torch.mm(tape.columns, above.view(-1, stage.shape[0])).T.reshape(stage.shape)
             descend(changed[stage.weight], gradient, keep=keep, rate=rate)
@@ -306,7 +369,7 @@ class ConvolutionalNetwork:
 
 
 def _spread(signal: Tensor, wins: Tensor, dim: int) -> Tensor:
-    """Return the gradient by two neighbours, side by side in a new dimension, from that by the larger of them: the
+    """Returns the gradient by two neighbours, side by side in a new dimension, from that by the larger of them: the
     second gets it where it is larger, else the first."""
     pair = signal.new_empty(*signal.shape[:dim], 2, *signal.shape[dim:])
     first, second = pair.unbind(dim)
@@ -317,7 +380,7 @@ def _spread(signal: Tensor, wins: Tensor, dim: int) -> Tensor:
 
 @functools.cache
 def _order(shape: tuple[int, int, int, int]) -> Tensor:
-    """Return where the numbers of a weight (outputs, inputs, height, width) stand among those of its transpose (height,
+    """Returns the positions of the numbers of a weight (outputs, inputs, height, width) in its transpose (height,
     outputs, width, inputs)."""
     outputs, inputs, height, width = shape
     places = torch.arange(outputs * inputs * height * width)
@@ -325,14 +388,19 @@ def _order(shape: tuple[int, int, int, int]) -> Tensor:
 
 
 def _plain(part: nn.Conv2d) -> bool:
-    """Return whether a convolution has steps of 1, one group, and no padding but zeros of a given number."""
-    steps = (part.stride, part.dilation, part.groups, part.padding_mode) == ((1, 1), (1, 1), 1, "zeros")
+    """Returns true for a convolution with steps of 1, one group, and no padding but zeros of a given number."""
+    steps = (part.stride, part.dilation, part.groups, part.padding_mode) == (
+        (1, 1),
+        (1, 1),
+        1,
+        "zeros",
+    )
     return steps and not isinstance(part.padding, str)
 
 
 def _halves(part: nn.MaxPool2d) -> bool:
-    """Return whether a pool is the one of windows of 2 x 2 that stand side by side."""
-    pairs = [
-        v if isinstance(v, tuple) else (v, v) for v in (part.kernel_size, part.stride, part.padding, part.dilation)
-    ]
-    return pairs == [(2, 2), (2, 2), (0, 0), (1, 1)] and not part.return_indices
+    """Returns true for a pool over adjacent windows of 2 x 2."""
+    settings = (part.kernel_size, part.stride, part.padding, part.dilation)
+    wanted = (2, 2, 0, 1)
+    halves = all(value in (n, (n, n)) for value, n in zip(settings, wanted, strict=True))
+    return halves and not part.return_indices

@@ -14,8 +14,9 @@ import functools
 import math
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from threadpoolctl import ThreadpoolController
@@ -34,7 +35,14 @@ _ALONE = 1 << 16  # parameters of a convolutional network from which a call cost
 _CACHE_BYTES = 3 << 20  # of parameters in a stack
 _WORTH_A_PROCESS = 1 << 15  # parameters of a perceptron; a network of convolutions always is
 _FEW = 8  # examples that cost less one by one than 32 at once
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+_CONVOLUTIONS = (
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.Conv3d,
+    nn.ConvTranspose1d,
+    nn.ConvTranspose2d,
+    nn.ConvTranspose3d,
+)
 
 
 @dataclass(frozen=True)
@@ -62,15 +70,21 @@ class Execution(Checked):
     processes: Count | None = None
 
     def resolve(self, module: nn.Module, device: torch.device, cores: int | None = None) -> Execution:
-        """Return the same settings with every choice made for this module and device, on so many cores; None for those
+        """Returns the same settings with every choice made for this module and device, on so many cores; None for those
         that this process may use."""
         size = sum(p.numel() for p in module.parameters())
-        chunk, processes = max_clients(size), 1
+        chunk = max_clients(size)
+        processes = 1
         if in_small_stacks(module, device):
+            # A stack that stays in the cache of a core is read from memory once for all local steps.
             row = size * next(module.parameters()).element_size()
             chunk = max(1, min(_CACHE_BYTES // row, chunk) // LANES) * LANES
-            if convolutional := _is_convolutional(module):
-                chunk = 1 if size >= _ALONE else _CLIENTS
+            convolutional = _is_convolutional(module)
+            if convolutional and size >= _ALONE:
+                chunk = 1
+            elif convolutional:
+                chunk = _CLIENTS
+            # A smaller model ends before a further process has started.
             if convolutional or size >= _WORTH_A_PROCESS:
                 processes = cores or available_cores()
         return Execution(self.chunk or chunk, self.processes or processes)
@@ -102,24 +116,28 @@ class Executor:
     ) -> None:
         assert execution.chunk is not None
         self.batched = batched
-        self.execution, self.chunk = execution, execution.chunk
+        self.execution = execution
+        self.chunk = execution.chunk
         self.one_thread = in_small_stacks(module, device) or (execution.processes or 1) > 1
+        # Buffers grow with the first chunk; a stack of one is enough for a run that trains nothing.
         self.stack = StackedModule(module, capacity=1, device=device, dtype=dtype)
 
     def slices(self, count: int, *, grain: int | None = None) -> Iterator[slice]:
-        """Yield consecutive slices of ``range(count)``, at most ``chunk`` long: the clients that are computed at once.
+        """Yields consecutive slices of ``range(count)``, at most ``chunk`` long: the clients that are computed at once.
 
         With a ``grain`` of :func:`~fedmtl.local.batches.grain_of` all but the last slice are a multiple of it long,
         and of 1 exactly 1.
         """
         size = self.chunk
-        if grain is not None:
-            size = 1 if grain == 1 else max(1, size // grain) * grain
+        if grain == 1:
+            size = 1
+        elif grain is not None:
+            size = max(1, size // grain) * grain
         for first in range(0, count, size):
             yield slice(first, min(first + size, count))
 
     def examples_at_once(self, expected: float) -> int:
-        """Return the ``width`` of :func:`~fedmtl.local.per_example.example_gradients` for batches of ``expected``
+        """Returns the ``width`` of :func:`~fedmtl.local.per_example.example_gradients` for batches of ``expected``
         examples, a number that is the same for all clients, and public."""
         if self.chunk >= LANES:
             return PIECE
@@ -129,7 +147,7 @@ class Executor:
 
 
 def in_small_stacks(module: nn.Module, device: torch.device) -> bool:
-    """Return whether clients are best computed in small stacks: perceptrons and networks of convolutions on a CPU."""
+    """Returns true for perceptrons and convolutional networks on a CPU, which are fastest in small stacks."""
     perceptron = Perceptron.of(module, Layout.of(module)) is not None
     return device.type == "cpu" and (perceptron or _is_convolutional(module))
 
@@ -148,10 +166,15 @@ def operation_threads(elements: float, products: float = math.inf) -> Iterator[N
         elements: numbers that a typical operation of PyTorch moves, such as cohort size times parameters.
         products: numbers in the larger factor of a typical product of NumPy, whose threads are others.
     """
+    # Handing a small operation to other threads costs more than the operation.
     before = torch.get_num_threads()
-    torch.set_num_threads(1 if elements < _SMALL else before)
+    if elements < _SMALL:
+        torch.set_num_threads(1)
+    limit: AbstractContextManager[Any] = nullcontext()
+    if products < _SMALL:
+        limit = _numpy_products().limit(limits=1)
     try:
-        with _numpy_products().limit(limits=1) if products < _SMALL else nullcontext():
+        with limit:
             yield
     finally:
         torch.set_num_threads(before)
@@ -159,11 +182,13 @@ def operation_threads(elements: float, products: float = math.inf) -> Iterator[N
 
 @functools.cache
 def _numpy_products() -> ThreadpoolController:
-    """Return the libraries by which NumPy and SciPy compute products; to look for them takes long."""
+    """Returns the libraries by which NumPy and SciPy compute products; to look for them takes long."""
     libraries: ThreadpoolController = ThreadpoolController().select(user_api="blas")
     return libraries
 
 
 def available_cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    """Returns the number of cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

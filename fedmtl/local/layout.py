@@ -31,6 +31,7 @@ class Layout:
     @classmethod
     def of(cls, module: nn.Module) -> Layout:
         """The layout of a module's trainable parameters, in the order of ``named_parameters``."""
+        # A tied weight is one parameter of the row, whatever its number of names.
         named = [(names, p) for names, p in _by_all_names(module) if p.requires_grad]
         offsets = [0]
         for _, p in named:
@@ -56,6 +57,7 @@ class Layout:
     def frozen(self, module: nn.Module) -> dict[str, Tensor]:
         """The tensors of the module's state that are none of these parameters, by name: what is public with it."""
         named = dict(module.named_parameters())
+        # By address, since a state names tied weights several times.
         moving = {named[name].data_ptr() for name in self.names}  # tied weights have several names in a state
         state = {name: value for name, value in module.state_dict().items() if isinstance(value, Tensor)}
         return {name: value for name, value in state.items() if value.data_ptr() not in moving}
@@ -79,7 +81,7 @@ class Layout:
         }
 
     def load(self, module: nn.Module, row: Tensor) -> nn.Module:
-        """Copy a (D,) row into the module's parameters, in place; returns the module."""
+        """Copies a (D,) row into the module's parameters, in place; returns the module."""
         named = dict(module.named_parameters())
         with torch.no_grad():
             for name, value in self.views(row).items():
@@ -88,12 +90,12 @@ class Layout:
 
 
 def belongs(name: str, pattern: str) -> bool:
-    """Return whether a parameter or module of this name is one that the pattern names, or lies within one."""
+    """Returns true for a parameter or module that the pattern names, or that lies within one that it names."""
     return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
 
 
 def check_names(owner: object, field: str, names: Any) -> None:
-    """Refuse what an algorithm has as its ``field`` for names of layers and is no list of them.
+    """Refuses what an algorithm has as its ``field`` for names of layers and is no list of them.
 
     Raises:
         ConfigError: naming the class of ``owner``.
@@ -103,7 +105,7 @@ def check_names(owner: object, field: str, names: Any) -> None:
 
 
 def named_by(patterns: Any, names: Sequence[Sequence[str]], owner: str, what: str = "parameter") -> list[bool]:
-    """Return which parameters, or layers, a pattern names, or a module that they lie within.
+    """Returns which parameters, or layers, a pattern names, or a module that they lie within.
 
     Args:
         patterns: names, where ``*``, ``?`` and ``[...]`` stand for what they do in names of files.
@@ -117,7 +119,9 @@ def named_by(patterns: Any, names: Sequence[Sequence[str]], owner: str, what: st
     accepted = [name for each in names for name in each]
     listed = f"the model's {what}s are {', '.join(accepted) or 'none'}"
     if isinstance(patterns, str) or not isinstance(patterns, Sequence):
-        hint = [patterns] if isinstance(patterns, str) else [next(iter(accepted), "head.*")]
+        hint = [next(iter(accepted), "head.*")]
+        if isinstance(patterns, str):
+            hint = [patterns]
         raise ConfigError(f"{owner} is {patterns!r}; give a list of names, such as {hint}; {listed}.")
     if not patterns:
         raise ConfigError(f"{owner} is empty, so that it names none; {listed}.")
@@ -138,7 +142,7 @@ def _by_all_names(module: nn.Module) -> list[tuple[tuple[str, ...], nn.Parameter
 
 
 def set_trainable(module: nn.Module, patterns: Sequence[str] | None) -> None:
-    """Set ``requires_grad`` of every parameter, in place: true where a pattern names it, and nowhere else.
+    """Sets ``requires_grad`` of every parameter, in place: true where a pattern names it, and nowhere else.
 
     Args:
         module: whose parameters are chosen.
@@ -155,15 +159,17 @@ def set_trainable(module: nn.Module, patterns: Sequence[str] | None) -> None:
             listed = ", ".join(name for names, _ in floating for name in names)
             if not listed:
                 raise ModelError(
-                    "The model has no parameter of real numbers to train; of a quantized model give the one that it "
-                    "was made from."
+                    "The model has no parameter of real numbers to train; of a quantized model "
+                    "give the one that it was made from."
                 )
             raise ModelError(
-                f"The model has no trainable parameter: all are frozen, and trainable is None; the model's parameters "
-                f"are {listed}. Unfreeze some with requires_grad_(True), or name some in trainable=[...]."
+                f"The model has no trainable parameter: all are frozen, and trainable is None; "
+                f"the model's parameters are {listed}. Unfreeze some with requires_grad_(True), "
+                f"or name some in trainable=[...]."
             )
         return
     chosen = named_by(patterns, [names for names, _ in floating], "trainable")
+    # Everything else is frozen, buffers and whole-number parameters among them.
     module.requires_grad_(False)
     for moves, (_, parameter) in zip(chosen, floating, strict=True):
         parameter.requires_grad_(moves)

@@ -26,8 +26,10 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def _shaped(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the outputs in the shape of the targets, where they are as many."""
-    return outputs.reshape(targets.shape) if outputs.numel() == targets.numel() else outputs
+    """Returns the outputs in the shape of the targets, where they are as many."""
+    if outputs.numel() == targets.numel():
+        return outputs.reshape(targets.shape)
+    return outputs
 
 
 def mse(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -62,7 +64,7 @@ class Huber:
     delta: float
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the losses, (N, ...), (N, ...) -> (N,)."""
+        """Returns the losses, (N, ...), (N, ...) -> (N,)."""
         errors = (_shaped(outputs, targets) - targets).abs()
         inside = errors.clamp(max=self.delta)
         return (inside * (errors - inside / 2)).reshape(len(targets), -1).mean(1)
@@ -82,7 +84,8 @@ class Quantile:
     level: float
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the losses, (N, ...), (N, ...) -> (N,)."""
+        """Returns the losses, (N, ...), (N, ...) -> (N,)."""
+        # Both branches are linear, so the larger one is the loss.
         errors = targets - _shaped(outputs, targets)
         losses = torch.maximum(self.level * errors, (self.level - 1) * errors)
         return losses.reshape(len(targets), -1).mean(1)
@@ -101,15 +104,19 @@ class Poisson:
     mapped: bool = False
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the losses, (N, ...), (N, ...) -> (N,)."""
+        """Returns the losses, (N, ...), (N, ...) -> (N,)."""
         outputs = _shaped(outputs, targets)
-        counts = (targets + 1) / 2 if self.mapped else targets
+        counts = targets
+        if self.mapped:
+            counts = (targets + 1) / 2
         return (outputs.exp() - counts * outputs).reshape(len(targets), -1).mean(1)
 
     @property
     def link(self) -> Link:
-        """Return what makes predictions, the mean counts, of outputs."""
-        return "exp of share" if self.mapped else "exp"
+        """Returns the link function from outputs to predictions, the mean counts."""
+        if self.mapped:
+            return "exp of share"
+        return "exp"
 
 
 LOSSES: dict[str, Loss] = {
@@ -122,7 +129,8 @@ LOSSES: dict[str, Loss] = {
 
 def softmax_divergence(outputs: Tensor, others: Tensor) -> Tensor:
     """KL(p || q) + KL(q || p) of the classes' probabilities, in nats: logits (N, C) twice -> (N,)."""
-    log_p, log_q = outputs.log_softmax(-1), others.log_softmax(-1)
+    log_p = outputs.log_softmax(-1)
+    log_q = others.log_softmax(-1)
     return ((log_p.exp() - log_q.exp()) * (log_p - log_q)).reshape(len(outputs), -1).sum(1)
 
 
@@ -157,20 +165,20 @@ class Pull:
     strength: float
 
     def __call__(self, outputs: Tensor) -> Tensor:
-        """Return what is added, (K, B), for outputs (K, B, ...)."""
+        """Returns the weighted divergences, (K, B), of outputs (K, B, ...)."""
         return self.strength * example_losses(self.divergence, outputs, self.others)
 
 
 def divergence_of(loss: Loss) -> Loss:
-    """Return the symmetrized divergence of predictions that belongs to a loss.
+    """Returns the symmetrized divergence of predictions that belongs to a loss.
 
     Raises:
         ConfigError: a loss of the caller's own, whose outputs are predictions of no known law.
     """
     if loss not in DIVERGENCES:
         raise ConfigError(
-            f"the divergence of two predictions is known for the losses {', '.join(LOSSES)}; the loss here is "
-            f"{name_of(loss)!r}."
+            f"the divergence of two predictions is known for the losses {', '.join(LOSSES)}; the "
+            f"loss here is {name_of(loss)!r}."
         )
     return DIVERGENCES[loss]
 
@@ -181,19 +189,21 @@ ACCEPTED = f"{', '.join(LOSSES)}, huber:DELTA, quantile:LEVEL, poisson"
 
 
 def is_of_numbers(loss: object) -> bool:
-    """Return whether a loss, or the name of one, is Huber's, of a quantile or of counts."""
+    """Returns true for a loss, or the name of one, that is Huber's, of a quantile or of counts."""
     if isinstance(loss, str):
         return loss.partition(":")[0] in OF_NUMBERS
     return isinstance(loss, (Huber, Quantile, Poisson))
 
 
 def link_of(loss: Loss) -> Link:
-    """Return what makes predictions of the outputs of a model that minimizes a loss."""
-    return loss.link if isinstance(loss, Poisson) else "identity"
+    """Returns the link function from outputs to predictions of a model that minimizes a loss."""
+    if isinstance(loss, Poisson):
+        return loss.link
+    return "identity"
 
 
 def linked(outputs: Tensor, link: Link) -> Tensor:
-    """Return the predictions that the outputs of a model stand for, as targets are stored, of the same shape."""
+    """Returns the predictions that the outputs of a model stand for, as targets are stored, of the same shape."""
     if link == "exp":
         return outputs.exp()
     if link == "exp of share":
@@ -202,7 +212,7 @@ def linked(outputs: Tensor, link: Link) -> Tensor:
 
 
 def resolve_loss(loss: str | Loss) -> Loss:
-    """Return a loss by name, or the given callable.
+    """Returns a loss by name, or the given callable.
 
     Raises:
         ConfigError: an unknown name, or one with an impossible number.
@@ -217,7 +227,7 @@ def resolve_loss(loss: str | Loss) -> Loss:
 
 
 def _of_numbers(loss: str) -> Loss:
-    """Return the loss of a name such as ``"huber:0.1"``.
+    """Returns the loss of a name such as ``"huber:0.1"``.
 
     Raises:
         ConfigError: a number that is missing, impossible or too many.
@@ -242,7 +252,7 @@ def _of_numbers(loss: str) -> Loss:
 
 
 def name_of(loss: str | Loss) -> str:
-    """Return what a loss is called where a setting names it."""
+    """Returns the name of a loss in settings."""
     if isinstance(loss, str):
         return loss
     if isinstance(loss, Huber):
@@ -251,7 +261,10 @@ def name_of(loss: str | Loss) -> str:
         return f"quantile:{loss.level:g}"
     if isinstance(loss, Poisson):
         return "poisson"
-    return next((name for name, known in LOSSES.items() if known is loss), getattr(loss, "__name__", repr(loss)))
+    return next(
+        (name for name, known in LOSSES.items() if known is loss),
+        getattr(loss, "__name__", repr(loss)),
+    )
 
 
 def example_losses(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -261,6 +274,7 @@ def example_losses(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
         ConfigError: a loss of the caller's own that fails, or does not return one value per example.
     """
     k, b = outputs.shape[:2]
+    # A loss sees one batch; copies are not its affair.
     outputs = outputs.reshape(k * b, *outputs.shape[2:])
     targets = targets.reshape(k * b, *targets.shape[2:])
     try:
@@ -269,11 +283,13 @@ def example_losses(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
         if loss in LOSSES.values() or loss in DIVERGENCES.values():
             raise
         raise ConfigError(
-            f"loss fails on outputs of shape {tuple(outputs.shape)} with targets of shape {tuple(targets.shape)}: "
-            f"{first_line(error)}."
+            f"loss fails on outputs of shape {tuple(outputs.shape)} with targets of shape "
+            f"{tuple(targets.shape)}: {first_line(error)}."
         ) from error
     if not isinstance(values, Tensor) or values.shape != (k * b,):
-        what = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else f"a {type(values).__name__}"
+        what = f"a {type(values).__name__}"
+        if isinstance(values, Tensor):
+            what = f"shape {tuple(values.shape)}"
         raise ConfigError(
             f"loss returned {what}; it must return shape ({k * b},), one value per example (reduction='none')."
         )

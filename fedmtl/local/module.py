@@ -37,6 +37,7 @@ class StackedModule:
     """
 
     def __init__(self, module: nn.Module, *, capacity: int, device: torch.device, dtype: torch.dtype) -> None:
+        # A device without an index is the current one; a tensor on it says which.
         like = torch.empty(0, device=device, dtype=dtype)  # "cuda" is the current one of several devices
         tensors = (*module.parameters(), *module.buffers())
         if any(t.device != like.device or (t.is_floating_point() and t.dtype != dtype) for t in tensors):
@@ -44,6 +45,7 @@ class StackedModule:
         same = {id(parameter): parameter for parameter in module.parameters()}  # which the copies share
         self.train_module, self.eval_module = (copy.deepcopy(module, dict(same)).train(mode) for mode in (True, False))
         self.layout = Layout.of(self.train_module)
+        # Batched products are faster than vmap; None leaves the work to vmap.
         self.network = Perceptron.of(self.train_module, self.layout) or ConvolutionalNetwork.of(
             self.train_module, self.layout
         )
@@ -52,13 +54,13 @@ class StackedModule:
         self._allocate(like, capacity)
 
     def _allocate(self, like: Tensor, capacity: int) -> None:
-        """Make the buffers: each row begins at the same alignment in memory, where products and sums are fastest and
+        """Makes the buffers: each row begins at the same alignment in memory, where products and sums are fastest and
         round alike."""
         padded = -(-self.layout.dimension // _ALIGNED) * _ALIGNED
         self.rows = like.new_zeros(capacity, padded)[:, : self.layout.dimension]
 
     def load(self, start: Tensor, count: int, *, place: Tensor | None = None) -> Tensor:
-        """Set the first ``count`` copies to ``start``, (D,) or (count, D); returns that (count, D) view of ``rows``.
+        """Sets the first ``count`` copies to ``start``, (D,) or (count, D); returns that (count, D) view of ``rows``.
 
         With ``place``, int64 (count,), copy i is set to row ``place[i]`` of ``start`` (n, D).
         """
@@ -68,7 +70,7 @@ class StackedModule:
         if start.dim() == 2 and place is not None:
             torch.index_select(start, 0, place.to(start.device), out=rows)
         else:
-            rows.copy_(start if start.dim() == 2 else start.expand(count, -1))
+            rows.copy_(start.expand(count, -1))
         return rows
 
     def forward(self, x: Tensor, *, address: Tensor | None = None) -> Tensor:
@@ -81,12 +83,13 @@ class StackedModule:
         Returns:
             (K, B, ...), differentiable with respect to the copies' parameters.
         """
+        # Leaves without history: a backward pass ends at them.
         views = self.layout.views(self.rows[: len(x)])
         self._leaves = {name: view.detach().requires_grad_() for name, view in views.items()}
         return self._call(self.train_module, self._leaves, x, address)
 
     def backward(self, losses: Tensor) -> Tensor:
-        """Return the gradient of ``losses.sum()`` by the copies' parameters, (K, D).
+        """Returns the gradient of ``losses.sum()`` by the copies' parameters, (K, D).
 
         Args:
             losses: (K,), one loss a copy, from :meth:`forward` on the same K.

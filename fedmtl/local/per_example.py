@@ -79,45 +79,67 @@ def example_gradients(
     if stack.has_dropout and (address is None or position is None):
         raise ConfigError("Dropout needs an address and a position for every example to be private example by example.")
     if address is None or position is None:  # no dropout: nothing reads them
-        address, position = torch.zeros(len(x), 3, dtype=torch.int64), torch.zeros(x.shape[:2], dtype=torch.int64)
-    address, position = address.to(x.device), position.to(x.device)
-    mask = torch.ones(x.shape[:2], dtype=torch.bool) if mask is None else mask.cpu()
+        address = torch.zeros(len(x), 3, dtype=torch.int64)
+        position = torch.zeros(x.shape[:2], dtype=torch.int64)
+    address = address.to(x.device)
+    position = position.to(x.device)
+    if mask is None:
+        mask = torch.ones(x.shape[:2], dtype=torch.bool)
+    mask = mask.cpu()
+    # Gradients dominate the memory: one row of D numbers for each example.
     size = max(1, chunk_bytes // (stack.layout.dimension * stack.rows.element_size()))
     if not bool(mask.any()):
-        yield stack.rows.new_zeros(0, stack.layout.dimension), torch.zeros(0, dtype=torch.int64, device=x.device)
+        yield (
+            stack.rows.new_zeros(0, stack.layout.dimension),
+            torch.zeros(0, dtype=torch.int64, device=x.device),
+        )
         return
+    # A batch of 32 gradients does not fit, so the examples are computed one by one.
     if size < ALIKE:
         width = 1
     if width != PIECE:
-        gradient = _gradient_of_one(stack, loss) if width == 1 else _gradient(stack, loss)
+        gradient = _gradient(stack, loss)
+        if width == 1:
+            gradient = _gradient_of_one(stack, loss)
+        # Copies one by one: their numbers of examples differ, and nothing is computed for padding.
         for copy, number in enumerate(mask.sum(1).tolist()):
             own = slice(copy, copy + 1)
             views = stack.layout.views(stack.rows[own])
             for begin in range(0, number, width):
                 part = torch.arange(begin, begin + width, device=x.device).clamp_(max=number - 1)
                 rows = gradient(views, address[own], *(values[own, part] for values in (x, y, position)))
+                # The last piece repeats its last example; these gradients are dropped.
                 rows = rows[: number - begin]
                 yield rows, torch.full((len(rows),), copy, device=x.device)
         return
     gradient = _gradient(stack, loss)
-    count, folded = ALIKE // width, [part.unflatten(1, (-1, width)) for part in (x, y, position, mask)]
+    count = ALIKE // width
+    folded = [part.unflatten(1, (-1, width)) for part in (x, y, position, mask)]
     for pieces in folded[3].any(2).nonzero().split(size // ALIKE * count):
+        # Always a multiple of 32 examples, as other numbers of them have other last bits.
         filled = torch.cat([pieces, pieces[:1].expand(-len(pieces) % count, 2)])
         copy_of, block = filled.unbind(1)
         real = folded[3][copy_of, block]
+        # Pieces that fill up are copies of the first one, and count for nothing.
         real[len(pieces) :] = False
-        place, column = copy_of.to(x.device), block.to(x.device)
+        place = copy_of.to(x.device)
+        column = block.to(x.device)
+        # Pieces of one copy read the same row of parameters.
         views = stack.layout.views(_rows_of(stack, place, copy_of))
         chosen = real.flatten().nonzero()[:, 0]
         rows = gradient(views, address[place], *(part[place, column] for part in folded[:3]))
+        # The clip adds up by client, so each gradient carries the number of its copy.
         owner = copy_of.repeat_interleave(width)[chosen]
-        yield rows if len(chosen) == len(rows) else rows[chosen.to(rows.device)], owner.to(x.device)
+        if len(chosen) < len(rows):
+            rows = rows[chosen.to(rows.device)]
+        yield rows, owner.to(x.device)
 
 
 def _rows_of(stack: StackedModule, place: Tensor, copies: Tensor) -> Tensor:
-    """Return the parameters (p, D) of ``copies``, int64 (p,), at the alignment of the stack: a view where these follow
+    """Returns the parameters (p, D) of ``copies``, int64 (p,), at the alignment of the stack: a view where these follow
     one another."""
-    first, last = int(copies[0]), int(copies[-1])
+    first = int(copies[0])
+    last = int(copies[-1])
     if last - first + 1 == len(copies) and bool((copies.diff() == 1).all()):
         return stack.rows[first : last + 1]
     whole = stack.rows.new_empty(len(copies), stack.rows.stride(0))[:, : stack.layout.dimension]
@@ -131,10 +153,11 @@ Gradients = Callable[[Tensors, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 def _gradient_of_one(stack: StackedModule, loss: Loss) -> Gradients:
-    """Return the gradients' function of one copy and one example, A = B = 1, by ordinary operations."""
+    """Returns the gradients' function of one copy and one example, A = B = 1, by ordinary operations."""
 
     @torch.enable_grad()
     def gradient(parameters: Tensors, address: Tensor, x: Tensor, y: Tensor, position: Tensor) -> Tensor:
+        # Leaves of their own: no gradient flows into the stack.
         leaves = {name: value.squeeze(0).detach().requires_grad_() for name, value in parameters.items()}
         tensors = leaves | stack.dropout_buffers(address[0], position[0, 0])
         outputs = functional_call(stack.train_module, tensors, (x[0],))
@@ -146,13 +169,14 @@ def _gradient_of_one(stack: StackedModule, loss: Loss) -> Gradients:
 
 
 def _gradient(stack: StackedModule, loss: Loss) -> Gradients:
-    """Return the gradients' function by :func:`torch.func.vmap`."""
+    """Returns the gradients' function by :func:`torch.func.vmap`."""
 
     def example_loss(parameters: Tensors, address: Tensor, x: Tensor, y: Tensor, position: Tensor) -> Tensor:
         tensors = parameters | stack.dropout_buffers(address, position)
         outputs = functional_call(stack.train_module, tensors, (x[None],))
         return example_losses(loss, outputs[None], y[None, None])[0, 0]
 
+    # The weights have no example dimension: all examples of a copy share them.
     over_examples = vmap(grad(example_loss), in_dims=(None, None, 0, 0, 0))
     over_copies = vmap(over_examples)
 

@@ -33,22 +33,28 @@ class Part:
 
     @property
     def places(self) -> slice:
-        """Return where it stands in a flat row."""
+        """Returns the columns of the matrix in a flat row."""
         return slice(self.first, self.first + self.shape[0] * self.shape[1])
 
     @property
     def width(self) -> int:
-        """Return p, the length of the side of interest."""
-        return self.shape[1] if self.columns else self.shape[0]
+        """Returns p, the length of the side of interest."""
+        if self.columns:
+            return self.shape[1]
+        return self.shape[0]
 
     def matrix(self, rows: Tensor) -> Tensor:
-        """Return the matrices of flat rows, the side of interest last: (..., D) -> (..., q, p)."""
+        """Returns the matrices of flat rows, the side of interest last: (..., D) -> (..., q, p)."""
         matrices = rows[..., self.places].reshape(*rows.shape[:-1], *self.shape)
-        return matrices if self.columns else matrices.mT
+        if self.columns:
+            return matrices
+        return matrices.mT
 
     def flat(self, matrices: Tensor) -> Tensor:
-        """Return matrices (..., q, p) as they stand in flat rows, the inverse of :meth:`matrix`."""
-        return (matrices if self.columns else matrices.mT).reshape(*matrices.shape[:-2], -1)
+        """Returns matrices (..., q, p) as they stand in flat rows, the inverse of :meth:`matrix`."""
+        if not self.columns:
+            matrices = matrices.mT
+        return matrices.reshape(*matrices.shape[:-2], -1)
 
 
 @dataclass(frozen=True)
@@ -68,8 +74,9 @@ class PrecisionBlock:
     across: Tensor
 
     def scaled(self, rows: Tensor, along: Tensor, across: Tensor) -> Tensor:
-        """Return the product of a matrix of this form with the block of flat ``rows``: (K, D) -> (K, size)."""
-        matrix, v = self.part.matrix(rows), self.directions.expand(len(rows), -1, -1)
+        """Returns the product of a matrix of this form with the block of flat ``rows``: (K, D) -> (K, size)."""
+        matrix = self.part.matrix(rows)
+        v = self.directions.expand(len(rows), -1, -1)
         product = across[:, None, None] * matrix
         return self.part.flat(product - torch.bmm(torch.bmm(matrix, v) * (across[:, None] - along)[:, None, :], v.mT))
 
@@ -82,21 +89,22 @@ class Precision:
     blocks: tuple[PrecisionBlock, ...]
 
     def times(self, rows: Tensor) -> Tensor:
-        """Return P w for every row w: (K, D) -> (K, D)."""
+        """Returns P w for every row w: (K, D) -> (K, D)."""
         product = self.strength * rows
         for block in self.blocks:
             product[:, block.part.places] = block.scaled(rows, block.along, block.across)
         return product
 
     def resolvent(self, rows: Tensor, step: float) -> Tensor:
-        """Return (I + step P)^-1 w for every row w: (K, D) -> (K, D)."""
+        """Returns (I + step P)^-1 w for every row w: (K, D) -> (K, D)."""
         product = rows / (1.0 + step * self.strength)
         for block in self.blocks:
-            along, across = (1.0 / (1.0 + step * value) for value in (block.along, block.across))
+            along = 1.0 / (1.0 + step * block.along)
+            across = 1.0 / (1.0 + step * block.across)
             product[:, block.part.places] = block.scaled(rows, along, across)
         return product
 
     def of(self, clients: Any) -> Precision:
-        """Return P of some of the clients, a slice or int64 positions."""
+        """Returns P of some of the clients, a slice or int64 positions."""
         chosen = tuple(replace(b, along=b.along[clients], across=b.across[clients]) for b in self.blocks)
         return Precision(self.strength, chosen)

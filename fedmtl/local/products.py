@@ -57,15 +57,21 @@ class Linear:
     def forward(self, parameters: Views, x: Tensor) -> Tensor:
         """(K, ...), (K, B, inputs) -> (K, B, outputs)."""
         weights = parameters[self.weight].mT
-        shifts = None if self.bias is None else parameters[self.bias][:, None]
-        value = torch.bmm(x, weights) if shifts is None else torch.baddbmm(shifts, x, weights)
-        return value if self.function is None else self.function.value(value)
+        if self.bias is None:
+            value = torch.bmm(x, weights)
+        else:
+            value = torch.baddbmm(parameters[self.bias][:, None], x, weights)
+        if self.function is None:
+            return value
+        return self.function.value(value)
 
     def descend(self, target: Views, x: Tensor, signal: Tensor, *, keep: float, rate: float) -> None:
-        """Make the layer's parameters in ``target`` ``keep`` times themselves, and of 0 nothing, less ``rate`` times
+        """Makes the layer's parameters in ``target`` ``keep`` times themselves, and of 0 nothing, less ``rate`` times
         their gradients, with ``signal`` (K, B, outputs) that by the product."""
+        # Weight decay and the step in one pass over the weights.
         target[self.weight].baddbmm_(signal.mT, x, beta=keep, alpha=-rate)
         if self.bias is not None:
+            # A product with ones, since it can scale the target in the same call.
             ones = signal.new_ones(len(signal), 1, signal.shape[1])
             target[self.bias][:, None].baddbmm_(ones, signal, beta=keep, alpha=-rate)
 
@@ -86,19 +92,24 @@ class Perceptron:
 
     @classmethod
     def of(cls, module: nn.Module, layout: Layout) -> Perceptron | None:
-        """Return the perceptron that a module computes in training mode; None where it is no such network, or where a
+        """Returns the perceptron that a module computes in training mode; None where it is no such network, or where a
         parameter is frozen, occurs twice, or has a hook."""
-        parts, names = flat_parts(module), names_of(module, layout)
-        return None if parts is None or names is None else cls.of_parts(parts, names, layout)
+        parts = flat_parts(module)
+        names = names_of(module, layout)
+        if parts is None or names is None:
+            return None
+        return cls.of_parts(parts, names, layout)
 
     @classmethod
     def of_parts(cls, parts: list[nn.Module], names: dict[int, str], layout: Layout) -> Perceptron | None:
-        """Return the perceptron of consecutive :func:`flat_parts`; None where they make none."""
+        """Returns the perceptron of consecutive :func:`flat_parts`; None where they make none."""
         layers: list[Linear] = []
         flattens = False
         for part in parts:
             if type(part) is nn.Linear:
-                bias = None if part.bias is None else names[id(part.bias)]
+                bias = None
+                if part.bias is not None:
+                    bias = names[id(part.bias)]
                 layers.append(Linear(names[id(part.weight)], bias, part.in_features))
             elif type(part) in FUNCTIONS:
                 if not layers or layers[-1].function is not None:
@@ -106,15 +117,20 @@ class Perceptron:
                 layers[-1] = replace(layers[-1], function=FUNCTIONS[type(part)])
             elif not layers:  # later there are vectors already
                 flattens = True
-        return cls(layout, tuple(layers), flattens) if layers else None
+        if not layers:
+            return None
+        return cls(layout, tuple(layers), flattens)
 
     def forward(self, rows: Tensor, x: Tensor) -> list[Tensor] | None:
-        """Return the input as vectors (K, B, inputs) and the output of every layer (K, B, outputs); None where the
+        """Returns the input as vectors (K, B, inputs) and the output of every layer (K, B, outputs); None where the
         input is no batch of vectors of this size, or of another dtype."""
-        value = x.flatten(2) if self.flattens and x.dim() > 3 else x
+        value = x
+        if self.flattens and x.dim() > 3:
+            value = x.flatten(2)
         if value.dim() != 3 or value.shape[-1] != self.layers[0].inputs or value.dtype != rows.dtype:
             return None
-        values, parameters = [value], self.layout.views(rows)
+        values = [value]
+        parameters = self.layout.views(rows)
         for layer in self.layers:
             values.append(layer.forward(parameters, values[-1]))
         return values
@@ -130,7 +146,7 @@ class Perceptron:
         rate: float,
         inward: bool = False,
     ) -> Tensor:
-        """Make ``target`` ``keep`` times itself, and of 0 nothing, less ``rate`` times the gradient by all parameters.
+        """Makes ``target`` ``keep`` times itself, and of 0 nothing, less ``rate`` times the gradient by all parameters.
 
         Args:
             rows: (K, D), as in :meth:`forward`.
@@ -143,23 +159,24 @@ class Perceptron:
         Returns:
             That gradient, (K, B, inputs), where it is asked for.
         """
-        signal, parameters, changed = (
-            signal.reshape(values[-1].shape),
-            self.layout.views(rows),
-            self.layout.views(target),
-        )
+        signal = signal.reshape(values[-1].shape)
+        parameters = self.layout.views(rows)
+        changed = self.layout.views(target)
+        # Backward through the layers; a layer changes after the signal has passed it.
         for number in reversed(range(len(self.layers))):
             layer = self.layers[number]
             if layer.function is not None:
                 signal = layer.function.slope(signal, values[number + 1])
-            below = torch.bmm(signal, parameters[layer.weight]) if number or inward else signal
+            below = signal
+            if number or inward:  # before the weights change, which may be those of the target
+                below = torch.bmm(signal, parameters[layer.weight])
             layer.descend(changed, values[number], signal, keep=keep, rate=rate)
             signal = below
         return signal
 
 
 def descend(target: Tensor, gradient: Tensor, *, keep: float, rate: float) -> None:
-    """Make ``target`` ``keep`` times itself, and of 0 nothing, less ``rate`` times a gradient."""
+    """Makes ``target`` ``keep`` times itself, and of 0 nothing, less ``rate`` times a gradient."""
     if keep:
         target.mul_(keep).sub_(gradient, alpha=rate)
     else:
@@ -167,9 +184,13 @@ def descend(target: Tensor, gradient: Tensor, *, keep: float, rate: float) -> No
 
 
 def output_gradient(
-    loss: Loss, outputs: Tensor, targets: Tensor, weight: Tensor, extra: Callable[[Tensor], Tensor] | None = None
+    loss: Loss,
+    outputs: Tensor,
+    targets: Tensor,
+    weight: Tensor,
+    extra: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """Return the gradient, by its outputs, of every copy's weighted sum of losses: (K, B, ...).
+    """Returns the gradient, by its outputs, of every copy's weighted sum of losses: (K, B, ...).
 
     Args:
         loss: one value per example.
@@ -178,26 +199,37 @@ def output_gradient(
         extra: outputs -> what is added to the losses, (K, B).
     """
     if loss is cross_entropy and extra is None and outputs.dim() == 3 and targets.dim() == 2:
+        # The gradient of the cross-entropy: probabilities less the label, without autograd.
         wrong = torch.softmax(outputs, -1).mul_(weight[..., None])
         return wrong.scatter_add_(-1, targets[..., None], -weight[..., None])
     with torch.enable_grad():
         values = outputs.detach().requires_grad_()
         losses = example_losses(loss, values, targets)
-        losses = losses if extra is None else losses + extra(values)
+        if extra is not None:
+            losses = losses + extra(values)
         return torch.autograd.grad((losses * weight).sum(), values)[0]
 
 
 def names_of(module: nn.Module, layout: Layout) -> dict[int, str] | None:
-    """Return the name of each parameter by its identity; None where one is frozen or occurs twice."""
+    """Returns the name of each parameter by its identity; None where one is frozen or occurs twice."""
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     tied = any(len(names) > 1 for names in layout.all_names)
-    return None if tied or len(names) != len(layout.names) else names
+    if tied or len(names) != len(layout.names):
+        return None
+    return names
 
 
 def flat_parts(module: nn.Module, others: tuple[type[nn.Module], ...] = ()) -> list[nn.Module] | None:
-    """Return the linear layers, elementwise functions and flattenings of nested ``nn.Sequential``, and modules of the
+    """Returns the linear layers, elementwise functions and flattenings of nested ``nn.Sequential``, and modules of the
     ``others``; None where there is anything else, or a hook."""
-    if any((module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)):
+    if any(
+        (
+            module._forward_hooks,
+            module._forward_pre_hooks,
+            module._backward_hooks,
+            module._backward_pre_hooks,
+        )
+    ):
         return None
     if type(module) is nn.Sequential:
         flat: list[nn.Module] = []
@@ -210,5 +242,9 @@ def flat_parts(module: nn.Module, others: tuple[type[nn.Module], ...] = ()) -> l
     if type(module) is nn.Identity:
         return []
     if type(module) is nn.Flatten:
-        return [module] if (module.start_dim, module.end_dim) == (1, -1) else None
-    return [module] if type(module) in (nn.Linear, *FUNCTIONS, *others) else None
+        if (module.start_dim, module.end_dim) == (1, -1):
+            return [module]
+        return None
+    if type(module) in (nn.Linear, *FUNCTIONS, *others):
+        return [module]
+    return None

@@ -33,7 +33,7 @@ def column_norm(x: Tensor) -> Tensor:
 
 
 def half_squared_norm(x: Tensor) -> Tensor:
-    """Return ||x||_F^2 / 2: (..., m, n) -> (...). The half makes its gradient x."""
+    """Returns ||x||_F^2 / 2: (..., m, n) -> (...). The half makes its gradient x."""
     return x.square().sum(dim=(-2, -1)) / 2
 
 
@@ -48,22 +48,22 @@ def prox_l1(x: Tensor, t: float) -> Tensor:
 
 
 def prox_rows(x: Tensor, t: float) -> Tensor:
-    """Apply the operator of :func:`row_norm`: every row r becomes max(0, 1 - t / ||r||) r."""
+    """Applies the operator of :func:`row_norm`: every row r becomes max(0, 1 - t / ||r||) r."""
     return x * shrinkage(x.norm(dim=-1, keepdim=True), t)
 
 
 def prox_columns(x: Tensor, t: float) -> Tensor:
-    """Apply the operator of :func:`column_norm`: every column c becomes max(0, 1 - t / ||c||) c."""
+    """Applies the operator of :func:`column_norm`: every column c becomes max(0, 1 - t / ||c||) c."""
     return x * shrinkage(x.norm(dim=-2, keepdim=True), t)
 
 
 def prox_half_squared(x: Tensor, t: float) -> Tensor:
-    """Apply the operator of :func:`half_squared_norm`: x / (1 + t)."""
+    """Applies the operator of :func:`half_squared_norm`: x / (1 + t)."""
     return x / (1.0 + t)
 
 
 def prox_nuclear(x: Tensor, t: float) -> Tensor:
-    """Apply the operator of :func:`nuclear_norm`: every singular value s becomes max(0, s - t).
+    """Applies the operator of :func:`nuclear_norm`: every singular value s becomes max(0, s - t).
 
     Of several matrices the decomposition G = V diag(w) V^T of the product of x with its transpose on the smaller side
     gives x f(G) with f(w) = max(0, 1 - t / sqrt(w)), and is faster than that of x. If D is the rounding error of G and
@@ -81,9 +81,16 @@ def prox_nuclear(x: Tensor, t: float) -> Tensor:
     coarseness = (large + 10 * small) * torch.finfo(x.dtype).eps
     several = x.numel() > small * large
     if several and bool((torch.linalg.matrix_norm(x) * coarseness <= 2e-9 * t).all()):
-        w, v = torch.linalg.eigh(x @ x.mT if x.shape[-2] == small else x.mT @ x)
+        wide = x.shape[-2] == small
+        if wide:
+            gram = x @ x.mT
+        else:
+            gram = x.mT @ x
+        w, v = torch.linalg.eigh(gram)
         factor = (v * shrinkage(w.clamp_min(0.0).sqrt(), t)[..., None, :]) @ v.mT
-        return factor @ x if x.shape[-2] == small else x @ factor
+        if wide:
+            return factor @ x
+        return x @ factor
     u, s, v = torch.linalg.svd(x, full_matrices=False)
     return (u * (s - t).clamp_min(0.0)[..., None, :]) @ v
 

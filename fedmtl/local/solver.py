@@ -63,21 +63,35 @@ class StackedOptimizer:
         anchor: Tensor | None = None,
         proximal: bool = False,
     ) -> None:
+        # A tensor or a precision may be zero in places, so it counts as a pull.
         pulls = isinstance(lam, (Tensor, Precision)) or lam > 0.0
         if pulls and anchor is None:
             raise ConfigError("lam > 0 needs an anchor to pull towards.")
-        self.rows, self.rule, self.lr, self.decay = rows, rule, lr, decay
-        self.lam, self.anchor, self.proximal = lam, anchor if pulls else None, proximal
+        if not pulls:  # an anchor without a strength is none
+            anchor = None
+        self.rows = rows
+        self.rule = rule
+        self.lr = lr
+        self.decay = decay
+        self.lam = lam
+        self.anchor = anchor
+        self.proximal = proximal
         self._gradients: Tensor | None = None
 
     @torch.no_grad()
     def step(self, active: int, gradient: Gradient) -> None:
-        """Move the first ``active`` rows by one step; all others keep every bit."""
+        """Moves the first ``active`` rows by one step; all others keep every bit."""
         w = self.rows[:active]
         if self.rule is None and not isinstance(self.lam, (Tensor, Precision)):
             # w <- a w - b gradient + c anchor in one pass over the rows, and one for the anchor
-            pull = 0.0 if self.anchor is None else self.lr * self.lam
-            keep, scale = (1.0, 1.0 + pull) if self.proximal else (1.0 - pull, 1.0)
+            pull = 0.0
+            if self.anchor is not None:
+                pull = self.lr * self.lam
+            keep = 1.0 - pull
+            scale = 1.0
+            if self.proximal:
+                keep = 1.0
+                scale = 1.0 + pull
             gradient(w, (keep - self.lr * self.decay) / scale, self.lr / scale)
             if self.anchor is not None:
                 w.add_(rows_of(self.anchor, slice(active)), alpha=pull / scale)
@@ -86,9 +100,13 @@ class StackedOptimizer:
             self._gradients = torch.empty_like(self.rows)
         g = self._gradients[:active]
         gradient(g, 0.0, -1.0)
-        anchor, lam = rows_of(self.anchor, slice(active)), rows_of(self.lam, slice(active))
+        anchor = rows_of(self.anchor, slice(active))
+        lam = rows_of(self.lam, slice(active))
         if anchor is not None and not self.proximal:
-            g.add_(lam.times(w - anchor) if isinstance(lam, Precision) else lam * (w - anchor))
+            if isinstance(lam, Precision):
+                g.add_(lam.times(w - anchor))
+            else:
+                g.add_(lam * (w - anchor))
         if self.rule is None:
             w.mul_(1.0 - self.lr * self.decay).sub_(g, alpha=self.lr)
         else:
@@ -101,7 +119,7 @@ class StackedOptimizer:
 
 
 def torch_rule(rows: Tensor, factory: Callable[[Iterable[Tensor]], Any]) -> Rule:
-    """Return the rule of any elementwise optimizer of ``torch.optim`` over ``rows`` (K, D).
+    """Returns the rule of any elementwise optimizer of ``torch.optim`` over ``rows`` (K, D).
 
     Args:
         rows: parameters.
@@ -114,11 +132,9 @@ def torch_rule(rows: Tensor, factory: Callable[[Iterable[Tensor]], Any]) -> Rule
         nonlocal state
         leading = rows[: len(gradients)]
         leading.grad = gradients
+        # The optimizer sees the leading rows alone, so that all others keep every bit.
         optimizer.param_groups[0]["params"] = [leading]
-        optimizer.state[leading] = {
-            name: value[: len(leading)] if isinstance(value, Tensor) and value.dim() == 2 else value
-            for name, value in state.items()
-        }
+        optimizer.state[leading] = {name: rows_of(value, slice(len(leading))) for name, value in state.items()}
         optimizer.step()
         state = optimizer.state.pop(leading)
 
@@ -126,7 +142,7 @@ def torch_rule(rows: Tensor, factory: Callable[[Iterable[Tensor]], Any]) -> Rule
 
 
 def backoff_rule(rows: Tensor, lr: float, momentum: float) -> Rule:
-    """Return the rule of gradient descent with momentum, each row of which has a step size of its own.
+    """Returns the rule of gradient descent with momentum, each row of which has a step size of its own.
 
     A row moves on where its gradient points downhill along its last step. Where it points uphill after a step of
     momentum, momentum starts again (O'Donoghue and Candes: "Adaptive Restart for Accelerated Gradient Schemes", 2015);
@@ -138,14 +154,20 @@ def backoff_rule(rows: Tensor, lr: float, momentum: float) -> Rule:
         lr: first step size of every row.
         momentum: of a step in the next one.
     """
-    rates, plain = rows.new_full((len(rows), 1), lr), torch.ones(len(rows), 1, dtype=torch.bool, device=rows.device)
-    before, slopes, moved = rows.clone(), torch.zeros_like(rows), torch.zeros_like(rows)
+    rates = rows.new_full((len(rows), 1), lr)
+    plain = torch.ones(len(rows), 1, dtype=torch.bool, device=rows.device)  # the last step had no momentum
+    before = rows.clone()
+    slopes = torch.zeros_like(rows)
+    moved = torch.zeros_like(rows)
     first = True
 
     def step(gradients: Tensor) -> None:
         nonlocal first
-        w, k = rows[: len(gradients)], len(gradients)
+        k = len(gradients)
+        w = rows[:k]
+        # The negation of "<= 0", so that a gradient that is NaN counts as uphill.
         uphill = ~((gradients * moved[:k]).sum(1, keepdim=True) <= 0)
+        # A step of the gradient alone that went uphill was too long.
         back = uphill & plain[:k]
         w.copy_(torch.where(back, before[:k], w))
         slopes[:k] = torch.where(back, slopes[:k], gradients)
@@ -160,11 +182,13 @@ def backoff_rule(rows: Tensor, lr: float, momentum: float) -> Rule:
 
 
 def rows_of(value: Any, select: Any) -> Any:
-    """Return the selected rows of a tensor (K, D), or of a precision of K clients; anything else, such as (D,) for all
+    """Returns the selected rows of a tensor (K, D), or of a precision of K clients; anything else, such as (D,) for all
     clients, as it is."""
     if isinstance(value, Precision):
         return value.of(select)
-    return value[select] if isinstance(value, Tensor) and value.dim() == 2 else value
+    if isinstance(value, Tensor) and value.dim() == 2:
+        return value[select]
+    return value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,7 +213,7 @@ class LocalSolver(Checked, ABC):
     decay_every: Count = 1
 
     def lr_at(self, round: int) -> float:
-        """Return the step size of a round, counted from 0."""
+        """Returns the step size of a round, counted from 0."""
         return self.lr * self.decay ** (round // self.decay_every)
 
     def step_counts(self, counts: Tensor) -> Tensor:
@@ -200,26 +224,27 @@ class LocalSolver(Checked, ABC):
 
     @staticmethod
     def check_given(owner: object, solver: object, lam: float = 0.0, name: str = "local") -> None:
-        """Refuse what an algorithm has as its field ``name`` that is no solver, or cannot follow a strength ``lam``.
+        """Refuses what an algorithm has as its field ``name`` that is no solver, or cannot follow a strength ``lam``.
 
         Raises:
             ConfigError: naming the class of ``owner``.
         """
         if not isinstance(solver, LocalSolver):
             raise ConfigError(
-                f"{type(owner).__name__}.{name} is {solver!r}; give a local solver, such as LocalSGD(lr=0.1) or "
+                f"{type(owner).__name__}.{name} is {solver!r}; give a local solver, such as "
+                f"LocalSGD(lr=0.1) or "
                 "LocalOptimizer(optimizer_name='Adam', lr=0.01)."
             )
         solver.check(lam)
 
     def check(self, lam: float) -> None:
-        """Refuse a regularization strength this solver cannot follow."""
+        """Refuses a regularization strength this solver cannot follow."""
 
     @abstractmethod
     def optimizer(
         self, rows: Tensor, *, round: int, lam: Strength = 0.0, anchor: Tensor | None = None
     ) -> StackedOptimizer:
-        """Return the optimizer of one local run over ``rows`` (k, D), which pulls them to an anchor."""
+        """Returns the optimizer of one local run over ``rows`` (k, D), which pulls them to an anchor."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,17 +270,20 @@ class LocalSGD(LocalSolver):
     def check(self, lam: float) -> None:
         if not self.proximal and self.lr * lam >= 2.0:
             raise ConfigError(
-                f"lr * lam = {self.lr:g} * {lam:g} = {self.lr * lam:g}: from 2 on, the anchor term makes every step "
+                f"lr * lam = {self.lr:g} * {lam:g} = {self.lr * lam:g}: from 2 on, the anchor "
+                f"term makes every step "
                 "overshoot and the local models explode. Lower lr or lam, or set proximal=True."
             )
 
     def optimizer(
         self, rows: Tensor, *, round: int, lam: Strength = 0.0, anchor: Tensor | None = None
     ) -> StackedOptimizer:
-        lr, decay, rule = self.lr_at(round), self.weight_decay, None
+        lr = self.lr_at(round)
+        decay = self.weight_decay
+        rule: Rule | None = None
         if self.momentum:
-            m, nesterov = self.momentum, self.nesterov
-            rule = torch_rule(rows, partial(torch.optim.SGD, lr=lr, momentum=m, nesterov=nesterov, weight_decay=decay))
+            settings = {"momentum": self.momentum, "nesterov": self.nesterov, "weight_decay": decay}
+            rule = torch_rule(rows, partial(torch.optim.SGD, lr=lr, **settings))
         return StackedOptimizer(rows, rule, lr=lr, decay=decay, lam=lam, anchor=anchor, proximal=self.proximal)
 
 
@@ -286,8 +314,8 @@ class BackoffSGD(LocalSolver):
     def check(self, lam: float) -> None:
         if self.proximal or self.batch_size is not None:
             raise ConfigError(
-                "BackoffSGD judges a step by the gradient of all of a client's examples after it; leave proximal and "
-                "batch_size out."
+                "BackoffSGD judges a step by the gradient of all of a client's examples after it; "
+                "leave proximal and batch_size out."
             )
 
     def optimizer(
@@ -297,7 +325,19 @@ class BackoffSGD(LocalSolver):
         return StackedOptimizer(rows, backoff_rule(rows, lr, self.momentum), lr=lr, lam=lam, anchor=anchor)
 
 
-ELEMENTWISE = ("ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD")
+ELEMENTWISE = (
+    "ASGD",
+    "Adadelta",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "Adamax",
+    "NAdam",
+    "RAdam",
+    "RMSprop",
+    "Rprop",
+    "SGD",
+)
 """The optimizers of ``torch.optim`` that move each element by its own gradients: no client depends on another."""
 
 

@@ -59,14 +59,19 @@ class MixtureSteps:
     """
 
     def __init__(self, mixture: Mixture, solver: LocalSolver, round: int, rows: Tensor, place: Tensor) -> None:
-        self._all, self._rows, self._place = mixture, rows, place
-        self._models, self._weights = mixture.models[place], mixture.weights[place]
+        self._all = mixture
+        self._rows = rows
+        self._place = place
+        self._models = mixture.models[place]
+        self._weights = mixture.weights[place]
+        # Momentum and other state of v are its own, and start anew as those of w do.
         self._optimizer = solver.optimizer(self._models, round=round)
-        self._lr, self._first = solver.lr_at(round), True
+        self._lr = solver.lr_at(round)
+        self._first = True
 
     @torch.no_grad()
     def __call__(self, active: int, gradient: Gradient) -> None:
-        """Move v of the first A clients, before their w is moved.
+        """Moves v of the first A clients, before their w is moved.
 
         v <- v - lr alpha g and, in the first step, alpha <- alpha - lr <v - w, g>, within [0, 1], with the gradient g
         at alpha v + (1 - alpha) w; of another optimizer its step by the gradient alpha g.
@@ -75,22 +80,30 @@ class MixtureSteps:
             active: A.
             gradient: at what stands in the rows then.
         """
-        rows, v, weights = self._rows[:active], self._models[:active], self._weights[:active]
-        w, g = rows.clone(), torch.empty_like(v)
-        rows.lerp_(v, weights[:, None])
+        rows = self._rows[:active]
+        v = self._models[:active]
+        weights = self._weights[:active]
+        w = rows.clone()
+        g = torch.empty_like(v)
+        rows.lerp_(v, weights[:, None])  # the gradient is taken at the mixture, which stands there meanwhile
         gradient(g, 0.0, -1.0)
         rows.copy_(w)
-        slopes = torch.linalg.vecdot(v - w, g) if self._all.adaptive and self._first else None
+        slopes: Tensor | None = None
+        if self._all.adaptive and self._first:
+            slopes = torch.linalg.vecdot(v - w, g)
+        # The chain rule: the loss is taken at alpha v + (1 - alpha) w.
         g.mul_(weights[:, None])
         self._optimizer.step(active, lambda target, keep, rate: descend(target, g, keep=keep, rate=rate))
         if slopes is not None:
+            # A client that has diverged keeps its weight.
             weights.sub_(slopes.nan_to_num(0.0), alpha=self._lr).clamp_(0.0, 1.0)
         self._first = False
 
     def write(self, done: Tensor) -> None:
-        """Write v and alpha of the clients ``done``, int64 numbers in the stack, to the mixture."""
+        """Writes v and alpha of the clients ``done``, int64 numbers in the stack, to the mixture."""
         place = self._place[done]
-        self._all.models[place], self._all.weights[place] = self._models[done], self._weights[done]
+        self._all.models[place] = self._models[done]
+        self._all.weights[place] = self._weights[done]
 
 
 GradientChunks = Iterator[tuple[Tensor, Tensor]]
@@ -127,18 +140,22 @@ class PlainStep:
 
     @torch.no_grad()
     def gradient(self, target: Tensor, keep: float, rate: float) -> None:
-        """Descend by the gradients, see :data:`~fedmtl.local.solver.Gradient`: by batched products where the
+        """Descends by the gradients, see :data:`~fedmtl.local.solver.Gradient`: by batched products where the
         network has them, else by :func:`torch.func.vmap`."""
-        stack, rows = self.stack, self.stack.rows[: self.active]
-        values = None if stack.network is None else stack.network.forward(rows, self.x)
-        if stack.network is not None and values is not None:
-            signal = output_gradient(self.loss, values[-1], self.y, self.weight, self.pull)
-            stack.network.descend(rows, values, signal, target, keep=keep, rate=rate)
-            return
+        stack = self.stack
+        rows = stack.rows[: self.active]
+        if stack.network is not None:
+            values = stack.network.forward(rows, self.x)
+            if values is not None:  # None for inputs that the network does not take
+                signal = output_gradient(self.loss, values[-1], self.y, self.weight, self.pull)
+                stack.network.descend(rows, values, signal, target, keep=keep, rate=rate)
+                return
+        # Everything else in training is without gradients; this is the one place that needs them.
         with torch.enable_grad():
             outputs = stack.forward(self.x, address=self.address)
             losses = example_losses(self.loss, outputs, self.y)
-            losses = losses if self.pull is None else losses + self.pull(outputs)
+            if self.pull is not None:
+                losses = losses + self.pull(outputs)
             gradients = stack.backward((losses * self.weight).sum(1))
         descend(target, gradients, keep=keep, rate=rate)
 
@@ -163,15 +180,21 @@ class PrivateStep:
     counts: Tensor
 
     def gradient(self, target: Tensor, keep: float, rate: float) -> None:
-        """Descend by what is released."""
+        """Descends by what is released."""
         descend(target, self.release(self.gradients()).to(target), keep=keep, rate=rate)
 
     def mean(self, target: Tensor, keep: float, rate: float) -> None:
-        """Descend by the mean gradients of the records as they are."""
+        """Descends by the mean gradients of the records as they are."""
+        # The sum before the division, so that a chunk need not know how many chunks there are.
         total = torch.zeros_like(target)
         for part, owner in self.gradients():
             total.index_add_(0, owner, part)
-        descend(target, total.div_(self.counts.clamp(min=1).to(target.device)[:, None]), keep=keep, rate=rate)
+        descend(
+            target,
+            total.div_(self.counts.clamp(min=1).to(target.device)[:, None]),
+            keep=keep,
+            rate=rate,
+        )
 
 
 @dataclass(frozen=True)
@@ -209,7 +232,7 @@ class LocalTraining:
     correction: Tensor | None = None
 
     def train(self, stack: StackedModule, place: Tensor, steps: Iterator[PlainStep | PrivateStep]) -> Trained:
-        """Train one stack of clients.
+        """Trains one stack of clients.
 
         Args:
             stack: computes all clients as one batch; its buffers are overwritten.
@@ -218,14 +241,22 @@ class LocalTraining:
             steps: :meth:`on_batches` or :meth:`on_records`.
         """
         rows = stack.load(self.start, len(place), place=place)
-        lam = self.lam if self.divergence is None else 0.0
+        lam = self.lam
+        if self.divergence is not None:  # the pull is then a part of the loss
+            lam = 0.0
+        # State such as momentum starts at zero in every participation: clients keep none of it.
         optimizer = self.solver.optimizer(
             rows, round=self.round, lam=rows_of(lam, place), anchor=rows_of(self.anchor, place)
         )
-        beside = None if self.mixture is None else MixtureSteps(self.mixture, self.solver, self.round, rows, place)
+        beside: MixtureSteps | None = None
+        if self.mixture is not None:
+            beside = MixtureSteps(self.mixture, self.solver, self.round, rows, place)
         frozen = self._frozen(rows)
-        still = None if frozen is None else rows[:, frozen].clone()
+        still: Tensor | None = None
+        if frozen is not None:
+            still = rows[:, frozen].clone()
         correction = rows_of(self.correction, place)
+        # Clients come in the order of decreasing numbers of steps, so that those with a step left lead.
         for step in steps:
             if beside is not None:
                 beside(step.active, step.mean)
@@ -234,27 +265,37 @@ class LocalTraining:
                 gradient = partial(_corrected, gradient, rows_of(correction, slice(step.active)))
             optimizer.step(step.active, gradient)
             if frozen is not None and still is not None:
+                # An optimizer moves a coordinate without a gradient too, by its decay or its pull.
                 rows[: step.active, frozen] = still[: step.active]
             if len(step.done):
                 if beside is not None:
                     beside.write(step.done)
+                # These rows are overwritten by the next stack; who keeps them copies them.
                 yield place[step.done], rows[step.done.to(rows.device)]
 
     def on_batches(self, stack: StackedModule, plan: BatchPlan, place: Tensor) -> Iterator[PlainStep]:
-        """Yield the local steps on the batches of a plan of the k clients; one without a step is computed with the
+        """Yields the local steps on the batches of a plan of the k clients; one without a step is computed with the
         others, and never finishes."""
-        like, towards = stack.rows, None
+        like = stack.rows
+        towards: Tensor | None = None
         if self.divergence is not None and self.anchor is not None:
+            # One row for each client, in memory: predictions read them as a stack.
             towards = rows_of(self.anchor, place).expand(len(place), -1).contiguous()
+        # The number of a step addresses its dropout masks.
         for number, batch in enumerate(plan.batches(like.dtype)):
-            active, weight = len(batch.index), batch.weight.to(like.device)
+            active = len(batch.index)
+            weight = batch.weight.to(like.device)
             x, y = self.data.gather("train", batch.index, dtype=like.dtype, device=like.device)
-            address = address_of(plan.keys[:active], self.round, number) if stack.has_dropout else None
-            pull = None if towards is None else self._pull(stack, towards[:active], x)
+            address: Tensor | None = None
+            if stack.has_dropout:
+                address = address_of(plan.keys[:active], self.round, number)
+            pull: Pull | None = None
+            if towards is not None:
+                pull = self._pull(stack, towards[:active], x)
             yield PlainStep(active, batch.done, stack, self.loss, x, y, weight, address, pull)
 
     def _frozen(self, rows: Tensor) -> Tensor | None:
-        """Return the coordinates that stay, int64; None where all are moving."""
+        """Returns the coordinates that stay, int64; None where all are moving."""
         if self.moving is None or bool(self.moving.all()):
             return None
         return (~self.moving).nonzero()[:, 0].to(rows.device)
@@ -262,13 +303,16 @@ class LocalTraining:
     def _pull(self, stack: StackedModule, anchors: Tensor, x: Tensor) -> Pull:
         assert self.divergence is not None
         assert isinstance(self.lam, (int, float))
-        values = None if stack.network is None else stack.network.forward(anchors, x)
-        return Pull(self.divergence, stack.predict(anchors, x) if values is None else values[-1], self.lam)
+        if stack.network is not None:
+            values = stack.network.forward(anchors, x)
+            if values is not None:
+                return Pull(self.divergence, values[-1], self.lam)
+        return Pull(self.divergence, stack.predict(anchors, x), self.lam)
 
     def on_records(
         self, stack: StackedModule, clients: Tensor, records: LocalSteps, width: int = PIECE
     ) -> Iterator[PrivateStep]:
-        """Yield the local steps of DP-SGD.
+        """Yields the local steps of DP-SGD.
 
         How many steps a client makes, and on which records, is for ``records`` to say. The regularizer needs no data
         and is added by the optimizer, after the release.
@@ -279,14 +323,19 @@ class LocalTraining:
             records: draws records, clips, adds noise.
             width: of :func:`~fedmtl.local.per_example.example_gradients`.
         """
-        like, steps, frozen = stack.rows, records.steps(clients), self._frozen(stack.rows)
-        first, keys = self.data.train.offsets[clients], self.data.keys[clients]
+        like = stack.rows
+        steps = records.steps(clients)
+        frozen = self._frozen(like)
+        first = self.data.train.offsets[clients]
+        keys = self.data.keys[clients]
+        # A client leads as long as it has a step left.
         for number in range(int(steps.max())):
             active = int((steps > number).sum())
             index, mask = records.batch(clients[:active])
+            # Gradients are computed in pieces of a fixed size, see per_example.py.
             filler = -mask.shape[1] % PIECE
-            mask, index = pad(mask, (0, filler)), pad(index, (0, filler))
-            index = torch.where(mask, index, 0)  # padding is read, but never used
+            mask = pad(mask, (0, filler))
+            index = torch.where(mask, pad(index, (0, filler)), 0)  # padding is read, but never used
             x, y = self.data.gather("train", first[:active, None] + index, dtype=like.dtype, device=like.device)
             address = None
             if stack.has_dropout:
@@ -307,19 +356,20 @@ class LocalTraining:
 
 
 def _corrected(gradient: Gradient, correction: Tensor, target: Tensor, keep: float, rate: float) -> None:
-    """Descend by ``gradient`` plus a correction, (D,) or (A, D)."""
+    """Descends by ``gradient`` plus a correction, (D,) or (A, D)."""
     gradient(target, keep, rate)
     target.sub_(correction, alpha=rate)
 
 
 def _release(records: LocalSteps, clients: Tensor, frozen: Tensor | None, chunks: GradientChunks) -> Tensor:
-    """Release the sums of gradients of records without their ``frozen`` coordinates."""
+    """Releases the sums of gradients of records without their ``frozen`` coordinates."""
     if frozen is not None:
+        # Before the clip: a frozen coordinate must not use up a part of the norm.
         chunks = ((part.index_fill(1, frozen, 0.0), owner) for part, owner in chunks)
     return records.release(clients, chunks)
 
 
 def address_of(keys: Tensor, round: int, step: int | Tensor) -> Tensor:
-    """Return what addresses the dropout masks of a local step: client keys (k,), and the number of the step, one or
+    """Returns the addresses of the dropout masks of a local step: client keys (k,), and the number of the step, one or
     (k,) -> int64 (k, 3)."""
     return torch.stack([keys, torch.full_like(keys, round), torch.as_tensor(step).expand(len(keys))], dim=1)
