@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class BatchFirstAttention(DPMultiheadAttention):  # type: ignore[misc]
-    """Compute Opacus' attention over (B, T, E) as over (T, B, E).
+    """Computes Opacus' attention over (B, T, E) as over (T, B, E).
 
     With its own ``batch_first`` it joins the heads in another order than ``nn.MultiheadAttention`` does.
     """

@@ -27,6 +27,7 @@ def build_module(model: nn.Module | ModelFactory, spec: DataSpec, seed: int) -> 
         ModelError: a function that fails, or a module that cannot be trained, see
             :func:`fedmtl.local.check_layers` and :func:`fedmtl.local.check_copyable`.
     """
+    # The generator takes 63 bits.
     start = derive_key(seed, "model") >> 1
     if isinstance(model, nn.Module):
         return _ready(model, spec, start)
@@ -34,9 +35,11 @@ def build_module(model: nn.Module | ModelFactory, spec: DataSpec, seed: int) -> 
         inspect.signature(model).bind(spec)
     except TypeError as error:
         raise ConfigError(
-            f"model is a function that cannot be called with the data's DataSpec ({error}); give a function of one "
+            f"model is a function that cannot be called with the data's DataSpec ({error}); give "
+            f"a function of one "
             "argument that returns a module, such as lambda spec: MyModel(), or the module itself."
         ) from error
+    # The global generator of the caller stays where it was.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(start)
         try:

@@ -25,7 +25,11 @@ def femnist_cnn(spec: DataSpec) -> nn.Module:
 
 @factory
 def celeba_cnn(
-    spec: DataSpec, *, norm: Literal["group", "none"] = "group", channels: Count = 32, groups: Count = 8
+    spec: DataSpec,
+    *,
+    norm: Literal["group", "none"] = "group",
+    channels: Count = 32,
+    groups: Count = 8,
 ) -> nn.Module:
     """The CelebA network of LEAF and of Hu et al. 2023: four times conv3x3-32, norm, pool; then linear.
 
@@ -38,6 +42,7 @@ def celeba_cnn(
         channels: of every convolution.
         groups: of the normalization, at most; their number divides the channels.
     """
+    # Four pools halve each side four times.
     incoming, height, width = _image(spec, "celeba_cnn", 16)
     blocks: list[nn.Module] = []
     for _ in range(4):
@@ -93,14 +98,18 @@ def torchvision_model(
         ConfigError: an unknown name or option, when the network is built.
         ModelError: data that are no images.
     """
+    # Data that are no images are refused before the library is imported.
     channels, _, _ = _image(spec, "torchvision_model", 1)
 
     from torchvision import models
 
-    if name not in (accepted := models.list_models(module=models)):
+    accepted = models.list_models(module=models)
+    if name not in accepted:
         raise ConfigError(f"torchvision_model.name is {name!r}; accepted: {', '.join(accepted)}.")
     try:
-        start = {"num_classes": spec.outputs} if weights is None else {"weights": weights}
+        start: dict[str, Any] = {"num_classes": spec.outputs}
+        if weights is not None:  # pretrained ones have the classes of other images; the last layer is replaced
+            start = {"weights": weights}
         module: nn.Module = models.get_model(name, **start, **options)
     except (TypeError, ValueError, KeyError, OSError) as error:
         raise ConfigError(f"torchvision_model: {name!r} with weights={weights!r} cannot be made: {error}.") from error
@@ -108,12 +117,14 @@ def torchvision_model(
         _replace_last(module, spec.outputs, name)
     if channels != 3:
         _replace_first(module, channels, name)
-    return with_group_norm(module, groups) if norm == "group" else module
+    if norm == "keep":
+        return module
+    return with_group_norm(module, groups)
 
 
 @check_arguments
 def with_group_norm(module: nn.Module, groups: Count = 32) -> nn.Module:
-    """Put group normalization in the place of every batch normalization, in place, and return the module.
+    """Puts group normalization in the place of every batch normalization, in place, and return the module.
 
     Scales and shifts are kept; running statistics are dropped (Wu and He, "Group normalization", ECCV 2018).
 
@@ -143,9 +154,10 @@ def _group_norm(channels: int, groups: int, *, eps: float = 1e-5, affine: bool =
 
 
 def _replace_first(module: nn.Module, channels: int, name: str) -> None:
-    """Make the first convolution one of ``channels`` inputs, in place, with new weights."""
+    """Makes the first convolution one of ``channels`` inputs, in place, with new weights."""
     for child in module.modules():
         if isinstance(child, nn.Conv2d):
+            # The pretrained filters of three colours do not fit, so they are drawn anew.
             child.in_channels = channels
             child.weight = nn.Parameter(child.weight.new_empty(child.out_channels, channels, *child.kernel_size))
             child.reset_parameters()
@@ -154,18 +166,20 @@ def _replace_first(module: nn.Module, channels: int, name: str) -> None:
 
 
 def _replace_last(module: nn.Module, outputs: int, name: str) -> None:
-    """Make the last linear layer one of ``outputs`` outputs, in place, with new weights."""
+    """Makes the last linear layer one of ``outputs`` outputs, in place, with new weights."""
     layers = [child for child in module.modules() if isinstance(child, nn.Linear)]
     if not layers:
         raise ModelError(f"torchvision_model: {name!r} has no linear layer for {outputs} outputs; use weights=null.")
     last = layers[-1]
-    last.out_features, last.weight = outputs, nn.Parameter(last.weight.new_empty(outputs, last.in_features))
-    last.bias = None if last.bias is None else nn.Parameter(last.weight.new_empty(outputs))
+    last.out_features = outputs
+    last.weight = nn.Parameter(last.weight.new_empty(outputs, last.in_features))
+    if last.bias is not None:
+        last.bias = nn.Parameter(last.weight.new_empty(outputs))
     last.reset_parameters()
 
 
 def _two_convolutions(spec: DataSpec, name: str, first: int) -> tuple[list[nn.Module], int]:
-    """Return conv5x5-``first``, pool, conv5x5-64, pool, flatten, without padding, and the number of features."""
+    """Returns conv5x5-``first``, pool, conv5x5-64, pool, flatten, without padding, and the number of features."""
     channels, height, width = _image(spec, name, 16)
     side = [((n - 4) // 2 - 4) // 2 for n in (height, width)]
     layers = [nn.Conv2d(channels, first, 5), nn.ReLU(), nn.MaxPool2d(2)]
@@ -180,6 +194,8 @@ def _image(spec: DataSpec, model: str, least: int) -> tuple[int, int, int]:
         ModelError: no images, or smaller ones.
     """
     if len(spec.shape) != 3 or min(spec.shape[1:]) < least:
-        pixels = f" of {least} pixels or more" if least > 1 else ""
+        pixels = ""
+        if least > 1:
+            pixels = f" of {least} pixels or more"
         raise ModelError(f"{model} needs images (channels, height, width){pixels}, not {spec.shape}.")
     return spec.shape[0], spec.shape[1], spec.shape[2]

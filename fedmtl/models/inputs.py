@@ -24,7 +24,8 @@ class BoundedInputs(nn.Module):
 
     def __init__(self, model: nn.Module, bound: RowBound) -> None:
         super().__init__()
-        self.model, self.bound = model, bound
+        self.model = model
+        self.bound = bound
 
     def forward(self, x: Tensor) -> Tensor:
         outputs: Tensor = self.model(self.bound(x))
@@ -78,30 +79,42 @@ class NamedInputs(nn.Module):
 
     def __init__(self, model: nn.Module, packed: Packed) -> None:
         super().__init__()
-        self.model, self.packed = model, packed
+        self.model = model
+        self.packed = packed
         names = [name for name, _, _ in packed.inputs]
+        # *args of a forward take nothing by name.
         taken = [p for p in inspect.signature(model.forward).parameters.values() if p.kind != p.VAR_POSITIONAL]
         required = [p.name for p in taken if p.default is p.empty and p.kind != p.VAR_KEYWORD]
         free = any(p.kind == p.VAR_KEYWORD for p in taken)
+        # By name only if the forward takes every input and needs nothing else.
         self.by_name = set(required) <= set(names) and (free or set(names) <= {p.name for p in taken})
         if not self.by_name and len(required) != 1:
             raise ModelError(
-                f"The forward of {type(model).__name__} takes {', '.join(p.name for p in taken)}, but the data have "
-                f"the inputs {', '.join(names)}; accepted: these names, or one parameter for a dictionary of them."
+                f"The forward of {type(model).__name__} takes {', '.join(p.name for p in taken)}, "
+                f"but the data have the inputs {', '.join(names)}; accepted: these names, or one "
+                f"parameter for a dictionary of them."
             )
 
     def forward(self, x: Tensor) -> Tensor:
-        inputs, first = {}, 0
+        inputs: dict[str, Tensor] = {}
+        first = 0
         for name, shape, kind in self.packed.inputs:
             size = math.prod(shape)
+            # One input of the row, in its own shape.
             part = x[:, first : first + size].reshape(len(x), *shape)
-            inputs[name] = part.round().long() if kind == "integer" else part
+            if kind == "integer":
+                part = part.round().long()
+            inputs[name] = part
             first += size
-        outputs: Tensor = self.model(**inputs) if self.by_name else self.model(inputs)
+        outputs: Tensor
+        if self.by_name:
+            outputs = self.model(**inputs)
+        else:
+            outputs = self.model(inputs)
         return outputs
 
     def pack(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Return one row an example (B, D) of named inputs (B, *shape): what :meth:`forward` takes."""
+        """Returns one row an example (B, D) of named inputs (B, *shape): what :meth:`forward` takes."""
         rows = [inputs[name].float().reshape(len(inputs[name]), -1) for name, _, _ in self.packed.inputs]
         return torch.cat(rows, 1)
 

@@ -85,7 +85,9 @@ class LowRankConv2d(_LowRank, nn.Conv2d):
 
     @staticmethod
     def factors(layer: nn.Module, rank: int) -> tuple[Tensor, Tensor]:
-        weight, groups = cast(nn.Conv2d, layer).weight, cast(nn.Conv2d, layer).groups
+        convolution = cast(nn.Conv2d, layer)
+        weight = convolution.weight
+        groups = convolution.groups
         a = _uniform(weight.new_empty(groups * rank, *weight.shape[1:]))
         return a, weight.new_zeros(weight.shape[0], rank, 1, 1)
 
@@ -113,6 +115,7 @@ class LowRankEmbedding(_LowRank, nn.Embedding):
         embedding = cast(nn.Embedding, layer)
         a = nn.init.normal_(embedding.weight.new_empty(rank, embedding.num_embeddings))
         if embedding.padding_idx is not None:
+            # Padding has no embedding, and no increment of one.
             a[:, embedding.padding_idx] = 0.0
         return a, embedding.weight.new_zeros(embedding.embedding_dim, rank)
 
@@ -131,7 +134,7 @@ _ADAPTED: dict[type[nn.Module], type[_LowRank]] = {
 
 @check_arguments
 def lora(model: Model, *, rank: Count = 4, alpha: Positive | None = None, targets: Sequence[str] = ("*",)) -> Model:
-    """Return the model, or the factory of it, with low-rank adapters, and everything else of it frozen.
+    """Returns the model, or the factory of it, with low-rank adapters, and everything else of it frozen.
 
     Its outputs are at first those of the given model, which is not changed. ``trainable`` of :class:`fedmtl.Trainer`
     can choose among the adapters (``("*.lora_B",)``), or let layers without one move beside them (``("*.lora_*",
@@ -150,14 +153,16 @@ def lora(model: Model, *, rank: Count = 4, alpha: Positive | None = None, target
         ConfigError: a value outside these ranges, a name without such a layer, or a rank that is no less than the
             smaller side of any layer's weight, so that nothing were low; for a factory, when the model is built.
     """
-    scale = 1.0 if alpha is None else alpha / rank
+    scale = 1.0
+    if alpha is not None:
+        scale = alpha / rank
     adapt = partial(_adapt, rank=rank, scale=scale, targets=targets)
     result: Model = transformed("lora", adapt, model, rank=rank, alpha=alpha, targets=targets)
     return result
 
 
 def merge_lora(model: nn.Module) -> nn.Module:
-    """Return a copy with plain layers and the same outputs: every weight W becomes W + (alpha / rank) B A.
+    """Returns a copy with plain layers and the same outputs: every weight W becomes W + (alpha / rank) B A.
 
     All its parameters can be trained again.
 
@@ -173,6 +178,7 @@ def merge_lora(model: nn.Module) -> nn.Module:
         raise ConfigError("merge_lora: the model has no adapters of fedmtl.models.lora.")
     for layer in adapted:
         layer.weight = nn.Parameter((cast(Tensor, layer.weight) + layer.increment()).detach())
+        # Back to the plain class, without the attributes of the adapter.
         layer.__class__ = layer.plain  # type: ignore[assignment]
         for name in ("lora_A", "lora_B", "rank", "scale"):
             delattr(layer, name)
@@ -180,7 +186,8 @@ def merge_lora(model: nn.Module) -> nn.Module:
 
 
 def _adapt(model: nn.Module, rank: int, scale: float, targets: Sequence[str]) -> nn.Module:
-    """Adapt the chosen layers in place: they keep their tensors and settings under a class with two factors."""
+    """Adapts the chosen layers in place: they keep their tensors and settings under a class with two factors."""
+    # Listed before the first change: an adapted layer is not adapted again.
     layers = list(_layers(model))
     kinds = "linear, convolutional or embedding layer"
     is_named = named_by(targets, [[name] for name, _ in layers], "lora.targets", kinds)
@@ -191,13 +198,18 @@ def _adapt(model: nn.Module, rank: int, scale: float, targets: Sequence[str]) ->
         raise ConfigError(
             f"lora.rank is {rank}, but the weights it applies to have ranks up to {largest}; give {largest} or less."
         )
+    # The adapters are the only parameters that train.
     model.requires_grad_(False)
     for layer in chosen:
         kind = _ADAPTED[type(layer)]
         a, b = kind.factors(layer, rank)
+        # The class changes and the tensors stay, so tied layers and names stay too.
         layer.__class__ = kind
         low = cast(_LowRank, layer)
-        low.rank, low.scale, low.lora_A, low.lora_B = rank, scale, nn.Parameter(a), nn.Parameter(b)
+        low.rank = rank
+        low.scale = scale
+        low.lora_A = nn.Parameter(a)
+        low.lora_B = nn.Parameter(b)
     for parent in model.modules():
         if isinstance(parent, nn.TransformerEncoderLayer):
             parent.activation_relu_or_gelu = 0  # else evaluation reads the weights of its layers and calls none
@@ -208,10 +220,11 @@ def _layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """The layers that can be adapted, by every name they have."""
     for name, child in model.named_modules(remove_duplicate=False):
         hooked = child._forward_hooks or child._forward_pre_hooks or child._backward_hooks
+        # A hook or a parametrization may read the weight that the adapter changes.
         if type(child) in _ADAPTED and not hooked and getattr(child, "weight", None) is not None:
             yield name, child
 
 
 def _uniform(tensor: Tensor) -> Tensor:
-    """Fill as PyTorch fills a layer's weight: uniform numbers up to 1 / sqrt(fan-in)."""
+    """Fills as PyTorch fills a layer's weight: uniform numbers up to 1 / sqrt(fan-in)."""
     return nn.init.kaiming_uniform_(tensor, a=math.sqrt(5))

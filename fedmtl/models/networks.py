@@ -30,11 +30,14 @@ class NamedFactory(partial[nn.Module]):
     """A factory that a run folder can describe: a function of :mod:`fedmtl.models`, and the settings that it has."""
 
 
-def factory(build: Callable[Concatenate[DataSpec, Settings], nn.Module]) -> Callable[Settings, ModelFactory]:
-    """Make of a function (spec, settings) -> module the function of its settings that returns a factory.
+def factory(
+    build: Callable[Concatenate[DataSpec, Settings], nn.Module],
+) -> Callable[Settings, ModelFactory]:
+    """Makes of a function (spec, settings) -> module the function of its settings that returns a factory.
 
     The settings are checked by their annotations before the data are read.
     """
+    # Without the spec: it is given later, when the data are known.
     signature = inspect.Signature(list(inspect.signature(build).parameters.values())[1:])
 
     @wraps(build)
@@ -46,7 +49,7 @@ def factory(build: Callable[Concatenate[DataSpec, Settings], nn.Module]) -> Call
 
 
 def transformed(name: str, change: Callable[[nn.Module], nn.Module], model: Model, **settings: Any) -> Any:
-    """Return a changed copy of a module, or the factory of the changed modules of a factory.
+    """Returns a changed copy of a module, or the factory of the changed modules of a factory.
 
     Args:
         name: of the function of :mod:`fedmtl.models` that does so.
@@ -59,6 +62,7 @@ def transformed(name: str, change: Callable[[nn.Module], nn.Module], model: Mode
         ModelError: a module that cannot be copied.
     """
     if isinstance(model, nn.Module):
+        # The caller keeps the module as it is.
         check_copyable(model)
         return change(copy.deepcopy(model))
     if isinstance(model, type) or not callable(model):
@@ -67,6 +71,7 @@ def transformed(name: str, change: Callable[[nn.Module], nn.Module], model: Mode
     def build(spec: DataSpec, **described: Any) -> nn.Module:
         return change(model(spec))
 
+    # The name and the settings are all that a run folder stores of a factory.
     build.__name__ = name
     return NamedFactory(build, model=model, **settings)
 
@@ -111,9 +116,10 @@ def mlp(spec: DataSpec, *, hidden: Count = 64, layers: Count = 1, dropout: float
 
 
 def _linear(spec: DataSpec, outputs: int, bias: bool) -> nn.Module:
-    """Return a linear map of the features, from zero weights."""
+    """Returns a linear map of the features, from zero weights."""
     linear = nn.Linear(math.prod(spec.shape), outputs, bias=bias)
     for parameter in linear.parameters():
+        # A convex problem has one optimum, and zeros need no seed.
         nn.init.zeros_(parameter)
     return nn.Sequential(nn.Flatten(), linear)
 
@@ -139,15 +145,21 @@ class MeanEmbedding(nn.Module):
         values = self.embedding(x)
         if self.padding is None:
             return values.mean(1)
+        # A sequence of padding alone has no mean; dividing by 1 makes it zero.
         present = (x != self.padding).to(values.dtype)[..., None]
         return torch.sum(values * present, 1) / present.sum(1).clamp(min=1.0)
 
 
 @factory
 def mean_embedding(
-    spec: DataSpec, *, vocabulary: Count, width: Count = 64, hidden: Count | None = None, padding: int | None = 0
+    spec: DataSpec,
+    *,
+    vocabulary: Count,
+    width: Count = 64,
+    hidden: Count | None = None,
+    padding: int | None = 0,
 ) -> nn.Module:
-    """Return a classifier of sequences of tokens by the mean of their embeddings.
+    """Returns a classifier of sequences of tokens by the mean of their embeddings.
 
     The data keep their features as whole numbers with ``transform=Integers()``.
 
@@ -159,9 +171,12 @@ def mean_embedding(
         padding: the token that fills up short sequences; None for none.
     """
     if not spec.integer or len(spec.shape) != 1:
-        kind = "whole numbers" if spec.integer else "real numbers"
+        kind = "real numbers"
+        if spec.integer:
+            kind = "whole numbers"
         raise ModelError(
-            f"mean_embedding needs sequences of tokens (length,), not {spec.shape} of {kind}; give the data "
+            f"mean_embedding needs sequences of tokens (length,), not {spec.shape} of {kind}; "
+            f"give the data "
             "transform=Integers(), on the command line data.integers=true."
         )
     layers: list[nn.Module] = [MeanEmbedding(vocabulary, width, padding)]
