@@ -37,7 +37,7 @@ class Graph:
 
     @classmethod
     def from_pairs(cls, first: ArrayLike, second: ArrayLike, weight: ArrayLike, ids: Sequence[str]) -> Graph:
-        """Return the graph of pairs of agents, by their places in ``ids``.
+        """Returns the graph of pairs of agents, by their places in ``ids``.
 
         One that is given in both orders is one pair, with the larger weight.
 
@@ -46,8 +46,12 @@ class Graph:
             weight: one for each pair, or one for all.
             ids: of the graph.
         """
-        places, n = np.stack([np.asarray(first), np.asarray(second)]), len(ids)
-        pairs = csr_array((np.broadcast_to(weight, places.shape[1:]).astype(np.float64), tuple(places)), shape=(n, n))
+        places = np.stack([np.asarray(first), np.asarray(second)])
+        n = len(ids)
+        pairs = csr_array(
+            (np.broadcast_to(weight, places.shape[1:]).astype(np.float64), tuple(places)),
+            shape=(n, n),
+        )
         return cls(pairs.maximum(pairs.T.tocsr()), tuple(ids))
 
     def __post_init__(self) -> None:
@@ -62,6 +66,7 @@ class Graph:
             raise ConfigError(f"Graph.ids has {twice!r} twice; ids must be distinct.")
         if matrix.shape != (n, n):
             raise ConfigError(f"Graph.weights has shape {matrix.shape} for {n:,} agents; it must be ({n}, {n}).")
+        # Pairs that are stored twice are one weight, and zeros are no edges.
         matrix.sum_duplicates()
         matrix.eliminate_zeros()
         row, column = matrix.nonzero()  # data in the order of the rows
@@ -73,21 +78,25 @@ class Graph:
             if wrong.any():
                 k = int(np.flatnonzero(wrong)[0])
                 raise ConfigError(
-                    f"Graph.weights: the weight {matrix.data[k]:g} of {self._pair(row[k], column[k])} {what}; weights "
-                    f"are finite numbers above 0 between different agents."
+                    f"Graph.weights: the weight {matrix.data[k]:g} of "
+                    f"{self._pair(row[k], column[k])} {what}; weights are finite numbers above 0 "
+                    f"between different agents."
                 )
+        # What is left is stored in one direction, or with another weight in the other.
         one_way = (matrix - matrix.T.tocsr()).tocoo()
         one_way.eliminate_zeros()
         if one_way.nnz:
-            i, j = int(one_way.row[0]), int(one_way.col[0])
+            i = int(one_way.row[0])
+            j = int(one_way.col[0])
             raise ConfigError(
-                f"Graph.weights of {self._pair(i, j)} is {matrix[i, j]:g} in one direction and {matrix[j, i]:g} in the "
-                f"other; weights must be symmetric."
+                f"Graph.weights of {self._pair(i, j)} is {matrix[i, j]:g} in one direction and "
+                f"{matrix[j, i]:g} in the other; weights must be symmetric."
             )
         lonely = np.flatnonzero(np.diff(matrix.indptr) == 0)
         if lonely.size:
             raise ConfigError(
-                f"Graph: {self.ids[lonely[0]]!r} has no neighbours (agents without any: {lonely.size:,}); connect "
+                f"Graph: {self.ids[lonely[0]]!r} has no neighbours (agents without any: "
+                f"{lonely.size:,}); connect "
                 "every agent."
             )
         return cast(csr_array, matrix)
@@ -96,26 +105,26 @@ class Graph:
         return f"agents {self.ids[i]!r} and {self.ids[j]!r}"
 
     def __len__(self) -> int:
-        """Return n."""
+        """Returns n."""
         return len(self.ids)
 
     @cached_property
     def normalization(self) -> Array:
-        """Return D_ii = sum_j W_ij, (n,) float64."""
+        """Returns D_ii = sum_j W_ij, (n,) float64."""
         return np.asarray(self.weights.sum(axis=1), dtype=np.float64)
 
     @cached_property
     def degrees(self) -> Ints:
-        """Return the number of neighbours of each agent, (n,) int64."""
+        """Returns the number of neighbours of each agent, (n,) int64."""
         return np.diff(self.weights.indptr).astype(np.int64)
 
     @property
     def edges(self) -> int:
-        """Return the number of pairs that are connected."""
+        """Returns the number of pairs that are connected."""
         return int(self.weights.nnz) // 2
 
     def ordered(self, ids: Sequence[str]) -> Graph:
-        """Return the same graph with its rows in the order of ``ids``, which must be the same agents.
+        """Returns the same graph with its rows in the order of ``ids``, which must be the same agents.
 
         Raises:
             ConfigError: an agent of ``ids`` that is not in the graph, or the other way round.
@@ -125,21 +134,28 @@ class Graph:
             return self
         rows = {name: i for i, name in enumerate(self.ids)}
         for name in sorted(rows.keys() ^ set(wanted)):
-            has, lacks = ("graph", "data") if name in rows else ("data", "graph")
-            raise ConfigError(f"Graph: the {has} has agent {name!r}, and the {lacks} has not; agents are the clients.")
+            has = "the data has"
+            lacks = "the graph has not"
+            if name in rows:
+                has = "the graph has"
+                lacks = "the data has not"
+            raise ConfigError(f"Graph: {has} agent {name!r}, and {lacks}; agents are the clients.")
         order = np.array([rows[name] for name in wanted])
         return Graph(self.weights[order][:, order], wanted)
 
     def describe(self) -> str:
-        """Return one phrase for the report."""
-        least, most = int(self.degrees.min()), int(self.degrees.max())
-        span = str(most) if least == most else f"{least} to {most}"
+        """Returns one phrase for the report."""
+        least = int(self.degrees.min())
+        most = int(self.degrees.max())
+        span = f"{least} to {most}"
+        if least == most:
+            span = str(most)
         return f"a graph of {len(self):,} agents and {self.edges:,} edges, {span} neighbours each"
 
 
 @check_arguments
 def knn_cosine(vectors: Any, k: Count, ids: Sequence[str]) -> Graph:
-    """Give weight 1 where one of two agents is among the k nearest of the other by cosine similarity (the paper's
+    """Gives weight 1 where one of two agents is among the k nearest of the other by cosine similarity (the paper's
     recommendation task); agents with the same similarity come in the order of the search.
 
     Args:
@@ -153,7 +169,9 @@ def knn_cosine(vectors: Any, k: Count, ids: Sequence[str]) -> Graph:
     """
     from sklearn.neighbors import kneighbors_graph  # takes a second to import
 
-    rows: Any = vectors if issparse(vectors) else np.asarray(vectors)
+    rows = vectors
+    if not issparse(vectors):
+        rows = np.asarray(vectors)
     if rows.ndim != 2 or len(ids) != rows.shape[0]:
         raise ConfigError(f"vectors have shape {rows.shape} for {len(ids):,} agents; one row an agent is needed.")
     sizes = np.asarray(abs(rows).sum(axis=1), dtype=np.float64).ravel()
@@ -164,5 +182,6 @@ def knn_cosine(vectors: Any, k: Count, ids: Sequence[str]) -> Graph:
         )
     if k >= len(ids):
         raise ConfigError(f"knn_cosine.k is {k:,} for {len(ids):,} agents; it must be below their number.")
+    # One of two agents near the other is enough; the larger weight is 1.
     nearest = kneighbors_graph(rows, k, metric="cosine")
     return Graph(nearest.maximum(nearest.T), tuple(ids))

@@ -28,7 +28,7 @@ class GraphSettings(Protocol):
     from_data: bool
 
     def build(self, data: Any) -> Graph:
-        """Return the graph of ``data``, a :class:`~fedmtl.data.FederatedDataset`, rows in the order of its ids."""
+        """Returns the graph of ``data``, a :class:`~fedmtl.data.FederatedDataset`, rows in the order of its ids."""
         ...
 
 
@@ -39,7 +39,7 @@ class Complete:
     from_data = False
 
     def build(self, data: Any) -> Graph:
-        """Connect all pairs (n (n - 1) stored numbers)."""
+        """Connects all pairs (n (n - 1) stored numbers)."""
         n = len(data.ids)
         return Graph(csr_array(np.ones((n, n)) - np.eye(n)), data.ids)
 
@@ -52,7 +52,7 @@ class Ring(Checked):
     from_data = False
 
     def build(self, data: Any) -> Graph:
-        """Connect the places.
+        """Connects the places.
 
         Raises:
             ConfigError: a reach that goes around: 2 reach must be below n.
@@ -85,11 +85,12 @@ class EdgesFile:
         object.__setattr__(self, "path", str(self.path))
         if not Path(self.path).is_file():
             raise DataError(f"{self.path}: no such file; edges are a CSV file with the columns agent,neighbour,weight.")
+        # The digest stands in the fingerprint of a run: another file is another run.
         content = Path(self.path).read_bytes()
         object.__setattr__(self, "digest", hashlib.blake2b(content, digest_size=16).hexdigest())
 
     def build(self, data: Any) -> Graph:
-        """Read the file.
+        """Reads the file.
 
         Raises:
             DataError: a malformed row; the message names it.
@@ -101,10 +102,12 @@ class EdgesFile:
             for name in cells[:2]:
                 if name not in place:
                     raise ConfigError(f"{where}: there is no agent {name!r}; the agents are the clients of the data.")
-            try:
-                weight = float(cells[2]) if len(cells) == 3 else 1.0
-            except ValueError:
-                weight = math.nan
+            weight = 1.0
+            if len(cells) == 3:
+                try:
+                    weight = float(cells[2])
+                except ValueError:  # refused below with the text of the cell
+                    weight = math.nan
             if not (math.isfinite(weight) and weight > 0):
                 raise DataError(f"{where}: the weight is {cells[2]!r}; it must be a finite number above 0.")
             first, second = sorted(place[name] for name in cells[:2])
@@ -112,9 +115,10 @@ class EdgesFile:
                 raise ConfigError(f"{where}: agent {cells[0]!r} is its own neighbour; an edge has two ends.")
             if weights.setdefault((first, second), weight) != weight:
                 raise ConfigError(
-                    f"{where}: the pair {cells[0]!r}, {cells[1]!r} has the weight {weight:g} here and "
-                    f"{weights[first, second]:g} before; weights must be symmetric."
+                    f"{where}: the pair {cells[0]!r}, {cells[1]!r} has the weight {weight:g} here "
+                    f"and {weights[first, second]:g} before; weights must be symmetric."
                 )
+        # An empty file makes (2, 0); the graph then refuses agents without neighbours.
         pairs = np.array(list(weights), dtype=np.int64).reshape(-1, 2).T
         try:
             return Graph.from_pairs(pairs[0], pairs[1], list(weights.values()), data.ids)
@@ -137,7 +141,7 @@ class KNNCosine(Checked):
     from_data = True
 
     def build(self, data: Any) -> Graph:
-        """Build the graph of :func:`~fedmtl.graphs.knn_cosine`.
+        """Builds the graph of :func:`~fedmtl.graphs.knn_cosine`.
 
         Raises:
             ConfigError: targets of more than one number or more than two classes, or a client without a direction.
@@ -145,8 +149,12 @@ class KNNCosine(Checked):
         x, y = data.gather("train", torch.arange(len(data.train)), dtype=torch.float64, device="cpu")
         if data.classes not in (None, 2) or y.numel() != len(y):
             raise ConfigError("KNNCosine takes one real target, or two classes; give the graph itself for others.")
-        flat, target = x.reshape(len(y), -1).numpy(), y.reshape(-1).double().numpy()
-        signed = flat * (2 * target - 1 if data.classes == 2 else target)[:, None]
+        flat = x.reshape(len(y), -1).numpy()
+        target = y.reshape(-1).double().numpy()
+        if data.classes == 2:
+            target = 2 * target - 1  # classes are the signs of a linear model
+        signed = flat * target[:, None]
+        # Unnormalized sums: the cosine does not depend on the number of records.
         client = np.repeat(np.arange(len(data.ids)), data.train.counts.numpy())
         sums = np.zeros((len(data.ids), flat.shape[1]))
         np.add.at(sums, client, signed)
