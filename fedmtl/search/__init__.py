@@ -1,5 +1,6 @@
 """Private choice of the best of several settings under one epsilon."""
 
-from .search import PrivateSearch, SearchResult
+from .result import SearchResult
+from .search import PrivateSearch
 
 __all__ = ["PrivateSearch", "SearchResult"]

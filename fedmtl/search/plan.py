@@ -78,16 +78,19 @@ def check_candidates(candidates: Mapping[str, Trainer]) -> None:
             raise ConfigError(f"PrivateSearch.candidates has the name {name!r}; names are non-empty strings.")
         if not isinstance(trainer, Trainer):
             raise ConfigError(f"PrivateSearch.candidates[{name!r}] is {trainer!r}; it must be a Trainer.")
-        if objection := next(_objections(trainer), None):
+        objection = next(_objections(trainer), None)
+        if objection is not None:
             raise ConfigError(f"candidate {name!r}: {objection}")
     _check_equal({name: _accounted(trainer) for name, trainer in candidates.items()})
 
 
 def _objections(trainer: Trainer) -> Iterator[str]:
-    """Yield why a trainer cannot be a candidate."""
+    """Yields why a trainer cannot be a candidate."""
     privacy = trainer.privacy
     if not isinstance(privacy, ClientPrivacy):
-        kind = type(privacy).__name__ if privacy else None
+        kind: str | None = None
+        if privacy:
+            kind = type(privacy).__name__
         yield f"privacy is {kind}; a search is accounted for ClientPrivacy only (privacy=client)."
         return
     if privacy.epsilon is None or privacy.noiseless:
@@ -107,7 +110,7 @@ def _objections(trainer: Trainer) -> Iterator[str]:
 
 
 def _accounted(trainer: Trainer) -> dict[str, Any]:
-    """Return the settings that enter the accounting."""
+    """Returns the settings that enter the accounting."""
     fields = [field.name for field in dataclasses.fields(ClientPrivacy) if field.name != "clip_norm"]
     return {
         "rounds": trainer.rounds,
@@ -119,20 +122,21 @@ def _accounted(trainer: Trainer) -> dict[str, Any]:
 
 
 def _check_equal(facts: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raise :class:`ConfigError` where a candidate differs from the first one."""
+    """Raises :class:`ConfigError` where a candidate differs from the first one."""
     first = next(iter(facts))
     for name, own in facts.items():
         for field, value in own.items():
             if value != facts[first][field]:
                 raise ConfigError(
-                    f"candidate {name!r}: {field} is {value!r}, but candidate {first!r} has {facts[first][field]!r}. "
-                    "The accounting needs them equal; candidates may differ in the algorithm's settings, the model and "
-                    "privacy.clip_norm."
+                    f"candidate {name!r}: {field} is {value!r}, but candidate {first!r} has "
+                    f"{facts[first][field]!r}. "
+                    "The accounting needs them equal; candidates may differ in the algorithm's "
+                    "settings, the model and privacy.clip_norm."
                 )
 
 
 def plan_search(candidates: Mapping[str, Trainer], *, mean: float, shape: float, score_noise: float) -> SearchPlan:
-    """Calibrate the noise of every candidate such that the whole search costs at most the budget, and log how loud it
+    """Calibrates the noise of every candidate such that the whole search costs at most the budget, and log how loud it
     is.
 
     Args:
@@ -145,20 +149,28 @@ def plan_search(candidates: Mapping[str, Trainer], *, mean: float, shape: float,
         PrivacyError: a combination that Renyi accounting does not cover.
     """
     first_name, first = next(iter(candidates.items()))
-    privacy, n, sampler = _client_privacy(first), len(first.data), first.bound
+    privacy = _client_privacy(first)
+    n = len(first.data)
+    sampler = first.bound
     delta = privacy.resolved_delta(n)
     assert privacy.epsilon is not None
     assert isinstance(sampler, BoundSampler)
-    problems, plans = {}, {}
+    problems: dict[str, Problem] = {}
+    plans: dict[str, tuple[ReleasePlan, ...]] = {}
     for name, trainer in candidates.items():
         with _named(name):
             problems[name] = trainer.problem()
             every = trainer.algorithm.plan(problems[name], sampler)
             plans[name] = tuple(plan for plan in every if isinstance(plan, ReleasePlan))
+    # One price holds for all candidates only if their releases are alike.
     _check_equal({name: _released(name, plans[name], privacy) for name in candidates})
     sampler = sampler.capped(first.rounds)
-    uses = sampler.cap if sampler.cap is not None else first.rounds
-    sensitivity = SCORE_BOUND * (2 if sampler.relation == "replace" else 1)  # of the sum of ``score - 1/2``
+    uses = first.rounds
+    if sampler.cap is not None:
+        uses = sampler.cap
+    sensitivity = SCORE_BOUND  # of the sum of ``score - 1/2``
+    if sampler.relation == "replace":
+        sensitivity = 2 * SCORE_BOUND
     score = dp_event.GaussianDpEvent(score_noise * n / sensitivity)
     largest = max(plans.values(), key=lambda declared: sum(plan.size for plan in declared))
     price = step_price(largest, sampler, privacy, delta=delta)  # of Gaussian noise the sizes may differ
@@ -169,9 +181,10 @@ def plan_search(candidates: Mapping[str, Trainer], *, mean: float, shape: float,
     runs = most_repetitions(mean, shape)
 
     def rounded(value: float) -> float:
-        """Return what noise in whole numbers, of all the runs and their scores, adds to an epsilon."""
+        """Returns the part of an epsilon that noise in whole numbers, of all runs and scores, adds."""
         return price.slack(uses * runs, value) + slack(runs, value)
 
+    # Noise in whole numbers adds to delta as well as to epsilon.
     within_delta = delta / (1 + rounded(0.0))
     try:
         within = privacy.epsilon - rounded(privacy.epsilon)
@@ -181,8 +194,11 @@ def plan_search(candidates: Mapping[str, Trainer], *, mean: float, shape: float,
         raise ConfigError(f"{error} {_remedy(score_noise, half, n)}") from error
     except PrivacyError as error:
         raise PrivacyError(f"A search over runs with schedule {sampler.describe()}: {error}") from error
+    # A run stops by itself at the planned steps, by a budget that holds no further one.
     budget = _run_budget(price, z, uses, per_participation=sampler.per_participation)
-    trainers, marks, reports = {}, {}, {}
+    trainers: dict[str, Trainer] = {}
+    marks: dict[str, str] = {}
+    reports: dict[str, PrivacyReport] = {}
     for name, trainer in candidates.items():
         inner = replace(_client_privacy(trainer), epsilon=budget, noise_multiplier=z, delta=delta)
         trainers[name] = replace(  # without what belongs to a run of its own
@@ -203,7 +219,7 @@ def plan_search(candidates: Mapping[str, Trainer], *, mean: float, shape: float,
 
 
 def _least_score_noise(target: float, delta: float, mean: float, shape: float) -> float:
-    """Return the smallest noise multiplier with which the scores of a search alone cost at most ``target``; infinite
+    """Returns the smallest noise multiplier with which the scores of a search alone cost at most ``target``; infinite
     where there is none.
 
     Args:
@@ -217,7 +233,7 @@ def _least_score_noise(target: float, delta: float, mean: float, shape: float) -
 
 
 def _remedy(score_noise: float, half: float, clients: int) -> str:
-    """Return what brings a search within its budget.
+    """Returns the advice that brings a search within its budget.
 
     Args:
         score_noise: that was asked for.
@@ -227,14 +243,15 @@ def _remedy(score_noise: float, half: float, clients: int) -> str:
     if not score_noise < half < math.inf:
         return "A smaller --mean (PrivateSearch.mean in Python) costs less."
     return (
-        f"The scores alone cost too much: --score-noise is {score_noise:g}, and with {rounded_up(half, 2)} they cost "
-        f"half of the budget (scores lie between 0 and 1, of {clients:,} clients; more clients need less noise). A "
+        f"The scores alone cost too much: --score-noise is {score_noise:g}, and with "
+        f"{rounded_up(half, 2)} they cost half of the budget (scores lie between 0 and 1, of "
+        f"{clients:,} clients; more clients need less noise). A "
         "smaller --mean costs less, too. In Python they are PrivateSearch.score_noise and .mean."
     )
 
 
 def _released(name: str, plans: tuple[ReleasePlan, ...], privacy: ClientPrivacy) -> dict[str, Any]:
-    """Return what of a candidate's releases enters the accounting.
+    """Returns the facts of a candidate's releases that enter the accounting.
 
     Raises:
         ConfigError: no release, or noise of the clients.
@@ -243,39 +260,45 @@ def _released(name: str, plans: tuple[ReleasePlan, ...], privacy: ClientPrivacy)
         raise ConfigError(f"candidate {name!r}: its algorithm releases nothing, so there is no noise to calibrate.")
     if any(plan.rows is not None for plan in plans):
         raise ConfigError(
-            f"candidate {name!r}: its clients add noise to their own rows, an account that a search does not compose; "
-            f"leave that noise out (MPMTL.curator_epsilon)."
+            f"candidate {name!r}: its clients add noise to their own rows, an account that a "
+            f"search does not compose; leave that noise out (MPMTL.curator_epsilon)."
         )
-    sized = privacy.mechanism == "l2_laplace"
+    sizes: list[int] | None = None  # of Gaussian noise the epsilon does not depend on them
+    if privacy.mechanism == "l2_laplace":
+        sizes = [plan.size for plan in plans]
     return {
         "the number of releases": len(plans),
         "the allocation of the budget": [plan.allocation for plan in plans],
-        "the size of a release": [plan.size for plan in plans] if sized else None,
+        "the size of a release": sizes,
     }
 
 
 def _run_budget(price: Price, multiplier: float, uses: int, *, per_participation: bool) -> float:
-    """Return epsilon of the steps of one run, such that one more step would exceed it."""
+    """Returns epsilon of the steps of one run, such that one more step would exceed it."""
     budget = price.epsilon(uses, multiplier)
-    more = math.inf if uses == price.most else price.epsilon(uses + 1, multiplier)
+    more = math.inf  # the price has no further step
+    if uses != price.most:
+        more = price.epsilon(uses + 1, multiplier)
     if budget <= 0 or (more <= budget and not per_participation):
         raise PrivacyError(
-            f"Epsilon of the {uses} steps of one run is {rounded_up(budget, 6)}, so it cannot bound "
-            f"how many there are. Ask for a larger epsilon or a smaller delta."
+            f"Epsilon of the {uses} steps of one run is {rounded_up(budget, 6)}, so it cannot "
+            f"bound how many there are. Ask for a larger epsilon or a smaller delta."
         )
     return budget
 
 
 def _opened(name: str, trainer: Trainer, problem: Problem) -> tuple[str, PrivacyReport]:
-    """Return the run's fingerprint and its channel's report before the first step, and log how loud its noise is: a
+    """Returns the run's fingerprint and its channel's report before the first step, and log how loud its noise is: a
     line a repetition would tell how many there are. Refuses what the run would refuse."""
     assert isinstance(trainer.bound, BoundSampler)
     with operation_threads(trainer.bound.denominator * problem.dimension):
         mark = fingerprint(problem, trainer)
     with closing(open_run(trainer, problem, mark)) as channel:
-        if (signal := channel.snr()) is not None:
-            text = f"candidate {name!r}: {signal.warning or signal.text()}"
-            logger.log(logging.WARNING if signal.warning else logging.INFO, text)
+        signal = channel.snr()
+        if signal is not None and signal.warning:
+            logger.warning("candidate %r: %s", name, signal.warning)
+        elif signal is not None:
+            logger.info("candidate %r: %s", name, signal.text())
         return mark, channel.report
 
 

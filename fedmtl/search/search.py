@@ -26,13 +26,12 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import closing, nullcontext
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from .._check import Checked, Positive
 from .._files import write_bytes
@@ -43,7 +42,6 @@ from ..privacy import (
     FullParticipation,
     Ledger,
     NoiseSource,
-    PrivacyReport,
     ReleasePlan,
     Rounds,
     SecureSource,
@@ -52,79 +50,17 @@ from ..privacy import (
     open_channel,
 )
 from ..privacy.accounting.selection import halting_probability
-from ..privacy.report import OUTSIDE
 from ..trainer.engine import Engine
 from ..trainer.folder import COLUMNS, MODEL, RunFolder, write_json
 from ..trainer.result import Result
 from ..trainer.run import single_run, table_settings
 from ..trainer.trainer import Trainer
 from .plan import SCORE_BOUND, SearchPlan, check_candidates, plan_search
+from .result import Repetition, SearchResult, search_report
+from .scores import best_of, client_scores
 
 SCORE = "search/score"
 """Name of the score's release; no algorithm has one of this name."""
-
-
-SEARCH_OUTSIDE = (
-    OUTSIDE[0],
-    "the list of candidates and the law of the number of repetitions, which are public",
-    "how long the search took, which tells the number of repetitions",
-    "copies of the search's folder that are continued elsewhere, each of which is a search of its own",
-    "the server and the other clients, who take part in every repetition",
-    OUTSIDE[2],
-)
-"""What the epsilon of a search does not cover."""
-
-
-@dataclass(frozen=True)
-class Repetition:
-    """One repetition: private, unless it is the chosen one.
-
-    Attributes:
-        candidate: its name.
-        score: noised.
-    """
-
-    candidate: str
-    score: float
-
-
-@dataclass(frozen=True)
-class SearchResult:
-    """The outcome of a search.
-
-    Attributes:
-        chosen: name of the candidate with the best noised score; None where nothing is released.
-        score: its noised score, released.
-        best: the chosen run; its ``privacy``, ``epsilon`` and history carry the epsilon of the whole search.
-        privacy: everything that epsilon depends on.
-        repetitions: all repetitions in order. Private, as is their number: neither is part of what is released.
-        folder: of the search, if any.
-    """
-
-    chosen: str | None
-    score: float | None
-    best: Result | None
-    privacy: PrivacyReport
-    repetitions: tuple[Repetition, ...]
-    folder: Path | None = None
-
-    @property
-    def epsilon(self) -> float:
-        """Return the epsilon of the whole search."""
-        return self.privacy.epsilon
-
-    def summary(self) -> str:
-        """Return the printed summary: what was chosen, its accuracy over clients, and the privacy block."""
-        search = self.privacy.search or {}
-        count = len(search["candidates"])
-        if self.best is None or self.score is None:
-            return f"private search over {count} candidates: nothing is released\n\n{self.privacy.text()}"
-        head = (
-            f"private search over {count} candidates\n"
-            f"  chosen    {self.chosen}\n"
-            f"  score     {self.score:.3f}, released with noise of standard deviation {search['score_noise']:g}"
-        )
-        return f"{head}\n\n{self.best.summary()}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,8 +121,9 @@ class PrivateSearch(Checked):
         regression = self._first.data.classes is None
         if regression and self.score_bound is None:
             raise ConfigError(
-                "score_bound is missing; scores of a regression need a public bound on the mean squared error: "
-                "--score-bound BOUND on the command line, PrivateSearch(score_bound=BOUND) in Python."
+                "score_bound is missing; scores of a regression need a public bound on the mean "
+                "squared error: --score-bound BOUND on the command line, "
+                "PrivateSearch(score_bound=BOUND) in Python."
             )
         if not regression and self.score_bound is not None:
             raise ConfigError("score_bound is for regression; the accuracy is in [0, 1]. Leave it out.")
@@ -196,7 +133,7 @@ class PrivateSearch(Checked):
         return next(iter(self.candidates.values()))
 
     def plan(self) -> SearchPlan:
-        """Return the noise and the accounting of the search, before any work.
+        """Returns the noise and the accounting of the search, before any work.
 
         Raises:
             ConfigError, PrivacyError: as :meth:`fit`.
@@ -220,12 +157,14 @@ class PrivateSearch(Checked):
         root = RunFolder.of(self.folder)
         if root is None and resume:
             raise ResumeError("There is nothing to resume without a folder.")
-        with nullcontext() if root is None else root.claimed(resume=resume):
+        if root is None:
+            return searched(self, resume)
+        with root.claimed(resume=resume):
             return searched(self, resume)
 
 
 def searched(settings: PrivateSearch, resume: bool) -> SearchResult:
-    """Return the result of the search in a folder that is claimed; see :meth:`PrivateSearch.fit`."""
+    """Returns the result of the search in a folder that is claimed; see :meth:`PrivateSearch.fit`."""
     root = RunFolder.of(settings.folder)
     search = _Search(settings, settings.plan(), root)
     header = {
@@ -239,7 +178,9 @@ def searched(settings: PrivateSearch, resume: bool) -> SearchResult:
     }
     # The search's own ledger pins its settings and locks its folder; charges are in those of its runs. A copy of a
     # secure search would release a second choice.
-    path = None if root is None else root.ledger
+    path: Path | None = None
+    if root is not None:
+        path = root.ledger
     with Ledger(path, header, fingerprint="search", replays_free=True, resume=resume, single=search.secure):
         result = search.run()
     if root is not None:
@@ -263,10 +204,13 @@ class _Search:
         assert isinstance(privacy, ClientPrivacy)
         self.privacy = privacy
         self.secure = privacy.source == "secure"
-        self.source: NoiseSource = SecureSource() if self.secure else SeededSource(self.seed)
+        self.source: NoiseSource = SeededSource(self.seed)
+        if self.secure:
+            self.source = SecureSource()
         self.began = time.time()
 
     def run(self) -> SearchResult:
+        # Repetitions before an interruption are not run again: their scores were seen.
         chosen, scores = self._begin()
         best_run: Result | None = None
         for index in range(len(scores), len(chosen)):
@@ -275,10 +219,10 @@ class _Search:
             result = self._train(index, chosen[index])
             scores.append(self._score(index, chosen[index], result))
             self._write(chosen, scores)
-            if _best(scores) == index:
+            if best_of(scores) == index:
                 best_run = result
             self._say(index, chosen[index], scores[-1], time.monotonic() - began)
-        best = _best(scores)
+        best = best_of(scores)
         if best is not None and best_run is None:  # the best was trained before an interruption
             best_run = self._train(best, chosen[best])
         return self._result(chosen, scores, best, best_run)
@@ -287,10 +231,12 @@ class _Search:
 
     @property
     def _state(self) -> Path | None:
-        return None if self.root is None else self.root.private / "search.json"
+        if self.root is None:
+            return None
+        return self.root.private / "search.json"
 
     def _begin(self) -> tuple[list[int], list[float]]:
-        """Return the candidate of each repetition, and the scores that are there already. Drawn once, before any
+        """Returns the candidate of each repetition, and the scores that are there already. Drawn once, before any
         training."""
         path = self._state
         if path is not None and path.exists():
@@ -302,9 +248,11 @@ class _Search:
                 raise ResumeError(f"{path} cannot be read as the state of this search: {error!r}") from error
         if path is not None and (path.parent / "candidates").exists():
             raise ResumeError(
-                f"{path} is missing, but repetitions have been run. Their number cannot be drawn again, since scores "
-                f"may have been seen; put the file back, or start a search in another folder."
+                f"{path} is missing, but repetitions have been run. Their number cannot be drawn "
+                f"again, since scores may have been seen; put the file back, or start a search in "
+                f"another folder."
             )
+        # The number of repetitions is secret; it is drawn once and kept in the private folder.
         count = draw_repetitions(self.source.coins("search/repetitions", 0), self.settings.mean, self.settings.shape)
         uniform = np.asarray(self.source.coins("search/candidates", 0).uniform(max(1, count)))[:count]
         chosen = [int(number) for number in np.floor(uniform * len(self.names))]
@@ -319,34 +267,47 @@ class _Search:
     # One repetition
 
     def _place(self, index: int) -> RunFolder | None:
-        return None if self.root is None else RunFolder(self.root.private / "candidates" / str(index))
+        if self.root is None:
+            return None
+        return RunFolder(self.root.private / "candidates" / str(index))
 
     def _coins(self, index: int) -> NoiseSource:
-        """Return the coins of the cohorts and noise of one repetition: all that its number addresses."""
-        return SecureSource() if self.secure else SeededSource(self.seed, index + 1)
+        """Returns the coins of the cohorts and noise of one repetition: all that its number addresses."""
+        if self.secure:
+            return SecureSource()
+        return SeededSource(self.seed, index + 1)
 
     def _clear(self, index: int) -> None:
-        """Take away what an interruption has left of a repetition without a score, where its noise cannot be drawn
+        """Takes away what an interruption has left of a repetition without a score, where its noise cannot be drawn
         again."""
         place = self._place(index)
         if place is not None and self.secure and place.root.exists():
             shutil.rmtree(place.root)
 
     def _train(self, index: int, candidate: int) -> Result:
-        """Return the run of one repetition, from where it stopped; nothing is left to do in one that has ended."""
-        name, place = self.names[candidate], self._place(index)
-        trainer = replace(self.plan.trainers[name], folder=None if place is None else place.root)
+        """Returns the run of one repetition, from where it stopped; nothing is left to do in one that has ended."""
+        name = self.names[candidate]
+        trainer = self.plan.trainers[name]  # has no folder of its own
+        place = self._place(index)
+        if place is not None:
+            trainer = replace(trainer, folder=place.root)
         result = single_run(trainer, place is not None, Engine(coins=self._coins(index)))
+        # NaN is refused too.
         if not result.epsilon <= self.plan.budget:
             raise PrivacyError(
-                f"candidate {name!r}: a run spent epsilon = {rounded_up(result.epsilon, 6)}, more than the "
-                f"{rounded_up(self.plan.budget, 6)} that the search accounts for; nothing of it is released."
+                f"candidate {name!r}: a run spent epsilon = {rounded_up(result.epsilon, 6)}, more "
+                f"than the {rounded_up(self.plan.budget, 6)} that the search accounts for; "
+                f"nothing of it is released."
             )
         return result
 
     def _score(self, index: int, candidate: int, result: Result) -> float:
-        """Return the noised mean score, through a channel of its own with its own ledger."""
-        place, n = self._place(index), len(result.ids)
+        """Returns the noised mean score, through a channel of its own with its own ledger."""
+        n = len(result.ids)
+        place = self._place(index)
+        path: Path | None = None
+        if place is not None:
+            path = place.private / "score.jsonl"
         plans = (ReleasePlan(name=SCORE, dimension=1),)
         privacy = ClientPrivacy(
             clip_norm=SCORE_BOUND,
@@ -362,13 +323,14 @@ class _Search:
             steps=1,
             source=self._coins(index),
             fingerprint=self.plan.fingerprints[self.names[candidate]],
-            ledger_path=None if place is None else place.private / "score.jsonl",
+            ledger_path=path,
             resume=not self.secure,
         )
         assert isinstance(channel, Rounds)
         with closing(channel):
             everyone = channel.draw(0)
             channel.begin(0, everyone)
+            # Scores less 1/2 are released: their range is symmetric, and halves the sensitivity.
             scores = torch.full((n,), 0.5, dtype=torch.float64)  # a client that has nothing to test on adds nothing
             own = torch.tensor([client in result.personal_accuracy for client in result.ids])
             scores[own] = client_scores(
@@ -379,47 +341,54 @@ class _Search:
     def _say(self, index: int, candidate: int, score: float, seconds: float) -> None:
         if self.settings.progress:
             text = f"noised score {score:.3f}, {seconds:.0f} s"
-            print(f"private: repetition {index + 1}, {self.names[candidate]}: {text}", file=sys.stderr, flush=True)
+            print(
+                f"private: repetition {index + 1}, {self.names[candidate]}: {text}",
+                file=sys.stderr,
+                flush=True,
+            )
 
     # What is released
 
     def _result(self, chosen: list[int], scores: list[float], best: int | None, run: Result | None) -> SearchResult:
         settings = self.settings
-        accuracy = (
-            "test accuracy" if settings.score_bound is None else f"1 - min(mse, {settings.score_bound:g}) / bound"
-        )
-        own = self.plan.report if run is None else run.privacy
-        report = replace(
-            own,
-            epsilon=self.plan.epsilon,
-            budget=float(self.privacy.epsilon or 0.0),
-            accountant="rdp",
-            observer="public",
-            run=None,  # the ledgers of the runs tell nothing of how many there were
-            ledger_lines=None,
-            ledger_head=None,
-            names=(*own.names, "score"),
-            releases=0 if run is None else own.releases + 1,
-            outside=(*SEARCH_OUTSIDE, *[text for text in own.outside if text not in OUTSIDE]),
-            search={
-                "candidates": list(self.names),
-                "mean": settings.mean,
-                "shape": "inf" if math.isinf(settings.shape) else settings.shape,
-                "score": f"mean over all clients of the {accuracy} of their own models",
-                "score_noise": settings.score_noise,
-            },
-        )
-        root = None if self.root is None else self.root.root
+        accuracy = "test accuracy"
+        if settings.score_bound is not None:
+            accuracy = f"1 - min(mse, {settings.score_bound:g}) / bound"
+        own = self.plan.report
+        releases = 0  # of no repetition
+        if run is not None:
+            own = run.privacy
+            releases = own.releases + 1  # the score is one more
+        shape: float | str = settings.shape
+        if math.isinf(settings.shape):  # which JSON has no number for
+            shape = "inf"
+        search = {
+            "candidates": list(self.names),
+            "mean": settings.mean,
+            "shape": shape,
+            "score": f"mean over all clients of the {accuracy} of their own models",
+            "score_noise": settings.score_noise,
+        }
+        budget = float(self.privacy.epsilon or 0.0)
+        report = search_report(own, search, epsilon=self.plan.epsilon, budget=budget, releases=releases)
+        folder: Path | None = None
+        if self.root is not None:
+            folder = self.root.root
         if run is not None:  # any look at the chosen run costs the whole search
             history = [row | {"epsilon": report.epsilon} for row in run.history]
-            run = replace(run, privacy=report, history=history, final=history[-1], folder=root)
+            run = replace(run, privacy=report, history=history, final=history[-1], folder=folder)
+        chosen_name: str | None = None
+        score: float | None = None
+        if best is not None:
+            chosen_name = self.names[chosen[best]]
+            score = scores[best]
         result = SearchResult(
-            chosen=None if best is None else self.names[chosen[best]],
-            score=None if best is None else scores[best],
+            chosen=chosen_name,
+            score=score,
             best=run,
             privacy=report,
-            repetitions=tuple(Repetition(self.names[k], score) for k, score in zip(chosen, scores, strict=True)),
-            folder=root,
+            repetitions=tuple(Repetition(self.names[k], value) for k, value in zip(chosen, scores, strict=True)),
+            folder=folder,
         )
         if self.root is not None:
             self._publish(self.root, result, best)
@@ -428,9 +397,10 @@ class _Search:
     def _publish(self, root: RunFolder, result: SearchResult, best: int | None) -> None:
         write_json(root.public / "privacy.json", result.privacy.to_dict())
         write_json(root.public / "search.json", {"chosen": result.chosen, "score": result.score})
-        place = None if best is None else self._place(best)
-        if place is None or result.best is None or result.chosen is None:
+        if best is None or result.best is None or result.chosen is None:
             return
+        place = self._place(best)
+        assert place is not None  # the search has a folder
         for name in (MODEL, COLUMNS):
             file = place.public / name
             if file.exists():
@@ -440,30 +410,7 @@ class _Search:
         root.write_result(result.best, settings, trainer.data)
 
     def date(self, public: Path) -> None:
-        """Give the published files the time at which the search began: the end would tell the number of repetitions."""
+        """Dates the published files at the start of the search: its end would tell the number of repetitions."""
+        # The folder last, since writing a file changes its date.
         for path in (*public.iterdir(), public):
             os.utime(path, (self.began, self.began))
-
-
-def client_scores(values: Tensor, bound: float | None) -> Tensor:
-    """Return each client's score in [0, 1].
-
-    Args:
-        values: (n,) test accuracies, or mean squared errors where there is a bound.
-        bound: b of ``1 - min(mse, b) / b``, or None for accuracies.
-
-    Returns:
-        (n,) float64; 0 for a value that is not a number.
-    """
-    wide = values.double()
-    scores = wide.clamp(0.0, 1.0) if bound is None else 1.0 - wide.clamp(0.0, bound) / bound
-    return torch.nan_to_num(scores, nan=0.0)
-
-
-def _best(scores: list[float]) -> int | None:
-    """Return the first repetition with the highest score, or None without one.
-
-    Repetitions have one law and are independent, so the first of several equal ones has the law of one drawn at random:
-    the rule that breaks ties tells nothing.
-    """
-    return max(range(len(scores)), key=scores.__getitem__) if scores else None

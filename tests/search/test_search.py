@@ -38,7 +38,8 @@ from fedmtl.audit.verification import verify
 from fedmtl.errors import ConfigError, PrivacyError, ResumeError
 from fedmtl.privacy import SeededSource, draw_repetitions, selection_epsilon
 from fedmtl.privacy.noise.sources import SystemCoins
-from fedmtl.search.search import _Search, client_scores
+from fedmtl.search.scores import client_scores
+from fedmtl.search.search import _Search
 from fedmtl.trainer.engine import Engine, open_run
 from fedmtl.trainer.run import single_run
 from tests.helpers import ragged_classification, regression

@@ -141,7 +141,9 @@ def test_the_production_search_leaks_nothing(source: str) -> None:
     assert leaks(searched(source)) == set()
 
 
-own_seeds = edit(_Search._train, "trainers[name],", "trainers[name], seed=index,")
+own_seeds = edit(
+    _Search._train, "trainer = self.plan.trainers[name]", "trainer = replace(self.plan.trainers[name], seed=index)"
+)
 MUTANTS: dict[str, tuple[Callable[..., None], PrivateSearch, set[str]]] = {
     "starts of their own": (own_seeds, searched(), {"model.safetensors", "rows"}),
     "starts of their own, secret coins": (own_seeds, searched("secure"), {"model.safetensors", "rows"}),
@@ -152,7 +154,7 @@ MUTANTS: dict[str, tuple[Callable[..., None], PrivateSearch, set[str]]] = {
         {"privacy.json"},
     ),
     "model named by the number": (
-        edit(_Search._publish, "model.name,", 'f"model-{best}.safetensors",'),
+        edit(_Search._publish, "/ name, file.read", '/ f"{name[:5]}-{best}.safetensors", file.read'),
         searched("secure"),
         {"model-0.safetensors"},
     ),
