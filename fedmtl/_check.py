@@ -113,7 +113,8 @@ def check_arguments(function: Callable[P, Result]) -> Callable[P, Result]:
 
 def _check(settings: object, fields: Mapping[str, tuple[Any, ...]], values: Mapping[str, Any]) -> None:
     for name, accepted in fields.items():
-        value, words = values[name], tuple(word for word in accepted if not isinstance(word, Range))
+        value = values[name]
+        words = tuple(word for word in accepted if not isinstance(word, Range))
         if any(type(value) is type(word) and value == word for word in words):
             continue
         ranges = [word for word in accepted if isinstance(word, Range)]
@@ -127,10 +128,14 @@ def _check(settings: object, fields: Mapping[str, tuple[Any, ...]], values: Mapp
 @cache
 def _accepted(kind: Any) -> dict[str, tuple[Any, ...]]:
     """Return the words and the :class:`Range` that each checked field of a class or argument of a function accepts."""
-    hints, accepted = get_type_hints(kind, include_extras=True), {}
+    hints = get_type_hints(kind, include_extras=True)
+    accepted = {}
     hints.pop("return", None)
     for name in [field.name for field in fields(kind) if field.init] if is_dataclass(kind) else hints:
-        arms = get_args(hints[name]) if get_origin(hints[name]) in (Union, UnionType) else (hints[name],)
+        if get_origin(hints[name]) in (Union, UnionType):
+            arms = get_args(hints[name])
+        else:
+            arms = (hints[name],)
         each = [_options(arm) for arm in arms]
         if all(each):
             accepted[name] = tuple(option for options in each for option in options)
@@ -189,10 +194,14 @@ def _refused(settings: object, name: str, value: Any, accepted: tuple[Any, ...])
 
 
 def _where(settings: object) -> str:
-    return settings if isinstance(settings, str) else type(settings).__name__
+    if isinstance(settings, str):
+        return settings
+    return type(settings).__name__
 
 
 def id_of(client: Any) -> Any:
     """Return the id that a whole number stands for, its digits as a text; anything else as it is."""
     whole = isinstance(client, numbers.Integral) and not isinstance(client, bool)
-    return str(int(client)) if whole else client
+    if whole:
+        return str(int(client))
+    return client

@@ -79,7 +79,8 @@ def claimed(folder: Path) -> Iterator[None]:
         BlockingIOError: another block holds it, in this process or another one.
         OSError: it cannot be written.
     """
-    path, file = folder / CLAIM, None
+    path = folder / CLAIM
+    file = None
     while file is None:
         file = _locked(path)
     try:
@@ -123,7 +124,7 @@ def _locked(path: Path) -> IO[bytes] | None:
 
 
 def _is_no_folder(path: Path) -> bool:
-    """Return whether something else is at ``path``, such as a file or a link to nothing."""
+    """Returns True if something else is at ``path``, such as a file or a link to nothing."""
     try:
         return not stat.S_ISDIR(path.stat().st_mode)
     except FileNotFoundError:

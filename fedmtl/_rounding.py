@@ -56,4 +56,6 @@ def number_text(value: float, mean: float | None = None) -> str:
     size = abs(value if mean is None else round(float(mean), 12))
     if not math.isfinite(value) or value == 0 or 0.1 <= size < 100:
         return f"{value:.3f}"
-    return f"{value:.0f}" if 1e3 <= abs(value) <= max(size, abs(value)) < 1e9 else f"{value:.4g}"
+    if 1e3 <= abs(value) <= max(size, abs(value)) < 1e9:
+        return f"{value:.0f}"
+    return f"{value:.4g}"

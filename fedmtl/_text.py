@@ -22,7 +22,9 @@ _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?(inf|nan)")
 
 def shown(text: str) -> str:
     """Return a text on one line, in which a character that cannot be printed is written as Python writes it."""
-    return text if text.isprintable() else "".join(map(_shown, text))
+    if text.isprintable():
+        return text
+    return "".join(map(_shown, text))
 
 
 def shown_lines(text: str) -> str:
@@ -39,9 +41,13 @@ def cell(value: Any) -> Any:
         return value
     text = shown(value)
     formula = text.lstrip().startswith(_FORMULA) and not _NUMBER.fullmatch(text)
-    return f"'{text}" if formula else text
+    if formula:
+        return f"'{text}"
+    return text
 
 
 def _shown(character: str) -> str:
     is_space = unicodedata.category(character) == "Zs"
-    return character if character.isprintable() or is_space else character.encode("unicode_escape").decode()
+    if character.isprintable() or is_space:
+        return character
+    return character.encode("unicode_escape").decode()

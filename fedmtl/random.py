@@ -21,8 +21,10 @@ import torch
 from torch import Tensor
 
 _MASK = 0xFFFFFFFF
-_M0, _M1 = 0xD2511F53, 0xCD9E8D57
-_W0, _W1 = 0x9E3779B9, 0xBB67AE85
+_M0 = 0xD2511F53
+_M1 = 0xCD9E8D57
+_W0 = 0x9E3779B9
+_W1 = 0xBB67AE85
 
 
 @lru_cache(maxsize=1 << 12, typed=True)
@@ -65,10 +67,15 @@ def philox(key: int | Words, c0: Words, c1: Any, c2: Words, c3: Words) -> tuple[
     k0: Any = key & _MASK
     k1: Any = (key >> 32) & _MASK
     for _ in range(10):
-        p0, p1 = c0 * _M0, c2 * _M1
-        c0, c2 = ((p1 >> 32) ^ c1 ^ k0) & _MASK, ((p0 >> 32) ^ c3 ^ k1) & _MASK
-        c1, c3 = p1, p0  # of which the low words count
-        k0, k1 = (k0 + _W0) & _MASK, (k1 + _W1) & _MASK
+        p0 = c0 * _M0
+        p1 = c2 * _M1
+        c0 = ((p1 >> 32) ^ c1 ^ k0) & _MASK
+        c2 = ((p0 >> 32) ^ c3 ^ k1) & _MASK
+        # of which the low words count
+        c1 = p1
+        c3 = p0
+        k0 = (k0 + _W0) & _MASK
+        k1 = (k1 + _W1) & _MASK
     return c0, c1 & _MASK, c2, c3 & _MASK
 
 
@@ -81,15 +88,20 @@ def philox_words(
     others are made in place, on two words at a time: those that are multiplied, x, and those that are not, y.
     ``words`` should be so small that a few arrays of its size fit the cache.
     """
-    mask, half = np.uint64(_MASK), np.uint64(32)
+    mask = np.uint64(_MASK)
+    half = np.uint64(32)
     shape = (10, *[1] * (words.ndim - 1))
     turns = np.arange(10, dtype=np.uint64).reshape(shape)
     keys = np.stack([(key & _MASK) + turns * _W0, (key >> 32 & _MASK) + turns * _W1], axis=1) & mask
     factors = np.array([_M1, _M0], dtype=np.uint64).reshape(2, *shape[1:])
-    p0, p1 = c0 * _M0, c2 * _M1
+    p0 = c0 * _M0
+    p1 = c2 * _M1
     x, y, product, high = _scratch(4, words.shape)
-    x[0], x[1] = ((p1 >> 32) ^ c1 ^ keys[0, 0]) & _MASK, ((p0 >> 32) ^ c3 ^ keys[0, 1]) & _MASK
-    y[0], y[1] = p1, p0  # of which the low words count
+    x[0] = ((p1 >> 32) ^ c1 ^ keys[0, 0]) & _MASK
+    x[1] = ((p0 >> 32) ^ c3 ^ keys[0, 1]) & _MASK
+    # of which the low words count
+    y[0] = p1
+    y[1] = p0
     for turn in range(1, 10):
         np.multiply(x[::-1], factors, out=product)
         np.right_shift(product, half, out=high)
@@ -122,7 +134,8 @@ def keyed_bits(key: int | Words, client: Words, step: int | Words, index: Words)
         step: round or event number in ``[0, 2**32)``.
         index: position within (client, step), in ``[0, 2**32)``; broadcast against ``client``.
     """
-    low, high = client & _MASK, (client >> 32) & _MASK
+    low = client & _MASK
+    high = (client >> 32) & _MASK
     w0, w1, _, _ = philox(key, index, step, low, high)
     return ((w0 & 0x7FFFFFFF) << 32) | w1
 

@@ -100,14 +100,16 @@ class Ranks:
             return cls()
         if not dist.is_gloo_available():
             raise ConfigError("A run over several processes needs a build of torch with gloo.")
-        rank, size = dist.get_rank(), dist.get_world_size()
-        local, beside = int(os.environ.get("LOCAL_RANK", rank)), int(os.environ.get("LOCAL_WORLD_SIZE", size))
+        rank = dist.get_rank()
+        size = dist.get_world_size()
+        local = int(os.environ.get("LOCAL_RANK", rank))
+        beside = int(os.environ.get("LOCAL_WORLD_SIZE", size))
         return cls(rank, size, dist.new_group(backend="gloo", timeout=_WAIT), local, beside, begins)
 
     @staticmethod
     def can_fork() -> bool:
-        """Return whether copies of this process can compute clients: on Linux, where no GPU has been found, whose
-        libraries have threads that a copy lacks."""
+        """Returns True if copies of this process can compute clients: on Linux if no GPU was
+        found, whose libraries have threads that a copy lacks."""
         return sys.platform == "linux" and dist.is_gloo_available() and not torch.cuda.is_available()
 
     @contextmanager
@@ -123,8 +125,13 @@ class Ranks:
         if count == 1:
             yield self
             return
-        threads, hook, this = torch.get_num_threads(), sys.excepthook, os.getpid()
-        children, rank, failed, ranks = list[int](), 0, False, self
+        threads = torch.get_num_threads()
+        hook = sys.excepthook
+        this = os.getpid()
+        children = list[int]()
+        rank = 0
+        failed = False
+        ranks = self
         with tempfile.TemporaryDirectory() as folder:
             try:
                 with warnings.catch_warnings():
@@ -183,7 +190,7 @@ class Ranks:
 
     @property
     def first(self) -> bool:
-        """Return whether this is rank 0."""
+        """Returns True at rank 0."""
         return self.rank == 0
 
     def leave(self) -> None:
@@ -214,8 +221,8 @@ class Ranks:
         return values
 
     def share(self, make: Callable[[], T]) -> T:
-        """Return what ``make`` returns at rank 0, and nowhere else is called, at every rank; or raise its error, or
-        that of pickling what it returns, at every rank. Tensors arrive on the CPU."""
+        """Returns the value of ``make`` at every rank; it is called at rank 0 alone. Its error,
+        or that of pickling the value, is raised at every rank. Tensors arrive on the CPU."""
         if self.size == 1:
             return make()
         outcome: tuple[Any, Exception | None] = None, None
@@ -230,7 +237,8 @@ class Ranks:
         with self._reached():
             dist.broadcast(message[:_SHORT], 0, group=self.group)
             if (size := _size(message)) > _SHORT:
-                message = message if self.first else torch.cat([message, message.new_empty(size - _SHORT)])
+                if not self.first:
+                    message = torch.cat([message, message.new_empty(size - _SHORT)])
                 dist.broadcast(message[_SHORT:], 0, group=self.group)
         value, error = outcome if self.first else _unpacked(message)
         if error is not None:
@@ -269,7 +277,10 @@ class Ranks:
         mine = rows.detach().cpu().contiguous()
         joined = mine.new_zeros(count, *rows.shape[1:])
         for rank, where in enumerate(self.gather(places)):
-            part = mine if rank == self.rank else mine.new_empty(len(where), *rows.shape[1:])
+            if rank == self.rank:
+                part = mine
+            else:
+                part = mine.new_empty(len(where), *rows.shape[1:])
             if self.size > 1 and part.numel():
                 with self._reached():
                     dist.broadcast(part.view(-1).view(torch.uint8), rank, group=self.group)
@@ -350,9 +361,11 @@ def _ended(child: int) -> int:
 
 
 def _awaited() -> str:
-    """Return whom this process of a launch waits for at its start, in words."""
+    """Returns the processes that this one waits for at the start of a launch, in words."""
     rank, size, *place = (os.environ.get(name, "?") for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
-    others = "the other processes, which connect to it" if rank == "0" else "rank 0 and the other processes, which meet"
+    others = "rank 0 and the other processes, which meet"
+    if rank == "0":
+        others = "the other processes, which connect to it"
     return f"rank {rank} of {size} waits for {others} at {':'.join(place)} (MASTER_ADDR and MASTER_PORT)"
 
 

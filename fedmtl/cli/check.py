@@ -43,8 +43,10 @@ def check(words: list[str]) -> int:
     options = parser.parse_intermixed_args(words)
     overrides = with_automatic(options.overrides)
     config = resolve(compose(overrides))
-    objects, chosen = settings(config), {}
-    node, table = dict(config["data"]), "data=table" in overrides
+    objects = settings(config)
+    chosen = {}
+    node = dict(config["data"])
+    table = "data=table" in overrides
     with _said_once():
         if table and not options.public:
             _draft(node)
@@ -100,7 +102,8 @@ def _draft(node: Config) -> None:
     chosen = feature_columns(table, node["client"], target, node.get("features"), left_out)
     lines = list[str]()
     for name in chosen:
-        column, note = Summary(table.frame[name]), ""
+        column = Summary(table.frame[name])
+        note = ""
         if name not in bounds and column.doubt:
             note = f"; it {column.doubt}: left out of data.features ({column.remedy} to have it)"
         elif name not in bounds:
@@ -120,7 +123,8 @@ def _draft(node: Config) -> None:
         node["missing"] = missing
     elif missing and not isinstance(declared, str):
         node["missing"] = list(dict.fromkeys([*declared, *missing]))
-    column, classes = Summary(table.frame[str(target)]), node.get("classes")
+    column = Summary(table.frame[str(target)])
+    classes = node.get("classes")
     log = node.get("target_scale") == "log"
     hint = ""
     if column.skewed and not log and not isinstance(classes, int):
@@ -172,7 +176,8 @@ def _write(config: Config, words: list[str]) -> None:
     lines += ["  - override /data: table", "  - override /algorithm: auto"]
     lines += [f"  - override /{word.replace('=', ': ')}" for word in words if word.startswith(_GROUPS)]
     draft = "\n".join([*lines, "", yaml_text(_literal(values))])
-    stem, others = re.sub(r"\W+", "_", Path(config["data"]["path"]).stem), list[str]()
+    stem = re.sub(r"\W+", "_", Path(config["data"]["path"]).stem)
+    others = list[str]()
     while (file := Path("experiment") / f"{stem}{f'_{len(others) + 1}' if others else ''}.yaml").exists():
         if _without_bounds(file.read_text(encoding="utf-8")) == _without_bounds(draft):
             show(f"{file} is there already and stays as it is; remove it for a new draft")
@@ -180,7 +185,9 @@ def _write(config: Config, words: list[str]) -> None:
         others.append(str(file))
     file.parent.mkdir(exist_ok=True)
     write_text(file, draft)
-    beside = f" (other data or another budget: {', '.join(others)})" if others else ""
+    beside = ""
+    if others:
+        beside = f" (other data or another budget: {', '.join(others)})"
     show(f"wrote {file}{beside}; fedmtl --config-dir . experiment={file.stem} runs it")
 
 

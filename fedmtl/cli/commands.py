@@ -54,7 +54,9 @@ def resume(words: list[str], process: Process) -> int:
     """
     parser = command_parser(resume, "of the logger: where it writes, if elsewhere", folder=True)
     options = parser.parse_intermixed_args(words)
-    folder, overrides, jobs = options.folder, options.overrides, list[Path]()
+    folder = options.folder
+    overrides = options.overrides
+    jobs = list[Path]()
     if not (folder / "private" / "config.yaml").is_file():
         files = folder.glob("*/private/config.yaml")
         jobs = sorted((file.parents[1] for file in files), key=lambda job: (len(job.name), job.name))
@@ -68,7 +70,9 @@ def resume(words: list[str], process: Process) -> int:
         if jobs and process.writes:
             stack.enter_context(claimed_sweep(folder))
         _resume_runs(folder, jobs, overrides, process)
-    return end_of_sweep(process) if jobs else 0
+    if jobs:
+        return end_of_sweep(process)
+    return 0
 
 
 def _resume_runs(folder: Path, jobs: Sequence[Path], overrides: Sequence[str], process: Process) -> None:
@@ -103,7 +107,8 @@ def search(words: list[str]) -> int:
       fedmtl search algorithm=pmtl,fedavg privacy.clip_norm=0.5,1,2 --mean 6
     """
     arguments = vars(_options(words))
-    overrides, folder = arguments.pop("overrides"), arguments.pop("folder")
+    overrides = arguments.pop("overrides")
+    folder = arguments.pop("folder")
     for text in overrides:
         if text.lstrip("+~").startswith("hydra"):
             raise ConfigError(f"{text} means nothing in a search; choose its folder with --folder DIR.")
@@ -156,7 +161,8 @@ def candidate_configs(overrides: Sequence[str]) -> dict[str, Config]:
         first = next(iter(configs), name)
         if config["data"] != configs.get(first, config)["data"]:
             raise ConfigError(f"candidate {name!r} has other data than {first!r}; a search needs the same clients.")
-        config["baselines"], config["logger"] = [], {}
+        config["baselines"] = []
+        config["logger"] = {}
         configs[name] = config
     return configs
 
@@ -207,7 +213,10 @@ def adapt(words: list[str]) -> int:
     if objects["finetune"] is None and conf.of_place(options.overrides, "finetune"):
         raise ConfigError("finetune is none, but new clients have nothing to do without; leave it out, or choose one.")
     data = conf.made(config["data"], "data")
-    model = None if objects["model"] == "auto" else objects["model"]  # an automatic model is a factory in the files
+    # an automatic model is a factory in the files
+    model = None
+    if objects["model"] != "auto":
+        model = objects["model"]
     run = Result.load(options.folder, model, trust=TRUST.get())
     run.shared_model()  # of a run that has none nothing can start
     if not conf.of_place(options.overrides, "data"):
@@ -215,7 +224,9 @@ def adapt(words: list[str]) -> int:
             "no setting of data is given, so these would be the clients of the run; say where the new ones are, "
             "such as data.clients=20 data.seed=1, or the path of a table, new.csv."
         )
-    finetune = objects["finetune"] if conf.of_place(options.overrides, "finetune") else None
+    finetune = None
+    if conf.of_place(options.overrides, "finetune"):
+        finetune = objects["finetune"]
     terms = run.terms and {**run.terms, "metrics": objects["metrics"], "seed": config["seed"]}
     with new_folder("outputs") if out is None else nullcontext(out) as place:
         adapted = replace(run, terms=terms).adapt(data, finetune=finetune, device=config["device"], folder=place)
@@ -296,23 +307,29 @@ def audit(words: list[str]) -> int:
     with TemporaryDirectory(prefix="fedmtl-audit-") as folder:
         findings = audit_trainer(conf.build(config, Path(folder)), seed=options.seed, rounds=options.rounds)
     show(table(findings))
-    refuted, checked = sum(f.refuted for f in findings), sum(not f.skipped for f in findings)
+    refuted = sum(f.refuted for f in findings)
+    checked = sum(not f.skipped for f in findings)
     seconds = time.monotonic() - began
     show(f"\n{refuted} of {checked} checks refuted their claim, in {seconds:.0f} s. The others prove nothing.")
-    return REFUTED if any_refuted(findings) else 0
+    if any_refuted(findings):
+        return REFUTED
+    return 0
 
 
 def _interval(config: Config) -> int:
     """Train a configuration with canaries, print the interval of epsilon, and return 1 if it is empty."""
     with TemporaryDirectory(prefix="fedmtl-audit-") as folder:
-        trainer, began = conf.build(config, Path(folder)), time.monotonic()
+        trainer = conf.build(config, Path(folder))
+        began = time.monotonic()
         with conf.by_key(vars(trainer)):
             result = replace(trainer, folder=None, finetune=None).fit()
     seconds = time.monotonic() - began
     interval = result.privacy.interval
     assert interval is not None
     show(f"{result.privacy.text()}\n\nOne run with {interval['canaries']:,} canaries, in {seconds:.0f} s.")
-    return REFUTED if interval["measured"] > interval["claimed"] else 0
+    if interval["measured"] > interval["claimed"]:
+        return REFUTED
+    return 0
 
 
 def verify(words: list[str]) -> int:
@@ -338,7 +355,9 @@ def verify(words: list[str]) -> int:
 
     verification = check_files(options.folder)
     show(json.dumps(verification.to_dict(), indent=2) if options.json else verification.text())
-    return 0 if verification.fits else DOES_NOT_FIT
+    if verification.fits:
+        return 0
+    return DOES_NOT_FIT
 
 
 def report(words: list[str]) -> int:
@@ -355,7 +374,8 @@ def report(words: list[str]) -> int:
     drawn = {"format": options.format or "png", "width": options.width}
     made = make_report(options.folders, options.out, html=options.html, **drawn)
     files = list(made.files)
-    run, target = options.folders[0], files[0].parent
+    run = options.folders[0]
+    target = files[0].parent
     if (options.format or options.width) and len(options.folders) == 1 and (run / "private" / "result.json").is_file():
         from ..trainer.plots import plot_result
         from ..trainer.result import Result

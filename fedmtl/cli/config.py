@@ -123,11 +123,15 @@ def add_defaults(node: DictConfig, place: str) -> None:
             add_defaults(node[name], f"{place}.{name}".lstrip("."))
     if (target := node.get("_target_")) is None:
         return
-    made, chosen = named(target, place), _chosen(node)
+    made = named(target, place)
+    chosen = _chosen(node)
     for name, parameter in inspect.signature(made).parameters.items():
         default = _default(made, parameter)
         if name not in (*node, *chosen, *_OF_PROGRAMS) and _is_plain(default):
-            value = list(default) if isinstance(default, tuple) else default
+            if isinstance(default, tuple):
+                value = list(default)
+            else:
+                value = default
             node[name] = "${seed}" if name == "seed" and place else value
         if isinstance(node._get_node(name), DictConfig) and "Mapping" in str(parameter.annotation):
             OmegaConf.set_struct(node[name], False)  # the keys are free
@@ -146,11 +150,13 @@ def _default(made: Any, parameter: inspect.Parameter) -> Any:
     field = getattr(made, "__dataclass_fields__", {}).get(parameter.name)
     if field is not None and field.default_factory is not dataclasses.MISSING:
         return field.default_factory()
-    return "???" if parameter.default is parameter.empty else parameter.default
+    if parameter.default is parameter.empty:
+        return "???"
+    return parameter.default
 
 
 def _is_plain(value: Any) -> bool:
-    """Return whether a configuration file can hold the value."""
+    """Returns True if a configuration file can hold the value."""
     if isinstance(value, tuple):
         return all(map(_is_plain, value))
     return value is None or value == {} or isinstance(value, (bool, int, float, str))
@@ -233,7 +239,8 @@ def compose(overrides: Sequence[str], name: str = "config") -> DictConfig:
 
 
 def sweeps(overrides: Sequence[str], name: str) -> bool:
-    """Return whether a file or an override chooses Hydra's mode of a sweep, ``hydra.mode: MULTIRUN``, as ``-m`` does.
+    """Returns True if a file or an override chooses Hydra's mode of a sweep, ``hydra.mode:
+    MULTIRUN``, as ``-m`` does.
 
     Args:
         overrides: as typed.
@@ -278,11 +285,14 @@ def _folder_of_file(overrides: Sequence[str], name: str, key: str) -> Path | Non
     places = [OmegaConf.to_container(config.hydra, resolve=False) for config in (composed, usual)]
     _, group, _ = key.split(".")
     chosen, default = (str(place[group]["dir"]) for place in places)  # type: ignore[index,call-overload]
-    return None if chosen == default else Path(chosen)
+    if chosen == default:
+        return None
+    return Path(chosen)
 
 
 def printed(config: DictConfig, place: str | None, *, resolve: bool) -> str:
-    """Return what ``--cfg job`` prints, which Hydra would print with the leftovers of options that are replaced.
+    """Returns the output of ``--cfg job``. Hydra's own would have the leftovers of options that
+    are replaced.
 
     Args:
         config: composed.
@@ -295,11 +305,18 @@ def printed(config: DictConfig, place: str | None, *, resolve: bool) -> str:
     with refusals(()):
         if resolve:
             OmegaConf.resolve(config)
-        part = OmegaConf.select(config, place) if place else config
+        if place:
+            part = OmegaConf.select(config, place)
+        else:
+            part = config
     if part is None:
         raise ConfigError(f"--package is {place}, and no setting is there; fedmtl --cfg job prints all.")
-    head = f"# @package {place}\n" if place else ""
-    return head + OmegaConf.to_yaml(part) if OmegaConf.is_config(part) else f"{part}\n"
+    head = ""
+    if place:
+        head = f"# @package {place}\n"
+    if OmegaConf.is_config(part):
+        return head + OmegaConf.to_yaml(part)
+    return f"{part}\n"
 
 
 @contextmanager
@@ -328,14 +345,16 @@ def _refused(error: Exception, overrides: Sequence[str]) -> ConfigError:
         return ConfigError(f"{text} ({first_line(error)}).")
     if isinstance(error, MissingConfigException) and error.options:
         group, _, option = str(error.missing_cfg_file).rpartition("/")
-        text, file = f"{group} has no option {option!r}", Path(group, f"{option}.yaml")
+        text = f"{group} has no option {option!r}"
+        file = Path(group, f"{option}.yaml")
         if file.is_file():
             return ConfigError(f"{text}; {file} is found with --config-dir .")
         close = difflib.get_close_matches(option, error.options, n=1, cutoff=0.5)
         return unknown(error.options, close, text, "fedmtl --help")
     cause = error.__cause__
     if isinstance(cause, (ConfigAttributeError, ConfigKeyError)) and isinstance(cause.parent_node, DictConfig):
-        missing, node = str(cause.full_key), cause.parent_node
+        missing = str(cause.full_key)
+        node = cause.parent_node
         key = next((key for key in (one.key_or_group for one in parse(overrides)) if within(key, [missing])), missing)
         settings: Any = OmegaConf.to_container(node._get_root(), resolve=False)
         del settings["hydra"]
@@ -362,8 +381,10 @@ def _leaves(settings: Mapping[str, Any], place: str = "") -> dict[str, Any]:
     """Return all settings by their dotted keys, mappings among them."""
     leaves: dict[str, Any] = {}
     for name, value in settings.items():
-        leaves |= {} if name == "_target_" else {f"{place}{name}": value}
-        leaves |= _leaves(value, f"{place}{name}.") if isinstance(value, Mapping) else {}
+        if name != "_target_":
+            leaves |= {f"{place}{name}": value}
+        if isinstance(value, Mapping):
+            leaves |= _leaves(value, f"{place}{name}.")
     return leaves
 
 
@@ -380,11 +401,14 @@ def without_leftovers(config: DictConfig, overrides: Sequence[str]) -> DictConfi
     typed = {override.key_or_group: override.value() for override in parse(overrides)}
     keys = [re.split("[./]", key) for key in typed]
     for group in (group for group in GROUPS if isinstance(config.get(group), DictConfig)):
-        node, target = config[group], config[group].get("_target_")
+        node = config[group]
+        target = config[group].get("_target_")
         if target is not None and not {group, "algorithm"} & typed.keys():
             continue
         own = load(group, str(typed.get(group)))
-        accepted = () if target is None else inspect.signature(named(target, group)).parameters
+        accepted: Collection[str] = ()
+        if target is not None:
+            accepted = inspect.signature(named(target, group)).parameters
         stays = {"_target_", "lora", "fix", *(key[1] for key in keys if key[0] == group and len(key) > 1)}
         with open_dict(config):
             for name in [name for name in node if name not in stays]:
@@ -437,7 +461,8 @@ def settings(config: Config) -> Config:
     objects = {name: value for name, value in config.items() if name not in _OF_THE_COMMAND}
     _check_arguments(Trainer, objects, "")
     model = dict(config["model"])
-    fix, lora = model.pop("fix", False), model.pop("lora", None)
+    fix = model.pop("fix", False)
+    lora = model.pop("lora", None)
     objects = {name: made(value, name) for name, value in (objects | {"model": model}).items() if name != "data"}
     if not isinstance(fix, bool):
         raise ConfigError(f"model.fix is {fix!r}; accepted: true or false.")
@@ -522,7 +547,10 @@ def _by_key(places: Mapping[str, str], place: str = "") -> Iterator[None]:
         name, _, rest = str(error).partition(".")
         if name not in places and not place:
             raise
-        text = f"{places[name]}.{rest}" if name in places else f"{place}: {error}"
+        if name in places:
+            text = f"{places[name]}.{rest}"
+        else:
+            text = f"{place}: {error}"
         raise type(error)(text.lstrip(".")) from error
     except Exception as error:
         if not place:
@@ -551,7 +579,9 @@ def build(config: Config, folder: Path) -> Trainer:
         logger["parameters"] = flat(config) | (logger["parameters"] or {})
     callback = made(logger, "logger")
     data = made(config["data"], "data")
-    callbacks = () if callback is None else (callback,)
+    callbacks = []
+    if callback is not None:
+        callbacks.append(callback)
     with by_key(objects):
         return Trainer(data=data, folder=folder, callbacks=callbacks, **objects)
 
@@ -567,7 +597,9 @@ def with_absolute_paths(node: Any, place: str = "") -> Any:
     """Return a resolved configuration in which the paths of data, clusters, graphs and latencies are absolute."""
     if isinstance(node, dict):
         return {name: with_absolute_paths(value, f"{place}.{name}") for name, value in node.items()}
-    return os.path.abspath(node) if place.endswith(_PATHS) and isinstance(node, str) else node
+    if place.endswith(_PATHS) and isinstance(node, str):
+        return os.path.abspath(node)
+    return node
 
 
 def stored_config(folder: Path) -> Config:
@@ -630,7 +662,8 @@ def check_logger(config: Config, folder: Path, overrides: Sequence[str]) -> None
 
 def _places_elsewhere(config: Config, folder: Path, typed: Collection[str]) -> Iterator[tuple[str, Any]]:
     """Yield the settings of a logger, with their values, that lead out of the folder of a run and are not ``typed``."""
-    logger, root = config.get("logger") or {}, folder.resolve()
+    logger = config.get("logger") or {}
+    root = folder.resolve()
     for key in ("folder", "tracking_uri"):
         value = logger.get(key)
         inside = key == "folder" and isinstance(value, str) and (root / value).resolve().is_relative_to(root)

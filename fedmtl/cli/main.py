@@ -157,7 +157,10 @@ def _in_a_group() -> bool:
 
 
 def _dispatch(words: list[str], process: Process) -> int:
-    first, commands = words[0] if words else "", _COMMANDS | {"resume": partial(resume, process=process)}
+    first = ""
+    if words:
+        first = words[0]
+    commands = _COMMANDS | {"resume": partial(resume, process=process)}
     if first == "help" or ({"-h", "--help"} & set(words) and first not in commands):
         show(help_text())
         return 0
@@ -168,7 +171,8 @@ def _dispatch(words: list[str], process: Process) -> int:
         return train(words, process)
     if first in commands:
         return commands[first](words[1:])
-    close, accepted = difflib.get_close_matches(first, commands, n=1), [*commands, "or settings written KEY=VALUE"]
+    close = difflib.get_close_matches(first, commands, n=1)
+    accepted = [*commands, "or settings written KEY=VALUE"]
     raise unknown(accepted, close, f"unknown command {first!r}", "fedmtl --help")
 
 

@@ -64,8 +64,14 @@ def unknown(accepted: Collection[str], near: Sequence[str], text: str, printed: 
         text: what is wrong.
         printed: the command that prints all, where they are many.
     """
-    hint, every = f"did you mean {' or '.join(near)}? " if near else "", ", ".join(accepted) or "nothing"
-    rest = f"{printed} prints all" if near and len(accepted) > _MANY else f"accepted: {every}"
+    hint = ""
+    if near:
+        hint = f"did you mean {' or '.join(near)}? "
+    every = ", ".join(accepted) or "nothing"
+    if near and len(accepted) > _MANY:
+        rest = f"{printed} prints all"
+    else:
+        rest = f"accepted: {every}"
     return ConfigError(f"{text}; {hint}{rest}.")
 
 
@@ -77,7 +83,10 @@ def nearest(key: str, accepted: Sequence[str]) -> list[str]:
     if name in GUESSED:
         meant = GUESSED[name]
         choose = {"algorithm": "algorithm=fedavg ", "schedule": "schedule=poisson "}.get(meant.split(".")[0], "")
-        return [meant] if meant in accepted else [f"{choose}{meant}"] * bool(choose)  # automatic settings lack both
+        # automatic settings lack both
+        if meant in accepted:
+            return [meant]
+        return [f"{choose}{meant}"] * bool(choose)
     beside = [word for other, word in last_words.items() if other == f"{place}.{word}".lstrip(".")]
     near = [other for other, word in last_words.items() if word == name]
     near += [f"{place}.{word}".lstrip(".") for word in difflib.get_close_matches(name, beside)]

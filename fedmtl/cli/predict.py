@@ -117,7 +117,8 @@ def _models(folder: Path) -> Models:
     """Return the models of a run, with a network of the user's own as the run's settings name it."""
     from ..trainer.predict import Models, run_folder
 
-    place, model = run_folder(folder), None
+    place = run_folder(folder)
+    model = None
     if (place / "private" / "config.yaml").is_file():
         config = conf.stored_config(place)
         settings = config.get("model")

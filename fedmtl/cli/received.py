@@ -88,7 +88,9 @@ def resolvers(text: str) -> Iterator[str]:
 def _keys_of_hydra(values: dict[str, Any]) -> Iterator[str]:
     """Yield what a file sets of Hydra itself beyond what is accepted, by its key."""
     for item in values.get("defaults") or ():
-        choices = item.items() if isinstance(item, dict) else [(item, "")]
+        choices: list[tuple[Any, Any]] = [(item, "")]
+        if isinstance(item, dict):
+            choices = list(item.items())
         for key, option in choices:
             group = str(key).split(" ")[-1].lstrip("/")
             if _NAMED.search(str(key)) and not (group in _LOGGING and option in _QUIET):

@@ -41,7 +41,10 @@ if TYPE_CHECKING:
     from ..ranks import Ranks
     from ..trainer import Result
 
-FAILED, REFUSED, INTERRUPTED = 1, 2, 130  # exit codes
+# exit codes
+FAILED = 1
+REFUSED = 2
+INTERRUPTED = 130
 USAGE = "fedmtl --help prints what is accepted."
 _REQUEST = (ConfigError, DataError, ModelError, PrivacyError)  # the user's to fix, before training
 
@@ -67,7 +70,9 @@ class Process:
 
     def agree(self) -> AbstractContextManager[None]:
         """Raise at all ranks what the block raises at any."""
-        return nullcontext() if self.ranks is None else self.ranks.agree()
+        if self.ranks is None:
+            return nullcontext()
+        return self.ranks.agree()
 
     @contextmanager
     def claimed(self, folder: Path, *, resume: bool = False) -> Iterator[None]:
@@ -110,10 +115,16 @@ class Process:
             ends = job is not None and self.ranks is not None and not agreed
             if self.debug and not ends:
                 raise
-            rank = int(os.environ.get("RANK", "0")) if self.ranks is None else self.ranks.rank
-            text, foreign = " ".join(str(error).split()), not isinstance(error, FedmtlError)
-            text = f"{type(error).__name__}: {text}" if foreign or ends else text
-            text += " (--debug shows the traceback)" if foreign and not ends else ""
+            if self.ranks is None:
+                rank = int(os.environ.get("RANK", "0"))
+            else:
+                rank = self.ranks.rank
+            text = " ".join(str(error).split())
+            foreign = not isinstance(error, FedmtlError)
+            if foreign or ends:
+                text = f"{type(error).__name__}: {text}"
+            if foreign and not ends:
+                text += " (--debug shows the traceback)"
             if rank == 0 or not agreed:  # else the first rank prints it
                 where = f"{job}: " * (job is not None) + f"rank {rank}: " * (rank > 0 or ends)
                 say(f"error: {where}{text}")
@@ -138,7 +149,8 @@ def command_parser(command: Callable[..., int], settings: str = "", *, folder: b
         folder: whether that of a run comes before them.
     """
     style = argparse.RawDescriptionHelpFormatter
-    prog, text = f"fedmtl {command.__name__}", inspect.getdoc(command)
+    prog = f"fedmtl {command.__name__}"
+    text = inspect.getdoc(command)
     parser = Parser(prog=prog, description=text, formatter_class=style, allow_abbrev=False)
     if folder:
         parser.add_argument("folder", type=Path, help="of a run, such as outputs/2025-01-31/12-00-00")
@@ -164,14 +176,18 @@ class Job:
     sweep: Path
 
     def __str__(self) -> str:
-        of = "" if self.of is None else f"/{self.of}"
+        of = ""
+        if self.of is not None:
+            of = f"/{self.of}"
         return f"[{self.number + 1}{of}] {self.words}".rstrip()
 
     def line(self, result: Result, began: float, folder: Path) -> str:
-        """Return what is printed of a finished job."""
+        """Returns the printed line of a finished job."""
         score = f"{result.metric.replace('_', ' ')} {number_text(result.final[result.metric])}"
-        score += "" if result.finetuned is None else ", finetuned"
-        score += ", training diverged" if result.lost else ""
+        if result.finetuned is not None:
+            score += ", finetuned"
+        if result.lost:
+            score += ", training diverged"
         if result.beside_local is not None:
             better, _, worse = result.beside_local
             score += f" ({better:.0%} of the clients better off than alone, {worse:.0%} worse)"
@@ -183,7 +199,8 @@ def train(words: list[str], process: Process) -> int:
     """Hand over to Hydra, which composes, sweeps and names the folders, after a check of every run of a sweep."""
     words = conf.with_automatic(words)
     options = hydra_options(words)
-    typed, ranks = options.overrides, process.ranks
+    typed = options.overrides
+    ranks = process.ranks
     chosen = tuple(typed)
     first = [word for word in words if word not in typed]  # Hydra reads no option behind a setting
     shows = options.cfg or options.info or options.hydra_help or options.shell_completion
@@ -195,7 +212,10 @@ def train(words: list[str], process: Process) -> int:
         if process.writes:
             show(text.removesuffix("\n"))
         return 0
-    runs = conf.combinations(typed) if options.multirun and not by_plugin else []
+    if options.multirun and not by_plugin:
+        runs = conf.combinations(typed)
+    else:
+        runs = []
     with process.agree():
         configs = [conf.resolve(conf.compose(run, options.config_name)) for run in runs]
         for config in configs:
@@ -209,10 +229,15 @@ def train(words: list[str], process: Process) -> int:
     def task(config: Any) -> float | None:
         from ..trainer.folder import RunFolder
 
-        own, job = HydraConfig.get(), None
-        overrides, folder = list(own.overrides.task), Path(own.runtime.output_dir)
+        own = HydraConfig.get()
+        job = None
+        overrides = list(own.overrides.task)
+        folder = Path(own.runtime.output_dir)
         if options.multirun:
-            of = None if own.sweeper.get("params") else len(runs) or None  # a file can have values of its own
+            # a file can have values of its own
+            of = None
+            if not own.sweeper.get("params"):
+                of = len(runs) or None
             job = Job(int(own.job.num), of, conf.differing(overrides, typed), sweep=Path(own.sweep.dir))
         if job is not None and process.writes and folder == Path.cwd() / job.sweep / "0":
             for number, run in enumerate(runs):  # for a resume, also of what has not begun by then
@@ -235,7 +260,9 @@ def train(words: list[str], process: Process) -> int:
         else:
             typed = stack.enter_context(_placed(typed, options, process))
         _hydra([*first, *typed], task, options)
-    return end_of_sweep(process) if options.multirun else 0
+    if options.multirun:
+        return end_of_sweep(process)
+    return 0
 
 
 @contextmanager
@@ -248,7 +275,8 @@ def _placed(typed: Sequence[str], options: argparse.Namespace, process: Process)
             place = conf.chosen_folder(typed, options.config_name, key)
         if place is None:
             folder = _shared(process, lambda: str(stack.enter_context(new_folder(kind))))
-            place, typed = Path(folder), [*typed, f"{key}={folder}"]
+            place = Path(folder)
+            typed = [*typed, f"{key}={folder}"]
         known = "${" not in str(place)  # else Hydra makes the name, and only the runs hold their folders
         with process.agree():
             if options.multirun and process.writes and known:
@@ -257,8 +285,10 @@ def _placed(typed: Sequence[str], options: argparse.Namespace, process: Process)
 
 
 def _shared(process: Process, make: Callable[[], str]) -> str:
-    """Return what ``make`` returns at the first rank."""
-    return make() if process.ranks is None else process.ranks.share(make)
+    """Returns the value of ``make`` at the first rank."""
+    if process.ranks is None:
+        return make()
+    return process.ranks.share(make)
 
 
 @contextmanager
@@ -289,8 +319,10 @@ def new_folder(kind: str) -> Iterator[Path]:
     Raises:
         ConfigError: it cannot be made.
     """
-    when, count = Path(kind, time.strftime("%Y-%m-%d/%H-%M-%S")), 1
-    folder, made = when, False
+    when = Path(kind, time.strftime("%Y-%m-%d/%H-%M-%S"))
+    count = 1
+    folder = when
+    made = False
     while not made:
         try:
             folder.mkdir(parents=True)
@@ -342,7 +374,8 @@ def hydra_options(words: Sequence[str]) -> argparse.Namespace:
 def _hydra(words: list[str], task: Callable[[Any], float | None], options: argparse.Namespace) -> None:
     """Call ``hydra.main`` over the packaged configuration, with ``words`` as the command line."""
     conf.register()
-    before, sys.argv = sys.argv, ["fedmtl", *words]
+    before = sys.argv
+    sys.argv = ["fedmtl", *words]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come here, and are not printed by Hydra
     try:
         with conf.refusals(options.overrides):
@@ -362,7 +395,9 @@ def train_one(
     from ..trainer.engine import Engine
     from ..trainer.run import trained
 
-    writes, place, level = process.writes, short(folder), logging.INFO if job is None else logging.WARNING
+    writes = process.writes
+    place = short(folder)
+    level = logging.INFO if job is None else logging.WARNING
     with printed_log(level if writes else logging.CRITICAL):
         with process.agree():
             trainer = conf.build(config | {"progress": False}, folder)  # the log says what automatic settings are
@@ -370,7 +405,8 @@ def train_one(
                 conf.write_config(folder, command, config)
         # without a terminal a job prints one line
         trainer = replace(trainer, progress=config["progress"] and (job is None or sys.stderr.isatty()))
-        began, resumed = time.monotonic(), resumable(place if job is None else short(job.sweep), process.ranks)
+        began = time.monotonic()
+        resumed = resumable(place if job is None else short(job.sweep), process.ranks)
         with resumed if writes else nullcontext(), conf.by_key(vars(trainer)):
             result = trained(trainer, command is None, Engine(ranks=process.ranks or Ranks.of_launch()))
     if writes:
@@ -439,7 +475,9 @@ def resumable(folder: Path, ranks: Ranks | None = None) -> Iterator[None]:
         say(f"a rank has ended; {remedy}")
         raise SystemExit(128 + number)
 
-    before = signal.signal(signal.SIGTERM, end) if ranks is not None else None
+    before = None
+    if ranks is not None:
+        before = signal.signal(signal.SIGTERM, end)
     try:
         yield
     except KeyboardInterrupt:
@@ -462,7 +500,8 @@ class _Printed(logging.Handler):
 @contextmanager
 def printed_log(level: int) -> Iterator[None]:
     """Print what the package logs from ``level`` on as plain lines, and nothing twice, while the block runs."""
-    log, handler = logging.getLogger("fedmtl"), _Printed()
+    log = logging.getLogger("fedmtl")
+    handler = _Printed()
     log.addHandler(handler)
     before = log.level, log.propagate
     log.propagate = False

@@ -28,7 +28,9 @@ def understood(words: Sequence[str]) -> list[str]:
     Raises:
         ConfigError: an option that a group does not have and that has a known meaning.
     """
-    first = words[0] if words else ""
+    first = ""
+    if words:
+        first = words[0]
     if not (first in _COMMANDS or first.startswith(("-", "~", "+")) or _is_setting(first)):
         return list(words)
     read: list[str] = []
@@ -55,7 +57,8 @@ def _is_setting(word: str) -> bool:
 
 
 def _is_of_torchvision(name: str) -> bool:
-    """Return whether a model is one of torchvision, which is imported for names alone that look like one."""
+    """Returns True if a model is one of torchvision. It is imported for names alone that look
+    like one."""
     if not re.fullmatch(r"[a-z]+_?[a-z]*\d+[a-z0-9_]*", name):
         return False
     from torchvision.models import list_models

@@ -101,9 +101,13 @@ def stack_rows(values: Iterable[Any], where: str, field: str) -> Tensor:
                     "dtype='float32') / 65535."
                 )
             array = np.asarray(value)
-            value = array[None] if array.ndim == 2 else np.moveaxis(array, -1, 0)
+            if array.ndim == 2:
+                value = array[None]
+            else:
+                value = np.moveaxis(array, -1, 0)
         row = as_tensor(value, place, field)
-        row = row.float() if row.dtype == torch.float64 and not isinstance(value, Tensor) else row
+        if row.dtype == torch.float64 and not isinstance(value, Tensor):
+            row = row.float()
         if made and row.shape != made[0].shape:
             raise DataError(
                 f"{place}, field {field!r} has the shape {tuple(row.shape)}, and row 0 has {tuple(made[0].shape)}; "
@@ -158,7 +162,9 @@ def _widened(value: Tensor, where: str, field: str) -> Tensor:
     if kind == torch.uint64 and bool((value.view(torch.int64) < 0).any()):
         raise _refusal(where, field, f"holds a whole number of 2^63 or more ({kind})", "smaller ones")
     try:
-        return value.to(_WIDER[kind]) if kind in _WIDER else value.to(torch.float32 if kind.is_floating_point else kind)
+        if kind in _WIDER:
+            return value.to(_WIDER[kind])
+        return value.to(torch.float32 if kind.is_floating_point else kind)
     except RuntimeError as error:
         raise _refusal(where, field, f"has the type {kind}", "real numbers of 8 bits or more") from error
 
@@ -174,7 +180,8 @@ def _of_sparse(value: Any, where: str, field: str) -> Tensor:
 
 def _of_numbers(array: np.ndarray, where: str, field: str) -> np.ndarray:
     """Return an array of any type but object as one that PyTorch takes."""
-    kind, size = array.dtype.kind, array.dtype.itemsize
+    kind = array.dtype.kind
+    size = array.dtype.itemsize
     if kind == "V" and array.dtype.type is not np.void:  # another library's numbers, such as bfloat16
         return array.astype(np.int64 if "int" in array.dtype.name else np.float32)
     if kind == "b" or (kind in "iu" and size == 1):
@@ -215,7 +222,9 @@ def _of_objects(array: np.ndarray, where: str, field: str) -> np.ndarray:
     try:
         return np.array(values, dtype=np.int64 if whole else np.float64).reshape(array.shape)
     except OverflowError as error:
-        state = "holds a whole number beyond int64" if whole else "holds a number beyond float64"
+        state = "holds a number beyond float64"
+        if whole:
+            state = "holds a whole number beyond int64"
         raise _refusal(where, field, state, "smaller ones") from error
 
 
@@ -227,22 +236,32 @@ def _of_rows(array: np.ndarray, where: str, field: str) -> np.ndarray:
         raise _refusal(where, field, f"holds {str(array)[:40]!r}") from error
     if inner.dtype.kind == "O" and inner.shape == array.shape:
         raise _refusal(where, field, f"holds a {type(array.flat[0]).__name__}")
-    return _of_objects(inner, where, field) if inner.dtype.kind == "O" else inner
+    if inner.dtype.kind == "O":
+        return _of_objects(inner, where, field)
+    return inner
 
 
 def _refuse_missing(value: Any, where: str, field: str) -> None:
     """Raise :class:`DataError` for values that a mask hides or that pandas holds as missing."""
-    parts = value if isinstance(value, (list, tuple)) else (value,)
+    if isinstance(value, (list, tuple)):
+        parts = value
+    else:
+        parts = (value,)
     for number, part in enumerate(parts):
         if isinstance(part, np.ma.MaskedArray):
-            hidden, state = np.ma.getmaskarray(part), "is masked"
+            hidden = np.ma.getmaskarray(part)
+            state = "is masked"
         elif hasattr(part, "isna") and hasattr(part, "to_numpy"):
-            hidden, state = np.asarray(part.isna()), "is empty"
+            hidden = np.asarray(part.isna())
+            state = "is empty"
         else:
             continue
         if hidden.any():
             place = int(np.flatnonzero(hidden)[0])
-            at = f" in example {number}" if part is not value else _at(hidden, place)
+            if part is not value:
+                at = f" in example {number}"
+            else:
+                at = _at(hidden, place)
             raise _refusal(where, field, f"{state}{at}", "a number for every value (fill it, or leave the row out)")
 
 

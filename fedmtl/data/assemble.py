@@ -37,7 +37,8 @@ def as_pair(value: Any, where: str) -> tuple[Any, Any]:
     plain = isinstance(value, (tuple, list, Tensor, np.ndarray))
     if plain or not hasattr(value, "__len__") or not hasattr(value, "__getitem__"):
         raise DataError(f"{where}: its value must be a pair (x, y), or a torch Dataset of such pairs.")
-    xs, ys = [], []
+    xs = []
+    ys = []
     for number in range(len(value)):
         item = value[number]
         if not isinstance(item, (tuple, list)) or len(item) != 2:
@@ -262,7 +263,9 @@ def checked(side: Examples, classes: int | None, ids: Sequence[str], where: str,
         side = replace(side, x=side.x.long())
     checks.check_finite(side.y, side.offsets, ids, where, "y")
     if classes is None:
-        return side if side.y.is_floating_point() else replace(side, y=side.y.float())
+        if side.y.is_floating_point():
+            return side
+        return replace(side, y=side.y.float())
     if isinstance(classes, bool) or not isinstance(classes, int) or classes < 1:
         raise DataError(f"{where}: classes is {classes!r}; it must be a whole number of at least 1, or None.")
     if classes != 2 and side.y.ndim > 1 and len(ids):

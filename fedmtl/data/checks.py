@@ -91,7 +91,8 @@ def check_finite(x: Tensor, offsets: Tensor, ids: Sequence[str], where: str, fie
     if x.layout != torch.strided:  # the first row with such an entry, if there is any
         entry = (~torch.isfinite(x.values())).nonzero()[:1, 0]
         row = torch.searchsorted(x.crow_indices(), entry, right=True) - 1
-        x, offsets = take(x, row), offsets - row.sum()
+        x = take(x, row)
+        offsets = offsets - row.sum()
     for start, stop in chunks(x):
         part = x[start:stop]
         accepted = "every value must be a finite number (no NaN, no infinity)."

@@ -114,7 +114,10 @@ class FederatedDataset:
         for name in (*SIDES, "public") if verify else ():
             part = getattr(self, name)
             if part is not None:
-                ids = self.ids if name != "public" else ["public"] * (len(part.offsets) - 1)
+                if name != "public":
+                    ids = self.ids
+                else:
+                    ids = ["public"] * (len(part.offsets) - 1)
                 object.__setattr__(self, name, checked(part, self.classes, ids, f"{self.name} ({name})"))
         checks.check_like(self.test.x, self.train.x, f"{self.name} (test)", "x")
         if self.public is not None:
@@ -136,7 +139,10 @@ class FederatedDataset:
 
     def __repr__(self) -> str:
         spec = self.spec
-        kind = f"{spec.classes} classes" if not spec.labels else f"{spec.labels} labels"
+        if not spec.labels:
+            kind = f"{spec.classes} classes"
+        else:
+            kind = f"{spec.labels} labels"
         kind = "real targets" if self.classes is None else kind
         return (
             f"FederatedDataset {self.name!r}: {len(self):,} clients, {len(self.train):,} training and "
@@ -208,11 +214,16 @@ class FederatedDataset:
         """
         part = self.side(side)
         flat = index.reshape(-1).to(part.x.device)
-        x, y = rows.take(part.x, flat), rows.take(part.y, flat)
+        x = rows.take(part.x, flat)
+        y = rows.take(part.y, flat)
         if device is not None:
-            x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
+            x = x.to(device, non_blocking=True)
+            y = y.to(device, non_blocking=True)
         x = self.transform(x, dtype)
-        y = y.to(dtype) if y.is_floating_point() else y.long()
+        if y.is_floating_point():
+            y = y.to(dtype)
+        else:
+            y = y.long()
         return x.reshape(*index.shape, *x.shape[1:]), y.reshape(*index.shape, *y.shape[1:])
 
     @classmethod
@@ -269,12 +280,15 @@ class FederatedDataset:
                 raise DataError(f"{where}: test names no clients; at least one client needs test examples.")
             held, _ = read_clients(test, f"{where} (test)", like=train, packed=packed)
         if test_fraction is not None:
-            train, held = pool(train, held), {}
+            train = pool(train, held)
+            held = {}
         ids = choose(train, held, where, min_examples=min_examples, draw=draw, seed=seed)
         sides = {where: stack(train, ids)}
         if held:
             sides = {f"{where} (train)": sides[where], f"{where} (test)": stack(held, ids)}
-        inferred = ("classes",) if classes == "infer" else ()
+        inferred: tuple[str, ...] = ()
+        if classes == "infer":
+            inferred = ("classes",)
         if classes == "infer":
             counts = torch.cat([side.counts for side in sides.values()])
             y = torch.cat([side.y for side in sides.values()])
@@ -324,10 +338,14 @@ class FederatedDataset:
             DataError: a missing column, or malformed rows, named by row and column.
             ConfigError: an impossible length.
         """
-        columns = (features,) if isinstance(features, str) else tuple(features)
+        columns = tuple(features)
+        if isinstance(features, str):
+            columns = (features,)
         table, test = splits_of(table, test, name)
         train = group_rows(table, client, target, columns, name, length)
-        held = None if test is None else group_rows(test, client, target, columns, f"{name} (test)", length)
+        held = None
+        if test is not None:
+            held = group_rows(test, client, target, columns, f"{name} (test)", length)
         return cls.from_tensors(train, test=held, name=name, **options)
 
     def subset(self, clients: Sequence[str | int]) -> FederatedDataset:
@@ -336,7 +354,8 @@ class FederatedDataset:
         Raises:
             DataError: an unknown client, or one that is given twice.
         """
-        positions, names = {name: i for i, name in enumerate(self.ids)}, [id_of(client) for client in clients]
+        positions = {name: i for i, name in enumerate(self.ids)}
+        names = [id_of(client) for client in clients]
         for name in names:
             if name not in positions:
                 raise DataError(
@@ -347,7 +366,8 @@ class FederatedDataset:
     def take_clients(self, clients: Tensor) -> FederatedDataset:
         """Return the clients at some positions (k,), in the order of these."""
         ids = tuple(self.ids[i] for i in clients.tolist())
-        train, test = self.train.take_clients(clients), self.test.take_clients(clients)
+        train = self.train.take_clients(clients)
+        test = self.test.take_clients(clients)
         return replace(self, train=train, test=test, ids=ids, verify=False)
 
     def as_two_classes(self) -> FederatedDataset:
@@ -362,7 +382,9 @@ class FederatedDataset:
     def bounded(self, bound: RowBound | None) -> FederatedDataset:
         """Return the same data with features that :meth:`gather` scales down to ``bound`` after the transform; None
         leaves them as they are."""
-        return self if bound is None else replace(self, transform=Bounded(self.transform, bound), verify=False)
+        if bound is None:
+            return self
+        return replace(self, transform=Bounded(self.transform, bound), verify=False)
 
     def to(self, device: torch.device | str) -> FederatedDataset:
         """Return the features and targets on another device; offsets and keys stay on the host."""

@@ -47,7 +47,9 @@ class DataSpec:
     @property
     def labels(self) -> int:
         """Return T where an example has T labels that are each there or not (multi-label classification); else 0."""
-        return math.prod(self.targets) if self.classes == 2 and self.targets else 0
+        if self.classes == 2 and self.targets:
+            return math.prod(self.targets)
+        return 0
 
     @property
     def outputs(self) -> int:
@@ -142,7 +144,8 @@ class Examples:
 
     def _take(self, index: Tensor, counts: Tensor) -> Examples:
         """Return the examples of some rows (K,), of clients with ``counts`` (k,) of them."""
-        x, y = rows.select(self.x, index.to(self.x.device)), rows.take(self.y, index.to(self.y.device))
+        x = rows.select(self.x, index.to(self.x.device))
+        y = rows.take(self.y, index.to(self.y.device))
         return Examples(x, y, rows.offsets_of(counts))
 
     def to(self, device: torch.device | str) -> Examples:

@@ -76,7 +76,9 @@ def group_rows(
     """
     import pandas as pd
 
-    names = list(table.columns) if isinstance(table, pd.DataFrame) else getattr(table, "column_names", None)
+    names: Any = getattr(table, "column_names", None)
+    if isinstance(table, pd.DataFrame):
+        names = list(table.columns)
     if isinstance(names, Mapping):
         splits = ", ".join(map(repr, names))
         raise DataError(f"{where} is a {type(table).__name__} of the splits {splits}; give the rows of one.")
@@ -88,7 +90,9 @@ def group_rows(
         raise DataError(f"{where}: features names no column; at least one is needed.")
     for column, roles in Counter((client, target, *features)).items():
         if roles > 1 or names.count(column) != 1:
-            state = "is missing" if column not in names else "occurs twice, in the table or as client, target, features"
+            state = "occurs twice, in the table or as client, target, features"
+            if column not in names:
+                state = "is missing"
             raise DataError(f"{where}: column {column!r} {state}; the columns are {', '.join(map(repr, names))}.")
     places: dict[str | int, list[int]] = {}
     for row, name in enumerate(table[client]):
@@ -101,8 +105,10 @@ def group_rows(
     y = stack_rows(table[target], f"{where}: row", target)
     by_client: dict[str, Rows] = {}
     for name, index in checks.by_id(places, where).items():
-        own = {key: part[index] for key, part in x.items()} if isinstance(x, dict) else x[index]
-        by_client[name] = own, y[index]
+        if isinstance(x, dict):
+            by_client[name] = {key: part[index] for key, part in x.items()}, y[index]
+        else:
+            by_client[name] = x[index], y[index]
     return by_client
 
 

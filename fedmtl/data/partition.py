@@ -157,7 +157,8 @@ class ByClasses(Checked):
                 f"ByClasses.clients is {self.clients:,}: class {rare} has {len(groups[rare]):,} examples for "
                 f"{int(places[rare]):,} of them; ask for fewer clients or classes a client."
             )
-        used, parts = np.zeros(classes, dtype=np.int64), {}
+        used = np.zeros(classes, dtype=np.int64)
+        parts = {}
         for client in _ids(self.clients):
             # the classes with most places left, so that enough different ones remain for the last clients
             own = np.lexsort((draws.random(classes), -places))[: self.classes_per_client]
@@ -199,7 +200,8 @@ def from_partition(
     parts = by_id(parts, name)
     if not parts:
         raise DataError(f"{name}: parts names no clients; at least one is needed.")
-    used, clients = torch.zeros(len(targets), dtype=torch.bool), {}
+    used = torch.zeros(len(targets), dtype=torch.bool)
+    clients = {}
     for client, part in parts.items():
         index = _row_numbers(part, f"{name}: the part of client {client!r}")
         if len(index) and not (int(index.min()) >= 0 and int(index.max()) < len(targets)):
@@ -233,7 +235,8 @@ def _labels(y: Any) -> np.ndarray:
     """Return the labels by which a pool is dealt (N,): numbers or texts."""
     if isinstance(y, Tensor):
         y = as_targets(y, "partition").cpu()
-        y = y.double() if y.is_floating_point() else y
+        if y.is_floating_point():
+            y = y.double()
     labels = np.asarray(y)
     if labels.ndim != 1 or not len(labels):
         raise DataError(f"y has shape {labels.shape}; a partition needs one label an example.")

@@ -84,6 +84,7 @@ def _take_dense(x: Tensor, index: Tensor) -> Tensor:
 
 def _entries(x: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     crow = x.crow_indices().long()
-    start, counts = crow[index], crow[index + 1] - crow[index]
+    start = crow[index]
+    counts = crow[index + 1] - crow[index]
     position, row = ranges(start, counts)
     return row, position, offsets_of(counts)

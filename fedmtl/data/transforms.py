@@ -52,8 +52,13 @@ class Affine(Checked):
     shift: Finite = 0.0
 
     def __call__(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        scaled = x.to(dtype) if self.scale == 1.0 else x.to(dtype) * self.scale
-        return scaled if self.shift == 0.0 else scaled + self.shift
+        if self.scale == 1.0:
+            scaled = x.to(dtype)
+        else:
+            scaled = x.to(dtype) * self.scale
+        if self.shift == 0.0:
+            return scaled
+        return scaled + self.shift
 
 
 @dataclass(frozen=True)

@@ -256,7 +256,8 @@ def name_of(loss: str | Loss) -> str:
     if isinstance(loss, str):
         return loss
     if isinstance(loss, Huber):
-        return f"huber:{loss.delta:g}"
+        corner = loss.delta  # of the loss, not of privacy
+        return f"huber:{corner:g}"
     if isinstance(loss, Quantile):
         return f"quantile:{loss.level:g}"
     if isinstance(loss, Poisson):

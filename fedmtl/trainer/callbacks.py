@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from .result import Result
 
 _LINE_SECONDS = 10.0  # between the lines of a run without a terminal
-_PARAMETERS, _LONGEST_PARAMETER = 100, 500  # that MLflow takes at once, and letters of one
+# that MLflow takes at once, and letters of one
+_PARAMETERS = 100
+_LONGEST_PARAMETER = 500
 
 
 class Callback:
@@ -85,8 +87,11 @@ class ProgressBar(Callback):
     def on_start(self, name: str, rounds: int, step: int) -> None:
         if self._live:
             self._bar.start()
-        self._name, self._began, self._rounds = name, time.monotonic(), rounds
-        self._printed, self._round = self._began, 0
+        self._name = name
+        self._began = time.monotonic()
+        self._rounds = rounds
+        self._printed = self._began
+        self._round = 0
         self._task = self._bar.add_task(name, total=rounds, completed=step, numbers="")
 
     def on_event(self, block: Block, state: State) -> None:
@@ -94,15 +99,20 @@ class ProgressBar(Callback):
 
     def on_evaluate(self, row: Mapping[str, Any]) -> None:
         metric = next(name for name in METRICS if name in row)
-        epsilon = "none" if math.isinf(row["epsilon"]) else rounded_up(row["epsilon"], 3)
+        epsilon = "none"
+        if not math.isinf(row["epsilon"]):
+            epsilon = rounded_up(row["epsilon"], 3)
         numbers = f"loss {number_text(row['loss'])}  {metric.replace('_', ' ')} {number_text(row[metric])}"
         numbers += f"  epsilon {epsilon}"
         self._bar.update(self._task, numbers=numbers)
         now = time.monotonic()
         due = row["round"] in (self._round, self._rounds) or now - self._printed >= _LINE_SECONDS  # of each budget
         if not self._live and due:
-            self._printed, self._round = now, row["round"]
-            budget = f", budget {rounded_up(row['budget'], 6)}" if row.get("budget") is not None else ""
+            self._printed = now
+            self._round = row["round"]
+            budget = ""
+            if row.get("budget") is not None:
+                budget = f", budget {rounded_up(row['budget'], 6)}"
             line = f"{self._name} {row['round']}/{self._rounds}{budget}  {numbers}  {now - self._began:.0f} s"
             self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
@@ -166,16 +176,24 @@ class MLflow(Callback):
         except ImportError as error:
             raise _missing("mlflow") from error
 
-        self._mlflow, self._parameters = mlflow, dict(parameters or {})
-        self._folder = None if folder is None or tracking_uri is not None else Path(folder).resolve()
-        self._experiment, self._uri = experiment, tracking_uri
+        self._mlflow = mlflow
+        self._parameters = dict(parameters or {})
+        if folder is None or tracking_uri is not None:
+            self._folder = None
+        else:
+            self._folder = Path(folder).resolve()
+        self._experiment = experiment
+        self._uri = tracking_uri
 
     def on_start(self, name: str, rounds: int, step: int) -> None:
-        mlflow, artifacts, before = self._mlflow, None, None
+        mlflow = self._mlflow
+        artifacts = None
+        before = None
         if self._folder is not None:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._uri = f"sqlite:///{self._folder / 'mlflow.db'}"
-            artifacts, before = (self._folder / "artifacts").as_uri(), self._folder / "run"
+            artifacts = (self._folder / "artifacts").as_uri()
+            before = self._folder / "run"
         mlflow.set_tracking_uri(self._uri)
         if mlflow.get_experiment_by_name(self._experiment) is None:
             mlflow.create_experiment(self._experiment, artifact_location=artifacts)
@@ -204,6 +222,8 @@ def _missing(extra: str) -> ConfigError:
 def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
     """The finite numbers of a row; where a round has a row for each budget, the budget is part of their names."""
     budget = row.get("budget")
-    prefix = "" if budget is None else f"budget_{rounded_up(budget, 6)}/"
+    prefix = ""
+    if budget is not None:
+        prefix = f"budget_{rounded_up(budget, 6)}/"
     numbers = ((k, v) for k, v in row.items() if k not in ("round", "budget"))
     return {f"{prefix}{k}": v for k, v in numbers if math.isfinite(v)}

@@ -56,7 +56,9 @@ def check(
         >>> print(check(load_data("digits", clients=10), ClientPrivacy(epsilon=8.0), public=True).splitlines()[0])
         digits: 10 clients, 64 features, 10 classes
     """
-    data, privacy = as_data(data), ClientPrivacy(epsilon=4.0) if privacy is None else privacy
+    data = as_data(data)
+    if privacy is None:
+        privacy = ClientPrivacy(epsilon=4.0)
     shape = [name for name in data.inferred if not name.startswith("range.")]
     if public and shape:
         raise ConfigError(
@@ -65,7 +67,9 @@ def check(
         )
     given = {"model": None if model is None else as_model(model), "rounds": rounds, "schedule": schedule}
     chosen = automatic(data, privacy, **given)  # type: ignore[arg-type]
-    target = "a real target" if data.classes is None else f"{data.classes} classes"
+    target = "a real target"
+    if data.classes is not None:
+        target = f"{data.classes} classes"
     lines = [f"{data.name}: {len(data):,} clients, {math.prod(data.spec.shape):,} features, {target}"]
     if not public:
         counts = data.train.counts
@@ -90,7 +94,8 @@ def wide_ranges(data: FederatedDataset) -> str:
     if data.schema is None or not isinstance(data.train.x, Tensor):
         return ""
     x = torch.cat([data.train.x, data.test.x])
-    times, place = dict[str, float](), 0
+    times = dict[str, float]()
+    place = 0
     for column in data.schema.columns:
         if column.kind == "number" and column.range is not None:
             values = x[:, place]
@@ -113,9 +118,14 @@ def wide_ranges(data: FederatedDataset) -> str:
 
 
 def _times(values: Tensor) -> float:
-    """Return how many times as wide as values (n,) their range is, which is mapped to [-1, 1]; 1 of a constant."""
-    width = float(values.max() - values.min()) if len(values) else 0.0
-    return 2 / width if width > 0 else 1.0
+    """Returns the ratio of the public range of values (n,), which is mapped to [-1, 1], to their
+    own range; 1 for a constant."""
+    width = 0.0
+    if len(values):
+        width = float(values.max() - values.min())
+    if width > 0:
+        return 2 / width
+    return 1.0
 
 
 def _enough(data: FederatedDataset, privacy: Privacy, noise: float, given: Mapping[str, Any]) -> str:
@@ -126,6 +136,9 @@ def _enough(data: FederatedDataset, privacy: Privacy, noise: float, given: Mappi
         return math.log(automatic(data, at, **given).noise)
 
     low, high = (math.log(value) for value in _EPSILONS)
-    epsilon = math.exp(float(brentq(excess, low, high))) if excess(low) > 0 > excess(high) else math.nan
+    if excess(low) > 0 > excess(high):
+        epsilon = math.exp(float(brentq(excess, low, high)))
+    else:
+        epsilon = math.nan
     clients = math.ceil(len(data) * (noise if isinstance(privacy, ClientPrivacy) else noise**2))
     return f"nu is 1 at epsilon {float(rounded_up(epsilon, 2)):g}, or with about {clients:,} clients of as many records"

@@ -76,7 +76,10 @@ class Coding:
             DataError: see :meth:`TableSchema.encode`.
         """
         features = self.schema.encode(rows)
-        table = rows if isinstance(rows, Table) else Table(rows, Path("rows"))
+        if isinstance(rows, Table):
+            table = rows
+        else:
+            table = Table(rows, Path("rows"))
         _warn_of_cuts(self.schema, table)
         return features
 
@@ -112,7 +115,9 @@ class Coding:
         names = ("table", "transform", "odds", "limit")
         if not set(names) <= set(values):
             raise DataError(f"it must have {', '.join(names)}.")
-        limit, odds, transform = values["limit"], values["odds"], values["transform"]
+        limit = values["limit"]
+        odds = values["odds"]
+        transform = values["transform"]
         if odds not in (None, "softmax", "sigmoid"):
             raise DataError(f"odds is {odds!r}; accepted: 'softmax', 'sigmoid' and null.")
         if limit is not None and not (type(limit) in (int, float) and 0 < limit < math.inf):

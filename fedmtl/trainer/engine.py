@@ -64,7 +64,8 @@ def releases_of(
         plans = tuple(replace(plan, without_data=True) if isinstance(plan, ReleasePlan) else plan for plan in plans)
     if not problem.protects_records:
         return plans
-    solver, counts = algorithm.local, problem.data.train.counts
+    solver = algorithm.local
+    counts = problem.data.train.counts
     if solver is None:
         raise ConfigError(
             f"RecordPrivacy protects the gradients of local training, but {algorithm.name} has no local solver; "
@@ -107,7 +108,9 @@ def open_run(
     Raises:
         ConfigError: clients without training examples where the algorithm has no use for them.
     """
-    algorithm, bound, privacies = settings.algorithm, sampler or settings.bound, settings.privacies
+    algorithm = settings.algorithm
+    bound = sampler or settings.bound
+    privacies = settings.privacies
     empty = (problem.data.train.counts == 0).nonzero()[:, 0]
     if len(empty) and not algorithm.accepts_empty_clients:
         name = problem.data.ids[int(empty[0])]
@@ -175,8 +178,11 @@ class Engine:
     def measure(self, run: Run, state: State) -> tuple[list[dict[str, float]], dict[str, Metrics]]:
         """Return the numbers of every repetition, and the scores of the first one by model, those of the personal
         models last; none where nothing is scored."""
-        problem, algorithm, evaluated = run.problem, run.algorithm, run.evaluated
-        metrics, scores = run.settings.asked_metrics, dict[str, Metrics]()
+        problem = run.problem
+        algorithm = run.algorithm
+        evaluated = run.evaluated
+        metrics = run.settings.asked_metrics
+        scores = dict[str, Metrics]()
         if run.settings.runs > 1:
             models = algorithm.models(problem, state, torch.arange(problem.clients))
             each = evaluate_models(problem, models, metrics)
@@ -201,7 +207,9 @@ class Engine:
     def models(self, run: Run, state: State) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the personal models (n, D) after the last step, and their parts by name; only the models (k, D) of
         clients that were drawn for evaluation."""
-        problem, algorithm, clients = run.problem, run.algorithm, run.clients
+        problem = run.problem
+        algorithm = run.algorithm
+        clients = run.clients
         if _is_everyones(run, algorithm.shared(state), state):
             personal = algorithm.personalize(problem, state, clients)
         else:
@@ -213,7 +221,8 @@ class Engine:
 
 
 def _is_everyones(run: Run, model: Tensor | None, state: State) -> bool:
-    """Return whether the personal models are the shared one, as a view of it, so that it is scored once."""
+    """Returns True if the personal models are a view of the shared one, which is then scored
+    once."""
     if model is None or state.private.fields:
         return False
     rows = run.algorithm.personalize(run.problem, state, run.clients[:2])

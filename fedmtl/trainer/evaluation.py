@@ -104,7 +104,9 @@ def evaluated_clients(problem: Problem, count: int | None) -> tuple[Tensor, Prob
     bits = keyed_bits(key, problem.data.keys, 0, torch.zeros_like(problem.data.keys))
     bits[~tested] = torch.iinfo(bits.dtype).max
     clients = bits.topk(count, largest=False).indices.sort().values
-    owner = None if problem.owner is None else problem.owner[clients]
+    owner = None
+    if problem.owner is not None:
+        owner = problem.owner[clients]
     return clients, replace(problem, data=problem.data.take_clients(clients), owner=owner)
 
 
@@ -144,14 +146,17 @@ def evaluate_each(
 def _each_on_its_own(problem: Problem, rows: Tensor, clients: Tensor, metrics: Sequence[Metric]) -> Tensor:
     """Return the table (k, 3 + m) of model ``rows[i]`` (k, D) on the test examples of client ``clients[i]`` (k,)."""
     test = problem.data.test
-    counts, first = test.counts[clients], test.offsets[clients]
+    counts = test.counts[clients]
+    first = test.offsets[clients]
     widths = batch_widths(counts, None) * (counts > 0)
     table = _unscored(len(clients), metrics)
     for width in widths[widths > 0].unique().tolist():  # a client's own number of examples decides its shapes
-        alike, grain = (widths == width).nonzero()[:, 0], grain_of(width, problem.executor.chunk)
+        alike = (widths == width).nonzero()[:, 0]
+        grain = grain_of(width, problem.executor.chunk)
         chosen, real = places(counts[alike], clients[alike] % LANES, grain)
         for part in problem.executor.slices(len(chosen), grain=grain):
-            members, own = alike[chosen[part]], real[part]
+            members = alike[chosen[part]]
+            own = real[part]
             mask = torch.arange(width) < counts[members][:, None]
             index = first[members][:, None] + torch.where(mask, torch.arange(width), 0)
             outputs, y, values = _predicted(problem, rows[members.to(rows.device)], index, _EXAMPLES)
@@ -165,11 +170,15 @@ def _each_on_its_own(problem: Problem, rows: Tensor, clients: Tensor, metrics: S
 def _common(problem: Problem, models: Tensor, clients: Tensor, metrics: Sequence[Metric]) -> Tensor:
     """Return the tables (M, k, 3 + m) of M models (M, D) that ``clients``, int64 (k,), consecutive positions, have in
     common, on the test examples of each."""
-    test, count = problem.data.test, len(models)
+    test = problem.data.test
+    count = len(models)
     index = torch.arange(int(test.offsets[clients[0]]), int(test.offsets[clients[-1] + 1]))
     if not len(index):
         return _unscored(len(clients), metrics).expand(count, -1, -1)
-    columns = _FLAT if count == 1 else max(1, _ELEMENTS // (count * problem.dimension))
+    if count == 1:
+        columns = _FLAT
+    else:
+        columns = max(1, _ELEMENTS // (count * problem.dimension))
     outputs, y, values = _predicted(problem, models, index[None], columns)
     return _table(problem, outputs, y[0], values, test.counts[clients], metrics)
 
@@ -180,7 +189,8 @@ def _predicted(problem: Problem, models: Tensor, index: Tensor, columns: int) ->
     They are those of models (K, D) on the test examples ``index``, int64 (K, B), or (1, B) for all of them; ``columns``
     of them at once.
     """
-    batches, limit = list[tuple[Tensor, Tensor]](), problem.data.limit
+    batches = list[tuple[Tensor, Tensor]]()
+    limit = problem.data.limit
     for some in index.split(columns, 1):
         gathered = problem.data.gather("test", some, dtype=models.dtype, device=models.device)
         x, y = (part.expand(len(models), *part.shape[1:]) for part in gathered)
@@ -216,7 +226,8 @@ def _table(
     sums.index_add_(2, torch.arange(len(counts)).repeat_interleave(counts), values)
     others = torch.full((len(metrics), *sums.shape[1:]), torch.nan, dtype=torch.float64)
     if metrics:
-        whole, true = problem.data.in_units(outputs.detach().cpu()), problem.data.in_units(y.cpu())
+        whole = problem.data.in_units(outputs.detach().cpu())
+        true = problem.data.in_units(y.cpu())
         sizes = counts.tolist()
         for place, (own, labels) in enumerate(zip(whole.split(sizes, 1), true.split(sizes), strict=True)):
             for model in range(len(own)) if len(labels) else ():
@@ -234,8 +245,10 @@ def summarize(problem: Problem, scores: Metrics, prefix: str = "") -> dict[str, 
         scores: of one model a client; clients whose weight is 0 are left out.
         prefix: put before every key.
     """
-    main, counted = main_metric(problem.data.spec), scores.weight > 0
-    values, weights = scores.score[counted], scores.weight[counted]
+    main = main_metric(problem.data.spec)
+    counted = scores.weight > 0
+    values = scores.score[counted]
+    weights = scores.weight[counted]
     spread = distribution(values, higher_is_better=main.higher_is_better)
     numbers = {
         main.name: spread["mean"],
@@ -250,11 +263,13 @@ def summarize(problem: Problem, scores: Metrics, prefix: str = "") -> dict[str, 
 def constant_loss(problem: Problem) -> float | None:
     """Return the least mean over clients of the test loss of a model that has the same outputs for every example; None
     for a loss of the caller's own, of which the least has no closed form."""
-    test, loss = problem.data.test, problem.loss
+    test = problem.data.test
+    loss = problem.loss
     if loss not in LOSSES.values():
         return None
     weights = (1 / test.counts.double() / (test.counts > 0).sum()).repeat_interleave(test.counts)
-    mean, square = torch.zeros(()), torch.zeros(())
+    mean = torch.zeros(())
+    square = torch.zeros(())
     for index in torch.arange(len(weights)).split(_FLAT):
         y = take(test.y, index.to(test.y.device)).cpu()
         y = (F.one_hot(y.long(), problem.data.spec.classes or 0) if loss is cross_entropy else y).double()
@@ -307,26 +322,31 @@ def per_example(problem: Problem, outputs: Tensor, predictions: Tensor, y: Tenso
 
 
 def numbers_of(problem: Problem, metrics: Metrics) -> dict[str, float]:
-    """Return what a row of the history has of the scores of all clients, (n,) each."""
+    """Returns the numbers of a row of the history from the scores of all clients, (n,) each."""
     numbers = {"loss": float(metrics.loss[problem.data.test.counts > 0].mean())} | summarize(problem, metrics)
     if kind_of(problem.data.spec) == "number":
         part = problem.data.test
         y = problem.data.in_units(part.y.cpu())
         tasks, pooled = normalized(metrics.score, y, part.offsets)
-        numbers |= {"nmse": float(tasks.nanmean(-1)), "pooled_nmse": float(pooled)}
+        numbers["nmse"] = float(tasks.nanmean(-1))
+        numbers["pooled_nmse"] = float(pooled)
     return numbers
 
 
 def evaluate_models(problem: Problem, models: Tensor, asked: Sequence[Metric] = ()) -> list[Metrics]:
     """Return the test scores of M models of every client, (M, n, D); expanded along the clients where they have the
     same model: then several clients make a batch, which a rank takes in turn."""
-    clients, ranks = torch.arange(problem.clients), problem.ranks
+    clients = torch.arange(problem.clients)
+    ranks = problem.ranks
     common = len(clients) == 1 or models.stride(1) == 0
     if not common and len(models) <= len(clients):  # the fewer calls
         return [evaluate_each(problem, own.__getitem__, clients, asked) for own in models]
     begins = torch.div(problem.data.test.offsets[:-1], _FLAT, rounding_mode="floor")
-    sizes = torch.unique_consecutive(begins, return_counts=True)[1].tolist() if common else 1
-    metrics, groups = further_metrics(asked, problem.data.spec), clients.split(sizes)[ranks.rank :: ranks.size]
+    sizes = 1
+    if common:
+        sizes = torch.unique_consecutive(begins, return_counts=True)[1].tolist()
+    metrics = further_metrics(asked, problem.data.spec)
+    groups = clients.split(sizes)[ranks.rank :: ranks.size]
     tables = [_common(problem, models[:, own[0]], own, metrics).transpose(0, 1) for own in groups]
     empty = torch.zeros(0, len(models), 3 + len(metrics), dtype=torch.float64)
     table = ranks.join(torch.cat([empty, *tables]), torch.cat([clients[:0], *groups]), len(clients))

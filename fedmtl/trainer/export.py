@@ -46,7 +46,8 @@ class Program(nn.Module):
 
     def __init__(self, predictor: Predictor) -> None:
         super().__init__()
-        self.module, self.coding = predictor.module, predictor.coding
+        self.module = predictor.module
+        self.coding = predictor.coding
         self.dtype = next(predictor.module.parameters()).dtype
         schema = self.coding.schema
         ends = [_ends_of(column) for column in schema.columns]
@@ -62,8 +63,10 @@ class Program(nn.Module):
         self.register_buffer("_units", torch.tensor(units, dtype=torch.float64))
 
     def forward(self, rows: Tensor) -> dict[str, Tensor]:
-        coding, schema = self.coding, self.coding.schema
-        parts, accepted = [], []
+        coding = self.coding
+        schema = self.coding.schema
+        parts = []
+        accepted = []
         for place, column in enumerate(schema.columns):
             value = rows[:, place : place + 1]
             features, valid = _features(column, value, self._ends[place], whole=schema.integers)
@@ -75,7 +78,8 @@ class Program(nn.Module):
         x = coding.transform(stored, self.dtype)
         outputs = self.module(x).reshape(rows.shape[0], -1)
         if schema.classes is None:
-            low, high = self._units[0], self._units[1]
+            low = self._units[0]
+            high = self._units[1]
             numbers = low + (outputs[:, 0].double() + 1) * ((high - low) / 2)
             if self.log:
                 numbers = numbers.exp()
@@ -220,7 +224,10 @@ def write_program(predictor: Predictor, path: Path) -> None:
         warnings.simplefilter("ignore")
         try:
             program = _exported(module)
-            content = _onnx(program, notes) if path.suffix == ".onnx" else _saved(program, notes)
+            if path.suffix == ".onnx":
+                content = _onnx(program, notes)
+            else:
+                content = _saved(program, notes)
         except Exception as error:  # of any kind: the model may be the user's own
             raise ModelError(
                 f"the model cannot be written as {path.suffix}: {type(error).__name__}: {first_line(error)}."

@@ -115,7 +115,7 @@ def read_parts(path: Path, *names: str) -> tuple[dict[str, dict[str, Tensor]], d
 def parts_of(
     tensors: Mapping[str, Tensor], metadata: Mapping[str, str], *names: str
 ) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
-    """Return what :func:`read_parts` returns of a file with these tensors and metadata.
+    """Returns the parts, as :func:`read_parts` does, of a file with these tensors and metadata.
 
     Raises:
         KeyError, ValueError: those of another file.
@@ -193,8 +193,10 @@ class Checkpoint:
             )
 
 
-MANIFEST, OUTCOME = "manifest.json", "outcome.json"
-COLUMNS, MODEL = "columns.json", "model.safetensors"
+MANIFEST = "manifest.json"
+OUTCOME = "outcome.json"
+COLUMNS = "columns.json"
+MODEL = "model.safetensors"
 _ELSEWHERE = ("personal", "shared", "parts", "released", "privacy", "module", "folder", "baselines", "coding")
 """Fields of a result that are not in its outcome: in files of their own, or known without a file."""
 
@@ -225,7 +227,8 @@ class RunFolder:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.public, self.private = root / "public", root / "private"
+        self.public = root / "public"
+        self.private = root / "private"
         self.ledger = self.private / "ledger.jsonl"
         self.checkpoint = self.private / "checkpoint.safetensors"
         self.clients = self.private / "clients"  # files of the clients' own tensors, which the checkpoint names
@@ -233,7 +236,9 @@ class RunFolder:
     @classmethod
     def of(cls, folder: str | Path | None) -> RunFolder | None:
         """Return the folder of a run; None where it is saved nowhere."""
-        return None if folder is None else cls(Path(folder))
+        if folder is None:
+            return None
+        return cls(Path(folder))
 
     @property
     def started(self) -> bool:
@@ -348,7 +353,10 @@ class RunFolder:
             write_bytes(self.private / "replicates.csv", csv_bytes(result.replicates))
         write_json(self.private / OUTCOME, _outcome(result, problem, model), indent=None)
         if result.coding is not None:
-            part = self.public if result.coding.schema.declared else self.private
+            if result.coding.schema.declared:
+                part = self.public
+            else:
+                part = self.private
             write_json(part / COLUMNS, result.coding.to_dict() | {"network": _public_network(problem, model)})
 
     def write_history(self, history: list[dict[str, Any]]) -> None:
@@ -411,7 +419,9 @@ class RunFolder:
             raise
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(f"{self.private / OUTCOME} is no outcome of a run: {error!r}.") from error
-        names = () if is_baseline else read_json(self.private / "result.json").get("baselines", ())
+        names: Any = ()
+        if not is_baseline:
+            names = read_json(self.private / "result.json").get("baselines", ())
         for name in names:
             if name in ("", ".", "..") or "/" in name or "\\" in name:
                 raise DataError(f"{self.private / 'result.json'}: {name!r} is no name of a baseline.")
@@ -421,19 +431,23 @@ class RunFolder:
         self, kind: type[Result], outcome: dict[str, Any], model: nn.Module | ModelFactory | None, trust: Sequence[str]
     ) -> dict[str, Any]:
         """Return the fields of a result from its files, without the baselines."""
-        network, finetuned = outcome.pop("network"), outcome["finetuned"]
+        network = outcome.pop("network")
+        finetuned = outcome["finetuned"]
         for each in fields(kind):
             if isinstance(outcome.get(each.name), list) and str(each.type).startswith("tuple"):
                 outcome[each.name] = tuple(outcome[each.name])
         if finetuned is not None:
-            settings, diverged = restored(finetuned["settings"], trust), tuple(finetuned["diverged"])
+            settings = restored(finetuned["settings"], trust)
+            diverged = tuple(finetuned["diverged"])
             outcome["finetuned"] = Finetuned(**finetuned | {"settings": settings, "diverged": diverged})
         try:
             outcome["terms"] = restored(outcome["terms"], trust)
         except ConfigError:  # objects of the caller's own
             outcome["terms"] = None
         state = _tensors(self.public / MODEL)[0]
-        shared = torch.cat([state[name].reshape(-1) for name in network["names"]]) if state else None
+        shared = None
+        if state:
+            shared = torch.cat([state[name].reshape(-1) for name in network["names"]])
         personal = _tensors(self.private / "models.safetensors")[0].get("models")
         if personal is None and shared is not None:
             personal = shared.expand(len(outcome["evaluated"] or outcome["ids"]), -1)
@@ -455,7 +469,8 @@ class RunFolder:
         }
 
     def _coding(self) -> Coding | None:
-        """Return how the models take raw rows of a table; None of other data, and of runs of earlier versions.
+        """Returns the coding of raw rows of a table for the models; None for other data and for
+        runs of earlier versions.
 
         Raises:
             DataError: a file that says something else.
@@ -478,13 +493,18 @@ class RunFolder:
         private files from another.
         """
         chain = read_chain(self.ledger)
-        run = chain.digests[0] if chain.digests else None
+        run = None
+        if chain.digests:
+            run = chain.digests[0]
         for part in (self.private, self.public):
             unlisted = {part / MANIFEST, part / CLAIM, *part.glob("*.head")}  # not itself, nor what changes
             names = sorted(path.name for path in part.iterdir() if path.is_file() and path not in unlisted)
             files = {name: sha256(part / name) for name in names}
             private = part == self.private
-            more = {"salt": secrets.token_hex(32)} if private else {"private": sha256(self.private / MANIFEST)}
+            if private:
+                more = {"salt": secrets.token_hex(32)}
+            else:
+                more = {"private": sha256(self.private / MANIFEST)}
             write_json(part / MANIFEST, {"run": run, **more, "files": files})
 
     @property
@@ -494,9 +514,10 @@ class RunFolder:
 
 
 def _outcome(result: Result, problem: Problem, model: nn.Module | ModelFactory) -> dict[str, Any]:
-    """Return what a result has beside its tensors and privacy report, JSON-ready."""
+    """Returns the fields of a result beside its tensors and privacy report, ready for JSON."""
     values = {each.name: getattr(result, each.name) for each in fields(result) if each.name not in _ELSEWHERE}
-    finetuned, terms = result.finetuned, result.terms
+    finetuned = result.finetuned
+    terms = result.terms
     if terms is not None and not all(isinstance(value, str) for value in (terms["loss"], *terms["metrics"])):
         terms = None  # functions of the caller's own
     return values | {
@@ -516,8 +537,11 @@ def _outcome(result: Result, problem: Problem, model: nn.Module | ModelFactory) 
 
 
 def _public_network(problem: Problem, model: nn.Module | ModelFactory) -> dict[str, Any]:
-    """Return how the network of a run is built, without its seed and its number of clients."""
-    made = describe(model) if isinstance(model, NamedFactory) else None
+    """Returns the description of the network of a run without its seed and its number of
+    clients."""
+    made = None
+    if isinstance(model, NamedFactory):
+        made = describe(model)
     return {"made": made, "dtype": str(problem.initial.dtype).removeprefix("torch.")}
 
 
@@ -553,14 +577,18 @@ def _tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         ConfigError: it cannot be read.
     """
     try:
-        return read_tensors(path) if path.is_file() else ({}, {})
+        if path.is_file():
+            return read_tensors(path)
+        return ({}, {})
     except (OSError, SafetensorError) as error:
         raise ConfigError(f"{path} cannot be read as a model: {error}") from error
 
 
 def bound_note(bound: RowBound | None) -> dict[str, str]:
     """Return the metadata of the models of an algorithm that bounds features; none where it does not."""
-    return {} if bound is None else {"bound": json.dumps(asdict(bound))}
+    if bound is None:
+        return {}
+    return {"bound": json.dumps(asdict(bound))}
 
 
 def write_model(path: Path, problem: Problem, row: Tensor, metadata: Mapping[str, str]) -> None:
@@ -609,7 +637,9 @@ def plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {k: plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return list(value) if set(map(type, value)) <= {str, int, bool} else [plain(v) for v in value]
+        if set(map(type, value)) <= {str, int, bool}:
+            return list(value)
+        return [plain(v) for v in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value

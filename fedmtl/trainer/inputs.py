@@ -37,7 +37,7 @@ _NAMED = ("softmax_regression", "logistic_regression", "linear_regression", "mlp
 
 
 def is_auto(value: Any) -> bool:
-    """Return whether a setting is to be chosen."""
+    """Returns True if a setting is to be chosen automatically."""
     return isinstance(value, str) and value == "auto"
 
 
@@ -65,7 +65,10 @@ def as_model(model: Any) -> nn.Module | ModelFactory:
         return model()  # type: ignore[no-any-return]
     if isinstance(model, nn.Module) or (callable(model) and not isinstance(model, type)):
         return model  # type: ignore[no-any-return]
-    what = repr(model) if isinstance(model, str) else a_kind(model)
+    if isinstance(model, str):
+        what = repr(model)
+    else:
+        what = a_kind(model)
     raise ConfigError(
         f"model is {what}; give a module, a function of the data's DataSpec that returns one, or a name: "
         f"{', '.join(map(repr, _NAMED))}."
@@ -135,7 +138,8 @@ def _check_counts(data: FederatedDataset) -> None:
 
 
 def _check_kinds(settings: Any) -> None:
-    algorithm, finetune = settings.algorithm, settings.finetune
+    algorithm = settings.algorithm
+    finetune = settings.finetune
     local, optimizer = (getattr(algorithm, name, None) for name in ("local", "server_optimizer"))
     server = (
         "None or a ServerOptimizer, such as ServerOptimizer(lr=0.3, options={'momentum': 0.9}), on the command line "
@@ -198,7 +202,9 @@ def check_schedule(algorithm: Algorithm, schedule: Any, privacy: Privacy | None)
 def _check_replicates(settings: Any) -> None:
     """Refuse several runs with impossible budgets, of an algorithm that cannot compute them as one program, with noise
     that is not simulated, without one budget to set, or with a setting of a single run."""
-    algorithm, privacy, epsilons = settings.algorithm, settings.privacy, settings.epsilons
+    algorithm = settings.algorithm
+    privacy = settings.privacy
+    epsilons = settings.epsilons
     if epsilons is not None:
         listed = isinstance(epsilons, Sequence) and not isinstance(epsilons, str) and len(epsilons) > 0
         real = listed and all(
@@ -254,12 +260,15 @@ def check_declared(settings: Trainer) -> None:
     published = "came from the records, and would be published without noise as the shape of the model"
     problems = [f"{' and '.join(shape)} {published}"] * bool(shape)
     problems += [f"no public range is declared for {', '.join(map(repr, numbers))}"] * bool(numbers)
-    words, python = ["data.classes=K"] * classes, ["classes=K"] * classes
+    words = ["data.classes=K"] * classes
+    python = ["classes=K"] * classes
     bounds = dict.fromkeys(coded, "[A, B, ...]") | dict.fromkeys(numbers, "[LOW, HIGH]")
     if bounds:
         words.append(f"'data.bounds={{{', '.join(f'{name}: {value}' for name, value in bounds.items())}}}'")
         python.append(f"bounds={{{', '.join(f'{name!r}: {value}' for name, value in bounds.items())}}}")
-    place = "load_data('table', ..." if bounds else "FederatedDataset.from_tensors(clients"
+    place = "FederatedDataset.from_tensors(clients"
+    if bounds:
+        place = "load_data('table', ..."
     raise ConfigError(
         f"{data.name}: {'; '.join(problems)}. Give them: {' '.join(words)} on the command line, "
         f"{place}, {', '.join(python)}) in Python"
@@ -286,20 +295,29 @@ def named_baselines(
     if isinstance(baselines, str) or not isinstance(baselines, Iterable):
         raise ConfigError(f"baselines is {baselines!r}; give a list, such as ['local', 'fedavg'].")
     exact = algorithm.local_baseline() or alone
-    accepted = ["local"] if exact is not None else []
+    if exact is not None:
+        accepted = ["local"]
+    else:
+        accepted = []
     if algorithm.one_at_a_time and list(baselines) not in ([], accepted):
         raise ConfigError(
             f"baselines is {list(baselines)!r}; {algorithm.name} does not go in rounds; accepted: {accepted}, "
             "others run apart."
         )
-    solver = {} if algorithm.local is None else {"local": algorithm.local}
+    if algorithm.local is None:
+        solver = {}
+    else:
+        solver = {"local": algorithm.local}
     built: dict[str, Algorithm] = {}
     names = f"{', '.join(sorted(BASELINES))}, or algorithm objects"
     for item in baselines:
         if isinstance(item, str) and item in BASELINES:
             if item == algorithm.name:
                 continue
-            item = exact if item == "local" and exact is not None else BASELINES[item](**solver)
+            if item == "local" and exact is not None:
+                item = exact
+            else:
+                item = BASELINES[item](**solver)
         if not isinstance(item, Algorithm):
             raise ConfigError(f"baselines has {item!r}; accepted: {names}.")
         if item.name in built:
@@ -309,8 +327,9 @@ def named_baselines(
 
 
 def usual_baselines(settings: Trainer) -> tuple[str, ...]:
-    """Return what ``baselines="auto"`` is: none of several runs; of one the exact local fit where there is one, else
-    local training and FedAvg, and beside FedAvg PMTL."""
+    """Returns the baselines of ``baselines="auto"``. Several runs have none. One run has the
+    exact local fit if there is one, otherwise local training and FedAvg; FedAvg is compared with
+    PMTL, too."""
     algorithm = settings.algorithm
     if settings.runs > 1:
         return ()

@@ -54,7 +54,8 @@ def normalized(mse: Tensor, targets: Tensor, offsets: Tensor) -> tuple[Tensor, T
         there are none; and float64 (...), squared errors of all examples over their squared distances from the common
         mean, NaN where no target varies.
     """
-    y, counts = targets.double(), offsets.diff()
+    y = targets.double()
+    counts = offsets.diff()
     owner = torch.arange(len(counts)).repeat_interleave(counts)
 
     def sums(values: Tensor) -> Tensor:
@@ -82,7 +83,8 @@ def example_scores(outputs: Tensor, y: Tensor) -> Tensor:
     if y.is_floating_point():
         return _residuals(outputs, y).square().reshape(*y.shape[:2], -1).mean(-1)
     if y.dim() == 2:
-        outputs = outputs.unsqueeze(-1) if outputs.dim() == 2 else outputs
+        if outputs.dim() == 2:
+            outputs = outputs.unsqueeze(-1)
         return (_guess(outputs) == y).to(torch.float64)
     return ((outputs > 0) == (y > 0.5)).to(torch.float64).reshape(*y.shape[:2], -1).mean(-1)
 
@@ -102,13 +104,18 @@ def found_labels(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _residuals(outputs: Tensor, y: Tensor) -> Tensor:
-    shaped = outputs.reshape(y.shape) if outputs.numel() == y.numel() else outputs
+    if outputs.numel() == y.numel():
+        shaped = outputs.reshape(y.shape)
+    else:
+        shaped = outputs
     return (shaped - y).to(torch.float64)
 
 
 def _guess(outputs: Tensor) -> Tensor:
     """Predicted classes (...): of one logit (..., 1), or of one a class (..., C)."""
-    return (outputs[..., 0] > 0).long() if outputs.shape[-1] == 1 else outputs.argmax(-1)
+    if outputs.shape[-1] == 1:
+        return (outputs[..., 0] > 0).long()
+    return outputs.argmax(-1)
 
 
 def _mean_score(outputs: Tensor, y: Tensor) -> float:
@@ -161,7 +168,10 @@ def _auc(outputs: Tensor, y: Tensor) -> float:
     if y.dim() > 1:
         return _columns_auc(outputs.double().reshape(len(y), -1), y.reshape(len(y), -1))
     scores = class_scores(outputs)
-    classes = torch.arange(scores.shape[1]) if scores.shape[1] > 1 else torch.tensor([1])
+    if scores.shape[1] > 1:
+        classes = torch.arange(scores.shape[1])
+    else:
+        classes = torch.tensor([1])
     return _columns_auc(scores, (y[:, None] == classes).long())
 
 
@@ -172,7 +182,8 @@ def _micro_auc(outputs: Tensor, y: Tensor) -> float:
 def _counts(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """True positives, predicted and true examples of every class or label, float64 (C,) each."""
     if y.dim() > 1:
-        guess, true = (outputs.reshape(len(y), -1) > 0).double(), (y.reshape(len(y), -1) > 0.5).double()
+        guess = (outputs.reshape(len(y), -1) > 0).double()
+        true = (y.reshape(len(y), -1) > 0.5).double()
     else:
         flat = outputs.reshape(len(y), -1)
         classes = max(2, flat.shape[1])
@@ -222,7 +233,9 @@ class Metric:
         Args:
             dtype: of the models.
         """
-        return 2.0**-40 if self.higher_is_better and not self.own else math.sqrt(torch.finfo(dtype).eps)
+        if self.higher_is_better and not self.own:
+            return 2.0**-40
+        return math.sqrt(torch.finfo(dtype).eps)
 
     def value(self, outputs: Tensor, targets: Tensor) -> float:
         """Return the number; NaN where it is not defined or not finite, or where the caller's function raises, with a
@@ -236,10 +249,12 @@ class Metric:
         except ConfigError as error:
             warnings.warn(f"{error} Such clients are left out of its mean.", stacklevel=2)
             return math.nan
-        return value if math.isfinite(value) else math.nan
+        if math.isfinite(value):
+            return value
+        return math.nan
 
     def number(self, outputs: Tensor, targets: Tensor) -> float:
-        """Return what the function returns.
+        """Returns the value of the function.
 
         Args:
             outputs, targets: (N, ...) each, N >= 1.
@@ -255,10 +270,15 @@ class Metric:
         except Exception as error:
             shapes = f"outputs (N, *{tuple(outputs.shape[1:])}) and targets (N, *{tuple(targets.shape[1:])})"
             raise ConfigError(f"metric {self.name!r} raises {type(error).__name__} on {shapes}: {error}.") from error
-        size = math.prod(value.shape) if isinstance(value, (Tensor, np.ndarray)) else 1
+        size = 1
+        if isinstance(value, (Tensor, np.ndarray)):
+            size = math.prod(value.shape)
         if size == 1 and isinstance(value, (Tensor, np.ndarray, numbers.Real, np.bool_)):
             return float(value)
-        what = repr(value) if size == 1 else f"{size} numbers"
+        if size == 1:
+            what = repr(value)
+        else:
+            what = f"{size} numbers"
         raise ConfigError(
             f"metric {self.name!r} returns {what}; it must return one number for all rows of a client, such as the "
             "mean."
@@ -287,11 +307,15 @@ REGISTRY: Mapping[str, Metric] = {
 
 
 def kind_of(spec: DataSpec) -> Kind:
-    """Return what is predicted."""
+    """Returns the kind of prediction."""
     if spec.classes is None:
-        return "numbers" if spec.targets else "number"
+        if spec.targets:
+            return "numbers"
+        return "number"
     if spec.labels:
-        return "many labels" if spec.labels > RECALL_AT else "labels"
+        if spec.labels > RECALL_AT:
+            return "many labels"
+        return "labels"
     return "classes"
 
 
@@ -340,7 +364,8 @@ def resolve_metrics(metrics: Sequence[str | MetricFunction], spec: DataSpec, nam
         ConfigError: see :func:`check_metrics`, or a name that is not for such data.
     """
     check_metrics(metrics)
-    kind, resolved = kind_of(spec), []
+    kind = kind_of(spec)
+    resolved = []
     for asked in metrics:
         if not isinstance(asked, str):
             better, column = bool(getattr(asked, "higher_is_better", True)), f"{CUSTOM}{asked.__name__}"  # type: ignore[attr-defined]
@@ -410,7 +435,9 @@ def compared(scores: Tensor, others: Tensor, *, higher_is_better: bool, resoluti
         higher_is_better: False for errors.
         resolution: relative difference up to which two scores are equal, see :meth:`Metric.resolution`.
     """
-    sign = 1.0 if higher_is_better else -1.0
+    sign = 1.0
+    if not higher_is_better:
+        sign = -1.0
     own, other = (torch.where(torch.isfinite(values), sign * values.double(), -1e300) for values in (scores, others))
     equal = (own - other).abs() <= resolution * torch.maximum(own.abs(), other.abs())
     return torch.where(equal, 0, torch.where(own > other, 1, -1))

@@ -103,8 +103,10 @@ def finetuned(
         ConfigError: ``start="shared"`` and no shared model.
     """
     origin, start = finetune.origin(trained.shared, trained.personal)
-    ids, everyone = problem.data.ids, torch.arange(problem.clients)
-    models, scores = {"personal": trained.personal}, dict(trained.scores)
+    ids = problem.data.ids
+    everyone = torch.arange(problem.clients)
+    models = {"personal": trained.personal}
+    scores = dict(trained.scores)
 
     def scored(name: str, rows: Tensor) -> Metrics:
         measured = evaluate_each(problem, partial(rows_at, rows), everyone, metrics)
@@ -117,7 +119,8 @@ def finetuned(
         reached = problem.spread(lambda own: finetune.reach(problem, rows_at(start, own), own), everyone)
     reached, weights = reached.split([problem.dimension, len(finetune.parts)], 1)
     models["finetuned"], diverging = settled(reached, start)
-    final, chosen = models["finetuned"], dict[str, str]()
+    final = models["finetuned"]
+    chosen = dict[str, str]()
     measured = scored("finetuned", final)
     if validation is not None:
         assert isinstance(finetune, Finetune)  # no other one has a choice
@@ -142,14 +145,17 @@ def finetuned(
 
 def rows_at(models: Tensor, clients: Tensor) -> Tensor:
     """The models of ``clients``, int64 (k,), of (n, D); one (D,) for all as it is."""
-    return models if models.dim() == 1 else models[clients.to(models.device)]
+    if models.dim() == 1:
+        return models
+    return models[clients.to(models.device)]
 
 
 def _chosen(
     problem: Problem, models: Mapping[str, Tensor], validation: FederatedDataset
 ) -> tuple[Tensor, dict[str, str]]:
     """Each client's model of the least mean loss on its own validation records, the finetuned one without any."""
-    everyone, names = torch.arange(problem.clients), ["finetuned", *(n for n in models if n != "finetuned")]
+    everyone = torch.arange(problem.clients)
+    names = ["finetuned", *(n for n in models if n != "finetuned")]
     judged = replace(problem, data=validation)
 
     def losses_of(rows: Tensor) -> Tensor:
@@ -177,18 +183,24 @@ def not_covered(algorithm: Algorithm, privacy: Privacy | None) -> tuple[str, ...
         return (NOTHING_SENT,)
     if privacy is None:
         return ()
-    return (RECORD_LEVEL,) if isinstance(privacy, RecordPrivacy) else (CLIENT_LEVEL,)
+    if isinstance(privacy, RecordPrivacy):
+        return (RECORD_LEVEL,)
+    return (CLIENT_LEVEL,)
 
 
 def terms_of(settings: Trainer) -> dict[str, Any] | None:
     """Return the arguments of :func:`personalize` by which new clients make models of their own from the model of a run
     with these settings, without a choice, and its local solver, which they take where the run did not finetune; None
     where the algorithm has a loss of its own."""
-    algorithm, finetune = settings.algorithm, settings.finetune
+    algorithm = settings.algorithm
+    finetune = settings.finetune
     if algorithm.loss is not None:
         return None
     values = {name: getattr(settings, name) for name in ("loss", "seed", "dtype")}
-    finetune = None if finetune is None else finetune.of_new_clients()
+    if finetune is None:
+        finetune = None
+    else:
+        finetune = finetune.of_new_clients()
     return {"finetune": finetune, "local": algorithm.local, "metrics": tuple(settings.metrics), **values}
 
 
@@ -196,7 +208,9 @@ def terms_of(settings: Trainer) -> dict[str, Any] | None:
 class Released(Algorithm):
     """The released model for everybody: nothing is trained before the clients finetune, and nothing leaves them."""
 
-    name, title, accepts_empty_clients = "released", "Released model", True
+    name = "released"
+    title = "Released model"
+    accepts_empty_clients = True
 
     def init(self, problem: Problem, replicates: int = 1) -> State:
         return State({"model": problem.initial}, problem.client_store({}))
@@ -288,4 +302,6 @@ def alone(
     squared = data.classes is None and not is_of_numbers(loss)
     if squared or isinstance(finetune, Average):
         return (LocalAverage(),)
-    return (FromZero(local=finetune.local),) if isinstance(finetune, Finetune) else ()
+    if isinstance(finetune, Finetune):
+        return (FromZero(local=finetune.local),)
+    return ()

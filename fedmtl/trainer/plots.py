@@ -27,12 +27,15 @@ def plot_result(result: Result, folder: Path, *, format: str = "png", width: flo
     Returns:
         The files.
     """
-    metric, name = result.metric, result.algorithm
+    metric = result.metric
+    name = result.algorithm
     about: dict[str, Any] = {"metric": metric, "step": result.step, "paper": width}
     if result.replicates is not None:
         lines: dict[str, list[dict[str, Any]]] = {}
         for row in result.history:
-            budget = "no budget" if row["budget"] is None else f"epsilon {rounded_up(row['budget'], 6)}"
+            budget = "no budget"
+            if row["budget"] is not None:
+                budget = f"epsilon {rounded_up(row['budget'], 6)}"
             lines.setdefault(f"{title_of(name)}, {budget}", []).append(row)
         return [figures.plot_rounds(lines, folder / f"bands.{format}", **about)]
     if not any(math.isfinite(row[metric]) for row in result.history):
@@ -40,10 +43,14 @@ def plot_result(result: Result, folder: Path, *, format: str = "png", width: flo
     runs = {name: result, **result.baselines}
     lines = {label: run.history for label, run in runs.items()}
     finetuned = {run.stages(label)[-1].label: run.final[metric] for label, run in runs.items() if run.finetuned}
-    measured = None if result.privacy.interval is None else result.privacy.interval["measured"]
+    measured = None
+    if result.privacy.interval is not None:
+        measured = result.privacy.interval["measured"]
     stages = [*result.stages(name)[::-1]]  # the final models first
     stages += [stage for label, run in result.baselines.items() for stage in run.stages(label)]
-    main, dtype, ids = result.shown[0], result.personal.dtype, list(result.personal_accuracy)
+    main = result.shown[0]
+    dtype = result.personal.dtype
+    ids = list(result.personal_accuracy)
     scores = {stage.label: [stage.by_client[metric][client] for client in ids] for stage in stages}
     shares = {stage.label: beside(stages[0], stage, main, dtype) for stage in stages[1:]}
     return [

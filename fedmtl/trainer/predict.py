@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from pandas import DataFrame
     from torch import nn
 
-OWN, SHARED = "own", "shared"
+OWN = "own"
+SHARED = "shared"
 FORM = ("separator", "decimal", "encoding", "comment")
 """Settings of a file of text."""
 
@@ -234,7 +235,9 @@ def predicted(
         try:
             outputs = models.predictor(name).outputs(features[rows])
         except DataError as error:
-            whose = "the shared model" if name is None else f"the model of client {name!r}"
+            whose = "the shared model"
+            if name is not None:
+                whose = f"the model of client {name!r}"
             raise DataError(f"{table.file}: {whose}: {error}") from error
         values[rows] = schema.decode(outputs)
         if probabilities:

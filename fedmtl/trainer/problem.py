@@ -82,7 +82,9 @@ def build_problem(
         raise ConfigError(f"There are {ranks.size} ranks for the {len(data):,} clients of {data.name}; start fewer.")
     if loss == "cross_entropy" and (data.classes is None or data.spec.labels):
         labels = f"{data.spec.labels} labels; use loss='binary_cross_entropy'"
-        fits = "real numbers; use loss='mse'" if data.classes is None else labels
+        fits = "real numbers; use loss='mse'"
+        if data.classes is not None:
+            fits = labels
         raise ConfigError(f"loss is 'cross_entropy', which takes one class an example, but the targets are {fits}.")
     if isinstance(model, nn.Module) and isinstance(data.transform, Packed) and not isinstance(model, NamedInputs):
         model = NamedInputs(model, data.transform)
@@ -101,12 +103,15 @@ def build_problem(
     perceptron = Perceptron.of(template, Layout.of(template)) is not None  # computed by batched products
     if not perceptron:
         check_behaviour(template, trial_batches(data.spec, kind))
-    own_loss = loss if callable(loss) and loss not in LOSSES.values() else None
+    own_loss = None
+    if callable(loss) and loss not in LOSSES.values():
+        own_loss = loss
     targets = trial_targets(data, kind)
     if own_loss is not None:
         check_own_loss(own_loss, template, sample, targets, kind)
     cores = max(1, available_cores() // ranks.beside)  # ranks of a machine share them
-    resolved, layout = execution.resolve(template, place, cores), Layout.of(template)
+    resolved = execution.resolve(template, place, cores)
+    layout = Layout.of(template)
     batched = True
     try:
         if not perceptron:
@@ -145,7 +150,9 @@ def _kept_whole(data: FederatedDataset, module: nn.Module, dtype: torch.dtype) -
         return data
     whole = replace(data, transform=Integers())
     stored, converted = (_tried(module, some.spec.sample(2, dtype), dtype) for some in (whole, data))
-    return whole if isinstance(stored, Tensor) and not isinstance(converted, Tensor) else data
+    if isinstance(stored, Tensor) and not isinstance(converted, Tensor):
+        return whole
+    return data
 
 
 def _tried(module: nn.Module, x: Tensor, dtype: torch.dtype) -> Tensor | Exception:
@@ -187,7 +194,8 @@ def _check_lookups(data: FederatedDataset, module: nn.Module) -> None:
         parts = list(_features(data, side, device="cpu"))
         if not parts:
             continue
-        least, most = (torch.stack([x.amin(0) for x in parts]).amin(0), torch.stack([x.amax(0) for x in parts]).amax(0))
+        least = torch.stack([x.amin(0) for x in parts]).amin(0)
+        most = torch.stack([x.amax(0) for x in parts]).amax(0)
         if not isinstance(_tried(module, torch.stack((least, most)), torch.float32), IndexError):
             continue  # another error is refused with the shape of an example, see prepare_module
         for x in parts:
@@ -232,7 +240,9 @@ def natural_loss(data: FederatedDataset, module: nn.Module, sample: Tensor, dtyp
         return "cross_entropy"
     outputs = _tried(module, sample, dtype)  # of an error the check of the module says what is wrong
     single = isinstance(outputs, Tensor) and outputs.shape[1:].numel() == 1
-    return "binary_cross_entropy" if single else "cross_entropy"
+    if single:
+        return "binary_cross_entropy"
+    return "cross_entropy"
 
 
 def resolve_device(device: str, ranks: Ranks = SINGLE) -> torch.device:
@@ -324,12 +334,17 @@ def describe(value: Any, within: tuple[Any, ...] = ()) -> Any:
     if isinstance(value, Tensor | np.ndarray):
         return _digest(value)
     name = f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__qualname__)}"
-    state = {} if any(value is outer for outer in within) else _state(value)
-    return name + json.dumps(describe(state, (*within, value)), sort_keys=True) if state else name
+    if any(value is outer for outer in within):
+        state = {}
+    else:
+        state = _state(value)
+    if state:
+        return name + json.dumps(describe(state, (*within, value)), sort_keys=True)
+    return name
 
 
 def _state(value: Any) -> dict[str, Any]:
-    """Return what distinguishes two functions or objects of one name."""
+    """Returns the state that distinguishes two functions or objects of one name."""
     if isinstance(value, functools.partial):
         return {"function": value.func, "arguments": value.args, **value.keywords}
     if isinstance(value, types.MethodType):
@@ -337,17 +352,21 @@ def _state(value: Any) -> dict[str, Any]:
     if isinstance(value, types.FunctionType):
         cells = [cell.cell_contents for cell in value.__closure__ or ()]
         parts: dict[str, Any] = {"closure": cells, "defaults": value.__defaults__, "keywords": value.__kwdefaults__}
-        parts |= {"code": _code(value.__code__) if _foreign(value) else None}
+        parts["code"] = _code(value.__code__) if _foreign(value) else None
         return {name: part for name, part in parts.items() if part}
     if isinstance(value, type):
         return {}
-    methods = vars(type(value)).items() if _foreign(type(value)) else ()
+    if _foreign(type(value)):
+        methods = vars(type(value)).items()
+    else:
+        methods = ()
     codes = {f"{name}()": _code(method.__code__) for name, method in methods if isinstance(method, types.FunctionType)}
     return {**getattr(value, "__dict__", {}), **codes}
 
 
 def _foreign(value: Any) -> bool:
-    """Return whether a function or class is the caller's own: the code of the packages has a version."""
+    """Returns True if a function or class is the caller's own: the code of the packages has a
+    version."""
     return str(value.__module__).split(".")[0] not in ("fedmtl", "torch", "numpy")
 
 
@@ -360,5 +379,8 @@ def _code(code: types.CodeType) -> str:
 
 
 def _digest(values: Tensor | np.ndarray) -> str:
-    array = values.detach().cpu().numpy() if isinstance(values, Tensor) else values
+    if isinstance(values, Tensor):
+        array = values.detach().cpu().numpy()
+    else:
+        array = values
     return hashlib.blake2b(array.tobytes(), digest_size=16).hexdigest()

@@ -124,7 +124,7 @@ class Received:
             raise DataError(f"{self.name(path)} cannot be read as tensors: {error}.") from error
 
     def name(self, path: Path) -> str:
-        """Return what messages call a file: its place in the folder."""
+        """Returns the name of a file in messages: its place in the folder."""
         return path.relative_to(self.root).as_posix()
 
     @contextmanager

@@ -107,7 +107,8 @@ class Result(Scored):
     def load(
         cls, folder: str | Path, model: nn.Module | ModelFactory | None = None, *, trust: Sequence[str] = ()
     ) -> Result:
-        """Return what :meth:`Trainer.fit` returned, from the folder of a finished run, with its baselines.
+        """Returns the result of :meth:`Trainer.fit` from the folder of a finished run, with its
+        baselines.
 
         Of a baseline whose clients have the shared model the personal models are that model for each. Models and
         scores are those of the run to the bit, on the CPU.
@@ -141,7 +142,9 @@ class Result(Scored):
         return self.privacy.epsilon
 
     def __repr__(self) -> str:
-        folder = "" if self.folder is None else f", in {self.folder}"
+        folder = ""
+        if self.folder is not None:
+            folder = f", in {self.folder}"
         metrics = ", ".join(f"{name} {number_text(value)}" for name, value in self.metrics.items())
         return (
             f"Result: {self.algorithm}{'' if self.finetuned is None else ' + finetuning'} on {shown(self.data_name)}, "
@@ -152,7 +155,9 @@ class Result(Scored):
     @property
     def _length(self) -> str:
         """How many rounds or activations there were; none where clients adapt what was released."""
-        count = 0 if self.algorithm == "released" else self.final["round"]
+        count = 0
+        if self.algorithm != "released":
+            count = self.final["round"]
         return f"{count:,} {self.step}{'' if count == 1 else 's'}"
 
     def standard_error(self, metric: Metric) -> float:
@@ -229,7 +234,8 @@ class Result(Scored):
         from .personalize import check_columns
         from .trainer import personalize
 
-        model, terms = self.shared_model(), self.terms
+        model = self.shared_model()
+        terms = self.terms
         if terms is None:
             raise ConfigError(
                 "this result does not know the settings of its run: its algorithm has a loss of its own, or its loss, "
@@ -238,11 +244,14 @@ class Result(Scored):
             )
         data = as_data(data)
         check_columns(None if self.coding is None else self.coding.schema, data.schema, data.name)
-        finetune = terms["finetune"] if finetune is None else finetune
+        if finetune is None:
+            finetune = terms["finetune"]
         if finetune is None and terms["local"] is not None:
             finetune = Finetune(local=terms["local"])
         arguments = {name: terms[name] for name in ("loss", "metrics", "seed", "dtype")}
-        arguments |= {"finetune": finetune, "device": device or str(self.personal.device), "folder": folder}
+        arguments["finetune"] = finetune
+        arguments["device"] = device or str(self.personal.device)
+        arguments["folder"] = folder
         return personalize(model, data, **arguments)
 
     def to_frame(self) -> DataFrame:
@@ -273,19 +282,27 @@ class Result(Scored):
             local: what every client has without the others; None for the baseline ``"local"``, where there is one.
         """
         values: dict[str, Any] = {"algorithm": self.algorithm, "step": self.step, "stopped": self.stopped}
-        values |= {"metric": self.metric}
-        values |= {**self.chosen, "chosen": dict(self.chosen)} if self.chosen else {}
+        values["metric"] = self.metric
+        if self.chosen:
+            values |= {**self.chosen, "chosen": dict(self.chosen)}
         values["scored_clients"] = len(self.personal_accuracy)
-        values |= {"lost": self.lost} if self.lost else {}
-        values |= {"untrained_clients": len(self.untrained)} if self.untrained else {}
-        values |= {} if self.finetuned is None else self.finetuned.numbers()
+        if self.lost:
+            values["lost"] = self.lost
+        if self.untrained:
+            values["untrained_clients"] = len(self.untrained)
+        if self.finetuned is not None:
+            values |= self.finetuned.numbers()
         values |= {f"shortened_{side}": share for side, share in self.shortened.items()}
-        values |= {"verdict": self.verdict} if self.verdict else {}
-        local = self.baselines.get("local") if local is None else local
+        if self.verdict:
+            values["verdict"] = self.verdict
+        if local is None:
+            local = self.baselines.get("local")
         if self.asked:
             values["metrics"] = [metric.name for metric in self.shown]
         for metric in self.shown:
-            prefix = "" if metric.name == self.metric else f"{metric.name}_"
+            prefix = ""
+            if metric.name != self.metric:
+                prefix = f"{metric.name}_"
             own = self.by_client[metric.name]
             spread = spread_of(own, metric)
             values[f"{prefix}median"] = spread["median"]
@@ -303,7 +320,8 @@ class Result(Scored):
 
     def summary(self) -> str:
         """The printed summary: accuracy over clients, comparisons, and the privacy block."""
-        clients, scored = f"{len(self.ids):,} clients", len(self.personal_accuracy)
+        clients = f"{len(self.ids):,} clients"
+        scored = len(self.personal_accuracy)
         if self.evaluated is not None:
             clients += f" ({len(self.evaluated):,} of them evaluated)"
         elif scored < len(self.ids):
@@ -315,8 +333,12 @@ class Result(Scored):
             head += " (stopped: the privacy budget is spent)"
         if self.stopped == "early":
             head += " (stopped early)"
-        lines = self._one_run() if self.replicates is None else self._several_runs()
-        lines += [f"  {self.lost}"] if self.lost else []
+        if self.replicates is None:
+            lines = self._one_run()
+        else:
+            lines = self._several_runs()
+        if self.lost:
+            lines += [f"  {self.lost}"]
         if self.chosen:
             text = "; ".join(f"{name} {value_text(value)}" for name, value in self.chosen.items())
             lines = [f"chosen from public rows and bounds: {text}", "", *lines]
@@ -328,8 +350,11 @@ class Result(Scored):
         stages = [*self.stages(self.algorithm, shared=True)[::-1]]
         stages += [stage for name, run in self.baselines.items() for stage in run.stages(name)[::-1]]
         lines = ["not private (computed on the clients' test data)"]
-        lines[0] += "; baselines are not released" if self.baselines else ""
-        reference = None if local is None else local.stages("local")[-1]
+        if self.baselines:
+            lines[0] += "; baselines are not released"
+        reference = None
+        if local is not None:
+            reference = local.stages("local")[-1]
         lines += self._tables(stages, reference)
         if self.verdict:
             lines.append(textwrap.indent(textwrap.fill(self.verdict, 78, break_long_words=False), "  "))
@@ -348,7 +373,8 @@ class Result(Scored):
             lines.append(f"  nMSE {number_text(middle)}, median over clients")
         worse = {text: stage for stage in stages if (text := self._worse_than_constant(stage))}
         remedy = self._remedy(list(worse.values()))
-        lines += [f"  warning: worse than predicting a constant: {', '.join(worse)}{remedy}"] if worse else []
+        if worse:
+            lines += [f"  warning: worse than predicting a constant: {', '.join(worse)}{remedy}"]
         if self.bound is not None and any(self.shortened.values()):
             lines.append(f"  records: {_shares(self.shortened, self.bound)}")
         if "objective" in last:
@@ -362,25 +388,35 @@ class Result(Scored):
         for metric in self.shown:
             names = ("mean", "median", "worst_tenth", "spread")
             rows = [[metric.name, "mean", "median", "tenth", "spread"]]
-            rows[0] += ["epsilon"] if reference is None else [f"than {reference.label}", "epsilon"]
+            if reference is None:
+                rows[0] += ["epsilon"]
+            else:
+                rows[0] += [f"than {reference.label}", "epsilon"]
             for stage in stages:
                 spread = spread_of(stage.by_client[metric.name], metric)
                 row = [stage.label, *(number_text(spread[key], spread["mean"]) for key in names)]
                 if reference is not None:
                     itself = stage.by_client is reference.by_client
-                    compared = None if itself else beside(stage, reference, metric, self.personal.dtype)
+                    compared = None
+                    if not itself:
+                        compared = beside(stage, reference, metric, self.personal.dtype)
                     row.append("-" if compared is None else percent(compared))
                 rows.append([*row, rounded_up(stage.epsilon, 3)])
             widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
             for label, *cells in rows:
                 line = "".join(f"  {cell:>{width}}" for cell, width in zip(cells, widths[1:], strict=True))
                 lines.append(f"  {label:<{widths[0]}}{line}")
-            defined, clients = [len(stage.by_client[metric.name]) for stage in stages], len(self.owners)
+            defined = [len(stage.by_client[metric.name]) for stage in stages]
+            clients = len(self.owners)
             if min(defined) < clients:
-                most = f" to {max(defined):,}" if max(defined) > min(defined) else ""
+                most = ""
+                if max(defined) > min(defined):
+                    most = f" to {max(defined):,}"
                 lines.append(f"  ({metric.name}: defined for {min(defined):,}{most} of {clients:,} clients)")
         lines.append("  tenth: mean over the tenth of the clients with the worst scores")
-        meaning = "" if reference is None else f"; than {reference.label}: % of clients better/equal/worse"
+        meaning = ""
+        if reference is not None:
+            meaning = f"; than {reference.label}: % of clients better/equal/worse"
         lines.append(f"  spread: standard deviation{meaning}")
         lost = ", ".join(f"{len(stage.left_out):,} of {stage.label}" for stage in stages if stage.left_out)
         return lines + ([f"  diverged, and in no comparison: models of clients, {lost}"] if lost else [])
@@ -393,7 +429,9 @@ class Result(Scored):
         names += ["a smaller algorithm.local.lr"] * (self.terms is not None and self.terms["local"] is not None)
         pulled = self.finetuned is not None and self.finetuned.settings.kind in ("kl", "vanilla", "ewc")
         names += ["finetune=auto"] * (pulled and "nmse" in self.by_client)
-        return f"; try {' or '.join(names)}" if names else ""
+        if names:
+            return f"; try {' or '.join(names)}"
+        return ""
 
     def _worse_than_constant(self, stage: Stage) -> str:
         """Return for how many clients models of a real target are worse than the mean of the client's own training
@@ -431,7 +469,9 @@ class Result(Scored):
         """Shares of the clients whose personal model scores better than, as, and worse than the local one; None
         without the baseline ``"local"``, or a client to compare."""
         local = self.baselines.get("local")
-        return None if local is None else self._beside(local, self.shown[0])
+        if local is None:
+            return None
+        return self._beside(local, self.shown[0])
 
     @property
     def than_local(self) -> dict[str, str]:
@@ -440,7 +480,8 @@ class Result(Scored):
         local = self.baselines.get("local")
         if local is None:
             return {}
-        own, alone = self.stages(self.algorithm)[-1], local.stages("local")[-1]
+        own = self.stages(self.algorithm)[-1]
+        alone = local.stages("local")[-1]
         return each_beside(own, alone, self.shown[0], self.personal.dtype)
 
     @property
@@ -450,7 +491,8 @@ class Result(Scored):
         local = self.baselines.get("local")
         if local is None or self.replicates is not None:
             return ""
-        own, alone = self.stages(self.algorithm)[-1], local.stages("local")[-1]
+        own = self.stages(self.algorithm)[-1]
+        alone = local.stages("local")[-1]
         return verdict(own, alone, self.shown[0], self.personal.dtype)
 
     def _beside(self, local: Result, metric: Metric) -> tuple[float, float, float] | None:
@@ -468,7 +510,9 @@ class Result(Scored):
         for part in (names[i : i + _COLUMNS] for i in range(0, len(names), _COLUMNS)):
             lines.append("".join([f"{'epsilon':>8}", *(f"{name.replace('_', ' '):>24}" for name in part)]))
             for row in rows:
-                budget = "-" if row["budget"] is None else rounded_up(row["budget"], 6)
+                budget = "-"
+                if row["budget"] is not None:
+                    budget = rounded_up(row["budget"], 6)
                 lines.append("".join([f"{budget:>8}", *(f"{_band(row, name):>24}" for name in part)]))
         return lines
 

@@ -54,7 +54,9 @@ _HISTORY_SECONDS = 1.0
 NO_FORK = "a run has others on Linux only, and where there is no GPU (torchrun starts them anywhere)"
 _FIRST_ROUNDS = 3
 _FEW_CLIENTS = 8  # of a round, for a process
-_HOPELESS, _FEW = 0.9, 5  # the share of the local trainings of the first rounds, and fewer of them say nothing
+# the share of the local trainings of the first rounds, and fewer of them say nothing
+_HOPELESS = 0.9
+_FEW = 5
 
 
 def fitted(settings: Trainer, resume: bool, engine: Engine) -> Result:
@@ -66,7 +68,8 @@ def fitted(settings: Trainer, resume: bool, engine: Engine) -> Result:
         resume: whether to continue the run in the folder.
         engine: where its clients compute.
     """
-    ranks, folder = engine.ranks, RunFolder.of(settings.folder)
+    ranks = engine.ranks
+    folder = RunFolder.of(settings.folder)
     if not isinstance(ranks, Ranks):
         raise ConfigError(f"ranks is {ranks!r}; give None, for the processes that torchrun started, or Ranks().")
     if folder is None and resume:
@@ -80,8 +83,10 @@ def fitted(settings: Trainer, resume: bool, engine: Engine) -> Result:
 
 def trained(settings: Trainer, resume: bool, engine: Engine) -> Result:
     """Return the result of a run with those of its baselines, in a folder that is claimed; see :func:`fitted`."""
-    ranks, folder = engine.ranks, RunFolder.of(settings.folder)
-    schedule, clients = settings.schedule, len(settings.data)
+    ranks = engine.ranks
+    folder = RunFolder.of(settings.folder)
+    schedule = settings.schedule
+    clients = len(settings.data)
     if schedule == PoissonSampling() and clients < USUAL_COHORT:
         text = "all %d clients take part in every round: fewer than the usual cohort of %d"
         logger.info(text, clients, USUAL_COHORT)
@@ -119,7 +124,7 @@ def _loose_delta(settings: Trainer) -> str | None:
 
 
 def in_one_process(settings: Trainer) -> str:
-    """Return what of the settings needs all clients in one process; empty for nothing."""
+    """Returns the setting that needs all clients in one process; empty if there is none."""
     kinds = {
         "audit=Interval(...)": settings.audit is not None,
         f"{settings.runs} replicates": settings.runs > 1,
@@ -129,19 +134,28 @@ def in_one_process(settings: Trainer) -> str:
 
 
 def processes(settings: Trainer, problem: Problem) -> int:
-    """Return how many processes compute a run: as many as are asked for or, where its clients train models of their own
-    for long, one for each core; at most one for 8 clients of a round.
+    """Returns the number of processes that compute a run: the number that is asked for;
+    otherwise one for each core if clients train models of their own for long, and at most one
+    for 8 clients of a round.
 
     Raises:
         ConfigError: several, of a run with several replicates, or with canaries, or whose clients act one at a time.
     """
-    algorithm, schedule, asked = settings.algorithm, settings.bound, settings.execution.processes
-    ranks, kind = problem.ranks, in_one_process(settings)
+    algorithm = settings.algorithm
+    schedule = settings.bound
+    asked = settings.execution.processes
+    ranks = problem.ranks
+    kind = in_one_process(settings)
     size = ranks.size
     if kind and size > 1:
         raise ConfigError(f"A run with {kind} needs one process, and {size} were started. Start it without torchrun.")
     if asked is not None and asked > 1 and (kind or size > 1 or not Ranks.can_fork()):
-        reason = f"a run with {kind} needs one" if kind else f"{size} were started by torchrun" if size > 1 else NO_FORK
+        if kind:
+            reason = f"a run with {kind} needs one"
+        elif size > 1:
+            reason = f"{size} were started by torchrun"
+        else:
+            reason = NO_FORK
         raise ConfigError(f"execution.processes is {asked}, but {reason}; leave it out.")
     if not ranks.may_fork or kind or not isinstance(schedule, BoundSampler):
         return 1
@@ -154,11 +168,16 @@ def _as_baseline(settings: Trainer, algorithm: Algorithm, folder: Path | None) -
     """Return the settings of a baseline in its own ``folder``. Of one that releases nothing no model decides on an
     early stop; and where each client fits its data once, there are no schedule, privacy and budgets."""
     changes: dict[str, Any] = {"algorithm": algorithm, "folder": folder, "baselines": (), "callbacks": ()}
-    changes |= {"audit": None}
+    changes["audit"] = None
     if isinstance(algorithm, Local | LocalFit | LocalAverage):
-        changes |= {"early_stopping": None, "finetune": None}
+        changes["early_stopping"] = None
+        changes["finetune"] = None
     if isinstance(algorithm, LocalFit | LocalAverage):
-        changes |= {"schedule": FullParticipation(), "privacy": None, "epsilons": None, "rounds": 1, "eval_every": None}
+        changes["schedule"] = FullParticipation()
+        changes["privacy"] = None
+        changes["epsilons"] = None
+        changes["rounds"] = 1
+        changes["eval_every"] = None
     return replace(settings, **changes)
 
 
@@ -173,7 +192,8 @@ def single_run(settings: Trainer, resume: bool, engine: Engine) -> Result:
     with engine.ranks.agree():
         problem = settings.problem(ranks=engine.ranks)
         count = processes(settings, problem)
-    cohort, products = 1.0, math.inf
+    cohort = 1.0
+    products = math.inf
     if isinstance(settings.bound, BoundSampler):
         cohort = settings.bound.denominator
     else:
@@ -221,9 +241,14 @@ class Run:
     channel: Any
 
     def __init__(self, asked: Trainer, problem: Problem, engine: Engine) -> None:
-        self.settings, self.engine, self.ranks = asked.resolved(problem), engine, problem.ranks
-        self.algorithm, self.folder = self.settings.algorithm, RunFolder.of(asked.folder)
-        algorithm, finetune, bound = self.algorithm, self.settings.finetune, self.algorithm.row_bound(problem)
+        self.settings = asked.resolved(problem)
+        self.engine = engine
+        self.ranks = problem.ranks
+        self.algorithm = self.settings.algorithm
+        self.folder = RunFolder.of(asked.folder)
+        algorithm = self.algorithm
+        finetune = self.settings.finetune
+        bound = self.algorithm.row_bound(problem)
         if problem.ranks.size > 1 and algorithm.all_at_once and bound is None:
             raise ConfigError(
                 f"{algorithm.name} takes its step size from the records of all clients where there is no bound on "
@@ -236,7 +261,8 @@ class Run:
         self.clients, self.evaluated = evaluated_clients(problem, asked.evaluate_clients)
         if validation is not None and len(self.clients) < problem.clients:
             validation = validation.take_clients(self.clients)
-        self.problem, self.validation = problem, validation
+        self.problem = problem
+        self.validation = validation
         if finetune is not None:
             finetune.check(problem)  # before anything is charged
         for name, baseline in asked.comparisons.items():
@@ -260,18 +286,27 @@ class Run:
 
     def __call__(self, resume: bool) -> Result:
         """Run all steps, from the last checkpoint on where ``resume`` is set, and return the result."""
-        folder, ranks, first, checkpoint = self.folder, self.ranks, self.ranks.first, None
+        folder = self.folder
+        ranks = self.ranks
+        first = self.ranks.first
+        checkpoint = None
         if folder is not None:
             ranks.share(folder.make)
-            checkpoint = ranks.share(folder.read_checkpoint) if resume else None
+            checkpoint = None
+            if resume:
+                checkpoint = ranks.share(folder.read_checkpoint)
         self.channel = self.engine.open(self, resume)
         with closing(self.channel):  # also after an interruption
-            state, step, tally = self.engine.init(self), 0, Tally()
+            state = self.engine.init(self)
+            step = 0
+            tally = Tally()
             if self.settings.early_stopping is not None and self.algorithm.shared(state) is None:
                 raise ConfigError(f"early_stopping looks at the shared model, but {self.algorithm.name} has none.")
             if checkpoint is not None and folder is not None:
                 checkpoint.check(folder.checkpoint, self.fingerprint)
-                step, tally, self.history = checkpoint.step, checkpoint.tally, checkpoint.history
+                step = checkpoint.step
+                tally = checkpoint.tally
+                self.history = checkpoint.history
                 device = self.problem.initial.device
                 state.public = {name: tensor.to(device) for name, tensor in checkpoint.public.items()}
                 with ranks.agree():
@@ -281,7 +316,9 @@ class Run:
             if self.engine.coins is None:
                 self.problem = replace(self.problem, tally=tally if first else Tally())  # tally: of all ranks
                 self.warned = tally.diverged if first else 0
-            signal = self.channel.snr() if first and self.engine.coins is None else None
+            signal = None
+            if first and self.engine.coins is None:
+                signal = self.channel.snr()
             if signal is not None:
                 level = logging.WARNING if signal.warning else logging.INFO
                 logger.log(level, "%s: %s", self.algorithm.name, signal.warning or signal.text())
@@ -305,7 +342,8 @@ class Run:
                     callback.on_end(outcome)
         ledger = self.channel.account.ledger  # has its last line
         result = replace(result, privacy=ranks.share(lambda: result.privacy.with_ledger(ledger)))
-        result = result if self.settings.finetune is None else self._finetuned(result, self.settings.finetune)
+        if self.settings.finetune is not None:
+            result = self._finetuned(result, self.settings.finetune)
         if folder is not None:
             ranks.share(lambda: folder.write_run(result, self.problem, self.settings.model))
         return result
@@ -322,7 +360,8 @@ class Run:
         try:
             for block in self.blocks(step):
                 self.channel.begin(block.first, block.clients)  # charged, in secure mode on the disk, before the data
-                state, step = self.engine.step(self, state, block), block.step + 1
+                state = self.engine.step(self, state, block)
+                step = block.step + 1
                 if self.problem.tally is not None and not self.warned:  # at once, not only at the next evaluation
                     self._warn(step, self.problem.tally)
                 for callback in self.callbacks:
@@ -344,7 +383,8 @@ class Run:
     def blocks(self, start: int) -> Iterator[Block]:
         """Return all blocks from step ``start`` on: cohorts that the channel draws with the privacy coins, or
         activations of the public schedule, which end where the run is evaluated or saved."""
-        settings, schedule = self.settings, self.settings.bound
+        settings = self.settings
+        schedule = self.settings.bound
         if not isinstance(schedule, BoundSchedule):
             return rounds(self.channel.draw, start=start, stop=self.stop)
         cuts = [self.every, *filter(None, [settings.checkpoint_every])]
@@ -359,17 +399,24 @@ class Run:
         """
         if not 0 < step < self.stop:
             return ""
-        rule, rows = self.settings.early_stopping, self.history
+        rule = self.settings.early_stopping
+        rows = self.history
         if rule is not None and rows and rows[-1]["round"] == step and rule.stops(rows):
             self.channel.charge_remaining(step)
             return "early"
-        tally = self.tally() if step <= _FIRST_ROUNDS and self.settings.noiseless else Tally()
-        return "diverged" if tally.trained >= _FEW and tally.diverged >= _HOPELESS * tally.trained else ""
+        if step <= _FIRST_ROUNDS and self.settings.noiseless:
+            tally = self.tally()
+        else:
+            tally = Tally()
+        if tally.trained >= _FEW and tally.diverged >= _HOPELESS * tally.trained:
+            return "diverged"
+        return ""
 
     def evaluate(self, state: State, step: int) -> tuple[list[dict[str, Any]], dict[str, Metrics]]:
         """Append what was measured to the history: a row, or one for each budget where there are replicates. Return the
         numbers of each of these, and the scores of the first one by model."""
-        settings, several = self.settings, self.settings.runs > 1
+        settings = self.settings
+        several = self.settings.runs > 1
         numbers, scores = self.engine.measure(self, state)
         while self.history and self.history[-1]["round"] == step:  # the run ended at an evaluated round
             self.history.pop()
@@ -411,7 +458,8 @@ class Run:
         have no finite loss; empty without any."""
         if self.problem.tally is None or not scores:
             return {}
-        tally, counts = self.tally(), {}
+        tally = self.tally()
+        counts = {}
         self._warn(step, tally)
         before = {row["round"]: row.get("diverged_trainings", 0) for row in self.history}
         if lost := tally.diverged - sum(before.values()):
@@ -450,8 +498,10 @@ class Run:
 
     def _finish(self, state: State, step: int, stopped: str) -> Result:
         """Return the result after the last step."""
-        problem, evaluated = self.problem, self.evaluated
-        (runs, scored), tally = self.evaluate(state, step), self.tally()
+        problem = self.problem
+        evaluated = self.evaluated
+        runs, scored = self.evaluate(state, step)
+        tally = self.tally()
         report, released = self.ranks.share(lambda: (self.channel.report, dict(self.channel.on_grid)))
         personal, parts = self.engine.models(self, state)
         if self.settings.runs > 1:
@@ -459,7 +509,10 @@ class Run:
         audit = self.settings.audit
         if audit is not None:
             model = self.algorithm.shared(state)
-            change = None if model is None or self.algorithm.one_at_a_time else model - problem.initial
+            if model is None or self.algorithm.one_at_a_time:
+                change = None
+            else:
+                change = model - problem.initial
             interval = audit.certificate(self.channel, report.epsilon, change)
             report = replace(report, interval=interval, outside=(*report.outside, audit.outside))
         metric = main_metric(problem.data.spec).name
@@ -504,7 +557,8 @@ class Run:
     def _untrained(self, state: State) -> tuple[str, ...]:
         """Return the ids of the evaluated clients that keep the model they started from: all their local trainings
         diverged."""
-        store, clients = state.private, self.clients
+        store = state.private
+        clients = self.clients
         if not {"seen", "trained"} <= set(store.fields):
             return ()
         lost = self.problem.spread(lambda ids: store.gather("seen", ids) & ~store.gather("trained", ids), clients)
@@ -539,12 +593,13 @@ def held_interruption() -> Iterator[Callable[[], bool]]:
 
 
 def table_settings(settings: Trainer, module: nn.Module | None) -> dict[str, Any]:
-    """Return what a table of runs shows of the settings, and what distinguishes its runs."""
+    """Returns the settings that a table of runs shows, and those that distinguish its runs."""
     values: dict[str, Any] = {"seed": settings.seed, "planned_rounds": settings.rounds, "data": settings.data.name}
-    values |= {"data_fingerprint": settings.data.fingerprint()}
-    names = ("algorithm", "schedule", "privacy", "rounds", "trainable", "loss", "finetune", "dtype", "early_stopping")
-    audited = ("audit",) if settings.audit is not None else ()
-    configuration = {name: describe(getattr(settings, name)) for name in (*names, *audited)}
+    values["data_fingerprint"] = settings.data.fingerprint()
+    names = ["algorithm", "schedule", "privacy", "rounds", "trainable", "loss", "finetune", "dtype", "early_stopping"]
+    if settings.audit is not None:
+        names.append("audit")
+    configuration = {name: describe(getattr(settings, name)) for name in names}
     assert module is not None  # which only results that were loaded can lack
     size = sum(parameter.numel() for parameter in module.parameters())
     configuration["model"] = {"class": type(module).__name__, "parameters": size, "layers": repr(module)}

@@ -68,7 +68,7 @@ class Finetuned:
         """Plain values for tables."""
         numbers: dict[str, Any] = {"finetune": self.settings.kind, "finetuned_from": self.start}
         numbers |= {name: getattr(self, name) for name in ("better", "equal", "worse")}
-        numbers |= {"finetuning_diverged": len(self.diverged)}
+        numbers["finetuning_diverged"] = len(self.diverged)
         numbers |= {f"weight_{name}": share for name, share in self.weights.items()}
         return numbers | {f"chose_{name}": share for name, share in self.choices.items()}
 
@@ -150,7 +150,9 @@ class Scored:
     @property
     def owners(self) -> tuple[str, ...]:
         """The clients of the rows of ``personal``."""
-        return self.ids if self.evaluated is None else self.evaluated
+        if self.evaluated is None:
+            return self.ids
+        return self.evaluated
 
     @property
     def shown(self) -> tuple[Metric, ...]:
@@ -165,7 +167,9 @@ class Scored:
     @property
     def shared_accuracy(self) -> Mapping[str, float] | None:
         """The main metric of the shared model, by id; ``None`` without one."""
-        return None if self.shared_by_client is None else self.shared_by_client[self.metric]
+        if self.shared_by_client is None:
+            return None
+        return self.shared_by_client[self.metric]
 
     def to_frame(self) -> DataFrame:
         """Return the scores as a data frame of pandas, not private: a row for each client that is scored.
@@ -235,7 +239,8 @@ class Scored:
             )
         module = copy.deepcopy(self.module).to(device=row.device, dtype=row.dtype)
         Layout.of(module).load(module, row)
-        module = module if self.bound is None else BoundedInputs(module, self.bound)
+        if self.bound is not None:
+            module = BoundedInputs(module, self.bound)
         if self.limit < inf or self.link != "identity":
             module = BoundedOutputs(module, self.limit, self.link)
         return module.eval()
@@ -273,7 +278,9 @@ def place_of(client: str | int, ids: Sequence[str]) -> int:
     if (name := id_of(client)) in ids:
         return ids.index(name)
     close = difflib.get_close_matches(str(client), ids[:10_000], n=1)  # of a million it would take minutes
-    hint = f"did you mean {close[0]!r}? " if close else ""
+    hint = ""
+    if close:
+        hint = f"did you mean {close[0]!r}? "
     raise ConfigError(f"There is no client {client!r}; {hint}the {len(ids):,} clients are {ids[0]!r} .. {ids[-1]!r}.")
 
 
@@ -320,7 +327,8 @@ def verdict(own: Stage, others: Stage, metric: Metric, dtype: torch.dtype) -> st
     names, first, second = _of_both(own, others, metric)
     if not names:
         return ""
-    up, resolution = metric.higher_is_better, metric.resolution(dtype)
+    up = metric.higher_is_better
+    resolution = metric.resolution(dtype)
     better, equal, worse = shares(first, second, higher_is_better=up, resolution=resolution)
     text = f"of {len(names):,} clients {better:.0%} are better off than alone, {equal:.0%} equal, {worse:.0%} worse"
     if worse:
@@ -331,13 +339,18 @@ def verdict(own: Stage, others: Stage, metric: Metric, dtype: torch.dtype) -> st
 
 
 def _means(mean: float, alone: float, metric: Metric, resolution: float) -> str:
-    """Return how the mean of a metric differs from that of clients alone: of errors as a share."""
-    what = f"mean {metric.name}" if metric.higher_is_better else f"mean error ({metric.name})"
+    """Returns the difference between the mean of a metric and that of the non-federated
+    baseline; for errors as a share."""
+    if metric.higher_is_better:
+        what = f"mean {metric.name}"
+    else:
+        what = f"mean error ({metric.name})"
     if abs(mean - alone) <= resolution * max(abs(mean), abs(alone)):
         return f"the {what} is the same"
     if metric.higher_is_better or not (isfinite(mean) and 0 < alone < inf):
         return f"the {what} is {number_text(mean)}, alone {number_text(alone)}"
-    share, side = abs(mean / alone - 1), "higher" if mean > alone else "lower"
+    share = abs(mean / alone - 1)
+    side = "higher" if mean > alone else "lower"
     return f"the {what} is {share:.{int(share < _SMALL)}%} {side}"
 
 

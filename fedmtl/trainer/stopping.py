@@ -33,7 +33,8 @@ class EarlyStopping(Checked):
     min_delta: NonNegative = 0.0
 
     def stops(self, history: Sequence[Mapping[str, Any]]) -> bool:
-        """Return whether a run with this history stops: a pure function of it, so a resumed run decides the same."""
+        """Returns True if a run with this history stops. It is a pure function of the history,
+        so a resumed run decides the same."""
         values = [float(row["distance"]) for row in history]
         if len(values) <= self.patience:
             return False

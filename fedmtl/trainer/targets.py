@@ -50,7 +50,8 @@ def resolved_target(target: str, trust: Sequence[str] = (), *, logger: bool = Fa
         ConfigError: something else, or a name that cannot be imported.
     """
     module, _, name = target.rpartition(".")
-    trusted, public = _within(module, trust), not any(part.startswith("_") for part in target.split("."))
+    trusted = _within(module, trust)
+    public = not any(part.startswith("_") for part in target.split("."))
     if not trusted and not (public and (_within(module, ("fedmtl",)) or module == "torch.nn")):
         raise _refused(target)
     try:
@@ -89,16 +90,19 @@ def restored(description: Any, trust: Sequence[str] = ()) -> Any:
             return kind(**values)
         except Exception as error:
             raise ConfigError(f"{name!r} cannot be made from its description: {error}") from error
-    return tuple(restored(item, trust) for item in description) if isinstance(description, list) else description
+    if isinstance(description, list):
+        return tuple(restored(item, trust) for item in description)
+    return description
 
 
 def _within(module: str, trust: Sequence[str]) -> bool:
-    """Return whether a module is one of ``trust``, or lies in a package that is."""
+    """Returns True if a module is one of ``trust``, or lies in a package that is."""
     return any(module == name or module.startswith(f"{name}.") for name in trust)
 
 
 def _may_be_named(value: Any, name: str, logger: bool) -> bool:
-    """Return whether a class or function is a part of a configuration, wherever it was reached from."""
+    """Returns True if a class or function may be part of a configuration, by whatever name it
+    was reached."""
     if isfunction(value):
         return value in LOADERS.values() or (name in models.__all__ and getattr(models, name) is value)
     if _within(value.__module__, ("torch.nn.modules", "fedmtl.models")):

@@ -211,7 +211,10 @@ class Trainer:
     def bound(self) -> BoundSampler | BoundSchedule:
         """The schedule of the clients of the data, and of canaries behind them."""
         of_records = isinstance(self.privacy, RecordPrivacy)
-        canaries = 0 if self.audit is None or of_records else self.audit.canaries
+        if self.audit is None or of_records:
+            canaries = 0
+        else:
+            canaries = self.audit.canaries
         bound: BoundSampler | BoundSchedule = self.algorithm.scheduled(
             bind_schedule(self.schedule, self.data, canaries)
         )
@@ -231,7 +234,9 @@ class Trainer:
         squared = self.algorithm.loss is None and self.loss in ("auto", "mse", "half_mse")
         if not squared or self.algorithm.one_at_a_time or self.runs > 1:
             return None
-        return LocalAverage() if is_linear(build_module(self.model, self.data.spec, 0), self.data) else None
+        if is_linear(build_module(self.model, self.data.spec, 0), self.data):
+            return LocalAverage()
+        return None
 
     @cached_property
     def asked_metrics(self) -> tuple[Metric, ...]:
@@ -293,15 +298,21 @@ class Trainer:
 
     def resolved(self, problem: Problem) -> Trainer:
         """This trainer with what its algorithm chooses from public rows and bounds (``"auto"``) filled in."""
-        bound = self.bound if isinstance(self.bound, BoundSchedule) else None
+        bound = None
+        if isinstance(self.bound, BoundSchedule):
+            bound = self.bound
         algorithm = self.algorithm.resolve_auto(problem, bound, self.privacies)
         finetune = self.finetune
         if finetune is not None:
-            schedule = None if isinstance(self.schedule, AsynchronousSchedule) else self.schedule
+            schedule = None
+            if not isinstance(self.schedule, AsynchronousSchedule):
+                schedule = self.schedule
             noise = noise_of(self.privacy, problem.data, problem.dimension, self.rounds, schedule)
             finetune = usual_finetuning(finetune, problem).resolved(noise)
         same = algorithm is self.algorithm and finetune is self.finetune
-        return self if same else replace(self, algorithm=algorithm, finetune=finetune)
+        if same:
+            return self
+        return replace(self, algorithm=algorithm, finetune=finetune)
 
     def first_run(self) -> Trainer:
         """The first repetition at the first epsilon, as a run of its own, without baselines, canaries and folder."""
@@ -378,10 +389,12 @@ def personalize(
     data = as_data(data)
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model is {a_kind(model)}; give the released module, such as result.shared_model().")
-    finetune = Finetune() if finetune is None else finetune
+    if finetune is None:
+        finetune = Finetune()
     if isinstance(model, BoundedOutputs):  # predictions are cut off where they are scored, not in training
         limit: float = model.limit
-        model, data = model.model, replace(data, limit=min(data.limit, limit), verify=False)
+        model = model.model
+        data = replace(data, limit=min(data.limit, limit), verify=False)
     trainer = Trainer(
         algorithm=Released(),
         data=data,

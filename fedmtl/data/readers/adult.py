@@ -130,7 +130,10 @@ def read_adult(
     whitened = fit_whitening(features[public], components=components, z_clip=z_clip, where=where)(features)
     x = with_intercept(clip_rows(whitened, l1=l1))
     y = np.asarray(list(INCOMES.values()), dtype=np.int64)[_known(table, TARGET, tuple(INCOMES), "<=50K, >50K")]
-    targets = (2 * y - 1).astype(np.float32) if labels == "signed" else y
+    if labels == "signed":
+        targets = (2 * y - 1).astype(np.float32)
+    else:
+        targets = y
     note = (
         f"the last {public_rows} persons of the file are taken as public: they fitted the z-scores and the "
         f"{components} principal components, and no epsilon covers them; the number of persons of each client is public"
@@ -147,7 +150,9 @@ def coded(table: Table) -> np.ndarray:
     for column, (low, high) in RANGES.items():
         values = np.clip(table.numbers(column), low, high)
         if column in LOGARITHMIC:
-            values, low, high = np.log1p(values), np.log1p(low), np.log1p(high)
+            values = np.log1p(values)
+            low = np.log1p(low)
+            high = np.log1p(high)
         features.append(((values - low) / (high - low))[:, None])
     for column, categories in CATEGORIES.items():
         number = _known(table, column, categories, ", ".join(categories))[:, None]

@@ -27,7 +27,8 @@ from .images import image_clients
 from .leaf import Pair, read_sides
 
 IMAGES = "img_align_celeba"
-IDENTITIES, ATTRIBUTES = "identity_CelebA.txt", "list_attr_celeba.txt"
+IDENTITIES = "identity_CelebA.txt"
+ATTRIBUTES = "list_attr_celeba.txt"
 _LABELS = {"-1": 0, "1": 1}
 _SHOWN = 60  # letters of a line that are printed
 Line = tuple[str, list[str]]
@@ -127,7 +128,8 @@ def _is_plain(name: str) -> bool:
 
 def _read_lists(folder: Path, target: str) -> dict[str, Pair]:
     """Return names of images (n,) and labels (n,) of every celebrity, in the order of the identities."""
-    people, labels = _read_identities(folder / IDENTITIES), _read_labels(folder / ATTRIBUTES, target)
+    people = _read_identities(folder / IDENTITIES)
+    labels = _read_labels(folder / ATTRIBUTES, target)
     for name in labels:
         if name not in people:
             raise DataError(f"{folder / IDENTITIES} has no line of {name!r}, which {ATTRIBUTES} lists; both need it.")
@@ -135,7 +137,8 @@ def _read_lists(folder: Path, target: str) -> dict[str, Pair]:
     ids = sorted(set(owners), key=_in_order)
     place = {identity: number for number, identity in enumerate(ids)}
     number = np.array([place[owner] for owner in owners])
-    files, y = np.array(list(labels), dtype=str), np.array(list(labels.values()), dtype=np.int64)
+    files = np.array(list(labels), dtype=str)
+    y = np.array(list(labels.values()), dtype=np.int64)
     return {client: (files[index], y[index]) for client, index in by_number(number, ids).items()}
 
 

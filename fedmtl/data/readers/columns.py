@@ -35,7 +35,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Read = TypeVar("Read")
-_LONGEST, _FEW = 80, 16  # letters and bytes that are printed
+# letters and bytes that are printed
+_LONGEST = 80
+_FEW = 16
 _FEWEST = 20  # distinct values of a column of ids, at least
 _MOST = 50  # categories of a column in a draft
 _CODES = 12  # distinct whole numbers that may stand for categories
@@ -67,7 +69,7 @@ def find_file(root: str | Path, names: Sequence[str]) -> Path:
 
 
 def loaded(read: Callable[..., Read], file: Path, what: str = "a table", **options: Any) -> Read:
-    """Return what a function of pandas reads from a file.
+    """Returns the table that a function of pandas reads from a file.
 
     Raises:
         DataError: the file cannot be read as ``what``.
@@ -159,9 +161,14 @@ class Table:
             if column not in self.frame.columns:
                 columns = list(map(str, self.frame.columns))
                 close = difflib.get_close_matches(str(column), columns, n=1, cutoff=0.7)
-                hint = f"did you mean {close[0]!r}? " if close else ""
+                hint = ""
+                if close:
+                    hint = f"did you mean {close[0]!r}? "
                 needed_as = f"a {role}column is needed (data.{role.strip()}=COLUMN)"
-                wrong = f"{role}column {column!r} is missing" if column is not None else needed_as
+                if column is not None:
+                    wrong = f"{role}column {column!r} is missing"
+                else:
+                    wrong = needed_as
                 raise DataError(f"{self.file}: {wrong}; {hint}the columns are {', '.join(map(repr, columns))}.")
 
     def refuse(self, wrong: np.ndarray, column: str, accepted: str) -> None:
@@ -171,13 +178,20 @@ class Table:
         if not wrong.any():
             return
         row = int(wrong.argmax())
-        line = None if self.form is None else line_of(self.file, self.form, row)
-        place = f"row {row}" if line is None else f"line {line}"
+        line = None
+        if self.form is not None:
+            line = line_of(self.file, self.form, row)
+        if line is None:
+            place = f"row {row}"
+        else:
+            place = f"line {line}"
         value = self.frame[column].iloc[row]
         state = f"holds {_printed(value)}"
         if line is not None and isinstance(value, str) and "\n" in value:
             state += " (a quote may not be closed)"
-        client = "" if self.client_of is None else f"client {str(self.client_of[row])!r}, "
+        client = ""
+        if self.client_of is not None:
+            client = f"client {str(self.client_of[row])!r}, "
         empty = pd.api.types.is_scalar(value) and (pd.isna(value) or value == "")
         raise DataError(
             f"{self.file}: {client}{place}, column {column!r} {'is empty' if empty else state}; accepted: {accepted}."
@@ -256,7 +270,10 @@ class Table:
     def labels(self, column: str, labels: Sequence[str] | None) -> tuple[np.ndarray, list[str]]:
         """Return class numbers (n,), int64, and the labels that they number; None takes those that occur, sorted."""
         values = self.written(column)
-        names = np.unique(values).tolist() if labels is None else list(map(str, check_texts("labels", labels)))
+        if labels is None:
+            names = np.unique(values).tolist()
+        else:
+            names = list(map(str, check_texts("labels", labels)))
         number = codes(values, names)
         self.refuse(number < 0, column, f"the labels {', '.join(map(repr, names))}")
         return number, names
@@ -268,7 +285,9 @@ class Table:
             ConfigError: not either a column or a partition says which client has a row.
         """
         if (client is None) == (not partition):
-            state = "both a client column and a partition" if client else "no client column"
+            state = "no client column"
+            if client:
+                state = "both a client column and a partition"
             raise ConfigError(
                 f"{self.file}: {state}; give the column of each row's client, or a partition such as "
                 "Dirichlet(clients=100, alpha=0.5); on the command line data.client=COLUMN or data/partition=dirichlet."
@@ -314,8 +333,13 @@ def _printed(value: object) -> str:
         return f"a mapping of {', '.join(map(str, value))}"
     if isinstance(value, (bytes, bytearray)) and len(value) > _FEW:
         return f"{len(value):,} bytes"
-    text = repr(value) if isinstance(value, str) else " ".join(str(value).split())
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+    if isinstance(value, str):
+        text = repr(value)
+    else:
+        text = " ".join(str(value).split())
+    if len(text) <= _LONGEST:
+        return text
+    return f"{text[: _LONGEST - 1]}…"
 
 
 def codes(values: np.ndarray, categories: Sequence[str]) -> np.ndarray:
@@ -326,8 +350,8 @@ def codes(values: np.ndarray, categories: Sequence[str]) -> np.ndarray:
 
 
 def holds_amounts(values: np.ndarray) -> bool:
-    """Return whether the whole numbers of a target (n,) are amounts, such as days, and not the numbers of classes:
-    some are not in 0 .. 19, and they are not all -1 and +1."""
+    """Returns True if the whole numbers of a target (n,) are amounts, such as days, and not the
+    numbers of classes: some are not in 0 .. 19, and they are not all -1 and +1."""
     if values.dtype.kind not in "iu":
         return False
     outside = (values < 0) | (values >= MOST_CLASSES)
@@ -335,10 +359,12 @@ def holds_amounts(values: np.ndarray) -> bool:
 
 
 def looks_like_id(values: pd.Series) -> bool:
-    """Return whether most texts of a column (n,) occur once, or whole numbers count its rows."""
+    """Returns True if most texts of a column (n,) occur once, or if whole numbers count its
+    rows."""
     import pandas as pd
 
-    kinds, count = values.nunique(), values.count()
+    kinds = values.nunique()
+    count = values.count()
     if kinds <= _FEWEST:
         return False
     if not pd.api.types.is_numeric_dtype(values.dtype):

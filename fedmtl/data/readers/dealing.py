@@ -135,7 +135,8 @@ def assemble(
         name: for messages and reports.
         notes: what is outside of every epsilon.
     """
-    public_x, public_y = torch.from_numpy(x[public]), torch.from_numpy(y[public])
+    public_x = torch.from_numpy(x[public])
+    public_y = torch.from_numpy(y[public])
     count = len(public_y)
     public_rows = Examples(public_x, public_y, torch.tensor([0, count]))
     if test_fraction is not None:

@@ -28,7 +28,9 @@ DECIMAL_COMMA = r"\s*[-+]?\d+,\d+\s*"
 """A pattern of numbers with a decimal comma."""
 DECIMAL_POINT = r"\s*[-+]?\d*\.\d+\s*"
 """A pattern of numbers with a decimal point."""
-_HEAD, _LINES = 1 << 20, 50  # letters and lines of a file that are looked at for its form
+# letters and lines of a file that are looked at for its form
+_HEAD = 1 << 20
+_LINES = 50
 _FITTING = 0.9  # share of lines with as many fields as the heading that a separator needs
 _UNICODE = {
     codecs.BOM_UTF32_LE: "utf-32",
@@ -84,7 +86,10 @@ def format_of(
     Raises:
         ConfigError: another setting.
     """
-    between = "\t" if separator is None and ".tsv" in name.lower() else separator or ","
+    if separator is None and ".tsv" in name.lower():
+        between = "\t"
+    else:
+        between = separator or ","
     between = SEPARATORS.get(between, between).replace("\\t", "\t")
     if len(between) != 1 or between.isalnum() or between in "\"'.\r\n\0-+_":
         accepted = f"{', '.join(SEPARATORS)}, or another single letter between fields"
@@ -187,7 +192,9 @@ def check_text(file: Path, form: Format, settable: bool = True) -> None:
             raise DataError(f"{file} is {kind}; accepted: text with a row a line.")
     seen = _encoding_of(head)
     if seen is not None and not form.encoding.startswith(seen.removesuffix("-le").removesuffix("-be")):
-        advice = f"data.encoding={seen} reads it" if settable else "accepted: UTF-8"
+        advice = "accepted: UTF-8"
+        if settable:
+            advice = f"data.encoding={seen} reads it"
         raise DataError(f"{file} is text in {seen.upper()}, not in {form.encoding.upper()}; {advice}.")
     line = 1
     try:
@@ -231,14 +238,17 @@ def check_separator(file: Path, form: Format, lines: Sequence[str], settable: bo
 
 
 def comment_of(lines: Sequence[str]) -> str | None:
-    """Return how the first line begins if it is no heading but a comment, or Excel's note of its separator."""
+    """Returns the beginning of a first line that is no heading but a comment, or Excel's note of
+    its separator."""
     first = next((line for line in lines if line.strip()), "")
     if re.fullmatch(r'"?sep=.?"?', first.strip(), re.IGNORECASE):
         return first[:4]
     if not first.startswith(("#", "%", "//")):
         return None
     heading = any(_fits(field_counts(lines, letter)) for letter in SEPARATORS.values() if letter != " ")
-    return None if heading else first[0]
+    if heading:
+        return None
+    return first[0]
 
 
 def other_separator(lines: Sequence[str], separator: str) -> str | None:
@@ -252,7 +262,7 @@ def other_separator(lines: Sequence[str], separator: str) -> str | None:
 
 
 def has_decimal_commas(lines: Sequence[str], separator: str) -> bool:
-    """Return whether a field of some lines is a number with a decimal comma."""
+    """Returns True if a field of some lines is a number with a decimal comma."""
     return any(re.fullmatch(DECIMAL_COMMA, field) for fields in _fields(lines, separator) for field in fields)
 
 
@@ -345,16 +355,20 @@ def opened(file: Path, form: Format, newline: str | None) -> TextIO:
 
 
 def is_unnamed(name: Any) -> bool:
-    """Return whether a name is the one that pandas gives to a column without a heading."""
+    """Returns True if pandas gives this name to a column without a heading."""
     return re.fullmatch(r"Unnamed: \d+", str(name)) is not None
 
 
 def _binary(file: Path) -> Any:
-    return gzip.open(file) if file.suffix.lower() == ".gz" else file.open("rb")
+    if file.suffix.lower() == ".gz":
+        return gzip.open(file)
+    return file.open("rb")
 
 
 def _decoder(form: Format) -> str:
-    return "utf-8-sig" if form.encoding == "utf-8" else form.encoding
+    if form.encoding == "utf-8":
+        return "utf-8-sig"
+    return form.encoding
 
 
 def _encoding_of(head: bytes) -> str | None:
@@ -403,7 +417,9 @@ def check_distinct(names: Sequence[Any], file: Path) -> None:
     """Raise :class:`DataError` if a column's name occurs twice."""
     for name, times in Counter(names).items():
         if times > 1:
-            often = "twice" if times == 2 else f"{times} times"
+            often = "twice"
+            if times != 2:
+                often = f"{times} times"
             raise DataError(f"{file}: column {name!r} occurs {often}; every column needs a name of its own.")
 
 
@@ -430,8 +446,8 @@ def _is_blank(fields: Sequence[str]) -> bool:
 
 
 def _fits(counts: Sequence[int]) -> bool:
-    """Return whether a separator gives most rows as many fields as the heading, at least two; one more at the end of a
-    line may be empty."""
+    """Returns True if a separator gives most rows as many fields as the heading, at least two;
+    one more at the end of a line may be empty."""
     if len(counts) < 2 or counts[0] < 2:
         return False
     same = sum(count in (counts[0], counts[0] + 1) for count in counts)

@@ -134,7 +134,9 @@ def write(images: Tensor, angle: Tensor, power: Tensor) -> Tensor:
     Returns:
         (n, count, 1, h, w), float32 in [0, 1].
     """
-    cos, sin, zero = angle.cos(), angle.sin(), torch.zeros_like(angle)
+    cos = angle.cos()
+    sin = angle.sin()
+    zero = torch.zeros_like(angle)
     matrix = torch.stack([torch.stack([cos, -sin, zero], 1), torch.stack([sin, cos, zero], 1)], 1).float()
     grid = F.affine_grid(matrix, list(images.shape), align_corners=False)
     turned = F.grid_sample(images, grid, mode="bilinear", padding_mode="zeros", align_corners=False)

@@ -113,7 +113,8 @@ def _pixels(x: np.ndarray, where: str) -> np.ndarray:
 
 def _read_h5(files: list[Path]) -> dict[str, Pair]:
     def store(fields: Fields, where: str) -> Pair:
-        x, y = fields["pixels"], fields["label"]
+        x = fields["pixels"]
+        y = fields["label"]
         if x.dtype.kind not in "fiu" or y.dtype.kind not in "iu":
             raise DataError(f"{where}: 'pixels' is {x.dtype} and 'label' {y.dtype}; accepted: numbers, whole labels.")
         return _pixels(x, f"{where}, field 'pixels'"), y.astype(np.int64)
@@ -149,6 +150,10 @@ def _read_parquet(files: list[Path]) -> dict[str, Pair]:
 def _label(character: Any) -> int:
     """Return the class of a character, from its number or the character itself; -1 for anything else."""
     if isinstance(character, str):
-        return CHARACTERS.find(character) if len(character) == 1 else -1
+        if len(character) == 1:
+            return CHARACTERS.find(character)
+        return -1
     number = isinstance(character, (int, float)) and not isinstance(character, bool)  # floats where a row has none
-    return int(character) if number and character in range(len(CHARACTERS)) else -1
+    if number and character in range(len(CHARACTERS)):
+        return int(character)
+    return -1

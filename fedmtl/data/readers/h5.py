@@ -21,15 +21,21 @@ Fields = dict[str, Any]
 def divided(root: Path, suffixes: Sequence[str]) -> tuple[list[Path], list[Path]]:
     """Return the files for training and for test, which have ``test`` in their names: ``root`` itself or those in its
     folder, with one of ``suffixes``. Files for test only are the data."""
-    files = listed_files(root, suffixes) if root.is_dir() else [root]
+    if root.is_dir():
+        files = listed_files(root, suffixes)
+    else:
+        files = [root]
     files = [file for file in files if file.suffix.lower() in suffixes]
     test = [file for file in files if "test" in file.name]
     train = [file for file in files if file not in test]
-    return (train, test) if train else (test, [])
+    if train:
+        return (train, test)
+    return (test, [])
 
 
 def read_h5(files: Sequence[Path], fields: Sequence[str], store: Callable[[Fields, str], Stored]) -> dict[str, Stored]:
-    """Return what ``store`` makes of every client with examples, in the file's order.
+    """Returns the values that ``store`` makes of every client with examples, in the order of the
+    file.
 
     Args:
         files: one, HDF5 with a group ``examples``, in it a group for each client, in it a dataset for each field.
@@ -65,7 +71,8 @@ def _clients(file: Path, fields: Sequence[str]) -> Iterator[tuple[str, Fields]]:
             if not isinstance(clients, h5py.Group):
                 raise DataError(f"{file}: group 'examples' is missing; accepted: the HDF5 of TensorFlow Federated.")
             for client in clients:
-                where, group = f"{file}: client {client!r}", clients[client]
+                where = f"{file}: client {client!r}"
+                group = clients[client]
                 for field in fields:
                     if not isinstance(group, h5py.Group) or not isinstance(group.get(field), h5py.Dataset):
                         raise DataError(f"{where}: field {field!r} is missing; it must be a dataset.")

@@ -30,7 +30,8 @@ FEATURES = ("procedure", "sex", "age75", "admit")
 """Columns of 0 and 1."""
 DROPPED = {"rownames": "an identifier"}
 """The columns that are never features, with the reason."""
-LONGEST, LEAST = 30.0, 2
+LONGEST = 30.0
+LEAST = 2
 """Days that a longer stay counts as, a public constant, and the fewest private stays of a hospital that takes part."""
 
 
@@ -103,7 +104,8 @@ def _signs(rows: Table, column: str) -> np.ndarray:
 
 def _hospitals(values: np.ndarray, public: np.ndarray, file: Path) -> dict[str, np.ndarray]:
     """Return the private row numbers of each hospital with enough of them."""
-    parts, hospitals = {}, np.unique(values)
+    parts = {}
+    hospitals = np.unique(values)
     for value in hospitals:
         rows = np.flatnonzero((values == value) & ~public)
         if len(rows) >= LEAST:

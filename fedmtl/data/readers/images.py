@@ -94,7 +94,9 @@ def read_images(
     if table is None:
         if (client, target) != (None, None):
             raise ConfigError("read_images.table is None, so the folders name client and target; give no column.")
-        image, client, target = "image", None if partition else "folder of the client", "folder of the label"
+        image = "image"
+        client = None if partition else "folder of the client"
+        target = "folder of the label"
         table = _listed(folder, (target,) if client is None else (client, target))
     elif target is None:
         raise ConfigError("read_images.target is None; give the column with the label of each image.")
@@ -118,7 +120,9 @@ def read_images(
         min_examples=min_examples,
         draw=clients,
     )
-    return data if labels is not None else replace(data, inferred=("classes",), verify=False)
+    if labels is not None:
+        return data
+    return replace(data, inferred=("classes",), verify=False)
 
 
 def _listed(root: Path, folders: Sequence[str]) -> pd.DataFrame:
@@ -135,7 +139,9 @@ def _listed(root: Path, folders: Sequence[str]) -> pd.DataFrame:
     for file in listed_files(root, SUFFIXES):
         *names, _ = file.relative_to(root).parts
         if len(names) != len(folders):
-            layout = "root/LABEL/FILE with a partition" if len(folders) == 1 else "root/CLIENT/LABEL/FILE"
+            layout = "root/CLIENT/LABEL/FILE"
+            if len(folders) == 1:
+                layout = "root/LABEL/FILE with a partition"
             raise DataError(f"{file} is {len(names)} folders deep; accepted: {layout}, or a table of the images.")
         rows.append((str(file.relative_to(root)), *names))
     if not rows:
@@ -162,12 +168,15 @@ def image_clients(
         name: for messages, reports and the decoded file.
         options: as in :meth:`FederatedDataset.from_tensors`.
     """
-    pixels = (size, size) if isinstance(size, int) else tuple(size)
+    pixels: tuple[int, ...] = (size, size) if isinstance(size, int) else tuple(size)
     if len(pixels) != 2 or not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in pixels):
         raise ConfigError(f"data.size is {size!r}; it must be a number of pixels, or height and width.")
     sides = taking_part(sides, **options)
     names = np.unique(np.concatenate([x for side in sides for x, _ in side.values()]))
-    place = folder.parent / "fedmtl_cache" if cache is None else Path(cache)
+    if cache is None:
+        place = folder.parent / "fedmtl_cache"
+    else:
+        place = Path(cache)
     file = cached_images(folder, names.tolist(), pixels, place, name=name).resolve()
     white = np.iinfo(np.load(file, mmap_mode="r").dtype).max
     train, test = ({client: (np.searchsorted(names, x), y) for client, (x, y) in side.items()} for side in sides)

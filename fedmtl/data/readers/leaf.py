@@ -97,7 +97,9 @@ def read_sides(root: Path, features: Features, *, other: str = "") -> tuple[dict
     """Return all clients of the train side (or of the undivided parts) and of the test side; ``other`` names what else
     would be accepted in the place of LEAF data."""
     if not root.exists():
-        also = f"{other}, " if other else ""
+        also = ""
+        if other:
+            also = f"{other}, "
         raise DataError(
             f"root is {str(root)!r}, which does not exist; give {also}a LEAF .json file, a .zip of them, or a folder "
             "of either."
@@ -115,7 +117,9 @@ def _divided(parts: list[Part]) -> list[list[Part]]:
     together."""
     sides = [[part for part in parts if Path(part[0]).parent.name == side] for side in SIDES]
     whole = all(sides) and sum(map(len, sides)) == len(parts)
-    return sides if whole else [parts]
+    if whole:
+        return sides
+    return [parts]
 
 
 def _read_parts(parts: Sequence[Part], root: Path, features: Features) -> dict[str, Pair]:
@@ -127,7 +131,8 @@ def _read_parts(parts: Sequence[Part], root: Path, features: Features) -> dict[s
                 raise DataError(
                     f"{part}: client {client!r} is already in {origin[client]}; each client must be in one part only."
                 )
-            clients[client], origin[client] = pair, part
+            clients[client] = pair
+            origin[client] = part
     if not clients:
         raise DataError(f"{root}: there are no clients; field 'users' must list at least one.")
     return clients
@@ -135,7 +140,10 @@ def _read_parts(parts: Sequence[Part], root: Path, features: Features) -> dict[s
 
 def _parts(root: Path, other: str) -> list[Part]:
     """Return the parts of a file or of a folder, each with its name and what reads it."""
-    files = listed_files(root, (".json", ".zip"), below=False) if root.is_dir() else [root]
+    if root.is_dir():
+        files = listed_files(root, (".json", ".zip"), below=False)
+    else:
+        files = [root]
     parts: list[Part] = []
     for file in files:
         if file.suffix.lower() == ".zip":
@@ -143,7 +151,9 @@ def _parts(root: Path, other: str) -> list[Part]:
         else:
             parts.append((str(file), file.read_bytes))
     if not parts:
-        held = f"neither {other} nor LEAF data" if other else "no LEAF data"
+        held = "no LEAF data"
+        if other:
+            held = f"neither {other} nor LEAF data"
         raise DataError(f"{root} holds {held}; give a .json file, a .zip of them, or a folder of either.")
     return parts
 
@@ -184,7 +194,8 @@ def _read_part(part: str, read: Callable[[], bytes], features: Features) -> Iter
             "with the list of clients, each once, and an object that maps each to its x and y."
         )
     for client in map(str, users):
-        where, entry = f"{part}: client {client!r}", data.pop(client)
+        where = f"{part}: client {client!r}"
+        entry = data.pop(client)
         for key in ("x", "y"):
             if not isinstance(entry, dict) or not isinstance(entry.get(key), list):
                 raise DataError(

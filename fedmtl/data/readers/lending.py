@@ -146,7 +146,8 @@ def read_lending(
     rates = table.numbers(TARGET, low=RATES[0], high=RATES[1])
     coded = _coded(table, public)
     x = clip_rows(fit_whitening(coded[public], components=components, z_clip=z_clip, where=where)(coded), l1=l1, l2=l2)
-    middle, spread = rates[public].mean(), rates[public].std()
+    middle = rates[public].mean()
+    spread = rates[public].std()
     y = clip_targets((rates - middle) / (spread if spread > 0 else 1.0), target)
     note = (
         f"the last {public_rows} loans of the file are taken as public: they fitted the integer codes, the z-scores, "

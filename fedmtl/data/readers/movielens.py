@@ -102,8 +102,13 @@ def read_movielens(
     """
     items, ratings, public = user_ratings(root, public_users, test_fraction, min_examples, seed)
     source = ratings.train if public is None else public
-    centred, phi = _matrix(source, _centred(source, source), len(items)), np.zeros((len(items), features), np.float32)
-    own = np.arange(len(items)) if public is None else np.unique(public.x)  # which items clients rated is private
+    centred = _matrix(source, _centred(source, source), len(items))
+    phi = np.zeros((len(items), features), np.float32)
+    # which items clients rated is private
+    if public is None:
+        own = np.arange(len(items))
+    else:
+        own = np.unique(public.x)
     phi[own] = als_features(centred[:, own], features, reg=reg, sweeps=sweeps, seed=seed)
     l1, l2 = (float(np.linalg.norm(phi.astype(float), ord=order, axis=1).max()) / SHRINK for order in (1, 2))
     notes = [LEARNED_FEATURES if public is None else PUBLIC_USERS.format(public_users)]
@@ -113,10 +118,15 @@ def read_movielens(
         target = RATINGS[1] - RATINGS[0]
     else:
         phi = np.column_stack([phi, np.full(len(phi), constant, np.float32)])
-        l1, l2, target = l1 + constant, float(np.hypot(l2, constant)), max(RATINGS[1] - centre, centre - RATINGS[0])
+        l1 = l1 + constant
+        l2 = float(np.hypot(l2, constant))
+        target = max(RATINGS[1] - centre, centre - RATINGS[0])
     sides = []
     for side in (ratings.train, ratings.test):
-        y = _centred(side, ratings.train) if centre == "user" else side.y.numpy() - centre
+        if centre == "user":
+            y = _centred(side, ratings.train)
+        else:
+            y = side.y.numpy() - centre
         sides.append(Examples(torch.from_numpy(phi)[side.x], torch.from_numpy(y.astype(np.float32)), side.offsets))
     domain = Domain(l1, l2, float(target))
     return FederatedDataset(sides[0], sides[1], ratings.ids, name="movielens", notes=tuple(notes), domain=domain)
@@ -190,7 +200,8 @@ def user_ratings(
             f"movielens.public_users is {public_users:,}, but there are {len(numbers):,} users; some must remain as "
             "clients."
         )
-    x, y = torch.from_numpy(place), torch.from_numpy(frame["rating"].to_numpy(copy=True))
+    x = torch.from_numpy(place)
+    y = torch.from_numpy(frame["rating"].to_numpy(copy=True))
     rated = by_number(user, [f"user-{number}" for number in numbers])
     pairs = {name: (x[rows], y[rows]) for name, rows in rated.items()}
     public = sample(list(pairs), public_users, derive_key(0, "movielens/public"))
@@ -221,10 +232,16 @@ def read_ratings(root: str | Path) -> pd.DataFrame:
     """
     import pandas as pd
 
-    path, accepted = find_file(root, FILES), "a whole number of at least 0"
-    kind = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
+    path = find_file(root, FILES)
+    accepted = "a whole number of at least 0"
+    if path.suffix == ".gz":
+        kind = path.with_suffix("").suffix
+    else:
+        kind = path.suffix
     sep, engine = {".csv": (",", "c"), ".dat": ("::", "python")}.get(kind, ("\t", "c"))
-    fields = {"header": 0} if kind == ".csv" else {"header": None, "names": _FIELDS}
+    fields: dict[str, Any] = {"header": None, "names": _FIELDS}
+    if kind == ".csv":
+        fields = {"header": 0}
     options: dict[str, Any] = {"sep": sep, "engine": engine, "encoding": "utf-8-sig", **fields, **AS_WRITTEN}
     frame = cast("pd.DataFrame", loaded(pd.read_csv, path, "ratings", **options))
     if kind == ".csv":
@@ -271,13 +288,16 @@ def als_features(
     """
     if not np.isfinite(ratings.data).all():
         raise DataError("als_features: ratings holds a value that is not a finite number.")
-    users, items = csr_array(ratings), csr_array(ratings.T)
+    users = csr_array(ratings)
+    items = csr_array(ratings.T)
     rated = items.indptr[1:] > items.indptr[:-1]
     generator = keyed_generator(seed, "als")
     v = generator.standard_normal((ratings.shape[1], dimension)) / np.sqrt(dimension)
     for _ in range(sweeps):
         v = ridge_rows(items, ridge_rows(users, v, reg), reg)
-    scale = float(v[rated].std()) if rated.any() else 0.0
+    scale = 0.0
+    if rated.any():
+        scale = float(v[rated].std())
     if scale < 1e-100:
         raise DataError("als_features: the ratings are all 0 after centring, so there are no features to learn.")
     return v / scale
@@ -296,10 +316,12 @@ def ridge_rows(ratings: csr_array, factors: np.ndarray, reg: float) -> np.ndarra
     Returns:
         (n, p) float64; 0 for a row without entries.
     """
-    p, rows = factors.shape[1], ratings.shape[0]
+    p = factors.shape[1]
+    rows = ratings.shape[0]
     products = (factors[:, :, None] * factors[:, None, :]).reshape(len(factors), p * p)
     stored = csr_array((np.ones(len(ratings.data)), ratings.indices, ratings.indptr), shape=ratings.shape)
-    right, ridge = ratings @ factors, reg * np.eye(p)
+    right = ratings @ factors
+    ridge = reg * np.eye(p)
     solved = np.zeros((rows, p))
     block = max(1, _BLOCK // (p * p))
     for first in range(0, rows, block):

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 _WHITE = 65535
-_BITS_PER_SAMPLE, _PHOTOMETRIC = 258, 262  # tags of a TIFF file
+# tags of a TIFF file
+_BITS_PER_SAMPLE = 258
+_PHOTOMETRIC = 262
 _WHITE_IS_ZERO = 0
 
 
@@ -58,7 +60,9 @@ def decode(source: Path | bytes, where: str, *, size: tuple[int, int] | None = N
         if size is not None:
             plain = plain.resize((size[1], size[0]), Image.Resampling.BICUBIC)
         pixels = np.asarray(plain, dtype=np.uint8)
-    return pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
+    if pixels.ndim == 2:
+        return pixels[None]
+    return np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
 
 def is_deep(source: Path, where: str) -> bool:
@@ -95,7 +99,9 @@ def _opened(source: Path | bytes, where: str) -> Iterator[Image]:
         raise
     except UnidentifiedImageError as error:
         empty = not (source if isinstance(source, bytes) else source.stat().st_size)
-        reason = "it is empty" if empty else "its content begins like no image"
+        reason = "its content begins like no image"
+        if empty:
+            reason = "it is empty"
         raise DataError(f"{where} is not a readable image ({reason}); it may be truncated.") from error
     except Image.DecompressionBombError as error:
         raise DataError(f"{where} has too many pixels for Pillow ({first_line(error)}); make it smaller.") from error

@@ -73,7 +73,9 @@ class Column:
         too; infinite for none."""
         if self.kind == "number" and self.range is None:
             return math.inf
-        return 4.0 if self.kind == "dates" else 1.0
+        if self.kind == "dates":
+            return 4.0
+        return 1.0
 
     def encode(self, table: Table, advice: Advice) -> np.ndarray:
         """Return the features of a table's rows, (rows, width), float32 of categories and float64 of numbers and dates.
@@ -160,12 +162,15 @@ class Column:
         return replace(table, frame=frame)
 
     def outside(self, table: Table) -> int:
-        """Return how many values of a table's rows are cut at the ends of the range, or of the period."""
+        """Returns the number of values of a table's rows that are cut at the ends of the range,
+        or of the period."""
         if self.range is None and self.period is None:
             return 0
         if self.missing:  # what stands in for them may lie outside
             given = ~self._gaps(table)
-            client_of = None if table.client_of is None else table.client_of[given]
+            client_of = None
+            if table.client_of is not None:
+                client_of = table.client_of[given]
             table = replace(table, frame=table.frame[given], client_of=client_of)
         if self.range is not None:
             values: np.ndarray = table.numbers(self.name)
@@ -278,7 +283,10 @@ class TableSchema:
             DataError: a missing column, a missing, infinite or textual value of a number, one that is not whole for a
                 model of whole numbers, a text that is no date, or an unknown category.
         """
-        table = rows if isinstance(rows, Table) else _table(rows)
+        if isinstance(rows, Table):
+            table = rows
+        else:
+            table = _table(rows)
         table.check_columns([column.name for column in self.columns], "feature ")
         features = torch.from_numpy(self.features(table, _fill))
         if not self.integers:
@@ -296,7 +304,8 @@ class TableSchema:
         return np.concatenate(parts, axis=1).astype(np.float64 if self.integers else np.float32)
 
     def outside(self, table: Table) -> dict[str, int]:
-        """Return how many values are cut at the ends of its range, by column, of the columns that have some."""
+        """Returns the number of values that are cut at the ends of the range, by column, for
+        columns with some."""
         counts = {column.name: column.outside(table) for column in self.columns}
         return {name: count for name, count in counts.items() if count}
 
@@ -351,7 +360,8 @@ class TableSchema:
         roles = [given["target"], *([] if given["client"] is None else [given["client"]])]
         if not all(isinstance(name, str) for name in roles) or len({*names, *roles}) < len(names) + len(roles):
             raise DataError("the columns, the target and the client must have distinct names.")
-        classes, labels = given["classes"], given["labels"]
+        classes = given["classes"]
+        labels = given["labels"]
         if classes is not None and (type(classes) is not int or classes < 2):
             raise DataError(f"classes is {classes!r}; it must be null, or a whole number from 2 on.")
         if not _distinct_texts(labels) or len(labels) not in (0, classes):
@@ -370,7 +380,10 @@ class TableSchema:
         if scale not in SCALES or (scale == "log" and (ends is None or ends[0] <= 0)):
             accepted = f"{', '.join(SCALES)}, and 'log' only with a target_range above 0"
             raise DataError(f"target_scale is {scale!r}; accepted: {accepted}.")
-        given |= {"columns": columns, "labels": tuple(labels), "form": form, "target_range": ends}
+        given["columns"] = columns
+        given["labels"] = tuple(labels)
+        given["form"] = form
+        given["target_range"] = ends
         return cls(**given)
 
 
@@ -399,7 +412,9 @@ def _fields(kind: type, values: Any, what: str) -> dict[str, Any]:
 
 def _column(values: Any) -> Column:
     given = _fields(Column, values, "a column")
-    name, kind, categories = given["name"], given["kind"], given["categories"]
+    name = given["name"]
+    kind = given["kind"]
+    categories = given["categories"]
     if not isinstance(name, str):
         raise DataError(f"the name of a column is {name!r}; it must be a text.")
     if kind not in get_args(Kind):
@@ -424,7 +439,10 @@ def _period(values: Any, name: str) -> tuple[str, str] | None:
     if values is None:
         return None
     texts = isinstance(values, list) and len(values) == 2 and all(isinstance(end, str) for end in values)
-    dates = [date_of(end) for end in values] if texts else []
+    if texts:
+        dates = [date_of(end) for end in values]
+    else:
+        dates = []
     if not texts or None in dates or [date.isoformat() for date in dates if date is not None] != values:
         raise DataError(f"{name} has the period {values!r}; it must be two dates such as 1980-01-31.")
     if values[0] >= values[1]:
@@ -433,7 +451,7 @@ def _period(values: Any, name: str) -> tuple[str, str] | None:
 
 
 def _distinct_texts(values: Any) -> bool:
-    """Return whether values are a list of texts, or true and false, that are all distinct."""
+    """Returns True if values are a list of distinct texts, or of true and false."""
     if not isinstance(values, list) or not all(isinstance(value, str | bool) for value in values):
         return False
     return len(set(map(str, values))) == len(values)

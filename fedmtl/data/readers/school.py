@@ -77,7 +77,10 @@ def read_school(
             outside 1 to 70.
         ConfigError: an impossible setting.
     """
-    file = Path(root) / FILE if Path(root).is_dir() else Path(root)
+    if Path(root).is_dir():
+        file = Path(root) / FILE
+    else:
+        file = Path(root)
     clients = _schools(file)
     if targets != "score":
         low, high = SCORES
@@ -91,8 +94,10 @@ def read_school(
         name="school",
         source=str(file),
     )
-    data = data if standardize is None else standardized(data)
-    data = centred(data) if targets == "centred" else data
+    if standardize is not None:
+        data = standardized(data)
+    if targets == "centred":
+        data = centred(data)
     if not unit_rows:
         return data
     domain = Domain(data.train.x.shape[1] ** 0.5, 1.0, SCORES[1] if targets == "score" else 1.0)
@@ -125,14 +130,16 @@ def standardized(data: FederatedDataset) -> FederatedDataset:
 
     A column that is constant in a client's training rows is centred and not scaled.
     """
-    wide, counts = data.train.x.double(), data.train.counts
+    wide = data.train.x.double()
+    counts = data.train.counts
     mean = _client_means(wide, counts)
     variance = _client_means((wide - mean.repeat_interleave(counts, 0)).square(), counts)
     floor = 1e-12 * mean.square()  # a constant column's variance is rounding
     scale = torch.where(variance > floor, variance, torch.ones_like(variance)).sqrt()
 
     def scaled(side: Examples) -> Examples:
-        centre, spread = mean.repeat_interleave(side.counts, 0), scale.repeat_interleave(side.counts, 0)
+        centre = mean.repeat_interleave(side.counts, 0)
+        spread = scale.repeat_interleave(side.counts, 0)
         return replace(side, x=((side.x.double() - centre) / spread).float())
 
     return _changed(data, scaled, STANDARDIZED)

@@ -25,7 +25,8 @@ from ..examples import Domain
 from ..loaders import reader
 from .h5 import H5, Fields, divided, read_h5
 
-TOKEN_COUNTS, TAG_COUNTS = "stackoverflow.word_count", "stackoverflow.tag_count"
+TOKEN_COUNTS = "stackoverflow.word_count"
+TAG_COUNTS = "stackoverflow.tag_count"
 Texts = tuple[list[str], list[str]]
 """A client's texts, and the tags of each, joined by ``|``."""
 
@@ -70,9 +71,15 @@ def read_stackoverflow(
     """
     root = Path(root)
     options: dict[str, Any] = {"min_examples": min_examples, "seed": seed, "test_fraction": test_fraction}
-    options |= {"source": str(root), "draw": clients}
+    options["source"] = str(root)
+    options["draw"] = clients
     sides = taking_part(_read(root, max_examples), **options)
-    folder = Path(counts) if counts is not None else root if root.is_dir() else root.parent
+    if counts is not None:
+        folder = Path(counts)
+    elif root.is_dir():
+        folder = root
+    else:
+        folder = root.parent
     words = _common(folder / TOKEN_COUNTS, tokens, counts is not None, (text.split() for text in _texts(sides, 0)))
     labels = _common(folder / TAG_COUNTS, tags, counts is not None, (_tags(text) for text in _texts(sides, 1)))
     coded = [
@@ -163,7 +170,7 @@ def _counted(file: Path, size: int) -> list[str]:
 
 
 def _counts(lists: Sequence[list[str]], places: Mapping[str, int], size: int) -> scipy.sparse.csr_array:
-    """Return how often each common word is in a list: int64 (lists, size)."""
+    """Returns the count of each common word in a list: int64 (lists, size)."""
     counts = [Counter(places[word] for word in words if word in places) for words in lists]
     row = np.repeat(np.arange(len(counts)), [len(places) for places in counts])
     column = np.array([place for row in counts for place in row], dtype=np.int64)

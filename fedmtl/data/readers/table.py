@@ -135,7 +135,8 @@ def read_table(
     table = Table.of(path, texts, name, settings)
     given_features = features is not None
     left_out = time if time not in declared else None
-    file, features = table.file, feature_columns(table, client, target, features, left_out)
+    file = table.file
+    features = feature_columns(table, client, target, features, left_out)
     assert target is not None  # as has been checked
     for option, columns in (("one_hot", one_hot), ("bounds", tuple(bounds))):
         for column in columns:
@@ -210,7 +211,11 @@ def read_table(
     of_target = [Column(target, range=schema.target_range).outside(each) for each in tables]
     for each, cut in zip(tables, of_target, strict=True):
         _warn(each, schema, cut)
-    inferred = ["classes"] if real_by_rows else []  # declared by nobody
+    # declared by nobody
+    if real_by_rows:
+        inferred = ["classes"]
+    else:
+        inferred = []
     inferred += [f"categories.{column}" for column in own_categories]
     if transform is None and not integers:
         numbers = [*features, *([target] if data.classes is None else [])]
@@ -224,7 +229,7 @@ def read_table(
     if as_target is not None:
         cut_targets = sum(of_target) / sum(map(len, tables))
         scale = {"limit": 1.0, "target_range": schema.target_range, "cut_targets": cut_targets}
-        scale |= {"target_scale": target_scale}
+        scale["target_scale"] = target_scale
     if all(isinstance(column, str) for column in (*features, target, client or "")):
         scale["schema"] = replace(schema, classes=data.classes)
     return replace(data, inferred=(*data.inferred, *inferred), domain=domain, **scale, verify=False)
@@ -247,7 +252,9 @@ def _check_split(split: str, time: str | None, test_path: Any, test_fraction: fl
     if test_path is None:
         return
     if split == "time" or test_fraction is not None:
-        other = "data.split=time" if split == "time" else "data.test_fraction"
+        other = "data.test_fraction"
+        if split == "time":
+            other = "data.split=time"
         raise ConfigError(f"data.test_path has the test rows, and {other} holds out others; leave one of them out.")
     if client is None:
         raise ConfigError("data.test_path needs the column of each row's client, data.client=COLUMN, and no partition.")
@@ -279,7 +286,10 @@ def feature_columns(
         DataError: a column that is missing, or no feature.
         ConfigError: a column in two of these roles.
     """
-    names = [target] if client is None else [client, target]
+    if client is None:
+        names = [target]
+    else:
+        names = [client, target]
     chosen = [name for name in table.frame.columns if name not in names and (left_out is None or name != left_out)]
     if features is not None:
         chosen = check_texts("features", features)
@@ -325,13 +335,17 @@ def _warn(table: Table, schema: TableSchema, of_target: int) -> None:
     many = " and ".join(column for column, count in outside.items() if count > _CUT * len(frame))
     if counts:
         text = "%s: cut off at data.bounds (rows of %s, private: covered by no epsilon): %s%s"
-        unfit = f"; the bounds of {many} do not fit, since more than a tenth of the rows are cut" if many else ""
+        unfit = ""
+        if many:
+            unfit = f"; the bounds of {many} do not fit, since more than a tenth of the rows are cut"
         logger.warning(text, table.file, f"{len(frame):,}", counts, unfit)
 
 
 def _kind(declared: Mapping[str, Column], name: str) -> str:
     """Return the declared kind of a column; an empty text of one without bounds."""
-    return declared[name].kind if name in declared else ""
+    if name in declared:
+        return declared[name].kind
+    return ""
 
 
 def _categories_of_rows(tables: Sequence[Table], name: str) -> Column:
@@ -365,7 +379,7 @@ def _may_be_missing(missing: str | Sequence[str], features: Sequence[str], bound
 
 
 def _advice(values: pd.Series, name: str) -> str:
-    """Return what to do with a column that does not hold numbers alone."""
+    """Returns the advice for a column that does not hold numbers alone."""
     texts = Summary(values[values.map(lambda value: isinstance(value, str))])
     if texts.dates:
         return f"or for dates the first and the last, 'data.bounds={{{name}: [1980-01-01, 1987-12-31]}}'"

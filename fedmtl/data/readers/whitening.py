@@ -55,8 +55,11 @@ def fit_whitening(coded: np.ndarray, *, components: int, z_clip: float, where: s
     z = _scores(coded, mean, scale, z_clip)
     centre = z.mean(0)
     values, vectors = np.linalg.eigh((z - centre).T @ (z - centre) / max(len(z) - 1, 1))
-    values, vectors = values[::-1], vectors[:, ::-1]
-    rank = int((values > 1e-9 * values[0]).sum()) if values[0] > 0 else 0
+    values = values[::-1]
+    vectors = vectors[:, ::-1]
+    rank = 0
+    if values[0] > 0:
+        rank = int((values > 1e-9 * values[0]).sum())
     if components > rank:
         raise ConfigError(
             f"{where}.components is {components}, but the {len(z)} public rows have only {rank} independent "

@@ -71,16 +71,20 @@ def load_synthetic_agents(
     if most < least:
         raise ConfigError(f"{where}.most is {most}; it must be at least least, {least}.")
     ids = tuple(f"agent-{i}" for i in range(agents))
-    keys, angles, span = client_keys(ids), target_angles(ids, seed), most - least + 1
+    keys = client_keys(ids)
+    angles = target_angles(ids, seed)
+    span = most - least + 1
     counts = least + (span * keyed_unit(seed, "agents/count", keys, 0, 1)[:, 0]).long().clamp(max=span - 1)
     sides = []
     for step, sizes in enumerate((counts, torch.full_like(counts, test_examples))):
-        x, y = [], []
+        x = []
+        y = []
         for key, count, angle in zip(keys.split(1), sizes.tolist(), angles, strict=True):  # ragged, so one at a time
             rows = (2 * keyed_unit(seed, "agents/x", key, step, count * features) - 1).view(count, features).float()
             wrong = keyed_unit(seed, "agents/flip", key, step, count)[0] < (flip if step == 0 else 0.0)
             model = torch.zeros(features, dtype=torch.float64)
-            model[0], model[1] = angle.cos(), angle.sin()
+            model[0] = angle.cos()
+            model[1] = angle.sin()
             x.append(rows)
             y.append(((rows.double() @ model >= 0) ^ wrong).long())
         sides.append(Examples(torch.cat(x), torch.cat(y), offsets_of(sizes)))

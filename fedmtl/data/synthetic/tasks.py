@@ -91,13 +91,18 @@ def load_synthetic_tasks(
         rows = (SHRINK * x / x.norm(dim=2, keepdim=True)).float()
         score = torch.einsum("tnd,dt->tn", rows.double(), weights)
         score = score + noise * keyed_normal(seed, "tasks/noise", keys, step, count)
-        y = score.float() if problem == "regression" else (score >= 0).to(torch.int64)
+        if problem == "regression":
+            y = score.float()
+        else:
+            y = (score >= 0).to(torch.int64)
         offsets = torch.arange(tasks + 1) * count
         sides.append(Examples(rows.flatten(0, 1), y.flatten(), offsets))
     public = None
     if public_examples:
-        x, y = sides[2].x.view(tasks, -1, features), sides[2].y.view(tasks, -1)
-        rows, targets = x.transpose(0, 1).flatten(0, 1), y.T.flatten()
+        x = sides[2].x.view(tasks, -1, features)
+        y = sides[2].y.view(tasks, -1)
+        rows = x.transpose(0, 1).flatten(0, 1)
+        targets = y.T.flatten()
         offsets = torch.tensor([0, public_examples])
         public = Examples(rows[:public_examples].clone(), targets[:public_examples].clone(), offsets)
     name = f"synthetic tasks ({structure}, {problem})"
