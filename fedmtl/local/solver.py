@@ -282,8 +282,14 @@ class LocalSGD(LocalSolver):
         decay = self.weight_decay
         rule: Rule | None = None
         if self.momentum:
-            settings = {"momentum": self.momentum, "nesterov": self.nesterov, "weight_decay": decay}
-            rule = torch_rule(rows, partial(torch.optim.SGD, lr=lr, **settings))
+            factory = partial(
+                torch.optim.SGD,
+                lr=lr,
+                momentum=self.momentum,
+                nesterov=self.nesterov,
+                weight_decay=decay,
+            )
+            rule = torch_rule(rows, factory)
         return StackedOptimizer(rows, rule, lr=lr, decay=decay, lam=lam, anchor=anchor, proximal=self.proximal)
 
 
