@@ -59,7 +59,7 @@ class Answers(NamedTuple):
 
 
 class OneAtATime(LinearAlgorithm):
-    """A method for linear models whose clients act one at a time."""
+    """A method for linear models with clients that act one at a time."""
 
     one_at_a_time = True
 
@@ -197,7 +197,7 @@ def simulated_objectives(
         options: see :func:`simulated_states`.
 
     Returns:
-        (parts + 1, R) float64; NaN or infinite where a run diverges.
+        (parts + 1, R) float64; NaN or infinite if a run diverges.
     """
     problem = replace(problem, prepared={})  # a cache of its own, which ends with the call
     plans = algorithm.plan(problem, schedule)

@@ -1,8 +1,8 @@
 """The figures of runs: scores by round with the epsilon spent, by client and by epsilon.
 
 They are computed from private test data: they belong in ``private/`` folders, and a note under the
-    plot says so. Every function takes the ``path`` of the figure, whose suffix is its format (png,
-    pdf or svg), and the width of a figure for a ``paper``, in inches. It returns the path.
+plot says so. Every function takes the ``path`` of the figure, whose suffix is its format (png, pdf
+or svg), and the width of a figure for a ``paper``, in inches. It returns the path.
 """
 
 from __future__ import annotations
@@ -173,12 +173,10 @@ def plot_frontier(
     """Draws ``metric`` against epsilon, a line for each method.
 
     Every protected unit and data set has a panel of its own: the epsilons of different units (all
-        data of a client, one record) do not compare, so they never share an axis. A method that
-        releases nothing (epsilon 0) and one that protects nothing (epsilon inf) are horizontal
-        lines in every
-    panel of their data: they are bounds and not points of a curve. Settings that differ between
-        runs of one method are part of its label. Seeds are averaged, with bars of one standard
-        deviation.
+    data of a client, one record) do not compare, so they never share an axis. A method that
+    releases nothing (epsilon 0) and one that protects nothing (epsilon inf) are horizontal lines in
+    every panel of their data: bounds and not points of a curve. Settings that differ between runs
+    of one method are part of its label. Seeds are averaged, with bars of one standard deviation.
 
     Args:
         groups: from :func:`fedmtl.report.tables.grouped`.
@@ -385,7 +383,7 @@ def _frontier_panel(axes: Axes, groups: pd.DataFrame, metric: str, styles: Style
         name = str(label)
         if len(name) > 40:
             name = f"{name[:39]}…"  # leaves room for the curves
-        # epsilon is 0 or infinite there: bounds on what the method can reach
+        # epsilon is 0 or infinite there: bounds on the method's scores
         for _, bound in same[~same["on_axis"]].iterrows():
             if bound["epsilon"] > 0:
                 line: Style = {"linestyle": "dotted", "label": f"{name}, no privacy"}

@@ -154,7 +154,7 @@ def _columns_of_sweep(main: pd.DataFrame) -> dict[str, pd.Series]:
     """Returns the facts by which the runs of a sweep differ, a text for each run that has one."""
     columns = {"method": main["algorithm"].map(title_of), "data": main.apply(data_text, axis=1)}
     columns["epsilon"] = main["epsilon"].map(_epsilon_text)
-    # the settings that differ are what the sweep is about
+    # a sweep is a comparison of the settings that differ
     for key in differing(main):
         columns[key.removeprefix(SETTING)] = main[key].dropna()
     columns["seed"] = main["seed"]

@@ -90,7 +90,7 @@ def table_of(groups: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
 
     Returns:
         A row for each group, with the mean and, over several seeds, the standard deviation of each
-        metric; and the lines of the caption, which say what is the same in all groups.
+        metric; and the lines of the caption, with the columns that are the same in all groups.
     """
     import pandas as pd
 

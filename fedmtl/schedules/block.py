@@ -73,6 +73,7 @@ def rounds(draw: Callable[[int], Tensor], *, start: int, stop: int) -> Iterator[
         start: the first round.
         stop: one past the last.
     """
+    # round r takes place at virtual time r
     for step in range(start, stop):
         time = torch.tensor([[float(step)]], dtype=torch.float64)
         yield Block(step, time, draw(step)[None, None])

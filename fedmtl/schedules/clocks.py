@@ -91,6 +91,7 @@ class PoissonClocks(AsynchronousSchedule):
         rate = _per_client(self, "rate", len(names), np.float64)
         caps = _per_client(self, "per_client", len(names), np.int64)
         caps[rate == 0] = 0  # such a client never acts
+        # the mean gap is the inverse of the rate
         scale = 1.0 / np.where(rate > 0, rate, 1.0)
         kind = "independent Poisson clocks"
         most = self.events

@@ -1,4 +1,4 @@
-"""From settings to a :class:`~fedmtl.algorithms.base.Problem`, and the fingerprint of a run."""
+"""From settings to a :class:`~fedmtl.algorithms.Problem`, and the fingerprint of a run."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Linear models, shared by the methods that are made for them: data, losses, optima and exact local
-fits.
+"""Linear models, for several methods: data, losses, optima and exact local fits.
 
 Single-task fits, and the fit of all records without noise, are computed here to the last digits,
 for studies and tests: :func:`minimize` for one client or for pooled records, :func:`fit_own` for a

@@ -22,7 +22,7 @@ LARGEST_TARGET = 2.0**40
 
 @dataclass(frozen=True, kw_only=True)
 class LinearAlgorithm(Algorithm):
-    """A method for linear models whose records are within public bounds.
+    """A method for linear models with public bounds on records.
 
     Args:
         row_norm: bound on the norm of a record's features; ``"auto"``: the one that the data state;
@@ -114,8 +114,7 @@ class LinearAlgorithm(Algorithm):
         return self.bounds(problem.data.domain)[0]
 
     def data(self, problem: Problem) -> LinearData:
-        """Returns the training records within the bounds; made once for each pair of data and
-        model.
+        """Returns the training records within the bounds; made once for data and model.
 
         Raises:
             ModelError: the model is not linear.

@@ -1,9 +1,9 @@
 """Linear models: the clients' rows, the losses of a linear predictor, and records within bounds.
 
-A model is linear here when it has one output and its flat parameters are theta = [weights...,
-bias], so that its prediction on a record is theta . x_j with x_j the record's features, with a last
-1 where the model has a bias. The gradient of a loss l(theta . x, y) is then a multiple s of the
-row, s = dl/d(theta . x): all that the release of a client's gradients needs besides the rows.
+A model is linear here if it has one output and the flat parameters theta = [weights..., bias]. Its
+prediction on a record is theta . x_j, with x_j the record's features and a last 1 for a bias. The
+gradient of a loss l(theta . x, y) is then a multiple s of the row, s = dl/d(theta . x): the release
+of a client's gradients needs these factors and the rows.
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ Built = TypeVar("Built")
 
 @dataclass(frozen=True)
 class LinearLoss(Checked):
-    """A loss l(m, y) of the prediction m = theta . x; float64, and y in {-1, +1} except for
-    ``"squared"``.
+    """A loss l(m, y) of the prediction m = theta . x, in float64.
+
+    The targets y are -1 and +1 except for the squared losses.
 
     Args:
         name: ``"squared"``: (m - y)^2; ``"half_squared"``: half of it; ``"hinge"``: max(0, 1 - y
@@ -92,8 +93,11 @@ class LinearLoss(Checked):
         return F.softplus(-margins * y)
 
     def smoothness(self, x_l2: float) -> float:
-        """Returns the Lipschitz constant of the gradient in the L2 norm for rows ||x||_2 <=
-        ``x_l2``; infinite for the hinge."""
+        """Returns the Lipschitz constant of the gradient in the L2 norm; infinite for the hinge.
+
+        Args:
+            x_l2: bound on ||x||_2 of the rows.
+        """
         return _CURVATURES[self.name] * x_l2**2
 
     def check_targets(self, y: tuple[Tensor, ...], name: str) -> None:
@@ -129,14 +133,13 @@ def check_classes(data: FederatedDataset, name: str = "the method") -> None:
 
 @dataclass(frozen=True, eq=False)
 class LinearData:
-    """The training records of all clients as rows of a linear model, in the clients' order of the
-    data.
+    """The training records of all clients as rows of a linear model.
 
     Attributes:
-        x: (n_i, p) float64 of each client, on the CPU, the last column ones where the model has a
-            bias.
-        y: (n_i,) float64 of each client; -1 and +1 where the data have two classes.
-        bias: whether the last column is the bias.
+        x: (n_i, p) float64 of each client, in the order of the data, on the CPU; the last column is
+            ones if the model has a bias.
+        y: (n_i,) float64 of each client; -1 and +1 for data of two classes.
+        bias: True if the last column is the bias.
         name: of the data, for messages.
     """
 
@@ -163,8 +166,7 @@ class LinearData:
 
     @classmethod
     def of(cls, problem: Problem, examples: Examples | None = None) -> LinearData:
-        """Returns the training side of ``problem``, or other examples in the same coding, such as
-        public ones.
+        """Returns the training records of ``problem``, or other examples in the same coding.
 
         Raises:
             ModelError: the model is not theta . x with theta = [weights..., bias] and one output (a
@@ -312,8 +314,10 @@ def records_of(problem: Problem, client: int) -> tuple[Array, Array]:
 
 
 def prepared(problem: Problem, key: Hashable, build: Callable[[], Built]) -> Built:
-    """Returns ``build()``, made once for a pair of data and model and held by
-    :attr:`Problem.prepared`; build must be a function of these two and ``key`` only."""
+    """Returns ``build()``, made once for a pair of data and model.
+
+    :attr:`Problem.prepared` holds it. ``build`` must be a function of these two and ``key`` alone.
+    """
     key = (problem.data, problem.module, key)
     if key not in problem.prepared:
         problem.prepared[key] = build()

@@ -63,8 +63,7 @@ def minimize(
     base: Array | None = None,
     box: float = math.inf,
 ) -> Minimum:
-    """Minimizes (1/n) sum_j l(x_j . (base + theta), y_j) + (ridge / 2) ||theta||^2 over
-    ||theta||_inf <= box.
+    """Minimizes the regularized mean loss at the head of this module over ||theta||_inf <= box.
 
     Args:
         loss: of the records, not the hinge; y in {-1, +1} for the logistic one.
@@ -109,8 +108,9 @@ def fit_own(
     tau: float,
     penalty: OwnPenalty,
 ) -> Tensor:
-    """Minimizes (1/n) sum_j l(x_j . (shared + q), y_j) + tau g(q) over q, for one shared model or
-    several.
+    """Fits a client's own part q of a model for one shared model or several.
+
+    q minimizes (1/n) sum_j l(x_j . (shared + q), y_j) + tau g(q).
 
     Args:
         loss: squared or logistic.
@@ -278,8 +278,7 @@ class Objective:
         return matrix
 
     def missing(self, theta: Array, gradient: Array, box: float) -> float:
-        """Returns r: the gradient's norm, or what it would be without the box at the same gap r^2 /
-        (2 ridge).
+        """Returns r, the gradient's norm; in a box the norm of the same gap r^2 / (2 ridge).
 
         The gap is -min over the box of gradient . (z - theta) + (ridge / 2) ||z - theta||^2.
         """

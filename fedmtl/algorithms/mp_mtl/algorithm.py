@@ -78,8 +78,9 @@ RELEASE = "covariance"
 
 @dataclass(frozen=True, kw_only=True)
 class MPMTL(TaskAlgorithm):
-    """Multi-task learning from a private covariance of the models (Liang et al. 2020, Algorithms 1
-    to 5).
+    """Multi-task learning from a private covariance of the models (Liang et al. 2020).
+
+    It has Algorithms 1 to 5 of the paper.
 
     Args:
         loss: ``"squared"``: L_i(w) = (1 / (2 n_i)) ||X_i w - y_i||^2, or ``"logistic"``, the mean
