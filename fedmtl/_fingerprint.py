@@ -21,7 +21,8 @@ def fingerprint_of(parts: Mapping[str, Any]) -> str:
 def differing(one: str, other: str) -> list[str]:
     """Return the names of the parts in which two fingerprints differ, of one that has no parts (as those of earlier
     versions) none."""
-    first, second = _parts(one), _parts(other)
+    first = _parts(one)
+    second = _parts(other)
     if not first or not second:
         return []
     return [name for name in first | second if first.get(name) != second.get(name)]

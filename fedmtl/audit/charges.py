@@ -222,7 +222,8 @@ def _charged(setup: Setup, left: np.ndarray, clients: Tensor) -> list[list[int]]
 def _acts(setup: Setup, channel: Rounds | Activations, block: _Block) -> Iterator[tuple[Callable[[], Any], int]]:
     """Yield the acts of a block that has begun, and how often each is paid for: releases of clients that contribute
     nothing, of local steps those of one client and of another one that takes no part; and the beginning, again."""
-    (first, members, clients), sent = block, silence(setup)
+    first, members, clients = block
+    sent = silence(setup)
     if isinstance(channel, Activations):
         yield partial(activation, setup, channel, first, sent), len(members[0])
     elif channel.local is None:

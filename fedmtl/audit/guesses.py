@@ -200,8 +200,12 @@ def _smallest(holds: Callable[[float], bool]) -> float:
             return math.inf
     low = high / 2
     while low > _LEAST and holds(low):
-        low, high = low / 2, low
+        high = low
+        low = high / 2
     while high > (1 + _PRECISION) * low:
         middle = math.sqrt(low * high)
-        low, high = (low, middle) if holds(middle) else (middle, high)
+        if holds(middle):
+            high = middle
+        else:
+            low = middle
     return high

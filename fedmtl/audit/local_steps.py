@@ -37,7 +37,8 @@ def drawn_records(trainer: Trainer, *, seed: int) -> list[Finding]:
     names = ("sampler: records not drawn", "sampler: records drawn")
     if not first.drawn:
         return [skipped(name, "no client makes a local step in the first round") for name in names]
-    data, generator = trainer.data, torch.Generator().manual_seed(derive_key(seed, "audit/records") >> 1)
+    data = trainer.data
+    generator = torch.Generator().manual_seed(derive_key(seed, "audit/records") >> 1)
     replaced = moved = still = tried = 0
 
     def moves(step: int, places: Tensor, shift: int | None) -> set[int]:

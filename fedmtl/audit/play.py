@@ -372,7 +372,8 @@ def activation(setup: Setup, channel: Activations, step: int, sent: Sent) -> np.
     for client, runs in channel.acting:
         rows = sent(GRADIENTS, step, torch.tensor([client]))
         if isinstance(rows, tuple):
-            rows, vectors = torch.zeros(int(setup.sizes[client]), rows[0].shape[1], dtype=torch.float64), rows[0]
+            vectors = rows[0]
+            rows = torch.zeros(int(setup.sizes[client]), vectors.shape[1], dtype=torch.float64)
             rows[: len(vectors)] = vectors[: len(rows)]
         shape = (len(runs), *rows.shape)
         gradients.append(rows.expand(shape) if isinstance(rows, Tensor) else np.broadcast_to(rows, shape))

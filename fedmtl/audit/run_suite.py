@@ -46,7 +46,9 @@ def audit_trainer(
         The findings; none of them proves anything, and a refuted one contradicts what the run would state.
     """
     written = replace(trainer.first_run(), device="cpu", callbacks=(), progress=False)
-    trainer, effort, rounds = resolved(written), effort or Effort(), min(rounds, trainer.rounds)
+    rounds = min(rounds, trainer.rounds)
+    trainer = resolved(written)
+    effort = effort or Effort()
     findings: list[Finding] = []
     setup = setup_of(trainer)
     if setup is not None:

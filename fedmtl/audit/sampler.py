@@ -205,7 +205,8 @@ def _released(setup: Setup, client: int, seed: int, spelled: np.ndarray, draws: 
     quiet = replace(setup, privacy=replace(setup.privacy, epsilon=math.inf, noise_multiplier=None))
     d = setup.records.dimension
     unit = setup.privacy.initial_norm * 2.0**-_RECORDS
-    rows, made = torch.zeros(MARKED, d, dtype=torch.float64), list[Released]()
+    rows = torch.zeros(MARKED, d, dtype=torch.float64)
+    made: list[Released] = []
     rows[torch.from_numpy(spelled), d // 2] = unit * 2.0 ** torch.arange(len(spelled), dtype=torch.float64)
     scale = setup.claims.of(GRADIENTS, client).denominator / unit
 

@@ -169,7 +169,8 @@ def _over_rounds(setup: Setup, name: str, seed: int) -> Finding:
     """Check that clients which send all they can whenever they take part move the noise that is correlated over rounds
     by no more than they are charged for, after every round: the squared length of C (y - y') / S is at most the number
     of participations. Every client has a coordinate of its own."""
-    claim, d = setup.claims.of(name), setup.release(name).dimension
+    claim = setup.claims.of(name)
+    d = setup.release(name).dimension
     width = min(setup.sampler.n, d, 64, max(1, MOST_ELEMENTS // max(d, setup.steps)))
 
     def loud(release: str, step: int, cohort: Tensor) -> tuple[Tensor, Tensor]:

@@ -382,9 +382,9 @@ def _leaves(settings: Mapping[str, Any], place: str = "") -> dict[str, Any]:
     leaves: dict[str, Any] = {}
     for name, value in settings.items():
         if name != "_target_":
-            leaves |= {f"{place}{name}": value}
+            leaves[f"{place}{name}"] = value
         if isinstance(value, Mapping):
-            leaves |= _leaves(value, f"{place}{name}.")
+            leaves.update(_leaves(value, f"{place}{name}."))
     return leaves
 
 

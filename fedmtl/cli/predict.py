@@ -210,7 +210,7 @@ def export(words: list[str]) -> int:
 
 
 def _column_text(column: Mapping[str, Any]) -> str:
-    """Return what a program takes as a column."""
+    """Returns the words for a column that a program takes."""
     text = shown(column["name"])
     if "categories" in column:
         text += f":{_classes_text(column['categories'])}"

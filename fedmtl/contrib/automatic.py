@@ -44,7 +44,9 @@ LARGEST_COHORT = 300
 _INTERCEPT_ROUNDS = 4  # of the level of a real target, before its slopes
 _CLIP_OF_RECORDS = 1.0  # of the gradient of a record
 _COUNT_SHARE = 0.1  # of the budget of a real target, for the quantile that the clip follows
-_FAR, _LOOKED_AT = 10.0, 10_000  # the size of numbers that are not scaled, and records in which they are looked for
+# the size of numbers that are not scaled, and records in which they are looked for
+_FAR = 10.0
+_LOOKED_AT = 10_000
 _RECORDS = 0.07  # noise at the record level up to which sharing was useful, by the mean of records
 
 
@@ -64,20 +66,29 @@ def noise_of(
 
     if privacy is None or privacy.noiseless:
         return 0.0
-    clients, records = len(data), isinstance(privacy, RecordPrivacy)
+    clients = len(data)
+    records = isinstance(privacy, RecordPrivacy)
     if isinstance(privacy, ClientPrivacy) and not isinstance(schedule, FullParticipation | None):
         plan = ReleasePlan(name="update", dimension=dimension)
         release = calibrated_release(replace(privacy, clip_norm=1.0), plan, schedule.bind(clients), rounds)
         return release.noise_std * math.sqrt(dimension)
-    units = int(data.train.counts.sum()) if records else clients
+    if records:
+        units = int(data.train.counts.sum())
+    else:
+        units = clients
     if privacy.epsilon is None:
         assert privacy.noise_multiplier is not None
         multiplier = privacy.noise_multiplier / math.sqrt(rounds)
     else:
-        epsilon = privacy.epsilon if isinstance(privacy.epsilon, (int, float)) else min(privacy.epsilon.values())
+        if isinstance(privacy.epsilon, (int, float)):
+            epsilon = privacy.epsilon
+        else:
+            epsilon = min(privacy.epsilon.values())
         multiplier = float(get_sigma_gaussian(float(epsilon), privacy.resolved_delta(units) or 1e-5))
     noise = multiplier * math.sqrt(rounds * dimension)
-    return noise * math.sqrt(clients) / (_RECORDS * units) if records else noise / clients
+    if records:
+        return noise * math.sqrt(clients) / (_RECORDS * units)
+    return noise / clients
 
 
 @dataclass(frozen=True)
@@ -102,13 +113,15 @@ class Automatic:
     clients: int
 
     def text(self) -> str:
-        """Return what was chosen, and why."""
+        """Returns the choices and their reasons."""
         clip = "no clip"
         if self.privacy is not None:
             clip = f"clip {self.privacy.initial_norm:.3g}"
             if isinstance(self.privacy.clip_norm, QuantileClip):
                 quantile = self.privacy.clip_norm.quantile
-                kind = "median" if quantile == 0.5 else f"{quantile:g} quantile"
+                kind = "median"
+                if quantile != 0.5:
+                    kind = f"{quantile:g} quantile"
                 clip += f" at first, then about the {kind} of the updates' norms"
         schedule = self.schedule.bind(self.clients).describe()
         return textwrap.fill(
@@ -120,7 +133,8 @@ class Automatic:
         )
 
     def outlook(self) -> str:
-        """Return what the noise says of sharing; how alike clients are no public fact says."""
+        """Returns the effect of the noise on sharing. No public fact tells how alike clients
+        are."""
         alike = "whether clients are alike the run will show"
         if self.network:
             return f"what nu means for networks is not known; {alike}"
@@ -175,19 +189,21 @@ def automatic(
     Raises:
         ConfigError: several targets an example, or a network of real targets or at the record level.
     """
-    spec, clients = data.spec, len(data)
+    spec = data.spec
+    clients = len(data)
     if spec.targets:
         raise ConfigError(
             f"{data.name} has several targets an example, for which there are no automatic settings; choose an "
             "algorithm, as algorithm=fedavg."
         )
     classes = data.classes is not None
-    linear = (
-        linear_regression() if not classes else logistic_regression() if data.classes == 2 else softmax_regression()
-    )
-    network = build_module(linear if model is None else model, spec, 0)
+    if model is None:
+        model = _linear_model(data)
+    network = build_module(model, spec, 0)
     dimension = sum(parameter.numel() for parameter in network.parameters() if parameter.requires_grad)
-    deep, records, settled = not is_linear(network, data), isinstance(privacy, RecordPrivacy), schedule
+    deep = not is_linear(network, data)
+    records = isinstance(privacy, RecordPrivacy)
+    settled = schedule
     if deep and (records or not classes):
         raise ConfigError(
             "there are automatic settings of a network only for classes and whole clients; set algorithm (as "
@@ -195,11 +211,13 @@ def automatic(
             "a linear one."
         )
     if schedule is None:
-        full = clients <= LARGEST_COHORT or records
-        schedule = FullParticipation() if full else PoissonSampling(cohort=LARGEST_COHORT)
-    usual = 60 if records else 20 if not classes else 100 if clients >= LARGEST_COHORT else 30
-    noise = noise_of(privacy, data, dimension, usual if rounds is None else rounds, settled)
-    rounds = usual if rounds is None else rounds
+        schedule = FullParticipation()
+        if clients > LARGEST_COHORT and not records:
+            schedule = PoissonSampling(cohort=LARGEST_COHORT)
+    usual = _usual_rounds(records, classes, clients)
+    if rounds is None:
+        rounds = usual
+    noise = noise_of(privacy, data, dimension, rounds, settled)
     level = not classes and probe_linear(network, spec.shape, 1)  # there is a bias to be learned first
     algorithm: Algorithm
     clip: float | QuantileClip
@@ -219,9 +237,27 @@ def automatic(
     if isinstance(privacy, RecordPrivacy) and privacy.clip_norm is None:
         privacy = replace(privacy, clip_norm=_CLIP_OF_RECORDS)
     finetune = Average(noise=noise)
-    return Automatic(
-        algorithm, linear if model is None else model, schedule, privacy, rounds, finetune, noise, deep, clients
-    )
+    return Automatic(algorithm, model, schedule, privacy, rounds, finetune, noise, deep, clients)
+
+
+def _linear_model(data: FederatedDataset) -> ModelFactory:
+    """Returns the linear model of the kind of target."""
+    if data.classes is None:
+        return linear_regression()
+    if data.classes == 2:
+        return logistic_regression()
+    return softmax_regression()
+
+
+def _usual_rounds(records: bool, classes: bool, clients: int) -> int:
+    """Returns the number of rounds for the protected unit, the kind of target and the number of clients."""
+    if records:
+        return 60
+    if not classes:
+        return 20
+    if clients >= LARGEST_COHORT:
+        return 100
+    return 30
 
 
 def _clip_of_numbers(
@@ -253,7 +289,7 @@ def _clip_of_numbers(
 
 
 def is_linear(module: nn.Module, data: FederatedDataset) -> bool:
-    """Return whether a module is a linear model that the proximal point method takes."""
+    """Returns True if a module is a linear model that the proximal point method takes."""
     outputs = 1 if data.classes is None else data.spec.outputs
     for count in {1, outputs} if data.classes == 2 else {outputs}:
         try:

@@ -98,14 +98,17 @@ SLOPE_RIDGES: Array = np.array([0.01, 0.1, 1.0, 10.0, 100.0, np.inf])
 LOCAL_RIDGES: Array = np.array([0.01, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, np.inf])
 """Penalties of the slopes of ``local``, of equal prior weight."""
 PULLS: Array = np.array([0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0])
-FOLDS, STEPS = 5, 100
+FOLDS = 5
+STEPS = 100
 PARTS = ("local", "shared", "intercept", "ridge")
 _PATHS = ((True, 16), (True, 64), (False, 0), (False, 1), (False, 4), (False, 16), (False, 64))
 """Candidates of a network: whether they start from the public starting point, and their steps."""
 _SPLIT = 0.5, 0.0, 0.5  # of the prior that the local ones leave, by part
 _AVERAGE_ROUND = AFTER - 2
 _NUMBERS = 1 << 22  # in the models of clients that are averaged at a time
-_PRIOR_ROWS, _PRIOR_SPREAD = 10.0, 0.4  # of a feature
+# of a feature
+_PRIOR_ROWS = 10.0
+_PRIOR_SPREAD = 0.4
 _ODDS_OF_NUMBERS = 1 / 2  # of the local models without noise, for real targets
 _ODDS_OF_CLASSES = 1 / 9
 _LOUD = 4.0  # the noise that doubles these odds for a client with few records
@@ -164,12 +167,16 @@ class Average(Personalization):
                 raise ConfigError(f"finetune is 'average', but {error} Use finetune 'kl' or 'mean'.") from error
 
     def resolved(self, noise: float) -> Self:
-        return replace(self, noise=noise) if self.noise is None else self
+        if self.noise is None:
+            return replace(self, noise=noise)
+        return self
 
     def reach(self, problem: Problem, start: Tensor, clients: Tensor) -> Tensor:
-        starts, counts = start.expand(len(clients), -1), problem.data.train.counts[clients]
+        starts = start.expand(len(clients), -1)
+        counts = problem.data.train.counts[clients]
         shared = torch.tensor([float(part == "shared") for part in PARTS]).to(starts).expand(len(clients), -1)
-        found, finite = torch.cat([starts, shared], 1), torch.isfinite(starts).all(1).cpu()
+        found = torch.cat([starts, shared], 1)
+        finite = torch.isfinite(starts).all(1).cpu()
         try:
             bias = check_linear(problem)
         except ModelError:
@@ -180,7 +187,8 @@ class Average(Personalization):
                 found[some] = _average_networks(problem, starts[some], clients[some], prior)
             return found
         for place in (finite & (counts > 0)).nonzero()[:, 0].tolist():
-            client, base = int(clients[place]), starts[place].double().cpu().numpy()
+            client = int(clients[place])
+            base = starts[place].double().cpu().numpy()
             x, y = records_of(problem, client)
             noise = self.noise or 0.0
             # of records that are too large for float64 the released model stays
@@ -199,7 +207,10 @@ class Average(Personalization):
 class LocalAverage(Algorithm):
     """The average of the models of every client's own records. Nothing leaves a client."""
 
-    name, title, colour = "local", Local.title, Local.colour  # one row and one line of whatever is local
+    # one row and one line of whatever is local
+    name = "local"
+    title = Local.title
+    colour = Local.colour
 
     def client(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
         return {}, c.own
@@ -256,7 +267,8 @@ def average_numbers(x: Array, y: Array, shared: Array, bias: bool, noise: float,
     records = Records.of(x, y, bias, limit)
     own, own_errors = records.fits(np.zeros_like(shared), 0.0 if bias else math.inf, LOCAL_RIDGES)
     prior = prior_of_local(noise_at(noise, math.sqrt(own_errors[-1])), len(x), len(shared), _ODDS_OF_NUMBERS)
-    models, errors = [own], [own_errors]
+    models = [own]
+    errors = [own_errors]
     priors = [np.full(len(own), prior / len(own))]
     parts = [np.full(len(own), PARTS.index("local"))]
     kappas = dict(zip(INTERCEPT_RIDGES, INTERCEPT_WEIGHTS, strict=True))
@@ -304,7 +316,10 @@ class Records:
     @classmethod
     def of(cls, x: Array, y: Array, bias: bool, limit: float) -> Records:
         n, d = x.shape
-        center = x.mean(0) if bias else np.zeros(d)
+        if bias:
+            center = x.mean(0)
+        else:
+            center = np.zeros(d)
         spread = np.sqrt((n * x.var(0) + _PRIOR_ROWS * _PRIOR_SPREAD**2) / (n + _PRIOR_ROWS))
         u, s, vt = np.linalg.svd((x - center) / spread, full_matrices=False)
         return cls(x, y, bias, limit, center, spread, u, s, vt)
@@ -351,10 +366,14 @@ def average_classes(
         bias, prior: see :func:`average_numbers`.
         fold: (n,), the fold of each record.
     """
-    rows = np.concatenate([x, np.ones((len(x), 1))], 1) if bias else x
+    if bias:
+        rows = np.concatenate([x, np.ones((len(x), 1))], 1)
+    else:
+        rows = x
     start = layers(shared, rows.shape[1], bias)
     bases = np.stack([np.zeros_like(start)] * len(PULLS) + [start] * (len(PULLS) + 1))
-    pulls, trained = np.concatenate([PULLS, PULLS, [np.inf]]), len(bases) - 1
+    pulls = np.concatenate([PULLS, PULLS, [np.inf]])
+    trained = len(bases) - 1
     used = np.concatenate([fold[None] != np.arange(FOLDS)[:, None], np.ones((1, len(x)), dtype=bool)])
     fits = np.stack([bases] * (FOLDS + 1))  # of the records outside of each fold, then of all
     for row, fit in zip(used, fits, strict=True):
@@ -366,6 +385,15 @@ def average_classes(
         scores += hits.sum(1) + _LIKELIHOOD * log_likelihood.sum(1)
     parts = np.repeat([PARTS.index(name) for name in ("local", "ridge", "shared")], [len(PULLS), len(PULLS), 1])
     return _averaged(flat(fits[-1], bias), scores + _log_prior(parts, prior), parts)
+
+
+def _part_of(local: bool, steps: int) -> str:
+    """Returns the part of a candidate of a network."""
+    if local:
+        return "local"
+    if steps:
+        return "ridge"
+    return "shared"
 
 
 def _average_networks(problem: Problem, starts: Tensor, clients: Tensor, prior: float) -> Tensor:
@@ -390,7 +418,7 @@ def _average_networks(problem: Problem, starts: Tensor, clients: Tensor, prior: 
             if len(left_out := own[fold == number]):
                 scores[place] += _hits(problem, models[place], left_out)
     final = _paths(problem, starts, clients, rows, prior).double().cpu().numpy()
-    parts = np.array([PARTS.index("local" if local else "ridge" if steps else "shared") for local, steps in _PATHS])
+    parts = np.array([PARTS.index(_part_of(local, steps)) for local, steps in _PATHS])
     averages = []
     for candidates, logs in zip(final, scores, strict=True):
         _, shares = _averaged(candidates, logs + _log_prior(parts, prior, _SPLIT), parts)

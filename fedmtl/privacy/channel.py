@@ -293,15 +293,14 @@ class Channel(ABC):
         plan = records.plan
         each_one = [each for each in self.settings if isinstance(each, RecordPrivacy)]
         of_clients = {budget for each in each_one for budget in each.budgets(plan.ids) if budget is not None}
-        facts |= {
-            "unit": "record",
-            "relation": plan.relation,
-            "names": (GRADIENT,),
-            "releases": int((account.spent.max(0) * plan.local_steps).sum()),
-            "records": plan.describe(),
-            "budget": max(of_clients, default=None),
-            "outside": facts["outside"] + (RECORDS_OUTSIDE if self.privacy is not None else ()),
-        }
+        facts["unit"] = "record"
+        facts["relation"] = plan.relation
+        facts["names"] = (GRADIENT,)
+        facts["releases"] = int((account.spent.max(0) * plan.local_steps).sum())
+        facts["records"] = plan.describe()
+        facts["budget"] = max(of_clients, default=None)
+        if self.privacy is not None:
+            facts["outside"] += RECORDS_OUTSIDE
         if self.prices is not None and self.prices.refuted is None:
             worst = account.epsilons(spent=True).max(0)
             facts["by_client"] = float(worst.min()), float(np.median(worst)), float(worst.max())

@@ -166,7 +166,7 @@ def _mapped(value: Tensor, low: Tensor | float, high: Tensor | float) -> Tensor:
 
 
 def described(coding: Coding) -> dict[str, Any]:
-    """Return what the inputs and outputs of a program are, JSON-ready.
+    """Returns the description of the inputs and outputs of a program, ready for JSON.
 
     ``columns`` are those of its rows, in their order. Each has its ``name``, ``missing``, whether NaN stands for a
     missing value, and one of three: ``categories``, of which a row has the number, counted from 0; the ``period`` of

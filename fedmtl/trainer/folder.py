@@ -176,7 +176,9 @@ class Checkpoint:
             KeyError, ValueError, TypeError: they are not those of a checkpoint.
         """
         parts, notes = parts_of(tensors, metadata, "public", "channel")
-        notes |= {"tally": Tally(**notes["tally"]), "ledger": notes["ledger"] and Head(**notes["ledger"])}
+        notes["tally"] = Tally(**notes["tally"])
+        if notes["ledger"]:
+            notes["ledger"] = Head(**notes["ledger"])
         return cls(public=parts["public"], channel=parts["channel"], **notes)
 
     def check(self, path: Path, fingerprint: str) -> None:

@@ -322,7 +322,11 @@ def kind_of(spec: DataSpec) -> Kind:
 def main_metric(spec: DataSpec) -> Metric:
     """Return ``mse`` for real targets, ``recall_at_5`` for more than 5 labels an example, else ``accuracy``."""
     kind = kind_of(spec)
-    return REGISTRY["mse" if kind in _NUMBERS else "recall_at_5" if kind == "many labels" else "accuracy"]
+    if kind in _NUMBERS:
+        return REGISTRY["mse"]
+    if kind == "many labels":
+        return REGISTRY["recall_at_5"]
+    return REGISTRY["accuracy"]
 
 
 def further_metrics(asked: Sequence[Metric], spec: DataSpec) -> tuple[Metric, ...]:

@@ -31,7 +31,8 @@ _DTYPES = ("float32", "float64")
 
 
 def is_public_part(folder: Path) -> bool:
-    """Return whether a folder is the public part of a run, or a copy of it, and not a whole run."""
+    """Returns True if a folder is the public part of a run, or a copy of it, and not a whole
+    run."""
     return not (folder / "private").exists() and any((folder / name).exists() for name in (COLUMNS, MODEL))
 
 
@@ -92,7 +93,8 @@ def _published_model(received: Received, folder: Path) -> Predictor:
 
 
 def _network(values: Any) -> dict[str, Any]:
-    """Return how the network is built, with a ``made`` that names functions of :mod:`fedmtl.models` alone."""
+    """Returns the description of the network, with a ``made`` that names functions of
+    :mod:`fedmtl.models` alone."""
     if not isinstance(values, dict) or set(values) != {"made", "dtype"}:
         raise DataError("network must have made and dtype, and nothing else.")
     if values["dtype"] not in _DTYPES:

@@ -284,7 +284,8 @@ class Result(Scored):
         values: dict[str, Any] = {"algorithm": self.algorithm, "step": self.step, "stopped": self.stopped}
         values["metric"] = self.metric
         if self.chosen:
-            values |= {**self.chosen, "chosen": dict(self.chosen)}
+            values.update(self.chosen)
+            values["chosen"] = dict(self.chosen)
         values["scored_clients"] = len(self.personal_accuracy)
         if self.lost:
             values["lost"] = self.lost

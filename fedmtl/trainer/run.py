@@ -272,7 +272,8 @@ class Run:
                 raise ConfigError(f"baselines has {name!r}, which cannot be run here: {error}") from error
         try_metrics(problem, asked.asked_metrics)
         self.about["cut_targets"] = data.cut_targets
-        self.about |= {"unscaled": bool(unscaled(data)), "chosen": chosen(asked, algorithm)}
+        self.about["unscaled"] = bool(unscaled(data))
+        self.about["chosen"] = chosen(asked, algorithm)
         self.about["terms"] = terms_of(self.settings)
         self.fingerprint = fingerprint(problem, self.settings, engine.coins)
         self.stop = problem.rounds

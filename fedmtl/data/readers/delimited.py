@@ -133,7 +133,7 @@ def read_text(file: Path, form: Format, text: Sequence[str] = (), settable: bool
         "skiprows": skipped(lines, form),
     }
     names = _headings(file, options)
-    options |= {"decimal": form.decimal, "dtype": dict.fromkeys(text, str), "low_memory": False, **AS_WRITTEN}
+    options.update(AS_WRITTEN, decimal=form.decimal, dtype=dict.fromkeys(text, str), low_memory=False)
     try:
         frame = pd.read_csv(file, header=0, names=names, **options)
     except pd.errors.ParserError as error:

@@ -53,7 +53,8 @@ def smallest_multiplier(cost: Callable[[float, float], float], *, target: float,
             )
     low = high - 0.7
     while coarse(low) <= 0:
-        low, high = low - 0.7, low
+        high = low
+        low = high - 0.7
         if low < -math.log(_LARGEST):
             raise ConfigError(
                 f"epsilon = {rounded_up(target, 6)} at delta = {rounded_up(delta, 6)} needs no noise in {what}: even "
@@ -64,8 +65,13 @@ def smallest_multiplier(cost: Callable[[float, float], float], *, target: float,
     low = high
     gap = 1e-3
     while fine(low) <= 0:
-        low, high, gap = low - gap, low, 8 * gap
-    return math.exp(_meets(fine, _root(fine, low, high, _TOLERANCE / 4) if low < high else high))
+        high = low
+        low = high - gap
+        gap *= 8
+    root = high
+    if low < high:
+        root = _root(fine, low, high, _TOLERANCE / 4)
+    return math.exp(_meets(fine, root))
 
 
 def selection_epsilon(event: Any, delta: float, *, mean: float, shape: float) -> float:

@@ -108,7 +108,8 @@ def loss_of(event: Any) -> Loss:
         d = event.dimension
         return Loss(e, lambda: loss_scale(e, d), lambda width: _both(loss_law(e, d, width)))
     if isinstance(event, PureDpEvent):
-        e, likely = event.epsilon, 1 / (1 + math.exp(-event.epsilon))
+        e = event.epsilon
+        likely = 1 / (1 + math.exp(-e))
         two = np.array([e, -e]), np.array([likely, 1 - likely])
         return Loss(e, lambda: (e / math.cosh(min(e, _FAR) / 2), 2 * e), lambda width: _both(pld.on_grid(*two, width)))
     if isinstance(event, dp_event.GaussianDpEvent):

@@ -88,7 +88,8 @@ class TradeOff:
         """Return the curve of the lines of the ``losses`` (n,), increasing from 0, with their ``deltas`` (n,)."""
         slopes = np.exp(losses)
         x = ((deltas[:-1] - deltas[1:]) / np.diff(slopes))[::-1]
-        x, y = np.append(0.0, x), np.append(deltas[-1], deltas[-2::-1] + slopes[-2::-1] * x)
+        y = np.append(deltas[-1], deltas[-2::-1] + slopes[-2::-1] * x)
+        x = np.append(0.0, x)
         corners = np.append(x, 1 - y[::-1]), np.append(y, 1 - x[::-1])
         return cls(*(np.maximum.accumulate(np.clip(one, 0.0, 1.0)) for one in corners))  # where rounding decides
 
@@ -375,7 +376,8 @@ def _window(parts: Sequence[tuple[LossLaw, int]], tail: float, near: float | Non
         log_masses = np.log(np.concatenate([law.masses for law, _ in parts]))
     index = np.concatenate([np.arange(law.masses.size) for law, _ in parts])
     sizes = np.array([law.masses.size for law, _ in parts])
-    starts, repeats = np.cumsum(sizes) - sizes, np.array([times for _, times in parts])
+    starts = np.cumsum(sizes) - sizes
+    repeats = np.array([times for _, times in parts])
 
     def moment(order: float) -> float:
         """Return the logarithm of the moment generating function of the sum."""
