@@ -34,7 +34,9 @@ def on_files(files: Any, config: Any) -> Any:
             path = _inside(page, target)
             if mark and path and path not in added:
                 added.add(path)
-                files.append(File.generated(config, f"figures/{path}", abs_src_path=str(ROOT / path)))
+                files.append(
+                    File.generated(config, f"figures/{path}", abs_src_path=str(ROOT / path))
+                )
     return files
 
 
@@ -64,7 +66,9 @@ def _places() -> dict[str, str]:
         text = page.read_text(encoding="utf-8")
         for module, options in re.findall(r"^::: ([\w.]+)\n((?: +.*\n|\n)*)", text, re.MULTILINE):
             path = ROOT / module.replace(".", "/")
-            source = (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text(encoding="utf-8")
+            source = (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text(
+                encoding="utf-8"
+            )
             listed = re.findall(r"^ +- (\w+)$", options, re.MULTILINE)
             names = listed or re.findall(r'"(\w+)"', source.split("__all__ = [")[1].split("]")[0])
             places |= {name: f"{module}.{name}" for name in names}

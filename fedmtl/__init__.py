@@ -1,7 +1,7 @@
 """fedmtl: private, personalized federated learning in PyTorch.
 
-The public names stand in one list, the stub ``__init__.pyi`` that type checkers read. Each is imported on first use,
-so that the command line starts without PyTorch.
+The public names stand in one list, the stub ``__init__.pyi`` that type checkers read. Each is
+imported on first use, so that the command line starts without PyTorch.
 """
 
 from __future__ import annotations
@@ -16,9 +16,13 @@ __version__ = "0.1.0"
 
 
 def _exports() -> dict[str, str]:
-    """Return the module of every public name; every line of the stub reads ``from MODULE import NAME as NAME``."""
+    """Return the module of every public name; every line of the stub reads
+    ``from MODULE import NAME as NAME``."""
     lines = Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8").splitlines()
-    return {name: module for _, module, _, name, *_ in (line.split() for line in lines if line.startswith("from ."))}
+    return {
+        name: module
+        for _, module, _, name, *_ in (line.split() for line in lines if line.startswith("from ."))
+    }
 
 
 _EXPORTS = _exports()

@@ -1,9 +1,11 @@
 """Shared checks of the fields of settings dataclasses and of the arguments of readers.
 
-A field whose annotation says what it accepts, such as ``lam: NonNegative = 1.0`` or ``kind: Literal["a", "b"]``, is
-checked by :class:`Checked`, such an argument by :func:`check_arguments`; the functions check values by name.
+A field whose annotation says what it accepts, such as ``lam: NonNegative = 1.0`` or
+``kind: Literal["a", "b"]``, is checked by :class:`Checked`, such an argument by
+:func:`check_arguments`; the functions check values by name.
 
-A NumPy scalar that passes becomes the field's own Python number, which JSON and a fingerprint can hold.
+A NumPy scalar that passes becomes the field's own Python number, which JSON and a fingerprint can
+hold.
 """
 
 from __future__ import annotations
@@ -77,16 +79,17 @@ _PLAIN: dict[Any, tuple[Any, ...]] = {
 
 
 def check_fields(settings: Any) -> None:
-    """Raise :class:`ConfigError` unless every field of a settings dataclass is what its annotation accepts: a word of a
-    ``Literal``, a number, of a :class:`Range` or any, True or False, or None. Fields of other types are not checked."""
+    """Raise :class:`ConfigError` unless every field of a settings dataclass is what its annotation
+    accepts: a word of a ``Literal``, a number, of a :class:`Range` or any, True or False, or None.
+    Fields of other types are not checked."""
     kind: Any = type(settings)
     accepted = _accepted(kind)
     _check(settings, accepted, {name: getattr(settings, name) for name in accepted})
 
 
 class Checked:
-    """Settings that are checked when they are made: base of a dataclass whose annotations say what its fields accept,
-    see :func:`check_fields`."""
+    """Settings that are checked when they are made: base of a dataclass whose annotations say what
+    its fields accept, see :func:`check_fields`."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -94,11 +97,16 @@ class Checked:
 
 def check_values(kind: type, values: Mapping[str, Any]) -> None:
     """Check values as those fields of a settings dataclass, before there is an object of it."""
-    _check(kind.__name__, {name: accepted for name, accepted in _accepted(kind).items() if name in values}, values)
+    _check(
+        kind.__name__,
+        {name: accepted for name, accepted in _accepted(kind).items() if name in values},
+        values,
+    )
 
 
 def check_arguments(function: Callable[P, Result]) -> Callable[P, Result]:
-    """Return the function with a check of its arguments by their annotations, as of fields by :func:`check_fields`."""
+    """Return the function with a check of its arguments by their annotations, as of fields by
+    :func:`check_fields`."""
     signature = inspect.signature(function)
 
     @wraps(function)
@@ -111,7 +119,9 @@ def check_arguments(function: Callable[P, Result]) -> Callable[P, Result]:
     return checked
 
 
-def _check(settings: object, fields: Mapping[str, tuple[Any, ...]], values: Mapping[str, Any]) -> None:
+def _check(
+    settings: object, fields: Mapping[str, tuple[Any, ...]], values: Mapping[str, Any]
+) -> None:
     for name, accepted in fields.items():
         value = values[name]
         words = tuple(word for word in accepted if not isinstance(word, Range))
@@ -119,7 +129,9 @@ def _check(settings: object, fields: Mapping[str, tuple[Any, ...]], values: Mapp
             continue
         ranges = [word for word in accepted if isinstance(word, Range)]
         if ranges:
-            text = ", or ".join([ranges[0].text, *(repr(word) for word in words if word is not None)])
+            text = ", or ".join(
+                [ranges[0].text, *(repr(word) for word in words if word is not None)]
+            )
             bounded(settings, {name: value}, Range(ranges[0].holds, text))
         else:
             raise _refused(settings, name, value, words)
@@ -127,11 +139,14 @@ def _check(settings: object, fields: Mapping[str, tuple[Any, ...]], values: Mapp
 
 @cache
 def _accepted(kind: Any) -> dict[str, tuple[Any, ...]]:
-    """Return the words and the :class:`Range` that each checked field of a class or argument of a function accepts."""
+    """Return the words and the :class:`Range` that each checked field of a class or argument of a
+    function accepts."""
     hints = get_type_hints(kind, include_extras=True)
     accepted = {}
     hints.pop("return", None)
-    for name in [field.name for field in fields(kind) if field.init] if is_dataclass(kind) else hints:
+    for name in (
+        [field.name for field in fields(kind) if field.init] if is_dataclass(kind) else hints
+    ):
         if get_origin(hints[name]) in (Union, UnionType):
             arms = get_args(hints[name])
         else:
@@ -183,14 +198,22 @@ def one_of(settings: object, accepted: tuple[Any, ...], **values: Any) -> None:
 def bounded(settings: object, values: dict[str, Any], accepted: Range) -> None:
     """Raise :class:`ConfigError` unless every value, by its name, is ``accepted``."""
     for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, numbers.Real) or not accepted.holds(value):
-            raise ConfigError(f"{_where(settings)}.{name} is {value!r}; it must be {accepted.text}.")
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, numbers.Real)
+            or not accepted.holds(value)
+        ):
+            raise ConfigError(
+                f"{_where(settings)}.{name} is {value!r}; it must be {accepted.text}."
+            )
         if isinstance(value, np.generic) and getattr(settings, name, None) is value:
             object.__setattr__(settings, name, value.item())  # also in a frozen dataclass
 
 
 def _refused(settings: object, name: str, value: Any, accepted: tuple[Any, ...]) -> ConfigError:
-    return ConfigError(f"{_where(settings)}.{name} is {value!r}; accepted: {', '.join(map(repr, accepted))}.")
+    return ConfigError(
+        f"{_where(settings)}.{name} is {value!r}; accepted: {', '.join(map(repr, accepted))}."
+    )
 
 
 def _where(settings: object) -> str:
@@ -200,7 +223,8 @@ def _where(settings: object) -> str:
 
 
 def id_of(client: Any) -> Any:
-    """Return the id that a whole number stands for, its digits as a text; anything else as it is."""
+    """Return the id that a whole number stands for, its digits as a text; anything else as it
+    is."""
     whole = isinstance(client, numbers.Integral) and not isinstance(client, bool)
     if whole:
         return str(int(client))

@@ -1,5 +1,5 @@
-"""Files that are written whole or not at all (to a temporary name beside the target, then renamed), folders that one
-process writes at a time, and readers."""
+"""Files that are written whole or not at all (to a temporary name beside the target, then renamed),
+folders that one process writes at a time, and readers."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _TEMPORARY = re.compile(r".+\.[0-9a-f]{8}\.tmp")
 def write_bytes(path: Path, content: bytes) -> None:
     """Replace ``path`` by ``content``; at any crash the old or the new file is there, whole.
 
-    The temporary name is this write's own, so two processes never write into one file. What a crash leaves is removed
-    by :func:`remove_temporary`.
+    The temporary name is this write's own, so two processes never write into one file. What a crash
+    leaves is removed by :func:`remove_temporary`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
@@ -48,14 +48,16 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def remove_temporary(folder: Path) -> None:
-    """Remove what interrupted writes have left in a folder and below, which no other process may be writing."""
+    """Remove what interrupted writes have left in a folder and below, which no other process may be
+    writing."""
     for path in folder.rglob("*.tmp"):
         if _TEMPORARY.fullmatch(path.name):
             path.unlink(missing_ok=True)
 
 
 def lock(file: IO[bytes]) -> None:
-    """Lock an open file for one process; the system releases the lock when that process ends, however it ends.
+    """Lock an open file for one process; the system releases the lock when that process ends,
+    however it ends.
 
     Raises:
         BlockingIOError: another process has it, or this one by another opening.
@@ -70,10 +72,11 @@ def lock(file: IO[bytes]) -> None:
 
 @contextmanager
 def claimed(folder: Path) -> Iterator[None]:
-    """Hold a folder for this block alone; the folder is made, and removed at the end if nothing was written there.
+    """Hold a folder for this block alone; the folder is made, and removed at the end if nothing was
+    written there.
 
-    The claim is a lock of the file ``CLAIM``, so that of a process that was killed holds nobody up. Where the system
-    has no locks the block runs without one.
+    The claim is a lock of the file ``CLAIM``, so that of a process that was killed holds nobody up.
+    Where the system has no locks the block runs without one.
 
     Raises:
         BlockingIOError: another block holds it, in this process or another one.
@@ -99,7 +102,8 @@ def remove_empty(folder: Path) -> None:
 
 
 def _locked(path: Path) -> IO[bytes] | None:
-    """Return the file of a claim, open and locked; None if another process has removed it or its folder meanwhile."""
+    """Return the file of a claim, open and locked; None if another process has removed it or its
+    folder meanwhile."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = open(path, "ab")  # noqa: SIM115 - held until its end
@@ -132,7 +136,8 @@ def _is_no_folder(path: Path) -> bool:
 
 
 def append_bytes(path: Path, length: int, content: Iterable[bytes | memoryview]) -> None:
-    """Write ``content`` behind the first ``length`` bytes of a file, which keep; what stood behind them is cut off.
+    """Write ``content`` behind the first ``length`` bytes of a file, which keep; what stood behind
+    them is cut off.
 
     The file is made, with its folder, where ``length`` is 0. All is on the disk when this returns.
     """
@@ -170,8 +175,8 @@ def parse_json(text: str, *, finite: bool = True) -> Any:
         finite: whether NaN, Infinity and numbers beyond a double are refused.
 
     Raises:
-        ValueError: no JSON; a key that an object has twice; more than 100 levels; a whole number beyond 2**128; or a
-            number that is not finite.
+        ValueError: no JSON; a key that an object has twice; more than 100 levels; a whole number
+            beyond 2**128; or a number that is not finite.
     """
     options: dict[str, Any] = {}
     if finite:
@@ -243,12 +248,14 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def yaml_text(values: Mapping[str, Any]) -> str:
-    """Return plain values as YAML, from which :func:`read_yaml` reads the same texts: ``yes``, ``1e3`` and ``${x}``."""
+    """Return plain values as YAML, from which :func:`read_yaml` reads the same texts: ``yes``,
+    ``1e3`` and ``${x}``."""
     return yaml.dump(dict(values), Dumper=_Plain, sort_keys=False, allow_unicode=True)
 
 
 def read_yaml(path: Path) -> Any:
-    """Return the plain values in a YAML file; a text that looks like a reference, ``${x}``, stays one.
+    """Return the plain values in a YAML file; a text that looks like a reference, ``${x}``, stays
+    one.
 
     Raises:
         DataError: the file cannot be read.
@@ -260,7 +267,8 @@ def read_yaml(path: Path) -> Any:
 
 
 class _Plain(yaml.SafeDumper):
-    """Writes a value that occurs twice twice, and quotes what readers of another YAML take for a number."""
+    """Writes a value that occurs twice twice, and quotes what readers of another YAML take for a
+    number."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -295,11 +303,18 @@ def csv_rows(path: Path, *headers: str, what: str) -> Iterator[tuple[str, list[s
     """
     if not path.is_file():
         raise DataError(f"{path}: no such file; {what} a CSV file with the columns {headers[0]}.")
-    with gzip.open(path, "rt", newline="") if path.suffix == ".gz" else path.open(newline="") as lines:
+    with (
+        gzip.open(path, "rt", newline="")
+        if path.suffix == ".gz"
+        else path.open(newline="") as lines
+    ):
         reader = csv.reader(lines)
         header = ",".join(cell.strip() for cell in next(reader, []))
         if header not in headers:
-            raise DataError(f"{path}, row 1: the header is {header!r}; it must be {' or '.join(map(repr, headers))}.")
+            raise DataError(
+                f"{path}, row 1: the header is {header!r}; it must be "
+                f"{' or '.join(map(repr, headers))}."
+            )
         for cells in reader:
             where = f"{path}, row {reader.line_num}"
             if len(cells) != header.count(",") + 1:

@@ -1,4 +1,5 @@
-"""Fingerprints: a digest of every part of what a result depends on, so that a part that differs can be named."""
+"""Fingerprints: a digest of every part of what a result depends on, so that a part that differs can
+be named."""
 
 from __future__ import annotations
 
@@ -15,12 +16,14 @@ def fingerprint_of(parts: Mapping[str, Any]) -> str:
         parts: what a result depends on; JSON-ready values.
     """
     contents = {name: json.dumps(value, sort_keys=True).encode() for name, value in parts.items()}
-    return "; ".join(f"{name}={blake2b(text, digest_size=16).hexdigest()}" for name, text in contents.items())
+    return "; ".join(
+        f"{name}={blake2b(text, digest_size=16).hexdigest()}" for name, text in contents.items()
+    )
 
 
 def differing(one: str, other: str) -> list[str]:
-    """Return the names of the parts in which two fingerprints differ, of one that has no parts (as those of earlier
-    versions) none."""
+    """Return the names of the parts in which two fingerprints differ, of one that has no parts (as
+    those of earlier versions) none."""
     first = _parts(one)
     second = _parts(other)
     if not first or not second:

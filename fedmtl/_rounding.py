@@ -1,5 +1,5 @@
-"""How numbers are written: an epsilon or a delta in print is never below the one that was spent, nor a lower bound
-above the one that was measured, and a score has the same digits everywhere."""
+"""How numbers are written: an epsilon or a delta in print is never below the one that was spent,
+nor a lower bound above the one that was measured, and a score has the same digits everywhere."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from decimal import ROUND_CEILING, Context, Decimal
 def rounded_up(value: float, digits: int = 4) -> str:
     """Return ``value`` with at most ``digits`` significant digits, rounded up.
 
-    The number is read as Python prints it (``1e-5`` is written ``1e-05``, not ``1.0001e-05``), and the text read back
-    as a float is at least ``value``.
+    The number is read as Python prints it (``1e-5`` is written ``1e-05``, not ``1.0001e-05``), and
+    the text read back as a float is at least ``value``.
 
     Args:
         value: an epsilon or a delta; infinity and NaN are written as ``"inf"`` and ``"nan"``.
@@ -27,12 +27,14 @@ def rounded_up(value: float, digits: int = 4) -> str:
 
 
 def rounded_down(value: float, digits: int = 3) -> str:
-    """Return a lower bound with at most ``digits`` significant digits, rounded down; see :func:`rounded_up`."""
+    """Return a lower bound with at most ``digits`` significant digits, rounded down; see
+    :func:`rounded_up`."""
     return f"{0.0 - float(rounded_up(-value, digits)):.{digits}g}"
 
 
 def grouped(text: str) -> str:
-    """Return a text with the whole numbers of at least 1,000 in it written so, in groups of three digits."""
+    """Return a text with the whole numbers of at least 1,000 in it written so, in groups of three
+    digits."""
     return re.sub(r"(?<![\w.+-])\d{4,}(?!\w|\.\d)", lambda found: f"{int(found[0]):,}", text)
 
 
@@ -42,15 +44,15 @@ def percent(values: Iterable[float]) -> str:
 
 
 def number_text(value: float, mean: float | None = None) -> str:
-    """Return a metric in print: three decimals, or four significant digits of what they would leave too little of or
-    too much.
+    """Return a metric in print: three decimals, or four significant digits of what they would leave
+    too little of or too much.
 
     The twelfth decimal is rounded first, so that sums in another order are written alike.
 
     Args:
         value: the metric.
-        mean: that ``value`` is printed beside, such as that of a deviation: it then has three decimals where that has,
-            and a power of ten where that has a large one.
+        mean: that ``value`` is printed beside, such as that of a deviation: it then has three
+            decimals where that has, and a power of ten where that has a large one.
     """
     value = round(float(value), 12)
     size = abs(value if mean is None else round(float(mean), 12))

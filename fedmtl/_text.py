@@ -1,13 +1,14 @@
-"""Names as people see them: texts of data and of received files hold nothing that a terminal or a spreadsheet obeys.
+"""Names as people see them: texts of data and of received files hold nothing that a terminal or a
+spreadsheet obeys.
 
-Names stay as they are wherever programs match them: in memory, in JSON, in safetensors and in the messages of nodes.
-They are written for people by one rule:
+Names stay as they are wherever programs match them: in memory, in JSON, in safetensors and in the
+messages of nodes. They are written for people by one rule:
 
-- :func:`shown`, on terminals, in tables, pages and figures: a character that cannot be printed, such as that which
-  begins an escape code, a line break, or a mark of direction, is written as Python writes it: ``\\x1b``, ``\\n``,
-  ``\\u202e``;
-- :func:`cell`, in CSV files: the same, and an apostrophe stands before a text that a spreadsheet would compute, one
-  that begins with ``=``, ``+``, ``-`` or ``@`` and is no number.
+- :func:`shown`, on terminals, in tables, pages and figures: a character that cannot be printed,
+  such as that which begins an escape code, a line break, or a mark of direction, is written as
+  Python writes it: ``\\x1b``, ``\\n``, ``\\u202e``;
+- :func:`cell`, in CSV files: the same, and an apostrophe stands before a text that a spreadsheet
+  would compute, one that begins with ``=``, ``+``, ``-`` or ``@`` and is no number.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?(inf|nan)")
 
 
 def shown(text: str) -> str:
-    """Return a text on one line, in which a character that cannot be printed is written as Python writes it."""
+    """Return a text on one line, in which a character that cannot be printed is written as Python
+    writes it."""
     if text.isprintable():
         return text
     return "".join(map(_shown, text))
@@ -33,7 +35,8 @@ def shown_lines(text: str) -> str:
 
 
 def cell(value: Any) -> Any:
-    """Return a cell of a CSV file: a text as a spreadsheet shows it and does not compute it, other values as they are.
+    """Return a cell of a CSV file: a text as a spreadsheet shows it and does not compute it, other
+    values as they are.
 
     A text that begins with a formula's sign behind spaces counts as one.
     """

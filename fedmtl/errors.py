@@ -4,7 +4,8 @@ from __future__ import annotations
 
 
 class FedmtlError(Exception):
-    """Base of every error meant for the user; the command line prints its text without a traceback."""
+    """Base of every error meant for the user; the command line prints its text without a
+    traceback."""
 
 
 class DataError(FedmtlError, ValueError):
@@ -28,7 +29,8 @@ class ResumeError(FedmtlError, RuntimeError):
 
 
 class TrainingError(FedmtlError, RuntimeError):
-    """Nothing can be learned: what was computed is not finite, no client is connected, or a file cannot be written."""
+    """Nothing can be learned: what was computed is not finite, no client is connected, or a file
+    cannot be written."""
 
 
 class BudgetExhausted(FedmtlError, RuntimeError):
@@ -36,6 +38,7 @@ class BudgetExhausted(FedmtlError, RuntimeError):
 
 
 def first_line(error: BaseException) -> str:
-    """Return an error's first line, without its full stop; the name of its class where it has no text."""
+    """Return an error's first line, without its full stop; the name of its class where it has no
+    text."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines[0] if lines else type(error).__name__).rstrip(".")

@@ -1,8 +1,9 @@
 """Counter-based random numbers: every draw is a pure function of its key.
 
-A draw is addressed by ``(seed, purpose, replicate)``, which make a 64-bit key, and by ``(client, step, index)``,
-which make the 128-bit counter of Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3",
-SC 2011). Draws therefore do not depend on the order of clients, on chunking, on threads or on the device.
+A draw is addressed by ``(seed, purpose, replicate)``, which make a 64-bit key, and by
+``(client, step, index)``, which make the 128-bit counter of Philox4x32-10 (Salmon et al., "Parallel
+random numbers: as easy as 1, 2, 3", SC 2011). Draws therefore do not depend on the order of
+clients, on chunking, on threads or on the device.
 
 These numbers are for simulation. Privacy coins go through :mod:`fedmtl.privacy.noise.sources`.
 """
@@ -33,7 +34,8 @@ def derive_key(seed: int, purpose: str, replicate: int = 0) -> int:
 
     Args:
         seed: any Python integer.
-        purpose: what the numbers are for, such as ``"batches"``; different purposes are independent streams.
+        purpose: what the numbers are for, such as ``"batches"``; different purposes are independent
+            streams.
         replicate: index of an independent repetition.
     """
     digest = hashlib.sha256(f"{seed}\x00{purpose}\x00{replicate}".encode()).digest()
@@ -55,7 +57,8 @@ Words = TypeVar("Words", Tensor, np.ndarray)
 
 
 def philox(key: int | Words, c0: Words, c1: Any, c2: Words, c3: Words) -> tuple[Words, ...]:
-    """Return Philox4x32-10 of arrays that each hold one 32-bit word: int64 tensors, or NumPy's uint64.
+    """Return Philox4x32-10 of arrays that each hold one 32-bit word: int64 tensors, or NumPy's
+    uint64.
 
     Args:
         key: 64-bit key; an array of 64-bit keys broadcasts against the counters.
@@ -80,13 +83,20 @@ def philox(key: int | Words, c0: Words, c1: Any, c2: Words, c3: Words) -> tuple[
 
 
 def philox_words(
-    words: np.ndarray, key: int | np.ndarray, c0: np.ndarray, c1: np.ndarray, c2: np.ndarray, c3: np.ndarray
+    words: np.ndarray,
+    key: int | np.ndarray,
+    c0: np.ndarray,
+    c1: np.ndarray,
+    c2: np.ndarray,
+    c3: np.ndarray,
 ) -> None:
-    """Fill ``words`` (2, ...) with :func:`philox` as pairs, ``(w0 << 32) | w1`` and ``(w2 << 32) | w3``, all of uint64.
+    """Fill ``words`` (2, ...) with :func:`philox` as pairs, ``(w0 << 32) | w1`` and
+    ``(w2 << 32) | w3``, all of uint64.
 
-    The first round is made on the arguments as they are, which costs little where a word is the same along an axis. The
-    others are made in place, on two words at a time: those that are multiplied, x, and those that are not, y.
-    ``words`` should be so small that a few arrays of its size fit the cache.
+    The first round is made on the arguments as they are, which costs little where a word is the
+    same along an axis. The others are made in place, on two words at a time: those that are
+    multiplied, x, and those that are not, y. ``words`` should be so small that a few arrays of its
+    size fit the cache.
     """
     mask = np.uint64(_MASK)
     half = np.uint64(32)
@@ -115,7 +125,8 @@ def philox_words(
 
 
 def _scratch(count: int, shape: tuple[int, ...]) -> np.ndarray:
-    """Return uint64 (count, *shape) of the thread's own, with whatever it holds: new memory would come page by page."""
+    """Return uint64 (count, *shape) of the thread's own, with whatever it holds: new memory would
+    come page by page."""
     size = count * math.prod(shape)
     if getattr(_LOCAL, "scratch", np.empty(0)).size < size:
         _LOCAL.scratch = np.empty(size, dtype=np.uint64)
@@ -126,7 +137,8 @@ _LOCAL = threading.local()
 
 
 def keyed_bits(key: int | Words, client: Words, step: int | Words, index: Words) -> Words:
-    """Return 63 random bits per address: non-negative int64 of tensors, uint64 of NumPy's arrays of these.
+    """Return 63 random bits per address: non-negative int64 of tensors, uint64 of NumPy's arrays of
+    these.
 
     Args:
         key: from :func:`derive_key`, or 64-bit keys that broadcast.
@@ -141,14 +153,20 @@ def keyed_bits(key: int | Words, client: Words, step: int | Words, index: Words)
 
 
 def keyed_uniform(key: int | Tensor, client: Tensor, step: int | Tensor, index: Tensor) -> Tensor:
-    """Uniform numbers in ``[0, 1)``, float64 with 53 random bits; arguments of :func:`keyed_bits`."""
+    """Uniform numbers in ``[0, 1)``, float64 with 53 random bits; arguments of
+    :func:`keyed_bits`."""
     return (keyed_bits(key, client, step, index) >> 10).to(torch.float64) * 2.0**-53
 
 
-def keyed_generator(seed: int, purpose: str, step: int = 0, replicate: int = 0) -> np.random.Generator:
+def keyed_generator(
+    seed: int, purpose: str, step: int = 0, replicate: int = 0
+) -> np.random.Generator:
     """Return a NumPy generator (Philox4x64) of its own for one (seed, purpose, replicate, step)."""
     counter = np.array([0, 0, 0, step], dtype=np.uint64)
-    key = np.array([derive_key(seed, purpose, replicate), derive_key(seed, purpose + "/1", replicate)], np.uint64)
+    key = np.array(
+        [derive_key(seed, purpose, replicate), derive_key(seed, purpose + "/1", replicate)],
+        np.uint64,
+    )
     return np.random.Generator(np.random.Philox(key=key, counter=counter))
 
 
@@ -160,10 +178,11 @@ class Coins(Protocol):
 
 
 def distinct_numbers(n: int, size: int, coins: Coins) -> np.ndarray:
-    """Return a uniform subset of ``size`` of ``range(n)``, sorted int64; memory and time O(size) for small sizes.
+    """Return a uniform subset of ``size`` of ``range(n)``, sorted int64; memory and time O(size)
+    for small sizes.
 
-    Draws with replacement and keeps the first ``size`` distinct values, which is exactly uniform sampling
-    without replacement; more than half of the population is drawn as a complement.
+    Draws with replacement and keeps the first ``size`` distinct values, which is exactly uniform
+    sampling without replacement; more than half of the population is drawn as a complement.
     """
     if 2 * size > n:
         left_out = distinct_numbers(n, n - size, coins)

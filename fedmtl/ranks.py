@@ -1,10 +1,11 @@
 """Processes that compute one run: torch.distributed in a few operations.
 
-Every rank runs the same program. A client belongs to one rank, which computes it and keeps its own tensors; what is
-public is the same everywhere. Rank 0, the first, draws the cohorts, keeps the ledger, adds the noise, and writes.
+Every rank runs the same program. A client belongs to one rank, which computes it and keeps its own
+tensors; what is public is the same everywhere. Rank 0, the first, draws the cohorts, keeps the
+ledger, adds the noise, and writes.
 
-Values travel through main memory by gloo, whatever devices the ranks compute on: what is reduced in a round is one
-vector in float64, which is noised on a CPU in any case.
+Values travel through main memory by gloo, whatever devices the ranks compute on: what is reduced in
+a round is one vector in float64, which is noised on a CPU in any case.
 """
 
 from __future__ import annotations
@@ -36,19 +37,22 @@ from .errors import ConfigError, FedmtlError, TrainingError
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 _ARRIVAL = timedelta(minutes=5)  # for processes of a launch that have not come yet
-_MEETING = timedelta(minutes=1)  # for copies of this process, which meet at once unless one has ended
+# for copies of this process, which meet at once unless one has ended
+_MEETING = timedelta(minutes=1)
 _NOTICE = 10.0  # seconds after which a process logs what it waits for
-_WAIT = timedelta(hours=1)  # for a rank that is alive and does not answer; of one that is gone the others hear at once
+# for a rank that is alive and does not answer; of one that is gone the others hear at once
+_WAIT = timedelta(hours=1)
 _SHORT = 4096  # bytes that travel at once; of what is longer the rest follows
-_LOST = re.compile(r"connect|socket|broken pipe|timed? ?out", re.IGNORECASE)  # gloo has no class for it
+# gloo has no class for it
+_LOST = re.compile(r"connect|socket|broken pipe|timed? ?out", re.IGNORECASE)
 
 
 @dataclass(frozen=True, eq=False)
 class Ranks:
     """The place of this process among those of a run; the default is a run of one process.
 
-    All ranks call the same methods in the same order. An error of a method that names no other rank is that of this
-    process; where another rank is lost, every method raises TrainingError.
+    All ranks call the same methods in the same order. An error of a method that names no other rank
+    is that of this process; where another rank is lost, every method raises TrainingError.
 
     Attributes:
         rank: of this process, in [0, size).
@@ -56,7 +60,8 @@ class Ranks:
         group: their process group; None for a single one.
         local: number of this process on its machine.
         beside: how many processes the launch started on this machine.
-        begins: whether the launch's process group was made with this, and not by the program before.
+        begins: whether the launch's process group was made with this, and not by the program
+            before.
         may_fork: whether a run of this single process may start more of them.
     """
 
@@ -70,12 +75,13 @@ class Ranks:
 
     @classmethod
     def of_launch(cls) -> Ranks:
-        """Return the ranks that torchrun (or another launcher that sets RANK and WORLD_SIZE) started, or those of the
-        process group that the program has made; a single one, which may start others, without either.
+        """Return the ranks that torchrun (or another launcher that sets RANK and WORLD_SIZE)
+        started, or those of the process group that the program has made; a single one, which may
+        start others, without either.
 
         Raises:
-            ConfigError: torch was built without gloo, what the environment says of the launch is incomplete, or the
-                other processes do not come within five minutes.
+            ConfigError: torch was built without gloo, what the environment says of the launch is
+                incomplete, or the other processes do not come within five minutes.
         """
         if not dist.is_available():
             return cls()
@@ -86,12 +92,14 @@ class Ranks:
                     dist.init_process_group("gloo", timeout=_ARRIVAL)
         except dist.DistError as error:
             raise ConfigError(
-                f"{_awaited()}, and they did not come within {_ARRIVAL.total_seconds() / 60:g} minutes. Start all "
+                f"{_awaited()}, and they did not come within {_ARRIVAL.total_seconds() / 60:g} "
+                "minutes. Start all "
                 f"of them with torchrun, or unset RANK and WORLD_SIZE for a single process."
             ) from error
         except ValueError as error:
             raise ConfigError(
-                f"The environment has WORLD_SIZE={os.environ.get('WORLD_SIZE')}, as for several processes, but {error}"
+                f"The environment has WORLD_SIZE={os.environ.get('WORLD_SIZE')}, as for several "
+                f"processes, but {error}"
                 "; start them with torchrun, or unset WORLD_SIZE for a single one."
             ) from error
         if not dist.is_initialized():
@@ -110,14 +118,17 @@ class Ranks:
     def can_fork() -> bool:
         """Returns True if copies of this process can compute clients: on Linux if no GPU was
         found, whose libraries have threads that a copy lacks."""
-        return sys.platform == "linux" and dist.is_gloo_available() and not torch.cuda.is_available()
+        return (
+            sys.platform == "linux" and dist.is_gloo_available() and not torch.cuda.is_available()
+        )
 
     @contextmanager
     def forked(self, count: int) -> Iterator[Ranks]:
-        """Compute the block in ``count`` processes, copies of this one, each with its own rank; of 1 in this one.
+        """Compute the block in ``count`` processes, copies of this one, each with its own rank; of
+        1 in this one.
 
-        Only this process, rank 0, goes on after the block; the others end there, and with this one. Their operations
-        use one thread, since a copy has no others.
+        Only this process, rank 0, goes on after the block; the others end there, and with this one.
+        Their operations use one thread, since a copy has no others.
 
         Raises:
             TrainingError: another process cannot be reached, or failed.
@@ -135,19 +146,25 @@ class Ranks:
         with tempfile.TemporaryDirectory() as folder:
             try:
                 with warnings.catch_warnings():
-                    warnings.simplefilter("ignore", DeprecationWarning)  # of this process's threads a copy uses none
+                    # of this process's threads a copy uses none
+                    warnings.simplefilter("ignore", DeprecationWarning)
                     for place in range(1, count):
                         child = os.fork()
                         if child == 0:
                             rank = place
-                            gc.freeze()  # an earlier process group that is garbage would wait for threads it had
+                            # an earlier process group that is garbage would wait for threads it had
+                            gc.freeze()
                             break
                         children.append(child)
                 ranks = Ranks._met(f"file://{folder}/ranks", rank, count)
                 yield ranks
             except BaseException as error:
                 failed = True
-                if os.getpid() != this and isinstance(error, Exception) and not getattr(error, "agreed", False):
+                if (
+                    os.getpid() != this
+                    and isinstance(error, Exception)
+                    and not getattr(error, "agreed", False)
+                ):
                     traceback.print_exception(error)
                 raise
             finally:
@@ -165,15 +182,19 @@ class Ranks:
                         _ended(child)
                     raise
                 finally:
-                    object.__setattr__(ranks, "group", None)  # else a result that refers to it keeps it
+                    # else a result that refers to it keeps it
+                    object.__setattr__(ranks, "group", None)
                     torch.set_num_threads(threads)
                     sys.excepthook = hook  # a process group has its own
         if any(codes):
-            raise TrainingError("A process of the run has failed after its last work for the others; it says why.")
+            raise TrainingError(
+                "A process of the run has failed after its last work for the others; it says why."
+            )
 
     @classmethod
     def _met(cls, meeting: str, rank: int, size: int) -> Ranks:
-        """Return the place ``rank`` of this process among ``size`` on this machine that meet at an address."""
+        """Return the place ``rank`` of this process among ``size`` on this machine that meet at an
+        address."""
         torch.set_num_threads(1)
         if rank:  # the first one says it
             logging.disable(logging.WARNING)
@@ -182,7 +203,9 @@ class Ranks:
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # nothing leaves the machine
         try:
             with cls(rank, size)._reached():
-                dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=size, timeout=_MEETING)
+                dist.init_process_group(
+                    "gloo", init_method=meeting, rank=rank, world_size=size, timeout=_MEETING
+                )
                 return cls(rank, size, dist.new_group(backend="gloo", timeout=_WAIT), rank, size)
         finally:
             os.environ.pop("GLOO_SOCKET_IFNAME")
@@ -194,14 +217,16 @@ class Ranks:
         return self.rank == 0
 
     def leave(self) -> None:
-        """End this process's part in a launch, when it has nothing more to ask or to answer: threads that still wait
-        for the others when the process ends would abort it. A group that the program made itself stays."""
+        """End this process's part in a launch, when it has nothing more to ask or to answer:
+        threads that still wait for the others when the process ends would abort it. A group that
+        the program made itself stays."""
         if self.begins:
             dist.destroy_process_group()
 
     def owners(self, work: Tensor) -> Tensor:
-        """Return the rank of every client, int64 (n,): they are dealt out in the order of their expected ``work``
-        (n,), back and forth, so that the ranks have about as much to do. No number of a run depends on it."""
+        """Return the rank of every client, int64 (n,): they are dealt out in the order of their
+        expected ``work`` (n,), back and forth, so that the ranks have about as much to do. No
+        number of a run depends on it."""
         order = torch.argsort(work, descending=True, stable=True)
         there_and_back = torch.cat([torch.arange(self.size), torch.arange(self.size).flip(0)])
         owner = torch.empty(len(work), dtype=torch.int64)
@@ -209,8 +234,9 @@ class Ranks:
         return owner
 
     def sum(self, values: Tensor) -> Tensor:
-        """Return the sum over ranks. It is complete on rank 0 only; ignore it on others. It is exact where all partial
-        sums are, as those of :func:`fedmtl.privacy.clip.clipped_sum`, and then the same for any number of ranks.
+        """Return the sum over ranks. It is complete on rank 0 only; ignore it on others. It is
+        exact where all partial sums are, as those of :func:`fedmtl.privacy.clip.clipped_sum`, and
+        then the same for any number of ranks.
 
         Args:
             values: float64, the same shape everywhere; overwritten.
@@ -270,7 +296,8 @@ class Ranks:
             count: n, rows in all; every place is that of one rank.
 
         Returns:
-            (n, ...) on the device of ``rows``; ``rows`` themselves in a single process whose places are in order.
+            (n, ...) on the device of ``rows``; ``rows`` themselves in a single process whose places
+            are in order.
         """
         if self.size == 1 and bool((places == torch.arange(count)).all()):
             return rows
@@ -289,8 +316,8 @@ class Ranks:
 
     @contextmanager
     def agree(self) -> Iterator[None]:
-        """At the end of the block, which has no other operation of all ranks, raise at every rank the error that the
-        block had at the lowest rank that has one."""
+        """At the end of the block, which has no other operation of all ranks, raise at every rank
+        the error that the block had at the lowest rank that has one."""
         error: Exception | None = None
         try:
             yield
@@ -312,8 +339,10 @@ class Ranks:
             if not (isinstance(error, dist.DistError) or _LOST.search(str(error))):
                 raise  # an error of this process
             raise TrainingError(
-                f"Rank {self.rank} of {self.size} can no longer reach the others: one of them has ended, or cannot be "
-                f"reached. Its own message says why. A run with a folder continues from its last checkpoint, "
+                f"Rank {self.rank} of {self.size} can no longer reach the others: one of them has "
+                "ended, or cannot be "
+                "reached. Its own message says why. A run with a folder continues from its last "
+                "checkpoint, "
                 f"also with another number of ranks: resume it."
             ) from error
 
@@ -328,7 +357,8 @@ class _Pickler(pickle.Pickler):
 
 
 def _packed(value: Any) -> Tensor:
-    """Return an object as bytes, uint8 (N,): their number, then its pickle, and zeros up to :data:`_SHORT` bytes."""
+    """Return an object as bytes, uint8 (N,): their number, then its pickle, and zeros up to
+    :data:`_SHORT` bytes."""
     file = io.BytesIO(bytes(8))
     file.seek(8)
     _Pickler(file, protocol=5).dump(value)
@@ -353,7 +383,8 @@ def _kill(child: int) -> None:
 
 
 def _ended(child: int) -> int:
-    """Wait until a process has ended, and return its exit code; 0 where the program does not keep it."""
+    """Wait until a process has ended, and return its exit code; 0 where the program does not keep
+    it."""
     try:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     except ChildProcessError:
@@ -362,11 +393,16 @@ def _ended(child: int) -> int:
 
 def _awaited() -> str:
     """Returns the processes that this one waits for at the start of a launch, in words."""
-    rank, size, *place = (os.environ.get(name, "?") for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
+    rank, size, *place = (
+        os.environ.get(name, "?") for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    )
     others = "rank 0 and the other processes, which meet"
     if rank == "0":
         others = "the other processes, which connect to it"
-    return f"rank {rank} of {size} waits for {others} at {':'.join(place)} (MASTER_ADDR and MASTER_PORT)"
+    return (
+        f"rank {rank} of {size} waits for {others} at {':'.join(place)} (MASTER_ADDR and "
+        "MASTER_PORT)"
+    )
 
 
 @contextmanager
@@ -395,6 +431,7 @@ def _portable(error: Exception) -> Exception:
 
 
 def _agreed(error: Exception) -> Exception:
-    """Return an error that every rank has, marked as such (pickling loses the mark): only the first rank prints it."""
+    """Return an error that every rank has, marked as such (pickling loses the mark): only the first
+    rank prints it."""
     error.agreed = True  # type: ignore[attr-defined]
     return error

@@ -1,9 +1,10 @@
-"""Follow docs/pages/deploy.md word for word, in a new environment: from pip install to a certificate.
+"""Follow docs/pages/deploy.md word for word, in a new environment: from pip install to a
+certificate.
 
 python scripts/deploy.py > docs/examples/deploy.txt
 
-The blocks of the page run in order, in one session of bash in an empty folder; blocks with a title become files. The
-commands, and what the page's own commands print, go to standard output.
+The blocks of the page run in order, in one session of bash in an empty folder; blocks with a title
+become files. The commands, and what the page's own commands print, go to standard output.
 """
 
 from __future__ import annotations
@@ -32,7 +33,10 @@ def session(page: Path, folder: Path) -> str:
             path.write_text(text, encoding="utf-8")
         elif language in ("bash", "sh"):
             for command in re.split(r"(?<!\\)\n", text.strip()):
-                lines += [f"printf '%s\\n' {quoted(f'$ {command}')}" if command else "echo", command]
+                lines += [
+                    f"printf '%s\\n' {quoted(f'$ {command}')}" if command else "echo",
+                    command,
+                ]
     return "\n".join(lines)
 
 
@@ -42,7 +46,9 @@ def quoted(text: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--here", action="store_true", help="in this environment, without pip install")
+    parser.add_argument(
+        "--here", action="store_true", help="in this environment, without pip install"
+    )
     words = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
         folder, environment = Path(place) / "page", dict(os.environ)
@@ -53,11 +59,21 @@ def main() -> None:
             environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
         else:
             subprocess.run([sys.executable, "-m", "venv", f"{place}/env"], check=True)
-            script = re.sub(r"^pip install -e \"\.", f'pip install --quiet -e "{ROOT}', script, flags=re.MULTILINE)
+            script = re.sub(
+                r"^pip install -e \"\.",
+                f'pip install --quiet -e "{ROOT}',
+                script,
+                flags=re.MULTILINE,
+            )
             environment["PATH"] = f"{place}/env/bin:{environment['PATH']}"
             environment.pop("PYTHONPATH", None)
         found = subprocess.run(
-            ["bash", "-c", script], cwd=folder, env=environment, stdout=subprocess.PIPE, text=True, timeout=SECONDS
+            ["bash", "-c", script],
+            cwd=folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            text=True,
+            timeout=SECONDS,
         )
     for line in HIDDEN.sub("", found.stdout).replace(str(folder), ".").splitlines():
         print(line.rstrip())

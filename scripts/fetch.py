@@ -1,10 +1,13 @@
-"""Download public data sets in their original form, check them, and unpack them where the readers look.
+"""Download public data sets in their original form, check them, and unpack them where the readers
+look.
 
-    python scripts/fetch.py cifar10 --root data/cifar10        then: fedmtl data=cifar data.root=data/cifar10
-    python scripts/fetch.py celeba --root data --check         only check what is there
+    python scripts/fetch.py cifar10 --root data/cifar10        then: fedmtl data=cifar
+    data.root=data/cifar10 python scripts/fetch.py celeba --root data --check         only check
+    what is there
 
-An interrupted download goes on where it stopped. Every file is checked by its size and its checksum before it is used.
-Exit codes: 0, all files are there and right; 1, a download or a check failed; 2, the request is wrong.
+An interrupted download goes on where it stopped. Every file is checked by its size and its checksum
+before it is used. Exit codes: 0, all files are there and right; 1, a download or a check failed; 2,
+the request is wrong.
 """
 
 from __future__ import annotations
@@ -45,7 +48,8 @@ class Source:
         checksum: of its bytes, hexadecimal.
         algorithm: of the checksum, as in :mod:`hashlib`.
         size: in bytes; None where only the server states it.
-        unpacked: paths under the root that are there when the archive has been unpacked; none for a plain file.
+        unpacked: paths under the root that are there when the archive has been unpacked; none for a
+            plain file.
     """
 
     file: str
@@ -144,9 +148,16 @@ CATALOG: dict[str, tuple[Source, ...]] = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Fetch or check one data set; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="fetch.py", description="Download a public data set, and check it.")
+    parser = argparse.ArgumentParser(
+        prog="fetch.py", description="Download a public data set, and check it."
+    )
     parser.add_argument("name", choices=sorted(CATALOG))
-    parser.add_argument("--root", type=Path, required=True, help="the folder for the files, made where it is missing")
+    parser.add_argument(
+        "--root",
+        type=Path,
+        required=True,
+        help="the folder for the files, made where it is missing",
+    )
     parser.add_argument("--check", action="store_true", help="only check the files that are there")
     options = parser.parse_args(argv)
     try:
@@ -210,19 +221,28 @@ def download(source: Source, part: Path) -> None:
     there = part.stat().st_size if part.exists() else 0
     if source.size is not None and there == source.size:
         return
-    request = urllib.request.Request(source.url, headers={"Range": f"bytes={there}-"} if there else {})
+    request = urllib.request.Request(
+        source.url, headers={"Range": f"bytes={there}-"} if there else {}
+    )
     goes_on = f"what is there stays in {part}, and the same command goes on"
     try:
         with urllib.request.urlopen(request, timeout=_TIMEOUT) as answer:
             if answer.headers.get_content_type() == "text/html":
                 raise FetchError(
-                    f"{source.url} answers with a page, not with a file (too many downloads today?); try again later, "
+                    f"{source.url} answers with a page, not with a file (too many downloads "
+                    "today?); try again later, "
                     f"or put the file at {part.with_suffix('')} by hand."
                 )
             resumed = answer.status == http.client.PARTIAL_CONTENT
             there = there if resumed else 0
             length = answer.headers.get("Content-Length")
-            total = source.size if source.size is not None else there + int(length) if length is not None else None
+            total = (
+                source.size
+                if source.size is not None
+                else there + int(length)
+                if length is not None
+                else None
+            )
             with open(part, "ab" if resumed else "wb") as file:
                 while block := answer.read(_BLOCK):
                     file.write(block)
@@ -234,11 +254,15 @@ def download(source: Source, part: Path) -> None:
         raise FetchError(f"{source.url} answers {error.code} {error.reason}.") from error
     except urllib.error.URLError as error:
         host = urllib.parse.urlsplit(source.url).netloc
-        raise FetchError(f"{host} cannot be reached ({error.reason}); are you offline? {goes_on}.") from error
+        raise FetchError(
+            f"{host} cannot be reached ({error.reason}); are you offline? {goes_on}."
+        ) from error
     except (OSError, http.client.HTTPException) as error:
         raise FetchError(f"the download of {source.url} broke off ({error}); {goes_on}.") from error
     if total is not None and there < total:
-        raise FetchError(f"the download of {source.url} ended after {there:,} of {total:,} bytes; {goes_on}.")
+        raise FetchError(
+            f"the download of {source.url} ended after {there:,} of {total:,} bytes; {goes_on}."
+        )
 
 
 def verify(source: Source, file: Path) -> None:
@@ -251,14 +275,18 @@ def verify(source: Source, file: Path) -> None:
         raise FetchError(f"{file} is missing.")
     size = file.stat().st_size
     if source.size is not None and size != source.size:
-        raise FetchError(f"{file} has {size:,} bytes; the original has {source.size:,}. Delete it and fetch it again.")
+        raise FetchError(
+            f"{file} has {size:,} bytes; the original has {source.size:,}. Delete it "
+            "and fetch it again."
+        )
     digest = hashlib.new(source.algorithm)
     with open(file, "rb") as content:
         while block := content.read(_BLOCK):
             digest.update(block)
     if digest.hexdigest() != source.checksum:
         raise FetchError(
-            f"{file} has the {source.algorithm} {digest.hexdigest()}; the original has {source.checksum}. Delete it "
+            f"{file} has the {source.algorithm} {digest.hexdigest()}; the original has "
+            f"{source.checksum}. Delete it "
             "and fetch it again."
         )
 
@@ -291,7 +319,12 @@ def unpack(archive: Path, folder: Path) -> None:
 def _progress(name: str, done: int, total: int | None) -> None:
     if sys.stderr.isatty():
         share = f" of {total / 1e6:,.1f} MB, {done / total:.0%}" if total else " MB"
-        print(f"\r{name}: {done / 1e6:,.1f}{share}", end="\n" if done == total else "", file=sys.stderr, flush=True)
+        print(
+            f"\r{name}: {done / 1e6:,.1f}{share}",
+            end="\n" if done == total else "",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

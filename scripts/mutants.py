@@ -1,10 +1,11 @@
-"""Print which checks of the audit catch which broken version of the release path, as a markdown table.
+"""Print which checks of the audit catch which broken version of the release path, as a markdown
+table.
 
     python scripts/mutants.py [ALGORITHM ...] > mutants.md
 
-Every mutant is audited with all checks in its configurations of each algorithm: of pmtl, pmtl-local and fedavg,
-which go in rounds, of mp_mtl, which releases covariances, and of async_learner, p2p and pp_dmtl, whose clients
-act one at a time; some of the latter with further releases.
+Every mutant is audited with all checks in its configurations of each algorithm: of pmtl, pmtl-local
+and fedavg, which go in rounds, of mp_mtl, which releases covariances, and of async_learner, p2p and
+pp_dmtl, whose clients act one at a time; some of the latter with further releases.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ def main(algorithms: list[str]) -> int:
     every = {algorithm for mutant in [*NO_OP, *MUTANTS] for algorithm, _ in mutant.cases()}
     unknown = set(algorithms) - every
     if unknown:
-        print(f"unknown: {', '.join(sorted(unknown))}; accepted: {', '.join(sorted(every))}", file=sys.stderr)
+        print(
+            f"unknown: {', '.join(sorted(unknown))}; accepted: {', '.join(sorted(every))}",
+            file=sys.stderr,
+        )
         return 2
     failed = 0
     print("| mutant | configuration | algorithms | caught by |\n|---|---|---|---|")
@@ -38,7 +42,10 @@ def main(algorithms: list[str]) -> int:
                     else bool(checks)
                 )
         for configuration, by in found.items():
-            names = "; ".join(dict.fromkeys(check for checks in by.values() for check in checks)) or "nothing"
+            names = (
+                "; ".join(dict.fromkeys(check for checks in by.values() for check in checks))
+                or "nothing"
+            )
             having = ", ".join(algorithm for algorithm, checks in by.items() if checks) or "none"
             print(f"| {mutant.name} | {configuration} | {having} | {names} |", flush=True)
     return 1 if failed else 0

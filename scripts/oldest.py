@@ -13,7 +13,8 @@ LEAST = re.compile(r"([A-Za-z0-9_.-]+)(?:\[[^\]]*\])?>=([0-9][^,; ]*)")
 
 
 def oldest(text: str) -> list[str]:
-    """Returns the constraints ``name==version`` of a project file, without packages that declare no least version.
+    """Returns the constraints ``name==version`` of a project file, without packages that declare no
+    least version.
 
     Example:
         >>> oldest('[project]\\ndependencies = ["torch>=2.4", "jinja2"]')

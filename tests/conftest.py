@@ -13,7 +13,9 @@ import pytest
 import torch
 
 os.environ.setdefault("MPLBACKEND", "Agg")
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # one worker for each core, one thread for each worker
+os.environ.setdefault(
+    "OMP_NUM_THREADS", "1"
+)  # one worker for each core, one thread for each worker
 
 # what `pytest -m quick` runs: every layer once, with the recorded numbers of every method, in less than a minute
 QUICK = {

@@ -18,7 +18,9 @@ def ragged_classification(
     common = torch.randn(features, classes, generator=generator, dtype=torch.float64)
     parts: list[dict[str, tuple[torch.Tensor, torch.Tensor]]] = [{}, {}]
     for client in range(clients):
-        own = common + 0.5 * torch.randn(features, classes, generator=generator, dtype=torch.float64)
+        own = common + 0.5 * torch.randn(
+            features, classes, generator=generator, dtype=torch.float64
+        )
         for side, low, high in ((0, 3, largest), (1, 2, 6)):
             n = int(torch.randint(low, high + 1, (1,), generator=generator))
             x = torch.randn(n, features, generator=generator, dtype=torch.float64)
@@ -42,7 +44,9 @@ def regression(
     return FederatedDataset.from_tensors(parts[0], test=parts[1], classes=None, name="regression")
 
 
-def price_of(sampler: BoundSampler, delta: float, *, releases: int = 1, mechanism: str = "gaussian") -> Price:
+def price_of(
+    sampler: BoundSampler, delta: float, *, releases: int = 1, mechanism: str = "gaussian"
+) -> Price:
     """The price of steps with releases of one number each, under the sampler's own law."""
     sampled = sampler.probability if sampler.amplified else 1.0
     return Price(mechanism=mechanism, sizes=(1,) * releases, delta=delta, sampled=sampled)
@@ -52,7 +56,9 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     """Epsilon of a mu-Gaussian mechanism: Balle and Wang, "Improving the Gaussian mechanism", 2018, Theorem 8."""
 
     def excess(eps: float) -> float:
-        return float(special.ndtr(mu / 2 - eps / mu) - np.exp(eps) * special.ndtr(-mu / 2 - eps / mu) - delta)
+        return float(
+            special.ndtr(mu / 2 - eps / mu) - np.exp(eps) * special.ndtr(-mu / 2 - eps / mu) - delta
+        )
 
     return float(optimize.brentq(excess, 0.0, 200.0))
 
@@ -65,11 +71,15 @@ def renyi_epsilon(event, uses: int, delta: float) -> float:
     return float(rdp.compute_epsilon(orders, uses * renyi_curve(event, orders), delta)[0])
 
 
-def l2_laplace_losses(beta: float, dimension: int, count: int, *, seed: int, shift: float = 1.0) -> np.ndarray:
+def l2_laplace_losses(
+    beta: float, dimension: int, count: int, *, seed: int, shift: float = 1.0
+) -> np.ndarray:
     """Losses of simulated noise vectors, of density proportional to exp(-beta |v|), for a move along the first axis."""
     rng = np.random.default_rng(seed)
     noise = rng.standard_normal((count, dimension))
-    noise *= rng.gamma(dimension, 1 / beta, (count, 1)) / np.linalg.norm(noise, axis=1, keepdims=True)
+    noise *= rng.gamma(dimension, 1 / beta, (count, 1)) / np.linalg.norm(
+        noise, axis=1, keepdims=True
+    )
     radius = np.linalg.norm(noise, axis=1)
     noise[:, 0] -= shift
     return beta * (np.linalg.norm(noise, axis=1) - radius)

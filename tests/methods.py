@@ -36,7 +36,9 @@ NETWORKS = {
     "apfl": APFL(alpha=0.4, local=SOLVER),
     "ppsgd": PPSGD(ratio=0.7, local=SOLVER),
     "scaffold": Scaffold(local=LocalSGD(lr=0.2, epochs=2, batch_size=4)),
-    "clustered_pmtl": ClusteredPMTL(clusters={f"client-{k}": k % 2 for k in range(12)}, lam=0.5, local=SOLVER),
+    "clustered_pmtl": ClusteredPMTL(
+        clusters={f"client-{k}": k % 2 for k in range(12)}, lam=0.5, local=SOLVER
+    ),
     "ifca": IFCA(clusters=3, spread=0.5, local=SOLVER),
     "mp_mtl_layers": MPMTLayers(layers=("3",), threshold=0.05, local=SOLVER),
     "prior_layers": PriorLayers(scale=0.5, local=SOLVER),
@@ -55,5 +57,7 @@ LINEAR = {
     ),
     "mp_mtl, published": PublishedMPMTL(row_norm=1.0, lam=0.05),
     "private_prior": PrivatePrior(row_norm=1.0, loss="logistic", share=0.5, scale=0.5),
-    "private_prior, squared loss": PrivatePrior(row_norm=1.0, form="diagonal", own_ridge=False, scale=0.5),
+    "private_prior, squared loss": PrivatePrior(
+        row_norm=1.0, form="diagonal", own_ridge=False, scale=0.5
+    ),
 }

@@ -16,7 +16,9 @@ def edit(function: Callable[..., Any], line: str, broken: str) -> Callable[..., 
     """Return what breaks a function of the package under a MonkeyPatch, wherever it has been imported: ``broken``
     stands in place of ``line``, a part of its source that occurs once."""
     found = inspect.getsource(function).count(line)
-    assert found == 1, f"{line!r} stands {found} times in {function.__qualname__}; break the line that replaced it"
+    assert found == 1, (
+        f"{line!r} stands {found} times in {function.__qualname__}; break the line that replaced it"
+    )
 
     def apply(patch: pytest.MonkeyPatch, *_: Any) -> None:
         patch.setattr(function, "__code__", _compiled(function, line, broken))

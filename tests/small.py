@@ -34,9 +34,16 @@ def check_same(first: Result, second: Result) -> None:
     assert torch.equal(first.personal, second.personal)
     assert (first.shared is None) == (second.shared is None)
     assert first.shared is None or torch.equal(first.shared, second.shared)
-    timeless = [[{k: v for k, v in row.items() if k != "time"} for row in run.history] for run in (first, second)]
+    timeless = [
+        [{k: v for k, v in row.items() if k != "time"} for row in run.history]
+        for run in (first, second)
+    ]
     assert repr(timeless[0]) == repr(timeless[1])
-    assert (first.epsilon, first.stopped, first.replicates) == (second.epsilon, second.stopped, second.replicates)
+    assert (first.epsilon, first.stopped, first.replicates) == (
+        second.epsilon,
+        second.stopped,
+        second.replicates,
+    )
 
 
 class Ended(BaseException):
@@ -66,6 +73,9 @@ def check_resumed(make: Callable[..., Trainer], folder: Path, step: int = 0) -> 
         make(folder=folder / "run", callbacks=(Ends(step),)).fit()
     ledger = folder / "run" / "private" / "ledger.jsonl"
     assert not ledger.exists() or max(charges(ledger)) >= step
-    whole, resumed = make(folder=folder / "whole").fit(), make(folder=folder / "run").fit(resume=True)
+    whole, resumed = (
+        make(folder=folder / "whole").fit(),
+        make(folder=folder / "run").fit(resume=True),
+    )
     check_same(resumed, whole)
     return resumed

@@ -19,15 +19,21 @@ def test_a_sound_configuration_is_not_refuted(capsys: pytest.CaptureFixture[str]
     assert "proved" not in text
 
 
-def test_a_broken_one_is_refuted(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SeededSource, "normal", lambda self, *address: 0.9 * _normal(self, *address))
+def test_a_broken_one_is_refuted(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        SeededSource, "normal", lambda self, *address: 0.9 * _normal(self, *address)
+    )
     assert main(["audit", *SMALL]) == 1
     lines = capsys.readouterr().out.splitlines()
     (line,) = [line for line in lines if line.startswith("noise law: total")]
     assert "REFUTED: standard deviation 0.9" in line
 
 
-def test_nothing_is_written(capsys: pytest.CaptureFixture[str], tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_written(
+    capsys: pytest.CaptureFixture[str], tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["audit", "privacy=none", *SMALL]) == 0
     assert list(tmp_path.iterdir()) == []

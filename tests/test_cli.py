@@ -163,7 +163,9 @@ def test_bad_requests_are_refused_by_name(
         ),
     ],
 )
-def test_what_data_and_model_show_is_refused_in_one_line(words: list[str], said: str, tmp_path: Path) -> None:
+def test_what_data_and_model_show_is_refused_in_one_line(
+    words: list[str], said: str, tmp_path: Path
+) -> None:
     (tmp_path / "leaf.json").write_text('{"users": ["a"]')
     refused = command(*words, cwd=tmp_path)
     assert refused.returncode == 2
@@ -172,7 +174,13 @@ def test_what_data_and_model_show_is_refused_in_one_line(words: list[str], said:
 
 
 def test_low_rank_adapters_and_names_come_with_every_model(tmp_path: Path) -> None:
-    words = ("model=mlp", "model.hidden=8", "model.lora={rank: 2, alpha: 6}", "trainable=['*.lora_B']", *TINY)
+    words = (
+        "model=mlp",
+        "model.hidden=8",
+        "model.lora={rank: 2, alpha: 6}",
+        "trainable=['*.lora_B']",
+        *TINY,
+    )
     trainer = build(resolve(compose(words)), tmp_path)
     layers = trainer.model(trainer.data.spec)  # type: ignore[operator]
     assert [tuple(layers[k].lora_B.shape) for k in (1, 3)] == [(8, 2), (10, 2)]
@@ -201,7 +209,9 @@ def test_what_only_the_data_show_is_refused_by_key(
     monkeypatch.chdir(tmp_path)
     Path("table.csv").write_text("who,x,y\n" + "a,1,0\nb,2,1\nc,3,1\n" * 4)
     users = {name: {"x": [[1.0]] * 4, "y": [0, 1] * 2} for name in "abc"}
-    Path("leaf.json").write_text(json.dumps({"users": list(users), "num_samples": [4] * 3, "user_data": users}))
+    Path("leaf.json").write_text(
+        json.dumps({"users": list(users), "num_samples": [4] * 3, "user_data": users})
+    )
     table = "data=table data.path=table.csv data.client=who data.target=y data.classes=2 data.bounds={x:[0,9]}"
     meant = {"TABLE": table.split(), "LEAF": ["data=leaf", "data.path=leaf.json", "data.classes=2"]}
     overrides = [part for word in words for part in meant.get(word, [word])]
@@ -218,8 +228,12 @@ def test_the_default_is_the_main_job() -> None:
     import fedmtl
 
     made = settings(resolve(compose(())))
-    assert made["algorithm"] == fedmtl.FedAvg(local=fedmtl.LocalSGD(lr=0.5, epochs=5, batch_size=10))
-    ways = fedmtl.Finetune(kind="auto", lam=0.1, local=fedmtl.LocalSGD(lr=0.5, epochs=20, batch_size=10))
+    assert made["algorithm"] == fedmtl.FedAvg(
+        local=fedmtl.LocalSGD(lr=0.5, epochs=5, batch_size=10)
+    )
+    ways = fedmtl.Finetune(
+        kind="auto", lam=0.1, local=fedmtl.LocalSGD(lr=0.5, epochs=20, batch_size=10)
+    )
     assert made["finetune"] == ways
     assert made["privacy"] == fedmtl.ClientPrivacy(clip_norm=1.5, epsilon=4.0)
     assert made["schedule"] == fedmtl.PoissonSampling()
@@ -236,15 +250,21 @@ def test_groups_make_the_objects_of_a_program() -> None:
 
     local = fedmtl.LocalSGD(lr=0.5, epochs=5, batch_size=10)
     assert objects("algorithm=fedavg")["algorithm"] == fedmtl.FedAvg(local=local)
-    assert objects("algorithm=fedprox", "algorithm.mu=2")["algorithm"] == fedmtl.FedProx(mu=2, local=local)
+    assert objects("algorithm=fedprox", "algorithm.mu=2")["algorithm"] == fedmtl.FedProx(
+        mu=2, local=local
+    )
     assert objects("algorithm=local")["algorithm"] == fedmtl.Local(local=local)
     assert objects("privacy=none")["privacy"] is None
     unlimited = fedmtl.ClientPrivacy(clip_norm=1.5, epsilon=float("inf"))
     assert objects("privacy.epsilon=inf")["privacy"] == unlimited
-    assert objects("schedule=fixed", "schedule.cohort=7")["schedule"] == fedmtl.FixedCohort(cohort=7)
+    assert objects("schedule=fixed", "schedule.cohort=7")["schedule"] == fedmtl.FixedCohort(
+        cohort=7
+    )
     assert objects("schedule=full")["schedule"] == fedmtl.FullParticipation()
     adam = objects("algorithm/solver@algorithm.local=adam")["algorithm"]
-    assert adam == fedmtl.FedAvg(local=fedmtl.LocalOptimizer(optimizer_name="Adam", lr=0.01, epochs=5, batch_size=10))
+    assert adam == fedmtl.FedAvg(
+        local=fedmtl.LocalOptimizer(optimizer_name="Adam", lr=0.01, epochs=5, batch_size=10)
+    )
 
 
 @pytest.mark.parametrize("name", sorted(choices()["algorithm"].keys() - {"auto"}))
@@ -257,7 +277,11 @@ def test_the_command_has_the_defaults_of_the_class(name: str, tmp_path: Path) ->
     fields = dataclasses.fields(made)  # type: ignore[arg-type]
     differ = {}
     for field in (field for field in fields if field.name != "local"):
-        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        default = (
+            field.default
+            if field.default_factory is dataclasses.MISSING
+            else field.default_factory()
+        )
         if default is not dataclasses.MISSING and getattr(made, field.name) != default:
             differ[field.name] = getattr(made, field.name), default
     assert not differ, "of command and class"
@@ -299,14 +323,23 @@ def test_the_femnist_experiment_is_the_papers_network() -> None:
 
 def test_replicates_and_rounds_of_an_algorithm_of_its_own_default() -> None:
     made = objects("algorithm=mp_mtl", "replicates=100", "epsilons=[1,3,inf]")
-    assert (made["replicates"], made["epsilons"], made["baselines"]) == (100, [1, 3, float("inf")], "auto")
+    assert (made["replicates"], made["epsilons"], made["baselines"]) == (
+        100,
+        [1, 3, float("inf")],
+        "auto",
+    )
     assert objects("algorithm=private_prior")["rounds"] == 1  # its own default
     assert objects("algorithm=mp_mtl")["rounds"] == 10
 
 
 @pytest.mark.parametrize("named", [[], ["experiment=pmtl_femnist", "data.root=x"]])
 def test_every_choice_goes_with_every_other(named: list[str]) -> None:
-    for choice in ("pmtl client poisson", "fedavg none fixed", "local client full", "fedavg client full"):
+    for choice in (
+        "pmtl client poisson",
+        "fedavg none fixed",
+        "local client full",
+        "fedavg client full",
+    ):
         algorithm, privacy, schedule = choice.split()
         objects(*named, f"algorithm={algorithm}", f"privacy={privacy}", f"schedule={schedule}")
 
@@ -349,11 +382,15 @@ def test_another_option_takes_what_it_has_an_argument_for() -> None:
     import fedmtl
 
     femnist = ["experiment=pmtl_femnist", "data.root=x"]
-    assert objects(*femnist, "algorithm=fedavg")["algorithm"] == fedmtl.FedAvg(local=fedmtl.LocalSGD(lr=0.1, epochs=1))
+    assert objects(*femnist, "algorithm=fedavg")["algorithm"] == fedmtl.FedAvg(
+        local=fedmtl.LocalSGD(lr=0.1, epochs=1)
+    )
     assert objects(*femnist, "schedule=full")["schedule"] == fedmtl.FullParticipation()
     assert objects(*femnist, "algorithm=auto")["finetune"] == fedmtl.Average()
     movielens = ["experiment=p2p_movielens", "data.root=x"]
-    assert objects(*movielens, "algorithm=local")["algorithm"] == fedmtl.Local(local=fedmtl.LocalSGD(lr=0.5, epochs=5))
+    assert objects(*movielens, "algorithm=local")["algorithm"] == fedmtl.Local(
+        local=fedmtl.LocalSGD(lr=0.5, epochs=5)
+    )
     adaptive = fedmtl.ClientPrivacy(clip_norm=fedmtl.QuantileClip(initial=1.5), epsilon=2.0)
     assert objects(*femnist, "privacy=adaptive")["privacy"] == adaptive
     with pytest.raises(ConfigError, match=r"algorithm\.lam is no setting of FedAvg; accepted: "):
@@ -361,7 +398,9 @@ def test_another_option_takes_what_it_has_an_argument_for() -> None:
 
 
 def test_names_of_parameters_that_are_free() -> None:
-    made = objects("algorithm=pp_dmtl", "schedule.latency.law=lognorm", "schedule.latency.parameters={s: 1.5}")
+    made = objects(
+        "algorithm=pp_dmtl", "schedule.latency.law=lognorm", "schedule.latency.parameters={s: 1.5}"
+    )
     assert made["schedule"].latency.parameters == {"scale": 0.015, "s": 1.5}  # type: ignore[attr-defined]
 
 
@@ -371,8 +410,16 @@ def test_sweeps_are_expanded() -> None:
     assert found[1] == ["algorithm=pmtl", "privacy.epsilon=1", "seed=1"]
     assert found[-1] == ["algorithm=local", "privacy.epsilon=inf", "seed=1"]
     twice = list(combinations(["seed=3", "rounds=1,2", "seed=4,5"]))
-    assert combinations(["finetune=glob(*,exclude=[a*,k*,m*,n*])"]) == [["finetune=ewc"], ["finetune=vanilla"]]
-    assert twice == [["seed=4", "rounds=1"], ["seed=4", "rounds=2"], ["seed=5", "rounds=1"], ["seed=5", "rounds=2"]]
+    assert combinations(["finetune=glob(*,exclude=[a*,k*,m*,n*])"]) == [
+        ["finetune=ewc"],
+        ["finetune=vanilla"],
+    ]
+    assert twice == [
+        ["seed=4", "rounds=1"],
+        ["seed=4", "rounds=2"],
+        ["seed=5", "rounds=1"],
+        ["seed=5", "rounds=2"],
+    ]
 
 
 # --- help and start-up
@@ -385,7 +432,14 @@ def test_help_lists_every_option(capsys: pytest.CaptureFixture[str]) -> None:
         for name, words in options.items():
             assert name in shown
             assert words in shown
-    for words in ("fedmtl report", "fedmtl resume", "fedmtl audit", "fedmtl search KEY=A,B,C", "-m", "--debug"):
+    for words in (
+        "fedmtl report",
+        "fedmtl resume",
+        "fedmtl audit",
+        "fedmtl search KEY=A,B,C",
+        "-m",
+        "--debug",
+    ):
         assert words in shown
     assert max(map(len, shown.splitlines())) <= 120
 
@@ -401,7 +455,10 @@ def test_help_of_a_command_is_its_own(capsys: pytest.CaptureFixture[str]) -> Non
 def test_help_lists_own_groups(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mine/algorithm").mkdir(parents=True)
     (tmp_path / "mine/algorithm/own.yaml").write_text("# A method of mine.\n_target_: own.Own\n")
-    for words in (["--config-dir", str(tmp_path / "mine"), "--help"], ["-h", "-cd", str(tmp_path / "mine")]):
+    for words in (
+        ["--config-dir", str(tmp_path / "mine"), "--help"],
+        ["-h", "-cd", str(tmp_path / "mine")],
+    ):
         assert cli.main(words) == 0
         shown = capsys.readouterr().out
         assert f"A method of mine. ({tmp_path / 'mine'})" in shown
@@ -411,12 +468,22 @@ def test_help_lists_own_groups(tmp_path: Path, capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("import not_here", "--trust is 'own_module', which cannot be imported (No module named 'not_here')"),
-        ("x = 1", "algorithm._target_ is 'own_module.Own', which cannot be imported (module 'own_module' has no "),
+        (
+            "import not_here",
+            "--trust is 'own_module', which cannot be imported (No module named 'not_here')",
+        ),
+        (
+            "x = 1",
+            "algorithm._target_ is 'own_module.Own', which cannot be imported (module 'own_module' has no ",
+        ),
     ],
 )
 def test_a_class_that_cannot_be_imported_is_said_with_its_reason(
-    tmp_path: Path, text: str, why: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    text: str,
+    why: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "algorithm").mkdir()
     (tmp_path / "algorithm/own.yaml").write_text("_target_: own_module.Own\n")
@@ -448,7 +515,9 @@ def test_a_setting_of_an_own_method_is_refused_by_its_key(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "algorithm").mkdir()
-    (tmp_path / "algorithm/own.yaml").write_text("defaults: [{solver@local: sgd}]\n_target_: own_module.Own\n")
+    (tmp_path / "algorithm/own.yaml").write_text(
+        "defaults: [{solver@local: sgd}]\n_target_: own_module.Own\n"
+    )
     (tmp_path / "own_module.py").write_text(
         "from dataclasses import dataclass\n"
         "from fedmtl.algorithms import FedAvg, Positive\n"
@@ -461,18 +530,40 @@ def test_a_setting_of_an_own_method_is_refused_by_its_key(
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "own_module", raising=False)
-    words = ["--config-dir", str(tmp_path), "--trust=own_module", "algorithm=own", f"algorithm.alpha={value}"]
+    words = [
+        "--config-dir",
+        str(tmp_path),
+        "--trust=own_module",
+        "algorithm=own",
+        f"algorithm.alpha={value}",
+    ]
     assert cli.main(words) == 2
     shown = capsys.readouterr().err
-    assert re.fullmatch(rf"fedmtl: error: algorithm\.alpha is \S+; it must be {accepted}\.\n", shown)
+    assert re.fullmatch(
+        rf"fedmtl: error: algorithm\.alpha is \S+; it must be {accepted}\.\n", shown
+    )
 
 
 def test_what_a_run_refuses_is_named_by_its_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert cli.main(["privacy.bands=3", "data.clients=20", "schedule.cohort=5", "baselines=[]", "progress=false"]) == 2
-    assert "fedmtl: error: privacy.bands needs a public schedule in which a client" in capsys.readouterr().err
+    assert (
+        cli.main(
+            [
+                "privacy.bands=3",
+                "data.clients=20",
+                "schedule.cohort=5",
+                "baselines=[]",
+                "progress=false",
+            ]
+        )
+        == 2
+    )
+    assert (
+        "fedmtl: error: privacy.bands needs a public schedule in which a client"
+        in capsys.readouterr().err
+    )
 
 
 def test_help_does_not_import_torch(tmp_path: Path) -> None:
@@ -492,7 +583,11 @@ def test_cfg_prints_the_settings_and_trains_nothing(tmp_path: Path) -> None:
     done = command("privacy.epsilon=2", "--cfg", "job", "--resolve", cwd=tmp_path)
     assert done.returncode == 0
     shown = yaml.safe_load(done.stdout)
-    assert (shown["privacy"]["epsilon"], shown["rounds"], shown["schedule"]["cohort"]) == (2, 100, None)
+    assert (shown["privacy"]["epsilon"], shown["rounds"], shown["schedule"]["cohort"]) == (
+        2,
+        100,
+        None,
+    )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -501,9 +596,14 @@ def test_cfg_prints_what_would_run(tmp_path: Path) -> None:
     words = ("experiment=pmtl_femnist", "data.root=x", "algorithm=fedavg")
     shown = yaml.safe_load(command(*words, "--cfg", "job", cwd=tmp_path).stdout)
     assert shown == OmegaConf.to_container(compose(words))
-    assert "lam" in yaml.safe_load(command(*words[:2], "--cfg", "job", cwd=tmp_path).stdout)["algorithm"]
+    assert (
+        "lam"
+        in yaml.safe_load(command(*words[:2], "--cfg", "job", cwd=tmp_path).stdout)["algorithm"]
+    )
     assert "lam" not in shown["algorithm"]
-    part = command(*words, "--cfg=job", "--package=algorithm.local", "--resolve", cwd=tmp_path).stdout
+    part = command(
+        *words, "--cfg=job", "--package=algorithm.local", "--resolve", cwd=tmp_path
+    ).stdout
     assert part.startswith("# @package algorithm.local\n_target_: fedmtl.LocalSGD\n")
     assert command("--cfg=job", "--package=rounds", cwd=tmp_path).stdout == "100\n"
     refused = command("--cfg=job", "--package=nothing", cwd=tmp_path)
@@ -534,14 +634,18 @@ def test_a_primary_file_has_values_and_the_mode_of_a_sweep(
     (tmp_path / "mine").mkdir()
     values = f"rounds: 1\nhydra:\n{mode}  sweeper:\n    params:\n      seed: 0,1\n"
     (tmp_path / "mine/job.yaml").write_text(f"defaults:\n  - config\n  - _self_\n{values}")
-    done = command(*words, "--config-dir=mine", "--config-name=job", *TINY[:2], "baselines=[]", cwd=tmp_path)
+    done = command(
+        *words, "--config-dir=mine", "--config-name=job", *TINY[:2], "baselines=[]", cwd=tmp_path
+    )
     printed = done.stdout.splitlines()
     assert [line.partition(":")[0] for line in printed[:2]] == lines
     assert printed[2] == ""
     assert printed[3].startswith("not private: choosing among runs")
 
 
-@pytest.mark.parametrize(("words", "times"), [([], 1), (["hydra.run.dir=here"], 1), (["hydra.mode=RUN"], 2)])
+@pytest.mark.parametrize(
+    ("words", "times"), [([], 1), (["hydra.run.dir=here"], 1), (["hydra.mode=RUN"], 2)]
+)
 def test_files_of_the_package_are_not_composed_for_a_mode_that_none_of_them_chooses(
     words: list[str], times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -585,7 +689,9 @@ def test_a_sweeper_of_a_plugin_has_the_scores(tmp_path: Path) -> None:
     words = ["-m", *TINY, "finetune=none", "baselines=[]", "algorithm=fedprox", "hydra/sweeper=two"]
     done = process(*words, "algorithm.mu=interval(0.1,3)", cwd=tmp_path, path=tmp_path)
     assert done.returncode == 0, done.stderr
-    scores = [float(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("score ")]
+    scores = [
+        float(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("score ")
+    ]
     results = sorted(tmp_path.glob("multirun/*/*/*/private/result.json"))
     assert scores == [json.loads(file.read_text())["accuracy"] for file in results]
     assert len(scores) == 2
@@ -594,7 +700,10 @@ def test_a_sweeper_of_a_plugin_has_the_scores(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("plugin", "words"),
     [
-        ("hydra_joblib_launcher", ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "algorithm.mu=choice(0.5,2)"]),
+        (
+            "hydra_joblib_launcher",
+            ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "algorithm.mu=choice(0.5,2)"],
+        ),
         (
             "hydra_optuna_sweeper",
             [
@@ -610,7 +719,14 @@ def test_launchers_and_sweepers_of_hydra_where_they_are_installed(
     plugin: str, words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = Path(pytest.importorskip(f"hydra_plugins.{plugin}").__file__).parents[2]
-    single = ["-m", *TINY, "finetune=none", "baselines=[]", "algorithm=fedprox", "hydra.sweep.dir=sweep"]
+    single = [
+        "-m",
+        *TINY,
+        "finetune=none",
+        "baselines=[]",
+        "algorithm=fedprox",
+        "hydra.sweep.dir=sweep",
+    ]
     done = process(*single, *words, cwd=tmp_path, path=path)
     assert done.returncode == 0, done.stderr
     assert len(list(tmp_path.glob("sweep/*/private/result.json"))) == 2
@@ -624,7 +740,9 @@ def test_launchers_and_sweepers_of_hydra_where_they_are_installed(
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+def finished(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[Path, subprocess.CompletedProcess[str]]:
     """A tiny run of the main job and what it printed."""
     here = tmp_path_factory.mktemp("run")
     return here, process(*TINY, cwd=here)
@@ -641,7 +759,14 @@ def test_a_run_leaves_its_folder(finished: tuple[Path, subprocess.CompletedProce
         "privacy.json",
         "manifest.json",
     }
-    for name in ("accuracy.png", "clients.png", "result.json", "metrics.csv", "config.yaml", "clients.csv"):
+    for name in (
+        "accuracy.png",
+        "clients.png",
+        "result.json",
+        "metrics.csv",
+        "config.yaml",
+        "clients.csv",
+    ):
         assert (folder / "private" / name).exists(), name
     result = json.loads((folder / "private" / "result.json").read_text())
     assert set(result["baselines"]) == {"local", "pmtl"}
@@ -669,14 +794,19 @@ def test_a_private_run_that_diverges_ends_as_one_that_does_not(
     assert cli.main([*tiny, "privacy=none", "algorithm.local.lr=1e38", "hydra.run.dir=open"]) == 1
 
 
-def test_what_is_said_of_public_is_one_story(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_said_of_public_is_one_story(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Nothing is said to be covered by an epsilon that is infinite, or where nothing is released."""
     tiny = [*TINY, "rounds=1", "eval_every=1", "finetune=none", "baselines=[]"]
     stories = {
         "privacy=none": ("not private, to be kept like private/", False),
         "privacy.epsilon=inf": ("not private, to be kept like private/", False),
         "algorithm=local": ("nothing is released", False),
-        "privacy.source=seeded": ("a simulation, not private; to publish, run with privacy.source=secure", True),
+        "privacy.source=seeded": (
+            "a simulation, not private; to publish, run with privacy.source=secure",
+            True,
+        ),
         "privacy.source=secure": ("may be published, at epsilon = 4", True),
     }
     for word, (story, spent) in stories.items():
@@ -713,7 +843,9 @@ def test_without_a_terminal_evaluations_are_lines(
     assert seen == [1, 2]
 
 
-def test_paths_are_absolute_in_what_a_resume_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_are_absolute_in_what_a_resume_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     config = {
         "data": {"root": "faces", "images": "there", "cache": None, "size": 84},
@@ -722,8 +854,16 @@ def test_paths_are_absolute_in_what_a_resume_reads(tmp_path: Path, monkeypatch: 
         "privacy": {"source": "secure"},
     }
     assert with_absolute_paths(config) == {
-        "data": {"root": f"{tmp_path}/faces", "images": f"{tmp_path}/there", "cache": None, "size": 84},
-        "algorithm": {"clusters": f"{tmp_path}/groups.csv", "graph": {"path": f"{tmp_path}/edges.csv"}},
+        "data": {
+            "root": f"{tmp_path}/faces",
+            "images": f"{tmp_path}/there",
+            "cache": None,
+            "size": 84,
+        },
+        "algorithm": {
+            "clusters": f"{tmp_path}/groups.csv",
+            "graph": {"path": f"{tmp_path}/edges.csv"},
+        },
         "schedule": {"latency": {"source": f"{tmp_path}/times.csv"}},
         "privacy": {"source": "secure"},
     }
@@ -736,7 +876,11 @@ def test_the_seed_is_kept_private(finished: tuple[Path, subprocess.CompletedProc
     stored = (folder / "private" / "config.yaml").read_text()
     assert stored.startswith("# fedmtl data.clients=30 ")
     assert yaml.safe_load(stored)["seed"] == 0
-    public = [file.read_text(errors="replace") for file in (folder / "public").iterdir() if file.suffix != ".png"]
+    public = [
+        file.read_text(errors="replace")
+        for file in (folder / "public").iterdir()
+        if file.suffix != ".png"
+    ]
     assert not any('"seed"' in text or "seed:" in text for text in public)
 
 
@@ -758,7 +902,10 @@ def test_a_folder_runs_no_code(
     config = resolve(compose(tuple(TINY)))
     mark = str(tmp_path / "touched")
     path = {"_target_": "pathlib.Path", "_args_": [mark]}
-    targets = [{"_target_": "pathlib.Path.touch", "self": path}, {"_target_": "hostile.read", "path": mark}]
+    targets = [
+        {"_target_": "pathlib.Path.touch", "self": path},
+        {"_target_": "hostile.read", "path": mark},
+    ]
 
     def refused(words: list[str], key: str) -> None:
         code = cli.main(words)
@@ -766,7 +913,10 @@ def test_a_folder_runs_no_code(
         assert not (tmp_path / "ran").exists()
         assert code == 2
         assert f"error: {key}._target_ is " in (said := capsys.readouterr().err)
-        assert "which a file may not name; accepted: settings, readers, networks and loggers of fedmtl" in said
+        assert (
+            "which a file may not name; accepted: settings, readers, networks and loggers of fedmtl"
+            in said
+        )
 
     for number, target in enumerate(targets):
         for group in ("data", "algorithm", "finetune", "logger"):
@@ -778,7 +928,11 @@ def test_a_folder_runs_no_code(
             refused(["resume", str(private.parent)], place)
             if group in ("data", "algorithm"):
                 refused(["adapt", str(private.parent), "--out", str(tmp_path / "new")], place)
-    searched = {"candidates": {"a": config | {"model": targets[1]}, "b": config}, "mean": 4.0, "shape": 1.0}
+    searched = {
+        "candidates": {"a": config | {"model": targets[1]}, "b": config},
+        "mean": 4.0,
+        "shape": 1.0,
+    }
     private = tmp_path / "search" / "private"
     private.mkdir(parents=True)
     (private / "config.yaml").write_text(yaml.safe_dump({"search": searched}))
@@ -805,7 +959,9 @@ def test_a_sweep_imports_nothing_that_its_folder_names(
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_finished_run_can_be_reported(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+def test_a_finished_run_can_be_reported(
+    finished: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
     here, _ = finished
     done = command("report", "outputs", cwd=here)
     assert done.returncode == 0, done.stderr
@@ -816,7 +972,14 @@ def test_a_finished_run_can_be_reported(finished: tuple[Path, subprocess.Complet
 def test_a_sweep_runs_every_combination_and_goes_on_after_a_kill(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = [*TINY, "-m", "rounds=2", "baselines=[]", "algorithm=pmtl,local", "schedule.cohort=6,31"]
+    words = [
+        *TINY,
+        "-m",
+        "rounds=2",
+        "baselines=[]",
+        "algorithm=pmtl,local",
+        "schedule.cohort=6,31",
+    ]
     begun: list[list[str]] = []
 
     def noted(folder: Path, run: list[str], config: dict) -> None:
@@ -848,7 +1011,9 @@ def test_a_sweep_runs_every_combination_and_goes_on_after_a_kill(
             path.unlink()
     for name in ("private/result.json", "private/checkpoint.safetensors"):
         (sweep / "1" / name).unlink()
-    before = {path: path.read_bytes() for path in sorted((sweep / "0").rglob("*")) if path.is_file()}
+    before = {
+        path: path.read_bytes() for path in sorted((sweep / "0").rglob("*")) if path.is_file()
+    }
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
@@ -865,7 +1030,9 @@ def test_a_sweep_runs_every_combination_and_goes_on_after_a_kill(
     assert f"[1/4] schedule.cohort=6 algorithm=pmtl: finished before, {sweep}/0" in again.out
     assert "[2/4] schedule.cohort=6 algorithm=local: accuracy " in again.out
     assert again.err.count("fedmtl: error: ") == 2
-    assert before == {path: path.read_bytes() for path in sorted((sweep / "0").rglob("*")) if path.is_file()}
+    assert before == {
+        path: path.read_bytes() for path in sorted((sweep / "0").rglob("*")) if path.is_file()
+    }
     assert json.loads((sweep / "1/private/result.json").read_text())["algorithm"] == "local"
     assert (sweep / "3/private/error.txt").read_text().startswith("schedule.cohort is 31")
 
@@ -873,7 +1040,10 @@ def test_a_sweep_runs_every_combination_and_goes_on_after_a_kill(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["algorithm=fedavg,pmtl,local"], "finetuned after training: FedAvg; not: PMTL. Their scores do not compare"),
+        (
+            ["algorithm=fedavg,pmtl,local"],
+            "finetuned after training: FedAvg; not: PMTL. Their scores do not compare",
+        ),
         (["algorithm=fedavg,pmtl", "finetune=kl"], ""),
         (["algorithm=fedavg,pmtl", "finetune=none"], ""),
         (["algorithm=pmtl", "finetune=none,kl"], ""),
@@ -886,7 +1056,9 @@ def test_a_sweep_says_which_methods_are_not_finetuned(words: list[str], said: st
     assert bool(text) == bool(said)
 
 
-def test_an_interrupted_run_says_how_to_go_on_and_resumes_to_the_same_result(tmp_path: Path) -> None:
+def test_an_interrupted_run_says_how_to_go_on_and_resumes_to_the_same_result(
+    tmp_path: Path,
+) -> None:
     words = ["data.clients=30", "schedule.cohort=6", "rounds=60", "baselines=[]", "eval_every=30",
              "finetune=none", "checkpoint_every=1", "progress=false", "hydra.run.dir=run"]  # fmt: skip
     env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"}
@@ -909,7 +1081,9 @@ def test_an_interrupted_run_says_how_to_go_on_and_resumes_to_the_same_result(tmp
     assert resumed.returncode == 0, resumed.stderr
     whole = command(*words[:-1], "hydra.run.dir=whole", cwd=tmp_path)
     assert whole.returncode == 0, whole.stderr
-    shared = [(tmp_path / name / "public" / "model.safetensors").read_bytes() for name in ("run", "whole")]
+    shared = [
+        (tmp_path / name / "public" / "model.safetensors").read_bytes() for name in ("run", "whole")
+    ]
     assert shared[0] == shared[1]
 
 
@@ -932,11 +1106,15 @@ def test_a_full_disk_says_how_to_go_on(
     assert f"fedmtl resume {tmp_path / 'run'}" in shown
     assert cli.main(["resume", str(tmp_path / "run")]) == 0
     assert cli.main([*words, f"hydra.run.dir={tmp_path / 'whole'}"]) == 0
-    shared = [(tmp_path / name / "public/model.safetensors").read_bytes() for name in ("run", "whole")]
+    shared = [
+        (tmp_path / name / "public/model.safetensors").read_bytes() for name in ("run", "whole")
+    ]
     assert shared[0] == shared[1]
 
 
-def test_a_folder_is_never_overwritten(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+def test_a_folder_is_never_overwritten(
+    finished: tuple[Path, subprocess.CompletedProcess[str]],
+) -> None:
     here, _ = finished
     (folder,) = here.glob("outputs/2*/*")
     before = (folder / "private" / "result.json").read_bytes()
@@ -988,22 +1166,36 @@ def test_a_folder_does_not_say_where_else_a_run_writes(
     stored.write_text("rounds: 1\n")  # cut off
     for command in ("resume", "adapt"):
         assert cli.main([command, str(folder)]) == 2
-        assert "config.yaml has no 'algorithm', and was cut off" in " ".join(capsys.readouterr().err.split())
+        assert "config.yaml has no 'algorithm', and was cut off" in " ".join(
+            capsys.readouterr().err.split()
+        )
     for group in ("data", "model", "finetune"):  # of which none is a logger
-        stored.write_text(yaml.safe_dump(config | {"logger": {}, group: board | {"folder": str(tmp_path)}}))
+        stored.write_text(
+            yaml.safe_dump(config | {"logger": {}, group: board | {"folder": str(tmp_path)}})
+        )
         assert cli.main(["resume", str(folder)]) == 2
         assert f"{group}._target_ is" in capsys.readouterr().err
         assert made == []
     stored.write_text(yaml.safe_dump(config | {"logger": hostile["tracking_uri"]}))
     assert cli.main(["resume", str(folder), "rounds=3"]) == 2
-    assert "rounds=3 is not taken here: settings stay as they are stored, except logger=..." in capsys.readouterr().err
-    for words, name in ((["logger.tracking_uri=sqlite:///mine.db"], "MLflow"), (["logger=tensorboard"], "TensorBoard")):
+    assert (
+        "rounds=3 is not taken here: settings stay as they are stored, except logger=..."
+        in capsys.readouterr().err
+    )
+    for words, name in (
+        (["logger.tracking_uri=sqlite:///mine.db"], "MLflow"),
+        (["logger=tensorboard"], "TensorBoard"),
+    ):
         assert cli.main(["resume", str(folder), *words]) == 0
         assert made == [name]
         made.clear()
     assert cli.main(["resume", str(folder), "logger=none"]) == 0
     assert made == []
-    searched = {"candidates": {"a": config | {"logger": hostile["folder"]}, "b": config}, "mean": 4.0, "shape": 1.0}
+    searched = {
+        "candidates": {"a": config | {"logger": hostile["folder"]}, "b": config},
+        "mean": 4.0,
+        "shape": 1.0,
+    }
     stored.write_text(yaml.safe_dump({"search": searched}))
     cli.main(["resume", str(folder)])
     assert made == []
@@ -1020,7 +1212,13 @@ def test_a_baseline_of_a_trusted_module(tmp_path, monkeypatch, capsys):
     source = "from fedmtl import FedAvg\nclass Mine(FedAvg):\n    name = title = 'mine'\n"
     (tmp_path / "trusted_baseline.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
-    words = ["data.clients=5", "rounds=1", "schedule=full", f"hydra.run.dir={tmp_path / 'run'}", "baselines=[mine]"]
+    words = [
+        "data.clients=5",
+        "rounds=1",
+        "schedule=full",
+        f"hydra.run.dir={tmp_path / 'run'}",
+        "baselines=[mine]",
+    ]
     assert cli.main(words) == 2
     assert "baselines has 'mine'" in capsys.readouterr().err
     assert cli.main([*words, "--trust", "trusted_baseline"]) == 0
@@ -1031,7 +1229,13 @@ def test_a_table_by_its_path_is_what_its_settings_say(tmp_path, capsys, monkeypa
     rows = [f"w{i % 9},{i % 7},{(i * 37 % 11) / 2}" for i in range(180)]
     (tmp_path / "my visits.csv").write_text("\n".join(["ward,age,days", *rows]))
     monkeypatch.chdir(tmp_path)
-    long = ["data=table", "data.path=my visits.csv", "data.client=ward", "data.target=days", "data.classes=null"]
+    long = [
+        "data=table",
+        "data.path=my visits.csv",
+        "data.client=ward",
+        "data.target=days",
+        "data.classes=null",
+    ]
     printed = []
     for words in (
         long,
@@ -1042,7 +1246,13 @@ def test_a_table_by_its_path_is_what_its_settings_say(tmp_path, capsys, monkeypa
         printed.append(capsys.readouterr().out)
     assert printed[1] == printed[2]
     assert printed[0].splitlines()[-4:] == printed[1].splitlines()[-4:]
-    words = ["my visits.csv", "client=ward", "target=days", "classes=null", "bounds={age: [0, 7], days: [0, 6]}"]
+    words = [
+        "my visits.csv",
+        "client=ward",
+        "target=days",
+        "classes=null",
+        "bounds={age: [0, 7], days: [0, 6]}",
+    ]
     assert cli.main([*words, "rounds=1", "baselines=[local]", "hydra.run.dir=run"]) == 0
     assert "proximal_point on my visits.csv: 9 clients, 1 round\n" in capsys.readouterr().out
     assert cli.main(["verify", "run/public"]) == 2

@@ -49,14 +49,20 @@ print([main(words.split()) for words in sys.argv[1:]])
 
 def test_the_walks_name_files_and_functions_that_exist():
     text = TEXT.read_text(encoding="utf-8")
-    (walks,) = re.findall(r"^## Three walks through the code\n(.*?)(?=^## )", text, re.DOTALL | re.MULTILINE)
+    (walks,) = re.findall(
+        r"^## Three walks through the code\n(.*?)(?=^## )", text, re.DOTALL | re.MULTILINE
+    )
     root = Path(fedmtl.__file__).parent
     named = re.findall(r"`([\w/]+\.py)`(?:: `([\w.]+)`)?", walks)
     assert len(named) > 25
     for file, name in named:
-        (path,) = [path for path in (root / file, root / "privacy" / file) if path.is_file()] or [None]
+        (path,) = [path for path in (root / file, root / "privacy" / file) if path.is_file()] or [
+            None
+        ]
         if path is None:  # named for all papers
             assert list(root.glob(f"algorithms/*/{file}")), file
             continue
         for part in name.split("."):
-            assert not part or re.search(rf"^ *(def|class) {part}\b", path.read_text(), re.MULTILINE), (file, name)
+            assert not part or re.search(
+                rf"^ *(def|class) {part}\b", path.read_text(), re.MULTILINE
+            ), (file, name)

@@ -20,8 +20,12 @@ EXPORTED = [one for name in fedmtl.__all__ if not inspect.ismodule(one := getatt
 
 
 @pytest.mark.parametrize("one", [*EXPORTED, Algorithm], ids=lambda one: one.__name__)
-def test_the_example_of_a_docstring_prints_what_it_says(one: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(METHODS, "average", None)  # and none again: the class of the example registers itself
+def test_the_example_of_a_docstring_prints_what_it_says(
+    one: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(
+        METHODS, "average", None
+    )  # and none again: the class of the example registers itself
     (example,) = doctest.DocTestFinder(recurse=False).find(one, one.__name__, globs={})
     printed: list[str] = []
     outcome = doctest.DocTestRunner().run(example, out=printed.append)
@@ -37,7 +41,9 @@ def test_the_program_of_a_paper_runs(paper: str, monkeypatch: pytest.MonkeyPatch
     module = importlib.import_module(f"fedmtl.algorithms.{paper}.algorithm")
     (program,) = PROGRAM.findall(module.__doc__ or "")
     names = {name: getattr(fedmtl, name) for name in fedmtl.__all__} | {"Ring": Ring}
-    names["data"] = load_synthetic_tasks(tasks=4, train_examples=8, test_examples=4, features=3, problem="regression")
+    names["data"] = load_synthetic_tasks(
+        tasks=4, train_examples=8, test_examples=4, features=3, problem="regression"
+    )
     results, fit = [], fedmtl.Trainer.fit
     monkeypatch.setattr(fedmtl.Trainer, "fit", lambda trainer: results.append(fit(trainer)))
     exec(dedent(program), names)

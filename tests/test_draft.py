@@ -39,13 +39,21 @@ def test_a_special_text_comes_back(text: str, tmp_path: Path) -> None:
 
 def test_any_text_comes_back() -> None:
     coins = random.Random(0)
-    texts = ["".join(coins.choices("$${{}}\\\\'\"a:. \n#", k=coins.randint(1, 12))) for _ in range(150)]
+    texts = [
+        "".join(coins.choices("$${{}}\\\\'\"a:. \n#", k=coins.randint(1, 12))) for _ in range(150)
+    ]
     assert read_by_hydra({"texts": texts}) == {"texts": texts}
 
 
 def test_other_values_come_back(tmp_path: Path) -> None:
     same = [1, 2]
-    values = {"a": None, "b": [True, 1e-05, 1e300, float("inf"), -3], "c": {"d": {}, "e": []}, "f": same, "g": same}
+    values = {
+        "a": None,
+        "b": [True, 1e-05, 1e300, float("inf"), -3],
+        "c": {"d": {}, "e": []},
+        "f": same,
+        "g": same,
+    }
     (tmp_path / "file").write_text(yaml_text(values))
     assert read_yaml(tmp_path / "file") == values
     assert "&" not in yaml_text(values)
@@ -56,11 +64,22 @@ def test_a_draft_gives_back_what_the_table_has(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SECRET", "of the environment")
-    kinds, names = ["${oc.env:SECRET}", "yes", "1e3", "null"], ["${seed}", "a: b", "\x1b[31mred", "no", "x\ny"]
-    rows = [(f"${{client {n % 4}}}", *(n * (k + 2) % 7 for k in range(5)), kinds[n // 4 % 4]) for n in range(64)]
+    kinds, names = (
+        ["${oc.env:SECRET}", "yes", "1e3", "null"],
+        ["${seed}", "a: b", "\x1b[31mred", "no", "x\ny"],
+    )
+    rows = [
+        (f"${{client {n % 4}}}", *(n * (k + 2) % 7 for k in range(5)), kinds[n // 4 % 4])
+        for n in range(64)
+    ]
     table = pd.DataFrame(rows, columns=["${who}", *names, "${what}"])
     table.to_csv("${visits}.csv", index=False)
-    words = ["data=table", r"data.path='\${visits}.csv'", r"data.client='\${who}'", r"data.target='\${what}'"]
+    words = [
+        "data=table",
+        r"data.path='\${visits}.csv'",
+        r"data.client='\${who}'",
+        r"data.target='\${what}'",
+    ]
     assert cli.main(["check", *words, "privacy.epsilon=5"]) == 0, capsys.readouterr().err
     shown = capsys.readouterr().out
     assert "\x1b" not in shown
@@ -86,7 +105,10 @@ def test_what_no_file_can_say_is_refused(
     pd.DataFrame(rows, columns=["who", "x", "y"]).to_csv("table.csv", index=False)
     words = ["data=table", "data.path=table.csv", "data.client=who", "data.target=y"]
     assert cli.main(["check", *words, "privacy.epsilon=5"]) == 2
-    assert "is called '???', which a configuration file reads as a value that is missing" in capsys.readouterr().err
+    assert (
+        "is called '???', which a configuration file reads as a value that is missing"
+        in capsys.readouterr().err
+    )
 
 
 def test_the_comment_of_a_stored_command_is_one_line(tmp_path: Path) -> None:
@@ -102,9 +124,16 @@ def test_a_check_warns_once_of_values_beyond_their_bounds(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    rows = {"who": [f"c{row % 5}" for row in range(60)], "age": [*range(60)], "cost": [row * 0.5 for row in range(60)]}
+    rows = {
+        "who": [f"c{row % 5}" for row in range(60)],
+        "age": [*range(60)],
+        "cost": [row * 0.5 for row in range(60)],
+    }
     pd.DataFrame(rows).to_csv("x.csv", index=False)
-    assert cli.main(["check", "x.csv", "client=who", "target=cost", "data.bounds={age: [10, 500]}"]) == 0
+    assert (
+        cli.main(["check", "x.csv", "client=who", "target=cost", "data.bounds={age: [10, 500]}"])
+        == 0
+    )
     assert caplog.text.count("cut off at data.bounds") == 1
     said = capsys.readouterr().out
     assert "by how many times (private: covered by no epsilon): age 10." in " ".join(said.split())

@@ -9,7 +9,9 @@ from fedmtl.cli.config import compose, resolve, settings
 from tests.data.rows import write_csv
 from tests.data.test_hospital import stays
 
-EXPERIMENTS = sorted(path.stem for path in (Path(__file__).parents[1] / "configs/experiment").glob("*.yaml"))
+EXPERIMENTS = sorted(
+    path.stem for path in (Path(__file__).parents[1] / "configs/experiment").glob("*.yaml")
+)
 SMALL = {
     "mp_mtl_synthetic": ["data.tasks=6", "data.features=5", "data.train_examples=8", "rounds=2"],
     "p2p_synthetic": ["data.agents=6", "data.features=4", "rounds=12"],
@@ -34,11 +36,20 @@ def test_the_machine_of_the_census_has_the_bound_of_its_rows() -> None:
     assert data["labels"] == "class"
 
 
-def test_an_experiment_on_a_file_runs_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_experiment_on_a_file_runs_by_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = write_csv(tmp_path / "azpro.csv", stays())
-    words = ["experiment=cost_of_privacy_hospital", "algorithm.kappa=1", "rounds=4", "baselines=null"]
+    words = [
+        "experiment=cost_of_privacy_hospital",
+        "algorithm.kappa=1",
+        "rounds=4",
+        "baselines=null",
+    ]
     assert cli.main([*words, f"data.root={file}", f"hydra.run.dir={tmp_path}/run"]) == 0
-    assert "chosen by their place in the file, are taken as public" in " ".join(capsys.readouterr().out.split())
+    assert "chosen by their place in the file, are taken as public" in " ".join(
+        capsys.readouterr().out.split()
+    )
 
 
 @pytest.mark.parametrize("experiment", SMALL)
@@ -53,7 +64,10 @@ def test_data_that_are_not_there_are_asked_for_in_one_sentence(
 ) -> None:
     words = [f"experiment=cost_of_privacy_{name}", f"hydra.run.dir={tmp_path}/run"]
     assert cli.main(words) == 2
-    assert capsys.readouterr().err.strip() == "fedmtl: error: data.root is required; add data.root=VALUE."
+    assert (
+        capsys.readouterr().err.strip()
+        == "fedmtl: error: data.root is required; add data.root=VALUE."
+    )
     assert cli.main([*words, f"data.root={tmp_path}/nowhere"]) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert f"{tmp_path}/nowhere" in line
@@ -68,4 +82,7 @@ def test_the_help_lists_the_experiments(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_the_films_are_scored_as_in_the_paper() -> None:
     """Table 1 of Bellet et al. has root mean squared errors by user."""
-    assert all(compose([f"experiment={name}"]).metrics == ["rmse"] for name in ("p2p_movielens", "p2p_movielens_paper"))
+    assert all(
+        compose([f"experiment={name}"]).metrics == ["rmse"]
+        for name in ("p2p_movielens", "p2p_movielens_paper")
+    )

@@ -56,7 +56,9 @@ class Server:
                     self.send_error(416)
                     return
                 self.send_response(206 if first else 200)
-                self.send_header("Content-Type", "text/html" if outer.page else "application/octet-stream")
+                self.send_header(
+                    "Content-Type", "text/html" if outer.page else "application/octet-stream"
+                )
                 self.send_header("Content-Length", str(len(content) - first))
                 self.end_headers()
                 self.wfile.write(content[first:][: outer.breaks])
@@ -82,7 +84,11 @@ CONTENT = bytes(range(256)) * 4000
 
 def source(script, server, name="a.bin", content=CONTENT, **options):
     server.files[f"/{name}"] = content
-    found = {"checksum": hashlib.sha256(content).hexdigest(), "algorithm": "sha256", "size": len(content)} | options
+    found = {
+        "checksum": hashlib.sha256(content).hexdigest(),
+        "algorithm": "sha256",
+        "size": len(content),
+    } | options
     return script.Source(name, f"{server.url}/{name}", **found)
 
 
@@ -121,7 +127,10 @@ def test_a_complete_part_of_unknown_size_is_checked_and_used(script, server, tmp
 def test_another_file_is_refused_and_not_kept(script, server, tmp_path, capsys):
     script.CATALOG["one"] = (source(script, server, checksum="00" * 32),)
     assert script.main(["one", "--root", str(tmp_path)]) == 1
-    assert f"has the sha256 {hashlib.sha256(CONTENT).hexdigest()}; the original has 0000" in capsys.readouterr().err
+    assert (
+        f"has the sha256 {hashlib.sha256(CONTENT).hexdigest()}; the original has 0000"
+        in capsys.readouterr().err
+    )
     assert list(tmp_path.iterdir()) == []
     script.CATALOG["one"] = (source(script, server),)
     (tmp_path / "a.bin").write_bytes(CONTENT[:-1])
@@ -183,9 +192,13 @@ def test_archives_that_reach_outside_or_are_damaged_are_refused(script, server, 
     assert script.main(["one", "--root", str(tmp_path / "a" / "b")]) == 1
     assert "cannot be unpacked" in capsys.readouterr().err
     assert not list(tmp_path.rglob("evil"))
-    script.CATALOG["one"] = (source(script, server, "y.tar.bz2", b"BZh9 no archive", unpacked=("faces",)),)
+    script.CATALOG["one"] = (
+        source(script, server, "y.tar.bz2", b"BZh9 no archive", unpacked=("faces",)),
+    )
     assert script.main(["one", "--root", str(tmp_path)]) == 1
-    script.CATALOG["one"] = (source(script, server, "z.zip", archive("zip", {"b": b""}), unpacked=("faces",)),)
+    script.CATALOG["one"] = (
+        source(script, server, "z.zip", archive("zip", {"b": b""}), unpacked=("faces",)),
+    )
     assert script.main(["one", "--root", str(tmp_path)]) == 1
     assert "did not contain faces" in capsys.readouterr().err
 

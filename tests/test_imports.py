@@ -16,7 +16,18 @@ ROOT = Path(__file__).parents[1]
 
 # Each takes from a tenth of a second to more than one; `fedmtl --help` and an error in a setting need none of them.
 SLOW = (
-    *("dp_accounting", "hydra", "jinja2", "matplotlib", "networkx", "omegaconf", "opacus", "pandas", "PIL", "pyarrow"),
+    *(
+        "dp_accounting",
+        "hydra",
+        "jinja2",
+        "matplotlib",
+        "networkx",
+        "omegaconf",
+        "opacus",
+        "pandas",
+        "PIL",
+        "pyarrow",
+    ),
     *("rich", "scipy", "sklearn", "torch", "torchvision"),
 )
 OPTIONAL = ("fcntl", "h5py", "mlflow", "onnx", "torch.utils.tensorboard")  # not on every system
@@ -25,9 +36,15 @@ OPTIONAL = ("fcntl", "h5py", "mlflow", "onnx", "torch.utils.tensorboard")  # not
 def test_imports_inside_functions_are_only_of_the_package_and_of_what_is_slow_or_not_on_every_system():
     found = []
     for file in (ROOT / "fedmtl").rglob("*.py"):
-        functions = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.FunctionDef)]
+        functions = [
+            node
+            for node in ast.walk(ast.parse(file.read_text()))
+            if isinstance(node, ast.FunctionDef)
+        ]
         names = {name for function in functions for name in everywhere(function)}
-        found += [f"{file}: {name}" for name in names if not name.startswith(("fedmtl", *SLOW, *OPTIONAL))]
+        found += [
+            f"{file}: {name}" for name in names if not name.startswith(("fedmtl", *SLOW, *OPTIONAL))
+        ]
     assert found == []
 
 
@@ -35,13 +52,30 @@ def test_every_dependency_is_imported_by_the_package():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     asked = [
         *project["dependencies"],
-        *(one for name in ("export", "h5", "tensorboard", "mlflow") for one in project["optional-dependencies"][name]),
+        *(
+            one
+            for name in ("export", "h5", "tensorboard", "mlflow")
+            for one in project["optional-dependencies"][name]
+        ),
     ]
     names = {re.match(r"[\w-]+", one).group() for one in asked}
-    modules = {"hydra-core": "hydra", "scikit-learn": "sklearn", "dp-accounting": "dp_accounting", "pyyaml": "yaml"}
+    modules = {
+        "hydra-core": "hydra",
+        "scikit-learn": "sklearn",
+        "dp-accounting": "dp_accounting",
+        "pyyaml": "yaml",
+    }
     modules["tensorboard"] = "torch.utils.tensorboard"
-    found = {name for file in (ROOT / "fedmtl").rglob("*.py") for name in everywhere(ast.parse(file.read_text()))}
-    missing = {name for name in names if not any(f"{one}.".startswith(f"{modules.get(name, name)}.") for one in found)}
+    found = {
+        name
+        for file in (ROOT / "fedmtl").rglob("*.py")
+        for name in everywhere(ast.parse(file.read_text()))
+    }
+    missing = {
+        name
+        for name in names
+        if not any(f"{one}.".startswith(f"{modules.get(name, name)}.") for one in found)
+    }
     assert missing == set()
 
 
@@ -74,10 +108,23 @@ assert dp_accounting.dp_event is dp_event
 accountant = dp_accounting.pld.PLDAccountant()
 print(round(accountant.compose(dp_event.GaussianDpEvent(1.0)).get_epsilon(1e-5), 2))
 """
-    unused = ["torch._dynamo", "torch._inductor", "sympy", "triton", "opacus", "sklearn", "pandas", "pyarrow"]
+    unused = [
+        "torch._dynamo",
+        "torch._inductor",
+        "sympy",
+        "triton",
+        "opacus",
+        "sklearn",
+        "pandas",
+        "pyarrow",
+    ]
     unused += ["scipy.stats", "scipy.signal", "dp_accounting", "absl", "hydra"]
     done = subprocess.run(
-        [sys.executable, "-c", program, *unused, "matplotlib"], cwd=ROOT, capture_output=True, text=True, check=False
+        [sys.executable, "-c", program, *unused, "matplotlib"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert (done.stdout, done.returncode) == ("\n4.38\n", 0), done.stderr
 
@@ -86,7 +133,10 @@ def test_the_stub_names_all_that_the_package_offers() -> None:
     """Type checkers read the stub, and the package reads its names from it."""
     tree = ast.parse((ROOT / "fedmtl" / "__init__.pyi").read_text())
     names = {
-        alias.asname: node.module for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names
+        alias.asname: node.module
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
     }
     assert sorted(names) == fedmtl.__all__
     assert {*names, "__version__"} <= set(dir(fedmtl))

@@ -46,7 +46,9 @@ def test_a_run_ends_whole_without_a_reader(finished: Path) -> None:
     assert not list(finished.rglob("error.txt"))
 
 
-def test_a_sweep_ends_whole_without_a_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sweep_ends_whole_without_a_reader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     with without_reader("stdout", "stderr"):
         assert cli.main(["-m", *TINY, "seed=1,2", "hydra.sweep.dir=sweep"]) == 0
@@ -66,14 +68,18 @@ def test_a_sweep_ends_whole_without_a_reader(tmp_path: Path, monkeypatch: pytest
         ["--cfg", "job"],
     ],
 )
-def test_a_command_ends_as_if_it_was_read(words: list[str], finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_ends_as_if_it_was_read(
+    words: list[str], finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(finished)
     with without_reader("stdout"):
         assert cli.main(words) == 0
     assert not list(finished.rglob("error.txt"))
 
 
-def test_a_verdict_reaches_a_shell_without_a_reader(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_verdict_reaches_a_shell_without_a_reader(
+    finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(finished)
     file = finished / "run/public/privacy.json"
     before = file.read_bytes()
@@ -88,7 +94,9 @@ def test_a_process_ends_quietly(command: str, finished: Path) -> None:
     """``--help`` is longer than what head reads; the interpreter flushes at its end."""
     env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
     words = f"set -o pipefail; {sys.executable} -m fedmtl {command} | head -c 1"
-    done = subprocess.run(["bash", "-c", words], cwd=finished, env=env, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["bash", "-c", words], cwd=finished, env=env, capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -101,4 +109,7 @@ def test_output_on_a_full_disk_is_said(
     monkeypatch.chdir(finished)
     monkeypatch.setattr(sys.stdout, "write", write)
     assert cli.main(["verify", "run"]) == 1
-    assert "error: standard output could not be written: [Errno 28] No space left" in capsys.readouterr().err
+    assert (
+        "error: standard output could not be written: [Errno 28] No space left"
+        in capsys.readouterr().err
+    )

@@ -5,7 +5,15 @@ import pytest
 import torch
 from scipy import stats
 
-from fedmtl.random import derive_key, id_key, keyed_bits, keyed_generator, keyed_uniform, philox, philox_words
+from fedmtl.random import (
+    derive_key,
+    id_key,
+    keyed_bits,
+    keyed_generator,
+    keyed_uniform,
+    philox,
+    philox_words,
+)
 
 
 @pytest.mark.parametrize(
@@ -25,12 +33,17 @@ def test_philox_known_answers(counter, key, expected):
     assert tuple(int(w) for w in words) == expected
     pairs = np.empty((2, 1), dtype=np.uint64)
     philox_words(pairs, key, *(np.array([c], dtype=np.uint64) for c in counter))
-    assert pairs[:, 0].tolist() == [(expected[0] << 32) | expected[1], (expected[2] << 32) | expected[3]]
+    assert pairs[:, 0].tolist() == [
+        (expected[0] << 32) | expected[1],
+        (expected[2] << 32) | expected[3],
+    ]
 
 
 def test_pairs_of_words_are_those_of_philox_however_they_are_broadcast():
     rng = np.random.default_rng(0)
-    c0, c1, c2, c3 = (rng.integers(0, 1 << 32, shape, dtype=np.uint64) for shape in ((7,), (1,), (5, 1), (5, 7)))
+    c0, c1, c2, c3 = (
+        rng.integers(0, 1 << 32, shape, dtype=np.uint64) for shape in ((7,), (1,), (5, 1), (5, 7))
+    )
     for key in (-3, rng.integers(0, 1 << 63, (5, 1), dtype=np.uint64)):
         pairs = np.empty((2, 7, 5), dtype=np.uint64).mT  # not contiguous
         philox_words(pairs, key, c0, c1, c2, c3)
@@ -55,7 +68,9 @@ def test_draws_are_addressed_by_client_step_and_index_only():
 
 
 def test_uniforms_are_uniform():
-    values = keyed_uniform(derive_key(0, "u"), torch.tensor(id_key("x")), 0, torch.arange(20000)).numpy()
+    values = keyed_uniform(
+        derive_key(0, "u"), torch.tensor(id_key("x")), 0, torch.arange(20000)
+    ).numpy()
     assert values.min() >= 0
     assert values.max() < 1
     assert stats.kstest(values, "uniform").pvalue > 1e-4

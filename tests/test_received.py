@@ -14,7 +14,14 @@ from fedmtl.cli.names import EXTRA
 from fedmtl.cli.received import resolvers
 from fedmtl.errors import ConfigError
 
-TINY = ["data.clients=10", "schedule=full", "rounds=1", "baselines=[]", "progress=false", "hydra.run.dir=run"]
+TINY = [
+    "data.clients=10",
+    "schedule=full",
+    "rounds=1",
+    "baselines=[]",
+    "progress=false",
+    "hydra.run.dir=run",
+]
 GLOBAL = "# @package _global_\n"
 LOGGING = """\
 version: 1
@@ -28,7 +35,9 @@ root:
 """
 IN_HYDRA = "hydra:\n  job_logging:\n" + indent(LOGGING, "    ")
 SENT = "class: logging.handlers.SocketHandler\n        host: 127.0.0.1\n        port: PORT\n"
-SOCKET = IN_HYDRA.replace("class: logging.FileHandler\n        filename: victim\n        mode: w\n", SENT)
+SOCKET = IN_HYDRA.replace(
+    "class: logging.FileHandler\n        filename: victim\n        mode: w\n", SENT
+)
 FORMATTER = "version: 1\nformatters:\n  evil:\n    (): pathlib.Path.touch\n    self: x\n"
 CALLED = "hydra:\n  job_logging:\n" + indent(FORMATTER, "    ")
 
@@ -40,7 +49,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("SECRET", "of the environment")
     (tmp_path / "victim").write_text("mine")
     (tmp_path / "module").mkdir()
-    (tmp_path / "module/hostile.py").write_text("from pathlib import Path\nPath(__file__).with_name('ran').touch()\n")
+    (tmp_path / "module/hostile.py").write_text(
+        "from pathlib import Path\nPath(__file__).with_name('ran').touch()\n"
+    )
     monkeypatch.syspath_prepend(str(tmp_path / "module"))
     monkeypatch.delitem(sys.modules, "hostile", raising=False)
     return tmp_path
@@ -214,10 +225,17 @@ SWEEP = ["-m", "seed=1,2", "hydra.sweep.dir=run"]
 
 @pytest.mark.parametrize(
     ("name", "mode"),
-    [*((name, []) for name in ATTACKS), *((name, SWEEP) for name in ("a log file", "a package", "a server"))],
+    [
+        *((name, []) for name in ATTACKS),
+        *((name, SWEEP) for name in ("a log file", "a package", "a server")),
+    ],
 )
 def test_a_received_file_is_refused_before_anything_happens(
-    name: str, mode: list[str], here: Path, listener: socket.socket, capsys: pytest.CaptureFixture[str]
+    name: str,
+    mode: list[str],
+    here: Path,
+    listener: socket.socket,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     files, words, said = ATTACKS[name]
     write(files, listener.getsockname()[1])
@@ -233,20 +251,37 @@ def test_a_received_file_is_refused_before_anything_happens(
 
 
 @pytest.mark.parametrize("command", ["search", "audit", "check"])
-def test_every_command_refuses_it(command: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_refuses_it(
+    command: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write({"experiment/evil.yaml": GLOBAL + IN_HYDRA})
     words = ["experiment=evil", *(["seed=1,2"] if command == "search" else [])]
     assert cli.main([command, "--config-dir", "mine", *words]) == 2
-    assert "mine/experiment/evil.yaml sets hydra.job_logging, which is Hydra's own" in capsys.readouterr().err
+    assert (
+        "mine/experiment/evil.yaml sets hydra.job_logging, which is Hydra's own"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["hydra.searchpath=[pkg://hostile]"], "hydra.searchpath=[pkg://hostile] is not taken; --config-dir DIR is"),
-        (["-m", "seed=1,2", "hydra.searchpath=[mine]"], "--config-dir DIR is the folder with own groups"),
-        (["--config-path", "mine"], "--config-path is mine; own files are found with --config-dir DIR"),
-        (["--experimental-rerun", "config.pickle"], "is config.pickle; fedmtl resume FOLDER continues a run"),
+        (
+            ["hydra.searchpath=[pkg://hostile]"],
+            "hydra.searchpath=[pkg://hostile] is not taken; --config-dir DIR is",
+        ),
+        (
+            ["-m", "seed=1,2", "hydra.searchpath=[mine]"],
+            "--config-dir DIR is the folder with own groups",
+        ),
+        (
+            ["--config-path", "mine"],
+            "--config-path is mine; own files are found with --config-dir DIR",
+        ),
+        (
+            ["--experimental-rerun", "config.pickle"],
+            "is config.pickle; fedmtl resume FOLDER continues a run",
+        ),
     ],
 )
 def test_no_file_comes_from_elsewhere(
@@ -259,7 +294,8 @@ def test_no_file_comes_from_elsewhere(
 
 def test_what_is_typed_or_trusted_is_done(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     experiment = (
-        GLOBAL + "device: ${oc.env:NOTHING,cpu}\nhydra:\n  run:\n    dir: chosen\n  job:\n    env_set: {A: b}\n"
+        GLOBAL
+        + "device: ${oc.env:NOTHING,cpu}\nhydra:\n  run:\n    dir: chosen\n  job:\n    env_set: {A: b}\n"
     )
     write({"experiment/ours.yaml": experiment})
     words = ["--config-dir", "mine", "experiment=ours", *TINY[:-1]]

@@ -67,7 +67,9 @@ def test_never_below_and_never_far_above() -> None:
 
 def below(text: str, value: float) -> list[str]:
     """Numbers in ``text`` that are nearly ``value`` and below it."""
-    found = re.findall(r"(?<![\w.])\d+(?:\.\d+)?(?:e[-+]?\d+)?(?!\w)", text)  # the start of a hash is no number
+    found = re.findall(
+        r"(?<![\w.])\d+(?:\.\d+)?(?:e[-+]?\d+)?(?!\w)", text
+    )  # the start of a hash is no number
     return [number for number in found if 0.99 * value < float(number) < value]
 
 
@@ -98,7 +100,9 @@ def test_no_output_of_a_run_shows_less_than_was_spent(
     monkeypatch.setattr(canvas, "save", keep)
     bar = ProgressBar()
     privacy = ClientPrivacy(clip_norm=0.7, noise_multiplier=noise, delta=DELTA)
-    run = settings.trainer(folder=tmp_path / "run", privacy=privacy, baselines=("fedavg",), callbacks=(bar,))
+    run = settings.trainer(
+        folder=tmp_path / "run", privacy=privacy, baselines=("fedavg",), callbacks=(bar,)
+    )
     found = run.fit()
     assert 31.004 < found.epsilon <= TARGET
     made = report([tmp_path / "run"], tmp_path / "report")
@@ -110,7 +114,9 @@ def test_no_output_of_a_run_shows_less_than_was_spent(
     for text in texts:
         assert below(text, found.epsilon) == []
         assert below(text, DELTA) == []
-    assert json.loads((tmp_path / "run/public/privacy.json").read_text())["epsilon"] == found.epsilon
+    assert (
+        json.loads((tmp_path / "run/public/privacy.json").read_text())["epsilon"] == found.epsilon
+    )
 
 
 def test_secure_headline_and_every_line_of_the_report(noise: float) -> None:
@@ -127,7 +133,9 @@ def test_secure_headline_and_every_line_of_the_report(noise: float) -> None:
     assert "smallest 1.001, median 1.001, largest 1.001" in found.text()
 
 
-def test_messages_bands_ticks_and_audits(noise: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_bands_ticks_and_audits(
+    noise: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     privacy = ClientPrivacy(clip_norm=0.7, noise_multiplier=noise, epsilon=TARGET, delta=DELTA)
     channel = open_run(settings.trainer(privacy=privacy, rounds=50), *_problem(privacy))
     with pytest.raises(BudgetExhausted) as spent:
@@ -168,11 +176,19 @@ def test_no_text_of_the_package_rounds_a_figure_of_privacy_in_another_way() -> N
                 continue
             names = {part.id for part in ast.walk(node.value) if isinstance(part, ast.Name)}
             names |= {part.attr for part in ast.walk(node.value) if isinstance(part, ast.Attribute)}
-            names |= {str(part.value) for part in ast.walk(node.value) if isinstance(part, ast.Constant)}
-            spec = "".join(str(part.value) for part in ast.walk(node.format_spec) if isinstance(part, ast.Constant))
+            names |= {
+                str(part.value) for part in ast.walk(node.value) if isinstance(part, ast.Constant)
+            }
+            spec = "".join(
+                str(part.value)
+                for part in ast.walk(node.format_spec)
+                if isinstance(part, ast.Constant)
+            )
             shown = spec[-1:] in ("g", "f", "e") and "rounded_up" not in names
             if shown and any(PRIVACY.search(name) for name in names):
-                found.append(f"{path.relative_to(package)}:{node.lineno}: {ast.unparse(node.value)}")
+                found.append(
+                    f"{path.relative_to(package)}:{node.lineno}: {ast.unparse(node.value)}"
+                )
     assert found == []
 
 
@@ -180,7 +196,15 @@ PRIVACY = re.compile(r"epsilon|(?<![a-z])delta|budget")
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(2.2999, "2.29"), (0.0, "0"), (3.0, "3"), (1e-7, "1e-07"), (12.349, "12.3"), (0.1 + 0.2, "0.3")]
+    ("value", "text"),
+    [
+        (2.2999, "2.29"),
+        (0.0, "0"),
+        (3.0, "3"),
+        (1e-7, "1e-07"),
+        (12.349, "12.3"),
+        (0.1 + 0.2, "0.3"),
+    ],
 )
 def test_a_lower_bound_is_rounded_down(value: float, text: str) -> None:
     assert rounded_down(value) == text

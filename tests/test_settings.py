@@ -11,7 +11,16 @@ import pytest
 from fedmtl.errors import ConfigError
 from fedmtl.graphs import Ring
 
-PACKAGES = ("algorithms", "contrib", "local", "privacy", "schedules", "graphs", "trainer.stopping", "audit.lower_bound")
+PACKAGES = (
+    "algorithms",
+    "contrib",
+    "local",
+    "privacy",
+    "schedules",
+    "graphs",
+    "trainer.stopping",
+    "audit.lower_bound",
+)
 PACKAGES += ("data.transforms", "data.partition")
 REQUIRED: dict[str, dict[str, Any]] = {  # fields without a default, and those that others need
     "ClientPrivacy": {"clip_norm": 1.0, "epsilon": 1.0},
@@ -58,7 +67,10 @@ WORD = ("other", 3, True, None)
 FLAG = (3, "other", None)
 OTHER_TYPE = (3, 0.5, True, "other", None)
 RANGES = (  # of fields by name, or by class and name; the rest of the floats are above 0
-    (AT_LEAST_0, "lam rho threshold a1 weight_decay spread ratio min_delta between confidence_power tau rate"),
+    (
+        AT_LEAST_0,
+        "lam rho threshold a1 weight_decay spread ratio min_delta between confidence_power tau rate",
+    ),
     ((-1.0, math.nan, True, "other"), "Average.noise"),
     (AT_LEAST_0, "FedProx.mu MPMTL.ridge PublishedMPMTL.ridge"),
     (POSITIVE, "PFedMe.lam PeerAveraging.lam PeerToPeer.lam PublishedPeerToPeer.lam Dropouts.rate"),
@@ -74,8 +86,21 @@ RANGES = (  # of fields by name, or by class and name; the rest of the floats ar
     ((-1, 1.5, True, "other"), "intercept_rounds"),
     ((-1.0, "other"), "allocation"),
 )
-WRONG: dict[str, tuple[Any, ...]] = {name: values for values, names in RANGES for name in names.split()}
-WORDS = ("Literal", "LossName", "TaskLoss", "SharedPenalty", "OwnPenalty", "Momentum", "Kind", "Start", "Side", "Form")
+WRONG: dict[str, tuple[Any, ...]] = {
+    name: values for values, names in RANGES for name in names.split()
+}
+WORDS = (
+    "Literal",
+    "LossName",
+    "TaskLoss",
+    "SharedPenalty",
+    "OwnPenalty",
+    "Momentum",
+    "Kind",
+    "Start",
+    "Side",
+    "Form",
+)
 WORDS += ("Mechanism", "SourceName")
 # what takes more than one value to say, or what a Trainer refuses: tests of the class have it
 ELSEWHERE = {
@@ -90,9 +115,16 @@ def settings_classes() -> dict[str, type]:
     for package in PACKAGES:
         module = importlib.import_module(f"fedmtl.{package}")
         inside = pkgutil.walk_packages(getattr(module, "__path__", ()), f"{module.__name__}.")
-        for one in (module, *(importlib.import_module(name) for _, name, _ in inside if ".audit" not in name)):
+        for one in (
+            module,
+            *(importlib.import_module(name) for _, name, _ in inside if ".audit" not in name),
+        ):
             for name, kind in vars(one).items():
-                checked = isinstance(kind, type) and dataclasses.is_dataclass(kind) and hasattr(kind, "__post_init__")
+                checked = (
+                    isinstance(kind, type)
+                    and dataclasses.is_dataclass(kind)
+                    and hasattr(kind, "__post_init__")
+                )
                 if checked and kind.__module__.startswith("fedmtl.") and not name.startswith("_"):
                     classes[name] = kind
     return {name: kind for name, kind in sorted(classes.items()) if name not in NO_SETTINGS}
@@ -106,16 +138,26 @@ def wrong_values(name: str, field: dataclasses.Field[Any]) -> tuple[Any, ...]:
     annotation = str(field.type)
     wrong = WRONG.get(f"{name}.{field.name}", WRONG.get(field.name))
     if wrong is None:
-        kinds = {"int": COUNT, "float": POSITIVE, "bool": FLAG, "Count": COUNT, "Positive": POSITIVE}
+        kinds = {
+            "int": COUNT,
+            "float": POSITIVE,
+            "bool": FLAG,
+            "Count": COUNT,
+            "Positive": POSITIVE,
+        }
         kinds |= dict.fromkeys(WORDS, WORD) | {"Fraction": (0, *SHARE, 1.0)}
-        wrong = next((values for start, values in kinds.items() if annotation.startswith(start)), OTHER_TYPE)
+        wrong = next(
+            (values for start, values in kinds.items() if annotation.startswith(start)), OTHER_TYPE
+        )
     return tuple(value for value in wrong if value is not None or "None" not in annotation)
 
 
 @pytest.mark.parametrize("name", CLASSES)
 def test_a_value_that_cannot_be_is_refused_by_the_name_of_its_field(name: str) -> None:
     required, silent = REQUIRED.get(name, {}), {}
-    owners = tuple(kind.__name__ for kind in CLASSES[name].__mro__)  # a check of a base class may give its name
+    owners = tuple(
+        kind.__name__ for kind in CLASSES[name].__mro__
+    )  # a check of a base class may give its name
     for field in dataclasses.fields(CLASSES[name]):
         if {field.name, f"{name}.{field.name}"} & ELSEWHERE:
             continue
@@ -124,7 +166,9 @@ def test_a_value_that_cannot_be_is_refused_by_the_name_of_its_field(name: str) -
                 CLASSES[name](**required | {field.name: value})
                 silent[field.name, value] = "is taken"
             except ConfigError as error:
-                named = str(error).startswith(tuple(f"{owner}.{field.name} is {value!r}" for owner in owners))
+                named = str(error).startswith(
+                    tuple(f"{owner}.{field.name} is {value!r}" for owner in owners)
+                )
                 if not named or "\n" in str(error):
                     silent[field.name, value] = f"is refused, but not by name: {error}"
     assert silent == {}

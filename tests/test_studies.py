@@ -55,7 +55,9 @@ def numbers(text: str) -> list[float]:
 def recorded(module: Module, study: str, **wanted: Any) -> Any:
     """The one score of ``scores.csv`` that has these attributes."""
     every = module(study, "scores").read_scores(STUDIES / study / "scores.csv")
-    (found,) = [one for one in every if all(getattr(one, key) == value for key, value in wanted.items())]
+    (found,) = [
+        one for one in every if all(getattr(one, key) == value for key, value in wanted.items())
+    ]
     assert math.isnan(found.half), "the mean of seeds that are not stored"
     return found
 
@@ -75,11 +77,23 @@ def same(found: float, printed: float | str, digits: int) -> None:
 def p2p(module: Module) -> None:
     once, agents = module("p2p", "once"), module("p2p", "agents")
     score = recorded(
-        module, "p2p", setting="synthetic agents, p = 20", method="one release, as sent", epsilon=1.0, seed=0
+        module,
+        "p2p",
+        setting="synthetic agents, p = 20",
+        method="one release, as sent",
+        epsilon=1.0,
+        seed=0,
     )
     sent = once.once(20, 0, tuple(numbers(score.chosen)))[once.EFFORT[20].epsilons.index(1.0)]
     same(once.reached(20, 0, sent[None]), score.score, 7)
-    score = recorded(module, "p2p", setting="p = 20, as published", method="Gaussian, valid norm", epsilon=1.0, seed=0)
+    score = recorded(
+        module,
+        "p2p",
+        setting="p = 20, as published",
+        method="Gaussian, valid norm",
+        epsilon=1.0,
+        seed=0,
+    )
     mu, wakeups, clip = numbers(score.chosen)
     (found,) = agents.private(20, 0, mu, int(wakeups), clip, (1.0,), False)
     same(found, score.score, 7)
@@ -87,7 +101,10 @@ def p2p(module: Module) -> None:
 
 def cost_of_privacy(module: Module) -> None:
     (folder,) = given("hospital")
-    start, hospitals = module("cost_of_privacy", "public_start"), module("cost_of_privacy", "hospitals")
+    start, hospitals = (
+        module("cost_of_privacy", "public_start"),
+        module("cost_of_privacy", "hospitals"),
+    )
     data, public = hospitals.stays(folder)
     psi = start.Collaboration(start.AsyncLearner(), data).psi
     learner, _, public_start = start.METHODS
@@ -100,17 +117,26 @@ def cost_of_privacy(module: Module) -> None:
     (row,) = rows("cost_of_privacy", "table.csv", part="hospital", epsilon="1")
     clients = hospitals.clocks(len(data.x), hospitals.RUNS, 3, int(row["cap"]))
     tried = hospitals.AsyncLearner(kappa=float(row["kappa"]))
-    theta = hospitals.simulate(tried, data, hospitals.budget(1.0, float(row["clip"])), clients, seed=5)
+    theta = hospitals.simulate(
+        tried, data, hospitals.budget(1.0, float(row["clip"])), clients, seed=5
+    )
     same(float(psi(theta).mean()), row["psi"], 5)
 
 
 def pp_dmtl(module: Module) -> None:
     run, directions = module("pp_dmtl", "run"), module("pp_dmtl", "directions")
-    setting = {"setting": "60 records a task, as published", "method": "PP-DMTL, sound", "epsilon": 1.0, "seed": 0}
+    setting = {
+        "setting": "60 records a task, as published",
+        "method": "PP-DMTL, sound",
+        "epsilon": 1.0,
+        "seed": 0,
+    }
     score = recorded(module, "pp_dmtl", **setting)
     answers, a2, lam, ridge = numbers(score.chosen.replace("a2 ", ""))
     tasks = run.tasks("classification", 0, 60)
-    shared = run.sound_run(tasks, 1.0, {"answers": int(answers), "a2": a2, "lam": lam}, run.SOUND_RUNS, 1000)
+    shared = run.sound_run(
+        tasks, 1.0, {"answers": int(answers), "a2": a2, "lam": lam}, run.SOUND_RUNS, 1000
+    )
     same(float(tasks.errors(run.personalized(tasks, shared, ridge)).mean()), score.score, 7)
     setting = {"setting": "synthetic tasks of 60 records", "method": "PP-DMTL, shared directions"}
     score = recorded(module, "pp_dmtl", **setting, epsilon=3.0, seed=20)
@@ -126,15 +152,26 @@ def mp_mtl(module: Module) -> None:
     setup = once.setups(None)["low_rank"]
     data = setup.deal(0)
     for name in ("MP-MTL, one release", "private mean + ridge"):
-        score = recorded(module, "mp_mtl", setting="synthetic tasks, low rank", method=name, epsilon=3.0, seed=0)
+        score = recorded(
+            module, "mp_mtl", setting="synthetic tasks, low rank", method=name, epsilon=3.0, seed=0
+        )
         (method,) = [one for one in once.METHODS if one.name == name]
         words = [", ".join(f"{key} {value}" for key, value in one.items()) for one in method.grid]
-        models = method.fit(setup, data, (3.0,), once.REPETITIONS, 0, method.grid[words.index(score.chosen)])
+        models = method.fit(
+            setup, data, (3.0,), once.REPETITIONS, 0, method.grid[words.index(score.chosen)]
+        )
         same(float(once.errors_of(models, data).mean.mean()), score.score, 6)
-    setting = {"setting": "low rank, as published", "metric": "nMSE", "method": "MP-MTL-LR", "epsilon": 10.0}
+    setting = {
+        "setting": "low rank, as published",
+        "metric": "nMSE",
+        "method": "MP-MTL-LR",
+        "epsilon": 10.0,
+    }
     score = recorded(module, "mp_mtl", **setting, seed=0)
     epsilons = (*run.EPSILONS, math.inf)
-    models = once.run(run.method(setup, "nuclear", rho=run.RHO), data, epsilons, 5, clip=setup.clip, seed=0).models
+    models = once.run(
+        run.method(setup, "nuclear", rho=run.RHO), data, epsilons, 5, clip=setup.clip, seed=0
+    ).models
     means = once.errors_of(models, data).mean.view(len(epsilons), -1).mean(1)
     same(float(means[epsilons.index(10.0)]), score.score, 6)
 
@@ -154,7 +191,9 @@ def digits(module: Module) -> None:
     run = finetune.released("FedAvg", data, 1.0, 0)
     steps = finetune.finetuned(run, data, 0)[5]["accuracy"]
     (row,) = rows("digits", "table.csv", train_images="5", method="FedAvg", epsilon="1")
-    (tuned,) = rows("digits", "finetuning.csv", train_images="5", method="FedAvg", epsilon="1", steps="5")
+    (tuned,) = rows(
+        "digits", "finetuning.csv", train_images="5", method="FedAvg", epsilon="1", steps="5"
+    )
     for found, three in ((run.final["accuracy"], row), (steps, tuned)):
         low, high, middle = float(three["low"]), float(three["high"]), float(three["accuracy"])
         seeds = (low, high, 3 * middle - low - high)
@@ -170,7 +209,9 @@ def comparison(module: Module) -> None:
         study, root = settings.STUDIES[name], None
         if name != "digits":
             (root,) = given("school/school.mat")
-        score = recorded(module, "comparison", setting=study.title, method=method, epsilon=epsilon, seed=0)
+        score = recorded(
+            module, "comparison", setting=study.title, method=method, epsilon=epsilon, seed=0
+        )
         (chosen,) = [one for one in study.methods()[method] if one.text() == score.chosen]
         found = study.train(settings.load(name, root, 0), chosen, epsilon, 0)
         same(found.final[study.metric], score.score, digits)
@@ -179,12 +220,21 @@ def comparison(module: Module) -> None:
 def starts(module: Module) -> None:
     run = module("starts", "run")
     trainer = run.Trainer
-    run.Trainer = lambda **options: trainer(**{**options, "finetune": None})  # which takes most of the time
+    run.Trainer = lambda **options: trainer(
+        **{**options, "finetune": None}
+    )  # which takes most of the time
     name = "FedAvg, secret cohorts"
     for epsilon in (0.3, 1.0):
-        setting = {"setting": run.SETTING, "method": f"{name}, not finetuned", "epsilon": epsilon, "seed": 0}
+        setting = {
+            "setting": run.SETTING,
+            "method": f"{name}, not finetuned",
+            "epsilon": epsilon,
+            "seed": 0,
+        }
         score, start = recorded(module, "starts", **setting), run.STARTS[name]
-        (place,) = [place for place in range(len(start.settings)) if start.text(place) == score.chosen]
+        (place,) = [
+            place for place in range(len(start.settings)) if start.text(place) == score.chosen
+        ]
         same(run.train(start, place, epsilon, 0).final["accuracy"], score.score, 4)
 
 
@@ -194,9 +244,13 @@ def adapters(module: Module) -> None:
     run.pretrained = lambda *rows: None  # softmax regressions start from zero
     found = run.writers(run.half_size(run.load_data("femnist", root=file, seed=0)), 0)
     for epsilon in (3.0, 10.0):
-        score = recorded(module, "adapters", method="FedAvg, from zero, softmax", epsilon=epsilon, seed=0)
+        score = recorded(
+            module, "adapters", method="FedAvg, from zero, softmax", epsilon=epsilon, seed=0
+        )
         clip, lr = numbers(score.chosen)
-        _, own = run.fedavg(found.private, run.models.softmax_regression(), None, clip, lr, epsilon, 0)
+        _, own = run.fedavg(
+            found.private, run.models.softmax_regression(), None, clip, lr, epsilon, 0
+        )
         same(run.average(own), score.score, 4)
 
 
@@ -208,7 +262,9 @@ def pmtl(module: Module) -> None:
             (root,) = given("femnist/leaf_femnist_206.json.zip")
         *_, last = rows("pmtl", "curve.csv", study=name, seed="0")
         data = run.load(name, root, 0)
-        end = study.train(run.replace(data, test=data.train), study.methods()["PMTL"][5], 3.0, 0).final
+        end = study.train(
+            run.replace(data, test=data.train), study.methods()["PMTL"][5], 3.0, 0
+        ).final
         assert end["round"] == int(last["round"])
         same(end["loss"], last["loss"], 4)
         same(end["epsilon"], last["epsilon"], 4)
@@ -217,18 +273,26 @@ def pmtl(module: Module) -> None:
 def epsilon_interval(module: Module) -> None:
     run = module("epsilon_interval", "run")
     kind = "one Gaussian sum"
-    run.BROKEN, run.CANARIES, run.EPSILONS = {"noise halved": run.BROKEN["noise halved"]}, (1_000,), (1.0,)
+    run.BROKEN, run.CANARIES, run.EPSILONS = (
+        {"noise halved": run.BROKEN["noise halved"]},
+        (1_000,),
+        (1.0,),
+    )
     (row,) = rows("epsilon_interval", "broken.csv", run="noise halved")
     assert run.broken() == [{"run": "noise halved", "1000 at 1": row["1000 at 1"]}]
     run.PRICES = {kind: run.PRICES[kind]}
-    for found, row in zip(run.coverage(), rows("epsilon_interval", "cover.csv", run=kind), strict=True):
+    for found, row in zip(
+        run.coverage(), rows("epsilon_interval", "cover.csv", run=kind), strict=True
+    ):
         assert {key: str(value) for key, value in found.items()} == row
 
 
 def gains(module: Module) -> None:
     report = module("gains", "report")
     files = {source.folder: STUDIES / source.folder / "scores.csv" for source in report.SOURCES}
-    scores = {folder: report.named_by_metric(report.read_scores(file)) for folder, file in files.items()}
+    scores = {
+        folder: report.named_by_metric(report.read_scores(file)) for folder, file in files.items()
+    }
     text = (STUDIES / "gains" / "README.md").read_text(encoding="utf-8")
     assert f"<!-- tables -->\n{report.sections(scores)}<!-- /tables -->" in text
     everything = [score for found in scores.values() for score in found]
@@ -250,7 +314,10 @@ STALE = ("comparison", "pp_dmtl")
 def marked(study: str) -> Any:
     """The study as a parameter, which is expected to fail while its scores are stale, and only then."""
     if study in STALE:
-        return pytest.param(study, marks=pytest.mark.xfail(strict=True, reason="scores of an earlier order of noise"))
+        return pytest.param(
+            study,
+            marks=pytest.mark.xfail(strict=True, reason="scores of an earlier order of noise"),
+        )
     return study
 
 

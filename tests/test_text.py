@@ -9,7 +9,16 @@ import pandas as pd
 import pytest
 import torch
 
-from fedmtl import FedAvg, FederatedDataset, FullParticipation, LocalSGD, Result, Trainer, cli, models
+from fedmtl import (
+    FedAvg,
+    FederatedDataset,
+    FullParticipation,
+    LocalSGD,
+    Result,
+    Trainer,
+    cli,
+    models,
+)
 from fedmtl._text import cell, shown, shown_lines
 from fedmtl.algorithms.store import ClientStore
 from fedmtl.errors import DataError, ResumeError
@@ -67,7 +76,9 @@ def test_what_steers_a_terminal_is_written_out(text: str, line: str, one: str) -
         (None, None),
     ],
 )
-def test_what_a_spreadsheet_computes_stands_behind_an_apostrophe(value: object, text: object) -> None:
+def test_what_a_spreadsheet_computes_stands_behind_an_apostrophe(
+    value: object, text: object
+) -> None:
     assert cell(value) == text
 
 
@@ -95,7 +106,9 @@ def steers(text: str) -> bool:
     return any(not character.isprintable() for character in text.replace("\n", ""))
 
 
-def test_a_table_of_clients_is_no_program_and_a_result_has_their_names(run: tuple[Result, Path]) -> None:
+def test_a_table_of_clients_is_no_program_and_a_result_has_their_names(
+    run: tuple[Result, Path],
+) -> None:
     result, folder = run
     assert list(result.ids) == NAMES
     loaded = Result.load(folder)
@@ -124,7 +137,9 @@ def test_a_report_of_a_hostile_folder_is_text(
         evil: 0.5,
     }
     file.write_text(json.dumps(stored))
-    (place / "a/private/config.yaml").write_text("# fedmtl \u202e\n" + json.dumps({"algorithm": {evil: evil}}))
+    (place / "a/private/config.yaml").write_text(
+        "# fedmtl \u202e\n" + json.dumps({"algorithm": {evil: evil}})
+    )
     (place / "c/private").mkdir(parents=True)
     (place / "c/private/error.txt").write_text(f"{ESCAPE}\nfedmtl: all is well")
     assert cli.main(["report", str(place), "--html"]) == 0

@@ -16,7 +16,9 @@ ROOT = Path(__file__).parents[1]
 def run(*words: str | Path, cwd: Path, **env: str) -> str:
     """Run a command without this process's import path, but with its compiled modules; returns what it printed."""
     cache = "PYTHONPYCACHEPREFIX"
-    inherited = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "HYDRA"))}
+    inherited = {
+        key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "HYDRA"))
+    }
     inherited |= {cache: os.environ[cache]} if cache in os.environ else {}
     done = subprocess.run(
         [str(word) for word in words],
@@ -39,7 +41,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_wheel_holds_the_package_and_its_configuration(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "fedmtl").rglob("*.py")}
-    configs = {f"fedmtl/{path.relative_to(ROOT).as_posix()}" for path in (ROOT / "configs").rglob("*.yaml")}
+    configs = {
+        f"fedmtl/{path.relative_to(ROOT).as_posix()}" for path in (ROOT / "configs").rglob("*.yaml")
+    }
     assert modules <= names
     assert configs <= names
     assert "fedmtl/configs/config.yaml" in configs
@@ -53,9 +57,15 @@ def test_the_wheel_holds_the_package_and_its_configuration(wheel: Path) -> None:
 def test_an_installed_wheel_runs_from_another_folder(wheel: Path, tmp_path: Path) -> None:
     run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "env", cwd=tmp_path)
     python = tmp_path / "env" / "bin" / "python"
-    site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=tmp_path).strip())
+    site = Path(
+        run(
+            python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=tmp_path
+        ).strip()
+    )
     # The first environment's libraries without its .pth files: an editable install there stays invisible.
-    (site / "libraries.pth").write_text("\n".join({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}))
+    (site / "libraries.pth").write_text(
+        "\n".join({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
+    )
     install = ["install", "--no-deps", "--no-index", "--force-reinstall"]
     run(sys.executable, "-m", "pip", "--python", python, *install, wheel, cwd=tmp_path)
     elsewhere = tmp_path / "elsewhere"
@@ -67,7 +77,13 @@ def test_an_installed_wheel_runs_from_another_folder(wheel: Path, tmp_path: Path
         cwd=elsewhere,
     )
     assert [Path(path).is_relative_to(site) for path in found.split()] == [True, True]
-    tiny = ["data.clients=20", "schedule.cohort=5", "rounds=2", "baselines=[local]", "progress=false"]
+    tiny = [
+        "data.clients=20",
+        "schedule.cohort=5",
+        "rounds=2",
+        "baselines=[local]",
+        "progress=false",
+    ]
     printed = run(tmp_path / "env" / "bin" / "fedmtl", *tiny, cwd=elsewhere, OMP_NUM_THREADS="1")
     (result,) = elsewhere.glob("outputs/*/*/private/result.json")
     assert json.loads(result.read_text())["algorithm"] == "fedavg"

@@ -32,7 +32,11 @@ class ConcatenatedModels(Algorithm):
     name = "concatenated_models"
 
     def plan(self, problem: Problem, schedule: BoundSampler) -> tuple[ReleasePlan, ...]:
-        return (ReleasePlan(name="update", dimension=problem.clients * problem.dimension, from_training=True),)
+        return (
+            ReleasePlan(
+                name="update", dimension=problem.clients * problem.dimension, from_training=True
+            ),
+        )
 
     def init(self, problem: Problem, replicates: int = 1) -> State:
         models = problem.initial.expand(problem.clients, -1).clone()
@@ -43,7 +47,9 @@ class ConcatenatedModels(Algorithm):
         start = models[place]
         return {"update": blocks(c.train(self.local, start) - start, place, len(models))}, c.own
 
-    def server(self, problem: Problem, public: Mapping[str, Tensor], released: Released) -> dict[str, Tensor]:
+    def server(
+        self, problem: Problem, public: Mapping[str, Tensor], released: Released
+    ) -> dict[str, Tensor]:
         models = public["models"]
         change = released.values["update"].reshape(models.shape) * released.denominator
         return {"models": (models.double() + change.to(models.device)).to(models.dtype)}

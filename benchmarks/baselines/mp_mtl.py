@@ -158,7 +158,9 @@ def choose_multi_task(
     return float(levels[scores.argmin()])
 
 
-def _fista(stack: TaskStack, levels: Tensor, penalty: str, tolerance: float, iterations: int) -> MultiTask:
+def _fista(
+    stack: TaskStack, levels: Tensor, penalty: str, tolerance: float, iterations: int
+) -> MultiTask:
     g = PENALTIES["l2" if penalty == "rows" else penalty]  # of models as columns
     start = torch.zeros(len(stack.data.x), stack.data.dimension, dtype=torch.float64)
     steepest = max(float(torch.linalg.matrix_norm(bend, ord=2)) for bend in stack.curvature(start))
@@ -168,7 +170,10 @@ def _fista(stack: TaskStack, levels: Tensor, penalty: str, tolerance: float, ite
     for _ in range(iterations):
         moved = ahead - step * stack.gradient(ahead.transpose(0, 1)).transpose(0, 1)
         new = torch.stack(
-            [g.prox(part.mT, step * level).mT for part, level in zip(moved, levels.tolist(), strict=True)]
+            [
+                g.prox(part.mT, step * level).mT
+                for part, level in zip(moved, levels.tolist(), strict=True)
+            ]
         )
         residual = float((new - ahead).norm(dim=(1, 2)).max()) / step
         if residual <= tolerance:
@@ -186,7 +191,9 @@ def _fista(stack: TaskStack, levels: Tensor, penalty: str, tolerance: float, ite
 def _folds(data: LinearData, folds: int, seed: int) -> list[tuple[LinearData, LinearData]]:
     """Pairs (without a fold, that fold), each task's records in random order; a task with one record is in no fold."""
     generator = torch.Generator().manual_seed(derive_key(seed, "folds") >> 1)
-    draws = torch.rand(len(data.x), int(data.counts.max()), generator=generator, dtype=torch.float64)
+    draws = torch.rand(
+        len(data.x), int(data.counts.max()), generator=generator, dtype=torch.float64
+    )
     counts = data.counts.tolist()
     of = [own[:n].argsort().argsort() % folds if n > 1 else torch.tensor([-1])
           for own, n in zip(draws, counts, strict=True)]  # fmt: skip
@@ -195,7 +202,10 @@ def _folds(data: LinearData, folds: int, seed: int) -> list[tuple[LinearData, Li
         x, y = (tuple(map(Tensor.__getitem__, side, inside)) for side in (data.x, data.y))
         return replace(data, x=x, y=y)
 
-    return [(those([own != fold for own in of]), those([own == fold for own in of])) for fold in range(folds)]
+    return [
+        (those([own != fold for own in of]), those([own == fold for own in of]))
+        for fold in range(folds)
+    ]
 
 
 def _losses(data: LinearData, models: Tensor, loss: TaskLoss) -> Tensor:

@@ -73,12 +73,22 @@ class TaskBudget:
         """
         if self.epsilon == math.inf:
             return None
-        epsilon, delta = self.record_level(records) if self.unit == "record_group" else (self.epsilon, self.delta)
-        return L2LaplaceNoise(Price(mechanism="l2_laplace", sizes=(dimension,), delta=delta).multiplier(epsilon, uses))
+        epsilon, delta = (
+            self.record_level(records)
+            if self.unit == "record_group"
+            else (self.epsilon, self.delta)
+        )
+        return L2LaplaceNoise(
+            Price(mechanism="l2_laplace", sizes=(dimension,), delta=delta).multiplier(epsilon, uses)
+        )
 
     def replaced(self, counts: Tensor) -> Tensor:
         """Share of a task's mean loss that one protected unit can replace: (n,), 1 / n_i or 1."""
-        return 1 / counts.double() if self.unit == "record_group" else torch.ones(len(counts), dtype=torch.float64)
+        return (
+            1 / counts.double()
+            if self.unit == "record_group"
+            else torch.ones(len(counts), dtype=torch.float64)
+        )
 
 
 @dataclass(frozen=True)
@@ -135,12 +145,16 @@ class DPAggr:
         sigma = torch.full((len(data.x),), self.reg, dtype=torch.float64)
         values, vectors = torch.linalg.eigh(gram)
         rotated = torch.einsum("npk,np->nk", vectors, moment)
-        return torch.einsum("npk,nk->np", vectors, ball_ridge(values, rotated, sigma, self._ball(sigma).radius))
+        return torch.einsum(
+            "npk,nk->np", vectors, ball_ridge(values, rotated, sigma, self._ball(sigma).radius)
+        )
 
     def sensitivity(self, counts: Tensor, budget: TaskBudget) -> float:
         """L2 sensitivity of the average."""
         sigma = torch.full((len(counts),), self.reg, dtype=torch.float64)
-        return float(self._ball(sigma).sensitivity(sigma, budget.replaced(counts)).max()) / len(counts)
+        return float(self._ball(sigma).sensitivity(sigma, budget.replaced(counts)).max()) / len(
+            counts
+        )
 
     def fit(self, data: LinearData, budget: TaskBudget, sources: Sequence[NoiseSource]) -> Tensor:
         """The models of all tasks, once for each of R sources of noise: (R, n, p) float64."""
@@ -149,7 +163,9 @@ class DPAggr:
         sensitivity = self.sensitivity(data.counts, budget)
         noise = np.zeros((len(sources), data.dimension))
         if law is not None:
-            noise = sensitivity * np.stack([law.draw(source, self.name, 0, data.dimension) for source in sources])
+            noise = sensitivity * np.stack(
+                [law.draw(source, self.name, 0, data.dimension) for source in sources]
+            )
         return (mean + torch.from_numpy(noise))[:, None].expand(-1, len(data.x), -1).clone()
 
     def _ball(self, sigma: Tensor) -> Ball:
@@ -204,7 +220,9 @@ class DPMTRL:
         tasks = released.shape[1]
         u, s, v = torch.linalg.svd(released, full_matrices=False)
         total = s.sum(-1, keepdim=True)
-        size = torch.where(total > 0, tasks * s / total, 1.0)  # of n Omega; all models zero: its start
+        size = torch.where(
+            total > 0, tasks * s / total, 1.0
+        )  # of n Omega; all models zero: its start
         shrunk = 1 / (size + self.jitter)
         rest = torch.where(total > 0, 1 / self.jitter, 1 / (1 + self.jitter))
         diagonal = rest + torch.einsum("rnk,rk->rn", u.square(), shrunk - rest)
@@ -224,9 +242,14 @@ class DPMTRL:
         keys = torch.arange(len(data.x))
         released = torch.zeros(len(sources), len(data.x), data.dimension, dtype=torch.float64)
         for use in range(self.iterations):
-            released, sensitivity = self._solve(moment, values, vectors, released, data.counts, budget)
+            released, sensitivity = self._solve(
+                moment, values, vectors, released, data.counts, budget
+            )
             if law is not None:
-                noise = [law.draw_rows(source, self.name, use, keys, data.dimension) for source in sources]
+                noise = [
+                    law.draw_rows(source, self.name, use, keys, data.dimension)
+                    for source in sources
+                ]
                 released = released + sensitivity[..., None] * torch.from_numpy(np.stack(noise))
         if self.output == "own":
             released, _ = self._solve(moment, values, vectors, released, data.counts, budget)
@@ -247,7 +270,9 @@ class DPMTRL:
         right = moment - self.lam2 * (applied - diagonal[..., None] * released)
         rotated = torch.einsum("npk,rnp->rnk", vectors, right)
         solved = ball_ridge(values, rotated, sigma, torch.full_like(sigma, self.radius))
-        return torch.einsum("npk,rnk->rnp", vectors, solved), self.sensitivity(sigma, counts, budget)
+        return torch.einsum("npk,rnk->rnp", vectors, solved), self.sensitivity(
+            sigma, counts, budget
+        )
 
 
 def moments_of(data: LinearData) -> tuple[Tensor, Tensor]:

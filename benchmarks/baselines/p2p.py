@@ -51,7 +51,9 @@ class PeerProblem:
         if self.loss.name == "hinge":
             raise ConfigError("PeerProblem.loss is 'hinge'; accepted: 'squared', 'logistic'.")
         if not np.array_equal(self.data.counts.numpy(), self.network.counts):
-            raise ConfigError("PeerProblem: the numbers of records of data and of network.counts differ.")
+            raise ConfigError(
+                "PeerProblem: the numbers of records of data and of network.counts differ."
+            )
         self.loss.check_targets(self.data.y, self.data.name)
 
     @classmethod
@@ -84,7 +86,10 @@ class PeerProblem:
     def local_losses(self, theta: Array) -> Array:
         """L_i(Theta_i): theta (n, p) -> (n,)."""
         each = zip(self.records, theta, strict=True)
-        values = [Objective(self.loss, x, y, 0.0).losses(x @ row)[0].mean() if len(x) else 0.0 for (x, y), row in each]
+        values = [
+            Objective(self.loss, x, y, 0.0).losses(x @ row)[0].mean() if len(x) else 0.0
+            for (x, y), row in each
+        ]
         return np.array(values) + self.ridge * (theta**2).sum(1)
 
     def local_gradients(self, theta: Array) -> Array:
@@ -115,7 +120,9 @@ class PeerProblem:
         found = np.zeros((n, p, p))
         for i, (x, y) in enumerate(self.records):
             if len(x):
-                found[i] = (x.T * Objective(self.loss, x, y, 0.0).losses(x @ theta[i])[2]) @ x / len(x)
+                found[i] = (
+                    (x.T * Objective(self.loss, x, y, 0.0).losses(x @ theta[i])[2]) @ x / len(x)
+                )
         found[:, np.arange(p), np.arange(p)] += 2 * self.ridge[:, None]
         return found
 
@@ -148,7 +155,11 @@ def optimum(problem: PeerProblem, *, tolerance: float = 1e-10) -> PeerOptimum:
     theta = np.zeros(problem.shape)
     best, least = theta, np.inf
     for _ in range(_NEWTON_STEPS):
-        gradient, blocks, now = problem.gradient(theta), problem.curvatures(theta), problem.value(theta)
+        gradient, blocks, now = (
+            problem.gradient(theta),
+            problem.curvatures(theta),
+            problem.value(theta),
+        )
         gap = _certificate(problem, gradient, blocks)
         if gap < least:
             best, least = theta, gap
@@ -167,8 +178,12 @@ def optimum(problem: PeerProblem, *, tolerance: float = 1e-10) -> PeerOptimum:
 def _newton_step(problem: PeerProblem, blocks: Array, gradient: Array) -> Array:
     """-H^-1 gradient (n, p) for the Hessian H of Q, whose local parts are ``blocks`` (n, p, p)."""
     graph = problem.network.graph
-    whole = problem.pull[:, None, None] * blocks + graph.normalization[:, None, None] * np.eye(problem.shape[1])
-    inverse = np.linalg.pinv(whole, hermitian=True)  # an isolated agent without a pull has a block of zeros
+    whole = problem.pull[:, None, None] * blocks + graph.normalization[:, None, None] * np.eye(
+        problem.shape[1]
+    )
+    inverse = np.linalg.pinv(
+        whole, hermitian=True
+    )  # an isolated agent without a pull has a block of zeros
 
     def product(flat: Array) -> Array:
         theta = flat.reshape(problem.shape)
@@ -193,7 +208,9 @@ def local_models(problem: PeerProblem) -> Array:
         ConfigError: an agent with data and lambda_i = 0: its minimizer need not exist.
     """
     if (problem.ridge[problem.network.counts > 0] <= 0).any():
-        raise ConfigError("local_models: lambda is 0; every agent's own minimizer needs it above 0.")
+        raise ConfigError(
+            "local_models: lambda is 0; every agent's own minimizer needs it above 0."
+        )
     theta = np.zeros(problem.shape)
     for i, (x, y) in enumerate(problem.records):
         if len(x):

@@ -70,14 +70,19 @@ class GossipState:
         self._rho = settings.rho * graph.weights.data  # of each arc, the same in both directions
         half = graph.weights.data / 2
         self._copy_pull = half / (half + self._rho)  # of Theta_i in its copy of Theta_j
-        self._hold = self._rho + half * self._rho / (half + self._rho)  # of all terms of arc (i, j) in Theta_i
+        self._hold = self._rho + half * self._rho / (
+            half + self._rho
+        )  # of all terms of arc (i, j) in Theta_i
         smooth = problem.pull * problem.network.curvature
         total = smooth + np.add.reduceat(self._hold, self._pointer[:-1])
         self._size = 1.0 / total
         self.theta = start.copy()
         self._copy = start[self._column].copy()  # Theta_i^j at arc (i, j)
         self._z = start[owner].copy()  # Z_e^i at arc (i, j)
-        self._own, self._other = np.zeros_like(self._z), np.zeros_like(self._z)  # multipliers over rho
+        self._own, self._other = (
+            np.zeros_like(self._z),
+            np.zeros_like(self._z),
+        )  # multipliers over rho
         self.vectors = len(self._column)
 
     def step(self, agent: int, neighbour: int) -> None:
@@ -87,7 +92,10 @@ class GossipState:
         for i in (agent, int(self._column[arc])):
             self._minimize(i)
         i, j = agent, int(self._column[arc])
-        sent_i = self.theta[i] + self._own[arc], self._copy[back] + self._other[back]  # of Theta_i, by i and by j
+        sent_i = (
+            self.theta[i] + self._own[arc],
+            self._copy[back] + self._other[back],
+        )  # of Theta_i, by i and by j
         sent_j = self.theta[j] + self._own[back], self._copy[arc] + self._other[arc]
         self._z[arc], self._z[back] = sum(sent_i) / 2, sum(sent_j) / 2
         self._own[arc] += self.theta[i] - self._z[arc]
@@ -103,10 +111,16 @@ class GossipState:
         other = self._z[self._reverse[part]] - self._other[part]  # where the copies are held
         rho, share = self._rho[part], self._copy_pull[part]
         target = rho @ own + (rho * share) @ other  # rho share = (W/2) rho / (W/2 + rho)
-        hold, pull, size = float(self._hold[part].sum()), self._problem.pull[agent], self._size[agent]
+        hold, pull, size = (
+            float(self._hold[part].sum()),
+            self._problem.pull[agent],
+            self._size[agent],
+        )
         theta = self.theta[agent]
         for _ in range(self._settings.gradient_steps):
-            theta = theta - size * (hold * theta - target + pull * self._problem.gradient_of(agent, theta))
+            theta = theta - size * (
+                hold * theta - target + pull * self._problem.gradient_of(agent, theta)
+            )
         self.theta[agent] = theta
         self._copy[part] = share[:, None] * theta + (1 - share)[:, None] * other
 

@@ -51,7 +51,9 @@ class PerturbedRecords:
     delta: float
 
 
-def record_vectors(data: LinearData, loss: LinearLoss, privacy: RecordPrivacy, target: float) -> tuple[Tensor, float]:
+def record_vectors(
+    data: LinearData, loss: LinearLoss, privacy: RecordPrivacy, target: float
+) -> tuple[Tensor, float]:
     """The vectors v of all records and the bound on their norm.
 
     Args:
@@ -102,13 +104,19 @@ def perturb_records(
     if loss.name == "hinge":
         raise ConfigError("perturb_records.loss is 'hinge'; accepted: 'squared', 'logistic'.")
     if data.bias:
-        raise ConfigError("perturb_records: the model has a bias, whose constant would be noised; use bias=False.")
+        raise ConfigError(
+            "perturb_records: the model has a bias, whose constant would be noised; use bias=False."
+        )
     if not isinstance(privacy.epsilon, (int, float)) or not math.isfinite(privacy.epsilon):
-        raise ConfigError(f"perturb_records: epsilon is {privacy.epsilon!r}; one finite budget is needed.")
+        raise ConfigError(
+            f"perturb_records: epsilon is {privacy.epsilon!r}; one finite budget is needed."
+        )
     if privacy.source != "seeded":
         raise ConfigError("perturb_records is a simulation without a ledger; use source='seeded'.")
     if privacy.noise_multiplier is not None:
-        raise ConfigError("perturb_records: noise_multiplier is not read; the noise is calibrated to epsilon.")
+        raise ConfigError(
+            "perturb_records: noise_multiplier is not read; the noise is calibrated to epsilon."
+        )
     positive("perturb_records", target=target)
     loss.check_targets(data.y, data.name)
     vectors, bound = record_vectors(data, loss, privacy, target)
@@ -128,6 +136,9 @@ def perturb_records(
     at = law.event(width)
     spent = epsilon_of(at, 1, delta)
     perturbed = LinearData(
-        released[:, :p].contiguous().split(counts), y.split(counts), False, f"{data.name}, perturbed"
+        released[:, :p].contiguous().split(counts),
+        y.split(counts),
+        False,
+        f"{data.name}, perturbed",
     )
     return PerturbedRecords(perturbed, law, 2 * bound, spent, delta)

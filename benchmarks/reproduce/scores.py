@@ -71,7 +71,9 @@ def summary(own: Sequence[Score]) -> tuple[float, float]:
     return (own[0].score, own[0].half) if len(own) == 1 else interval(score.score for score in own)
 
 
-def by_client(own: Mapping[str, float], local: Mapping[str, float], *, larger: bool) -> dict[str, float]:
+def by_client(
+    own: Mapping[str, float], local: Mapping[str, float], *, larger: bool
+) -> dict[str, float]:
     """Return ``better``, ``equal``, ``worse`` and ``worst_tenth`` of clients' scores beside those of training alone."""
     sign = 1.0 if larger else -1.0
     gains = [sign * (own[client] - local[client]) for client in local]
@@ -93,7 +95,11 @@ def write_scores(path: Path, scores: Sequence[Score]) -> None:
 def renew_scores(path: Path, scores: Sequence[Score]) -> list[Score]:
     """Write ``scores`` and keep those of other settings and methods in the file; return all of them."""
     new = {(score.setting, score.method) for score in scores}
-    kept = [score for score in read_scores(path) if (score.setting, score.method) not in new] if path.exists() else []
+    kept = (
+        [score for score in read_scores(path) if (score.setting, score.method) not in new]
+        if path.exists()
+        else []
+    )
     write_scores(path, [*kept, *scores])
     return [*kept, *scores]
 
@@ -132,11 +138,17 @@ def epsilons_of(scores: Iterable[Score]) -> list[float]:
 
 def columns_of(scores: Sequence[Score], noiseless: bool) -> list[float]:
     """Return the columns of a table: the epsilons, and infinity where there are scores without noise to print."""
-    return [*epsilons_of(scores), *([math.inf] if noiseless and any(s.epsilon == math.inf for s in scores) else [])]
+    return [
+        *epsilons_of(scores),
+        *([math.inf] if noiseless and any(s.epsilon == math.inf for s in scores) else []),
+    ]
 
 
 def by_epsilon(
-    scores: Sequence[Score], cell: Callable[[Sequence[Score], float], str], *, noiseless: bool = False
+    scores: Sequence[Score],
+    cell: Callable[[Sequence[Score], float], str],
+    *,
+    noiseless: bool = False,
 ) -> str:
     """Return a table of a setting: a line a method, a column an epsilon, in each what ``cell`` writes of its scores.
 
@@ -147,11 +159,17 @@ def by_epsilon(
     lines = []
     for method in methods_of(scores):
         own = [score for score in scores if score.method == method]
-        found = [[score for score in own if score.epsilon in (epsilon, 0.0)] for epsilon in epsilons]
+        found = [
+            [score for score in own if score.epsilon in (epsilon, 0.0)] for epsilon in epsilons
+        ]
         if any(found):
             cells = zip(found, epsilons, strict=True)
-            lines.append([method, *(cell(some, epsilon) if some else "" for some, epsilon in cells)])
-    titles = ["no noise:" if epsilon == math.inf else f"epsilon {epsilon:g}:" for epsilon in epsilons]
+            lines.append(
+                [method, *(cell(some, epsilon) if some else "" for some, epsilon in cells)]
+            )
+    titles = [
+        "no noise:" if epsilon == math.inf else f"epsilon {epsilon:g}:" for epsilon in epsilons
+    ]
     return markdown(["method", *titles], lines)
 
 
@@ -182,10 +200,14 @@ def table(
     others = against or [local]
 
     def at(method: str | None, epsilon: float) -> list[Score]:
-        return [score for score in own if score.method == method and score.epsilon in (epsilon, 0.0)]
+        return [
+            score for score in own if score.method == method and score.epsilon in (epsilon, 0.0)
+        ]
 
     highest = {
-        epsilon: max(sign * mean(s.score for s in some) for m in methods_of(own) if (some := at(m, epsilon)))
+        epsilon: max(
+            sign * mean(s.score for s in some) for m in methods_of(own) if (some := at(m, epsilon))
+        )
         for epsilon in columns_of(own, noiseless)
     }
 
@@ -195,7 +217,11 @@ def table(
         shown = f"**{shown}**" if sign * value == highest[epsilon] else shown
         if method == local or len(found) < 2:
             return shown
-        marks = [mark(found, at(other, epsilon)) or dot for other in others if other not in (None, method)]
+        marks = [
+            mark(found, at(other, epsilon)) or dot
+            for other in others
+            if other not in (None, method)
+        ]
         return f"{shown} {''.join(marks)}".strip()
 
     return by_epsilon(own, cell, noiseless=noiseless)
@@ -217,16 +243,24 @@ def listing(scores: Sequence[Score], *, digits: int = 3) -> str:
         local = [score for score in scores if score.setting == setting and score.role == "local"]
         (value, half), sign, gain = summary(own), 1 if own[0].larger else -1, ""
         if local and own[0].role != "local" and len(own) > 1:
-            less, gap = difference(own, [score for score in local if score.method == local[0].method])
+            less, gap = difference(
+                own, [score for score in local if score.method == local[0].method]
+            )
             gain = f"{sign * less:+.{digits}f} ± {gap:.{digits}f} {mark(own, local)}".strip()
         budget = "" if epsilon == 0 else "no noise" if epsilon == math.inf else f"{epsilon:g}"
         title = setting.removesuffix(f", {AS_PUBLISHED}")
-        lines.append([title, method, budget, f"{value:.{digits}f} ± {half:.{digits}f}", gain, own[0].chosen])
+        lines.append(
+            [title, method, budget, f"{value:.{digits}f} ± {half:.{digits}f}", gain, own[0].chosen]
+        )
     metric = scores[0].metric
-    return markdown(["setting", "method", "epsilon:", f"{metric}:", "better than alone by:", "chosen"], lines)
+    return markdown(
+        ["setting", "method", "epsilon:", f"{metric}:", "better than alone by:", "chosen"], lines
+    )
 
 
-def plot_line(axes: Axes, own: Sequence[Score], *, scale: float = 1.0, shift: float = 1.0, **style: Any) -> None:
+def plot_line(
+    axes: Axes, own: Sequence[Score], *, scale: float = 1.0, shift: float = 1.0, **style: Any
+) -> None:
     """Draw the mean of a method by epsilon with 95% intervals; a level line where it does not depend on epsilon.
 
     Args:
@@ -238,16 +272,26 @@ def plot_line(axes: Axes, own: Sequence[Score], *, scale: float = 1.0, shift: fl
     """
     epsilons = epsilons_of(own)
     if own and not epsilons:
-        axes.axhline(scale * mean(score.score for score in own), **{k: v for k, v in style.items() if k != "marker"})
+        axes.axhline(
+            scale * mean(score.score for score in own),
+            **{k: v for k, v in style.items() if k != "marker"},
+        )
     elif own:
-        points = [summary([score for score in own if score.epsilon == epsilon]) for epsilon in epsilons]
+        points = [
+            summary([score for score in own if score.epsilon == epsilon]) for epsilon in epsilons
+        ]
         means, halves = zip(*points, strict=True)
         y, bars = ([scale * value for value in values] for values in (means, halves))
         axes.errorbar([shift * epsilon for epsilon in epsilons], y, bars, **style)
 
 
 def plot(
-    path: Path, scores: Sequence[Score], styles: Mapping[str, Mapping[str, Any]], note: str, *, columns: int = 0
+    path: Path,
+    scores: Sequence[Score],
+    styles: Mapping[str, Mapping[str, Any]],
+    note: str,
+    *,
+    columns: int = 0,
 ) -> None:
     """Draw the means of methods by epsilon with 95% intervals, a panel a setting, on one axis if all have one metric,
     else each on its own, a logarithmic one where scores are far apart. Errors that are more than 25% above those of
@@ -271,7 +315,9 @@ def plot(
             own = [score for score in scores if score.setting == setting]
             for number, (method, style) in enumerate(styles.items()):
                 shift = 1.02 ** (number - len(styles) / 2)
-                plot_line(axes, [s for s in own if s.method == method], shift=shift, label=method, **style)
+                plot_line(
+                    axes, [s for s in own if s.method == method], shift=shift, label=method, **style
+                )
             epsilon_axis(axes, epsilons_of(own))
             axes.set(xlabel="epsilon", title=fill(setting.removesuffix(f", {AS_PUBLISHED}"), 40))
             axes.set_ylabel("" if shared and place % columns else own[0].metric)
@@ -279,7 +325,11 @@ def plot(
             if not shared and max(values) > FAR * min(values) > 0:
                 axes.set_yscale("log")
         for axes, setting in zip(panels, settings, strict=False):  # when all lines are there
-            local = [s.score for s in scores if s.role == "local" and not s.larger and (shared or s.setting == setting)]
+            local = [
+                s.score
+                for s in scores
+                if s.role == "local" and not s.larger and (shared or s.setting == setting)
+            ]
             if local:
                 axes.set_ylim(top=min(axes.get_ylim()[1], 1.25 * max(local)))
         legend_above(figure)

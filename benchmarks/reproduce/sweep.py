@@ -68,19 +68,30 @@ def launch(runs: Sequence[Run], seeds: Sequence[int], *, root: Path | None, out:
             print(f"fedmtl {shlex.join(words)}", flush=True)
             began = time.monotonic()
             done = subprocess.run(
-                [sys.executable, "-m", "fedmtl", *words, "progress=false", f"hydra.run.dir={folder}"],
+                [
+                    sys.executable,
+                    "-m",
+                    "fedmtl",
+                    *words,
+                    "progress=false",
+                    f"hydra.run.dir={folder}",
+                ],
                 check=False,
                 stdout=subprocess.DEVNULL,
                 env=os.environ | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")},
             )
             if done.returncode:
-                raise SystemExit(f"{run.name}, seed {seed}: fedmtl ended with code {done.returncode}.")
+                raise SystemExit(
+                    f"{run.name}, seed {seed}: fedmtl ended with code {done.returncode}."
+                )
             print(f"  {time.monotonic() - began:.0f} s", flush=True)
 
 
 def outcomes(run: Run, seeds: Sequence[int], out: Path) -> list[dict[str, Any]]:
     """A mapping for each round of ``run.at``: means over seeds, and half of their intervals, ``name_half``."""
-    found = [f for f in (run.folder(out, s) for s in seeds) if (f / "private" / "result.json").exists()]
+    found = [
+        f for f in (run.folder(out, s) for s in seeds) if (f / "private" / "result.json").exists()
+    ]
     if not found:
         return []
     results = [json.loads((f / "private" / "result.json").read_text()) for f in found]
@@ -109,7 +120,11 @@ def number(row: dict[str, Any], key: str) -> str:
     if key not in row:
         return ""
     text = f"{row[key]:.3f}".lstrip("0")
-    return f"{text} ± {row[f'{key}_half']:.3f}".replace("± 0.", "± .") if f"{key}_half" in row else text
+    return (
+        f"{text} ± {row[f'{key}_half']:.3f}".replace("± 0.", "± .")
+        if f"{key}_half" in row
+        else text
+    )
 
 
 def markdown(titles: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
@@ -126,7 +141,9 @@ def write_csv(path: Path, rows: Sequence[dict[str, Any]], columns: Sequence[str]
         writer.writerow(columns)
         for row in rows:
             cells = [row.get(column, "") for column in columns]
-            writer.writerow([f"{c:.5g}" if isinstance(c, float) else "" if c is None else c for c in cells])
+            writer.writerow(
+                [f"{c:.5g}" if isinstance(c, float) else "" if c is None else c for c in cells]
+            )
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:
@@ -137,7 +154,9 @@ def read_csv(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def renew(path: Path, rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> list[dict[str, str]]:
+def renew(
+    path: Path, rows: Sequence[dict[str, Any]], columns: Sequence[str]
+) -> list[dict[str, str]]:
     """Write the rows of the studies (column ``study``) in ``rows``, keep those of others; return all of them."""
     studies = {row["study"] for row in rows}
     kept = [row for row in read_csv(path) if row["study"] not in studies]

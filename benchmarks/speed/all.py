@@ -35,7 +35,11 @@ QUICK = {  # driver -> what it is told in place of the sizes of a measurement
 def drivers(given: argparse.Namespace) -> dict[str, list[str]]:
     """Name of the output -> command, without the interpreter."""
     rounds = ["rounds.py", "--root", str(given.root), "--repetitions", str(given.repetitions)]
-    rounds += ["--rounds", str(given.rounds), *(["--pfl-python", given.pfl_python] if given.pfl_python else [])]
+    rounds += [
+        "--rounds",
+        str(given.rounds),
+        *(["--pfl-python", given.pfl_python] if given.pfl_python else []),
+    ]
     flower = ["--flower-python", given.flower_python] if given.flower_python else []
     chosen = ["--workloads", *given.workloads] if given.workloads else []
     single = ["--clock", "cpu", "--threads", "1"]
@@ -53,7 +57,9 @@ def drivers(given: argparse.Namespace) -> dict[str, list[str]]:
     }  # fmt: skip
     if given.quick:
         del commands["rounds-busy"]
-        commands = {name: [*command, *QUICK[command[0]].split()] for name, command in commands.items()}
+        commands = {
+            name: [*command, *QUICK[command[0]].split()] for name, command in commands.items()
+        }
     return commands
 
 
@@ -68,30 +74,46 @@ def section(name: str, command: list[str], printed: str, seconds: float) -> str:
 def main() -> None:
     """Run them; the failure of one is printed, and the others run."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--root", type=existing, required=True, help="LEAF FEMNIST: a JSON file, a zip or a folder")
+    parser.add_argument(
+        "--root", type=existing, required=True, help="LEAF FEMNIST: a JSON file, a zip or a folder"
+    )
     parser.add_argument("--out", type=Path, required=True, help="folder of the outputs")
     parser.add_argument(
-        "--pfl-python", type=interpreter, help="interpreter of an environment with pfl; none leaves it out"
+        "--pfl-python",
+        type=interpreter,
+        help="interpreter of an environment with pfl; none leaves it out",
     )
-    parser.add_argument("--flower-python", type=interpreter, help="interpreter of an environment with flwr[simulation]")
+    parser.add_argument(
+        "--flower-python",
+        type=interpreter,
+        help="interpreter of an environment with flwr[simulation]",
+    )
     parser.add_argument("--repetitions", type=int, default=5)
-    parser.add_argument("--rounds", type=int, default=9, help="timed rounds of every process of rounds.py")
+    parser.add_argument(
+        "--rounds", type=int, default=9, help="timed rounds of every process of rounds.py"
+    )
     parser.add_argument("--workloads", nargs="+", help="of rounds.py; none takes all")
     parser.add_argument("--only", nargs="+", help="some of the outputs, by name")
-    parser.add_argument("--quick", action="store_true", help="in three minutes, to see that all of them run")
+    parser.add_argument(
+        "--quick", action="store_true", help="in three minutes, to see that all of them run"
+    )
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     commands = drivers(given)
     if unknown := set(given.only or ()) - set(commands):
         parser.error(f"--only has {', '.join(sorted(unknown))}; accepted: {', '.join(commands)}")
-    title = "# Tables of speed" + (", of a quick run whose numbers say nothing" if given.quick else "")
+    title = "# Tables of speed" + (
+        ", of a quick run whose numbers say nothing" if given.quick else ""
+    )
     sections, failed = [title], []
     for name in given.only or commands:
         print(f"{name} ...", flush=True)
         began = time.monotonic()
         words = [sys.executable, str(HERE / commands[name][0]), *commands[name][1:]]
         with open(given.out / f"{name}.txt", "w") as file:
-            code = subprocess.run(words, stdout=file, stderr=subprocess.STDOUT, check=False).returncode
+            code = subprocess.run(
+                words, stdout=file, stderr=subprocess.STDOUT, check=False
+            ).returncode
         printed = (given.out / f"{name}.txt").read_text()
         print(printed, flush=True)
         failed += [name] if code else []

@@ -89,7 +89,10 @@ class Workload:
         channel, bound = self.open(events, runs, ledger)
         state = self.algorithm.init(self.problem, runs)
         size = self.problem.dimension
-        with closing(channel), operation_threads(size, size * self.problem.clients):  # as a trainer has it
+        with (
+            closing(channel),
+            operation_threads(size, size * self.problem.clients),
+        ):  # as a trainer has it
             channel.start(0)
             began = clock()
             for block in bound.blocks(0, 0, events, replicates=runs):
@@ -98,7 +101,9 @@ class Workload:
             seconds = clock() - began
         return seconds, state.public[self.released].clone()
 
-    def numpy(self, events: int, runs: int, scales: Array, clock: Clock = time.perf_counter) -> tuple[float, Tensor]:
+    def numpy(
+        self, events: int, runs: int, scales: Array, clock: Clock = time.perf_counter
+    ) -> tuple[float, Tensor]:
         """Seconds, and the models (R, ...) at the end; ``scales`` (R, n) of the noise."""
         models, bound = [], self.open(events, runs)[1]
         table = bound.events(0, 0, events, replicates=runs)
@@ -112,7 +117,12 @@ class Workload:
     def scales(self, events: int, runs: int) -> Array:
         """Of every owner's noise in every run, 2 C z / n_i: (R, n)."""
         with closing(self.open(events, runs)[0]) as channel:
-            scale = 2 * channel.bound * channel.noise_multipliers / self.problem.data.train.counts.numpy()
+            scale = (
+                2
+                * channel.bound
+                * channel.noise_multipliers
+                / self.problem.data.train.counts.numpy()
+            )
         return np.broadcast_to(scale, (runs, self.problem.clients))
 
     def check(self, events: int) -> float:
@@ -127,7 +137,9 @@ class Workload:
                 for _ in range(len(block)):
                     silent = [np.zeros((len(runs), counts[k])) for k, runs in channel.acting]
                     noise.append(channel.release(silent)[0])
-        expected = self.loop(torch.cat([b.client[0] for b in blocks]).tolist(), lambda event, _: noise[event])
+        expected = self.loop(
+            torch.cat([b.client[0] for b in blocks]).tolist(), lambda event, _: noise[event]
+        )
         found = self.fedmtl(events, 1, None)[1][0].numpy()
         return float(np.abs(found - expected).max() / np.abs(expected).max())
 
@@ -136,13 +148,21 @@ def learner(records: int) -> Workload:
     """10 owners of so many records in 10 dimensions, squared loss."""
     rng, owners, p = np.random.default_rng(0), 10, 10
     x = rng.standard_normal((owners, records, p))
-    y = np.clip(x @ rng.standard_normal(p) / 3 + 0.1 * rng.standard_normal((owners, records)), -1, 1)
-    data = FederatedDataset.from_tensors({f"owner-{i}": (x[i], y[i]) for i in range(owners)}, classes=None)
+    y = np.clip(
+        x @ rng.standard_normal(p) / 3 + 0.1 * rng.standard_normal((owners, records)), -1, 1
+    )
+    data = FederatedDataset.from_tensors(
+        {f"owner-{i}": (x[i], y[i]) for i in range(owners)}, classes=None
+    )
     algorithm, clip = AsyncLearner(kappa=20.0, horizon=1000, theta_max=2.0), 5.0
     problem = problem_of(data, 10**6)
     rows = list(algorithm.data(problem).x)
     arrays, targets = [r.numpy() for r in rows], [t.numpy() for t in LinearData.of(problem).y]
-    pooled, values, loss = torch.cat(rows), torch.from_numpy(np.concatenate(targets)), LinearLoss("squared")
+    pooled, values, loss = (
+        torch.cat(rows),
+        torch.from_numpy(np.concatenate(targets)),
+        LinearLoss("squared"),
+    )
 
     loop = central_learner(
         arrays, targets, a=algorithm.effective_step(owners, 1000), reg=algorithm.reg,
@@ -157,11 +177,15 @@ def learner(records: int) -> Workload:
             RecordPrivacy(clip_norm=clip, epsilon=epsilon, delta=0.0, mechanism="laplace")
             for epsilon in (90_000.0 / records, 180_000.0 / records, 360_000.0 / records)
         ),
-        schedule=lambda events: PoissonClocks(events=events, per_client=max(1, 2 * events // owners)),
+        schedule=lambda events: PoissonClocks(
+            events=events, per_client=max(1, 2 * events // owners)
+        ),
         loop=loop,
         law=laplace,
         released="theta_l",
-        objective=lambda theta: loss.value(theta, pooled, values).mean(1) + algorithm.reg * theta.square().sum(1),
+        objective=lambda theta: (
+            loss.value(theta, pooled, values).mean(1) + algorithm.reg * theta.square().sum(1)
+        ),
     )
 
 
@@ -186,7 +210,9 @@ def tasks() -> Workload:
         problem=problem,
         algorithm=algorithm,
         budgets=(RecordPrivacy(clip_norm=1.0, noise_multiplier=0.1, mechanism="l2_laplace"),),
-        schedule=lambda events: Latencies(latency=RandomLatency("uniform", {"scale": 15.0}), events=events),
+        schedule=lambda events: Latencies(
+            latency=RandomLatency("uniform", {"scale": 15.0}), events=events
+        ),
         loop=lambda who, noise: run(who, noise).T,
         law=l2_laplace,
         released="shared",
@@ -210,15 +236,21 @@ class Contender:
     loss: float = 0.0
 
 
-def compare(work: Workload, events: int, runs: int, repeats: int, folder: Path, clock: Clock) -> None:
+def compare(
+    work: Workload, events: int, runs: int, repeats: int, folder: Path, clock: Clock
+) -> None:
     """Time both sides in turns and print one block."""
     scales, most = work.scales(events, runs), torch.get_num_threads()
     files = iter(range(10**6))
 
     def ours() -> tuple[float, Tensor]:
-        return work.fedmtl(events, runs, folder / f"{next(files)}.jsonl" if runs == 1 else None, clock)
+        return work.fedmtl(
+            events, runs, folder / f"{next(files)}.jsonl" if runs == 1 else None, clock
+        )
 
-    sides = [Contender(f"fedmtl, {n} thread{'s' if n > 1 else ''}", ours, n) for n in sorted({1, most})]
+    sides = [
+        Contender(f"fedmtl, {n} thread{'s' if n > 1 else ''}", ours, n) for n in sorted({1, most})
+    ]
     sides.append(Contender("NumPy loop", lambda: work.numpy(events, runs, scales, clock), 1))
     for repeat in range(-1, repeats):  # one of warm-up
         for place in range(len(sides)):
@@ -232,14 +264,19 @@ def compare(work: Workload, events: int, runs: int, repeats: int, folder: Path, 
     several = f", {len(work.budgets)} budgets" if runs >= 300 and len(work.budgets) > 1 else ""
     print(f"  {runs} run{'s' if runs > 1 else ''} x {events:,} events{several}")
     for side in sides:
-        low, middle, high = (events * runs / s for s in (max(side.seconds), median(side.seconds), min(side.seconds)))
+        low, middle, high = (
+            events * runs / s for s in (max(side.seconds), median(side.seconds), min(side.seconds))
+        )
         rate = f"{middle:>9,.0f} events/s ({low:,.0f} to {high:,.0f})"
         print(f"    {side.name:<18} {rate}   final objective {side.loss:.4f}")
     loop = sides[-1]
     for side in sides[:-1]:
         gap = abs(side.loss / loop.loss - 1)
         ratio = median(loop.seconds) / median(side.seconds)
-        print(f"    {side.name}: " + (f"{ratio:.2f} x NumPy" if gap <= TOLERANCE else f"no ratio, {gap:.1%} apart"))
+        print(
+            f"    {side.name}: "
+            + (f"{ratio:.2f} x NumPy" if gap <= TOLERANCE else f"no ratio, {gap:.1%} apart")
+        )
 
 
 def noise_alone(repeats: int, clock: Clock) -> None:
@@ -267,7 +304,10 @@ def bounds_alone(repeats: int, clock: Clock) -> None:
     """Print what an event cannot do without: the products of clipped records, and the decompositions of PP-DMTL."""
     rng, runs = np.random.default_rng(0), 100
     points, x = rng.standard_normal((10, runs // 10, 10)), rng.standard_normal((10, 90, 10))
-    across, limit = np.ascontiguousarray(x.swapaxes(1, 2)), torch.ones(10, 1, 90, dtype=torch.float64)
+    across, limit = (
+        np.ascontiguousarray(x.swapaxes(1, 2)),
+        torch.ones(10, 1, 90, dtype=torch.float64),
+    )
 
     def clipped() -> None:
         factors = torch.from_numpy(np.matmul(points, across))
@@ -303,12 +343,25 @@ def main() -> None:
         "tasks": tasks,
     }
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--workloads", nargs="+", choices=["noise", "bounds", *workloads], default=list(workloads))
+    parser.add_argument(
+        "--workloads", nargs="+", choices=["noise", "bounds", *workloads], default=list(workloads)
+    )
     parser.add_argument("--runs", nargs="+", type=int, default=[1, 100, 300])
-    parser.add_argument("--events", type=int, help="of a run; default: 1,000, and 10,000 for a single run of the tasks")
+    parser.add_argument(
+        "--events",
+        type=int,
+        help="of a run; default: 1,000, and 10,000 for a single run of the tasks",
+    )
     parser.add_argument("--repeats", type=int, default=5, help="timed repeats, at least 5")
-    parser.add_argument("--threads", type=int, help="the most threads of fedmtl; default: all cores, and one")
-    parser.add_argument("--clock", choices=list(CLOCKS), default="wall", help="cpu: of the process, without the disk")
+    parser.add_argument(
+        "--threads", type=int, help="the most threads of fedmtl; default: all cores, and one"
+    )
+    parser.add_argument(
+        "--clock",
+        choices=list(CLOCKS),
+        default="wall",
+        help="cpu: of the process, without the disk",
+    )
     arguments = parser.parse_args()
     if arguments.repeats < 5:
         parser.error("--repeats must be at least 5: a median of fewer says little")
@@ -322,11 +375,15 @@ def main() -> None:
         began = time.perf_counter()
         work = workloads[name]()
         print(f"{work.title}; set-up {time.perf_counter() - began:.2f} s")
-        print(f"  same events, same noise: largest difference {work.check(500):.1e} of the largest entry")
+        print(
+            f"  same events, same noise: largest difference {work.check(500):.1e} of the largest entry"
+        )
         for runs in arguments.runs:
             events = arguments.events or (10_000 if name == "tasks" and runs == 1 else 1_000)
             with tempfile.TemporaryDirectory() as folder:
-                compare(work, events, runs, arguments.repeats, Path(folder), CLOCKS[arguments.clock])
+                compare(
+                    work, events, runs, arguments.repeats, Path(folder), CLOCKS[arguments.clock]
+                )
 
 
 if __name__ == "__main__":

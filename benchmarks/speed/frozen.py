@@ -17,7 +17,16 @@ from statistics import median
 import torch
 from rounds import machine
 
-from fedmtl import PMTL, ClientPrivacy, Execution, FedAvg, FullParticipation, LocalSGD, RecordPrivacy, models
+from fedmtl import (
+    PMTL,
+    ClientPrivacy,
+    Execution,
+    FedAvg,
+    FullParticipation,
+    LocalSGD,
+    RecordPrivacy,
+    models,
+)
 from fedmtl.algorithms import Algorithm
 from fedmtl.data import FederatedDataset
 from fedmtl.privacy import open_channel
@@ -42,7 +51,10 @@ def images(clients: int) -> FederatedDataset:
     parts = {}
     for client in range(clients):
         n = int(torch.randint(10, 51, (1,), generator=generator))
-        x, y = torch.rand(n, 1, 28, 28, generator=generator), torch.randint(62, (n,), generator=generator)
+        x, y = (
+            torch.rand(n, 1, 28, 28, generator=generator),
+            torch.randint(62, (n,), generator=generator),
+        )
         parts[f"writer-{client}"] = x, y
     return FederatedDataset.from_tensors(parts, test=parts, classes=62, name="random images")
 
@@ -59,7 +71,9 @@ class Contender:
             protects_records=records, trainable=trainable,
         )  # fmt: skip
         self.algorithm = ALGORITHMS[arguments.algorithm](local=LocalSGD(lr=0.1, batch_size=10))  # type: ignore[call-arg]
-        privacy = (RecordPrivacy if records else ClientPrivacy)(clip_norm=0.5, epsilon=8.0, delta=1e-5)
+        privacy = (RecordPrivacy if records else ClientPrivacy)(
+            clip_norm=0.5, epsilon=8.0, delta=1e-5
+        )
         sampler = FullParticipation().bind(len(data))
         plans = releases_of(self.algorithm, self.problem, sampler)
         self.channel = open_channel(privacy, plans, sampler, seed=0, steps=total)

@@ -29,15 +29,25 @@ import torch
 from rounds import SCRIPTS, Line, existing, interpreter, machine, ratio, run, summary
 
 FEMNIST = {"lr": 0.1, "lam": 0.1, "batch": 10, "clip": 0.5, "cohort": 100}
-STILL = {"clip": 1e-4}  # random images teach nothing: with little noise the final losses are comparable
+STILL = {
+    "clip": 1e-4
+}  # random images teach nothing: with little noise the final losses are comparable
 LARGE = {"clients": 3400, "least": 20, "most": 180, "shape": [1, 28, 28], "classes": 62}
-COLOUR = {"clients": 1000, "least": 56, "most": 56, "shape": [3, 32, 32], "classes": 10}  # 50 of them for training
+COLOUR = {
+    "clients": 1000,
+    "least": 56,
+    "most": 56,
+    "shape": [3, 32, 32],
+    "classes": 10,
+}  # 50 of them for training
 WORKLOADS: dict[str, dict[str, Any]] = {
     "W1": FEMNIST | {"model": "cnn", "method": "pmtl"},
     "W1-fedprox": FEMNIST | {"model": "cnn", "method": "fedprox"},
     "W2": FEMNIST | {"model": "logistic", "method": "pmtl"},
     "W2-fedprox": FEMNIST | {"model": "logistic", "method": "fedprox"},
-    "W3": FEMNIST | STILL | {"model": "cnn3", "method": "fedprox", "batch": 20, "cohort": 10, "data": LARGE},
+    "W3": FEMNIST
+    | STILL
+    | {"model": "cnn3", "method": "fedprox", "batch": 20, "cohort": 10, "data": LARGE},
     "W4": FEMNIST | STILL | {"model": "cifar", "method": "fedprox", "cohort": 50, "data": COLOUR},
 }
 PLANNED = 1500  # rounds of W3 and W4
@@ -59,7 +69,10 @@ def prepare(key: str, given: argparse.Namespace, folder: Path) -> list[Side]:
         settings |= {"cohort": 4} | ({"data": settings["data"] | few} if "data" in settings else {})
     prepared = Run.of(settings, total, str(given.root), None)
     prepared.work(settings, total).write(folder)
-    sides = [("fedmtl", "fedmtl", sys.executable, []), ("plain loop", "plain loop", sys.executable, [])]
+    sides = [
+        ("fedmtl", "fedmtl", sys.executable, []),
+        ("plain loop", "plain loop", sys.executable, []),
+    ]
     if given.pfl_python and settings["method"] == "fedprox":
         sides.append(("pfl", "pfl", given.pfl_python, []))
     return sides
@@ -69,7 +82,17 @@ def attempt(key: str, side: Side, given: argparse.Namespace, folder: Path) -> Li
     """Run one contender once and return its line, or one that says how it failed."""
     name, script, python, more = side
     try:
-        line = run(SCRIPTS[script], python, folder, 1, given.root, "--device", given.device, *more, limit=given.limit)
+        line = run(
+            SCRIPTS[script],
+            python,
+            folder,
+            1,
+            given.root,
+            "--device",
+            given.device,
+            *more,
+            limit=given.limit,
+        )
     except (SystemExit, subprocess.TimeoutExpired, OSError, ValueError, IndexError) as error:
         line = {"failed": str(error)}
     return {"workload": key} | line | {"contender": name}
@@ -85,7 +108,11 @@ def turns(given: argparse.Namespace, folder: Path) -> Iterator[Line]:
                 try:
                     sides[key] = prepare(key, given, folder / key)
                 except Exception as error:  # the other workloads may go
-                    yield {"workload": key, "contender": "all", "failed": f"{type(error).__name__}: {error}"}
+                    yield {
+                        "workload": key,
+                        "contender": "all",
+                        "failed": f"{type(error).__name__}: {error}",
+                    }
             own = sides.get(key, [])
             for place in range(len(own)):
                 if time.monotonic() - began > given.seconds:
@@ -99,18 +126,32 @@ def summaries(found: list[Line]) -> list[Line]:
     for line in found:
         if "failed" not in line:
             groups.setdefault((line["workload"], line["contender"]), []).append(line)
-    order = sorted(groups, key=lambda one: list(WORKLOADS).index(one[0]))  # stable: contenders as they came
+    order = sorted(
+        groups, key=lambda one: list(WORKLOADS).index(one[0])
+    )  # stable: contenders as they came
     return [summary(key, groups[key, name], "wall") for key, name in order]
 
 
 def table(lines: list[Line]) -> str:
     """The lines as a Markdown table."""
-    names = ["workload", "contender", "seconds a round (least to most)", "1,500 rounds", "against fedmtl"]
+    names = [
+        "workload",
+        "contender",
+        "seconds a round (least to most)",
+        "1,500 rounds",
+        "against fedmtl",
+    ]
     names += ["GPU MiB", "final loss"]
     rows = [f"| {' | '.join(names)} |", "| --- | --- | ---: | ---: | ---: | ---: | ---: |"]
     for line in lines:
         times = ratio(line, lines)
-        told = "1" if line["contender"] == "fedmtl" else "no ratio" if times is None else f"{times:.2f} x"
+        told = (
+            "1"
+            if line["contender"] == "fedmtl"
+            else "no ratio"
+            if times is None
+            else f"{times:.2f} x"
+        )
         cells = [
             line["workload"], f"{line['contender']} {line['version']}",
             f"{line['seconds']:.5f} ({line['least']:.5f} to {line['most']:.5f})", f"{PLANNED * line['seconds']:.1f} s",
@@ -123,20 +164,28 @@ def table(lines: list[Line]) -> str:
 def main() -> None:
     """Test, compare, print the lines and the table, and write them where asked."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--root", type=existing, required=True, help="LEAF FEMNIST: a JSON file, a zip or a folder")
     parser.add_argument(
-        "--pfl-python", type=interpreter, help="interpreter of an environment with pfl; none leaves it out"
+        "--root", type=existing, required=True, help="LEAF FEMNIST: a JSON file, a zip or a folder"
+    )
+    parser.add_argument(
+        "--pfl-python",
+        type=interpreter,
+        help="interpreter of an environment with pfl; none leaves it out",
     )
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS))
     parser.add_argument("--repetitions", type=int, default=5, help="processes of every contender")
     parser.add_argument("--rounds", type=int, default=20, help="timed rounds in each of them")
     parser.add_argument(
-        "--small", action="store_true", help="cohorts of 4, and 20 clients of 6 to 12 images where they are made up"
+        "--small",
+        action="store_true",
+        help="cohorts of 4, and 20 clients of 6 to 12 images where they are made up",
     )
     parser.add_argument("--tests", action="store_true", help="first run the tests that need a GPU")
     parser.add_argument("--limit", type=float, default=300.0, help="seconds of one process at most")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="after which no further one begins")
+    parser.add_argument(
+        "--seconds", type=float, default=float("inf"), help="after which no further one begins"
+    )
     parser.add_argument("--out", type=Path, help="folder for gpu-runs.jsonl, gpu.jsonl and gpu.md")
     given = parser.parse_args()
     about = machine()
@@ -146,8 +195,14 @@ def main() -> None:
     failed = False
     if given.tests:
         command = [sys.executable, "-m", "pytest", "-n", "0", "-m", "gpu", "-rs"]
-        failed = subprocess.run(command, cwd=Path(__file__).resolve().parents[2], check=False).returncode != 0
-        print("The tests that need a GPU fail." if failed else "The tests that need a GPU pass.", flush=True)
+        failed = (
+            subprocess.run(command, cwd=Path(__file__).resolve().parents[2], check=False).returncode
+            != 0
+        )
+        print(
+            "The tests that need a GPU fail." if failed else "The tests that need a GPU pass.",
+            flush=True,
+        )
     found: list[Line] = []
     with tempfile.TemporaryDirectory() as folder:
         for line in turns(given, Path(folder)):
@@ -160,7 +215,9 @@ def main() -> None:
                 for name, those in (("gpu-runs.jsonl", found), ("gpu.jsonl", lines)):
                     (given.out / name).write_text("".join(f"{json.dumps(one)}\n" for one in those))
                 (given.out / "gpu.md").write_text(f"{about}\n\n{table(lines)}\n")
-    print(f"At most {given.repetitions} repetitions of {given.rounds} rounds.\n\n{table(summaries(found))}")
+    print(
+        f"At most {given.repetitions} repetitions of {given.rounds} rounds.\n\n{table(summaries(found))}"
+    )
     raise SystemExit(int(failed))
 
 

@@ -36,7 +36,9 @@ SHORT = CLIP * (1 - 2.0**-20)  # fedmtl clips a little shorter, for rounding: mo
 TOLERANCE = 0.02
 
 
-def loop(x: list[Array], y: list[Array], iterations: int, sigma: float, seed: int, *, stacked: bool) -> Array:
+def loop(
+    x: list[Array], y: list[Array], iterations: int, sigma: float, seed: int, *, stacked: bool
+) -> Array:
     """One repetition in NumPy: models (n, d).
 
     Args:
@@ -49,7 +51,9 @@ def loop(x: list[Array], y: list[Array], iterations: int, sigma: float, seed: in
     rng, d, eta = np.random.default_rng(seed), x[0].shape[1], 1 / (1 + RIDGE)
     gram = np.stack([a.T @ a / len(a) for a in x])
     moment = np.stack([a.T @ b / len(b) for a, b in zip(x, y, strict=True)])
-    w = np.stack([np.linalg.solve(g + RIDGE * np.eye(d), m) for g, m in zip(gram, moment, strict=True)])
+    w = np.stack(
+        [np.linalg.solve(g + RIDGE * np.eye(d), m) for g, m in zip(gram, moment, strict=True)]
+    )
     upper = np.triu_indices(d, 1)
     for _ in range(iterations):
         noise = np.diag(sigma * rng.standard_normal(d))
@@ -84,8 +88,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--iterations", type=int, default=500)
     parser.add_argument("--runs", type=int, default=100, help="repetitions")
-    parser.add_argument("--loop-runs", type=int, default=3, help="repetitions that the loops really make")
-    parser.add_argument("--repeats", type=int, default=5, help="timings of each contender; the median counts")
+    parser.add_argument(
+        "--loop-runs", type=int, default=3, help="repetitions that the loops really make"
+    )
+    parser.add_argument(
+        "--repeats", type=int, default=5, help="timings of each contender; the median counts"
+    )
     arguments = parser.parse_args()
     iterations, runs, made = arguments.iterations, arguments.runs, arguments.loop_runs
     torch.set_num_threads(1)
@@ -128,7 +136,11 @@ def main() -> None:
           f"loops: {made} repetitions, scaled to {runs}")  # fmt: skip
     for name, own in seconds.items():
         close = abs(values[name] / values["fedmtl"] - 1) <= TOLERANCE
-        ratio = f"{median(own) / median(seconds['fedmtl']):.1f} x" if close else "no ratio: objectives differ"
+        ratio = (
+            f"{median(own) / median(seconds['fedmtl']):.1f} x"
+            if close
+            else "no ratio: objectives differ"
+        )
         shown = f"{median(own):9.1f} s ({min(own):.1f} to {max(own):.1f})"
         print(f"{name:<11} {shown:<28} {ratio:<8} objective {values[name]:.4f}")
 

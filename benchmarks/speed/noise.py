@@ -26,14 +26,20 @@ from rounds import interpreter, machine  # noqa: E402
 
 from fedmtl.privacy import Channel, ClientPrivacy, FullParticipation, ReleasePlan, open_channel  # noqa: E402
 
-LAWS = [(mechanism, source) for mechanism in ("gaussian", "l2_laplace") for source in ("seeded", "secure")]
+LAWS = [
+    (mechanism, source)
+    for mechanism in ("gaussian", "l2_laplace")
+    for source in ("seeded", "secure")
+]
 CELLS = 2.0**40  # deviation of OpenDP's noise: the least of fedmtl's
 CLIENTS = 100
 
 
 def opened(mechanism: str, source: str, size: int, steps: int) -> Channel:
     """Return a channel whose steps each release one vector."""
-    privacy = ClientPrivacy(clip_norm=1.0, noise_multiplier=1.0, delta=1e-6, mechanism=mechanism, source=source)
+    privacy = ClientPrivacy(
+        clip_norm=1.0, noise_multiplier=1.0, delta=1e-6, mechanism=mechanism, source=source
+    )
     plan = ReleasePlan(name="update", dimension=size)
     return open_channel(privacy, (plan,), FullParticipation().bind(CLIENTS), seed=0, steps=steps)
 
@@ -52,12 +58,16 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=[10**4, 10**5, 10**6])
     parser.add_argument("--repetitions", type=int, default=11)
     parser.add_argument(
-        "--opendp-python", type=interpreter, help="interpreter of an environment with OpenDP; none leaves it out"
+        "--opendp-python",
+        type=interpreter,
+        help="interpreter of an environment with OpenDP; none leaves it out",
     )
     given = parser.parse_args()
     torch.set_num_threads(1)
     print(machine())
-    print("\n| numbers | law of the noise | ms a release | nanoseconds a number |\n| ---: | --- | ---: | ---: |")
+    print(
+        "\n| numbers | law of the noise | ms a release | nanoseconds a number |\n| ---: | --- | ---: | ---: |"
+    )
     for size in given.sizes:
         channels = [opened(*law, size, given.repetitions) for law in LAWS]
         row = torch.randn(1, size, generator=torch.Generator().manual_seed(0)) / size**0.5
@@ -67,12 +77,22 @@ def main() -> None:
                 spent[name].append(released(channel, step, row))
         if given.opendp_python:
             few = max(3, min(given.repetitions, 10**6 // size))
-            command = [given.opendp_python, str(HERE / "contenders/opendp_noise.py"), str(size), str(CELLS), str(few)]
+            command = [
+                given.opendp_python,
+                str(HERE / "contenders/opendp_noise.py"),
+                str(size),
+                str(CELLS),
+                str(few),
+            ]
             done = subprocess.run(command, capture_output=True, text=True, check=True)
             spent["OpenDP's discrete Gaussian"] = json.loads(done.stdout)["seconds"]
         for name, seconds in spent.items():
-            low, middle, high = (1e3 * value for value in (min(seconds), median(seconds), max(seconds)))
-            print(f"| {size:,} | {name} | {middle:.3g} ({low:.3g} to {high:.3g}) | {middle / size * 1e6:.0f} |")
+            low, middle, high = (
+                1e3 * value for value in (min(seconds), median(seconds), max(seconds))
+            )
+            print(
+                f"| {size:,} | {name} | {middle:.3g} ({low:.3g} to {high:.3g}) | {middle / size * 1e6:.0f} |"
+            )
 
 
 if __name__ == "__main__":

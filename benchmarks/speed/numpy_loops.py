@@ -40,7 +40,9 @@ def l2_laplace(rng: np.random.Generator, scales: Array, size: int) -> Noise:
     return draw
 
 
-def central_learner(x: Sequence[Array], y: Sequence[Array], *, a: float, reg: float, top: float, clip: float) -> Loop:
+def central_learner(
+    x: Sequence[Array], y: Sequence[Array], *, a: float, reg: float, top: float, clip: float
+) -> Loop:
     """Farokhi et al., Algorithm 1 with (5), (6), (7'), squared loss: a loop that gives the central model theta_L (p,).
 
     Args:
@@ -68,7 +70,9 @@ def central_learner(x: Sequence[Array], y: Sequence[Array], *, a: float, reg: fl
     return run
 
 
-def pp_dmtl(x: Sequence[Array], y: Sequence[Array], *, a2: float, threshold: float, clip: float) -> Loop:
+def pp_dmtl(
+    x: Sequence[Array], y: Sequence[Array], *, a2: float, threshold: float, clip: float
+) -> Loop:
     """Xie et al., Algorithm 1 with q_t = 0, logistic loss, nuclear norm: a loop that gives P (p, T).
 
     Args:

@@ -37,7 +37,9 @@ from fedmtl.trainer.problem import build_problem
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 
 
-def numpy_loop(x, y, graph: Graph, who, mu: float, smooth: float, scale: float, clip: float) -> np.ndarray:
+def numpy_loop(
+    x, y, graph: Graph, who, mu: float, smooth: float, scale: float, clip: float
+) -> np.ndarray:
     """Equation (6) with clipped gradients and Gaussian noise, one wake-up after another: Theta (n, p)."""
     limits = [clip / np.linalg.norm(rows, axis=1) for rows in x]
     n, p, rng = len(x), x[0].shape[1], np.random.default_rng(0)
@@ -67,10 +69,14 @@ def population(n: int, p: int, records: int, seed: int = 0) -> FederatedDataset:
     rng = np.random.default_rng(seed)
     x = rng.standard_normal((n * records, p))
     x /= np.linalg.norm(x, axis=1, keepdims=True)
-    y = (np.einsum("nmp,np->nm", x.reshape(n, records, p), rng.standard_normal((n, p))) > 0).astype(np.int64)
+    y = (np.einsum("nmp,np->nm", x.reshape(n, records, p), rng.standard_normal((n, p))) > 0).astype(
+        np.int64
+    )
     offsets = torch.arange(n + 1) * records
     side = Examples(torch.from_numpy(x).float(), torch.from_numpy(y.ravel()), offsets)
-    return FederatedDataset(side, side, tuple(f"a{i}" for i in range(n)), classes=2, name=f"{n} agents")
+    return FederatedDataset(
+        side, side, tuple(f"a{i}" for i in range(n)), classes=2, name=f"{n} agents"
+    )
 
 
 def run(
@@ -84,7 +90,9 @@ def run(
     """Seconds to open everything, and wake-ups a second after that."""
     began = clock()
     execution, model = Execution(), models.linear_regression(bias=False)
-    problem = build_problem(data, model, "binary_cross_entropy", execution, events, 0, "cpu", "float64")
+    problem = build_problem(
+        data, model, "binary_cross_entropy", execution, events, 0, "cpu", "float64"
+    )
     algorithm = PeerToPeer(graph=graph, mu=0.1, row_norm=10.0)
     privacy = RecordPrivacy(clip_norm=1.0, epsilon=4.0, delta=1e-5)
     schedule = bind_schedule(PoissonClocks(events=events, per_client=per_client), data)
@@ -93,7 +101,9 @@ def run(
     state = algorithm.init(problem, replicates)
     channel.start(0)
     opened = clock()
-    with operation_threads(problem.dimension, problem.dimension * problem.clients):  # as a trainer has it
+    with operation_threads(
+        problem.dimension, problem.dimension * problem.clients
+    ):  # as a trainer has it
         for event in schedule.blocks(0, 0, schedule.steps, replicates=replicates):
             channel.begin(event.first, event.clients)
             state = algorithm.step(problem, state, event, channel)
@@ -115,9 +125,21 @@ def main() -> None:
     if part in ("loop", "both"):
         made = load_synthetic_agents(100, features=100)
         graph, train = TargetAngles().build(made), made.train
-        x = [train.x[a:b].double().numpy() for a, b in zip(train.offsets[:-1], train.offsets[1:], strict=True)]
-        y = [2.0 * train.y[a:b].numpy() - 1 for a, b in zip(train.offsets[:-1], train.offsets[1:], strict=True)]
-        events = PoissonClocks(events=20_000, per_client=250).bind(100).events(0, 0, 20_000).client[0].tolist()
+        x = [
+            train.x[a:b].double().numpy()
+            for a, b in zip(train.offsets[:-1], train.offsets[1:], strict=True)
+        ]
+        y = [
+            2.0 * train.y[a:b].numpy() - 1
+            for a, b in zip(train.offsets[:-1], train.offsets[1:], strict=True)
+        ]
+        events = (
+            PoissonClocks(events=20_000, per_client=250)
+            .bind(100)
+            .events(0, 0, 20_000)
+            .client[0]
+            .tolist()
+        )
 
         def loop() -> float:
             began = clock()
@@ -144,7 +166,9 @@ def main() -> None:
         for n in (1_000, 10_000, 100_000):
             opened, speed = run(population(n, 10, 5), Ring(3), 20_000, 100)
             top = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-            print(f"{n:>7,} agents: {speed:,.0f} wake-ups a second, opened in {opened:.1f} s, {top:,.0f} MiB at most")
+            print(
+                f"{n:>7,} agents: {speed:,.0f} wake-ups a second, opened in {opened:.1f} s, {top:,.0f} MiB at most"
+            )
 
 
 if __name__ == "__main__":

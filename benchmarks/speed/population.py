@@ -61,7 +61,9 @@ def write_population(clients: int, file: Path) -> None:
         y = draws.integers(0, CLASSES, (clients, count))
         x = pattern[y] + shift + draws.integers(0, 32, (clients, count, WIDTH), dtype=np.uint8)
         offsets = torch.arange(0, clients * count + 1, count)
-        sides.append(Examples(torch.from_numpy(x).flatten(0, 1), torch.from_numpy(y).flatten(), offsets))
+        sides.append(
+            Examples(torch.from_numpy(x).flatten(0, 1), torch.from_numpy(y).flatten(), offsets)
+        )
     ids = tuple(f"client-{number}" for number in range(clients))
     torch.save(FederatedDataset(*sides, ids, Affine(scale=1 / 255), CLASSES, "population"), file)
 
@@ -130,9 +132,15 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     result = trainer.fit()
     spent = time.process_time() - whole[0], time.perf_counter() - whole[1]
     parts = clock.seconds | {"other": spent[0] - sum(clock.seconds.values())}
-    files = {path.name: path.stat().st_size for path in Path(arguments.folder).rglob("*") if path.is_file()}
+    files = {
+        path.name: path.stat().st_size
+        for path in Path(arguments.folder).rglob("*")
+        if path.is_file()
+    }
     events = clock.each["rounds"]
-    rounds = [begin + step for begin, step in zip(events[::2], events[1::2], strict=True)]  # charge, then compute
+    rounds = [
+        begin + step for begin, step in zip(events[::2], events[1::2], strict=True)
+    ]  # charge, then compute
     return {
         "clients": len(data),
         "algorithm": arguments.algorithm,
@@ -161,8 +169,15 @@ def line(found: dict[str, Any]) -> str:
     """Return one row of the table."""
     parts = found["processor_seconds"]
     cells = [f"{found['clients']:>9,}", found["algorithm"], found["sampling"], found["evaluated"]]
-    cells += [f"{1e3 * found['seconds_per_round'][0]:.1f}", *(f"{parts.get(name, 0.0):.2f}" for name in COLUMNS)]
-    cells += [f"{sum(parts.values()):.1f}", f"{found['memory_mib']:,.0f}", f"{found['memory_imported_mib']:,.0f}"]
+    cells += [
+        f"{1e3 * found['seconds_per_round'][0]:.1f}",
+        *(f"{parts.get(name, 0.0):.2f}" for name in COLUMNS),
+    ]
+    cells += [
+        f"{sum(parts.values()):.1f}",
+        f"{found['memory_mib']:,.0f}",
+        f"{found['memory_imported_mib']:,.0f}",
+    ]
     return "| " + " | ".join(cells) + " |"
 
 
@@ -172,9 +187,13 @@ def main() -> None:
     parser.add_argument("--clients", type=int, nargs="+", default=[10**3, 10**4, 10**5, 10**6])
     parser.add_argument("--algorithm", choices=list(ALGORITHMS), default="pmtl")
     parser.add_argument("--sampling", choices=list(SAMPLERS), nargs="+", default=list(SAMPLERS))
-    parser.add_argument("--evaluate", default="1000", help="number of clients that are evaluated, or all")
+    parser.add_argument(
+        "--evaluate", default="1000", help="number of clients that are evaluated, or all"
+    )
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--data", type=Path, help="keep the populations in this folder (default: a temporary one)")
+    parser.add_argument(
+        "--data", type=Path, help="keep the populations in this folder (default: a temporary one)"
+    )
     parser.add_argument("--folder", help=argparse.SUPPRESS)  # of the one run of this process
     arguments = parser.parse_args()
     if arguments.folder is not None:
@@ -190,10 +209,19 @@ def main() -> None:
                 write_population(clients, data)
             for sampling in arguments.sampling:
                 with tempfile.TemporaryDirectory() as folder:
-                    words = [sys.executable, __file__, "--data", str(data), "--folder", f"{folder}/run"]
+                    words = [
+                        sys.executable,
+                        __file__,
+                        "--data",
+                        str(data),
+                        "--folder",
+                        f"{folder}/run",
+                    ]
                     words += ["--sampling", sampling, "--evaluate", arguments.evaluate]
                     words += ["--rounds", str(arguments.rounds), "--algorithm", arguments.algorithm]
-                    text = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True).stdout
+                    text = subprocess.run(
+                        words, check=True, stdout=subprocess.PIPE, text=True
+                    ).stdout
                 print(text, end="", flush=True)
                 rows.append(json.loads(text))
     names = ["clients", "algorithm", "cohorts", "evaluated", "ms a round", *COLUMNS]

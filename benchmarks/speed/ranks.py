@@ -85,7 +85,9 @@ def rank(arguments: argparse.Namespace) -> None:
         execution=Execution(processes=1),
         progress=False,
     ).fit(ranks=ranks)
-    steps = [after - before for before, after in zip(clock.times, clock.times[1:], strict=False)][WARM_UP:]
+    steps = [after - before for before, after in zip(clock.times, clock.times[1:], strict=False)][
+        WARM_UP:
+    ]
     if ranks.first:
         print(json.dumps({"seconds": median(steps), "together": spent[0] / rounds}), flush=True)
     ranks.leave()
@@ -99,7 +101,12 @@ def group(arguments: argparse.Namespace, size: int, weak: bool) -> dict[str, flo
         command += [f"--{name}", str(getattr(arguments, name))]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(
-        command + ["--weak"] * weak, env=environment, stdout=subprocess.PIPE, text=True, check=True, timeout=1800
+        command + ["--weak"] * weak,
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=1800,
     )
     return json.loads(done.stdout.strip().splitlines()[-1])
 
@@ -112,7 +119,9 @@ def main() -> None:
     parser.add_argument("--features", type=int, default=784)
     parser.add_argument("--classes", type=int, default=62)
     parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--repeats", type=int, default=2, help="groups of each size, in turn; the fastest counts")
+    parser.add_argument(
+        "--repeats", type=int, default=2, help="groups of each size, in turn; the fastest counts"
+    )
     parser.add_argument("--weak", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -120,7 +129,9 @@ def main() -> None:
         rank(arguments)
         return
     print(f"load of the machine before: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
-    print(f"{'scaling':<8}{'ranks':>6}{'cohort':>8}{'s/round':>10}{'together':>10}{'efficiency':>12}")
+    print(
+        f"{'scaling':<8}{'ranks':>6}{'cohort':>8}{'s/round':>10}{'together':>10}{'efficiency':>12}"
+    )
     expected = "no model: it needs a run of one rank, and of several"
     for weak in (False, True):
         found: dict[int, dict[str, float]] = {}

@@ -53,21 +53,43 @@ Line = dict[str, Any]
 def interpreter(text: str) -> str:
     """Return the interpreter of a command line, refused there where it cannot be run: before any work."""
     if shutil.which(text) is None:
-        raise argparse.ArgumentTypeError(f"{text} is no interpreter that can be run; give a path, .../bin/python")
+        raise argparse.ArgumentTypeError(
+            f"{text} is no interpreter that can be run; give a path, .../bin/python"
+        )
     return text
 
 
-def run(script: str, python: str, work: Path, threads: int, root: Path, *more: str, limit: float | None = None) -> Line:
+def run(
+    script: str,
+    python: str,
+    work: Path,
+    threads: int,
+    root: Path,
+    *more: str,
+    limit: float | None = None,
+) -> Line:
     """Run a contender once, for ``limit`` seconds at most, and return its line.
 
     Raises:
         SystemExit: it failed, with the end of what it said.
         subprocess.TimeoutExpired: it took longer.
     """
-    command = [python, str(HERE / script), "--work", str(work), "--threads", str(threads), "--root", str(root), *more]
+    command = [
+        python,
+        str(HERE / script),
+        "--work",
+        str(work),
+        "--threads",
+        str(threads),
+        "--root",
+        str(root),
+        *more,
+    ]
     here = str(Path(__file__).resolve().parents[2])
     environment = os.environ | {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": here}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=limit)
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env=environment, timeout=limit
+    )
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
     line: Line = json.loads(done.stdout.strip().splitlines()[-1])
@@ -118,7 +140,9 @@ def compare(key: str, given: argparse.Namespace, folder: Path) -> list[Line]:
         for repetition in range(given.repetitions):
             for place in range(len(sides)):  # another one begins every time
                 name, python, threads = sides[(repetition + place) % len(sides)]
-                lines.setdefault((name, threads), []).append(run(SCRIPTS[name], python, folder, threads, given.root))
+                lines.setdefault((name, threads), []).append(
+                    run(SCRIPTS[name], python, folder, threads, given.root)
+                )
     return [summary(key, found, given.clock) for found in lines.values()]
 
 
@@ -136,8 +160,14 @@ def summary(key: str, found: list[Line], clock: str) -> Line:
 def ratio(line: Line, lines: list[Line]) -> float | None:
     """How many times as long a contender takes as fedmtl on the same workload; None for fedmtl itself, where it has no
     line, or where the losses differ."""
-    ours = [one for one in lines if one["workload"] == line["workload"] and one["contender"] == "fedmtl"]
-    if line["contender"] == "fedmtl" or not ours or abs(line["loss"] / ours[0]["loss"] - 1.0) > TOLERANCE:
+    ours = [
+        one for one in lines if one["workload"] == line["workload"] and one["contender"] == "fedmtl"
+    ]
+    if (
+        line["contender"] == "fedmtl"
+        or not ours
+        or abs(line["loss"] / ours[0]["loss"] - 1.0) > TOLERANCE
+    ):
         return None
     return float(line["seconds"] / min(one["seconds"] for one in ours))
 
@@ -150,7 +180,13 @@ def table(lines: list[Line]) -> str:
     ]
     for line in lines:
         times = ratio(line, lines)
-        told = "1" if line["contender"] == "fedmtl" else "no ratio: another loss" if times is None else f"{times:.2f} x"
+        told = (
+            "1"
+            if line["contender"] == "fedmtl"
+            else "no ratio: another loss"
+            if times is None
+            else f"{times:.2f} x"
+        )
         rows.append(
             f"| {line['workload']} | {line['contender']} {line['version']} | {line['threads']} | {line['seconds']:.4f} "
             f"({line['least']:.4f} to {line['most']:.4f}) | {told} | {line['peak_mib']:,} | {line['loss']:.4f} |"
@@ -177,8 +213,19 @@ def plot(lines: list[Line], path: Path) -> None:
             [one["seconds"] - one["least"] for one in own],
             [one["most"] - one["seconds"] for one in own],
         ]
-        axes.bar(at, middle, width, yerr=spread, label=f"{name}, {threads} thread{'s' if threads > 1 else ''}")
-    axes.set(yscale="log", ylabel=f"seconds a round ({lines[0]['clock']})", xticks=range(len(keys)), xticklabels=keys)
+        axes.bar(
+            at,
+            middle,
+            width,
+            yerr=spread,
+            label=f"{name}, {threads} thread{'s' if threads > 1 else ''}",
+        )
+    axes.set(
+        yscale="log",
+        ylabel=f"seconds a round ({lines[0]['clock']})",
+        xticks=range(len(keys)),
+        xticklabels=keys,
+    )
     figure.legend(fontsize=8, loc="outside upper left", ncols=2)
     figure.savefig(path, dpi=150)
 
@@ -188,7 +235,9 @@ def machine() -> str:
     name = platform.processor() or platform.machine()
     if Path("/proc/cpuinfo").exists():
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-        name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), name)
+        name = next(
+            (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), name
+        )
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     load = f", load {os.getloadavg()[0]:.2f}" if hasattr(os, "getloadavg") else ""
     return f"{name}, {cores} cores{load}; Python {platform.python_version()}, PyTorch {torch.__version__}"
@@ -196,29 +245,47 @@ def machine() -> str:
 
 def main() -> None:
     """Parse the command line, run the workloads, and print the table."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--root", type=existing, required=True, help="LEAF FEMNIST: a JSON file, a zip or a folder")
-    parser.add_argument(
-        "--pfl-python", type=interpreter, help="interpreter of an environment with pfl; none leaves it out"
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
-    parser.add_argument("--flower-python", type=interpreter, help="of one with flwr[simulation]; none leaves it out")
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument(
+        "--root", type=existing, required=True, help="LEAF FEMNIST: a JSON file, a zip or a folder"
+    )
+    parser.add_argument(
+        "--pfl-python",
+        type=interpreter,
+        help="interpreter of an environment with pfl; none leaves it out",
+    )
+    parser.add_argument(
+        "--flower-python", type=interpreter, help="of one with flwr[simulation]; none leaves it out"
+    )
     parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS))
     parser.add_argument("--repetitions", type=int, default=5, help="processes of every contender")
     parser.add_argument("--rounds", type=int, default=9, help="timed rounds in each of them")
-    parser.add_argument("--threads", type=int, nargs="+", default=sorted({1, cores}), help="of the other contenders")
+    parser.add_argument(
+        "--threads", type=int, nargs="+", default=sorted({1, cores}), help="of the other contenders"
+    )
     parser.add_argument("--fedmtl-threads", type=int, nargs="+", default=[cores])
-    parser.add_argument("--busy", type=int, default=0, help="loops that keep cores busy beside the contenders")
-    parser.add_argument("--clock", choices=["wall", "cpu"], default="wall", help="cpu: seconds of all threads")
+    parser.add_argument(
+        "--busy", type=int, default=0, help="loops that keep cores busy beside the contenders"
+    )
+    parser.add_argument(
+        "--clock", choices=["wall", "cpu"], default="wall", help="cpu: seconds of all threads"
+    )
     parser.add_argument("--cohort", type=int, default=100)
     parser.add_argument("--lr", type=float, default=0.1)
     parser.add_argument("--lam", type=float, default=0.1)
     parser.add_argument("--clip-norm", type=float, default=0.5)
     parser.add_argument("--epsilon", type=float, default=8.0)
     parser.add_argument("--execution", default="{}", help='fedmtl\'s, as JSON: {"chunk": 4}')
-    parser.add_argument("--out", type=Path, help="folder for rounds.jsonl, rounds.md and rounds.png")
+    parser.add_argument(
+        "--out", type=Path, help="folder for rounds.jsonl, rounds.md and rounds.png"
+    )
     given = parser.parse_args()
-    about = machine() + "; fewer than 5 repetitions, whose median says little" * (given.repetitions < 5)
+    about = machine() + "; fewer than 5 repetitions, whose median says little" * (
+        given.repetitions < 5
+    )
     print(about, flush=True)
     lines: list[Line] = []
     with tempfile.TemporaryDirectory() as folder:

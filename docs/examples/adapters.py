@@ -14,7 +14,10 @@ parser.add_argument("--public", type=int, default=50)
 parser.add_argument("--rounds", type=int, default=30)
 words = parser.parse_args()
 
-public, private = load_data("digits", clients=words.public, seed=1), load_data("digits", clients=words.clients)
+public, private = (
+    load_data("digits", clients=words.public, seed=1),
+    load_data("digits", clients=words.clients),
+)
 
 # Ordinary training on the public writers.
 torch.manual_seed(0)
@@ -39,7 +42,9 @@ def continued(name, model):
         rounds=words.rounds,
         progress=False,
     ).fit()
-    print(f"{name:<24} {result.final['accuracy']:.3f}, {result.personal.shape[1]:,} trained numbers, epsilon 2")
+    print(
+        f"{name:<24} {result.final['accuracy']:.3f}, {result.personal.shape[1]:,} trained numbers, epsilon 2"
+    )
 
 
 continued("all of it, privately", copy.deepcopy(network))

@@ -25,4 +25,6 @@ result = Trainer(
 print("epsilon  accuracy: mean    5%  median   95%")
 for row in result.bands:
     low, middle, high = (row[f"accuracy_p{percentile}"] for percentile in (5, 50, 95))
-    print(f"{row['budget']:7g}           {row['accuracy']:.3f}  {low:.3f}   {middle:.3f}  {high:.3f}")
+    print(
+        f"{row['budget']:7g}           {row['accuracy']:.3f}  {low:.3f}   {middle:.3f}  {high:.3f}"
+    )

@@ -2,7 +2,16 @@
 
 import argparse
 
-from fedmtl import ClientPrivacy, FedAvg, Finetune, LocalSGD, PoissonSampling, Trainer, load_data, models
+from fedmtl import (
+    ClientPrivacy,
+    FedAvg,
+    Finetune,
+    LocalSGD,
+    PoissonSampling,
+    Trainer,
+    load_data,
+    models,
+)
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--clients", type=int, default=500)
@@ -22,7 +31,9 @@ def tenth(scores):
 data = load_data("digits", clients=words.clients)
 local = LocalSGD(lr=0.5, epochs=5, batch_size=10)
 print(data)
-print("epsilon  alone  shared  finetuned  worst tenth: alone  finetuned  better/equal/worse than alone")
+print(
+    "epsilon  alone  shared  finetuned  worst tenth: alone  finetuned  better/equal/worse than alone"
+)
 for epsilon in words.epsilons:
     result = Trainer(
         algorithm=FedAvg(local=local),
@@ -35,7 +46,11 @@ for epsilon in words.epsilons:
         baselines=["local"],
         progress=False,
     ).fit()
-    alone, own, shared = result.baselines["local"].personal_accuracy, result.personal_accuracy, result.shared_accuracy
+    alone, own, shared = (
+        result.baselines["local"].personal_accuracy,
+        result.personal_accuracy,
+        result.shared_accuracy,
+    )
 
     better = mean([own[client] > alone[client] for client in own])
     worse = mean([own[client] < alone[client] for client in own])

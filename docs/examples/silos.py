@@ -4,7 +4,15 @@ import argparse
 
 import numpy as np
 
-from fedmtl import PMTL, FederatedDataset, FullParticipation, LocalSGD, RecordPrivacy, Trainer, models
+from fedmtl import (
+    PMTL,
+    FederatedDataset,
+    FullParticipation,
+    LocalSGD,
+    RecordPrivacy,
+    Trainer,
+    models,
+)
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--silos", type=int, default=12)
@@ -39,7 +47,10 @@ result = Trainer(
     progress=False,
 ).fit()
 print(
-    "unit", result.privacy.unit, "- smallest, median, largest epsilon", *(round(e, 2) for e in result.privacy.by_client)
+    "unit",
+    result.privacy.unit,
+    "- smallest, median, largest epsilon",
+    *(round(e, 2) for e in result.privacy.by_client),
 )
 for epsilon in (1.0, 3.0):
     names = [name for name in result.personal_accuracy if budgets[name] == epsilon]
@@ -47,4 +58,6 @@ for epsilon in (1.0, 3.0):
         sum(scores[name] for name in names) / len(names)
         for scores in (result.personal_accuracy, result.baselines["local"].personal_accuracy)
     )
-    print(f"hospitals with epsilon {epsilon:g}: accuracy {together:.3f} together, {alone:.3f} alone")
+    print(
+        f"hospitals with epsilon {epsilon:g}: accuracy {together:.3f} together, {alone:.3f} alone"
+    )

@@ -10,6 +10,12 @@ for ward in range(60):
     table = pd.DataFrame({"ward": f"ward-{ward}", "age": rng.integers(18, 95, rows)})
     table["weight"] = rng.normal(75, 12, rows).round(1)
     table["admitted"] = rng.choice(["planned", "emergency"], rows)
-    days = 2 + 0.08 * table["age"] + 4 * (table["admitted"] == "emergency") + slow + rng.normal(0, 2, rows)
+    days = (
+        2
+        + 0.08 * table["age"]
+        + 4 * (table["admitted"] == "emergency")
+        + slow
+        + rng.normal(0, 2, rows)
+    )
     tables.append(table.assign(days=days.clip(0, 30).round()))
 pd.concat(tables).to_csv("visits.csv", index=False)

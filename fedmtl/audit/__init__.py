@@ -2,14 +2,15 @@
 
     print(table(audit_trainer(Trainer(...))))   # every release, and the run around them
     verify("outputs/my-run").text()             # the files of a finished run, without its data
-    Trainer(..., audit=Interval(canaries=200))  # a lower bound on epsilon, measured in the run itself
+    Trainer(..., audit=Interval(canaries=200))  # a lower bound on epsilon, measured in the run
+    itself
 
-No check proves privacy; each can only refute what the ledger's event claims. :func:`audit_channel` checks the releases
-alone, through the production path, and :func:`audit_trainer` the whole run: the transcript of an algorithm, what is
-each client's own, starts and stops.
+No check proves privacy; each can only refute what the ledger's event claims. :func:`audit_channel`
+checks the releases alone, through the production path, and :func:`audit_trainer` the whole run: the
+transcript of an algorithm, what is each client's own, starts and stops.
 
-Each name is imported on first use: the statistics behind the checks take a second to import, and a run with canaries
-needs them only at its end.
+Each name is imported on first use: the statistics behind the checks take a second to import, and a
+run with canaries needs them only at its end.
 """
 
 from __future__ import annotations

@@ -1,21 +1,25 @@
-"""Canaries: clients, or records of clients, that an audit adds to a run, each in or out by a fair coin, and an attack.
+"""Canaries: clients, or records of clients, that an audit adds to a run, each in or out by a fair
+coin, and an attack.
 
-A canary is drawn by the sampler like every client, charged like every client, and where it takes part its row is
-clipped, added up and noised with all others. The run does not know the coins, which have a stream of their own. The
-attacker has every release, and knows what the worst-case adversary of differential privacy knows: the rows of all other
-clients, whose sum it subtracts. Where nothing is amplified it knows who takes part, too. What is left is noise and
-canaries, and the score of a canary is the logarithm of the likelihood ratio of in against out, the best test by Neyman
-and Pearson where canaries do not overlap (and a little less where a sampled round has several releases, each of which
-is scored by itself).
+A canary is drawn by the sampler like every client, charged like every client, and where it takes
+part its row is clipped, added up and noised with all others. The run does not know the coins, which
+have a stream of their own. The attacker has every release, and knows what the worst-case adversary
+of differential privacy knows: the rows of all other clients, whose sum it subtracts. Where nothing
+is amplified it knows who takes part, too. What is left is noise and canaries, and the score of a
+canary is the logarithm of the likelihood ratio of in against out, the best test by Neyman and
+Pearson where canaries do not overlap (and a little less where a sampled round has several releases,
+each of which is scored by itself).
 
-Under replace-one the coin chooses between a row and its negative. An epsilon against this attack is a lower bound on
-that of the run as it was made, so of its clip, sum, noise, sampling and charges together.
+Under replace-one the coin chooses between a row and its negative. An epsilon against this attack is
+a lower bound on that of the run as it was made, so of its clip, sum, noise, sampling and charges
+together.
 
-Where the unit is one record, canaries are records of clients that have the same price. Their gradients are in every
-local step of DP-SGD, and in every activation of a client that acts one at a time, what the rows of canary clients are
-in a round.
+Where the unit is one record, canaries are records of clients that have the same price. Their
+gradients are in every local step of DP-SGD, and in every activation of a client that acts one at a
+time, what the rows of canary clients are in a round.
 
-The channels of runs with canaries are subclasses of those of all other runs, which know nothing of them.
+The channels of runs with canaries are subclasses of those of all other runs, which know nothing of
+them.
 """
 
 from __future__ import annotations
@@ -57,7 +61,8 @@ class _Coins:
         seed: of the coins and the directions.
 
     Attributes:
-        coins: bool (m,), whether a canary is in; under replace-one, whether its row is the positive one.
+        coins: bool (m,), whether a canary is in; under replace-one, whether its row is the positive
+            one.
         scores: float64 (m,), log likelihood ratios of in against out, from all releases so far.
         paired: whether the coin chooses between a row, or a gradient, and its negative.
         uses: float64 (m,), releases in which each took part; of sampled ones the expected number.
@@ -76,9 +81,12 @@ class _Coins:
     def __len__(self) -> int:
         return len(self.coins)
 
-    def _ratios(self, law: NoiseLaw, rest: Tensor, places: Tensor, values: Tensor, std: float, rate: Tensor) -> Tensor:
-        """Return (m,), the log likelihood ratios of the two values of each coin, of contributions ``values`` (m, w) at
-        ``places``; of canaries that take part with probability ``rate``, which the attacker does not see."""
+    def _ratios(
+        self, law: NoiseLaw, rest: Tensor, places: Tensor, values: Tensor, std: float, rate: Tensor
+    ) -> Tensor:
+        """Return (m,), the log likelihood ratios of the two values of each coin, of contributions
+        ``values`` (m, w) at ``places``; of canaries that take part with probability ``rate``, which
+        the attacker does not see."""
         ratios = _mixture(_evidence(law, rest, places, values, std), rate)
         if self.paired:
             return ratios - _mixture(_evidence(law, rest, places, -values, std), rate)
@@ -118,8 +126,10 @@ class Canaries(_Coins):
         for release in releases.values():
             if release.form != "vector" and self.paired:
                 raise PrivacyError(
-                    f"Canaries of a {release.form} release need add-or-remove neighbours, and those of "
-                    f"{self.sampler.describe()} replace a client; use PoissonSampling, CyclicCohorts or "
+                    f"Canaries of a {release.form} release need add-or-remove neighbours, and "
+                    "those of "
+                    f"{self.sampler.describe()} replace a client; use PoissonSampling, "
+                    "CyclicCohorts or "
                     f"FullParticipation."
                 )
 
@@ -132,26 +142,32 @@ class Canaries(_Coins):
         """
         if adaptive:
             return "the clip norm follows the rows of canaries"
-        each = (_dependence(release.noise, len(self), release.dimension) for release in releases.values())
+        each = (
+            _dependence(release.noise, len(self), release.dimension)
+            for release in releases.values()
+        )
         return next(filter(None, each), None)
 
     def directions(self, release: Release, step: int) -> tuple[Tensor, Tensor]:
-        """Return the direction of every canary, of length 1 in the norm of the clip: the coordinates int64 (m, w) that
-        are not zero, and their values float64 (m, w).
+        """Return the direction of every canary, of length 1 in the norm of the clip: the
+        coordinates int64 (m, w) that are not zero, and their values float64 (m, w).
 
-        They are blocks of coordinates with random signs, the same in all steps, of one coordinate where the L1 norm is
-        bounded or the squares of a row are released. Of more canaries than coordinates they are random signs on all
-        coordinates, or a random coordinate, anew in every step.
+        They are blocks of coordinates with random signs, the same in all steps, of one coordinate
+        where the L1 norm is bounded or the squares of a row are released. Of more canaries than
+        coordinates they are random signs on all coordinates, or a random coordinate, anew in every
+        step.
         """
         assert release.clip is not None
         count = len(self)
         size = release.dimension
         key = derive_key(self._seed, f"canaries/{release.name}/{0 if count <= size else step}")
-        return _directions(count, size, release.clip.norm == "l1" or release.form == "diagonal", key)
+        return _directions(
+            count, size, release.clip.norm == "l1" or release.form == "diagonal", key
+        )
 
     def sending(self, members: Tensor) -> Tensor:
-        """Return the canaries, int64 (k,), among the positions ``members`` of all who take part that add a row to a
-        release: those that are in; under replace-one all."""
+        """Return the canaries, int64 (k,), among the positions ``members`` of all who take part
+        that add a row to a release: those that are in; under replace-one all."""
         drawn = members[members >= self.first] - self.first
         if self.paired:
             return drawn
@@ -181,14 +197,18 @@ class Canaries(_Coins):
         if self.sampler.amplified:  # who is drawn is not seen
             rate = torch.tensor(self.sampler.probability, dtype=torch.float64)
         else:
-            part = torch.zeros_like(part).index_fill(0, members[members >= self.first] - self.first, 1.0)
+            part = torch.zeros_like(part).index_fill(
+                0, members[members >= self.first] - self.first, 1.0
+            )
         places, values = self.directions(release, step)
         size = release.bound
         law = release.noise
         std = release.noise_std * release.denominator
         assert law is not None
         if release.form == "symmetric":
-            rows = torch.zeros(len(self), release.dimension, dtype=torch.float64).scatter_(1, places, size * values)
+            rows = torch.zeros(len(self), release.dimension, dtype=torch.float64).scatter_(
+                1, places, size * values
+            )
             ratios = _mixture(_gaussian((rows @ rest * rows).sum(1), size**4, std), rate)
         else:
             if release.form == "vector":
@@ -200,17 +220,19 @@ class Canaries(_Coins):
         self.uses += part * rate
 
     def final_scores(self, release: Release, change: Tensor) -> Tensor:
-        """Return scores (m,) of an attacker who has nothing but the change of the shared model, (D,): its part in the
-        direction of a canary."""
+        """Return scores (m,) of an attacker who has nothing but the change of the shared model,
+        (D,): its part in the direction of a canary."""
         places, values = self.directions(release, 0)
         return (change.double().cpu()[places] * values).sum(1)
 
 
 class RecordCanaries(_Coins):
-    """The canaries of one run of DP-SGD in rounds, or of clients that act one at a time, each a record of a client.
+    """The canaries of one run of DP-SGD in rounds, or of clients that act one at a time, each a
+    record of a client.
 
     Args:
-        plan: of the gradients, with the canaries among the numbers of records, behind each client's own.
+        plan: of the gradients, with the canaries among the numbers of records, behind each client's
+            own.
         own: int64 (n,), the clients' numbers of records without canaries.
         law: of the noise, at a multiplier of 1.
         bound: C, on the gradient of a record.
@@ -222,7 +244,9 @@ class RecordCanaries(_Coins):
         each: how many canaries each of them has; canary i is one of client ``clients[i // each]``.
     """
 
-    def __init__(self, plan: GradientPlan, own: Tensor, law: NoiseLaw, bound: float, seed: int) -> None:
+    def __init__(
+        self, plan: GradientPlan, own: Tensor, law: NoiseLaw, bound: float, seed: int
+    ) -> None:
         added = torch.from_numpy(plan.counts) - own
         self.clients = added.nonzero()[:, 0]
         self.each = int(added.max())
@@ -245,11 +269,13 @@ class RecordCanaries(_Coins):
         self._drawn: dict[int, Tensor] = {}
 
     def dependence(self) -> str | None:
-        """Return why the score of a canary depends on the coins of others of its client; None if it does not."""
+        """Return why the score of a canary depends on the coins of others of its client; None if it
+        does not."""
         return _dependence(self._law, self.each, self._dimension)
 
     def without(self, clients: Tensor, positions: Tensor, drawn: Tensor) -> Tensor:
-        """Return which drawn positions (A, B) of ``clients`` are records of their own, and note the canaries."""
+        """Return which drawn positions (A, B) of ``clients`` are records of their own, and note the
+        canaries."""
         planted = drawn & (positions >= self._own[clients][:, None])
         for row in planted.any(1).nonzero()[:, 0].tolist():
             client = int(clients[row])
@@ -257,8 +283,8 @@ class RecordCanaries(_Coins):
         return drawn & ~planted
 
     def draw(self, client: int, drawn: np.ndarray | None) -> None:
-        """Note which canaries of a client take part: those ``drawn``, bool (n_i,), behind its own records; None for
-        all."""
+        """Note which canaries of a client take part: those ``drawn``, bool (n_i,), behind its own
+        records; None for all."""
         if int(self._group[client]) >= 0:
             if drawn is None:
                 part = np.ones(self.each)
@@ -267,9 +293,9 @@ class RecordCanaries(_Coins):
             self._drawn[client] = torch.from_numpy(np.flatnonzero(part))
 
     def gradients(self, clients: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the gradients (N, D) of the canaries that were drawn, longer than the clip norm, and the places of
-        their clients in ``clients``, int64 (N,). A canary that is out has the negative one under replace-one, else a
-        gradient of zero."""
+        """Return the gradients (N, D) of the canaries that were drawn, longer than the clip norm,
+        and the places of their clients in ``clients``, int64 (N,). A canary that is out has the
+        negative one under replace-one, else a gradient of zero."""
         rows = [torch.zeros(0, self._dimension, dtype=torch.float64)]
         owners = []
         for place, client in enumerate(clients.tolist()):
@@ -277,7 +303,11 @@ class RecordCanaries(_Coins):
             coins = self.coins[self._group[client] * self.each + drawn]
             signs = torch.where(coins, 1.0, -1.0 if self.paired else 0.0)[:, None]
             row = torch.zeros(len(drawn), self._dimension, dtype=torch.float64)
-            rows.append(row.scatter_(1, self._places[drawn], _LOUD * self._bound * signs * self._values[drawn]))
+            rows.append(
+                row.scatter_(
+                    1, self._places[drawn], _LOUD * self._bound * signs * self._values[drawn]
+                )
+            )
             owners += [place] * len(drawn)
         return torch.cat(rows), torch.tensor(owners, dtype=torch.int64)
 
@@ -286,16 +316,21 @@ class RecordCanaries(_Coins):
 
         Args:
             clients: int64 (A,).
-            rest: (A, D), the released sums without the gradients of the clients' own records: noise and canaries.
+            rest: (A, D), the released sums without the gradients of the clients' own records: noise
+                and canaries.
             scale: float64 (A,), of the noise.
         """
-        for client, noise, std in zip(clients.tolist(), rest.cpu(), (self._unit * scale).tolist(), strict=True):
+        for client, noise, std in zip(
+            clients.tolist(), rest.cpu(), (self._unit * scale).tolist(), strict=True
+        ):
             group = int(self._group[client])
             if group < 0:
                 continue
             part = slice(group * self.each, (group + 1) * self.each)
             values = self._bound * self._values
-            self.scores[part] += self._ratios(self._law, noise, self._places, values, std, self._rates[client])
+            self.scores[part] += self._ratios(
+                self._law, noise, self._places, values, std, self._rates[client]
+            )
             self.uses[part] += 1
 
 
@@ -309,7 +344,9 @@ class _Planted(Channel):
     canaries: Any
 
     def state(self) -> dict[str, Tensor]:
-        return super().state() | {f"{_CANARIES}{name}": value for name, value in self.canaries.state().items()}
+        return super().state() | {
+            f"{_CANARIES}{name}": value for name, value in self.canaries.state().items()
+        }
 
     def restore(self, state: dict[str, Tensor]) -> None:
         own = {name: value for name, value in state.items() if name.startswith(_CANARIES)}
@@ -318,8 +355,8 @@ class _Planted(Channel):
 
 
 class CanaryRounds(_Planted, Rounds):
-    """Rounds that :class:`Canaries` take part in, behind the clients: they are drawn and charged with these, their rows
-    are in the sums, and the attack gets every release."""
+    """Rounds that :class:`Canaries` take part in, behind the clients: they are drawn and charged
+    with these, their rows are in the sums, and the attack gets every release."""
 
     canaries: Canaries
 
@@ -329,7 +366,10 @@ class CanaryRounds(_Planted, Rounds):
 
     def begin(self, step: int, members: Tensor) -> None:
         everybody = self._draw(step)
-        super().begin(step, torch.cat([members.cpu().reshape(-1), everybody[everybody >= self.canaries.first]]))
+        super().begin(
+            step,
+            torch.cat([members.cpu().reshape(-1), everybody[everybody >= self.canaries.first]]),
+        )
 
     def _value(self, name: str, rows: Message, clients: Tensor, step: int) -> Tensor:
         rest = self._sum(name, rows, clients)
@@ -376,14 +416,17 @@ class _CanarySteps(LocalSteps):
     def _noised(self, total: Tensor, clients: Tensor, steps: Tensor) -> Tensor:
         canaries = self._channel.canaries
         rows, owners = (part.to(total.device) for part in canaries.gradients(clients))
-        value = super()._noised(total + self._records.of_chunks([(rows, owners)], clients), clients, steps)
+        value = super()._noised(
+            total + self._records.of_chunks([(rows, owners)], clients), clients, steps
+        )
         expected = torch.from_numpy(self.plan.expected)[clients].to(total.device)
         canaries.observe(clients, value * expected[:, None] - total, self._scale(clients))
         return value
 
 
 class CanaryActivations(_Planted, Activations):
-    """Activations in which :class:`RecordCanaries` are among the records of their clients, in the only replicate."""
+    """Activations in which :class:`RecordCanaries` are among the records of their clients, in the
+    only replicate."""
 
     canaries: RecordCanaries
 
@@ -397,19 +440,24 @@ class CanaryActivations(_Planted, Activations):
         added = self.records.of_chunks([self.canaries.gradients(clients)], clients)
         value = super()._noised(total + added.numpy(), start, window)
         rest = value * window.divisors[start] - total
-        self.canaries.observe(clients, torch.from_numpy(rest), torch.from_numpy(window.scales[start]))
+        self.canaries.observe(
+            clients, torch.from_numpy(rest), torch.from_numpy(window.scales[start])
+        )
         return value
 
 
 @lru_cache(16)  # releases of a step
 def _directions(count: int, size: int, single: bool, key: int) -> tuple[Tensor, Tensor]:
-    """Return ``count`` directions as :meth:`Canaries.directions` does; ``single``: of one coordinate each."""
+    """Return ``count`` directions as :meth:`Canaries.directions` does; ``single``: of one
+    coordinate each."""
     generator = torch.Generator().manual_seed(key >> 1)
     if single or count <= size:
         width = 1
         if not single:
             width = size // count
-        order = torch.cat([torch.randperm(size, generator=generator) for _ in range(-(-count // size))])
+        order = torch.cat(
+            [torch.randperm(size, generator=generator) for _ in range(-(-count // size))]
+        )
         places = order[: count * width].view(count, width)
     else:
         places = torch.arange(size).expand(count, size)
@@ -418,7 +466,8 @@ def _directions(count: int, size: int, single: bool, key: int) -> tuple[Tensor, 
 
 
 def _dependence(law: NoiseLaw | None, count: int, size: int) -> str | None:
-    """Return why the scores of ``count`` canaries in ``size`` coordinates are not independent; None if they are."""
+    """Return why the scores of ``count`` canaries in ``size`` coordinates are not independent; None
+    if they are."""
     if law is None or law.name == "l2_laplace":
         return "the noise of coordinates is dependent"
     if count > size:
@@ -427,8 +476,8 @@ def _dependence(law: NoiseLaw | None, count: int, size: int) -> str | None:
 
 
 def _mixture(evidence: Tensor, rate: Tensor) -> Tensor:
-    """Return log likelihood ratios of canaries that take part with probability ``rate``, which the attacker does not
-    see."""
+    """Return log likelihood ratios of canaries that take part with probability ``rate``, which the
+    attacker does not see."""
     return torch.logaddexp(torch.log1p(-rate), torch.log(rate) + evidence)
 
 
@@ -437,8 +486,8 @@ def _gaussian(part: Tensor, squared: Tensor | float, std: float) -> Tensor:
 
 
 def _evidence(law: NoiseLaw, rest: Tensor, places: Tensor, values: Tensor, std: float) -> Tensor:
-    """Return (m,), the log likelihood ratios of noise plus a canary's contribution against noise only, for sparse
-    contributions (m, w)."""
+    """Return (m,), the log likelihood ratios of noise plus a canary's contribution against noise
+    only, for sparse contributions (m, w)."""
     parts = rest[places]
     if law.name == "laplace":
         return (parts.abs() - (parts - values).abs()).sum(1) * (math.sqrt(2.0) / std)
@@ -447,4 +496,6 @@ def _evidence(law: NoiseLaw, rest: Tensor, places: Tensor, values: Tensor, std: 
     if law.name == "gaussian":
         return _gaussian(part, squared, std)
     length = rest.square().sum()  # the density of L2-Laplace noise is a function of it
-    return (length.sqrt() - (length - 2 * part + squared).clamp(min=0).sqrt()) * (math.sqrt(rest.numel() + 1.0) / std)
+    return (length.sqrt() - (length - 2 * part + squared).clamp(min=0).sqrt()) * (
+        math.sqrt(rest.numel() + 1.0) / std
+    )

@@ -31,18 +31,27 @@ _STEPS = 20  # of a run whose ledger is read back
 _EXAMINED = 6  # accounts of one run that are computed again
 
 _Block: TypeAlias = tuple[int, Tensor, list[list[int]] | None]
-"""The first step, what begins, and the accounts that each step is charged to, -1 for that of all clients; None where
-the block must be refused."""
+"""The first step, what begins, and the accounts that each step is charged to, -1 for that of all
+clients; None where the block must be refused."""
 
 
 def charges(setup: Setup, seed: int) -> list[Finding]:
-    """Make all checks of the accounting: of noise on rows, whose account no ledger has, those of its price."""
+    """Make all checks of the accounting: of noise on rows, whose account no ledger has, those of
+    its price."""
     if setup.rows:
         return [_prices(setup, seed), _budgets(setup, np.array([_paid(setup, seed)]))]
     wrong, ledger = _steps(setup, seed)
-    detail = f"{len(ledger.steps):,} steps charged before they release, once, uses and epsilons of all accounts"
+    detail = (
+        f"{len(ledger.steps):,} steps charged before they release, once, uses and epsilons "
+        "of "
+        "all accounts"
+    )
     uses = setup.claims.charged(ledger.caps if setup.one_at_a_time else ledger.uses)
-    findings = [exact("charges: steps in the ledger", wrong, detail), _prices(setup, seed), _budgets(setup, uses)]
+    findings = [
+        exact("charges: steps in the ledger", wrong, detail),
+        _prices(setup, seed),
+        _budgets(setup, uses),
+    ]
     return [*findings, _by_library(setup, ledger)]
 
 
@@ -50,13 +59,15 @@ def charges(setup: Setup, seed: int) -> list[Finding]:
 
 
 def _prices(setup: Setup, seed: int) -> Finding:
-    """Check that the prices agree with the settings, the public facts, and the noise that the channel says it adds, in
-    the first use of every account, the last and one between."""
+    """Check that the prices agree with the settings, the public facts, and the noise that the
+    channel says it adds, in the first use of every account, the last and one between."""
     channel = setup.open(seed)
     claims = setup.claims
     wrong = []
     if channel.bound != setup.privacy.initial_norm:
-        wrong.append(f"the clip norm is {channel.bound:g}, the settings have {setup.privacy.initial_norm:g}")
+        wrong.append(
+            f"the clip norm is {channel.bound:g}, the settings have {setup.privacy.initial_norm:g}"
+        )
     for k in claims.accounts:
         price, multiplier = claims.price(k)
         if setup.gradients is None:
@@ -64,24 +75,38 @@ def _prices(setup: Setup, seed: int) -> Finding:
         else:
             cap = int(channel.caps[k])
         of_account = differences(vars(price), claims.facts(k), _OTHER)
-        if setup.gradients is not None and setup.records.x is not None and len(setup.records.x[k]) != setup.sizes[k]:
+        if (
+            setup.gradients is not None
+            and setup.records.x is not None
+            and len(setup.records.x[k]) != setup.sizes[k]
+        ):
             of_account.append(f"{len(setup.records.x[k])} rows of {setup.sizes[k]} records")
         for use in sorted({0, cap // 2, cap - 1} & set(range(cap))):
             for name in claims.names:
                 claim = claims.of(name, k, use)
                 stated = stated_multiplier(setup, channel, name, k, use)
                 if not math.isclose(stated, claim.multiplier, rel_tol=1e-9):
-                    of_account.append(f"{name} has noise {stated:.6g} in use {use}, the price {claim.multiplier:.6g}")
+                    of_account.append(
+                        f"{name} has noise {stated:.6g} in use {use}, the price "
+                        f"{claim.multiplier:.6g}"
+                    )
             charged = claims.prices.event(k, use)
             due = event_of(price, weighted(price, multiplier, use))
-            if claims.refuted is None and charged != due:  # uses of unequal weight may cost the same in total
+            # uses of unequal weight may cost the same in total
+            if claims.refuted is None and charged != due:
                 of_account.append(f"the event of use {use} is {charged}, its price makes {due}")
-        wrong += [f"{setup.name(k)}: {what}" if setup.gradients is not None else what for what in of_account]
+        wrong += [
+            f"{setup.name(k)}: {what}" if setup.gradients is not None else what
+            for what in of_account
+        ]
     if setup.rows:
         stated = channel.rows[setup.rows].epsilon_at(setup.steps)
         spent = claims.spent(0, setup.steps)
         if not math.isclose(stated, spent, rel_tol=1e-9):
-            wrong.append(f"epsilon is {rounded_up(stated, 6)}, {setup.steps} uses cost {rounded_up(spent, 6)}")
+            wrong.append(
+                f"epsilon is {rounded_up(stated, 6)}, {setup.steps} uses cost "
+                f"{rounded_up(spent, 6)}"
+            )
     elif setup.gradients is None and channel.denominator != claims.of(claims.names[0]).denominator:
         wrong.append(f"sums are divided by {channel.denominator:g}, not by the expected cohort")
     detail = "law, noise, clip, delta, sampling, numbers of sums and of coordinates"
@@ -103,9 +128,9 @@ def _paid(setup: Setup, seed: int) -> int:
 
 
 def _steps(setup: Setup, seed: int) -> tuple[list[str], Reading]:
-    """Make the steps of a run, and more, until they are refused, and read them back from the file: each is charged
-    once, before it releases something, to those that take part, and happens once; a block that must be refused is not
-    charged. Return what is wrong, and what was written."""
+    """Make the steps of a run, and more, until they are refused, and read them back from the file:
+    each is charged once, before it releases something, to those that take part, and happens once; a
+    block that must be refused is not charged. Return what is wrong, and what was written."""
     wrong = list[str]()
     charged = dict[int, list[int]]()
     with tempfile.TemporaryDirectory(prefix="fedmtl-audit-") as folder:
@@ -119,13 +144,17 @@ def _steps(setup: Setup, seed: int) -> tuple[list[str], Reading]:
                 except BudgetExhausted:
                     if clients is None:
                         continue
-                    wrong += [f"step {first} is within the caps, and is refused"] * setup.one_at_a_time
+                    wrong += [
+                        f"step {first} is within the caps, and is refused"
+                    ] * setup.one_at_a_time
                     break
                 if clients is None:
                     wrong.append(f"step {first} begins a block past the cap of a client")
                     break
                 charged |= dict(enumerate(clients, first))
-                if (setup.one_at_a_time or len(charged) <= _STEPS) and _read(path).by_step != charged:
+                if (setup.one_at_a_time or len(charged) <= _STEPS) and _read(
+                    path
+                ).by_step != charged:
                     wrong.append(f"steps from {first} began without a charge on the disk")
                 acted = setup.one_at_a_time or first < 3 or first % 16 == 0
                 if acted and (more := _acted(setup, channel, block)):
@@ -154,10 +183,17 @@ def _misstated(setup: Setup, channel: Rounds | Activations, ledger: Reading) -> 
     if report.releases != ledger.releases:
         wrong.append(f"{ledger.releases} releases happened, the report has {report.releases}")
     if setup.claims.refuted is not None and (report.refuted is None or report.epsilon != math.inf):
-        wrong.append("the published accounting does not hold, and the report states its figure without the reason")
+        wrong.append(
+            "the published accounting does not hold, and the report states its figure "
+            "without the reason"
+        )
     if report.delta != setup.delta:
-        wrong.append(f"delta is {report.delta} in the report, the settings have {rounded_up(setup.delta, 6)}")
-    stated = {f"account {k}": float(epsilon) for k, epsilon in enumerate(channel.account.epsilons()[0])}
+        wrong.append(
+            f"delta is {report.delta} in the report, the settings have {rounded_up(setup.delta, 6)}"
+        )
+    stated = {
+        f"account {k}": float(epsilon) for k, epsilon in enumerate(channel.account.epsilons()[0])
+    }
     spent = {f"account {k}": setup.claims.spent(k, used) for k, used in enumerate(uses)}
     stated["the report"] = report.epsilon
     spent["the report"] = max(spent.values())
@@ -168,9 +204,9 @@ def _misstated(setup: Setup, channel: Rounds | Activations, ledger: Reading) -> 
 
 
 def _blocks(setup: Setup, channel: Rounds | Activations, seed: int) -> Iterator[_Block]:
-    """Yield the blocks of a run, and beyond its last step. Where clients act one at a time, it makes half of all uses;
-    in the blocks that follow one client after the other acts up to its cap, and once more, in the same block and after
-    it: silent and free, or refused."""
+    """Yield the blocks of a run, and beyond its last step. Where clients act one at a time, it
+    makes half of all uses; in the blocks that follow one client after the other acts up to its cap,
+    and once more, in the same block and after it: silent and free, or refused."""
     if isinstance(channel, Rounds):
         for step in range(4 * setup.steps + 64):
             try:
@@ -202,8 +238,9 @@ def _blocks(setup: Setup, channel: Rounds | Activations, seed: int) -> Iterator[
 
 
 def _charged(setup: Setup, left: np.ndarray, clients: Tensor) -> list[list[int]] | None:
-    """Return the accounts that each activation of ``clients``, (1, S), is charged to, and take them off the uses that
-    are ``left``, (n,); None, and no use is taken, where the block must be refused."""
+    """Return the accounts that each activation of ``clients``, (1, S), is charged to, and take them
+    off the uses that are ``left``, (n,); None, and no use is taken, where the block must be
+    refused."""
     after = left.copy()
     charged = list[list[int]]()
     for k in clients[0].tolist():
@@ -219,9 +256,12 @@ def _charged(setup: Setup, left: np.ndarray, clients: Tensor) -> list[list[int]]
 # What must be refused
 
 
-def _acts(setup: Setup, channel: Rounds | Activations, block: _Block) -> Iterator[tuple[Callable[[], Any], int]]:
-    """Yield the acts of a block that has begun, and how often each is paid for: releases of clients that contribute
-    nothing, of local steps those of one client and of another one that takes no part; and the beginning, again."""
+def _acts(
+    setup: Setup, channel: Rounds | Activations, block: _Block
+) -> Iterator[tuple[Callable[[], Any], int]]:
+    """Yield the acts of a block that has begun, and how often each is paid for: releases of clients
+    that contribute nothing, of local steps those of one client and of another one that takes no
+    part; and the beginning, again."""
     first, members, clients = block
     sent = silence(setup)
     if isinstance(channel, Activations):
@@ -234,13 +274,21 @@ def _acts(setup: Setup, channel: Rounds | Activations, block: _Block) -> Iterato
         taking = clients[0]
         nothing = [(torch.zeros(0, records.dimension), torch.zeros(0, dtype=torch.int64))]
         others = [k for k in range(len(records.ids)) if k not in taking]
-        for k, paid in [(k, int(records.local_steps[k])) for k in taking[:1]] + [(k, 0) for k in others[:1]]:
+        for k, paid in [(k, int(records.local_steps[k])) for k in taking[:1]] + [
+            (k, 0) for k in others[:1]
+        ]:
             yield partial(channel.local.release, torch.tensor([k]), nothing), paid
-    yield lambda: channel.begin(first, members if isinstance(channel, Activations) else channel.draw(first)), 0
+    yield (
+        lambda: channel.begin(
+            first, members if isinstance(channel, Activations) else channel.draw(first)
+        ),
+        0,
+    )
 
 
 def _acted(setup: Setup, channel: Rounds | Activations, block: _Block) -> list[str]:
-    """Make the acts of a block as often as they are paid for, and once more; return what is wrong."""
+    """Make the acts of a block as often as they are paid for, and once more; return what is
+    wrong."""
     first, _, clients = block
     wrong = list[str]()
     for act, paid in _acts(setup, channel, block):
@@ -250,7 +298,9 @@ def _acted(setup: Setup, channel: Rounds | Activations, block: _Block) -> list[s
             wrong.append(f"step {first} is begun twice, or releases once more than is paid for")
         silent = [value for value, taking in zip(values, clients or (), strict=False) if not taking]
         if setup.one_at_a_time and any(bool(value.any()) for value in silent):
-            wrong.append(f"a client without records, or at its cap, released in the block of step {first}")
+            wrong.append(
+                f"a client without records, or at its cap, released in the block of step {first}"
+            )
     return wrong
 
 
@@ -262,18 +312,23 @@ def _budgets(setup: Setup, uses: np.ndarray) -> Finding:
     limits = {k: budget for k, budget in enumerate(setup.budgets) if budget is not None and uses[k]}
     if not limits:
         return skipped("charges: budget", "no budget is set")
-    ratio, worst = max((setup.claims.spent(k, int(uses[k])) / budget, k) for k, budget in limits.items())
+    ratio, worst = max(
+        (setup.claims.spent(k, int(uses[k])) / budget, k) for k, budget in limits.items()
+    )
     detail = f"largest epsilon over budget, of account {worst} after {uses[worst]} uses"
     return too_large("charges: budget", ratio, _SLACK, detail)
 
 
 def _by_library(setup: Setup, ledger: Reading) -> Finding:
-    """Check that no epsilon after what a ledger charges an account is below what dp-accounting makes of its price."""
+    """Check that no epsilon after what a ledger charges an account is below what dp-accounting
+    makes of its price."""
     check = "charges: epsilon by dp-accounting"
     worst = -1.0
     text = ""
     lacking = "no finite epsilon is stated"
-    for account in spread(ledger.most_charged, _EXAMINED) if ledger.header["refuted"] is None else ():
+    for account in (
+        spread(ledger.most_charged, _EXAMINED) if ledger.header["refuted"] is None else ()
+    ):
         uses = int(ledger.uses[account])
         figure = setup.claims.spent(account, uses)
         least = None

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from .._rounding import rounded_up
 
 LEVEL = 1e-6
-"""Level of every statistical finding. An audit has about 30 of them, so the level of the whole is below 5e-5: a false
-alarm in 1,000 audits has probability at most 5 %."""
+"""Level of every statistical finding. An audit has about 30 of them, so the level of the whole is
+below 5e-5: a false alarm in 1,000 audits has probability at most 5 %."""
 
 
 @dataclass(frozen=True)
@@ -18,10 +18,12 @@ class Finding:
     """The outcome of one check.
 
     Attributes:
-        check: name, such as ``"noise law: tensors of update"``; the part before the colon is the kind of check.
+        check: name, such as ``"noise law: tensors of update"``; the part before the colon is the
+            kind of check.
         statistic: what was measured; NaN where nothing was.
         threshold: the value of the statistic at which the claim is refuted.
-        refuted: whether the measurement contradicts the claim. False never means that the claim is proved.
+        refuted: whether the measurement contradicts the claim. False never means that the claim is
+            proved.
         detail: how many samples, which pair, which tensor.
         level: probability of a false alarm of this check; 0 for deterministic checks.
         skipped: nothing was measured; ``detail`` says why.
@@ -37,7 +39,8 @@ class Finding:
 
     @property
     def verdict(self) -> str:
-        """Return one phrase: refuted with the reason, or that (and at which level) it could not be refuted."""
+        """Return one phrase: refuted with the reason, or that (and at which level) it could not be
+        refuted."""
         if self.skipped:
             return f"not checked: {self.detail}"
         if self.refuted:
@@ -48,19 +51,23 @@ class Finding:
 
 
 def low_p(check: str, p_value: float, detail: str) -> Finding:
-    """Return a finding that is refuted by a p-value below the level (also by one that is not a number)."""
+    """Return a finding that is refuted by a p-value below the level (also by one that is not a
+    number)."""
     return Finding(check, p_value, LEVEL, not p_value >= LEVEL, detail, LEVEL)
 
 
 def too_large(check: str, statistic: float, threshold: float, detail: str) -> Finding:
-    """Return a finding that is refuted by a statistic above ``threshold`` (also by one that is not a number)."""
+    """Return a finding that is refuted by a statistic above ``threshold`` (also by one that is not
+    a number)."""
     return Finding(check, statistic, threshold, not statistic <= threshold, detail)
 
 
 def exact(check: str, wrong: int | Sequence[str], detail: str) -> Finding:
-    """Return a finding that is refuted by any violation: ``wrong`` is their number, or has each in words, of which the
-    first three take the place of ``detail``."""
-    count, words = (wrong, "") if isinstance(wrong, int) else (len(wrong), "; ".join(dict.fromkeys(wrong[:3])))
+    """Return a finding that is refuted by any violation: ``wrong`` is their number, or has each in
+    words, of which the first three take the place of ``detail``."""
+    count, words = (
+        (wrong, "") if isinstance(wrong, int) else (len(wrong), "; ".join(dict.fromkeys(wrong[:3])))
+    )
     return Finding(check, float(count), 0.0, count > 0, words or detail)
 
 

@@ -1,4 +1,5 @@
-"""Check 2, freshness: no two steps, releases, clients, replicates, channels, processes or sessions share noise."""
+"""Check 2, freshness: no two steps, releases, clients, replicates, channels, processes or sessions
+share noise."""
 
 from __future__ import annotations
 
@@ -39,16 +40,23 @@ def freshness(setup: Setup, noise: Mapping[str, Sample], seed: int) -> list[Find
             findings += _within(name, units, setup.parts(units.shape[1]))
             findings.append(unrelated(f"freshness: releases of {name}", _rows(units)))
         if sample.clients.max(initial=-1) >= 0:
-            findings.append(unrelated(f"freshness: clients of {name}", _rows(units, sample.clients)))
+            findings.append(
+                unrelated(f"freshness: clients of {name}", _rows(units, sample.clients))
+            )
             findings.append(unrelated(f"freshness: steps of {name}", _rows(units, sample.steps)))
         if sample.releases and sample.releases[0].claim.bands:
             findings.append(_lags(f"freshness: rounds of {name}", units.T))
-    findings += [*_names(noise), *training_freshness(setup, first), _beside_other_cohorts(setup.seeded(), first)]
+    findings += [
+        *_names(noise),
+        *training_freshness(setup, first),
+        _beside_other_cohorts(setup.seeded(), first),
+    ]
     return findings + _elsewhere(setup, first, second)
 
 
 def training_freshness(setup: Setup, seed: int) -> list[Finding]:
-    """Check that no local training of a participation has the noise of another one, where there are several."""
+    """Check that no local training of a participation has the noise of another one, where there are
+    several."""
     if setup.one_at_a_time or setup.gradients is None or setup.records.trainings == 1:
         return []
     few = np.arange(len(setup.sizes))[:CLIENTS]
@@ -57,22 +65,30 @@ def training_freshness(setup: Setup, seed: int) -> list[Finding]:
     own = sample.steps % total[sample.clients] // (total[sample.clients] // setup.records.trainings)
     first, *later = (sample.units[own == training] for training in range(setup.records.trainings))
     check = "freshness: local trainings, 1 and {}"
-    return [unrelated(check.format(number), _rows(first), _rows(other)) for number, other in enumerate(later, 2)]
+    return [
+        unrelated(check.format(number), _rows(first), _rows(other))
+        for number, other in enumerate(later, 2)
+    ]
 
 
 def _beside_other_cohorts(setup: Setup, seed: int) -> Finding:
-    """Check that noise does not depend on who takes part: that on a sum of rows, on the count of unclipped clients, on
-    a client's local step and on its activation."""
+    """Check that noise does not depend on who takes part: that on a sum of rows, on the count of
+    unclipped clients, on a client's local step and on its activation."""
     if setup.gradients is not None:
         n = len(setup.sizes)
     else:
         n = setup.sampler.n
     who = np.arange(n)[: None if setup.gradients is None else 2 * CLIENTS]
     steps = _BESIDE * (len(who) if setup.one_at_a_time else 1)
-    whole, *fewer = (played(setup, setup.open(seed), 0, steps, who=some) for some in (who, who[::2], who[:0]))
+    whole, *fewer = (
+        played(setup, setup.open(seed), 0, steps, who=some) for some in (who, who[::2], who[:0])
+    )
     pairs = moved = 0
     for name, sample in whole.items():
-        units = {(each.client, each.step): row for each, row in zip(sample.releases, sample.units, strict=True)}
+        units = {
+            (each.client, each.step): row
+            for each, row in zip(sample.releases, sample.units, strict=True)
+        }
         for other in (others[name] for others in fewer):
             for each, row in zip(other.releases, other.units, strict=True):
                 if (same := units.get((each.client, each.step))) is not None:
@@ -81,26 +97,31 @@ def _beside_other_cohorts(setup: Setup, seed: int) -> Finding:
     check = "freshness: noise beside other cohorts"
     if not pairs:
         return skipped(check, "no release fits the budget")
-    return exact(check, moved, f"of {pairs} releases have other noise where other clients take part")
+    return exact(
+        check, moved, f"of {pairs} releases have other noise where other clients take part"
+    )
 
 
 # Correlations
 
 
 def _rows(units: np.ndarray, keys: np.ndarray | None = None) -> np.ndarray:
-    """Return at most 64 rows of equal length: the numbers (T, D) of releases with equal ``keys`` (T,), without those of
-    fewer than 40, or by default of consecutive releases with 64 numbers or more."""
+    """Return at most 64 rows of equal length: the numbers (T, D) of releases with equal ``keys``
+    (T,), without those of fewer than 40, or by default of consecutive releases with 64 numbers or
+    more."""
     if keys is None:
         group = -(-_SHORTEST // units.shape[1])
         return units[: len(units) // group * group].reshape(-1, group * units.shape[1])[:_ROWS]
-    groups = [group for key in np.unique(keys) if (group := units[keys == key].ravel()).size >= LEAST]
+    groups = [
+        group for key in np.unique(keys) if (group := units[keys == key].ravel()).size >= LEAST
+    ]
     length = min(map(len, groups), default=0)
     return np.array([group[:length] for group in groups[:_ROWS]]).reshape(-1, length)
 
 
 def _within(name: str, noise: np.ndarray, parts: Sequence[tuple[int, int]]) -> list[Finding]:
-    """Check that no vector repeats itself at any lag (the first 4,096 of a long one, short ones are concatenated), and
-    no tensor begins as another one does."""
+    """Check that no vector repeats itself at any lag (the first 4,096 of a long one, short ones are
+    concatenated), and no tensor begins as another one does."""
     check = f"freshness: coordinates of {name}"
     d = noise.shape[1]
     if d < _SHORTEST:
@@ -111,7 +132,9 @@ def _within(name: str, noise: np.ndarray, parts: Sequence[tuple[int, int]]) -> l
         parts = [part for part in parts if len(noise) * (part[1] - part[0]) >= LEAST][:_ROWS]
         length = min((stop - start for start, stop in parts), default=0)
         tensors = [noise[:, start : start + length].ravel() for start, _ in parts]
-        findings.append(unrelated(f"freshness: tensors of {name}", np.array(tensors).reshape(len(parts), -1)))
+        findings.append(
+            unrelated(f"freshness: tensors of {name}", np.array(tensors).reshape(len(parts), -1))
+        )
     return findings
 
 
@@ -134,12 +157,15 @@ def _lags(check: str, noise: np.ndarray) -> Finding:
 
 
 def _names(noise: Mapping[str, Sample]) -> list[Finding]:
-    """Check that releases of one step have noise of their own: of short ones, that no coordinate of one follows one of
-    the other from step to step."""
+    """Check that releases of one step have noise of their own: of short ones, that no coordinate of
+    one follows one of the other from step to step."""
     findings = []
     for (left, first), (right, second) in itertools.combinations(noise.items(), 2):
         d = min(first.size, second.size)
-        a, b = (sample.units.T if d < _SHORTEST else _rows(sample.units[:, :d]) for sample in (first, second))
+        a, b = (
+            sample.units.T if d < _SHORTEST else _rows(sample.units[:, :d])
+            for sample in (first, second)
+        )
         findings.append(unrelated(f"freshness: {left} and {right}", a, b))
     return findings
 
@@ -151,11 +177,12 @@ _Noise = dict[str, np.ndarray]
 
 
 def _elsewhere(setup: Setup, first: int, second: int) -> list[Finding]:
-    """Compare the noise with that of another channel, of a replicate where clients act one at a time, of a forked
-    process and of a restored run.
+    """Compare the noise with that of another channel, of a replicate where clients act one at a
+    time, of a forked process and of a restored run.
 
-    In seeded mode channels have different seeds, and processes continue at the next step, since the same step is by
-    design the same release. In secure mode seeds and steps are the same, and must not matter.
+    In seeded mode channels have different seeds, and processes continue at the next step, since the
+    same step is by design the same release. In secure mode seeds and steps are the same, and must
+    not matter.
     """
     steps = max(2, min(setup.steps, 32 if setup.gradients is None else 4))
     if setup.one_at_a_time:  # an even number of turns of all clients
@@ -204,7 +231,8 @@ def _in_child(work: Callable[[], _Noise]) -> _Noise | None:
     child = context.Process(target=lambda: writing.send(work()))
     torch.set_num_threads(1)  # a child must not enter a pool of threads that only its parent has
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # threads of the parent: the child uses none
+        # threads of the parent: the child uses none
+        warnings.simplefilter("ignore", DeprecationWarning)
         child.start()
     writing.close()
     try:

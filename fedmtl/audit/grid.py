@@ -1,10 +1,11 @@
 """In secure mode every released number is a whole multiple of a public width.
 
-The width follows only from public constants (the clip norm, the noise that is charged, the dimension, the public
-denominator), so the least significant bits say nothing of the sum that was noised. :class:`.setup.Claim` computes it
-anew, by the rule that :func:`~fedmtl.privacy.noise.grid.grid_width` documents. Released are numbers w k / m rounded
-once to doubles; k is recovered by rounding, and a plain sum of doubles is not a multiple but for about one number in a
-million.
+The width follows only from public constants (the clip norm, the noise that is charged, the
+dimension, the public denominator), so the least significant bits say nothing of the sum that was
+noised. :class:`.setup.Claim` computes it anew, by the rule that
+:func:`~fedmtl.privacy.noise.grid.grid_width` documents. Released are numbers w k / m rounded once
+to doubles; k is recovered by rounding, and a plain sum of doubles is not a multiple but for about
+one number in a million.
 """
 
 from __future__ import annotations
@@ -53,7 +54,11 @@ def on_grid(name: str, cells: np.ndarray) -> Finding:
     check = f"grid: {name}"
     nearest = np.rint(cells)
     usable = np.abs(cells) < 2.0**45  # beyond, doubles are too coarse to tell
-    off = int((~(np.abs(cells - nearest) <= _ROUNDING * np.abs(cells)) & (usable | ~np.isfinite(cells))).sum())
+    off = int(
+        (
+            ~(np.abs(cells - nearest) <= _ROUNDING * np.abs(cells)) & (usable | ~np.isfinite(cells))
+        ).sum()
+    )
     if usable.sum() < _FEWEST:
         return skipped(check, f"only {usable.sum()} numbers")
     even = not (nearest[usable] % 2).any()

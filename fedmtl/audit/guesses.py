@@ -1,55 +1,61 @@
 """Lower bounds on epsilon from one run, beside the upper bound of its accounting.
 
-m canaries (clients or records with chosen data) are each in or out of one run by a fair coin that the run does not
-know; for replaced units the coin chooses between two values. An attacker reads a score of each canary off what the run
-publishes, guesses coins and may abstain. If the run is as its :class:`~fedmtl.privacy.price.Price` says with noise
-multiplier z, flipping the coin of a canary obeys the trade-off curve of that price: ``P(E) <= F_z(Q(E))`` for every
-event E and the laws P and Q of what is published under its two values, given all other coins (F_z: see
-:class:`~fedmtl.privacy.accounting.pld.TradeOff`). Too many right guesses refute it. The lower bound is the epsilon of
-the smallest multiplier that they refute at the confidence, found by bisection: more noise makes F_z smaller, and more
-guesses surprising. In a sound run the bound exceeds the epsilon of the run with a probability of at most one minus the
-confidence.
+m canaries (clients or records with chosen data) are each in or out of one run by a fair coin that
+the run does not know; for replaced units the coin chooses between two values. An attacker reads a
+score of each canary off what the run publishes, guesses coins and may abstain. If the run is as its
+:class:`~fedmtl.privacy.price.Price` says with noise multiplier z, flipping the coin of a canary
+obeys the trade-off curve of that price: ``P(E) <= F_z(Q(E))`` for every event E and the laws P and
+Q of what is published under its two values, given all other coins (F_z: see
+:class:`~fedmtl.privacy.accounting.pld.TradeOff`). Too many right guesses refute it. The lower bound
+is the epsilon of the smallest multiplier that they refute at the confidence, found by bisection:
+more noise makes F_z smaller, and more guesses surprising. In a sound run the bound exceeds the
+epsilon of the run with a probability of at most one minus the confidence.
 
-Everything else of the claim enters through its price: the law of the noise, the number of uses, sampling by a secret
-coin (the canaries are drawn as all units are) and the neighbour relation. So the bound is at the delta of the claim,
-and comparable with it.
+Everything else of the claim enters through its price: the law of the noise, the number of uses,
+sampling by a secret coin (the canaries are drawn as all units are) and the neighbour relation. So
+the bound is at the delta of the claim, and comparable with it.
 
-Two theorems turn F_z into a test. They differ in what they assume of the run beyond F_z; a lower bound that uses the
-first one is larger.
+Two theorems turn F_z into a test. They differ in what they assume of the run beyond F_z; a lower
+bound that uses the first one is larger.
 
-**Independent canaries.** Let canary i show in an observation whose law, given the coins and observations of all others,
-depends only on coin i and obeys F_z, and let the guesses be functions of all observations. Given these the coins are
-independent, and guess i is right with the larger of the two posterior probabilities of coin i at most, say r_i, which
-depends only on observation i. So the r_i are independent, and the mean of each is at most ``(1 + TV_z) / 2``, where
-``TV_z = max_x F_z(x) - x`` is the total variation: half of P(guess "in") plus half of Q(guess "out") is
-``1/2 + (P(in) - Q(in)) / 2``. The number of right guesses among m is thus dominated by a binomial number, and the test
-is exact (Clopper and Pearson). The assumption is what the claim says of additive noise: orthogonal canaries meet
-independent noise. Score i is the log likelihood ratio of the two values of coin i, summed over the releases. It depends
-only on the product of each release with the direction of canary i, after the sum of the other rows (which the
-adversary of differential privacy knows) is subtracted. A run that breaks its claim may break the assumption,
+**Independent canaries.** Let canary i show in an observation whose law, given the coins and
+observations of all others, depends only on coin i and obeys F_z, and let the guesses be functions
+of all observations. Given these the coins are independent, and guess i is right with the larger of
+the two posterior probabilities of coin i at most, say r_i, which depends only on observation i. So
+the r_i are independent, and the mean of each is at most ``(1 + TV_z) / 2``, where
+``TV_z = max_x F_z(x) - x`` is the total variation: half of P(guess "in") plus half of Q(guess
+"out") is ``1/2 + (P(in) - Q(in)) / 2``. The number of right guesses among m is thus dominated by a
+binomial number, and the test is exact (Clopper and Pearson). The assumption is what the claim says
+of additive noise: orthogonal canaries meet independent noise. Score i is the log likelihood ratio
+of the two values of coin i, summed over the releases. It depends only on the product of each
+release with the direction of canary i, after the sum of the other rows (which the adversary of
+differential privacy knows) is subtracted. A run that breaks its claim may break the assumption,
 too; the claim is refuted all the same.
 
-**Any canaries.** F_z alone (Mahloujifar, Melis, Chaudhuri 2025, "Auditing f-differential privacy in one run"; Steinke,
-Nasr, Jagielski 2023, "Privacy auditing with one (1) training run"). Let N of the r guesses made be right, and N_i be
-those among them that are not i's. Given all other coins, "guess i is right and N_i >= v" under one value of coin i is
-what "guess i is wrong and N_i >= v" is under the other value. So ``P(i right, N_i >= v) <= F_z(P(i wrong, N_i >= v))``,
-first given the other coins and the value of coin i, then on average, as F_z is concave. On average over the m canaries,
+**Any canaries.** F_z alone (Mahloujifar, Melis, Chaudhuri 2025, "Auditing f-differential privacy in
+one run"; Steinke, Nasr, Jagielski 2023, "Privacy auditing with one (1) training run"). Let N of the
+r guesses made be right, and N_i be those among them that are not i's. Given all other coins, "guess
+i is right and N_i >= v" under one value of coin i is what "guess i is wrong and N_i >= v" is under
+the other value. So ``P(i right, N_i >= v) <= F_z(P(i wrong, N_i >= v))``, first given the other
+coins and the value of coin i, then on average, as F_z is concave. On average over the m canaries,
 and since N is N_i + 1 where guess i is right,
 
     E[N; N >= v + 1] / m <= F_z(E[r - N; N >= v] / m)    for v = 0, ..., r - 1.
 
-The largest P(N >= c) under these inequalities comes from going down from v = c with the smallest mass at each count
-that they allow, and all of tau at N = c. Lemma: any other masses with P(N >= c) = tau have both sums at every v, and
-the total, at least as large. For mass added at counts k >= v adds (k, r - k) to the sums, so it adds (a, b) with
-(r - v) a >= v b; the inequality at v - 1 then turns this into an addition (a', b') with (r - v + 1) a' >= (v - 1) b'.
-If the total exceeds 1 at any count down to 0, the count 0 included, P(N >= c) < tau. For
-pure epsilon, r independent guesses that are right with probability ``exp(epsilon) / (1 + exp(epsilon))`` meet all
-inequalities with equality; the test is at most a tenth of a standard deviation from their binomial law for r of at
+The largest P(N >= c) under these inequalities comes from going down from v = c with the smallest
+mass at each count that they allow, and all of tau at N = c. Lemma: any other masses with P(N >= c)
+= tau have both sums at every v, and the total, at least as large. For mass added at counts k >= v
+adds (k, r - k) to the sums, so it adds (a, b) with (r - v) a >= v b; the inequality at v - 1 then
+turns this into an addition (a', b') with (r - v + 1) a' >= (v - 1) b'. If the total exceeds 1 at
+any count down to 0, the count 0 included, P(N >= c) < tau. For pure epsilon, r independent guesses
+that are right with probability ``exp(epsilon) / (1 + exp(epsilon))`` meet all inequalities with
+equality; the test is at most a tenth of a standard deviation from their binomial law for r of at
 least 1,000. Here the attacker abstains: the surest guesses are right more often.
 
-Neither assumes that the attacker is any good; a bound of 0 only says that this attack learned nothing. In both a guess
-may use the scores of all canaries, so they are compared with their median, and not with the value at which both coins
-are as likely under the claim: where the claim is broken (noise of another size under sampling), that value is another.
+Neither assumes that the attacker is any good; a bound of 0 only says that this attack learned
+nothing. In both a guess may use the scores of all canaries, so they are compared with their median,
+and not with the value at which both coins are as likely under the claim: where the claim is broken
+(noise of another size under sampling), that value is another.
 """
 
 from __future__ import annotations
@@ -94,15 +100,17 @@ class Guesses:
     def __post_init__(self) -> None:
         if not 0 <= self.right <= self.made <= self.canaries or self.canaries < 1:
             raise ConfigError(
-                f"{self.right} right guesses of {self.made} made about {self.canaries} canaries are impossible. "
-                f"They are at least 0, at most the guesses made, and these at most the canaries, at least 1."
+                f"{self.right} right guesses of {self.made} made about {self.canaries} canaries "
+                "are impossible. "
+                "They are at least 0, at most the guesses made, and these at most the canaries, "
+                "at least 1."
             )
 
 
 @check_arguments
 def guess(scores: np.ndarray, coins: np.ndarray, share: Rate = 1.0) -> Guesses:
-    """Guess "in" where a score is above the median and "out" elsewhere, only of those farthest from it; count the right
-    guesses.
+    """Guess "in" where a score is above the median and "out" elsewhere, only of those farthest from
+    it; count the right guesses.
 
     Args:
         scores: (m,) larger where the canary is more likely in.
@@ -110,14 +118,16 @@ def guess(scores: np.ndarray, coins: np.ndarray, share: Rate = 1.0) -> Guesses:
         share: of the canaries that are guessed; at least one is.
 
     Raises:
-        ConfigError: arrays of different shapes, a score that is not finite, or a share outside (0, 1].
+        ConfigError: arrays of different shapes, a score that is not finite, or a share outside (0,
+            1].
     """
     scores = np.asarray(scores, np.float64)
     coins = np.asarray(coins, bool)
     if scores.shape != coins.shape or scores.ndim != 1 or not np.isfinite(scores).all():
         raise ConfigError(
             f"Scores of shape {scores.shape} for coins of shape {coins.shape} with "
-            f"{int((~np.isfinite(scores)).sum())} that are not finite; each canary needs one finite score and one coin."
+            f"{int((~np.isfinite(scores)).sum())} that are not finite; each canary needs one "
+            "finite score and one coin."
         )
     made = max(1, round(share * scores.size))
     distance = scores - np.median(scores)
@@ -127,30 +137,40 @@ def guess(scores: np.ndarray, coins: np.ndarray, share: Rate = 1.0) -> Guesses:
 
 @check_arguments
 def lower_bound(
-    guesses: Guesses, price: Price, uses: int, *, confidence: Fraction = 0.95, independent: bool = False
+    guesses: Guesses,
+    price: Price,
+    uses: int,
+    *,
+    confidence: Fraction = 0.95,
+    independent: bool = False,
 ) -> float:
     """Return the lower bound on the epsilon of ``uses`` uses at the delta of ``price``.
 
-    It is 0 if the guesses refute nothing, and holds with probability ``confidence`` over the run and its coins; the
-    module gives the theorems.
+    It is 0 if the guesses refute nothing, and holds with probability ``confidence`` over the run
+    and its coins; the module gives the theorems.
 
     Args:
         guesses: right and made; with ``independent`` every canary is guessed.
-        price: of the account that is charged for the canaries. Its weights, sampling and sums stay as they are; its
-            noise multiplier is what is tested.
+        price: of the account that is charged for the canaries. Its weights, sampling and sums stay
+            as they are; its noise multiplier is what is tested.
         uses: that are charged.
         confidence: above 0 and below 1.
         independent: whether to assume that canaries are independent.
 
     Raises:
-        ConfigError: a confidence outside (0, 1), or abstentions where canaries are taken for independent.
+        ConfigError: a confidence outside (0, 1), or abstentions where canaries are taken for
+            independent.
         PrivacyError: more uses than the price has, or a price without a loss distribution.
     """
 
     def rejected(multiplier: float) -> bool:
-        return refuted(guesses, trade_off(price.after(uses, multiplier), 1), confidence, independent)
+        return refuted(
+            guesses, trade_off(price.after(uses, multiplier), 1), confidence, independent
+        )
 
-    if not uses * price.sums or not refuted(guesses, TradeOff.of_epsilon(0.0, 0.0), confidence, independent):
+    if not uses * price.sums or not refuted(
+        guesses, TradeOff.of_epsilon(0.0, 0.0), confidence, independent
+    ):
         return 0.0
     multiplier = _smallest(rejected)
     if math.isinf(multiplier):
@@ -158,15 +178,19 @@ def lower_bound(
     return price.epsilon(uses, multiplier)
 
 
-def refuted(guesses: Guesses, curve: TradeOff, confidence: float = 0.95, independent: bool = False) -> bool:
+def refuted(
+    guesses: Guesses, curve: TradeOff, confidence: float = 0.95, independent: bool = False
+) -> bool:
     """Returns True if a run whose coins obey ``curve`` has so many right guesses with
     probability of at most ``1 - confidence``. The arguments are those of :func:`lower_bound`."""
     if not independent:
         return _surprising(guesses, curve, 1 - confidence)
     if guesses.made < guesses.canaries:
         raise ConfigError(
-            f"The bound for independent canaries needs a guess about each of the {guesses.canaries}, not about "
-            f"{guesses.made}. Use the bound for any canaries (independent=False) where the attacker abstains."
+            "The bound for independent canaries needs a guess about each of the "
+            f"{guesses.canaries}, not about "
+            f"{guesses.made}. Use the bound for any canaries (independent=False) where the "
+            "attacker abstains."
         )
     accuracy = (1 + min(1.0, curve.advantage)) / 2
     return bool(stats.binom.sf(guesses.right - 1, guesses.made, accuracy) <= 1 - confidence)
@@ -191,8 +215,8 @@ def _surprising(guesses: Guesses, curve: TradeOff, tail: float) -> bool:
 
 
 def _smallest(holds: Callable[[float], bool]) -> float:
-    """Return the smallest number from ``_LEAST`` on for which ``holds``, true from some number on, is true; infinity if
-    that is beyond ``_MOST``."""
+    """Return the smallest number from ``_LEAST`` on for which ``holds``, true from some number on,
+    is true; infinity if that is beyond ``_MOST``."""
     high = 1.0
     while not holds(high):
         high *= 2

@@ -1,8 +1,10 @@
-"""The checks that a client's numbers depend on other clients' data through what was released, and in no other way.
+"""The checks that a client's numbers depend on other clients' data through what was released, and
+in no other way.
 
-A run's releases are recorded. It is repeated with the data of a single client replaced and the releases forced to the
-recording: everything that another client has, keeps or hands to a release must be the same to the last bit, its tensors
-in the store after every event, its row of every release, its personal model at the end.
+A run's releases are recorded. It is repeated with the data of a single client replaced and the
+releases forced to the recording: everything that another client has, keeps or hands to a release
+must be the same to the last bit, its tensors in the store after every event, its row of every
+release, its personal model at the end.
 """
 
 from __future__ import annotations
@@ -20,17 +22,22 @@ from .rerun import Notes, differing, watched, when
 
 
 def independence(trainer: Trainer, first: Notes, *, seed: int = 0, rounds: int) -> list[Finding]:
-    """Replace one client's data, by extreme values and, where they are private, by other numbers of records; compare
-    the others' numbers with those of the ``first`` run, which has the same coins. Replace those of all others, and
-    compare the client's numbers: so what all clients take from one of them is found, whichever that is."""
+    """Replace one client's data, by extreme values and, where they are private, by other numbers of
+    records; compare the others' numbers with those of the ``first`` run, which has the same coins.
+    Replace those of all others, and compare the client's numbers: so what all clients take from one
+    of them is found, whichever that is."""
     counts = trainer.data.train.counts
     ids = trainer.data.ids
     client = next((k for k in first.first if int(counts[k]) > 0), int(counts.argmax()))
     sizes: dict[str, int | None] = {"values": None}
-    if private := not trainer.algorithm.one_at_a_time and not isinstance(trainer.privacy, RecordPrivacy):
+    if private := not trainer.algorithm.one_at_a_time and not isinstance(
+        trainer.privacy, RecordPrivacy
+    ):
         sizes["many records"] = 2 * int(counts.max()) + 1
         sizes["one record"] = 1
-    changes = [(f"{kind} of one client", torch.tensor([client]), size) for kind, size in sizes.items()]
+    changes = [
+        (f"{kind} of one client", torch.tensor([client]), size) for kind, size in sizes.items()
+    ]
     rest = torch.tensor([k for k in range(len(ids)) if k != client], dtype=torch.int64)
     changes.append(("all clients but one", rest, 1 if private else None))
     findings = []
@@ -43,22 +50,26 @@ def independence(trainer: Trainer, first: Notes, *, seed: int = 0, rounds: int) 
         if client in changed:
             whose = f"client {ids[client]!r}"
         wrong = [
-            f"{what} of client {ids[other]!r} depends on the data of {whose} otherwise than through the releases, "
+            f"{what} of client {ids[other]!r} depends on the data of {whose} otherwise than "
+            "through the releases, "
             f"first {when(event)}"
             for event, what, other in sorted(key for key in pairs if key[2] not in changed)
         ]
-        detail = "numbers of clients whose data stay that differ, the data of others replaced and releases forced"
+        detail = (
+            "numbers of clients whose data stay that differ, the data of others replaced and "
+            "releases forced"
+        )
         findings.append(exact(f"independence: {kind}", wrong, detail))
     return findings
 
 
 def public_shape(data: FederatedDataset) -> Finding:
-    """Make the data anew with other records of one client and compare what a model is built by: the shape of records
-    and targets, the number of classes, the transform and the domain.
+    """Make the data anew with other records of one client and compare what a model is built by: the
+    shape of records and targets, the number of classes, the transform and the domain.
 
-    The client has a label that no record had, or targets and features beyond all others. A data set that computes a
-    public fact from its records is so caught, whatever it states; what a reader computed before it made the data set is
-    in no record of it, and cannot be.
+    The client has a label that no record had, or targets and features beyond all others. A data set
+    that computes a public fact from its records is so caught, whatever it states; what a reader
+    computed before it made the data set is in no record of it, and cannot be.
     """
     train = data.train
     client = int(train.counts.argmax())
@@ -70,7 +81,17 @@ def public_shape(data: FederatedDataset) -> Finding:
         x = x.clone()
         x[rows] = 2 * x[rows].abs() + x.abs().max() + 1
     again = replace(data, train=replace(train, x=x, y=y), verify=False)
-    facts = {name: (getattr(data, name), getattr(again, name)) for name in ("spec", "transform", "domain")}
+    facts = {
+        name: (getattr(data, name), getattr(again, name))
+        for name in ("spec", "transform", "domain")
+    }
     strange = [name for name, (before, other) in facts.items() if before != other]
-    wrong = [f"{name} of the data depends on the records of client {data.ids[client]!r}" for name in strange]
-    return exact("independence: public shape", wrong, "public facts that differ, one client's records replaced")
+    wrong = [
+        f"{name} of the data depends on the records of client {data.ids[client]!r}"
+        for name in strange
+    ]
+    return exact(
+        "independence: public shape",
+        wrong,
+        "public facts that differ, one client's records replaced",
+    )

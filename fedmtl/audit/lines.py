@@ -1,4 +1,5 @@
-"""The lines of a ledger, read by code that no run uses: what they charge, what no run writes, and what it costs.
+"""The lines of a ledger, read by code that no run uses: what they charge, what no run writes, and
+what it costs.
 
 The audit reads the ledgers of the runs that it makes, ``fedmtl verify`` those of finished ones.
 """
@@ -22,7 +23,8 @@ _BLOCK = 2**16  # steps that one line charges at most without their cohorts; run
 
 
 def differences(stated: Mapping[str, Any], made: Mapping[str, Any], text: str) -> list[str]:
-    """Return ``text`` with the key, the stated value and that of ``made``, wherever these are different."""
+    """Return ``text`` with the key, the stated value and that of ``made``, wherever these are
+    different."""
     pairs = [(key, stated.get(key), value) for key, value in made.items()]
     return [text.format(*pair) for pair in pairs if not _same(*pair[1:])]
 
@@ -51,7 +53,8 @@ def _charged(lines: Sequence[Mapping[str, Any]]) -> tuple[_Steps, int | None, li
     charge, or None, and the lines that no run writes, in words.
 
     Raises:
-        KeyError, TypeError, ValueError: a line without what its kind has, or one that charges more steps than any run.
+        KeyError, TypeError, ValueError: a line without what its kind has, or one that charges more
+            steps than any run.
     """
     steps = _Steps()
     remaining = None
@@ -109,11 +112,13 @@ class Reading:
         steps: step, and the clients that it is charged to, or None where it is charged to all.
         remaining: uses to which the charge was raised after an early stop, or None.
         kinds: the kinds of accounts, each with its ``price``, ``multiplier`` and ``cap``.
-        kind_of: (m,) int64, the kind of each account: a single one where all clients are charged for every step.
+        kind_of: (m,) int64, the kind of each account: a single one where all clients are charged
+            for every step.
         caps: (m,) int64, most uses of each account.
 
     Raises:
-        KeyError, TypeError, ValueError: a line without what its kind has, or one that charges more steps than any run.
+        KeyError, TypeError, ValueError: a line without what its kind has, or one that charges more
+            steps than any run.
     """
 
     def __init__(self, lines: Sequence[Mapping[str, Any]]) -> None:
@@ -129,8 +134,8 @@ class Reading:
 
     @cached_property
     def by_step(self) -> dict[int, list[int]]:
-        """Return the clients, in order, that each step is charged to, -1 for all; of a step that is charged twice they
-        are there twice."""
+        """Return the clients, in order, that each step is charged to, -1 for all; of a step that is
+        charged twice they are there twice."""
         clients: dict[int, list[int]] = {}
         for step, cohort in self.steps:
             clients.setdefault(step, []).extend((-1,) if cohort is None else cohort)
@@ -138,7 +143,8 @@ class Reading:
 
     @cached_property
     def participations(self) -> np.ndarray:
-        """Return (m,) int64, steps that each account is charged; one that is charged to all counts for each.
+        """Return (m,) int64, steps that each account is charged; one that is charged to all counts
+        for each.
 
         Raises:
             ValueError: a client beyond the accounts.
@@ -151,7 +157,8 @@ class Reading:
 
     @cached_property
     def uses(self) -> np.ndarray:
-        """Return (m,) int64 uses that each account is charged, the rest after an early stop included."""
+        """Return (m,) int64 uses that each account is charged, the rest after an early stop
+        included."""
         uses = self.participations
         rest = self.remaining
         if rest is None:
@@ -167,7 +174,9 @@ class Reading:
     def releases(self) -> int:
         """Return the number of releases that are charged."""
         if "releases" not in self.header:
-            return int(self.uses @ np.array([kind["price"]["sums"] for kind in self.kinds])[self.kind_of])
+            return int(
+                self.uses @ np.array([kind["price"]["sums"] for kind in self.kinds])[self.kind_of]
+            )
         if self.by_client:
             steps = len(self.steps)
         else:
@@ -195,18 +204,20 @@ class Reading:
         return [int(each.argmax()) for each in uses if each.any()]
 
     def library_epsilon(self, account: int, near: float) -> float | None:
-        """Return epsilon of all that an account is charged by ``dp_accounting``, or None where that does not have the
-        law of the noise; ``near`` is the epsilon that it is compared with."""
+        """Return epsilon of all that an account is charged by ``dp_accounting``, or None where that
+        does not have the law of the noise; ``near`` is the epsilon that it is compared with."""
         kind = self.kinds[self.kind_of[account]]
         uses = int(self.uses[account])
         events = composition(Price.from_dict(kind["price"]), kind["multiplier"], uses)
         return library_epsilon(events, self.header["delta"], near)
 
     def _cohorts(self) -> list[str]:
-        """Return the charged cohorts that the sampler does not draw, or activations of several clients.
+        """Return the charged cohorts that the sampler does not draw, or activations of several
+        clients.
 
-        In what order the clients take turns is in no file, but turns of one are floor(n / cohort) rounds from each
-        other at least; local steps are not charged to clients that have reached their caps.
+        In what order the clients take turns is in no file, but turns of one are floor(n / cohort)
+        rounds from each other at least; local steps are not charged to clients that have reached
+        their caps.
         """
         n = len(self.kind_of)
         problems = list[str]()
@@ -228,7 +239,9 @@ class Reading:
                 fits = fits and bool(((distance == 0) | (distance >= n // cohort)).all())
                 latest[members] = step
             if not fits:
-                problems.append(f"step {step} has a cohort that {kind.removeprefix('Bound')} does not draw")
+                problems.append(
+                    f"step {step} has a cohort that {kind.removeprefix('Bound')} does not draw"
+                )
             taken[members] += 1
         return problems
 
@@ -246,5 +259,8 @@ class Reading:
         if schedule.get("class") == "BoundCyclic":
             between = schedule["n"] // schedule["cohort"]
         if len(bands) > between:
-            problems.append(f"noise is correlated over {len(bands)} rounds, and a client may act again after {between}")
+            problems.append(
+                f"noise is correlated over {len(bands)} rounds, and a client may act "
+                f"again after {between}"
+            )
         return problems

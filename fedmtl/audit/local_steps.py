@@ -1,8 +1,9 @@
-"""The check that local steps of DP-SGD are computed from the records that were drawn for them, and from no others.
+"""The check that local steps of DP-SGD are computed from the records that were drawn for them, and
+from no others.
 
-Other checks see that records are drawn as it is charged, and that what is handed to a release is clipped and noised.
-Here a round is repeated on other records with the releases forced to the recording, so that every model is the same
-before each local step.
+Other checks see that records are drawn as it is charged, and that what is handed to a release is
+clipped and noised. Here a round is repeated on other records with the releases forced to the
+recording, so that every model is the same before each local step.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ _TRIES = 3  # other records in the place of one that does not move a sum
 def drawn_records(trainer: Trainer, *, seed: int) -> list[Finding]:
     """Check the first and the last local step of the first round, of every client that takes part.
 
-    Where all records that were not drawn for a step are replaced, its clipped sum must be the same to the last bit.
-    Where one record that was drawn is replaced, first by one with another target, the sum must change.
+    Where all records that were not drawn for a step are replaced, its clipped sum must be the same
+    to the last bit. Where one record that was drawn is replaced, first by one with another target,
+    the sum must change.
 
     Args:
         trainer: a configuration with record-level privacy in rounds, on the CPU.
@@ -42,15 +44,20 @@ def drawn_records(trainer: Trainer, *, seed: int) -> list[Finding]:
     replaced = moved = still = tried = 0
 
     def moves(step: int, places: Tensor, shift: int | None) -> set[int]:
-        """Return the clients whose sum of a local step changes where the records at ``places`` are replaced."""
+        """Return the clients whose sum of a local step changes where the records at ``places`` are
+        replaced."""
         other = replaced_records(data, places, seed + (shift or 0), shift)
         again = watched(trainer, 1, data=other, replay=first.releases)
         row = f"the row of {GRADIENT}/{step}"
-        return {client for _, name, client in differing(first.messages, again.messages) if name == row}
+        return {
+            client for _, name, client in differing(first.messages, again.messages) if name == row
+        }
 
     steps = [step for _, step, _ in first.drawn]
     for step in sorted({min(steps), max(steps)}):
-        drawn = {client: places for (_, number, client), places in first.drawn.items() if number == step}
+        drawn = {
+            client: places for (_, number, client), places in first.drawn.items() if number == step
+        }
         out = torch.ones(len(data.train.y), dtype=torch.bool)
         out[torch.cat(list(drawn.values()))] = False
         replaced += int(out.sum())
@@ -66,6 +73,10 @@ def drawn_records(trainer: Trainer, *, seed: int) -> list[Finding]:
             chosen = {client: place for client, place in chosen.items() if client not in changed}
         still += len(chosen)
     return [
-        exact(names[0], moved, f"sums of local steps that {replaced:,} records move which were not drawn for them"),
+        exact(
+            names[0],
+            moved,
+            f"sums of local steps that {replaced:,} records move which were not drawn for them",
+        ),
         exact(names[1], still, f"records that move no sum, of {tried:,} that were drawn"),
     ]

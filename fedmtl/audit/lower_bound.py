@@ -1,4 +1,5 @@
-"""The interval of epsilon: a run with canaries, and its certificate, what was claimed beside what was measured.
+"""The interval of epsilon: a run with canaries, and its certificate, what was claimed beside what
+was measured.
 
     Trainer(..., audit=Interval(canaries=200)).fit().privacy.interval["measured"]
 
@@ -36,12 +37,13 @@ _ATTACKS = {
 class Interval(Checked, RunAudit):
     """A lower bound on epsilon that is measured in the run itself, beside the claimed epsilon.
 
-    ``canaries`` invented clients join the population: the sampler draws them, the ledger charges them, and their rows
-    are clipped, added up and noised with those of the clients. Each of them is put in or left out by a fair coin, and
-    an attack guesses the coins from what the run releases. Each canary sends a row as long as the clip allows, in a
-    direction of its own, and so changes the models as an adversarial client would: more canaries measure more precisely
-    and cost more accuracy. If the unit is one record, the canaries are about as many records of the clients with the
-    most common number of records, or of activations where clients act one at a time.
+    ``canaries`` invented clients join the population: the sampler draws them, the ledger charges
+    them, and their rows are clipped, added up and noised with those of the clients. Each of them is
+    put in or left out by a fair coin, and an attack guesses the coins from what the run releases.
+    Each canary sends a row as long as the clip allows, in a direction of its own, and so changes
+    the models as an adversarial client would: more canaries measure more precisely and cost more
+    accuracy. If the unit is one record, the canaries are about as many records of the clients with
+    the most common number of records, or of activations where clients act one at a time.
 
     Args:
         canaries: number of canaries.
@@ -55,16 +57,22 @@ class Interval(Checked, RunAudit):
 
     canaries: Count = 200
     confidence: Fraction = 0.95
-    outside = "the measured bound on epsilon and its guesses, which are counted with the noise known"
+    outside = (
+        "the measured bound on epsilon and its guesses, which are counted with the noise known"
+    )
 
     def check(self, settings: Trainer) -> None:
         if settings.noiseless:
             raise ConfigError(
-                f"audit measures a claimed epsilon, and privacy is {settings.privacy!r} of {settings.algorithm.name}; "
-                f"give ClientPrivacy(clip_norm=..., epsilon=...) or RecordPrivacy, or leave audit out."
+                f"audit measures a claimed epsilon, and privacy is {settings.privacy!r} of "
+                f"{settings.algorithm.name}; "
+                "give ClientPrivacy(clip_norm=..., epsilon=...) or RecordPrivacy, or leave audit "
+                "out."
             )
         if settings.runs > 1:
-            raise ConfigError("audit measures one run; leave replicates and epsilons out, or audit.")
+            raise ConfigError(
+                "audit measures one run; leave replicates and epsilons out, or audit."
+            )
 
     def channel_class(
         self, settings: Trainer, plans: Sequence[ReleasePlan | GradientPlan]
@@ -78,14 +86,19 @@ class Interval(Checked, RunAudit):
     def plant(self, settings: Trainer, channel: Any, own: Tensor) -> None:
         prices = channel.prices
         if not channel.releases_anything or prices is None:
-            raise ConfigError(f"audit measures what is released, and {settings.algorithm.name} releases nothing.")
+            raise ConfigError(
+                f"audit measures what is released, and {settings.algorithm.name} releases nothing."
+            )
         if prices.refuted is not None:
             raise PrivacyError(
-                f"Canaries measure a claimed epsilon, and {settings.algorithm.name} has none that holds; leave audit "
+                f"Canaries measure a claimed epsilon, and {settings.algorithm.name} has none that "
+                "holds; leave audit "
                 f"out."
             )
         if channel.records is None:
-            channel.canaries = Canaries(self.canaries, len(settings.data), channel.sampler, settings.seed)
+            channel.canaries = Canaries(
+                self.canaries, len(settings.data), channel.sampler, settings.seed
+            )
             channel.canaries.check(channel.releases)
         else:
             _plant_records(channel, own, settings.seed)
@@ -94,7 +107,11 @@ class Interval(Checked, RunAudit):
         prices = channel.prices
         spent = channel.account.spent[0]
         planted = channel.canaries
-        record: dict[str, Any] = {"claimed": epsilon, "delta": prices.delta, "confidence": self.confidence}
+        record: dict[str, Any] = {
+            "claimed": epsilon,
+            "delta": prices.delta,
+            "confidence": self.confidence,
+        }
         scores = {RELEASES: planted.scores}
         accounts = np.arange(len(spent))
         if channel.records is not None:
@@ -125,30 +142,39 @@ def _plant_records(channel: Any, own: Tensor, seed: int) -> None:
     records = channel.records
     channel.canaries = RecordCanaries(records.plan, own, records.law, channel.bound, seed)
     if len(np.unique(channel.prices.kind[0][channel.canaries.clients])) > 1:
-        raise PrivacyError("Canaries join clients of one price; give one epsilon to all clients, or leave audit out.")
+        raise PrivacyError(
+            "Canaries join clients of one price; give one epsilon to all clients, "
+            "or leave audit out."
+        )
     if isinstance(channel, Activations):
         records.counts = own.numpy()  # canaries have no rows
 
 
 def _final_scores(channel: Any, change: Tensor | None) -> Tensor | None:
-    """Returns the scores (m,) of an attacker who sees the final model alone; None if the change of that model has no
-    release of its own size, or has fewer coordinates than there are canaries."""
+    """Returns the scores (m,) of an attacker who sees the final model alone; None if the change of
+    that model has no release of its own size, or has fewer coordinates than there are canaries."""
     if change is None:
         return None
     size = change.numel()
-    same = [each for each in channel.releases.values() if each.form == "vector" and each.dimension == size]
+    same = [
+        each
+        for each in channel.releases.values()
+        if each.form == "vector" and each.dimension == size
+    ]
     if not same or len(channel.canaries) > size:
         return None
     scores: Tensor = channel.canaries.final_scores(same[0], change)
     return scores
 
 
-def _observers(planted: Any, scores: Mapping[str, Tensor], dependence: str | None) -> list[dict[str, Any]]:
+def _observers(
+    planted: Any, scores: Mapping[str, Tensor], dependence: str | None
+) -> list[dict[str, Any]]:
     """Returns the guesses of every observer about the coins of the canaries that took part."""
     from .guesses import SHARE, guess  # which import SciPy's statistics
 
-    # Canaries that were never drawn tell nothing. With secret sampling each may have been drawn, and if none was,
-    # all of them are counted.
+    # Canaries that were never drawn tell nothing. With secret sampling each may have been drawn,
+    # and if none was, all of them are counted.
     took_part = planted.uses > 0
     if not took_part.any():
         took_part = torch.ones_like(took_part)
@@ -165,8 +191,9 @@ def _observers(planted: Any, scores: Mapping[str, Tensor], dependence: str | Non
 
 
 def with_bounds(record: Mapping[str, Any], price: Price) -> dict[str, Any]:
-    """Return a certificate with the epsilon of every bound, computed from its guesses; that of the first bound of the
-    first observer stands under ``measured``, since the largest of several would hold with less confidence.
+    """Return a certificate with the epsilon of every bound, computed from its guesses; that of the
+    first bound of the first observer stands under ``measured``, since the largest of several would
+    hold with less confidence.
 
     Args:
         record: with the guesses, and with or without epsilons.
@@ -180,6 +207,8 @@ def with_bounds(record: Mapping[str, Any], price: Price) -> dict[str, Any]:
         for stated in observer["bounds"]:
             guesses = Guesses(stated["right"], stated["made"], stated["canaries"])
             options = {"confidence": record["confidence"], "independent": stated["independent"]}
-            bounds.append(stated | {"epsilon": lower_bound(guesses, price, record["uses"], **options)})
+            bounds.append(
+                stated | {"epsilon": lower_bound(guesses, price, record["uses"], **options)}
+            )
         observers.append({**observer, "bounds": bounds})
     return {**record, "measured": observers[0]["bounds"][0]["epsilon"], "observers": observers}

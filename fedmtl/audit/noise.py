@@ -17,7 +17,8 @@ _KS_SAMPLES = 1 << 20
 
 
 def noise_laws(setup: Setup, noise: Mapping[str, Sample]) -> list[Finding]:
-    """Make the tests of :func:`noise_law` on every release, and of the total of every client where each has noise."""
+    """Make the tests of :func:`noise_law` on every release, and of the total of every client where
+    each has noise."""
     findings = []
     for name, sample in noise.items():
         findings += noise_law(name, sample.units, setup.parts(sample.units.shape[1]))
@@ -34,15 +35,18 @@ def _by_client(setup: Setup, name: str, noise: Sample) -> Finding:
     p_values = energy_p(energies, sizes)
     worst = int(p_values.argmin())
     detail = (
-        f"client {setup.name(int(acting[worst]))} has {math.sqrt(max(energies[worst] / sizes[worst], 0)):.4g} of "
+        f"client {setup.name(int(acting[worst]))} has "
+        f"{math.sqrt(max(energies[worst] / sizes[worst], 0)):.4g} of "
         f"the claimed deviation, {sizes[worst]} numbers"
     )
-    return low_p(f"noise law: clients of {name}", min(1.0, float(p_values[worst]) * len(acting)), detail)
+    return low_p(
+        f"noise law: clients of {name}", min(1.0, float(p_values[worst]) * len(acting)), detail
+    )
 
 
 def noise_law(name: str, noise: np.ndarray, parts: Sequence[tuple[int, int]]) -> list[Finding]:
-    """Make two-sided chi-square tests on the total, on every tensor and on every tensor of every step, and on the
-    spread of the lengths; Kolmogorov-Smirnov.
+    """Make two-sided chi-square tests on the total, on every tensor and on every tensor of every
+    step, and on the spread of the lengths; Kolmogorov-Smirnov.
 
     ``noise`` (T, D) is standardized; ``parts`` are (start, stop) of every tensor.
     """
@@ -59,15 +63,30 @@ def noise_law(name: str, noise: np.ndarray, parts: Sequence[tuple[int, int]]) ->
     total = float(energies.sum())
     count = noise.size
     lengths = special.ndtri(special.gammainc(noise.shape[1] / 2, energies.sum(1) / 2))
-    spread, of_tensor = (math.sqrt(max(x, 0)) for x in (total / count, energies[:, worst].sum() / steps / sizes[worst]))
+    spread, of_tensor = (
+        math.sqrt(max(x, 0))
+        for x in (total / count, energies[:, worst].sum() / steps / sizes[worst])
+    )
     tests = {
-        "total": (energy_p(total, count), f"standard deviation {spread:.4g} of the claimed one, {count} numbers"),
-        "tensors": (tensors[worst] * len(parts), f"tensor {worst} has {of_tensor:.4g} of the claimed deviation"),
-        "steps": (cells.min() * cells.size, f"tensor {cell % len(parts)} in step {cell // len(parts)}"),
+        "total": (
+            energy_p(total, count),
+            f"standard deviation {spread:.4g} of the claimed one, {count} numbers",
+        ),
+        "tensors": (
+            tensors[worst] * len(parts),
+            f"tensor {worst} has {of_tensor:.4g} of the claimed deviation",
+        ),
+        "steps": (
+            cells.min() * cells.size,
+            f"tensor {cell % len(parts)} in step {cell // len(parts)}",
+        ),
         "lengths": (normal_p(lengths), f"chi-square quantiles of the {steps} lengths"),
         "shape": (
             kolmogorov_p(noise.ravel()[:_KS_SAMPLES]),
             f"Kolmogorov-Smirnov, {min(count, _KS_SAMPLES)} numbers",
         ),
     }
-    return [low_p(f"noise law: {test} of {name}", min(1.0, float(p)), detail) for test, (p, detail) in tests.items()]
+    return [
+        low_p(f"noise law: {test} of {name}", min(1.0, float(p)), detail)
+        for test, (p, detail) in tests.items()
+    ]

@@ -15,10 +15,11 @@ from ..random import derive_key
 
 
 def replaced_data(data: FederatedDataset, seed: int, *, counts: bool = True) -> FederatedDataset:
-    """Return the same clients with other examples, and other numbers of them: only public facts stay.
+    """Return the same clients with other examples, and other numbers of them: only public facts
+    stay.
 
-    Features become uniform numbers over half of their range, labels a skewed draw of the classes, floating targets
-    uniform numbers; the total number of examples stays.
+    Features become uniform numbers over half of their range, labels a skewed draw of the classes,
+    floating targets uniform numbers; the total number of examples stays.
 
     Without ``counts`` the numbers of examples stay, which are public under record-level privacy.
     """
@@ -26,11 +27,17 @@ def replaced_data(data: FederatedDataset, seed: int, *, counts: bool = True) -> 
     sides = []
     for side in (data.train, data.test):
         other = _others(side, torch.ones(len(side.y), dtype=torch.bool), data.classes, generator)
-        sides.append(replace(other, offsets=offsets_of(_replaced_counts(side.counts, generator))) if counts else other)
+        sides.append(
+            replace(other, offsets=offsets_of(_replaced_counts(side.counts, generator)))
+            if counts
+            else other
+        )
     return replace(data, train=sides[0], test=sides[1], verify=False)
 
 
-def replaced_records(data: FederatedDataset, places: Tensor, seed: int, shift: int | None = None) -> FederatedDataset:
+def replaced_records(
+    data: FederatedDataset, places: Tensor, seed: int, shift: int | None = None
+) -> FederatedDataset:
     """Return the same data with other training records at ``places``, int64 (k,).
 
     With ``shift`` their targets are ``1 + shift`` classes farther, or far below or above all.
@@ -47,12 +54,15 @@ def replaced_records(data: FederatedDataset, places: Tensor, seed: int, shift: i
     return replace(data, train=side, notes=(), verify=False)
 
 
-def replaced_client(data: FederatedDataset, client: int | Tensor, records: int | None, seed: int) -> FederatedDataset:
-    """Return the same data, but ``client``, or each of several int64 (k,), has ``records`` training examples, or with
-    None as many as before, whose features are as large as any, or tiny.
+def replaced_client(
+    data: FederatedDataset, client: int | Tensor, records: int | None, seed: int
+) -> FederatedDataset:
+    """Return the same data, but ``client``, or each of several int64 (k,), has ``records`` training
+    examples, or with None as many as before, whose features are as large as any, or tiny.
 
-    Its features are the largest and the smallest value of all, at random, in every second example a thousandth of that;
-    its labels are the first or the last class, its targets the largest or the smallest.
+    Its features are the largest and the smallest value of all, at random, in every second example a
+    thousandth of that; its labels are the first or the last class, its targets the largest or the
+    smallest.
     """
     clients = torch.as_tensor(client).reshape(-1)
     generator = _generator(seed, "audit/one client")
@@ -65,7 +75,9 @@ def _generator(seed: int, purpose: str) -> torch.Generator:
     return torch.Generator().manual_seed(derive_key(seed, purpose) >> 1)
 
 
-def _others(side: Examples, rows: Tensor, classes: int | None, generator: torch.Generator) -> Examples:
+def _others(
+    side: Examples, rows: Tensor, classes: int | None, generator: torch.Generator
+) -> Examples:
     """Return the examples with uniform numbers, and other labels, at ``rows`` (N,) bool."""
 
     def uniform(values: Tensor) -> Tensor:
@@ -80,7 +92,9 @@ def _others(side: Examples, rows: Tensor, classes: int | None, generator: torch.
         return (low + (int(high - low) // 2 + 1) * chance).floor().to(values.dtype)
 
     def labels(values: Tensor) -> Tensor:
-        return (torch.rand(values.shape, generator=generator) ** 2 * (classes or 1)).to(values.dtype)
+        return (torch.rand(values.shape, generator=generator) ** 2 * (classes or 1)).to(
+            values.dtype
+        )
 
     y = _changed(side.y, rows, uniform if classes is None else labels)
     return Examples(_changed(side.x, rows, uniform), y, side.offsets)
@@ -90,14 +104,17 @@ def _changed(x: Tensor, rows: Tensor, change: Callable[[Tensor], Tensor]) -> Ten
     """Return x (N, ...), dense or sparse, with ``change(numbers)`` at ``rows`` (N,) bool."""
     if x.layout == torch.sparse_csr:
         row = torch.repeat_interleave(torch.arange(len(rows)), x.crow_indices().diff())
-        return csr(x.crow_indices(), x.col_indices(), _changed(x.values(), rows[row], change), x.shape[1])
+        return csr(
+            x.crow_indices(), x.col_indices(), _changed(x.values(), rows[row], change), x.shape[1]
+        )
     x = x.clone()
     x[rows] = change(x[rows])
     return x
 
 
 def _replaced_counts(counts: Tensor, generator: torch.Generator) -> Tensor:
-    """Return other numbers of examples with the same total: shuffled, and one example moved in every second pair."""
+    """Return other numbers of examples with the same total: shuffled, and one example moved in
+    every second pair."""
     mixed = counts[torch.randperm(len(counts), generator=generator)].clone()
     half = len(mixed) // 2
     giving = (mixed[:half] > 1) & (torch.rand(half, generator=generator) < 0.5)
@@ -106,7 +123,9 @@ def _replaced_counts(counts: Tensor, generator: torch.Generator) -> Tensor:
     return mixed
 
 
-def _replaced_part(side: Examples, clients: Tensor, records: int | None, generator: torch.Generator) -> Examples:
+def _replaced_part(
+    side: Examples, clients: Tensor, records: int | None, generator: torch.Generator
+) -> Examples:
     if records is None:
         counts = side.counts
     else:

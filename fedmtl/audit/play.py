@@ -1,8 +1,9 @@
-"""The audit's only reading of a channel: what clients hand to it, and what it releases of that, in one form.
+"""The audit's only reading of a channel: what clients hand to it, and what it releases of that, in
+one form.
 
-A run goes in rounds of cohorts, whose rows or whose gradients of single records are released, or in activations of
-clients that act one at a time. Whichever it is, :func:`played` gives the releases as samples, through the production
-path. Where clients contribute nothing, what is released is noise.
+A run goes in rounds of cohorts, whose rows or whose gradients of single records are released, or in
+activations of clients that act one at a time. Whichever it is, :func:`played` gives the releases as
+samples, through the production path. Where clients contribute nothing, what is released is noise.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from .setup import ACTIVATIONS, GRADIENTS, MOST_ELEMENTS, Claim, Setup
 from .statistics import seeds
 
 Sent = Callable[[str, int, Tensor], Any]
-"""(release, step, clients that take part) -> vectors (k, D), and the client of each, int64 (k,); of a client that acts,
-also its gradients."""
+"""(release, step, clients that take part) -> vectors (k, D), and the client of each, int64 (k,); of
+a client that acts, also its gradients."""
 
 _LOCAL = 4  # local steps of a participation that are made
 _TURNS = 3  # of every client in one block of activations
@@ -87,7 +88,9 @@ class Sample:
     def drawn(self) -> np.ndarray:
         """Return (T, 64) bool, which of the first clients, or records, take part."""
         first = np.arange(MARKED)
-        return np.array([np.isin(first, each.drawn) for each in self.releases], dtype=bool).reshape(-1, MARKED)
+        return np.array([np.isin(first, each.drawn) for each in self.releases], dtype=bool).reshape(
+            -1, MARKED
+        )
 
     @cached_property
     def units(self) -> np.ndarray:
@@ -104,8 +107,9 @@ class Sample:
 def standardized(values: np.ndarray, claim: Claim) -> np.ndarray:
     """Return releases (T, D) of pure noise as numbers that are i.i.d. N(0, 1) under the claim.
 
-    Gaussian: divided by the standard deviation. Laplace: by the distribution function. K-norm: the radius, Gamma(D),
-    is replaced by the chi variable of the same quantile; a uniform direction times that is standard normal.
+    Gaussian: divided by the standard deviation. Laplace: by the distribution function. K-norm: the
+    radius, Gamma(D), is replaced by the chi variable of the same quantile; a uniform direction
+    times that is standard normal.
     """
     units = values / claim.scale
     if claim.law == "gaussian":
@@ -117,21 +121,23 @@ def standardized(values: np.ndarray, claim: Claim) -> np.ndarray:
         d = units.shape[1]
         upper = special.gammaincc(d, radius)
         lower = special.gammainc(d, radius)
-        half = np.where(upper < 0.5, special.gammainccinv(d / 2, upper), special.gammaincinv(d / 2, lower))
+        half = np.where(
+            upper < 0.5, special.gammainccinv(d / 2, upper), special.gammaincinv(d / 2, lower)
+        )
         return units / radius * np.sqrt(2 * half)
 
 
 def decorrelated(values: np.ndarray, claim: Claim) -> np.ndarray:
-    """Return C w of releases w (T, D) of consecutive rounds, the first of which is the first of a session; ``values``
-    where noise is independent over rounds."""
+    """Return C w of releases w (T, D) of consecutive rounds, the first of which is the first of a
+    session; ``values`` where noise is independent over rounds."""
     if claim.bands and len(values):
         return signal.lfilter(claim.bands, [1.0], values, axis=0)
     return values
 
 
 def coordinates(value: np.ndarray, form: Form) -> np.ndarray:
-    """Return the coordinates that are noised: of a symmetric matrix the upper triangle, off-diagonals times
-    sqrt(2). A matrix that is not symmetric gives NaN."""
+    """Return the coordinates that are noised: of a symmetric matrix the upper triangle,
+    off-diagonals times sqrt(2). A matrix that is not symmetric gives NaN."""
     if form != "symmetric":
         return value
     if not np.array_equal(value, value.T):
@@ -165,20 +171,28 @@ def silence(setup: Setup) -> Sent:
 
 
 def gathered(setup: Setup, seed: int, wanted: int) -> dict[str, Sample]:
-    """Draw at least ``wanted`` numbers of noise of every release, where the budget has them: in one step of a channel
-    of this seed, and then in as many steps of up to 49 others as seem to be missing."""
+    """Draw at least ``wanted`` numbers of noise of every release, where the budget has them: in one
+    step of a channel of this seed, and then in as many steps of up to 49 others as seem to be
+    missing."""
     drawn: list[dict[str, Sample]] = []
     steps = 1
     left = wanted
     for other in (seed, *seeds(seed, "noise/more", _CHANNELS - 1)):
         drawn.append(played(setup, setup.open(other), 0, steps))
-        least = min(sample.values.size for name, sample in drawn[-1].items() if not name.endswith("/count"))
+        least = min(
+            sample.values.size for name, sample in drawn[-1].items() if not name.endswith("/count")
+        )
         left -= least
         if left <= 0 or (not least and steps > 1):
             break
-        steps = min(ACTIVATIONS if setup.one_at_a_time else setup.steps, math.ceil(steps * left / max(1, least)))
+        steps = min(
+            ACTIVATIONS if setup.one_at_a_time else setup.steps,
+            math.ceil(steps * left / max(1, least)),
+        )
     return {
-        name: replace(first, releases=[each for samples in drawn for each in samples[name].releases])
+        name: replace(
+            first, releases=[each for samples in drawn for each in samples[name].releases]
+        )
         for name, first in drawn[0].items()
     }
 
@@ -198,18 +212,20 @@ def played(
     Args:
         setup: of the run.
         channel: an open one.
-        start, stop: the first step, and after the last one; activations before ``start`` happen where they are not
-            charged yet, and are left out.
-        sent: what the clients hand to releases; None for nothing, see :func:`silence`. Noise that is correlated over
-            rounds is then returned as what is independent, in the middle of a run without the rounds that earlier ones
-            enter.
-        who: the only clients that take part, in every step; None for those that are drawn, or all in turn.
+        start, stop: the first step, and after the last one; activations before ``start`` happen
+            where they are not charged yet, and are left out.
+        sent: what the clients hand to releases; None for nothing, see :func:`silence`. Noise that
+            is correlated over rounds is then returned as what is independent, in the middle of a
+            run without the rounds that earlier ones enter.
+        who: the only clients that take part, in every step; None for those that are drawn, or all
+            in turn.
         local: most local steps of one participation that are made.
 
     Returns:
-        What was released, by name: a release of rows, ``"<name>/count"`` of its unclipped clients, ``"rows of <name>"``
-        with the noise of the clients themselves, or ``"gradients"``. Where the clip norm adapts, the noise of a round
-        grows as the audit computes it from the released counts, by Algorithm 1 of Andrew et al. 2021.
+        What was released, by name: a release of rows, ``"<name>/count"`` of its unclipped clients,
+        ``"rows of <name>"`` with the noise of the clients themselves, or ``"gradients"``. Where the
+        clip norm adapts, the noise of a round grows as the audit computes it from the released
+        counts, by Algorithm 1 of Andrew et al. 2021.
     """
     if sent is None:
         sends = silence(setup)
@@ -228,17 +244,24 @@ def played(
 
 
 def _independent(sample: Sample, later: bool) -> Sample:
-    """Return noise of consecutive rounds as what is independent, without the first ones if ``later`` than the start."""
+    """Return noise of consecutive rounds as what is independent, without the first ones if
+    ``later`` than the start."""
     claim = sample.releases[0].claim if sample.releases else None
     if claim is None or not claim.bands:
         return sample
     values = zip(sample.releases, decorrelated(sample.values, claim), strict=True)
-    return Sample(sample.size, [replace(each, value=value) for each, value in values][later * (len(claim.bands) - 1) :])
+    return Sample(
+        sample.size,
+        [replace(each, value=value) for each, value in values][later * (len(claim.bands) - 1) :],
+    )
 
 
 def _sums(setup: Setup, channel: Rounds, start: int, stop: int, sent: Sent) -> dict[str, Sample]:
     """Play rounds in which rows of clients are added up."""
-    names = [*setup.claims.names, *(f"{name}/count" for name in setup.claims.names if setup.adaptive is not None)]
+    names = [
+        *setup.claims.names,
+        *(f"{name}/count" for name in setup.claims.names if setup.adaptive is not None),
+    ]
     made = {name: Sample(setup.claims.of(name).size) for name in names}
     growth = dict.fromkeys(names, 1.0)
     noted = list[tuple[int, str, Tensor]]()
@@ -254,9 +277,15 @@ def _sums(setup: Setup, channel: Rounds, start: int, stop: int, sent: Sent) -> d
             if setup.rows:
                 claim = setup.claims.of(names[0])
                 no_member = np.zeros(0, dtype=np.int64)
-                hidden = zip(beside.get(f"{plan.name}/rows", rows).double().numpy(), who.tolist(), strict=True)
+                hidden = zip(
+                    beside.get(f"{plan.name}/rows", rows).double().numpy(),
+                    who.tolist(),
+                    strict=True,
+                )
                 if plan.name == setup.rows:
-                    made[names[0]].releases.extend(Released(row, claim, k, step, no_member) for row, k in hidden)
+                    made[names[0]].releases.extend(
+                        Released(row, claim, k, step, no_member) for row, k in hidden
+                    )
                 continue
             claim = setup.claims.of(plan.name, use=use)
             claim = replace(claim, bound=claim.bound * growth[plan.name])
@@ -264,12 +293,18 @@ def _sums(setup: Setup, channel: Rounds, start: int, stop: int, sent: Sent) -> d
             if setup.adaptive is not None:
                 name = f"{plan.name}/count"
                 count = float(beside[f"{plan.name}/count"])
-                made[name].releases.append(Released(np.array([count]), setup.claims.of(name), -1, step, drawn))
-                growth[plan.name] *= math.exp(-setup.adaptive.lr * (count + 0.5 - setup.adaptive.quantile))
+                made[name].releases.append(
+                    Released(np.array([count]), setup.claims.of(name), -1, step, drawn)
+                )
+                growth[plan.name] *= math.exp(
+                    -setup.adaptive.lr * (count + 0.5 - setup.adaptive.quantile)
+                )
     return made
 
 
-def _local_steps(setup: Setup, channel: Rounds, start: int, stop: int, sent: Sent, local: int) -> Sample:
+def _local_steps(
+    setup: Setup, channel: Rounds, start: int, stop: int, sent: Sent, local: int
+) -> Sample:
     """Play rounds in which clients train by DP-SGD: the first ``local`` steps of each."""
     made = Sample(setup.records.dimension)
     total = setup.records.local_steps
@@ -281,7 +316,9 @@ def _local_steps(setup: Setup, channel: Rounds, start: int, stop: int, sent: Sen
             acting = clients[torch.from_numpy(most)[clients] > count]
             used, mask = releases.batch(acting)
             rows, who = sent(GRADIENTS, count, torch.repeat_interleave(acting, mask.sum(1)))
-            value = releases.release(acting, [(rows, torch.searchsorted(acting, who))]).cpu().numpy()
+            value = (
+                releases.release(acting, [(rows, torch.searchsorted(acting, who))]).cpu().numpy()
+            )
             for k, noised, at, there in zip(acting.tolist(), value, used, mask, strict=True):
                 drawn = np.sort(at[there].numpy())
                 use = step * int(total[k]) + count
@@ -292,8 +329,9 @@ def _local_steps(setup: Setup, channel: Rounds, start: int, stop: int, sent: Sen
 def _activations(
     setup: Setup, channel: Activations, start: int, stop: int, sent: Sent, who: np.ndarray | None
 ) -> Sample:
-    """Play clients that act in turn up to their caps, in blocks of one turn, and every third of three; of a client at
-    its cap, where an earlier session brought it there, nothing is returned."""
+    """Play clients that act in turn up to their caps, in blocks of one turn, and every third of
+    three; of a client at its cap, where an earlier session brought it there, nothing is
+    returned."""
     if who is None:
         caps = channel.caps
     else:
@@ -335,8 +373,11 @@ def _drawing(channel: Rounds, clients: np.ndarray) -> Rounds:
     return channel
 
 
-def rounds(setup: Setup, channel: Rounds, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, Tensor]]:
-    """Begin rounds, of the run or from ``start`` to ``stop``, until the budget ends; yield each with its cohort."""
+def rounds(
+    setup: Setup, channel: Rounds, start: int = 0, stop: int | None = None
+) -> Iterator[tuple[int, Tensor]]:
+    """Begin rounds, of the run or from ``start`` to ``stop``, until the budget ends; yield each
+    with its cohort."""
     for step in range(start, setup.steps if stop is None else stop):
         try:
             clients = channel.draw(step)
@@ -350,14 +391,16 @@ def rounds(setup: Setup, channel: Rounds, start: int = 0, stop: int | None = Non
 
 
 def turns(caps: np.ndarray, limit: int) -> np.ndarray:
-    """Return (T,) clients of the first ``limit`` activations at most, who act in turn until their caps are used up."""
+    """Return (T,) clients of the first ``limit`` activations at most, who act in turn until their
+    caps are used up."""
     uses = np.minimum(caps, limit)
     turn = np.concatenate([np.arange(use) for use in uses])
     return np.repeat(np.arange(len(caps)), uses)[np.argsort(turn, kind="stable")][:limit]
 
 
 def _members(channel: Activations, client: int) -> np.ndarray:
-    """Return int64 (k,): which records of ``client``, who acts next, will take part in its subset, if it has one."""
+    """Return int64 (k,): which records of ``client``, who acts next, will take part in its subset,
+    if it has one."""
     members = None
     if channel.answering[0]:
         members = channel.members(client, np.zeros(1, dtype=np.int64))
@@ -376,14 +419,18 @@ def activation(setup: Setup, channel: Activations, step: int, sent: Sent) -> np.
             rows = torch.zeros(int(setup.sizes[client]), vectors.shape[1], dtype=torch.float64)
             rows[: len(vectors)] = vectors[: len(rows)]
         shape = (len(runs), *rows.shape)
-        gradients.append(rows.expand(shape) if isinstance(rows, Tensor) else np.broadcast_to(rows, shape))
+        gradients.append(
+            rows.expand(shape) if isinstance(rows, Tensor) else np.broadcast_to(rows, shape)
+        )
     return channel.release(gradients)
 
 
 # What a channel says
 
 
-def stated_multiplier(setup: Setup, channel: Rounds | Activations, name: str, client: int, use: int) -> float:
+def stated_multiplier(
+    setup: Setup, channel: Rounds | Activations, name: str, client: int, use: int
+) -> float:
     """Return the noise multiplier that the channel says a use has, over the allocation's weight."""
     if isinstance(channel, Rounds) and setup.rows:
         return channel.rows[setup.rows].multiplier

@@ -32,7 +32,8 @@ CHECKS = (
 :func:`fedmtl.audit.independence.independence`. So does the charge of an early stop:
 :mod:`fedmtl.audit.stopping`."""
 
-_OF_ROWS = ("noise law", "freshness", "sensitivity", "charges", "grid")  # of noise that clients add to their own rows
+# of noise that clients add to their own rows
+_OF_ROWS = ("noise law", "freshness", "sensitivity", "charges", "grid")
 _LEAST = 100  # releases of pure noise, where these have many numbers
 
 
@@ -61,7 +62,8 @@ def audit_channel(setup: Setup, *, seed: int = 0, effort: Effort | None = None) 
 
     Args:
         setup: how the run opens its channel.
-        seed: of the audit; in secure mode the run's own coins come from the operating system all the same.
+        seed: of the audit; in secure mode the run's own coins come from the operating system all
+            the same.
         effort: how much is drawn.
 
     Returns:
@@ -74,7 +76,10 @@ def audit_channel(setup: Setup, *, seed: int = 0, effort: Effort | None = None) 
         if plan.rows is not None and setup.gradients is None and not setup.privacy.noiseless:
             of = f"{ROWS}{plan.name}"
             made = _audited(replace(setup, rows=plan.name), seed, own)
-            findings += [each if of in each.check else replace(each, check=f"{each.check}, {of}") for each in made]
+            findings += [
+                each if of in each.check else replace(each, check=f"{each.check}, {of}")
+                for each in made
+            ]
     return findings
 
 

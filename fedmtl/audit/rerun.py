@@ -1,7 +1,8 @@
 """Runs that an audit makes again with something changed, and what it notes of them.
 
-A run is that of the configuration, by its own loop, ended after some rounds. What can be changed is the data, the
-secret coins, and the releases, which are then forced to those that another run has recorded.
+A run is that of the configuration, by its own loop, ended after some rounds. What can be changed is
+the data, the secret coins, and the releases, which are then forced to those that another run has
+recorded.
 """
 
 from __future__ import annotations
@@ -50,11 +51,14 @@ class Notes:
         store: the tensors that clients keep, after every event.
         messages: rows that are handed to releases, and the personal models at the end.
         first: the clients of the first event.
-        drawn: places of the records of each local step, by (round, number of the step, client), int64 (k,).
+        drawn: places of the records of each local step, by (round, number of the step, client),
+            int64 (k,).
         releases: (step, name, value) of all that was released.
-        rows: of the clients (k,), and (k, D), that were handed to releases in the first two steps, by (step, name).
+        rows: of the clients (k,), and (k, D), that were handed to releases in the first two steps,
+            by (step, name).
         frozen: names of the parameters that are frozen, and whether the run changed them.
-        published: files of ``public/`` and facts of the report, by name, but for the released values.
+        published: files of ``public/`` and facts of the report, by name, but for the released
+            values.
         values: names of the values that are published as released, and whether they were released.
     """
 
@@ -101,10 +105,14 @@ def watched(
     with TemporaryDirectory(prefix="fedmtl-audit-") as name:
         folder = RunFolder(Path(name) / "run")
         try:
-            result = fitted(replace(trainer, folder=folder.root if publish else None), False, engine)
+            result = fitted(
+                replace(trainer, folder=folder.root if publish else None), False, engine
+            )
             ending = result.stopped
             if trainer.finetune is not None:
-                _note(notes.messages, rounds, "the finetuned model", engine.evaluated, result.personal)
+                _note(
+                    notes.messages, rounds, "the finetuned model", engine.evaluated, result.personal
+                )
         except (TrainingError, PrivacyError) as error:
             if isinstance(error, PrivacyError) and replay is None:
                 raise
@@ -131,8 +139,8 @@ class _Watching(Engine):
     """Computes a run in this process, ends it after some rounds, and notes what happens.
 
     Attributes:
-        secret: where the coins come from that nobody may see the effect of: of the records that take part in a
-            release; else of cohorts, unless who takes part is charged for it.
+        secret: where the coins come from that nobody may see the effect of: of the records that
+            take part in a release; else of cohorts, unless who takes part is charged for it.
         rounds: that are run.
         replay, tapped: see :func:`watched`.
         notes: of the run.
@@ -147,7 +155,12 @@ class _Watching(Engine):
     event: int = -1
 
     def open(self, run: Run, resume: bool) -> Rounds | Activations:
-        options: dict[str, Any] = {"ledger": run.ledger, "resume": resume, "replay": self.replay, "coins": self.coins}
+        options: dict[str, Any] = {
+            "ledger": run.ledger,
+            "resume": resume,
+            "replay": self.replay,
+            "coins": self.coins,
+        }
         channel = open_run(run.settings, run.problem, run.fingerprint, **options)
         run.stop = min(run.stop, self.rounds)
         self.channel = channel
@@ -162,19 +175,25 @@ class _Watching(Engine):
         return channel
 
     def init(self, run: Run) -> State:
-        self._frozen = {k: v.clone() for k, v in run.problem.layout.frozen(run.problem.module).items()}
+        self._frozen = {
+            k: v.clone() for k, v in run.problem.layout.frozen(run.problem.module).items()
+        }
         return self._noted(super().init(run))
 
     def step(self, run: Run, state: State, block: Block) -> State:
         state = super().step(run, state, block)
         self.event += 1
-        self.notes.first = self.notes.first or tuple(k for k in block.clients.flatten().tolist() if k >= 0)
+        self.notes.first = self.notes.first or tuple(
+            k for k in block.clients.flatten().tolist() if k >= 0
+        )
         return self._noted(state)
 
     def models(self, run: Run, state: State) -> tuple[Tensor, dict[str, Tensor]]:
         now = run.problem.layout.frozen(run.problem.module)
         everybody = torch.arange(run.problem.clients)
-        self.notes.frozen = {name: not torch.equal(value, now[name]) for name, value in self._frozen.items()}
+        self.notes.frozen = {
+            name: not torch.equal(value, now[name]) for name, value in self._frozen.items()
+        }
         models = run.algorithm.personalize(run.problem, state, everybody)
         _note(self.notes.messages, self.rounds, "the personal model", everybody, models)
         return super().models(run, state)
@@ -196,7 +215,9 @@ class _Watching(Engine):
         everybody = torch.arange(self._run.problem.clients)
         public = state.public | ({} if shared is None else {"shared model": shared})
         if isinstance(self.channel, Rounds):
-            public = public | {f"clip norm of {name}": norm for name, norm in self.channel.norms().items()}
+            public = public | {
+                f"clip norm of {name}": norm for name, norm in self.channel.norms().items()
+            }
         for name, value in public.items():
             _note(self.notes.public, self.event, name, torch.tensor([-1]), value[None])
         for name, rows in state.private.gather_all(everybody).items():
@@ -205,17 +226,25 @@ class _Watching(Engine):
 
 
 def _note_files(notes: Notes, folder: RunFolder, channel: Any) -> None:
-    """Note the files of ``public/``, the report, and which of the values published as released were released."""
-    files = {path.name: path.read_bytes() for path in folder.public.glob("*") if path.name != MANIFEST}
+    """Note the files of ``public/``, the report, and which of the values published as released were
+    released."""
+    files = {
+        path.name: path.read_bytes() for path in folder.public.glob("*") if path.name != MANIFEST
+    }
     if files.pop(RELEASED, None) is not None:
         values = read_tensors(folder.public / RELEASED)[0]
     else:
         values = {}
-    facts = {f"{key} in privacy.json": value for key, value in json.loads(files.pop("privacy.json", b"{}")).items()}
+    facts = {
+        f"{key} in privacy.json": value
+        for key, value in json.loads(files.pop("privacy.json", b"{}")).items()
+    }
     facts["the signal to noise"] = channel.snr()
     facts["the report"] = channel.report.text()
     random = {"run in privacy.json", "ledger_head in privacy.json"}
-    notes.published = files | {key: repr(value).encode() for key, value in facts.items() if key not in random}
+    notes.published = files | {
+        key: repr(value).encode() for key, value in facts.items() if key not in random
+    }
     if isinstance(channel, Rounds):
         forms = {plan.name: plan.form for plan in channel.plans}
     else:
@@ -224,7 +253,8 @@ def _note_files(notes: Notes, folder: RunFolder, channel: Any) -> None:
         each = (made.numpy() for _, key, made in notes.releases if key.split("/")[0] == name)
         released = (coordinates(row, forms.get(name, "vector")).reshape(-1) for row in each)
         notes.values[name] = any(
-            row.shape == value.shape and np.allclose(row, value.numpy(), rtol=1e-12, atol=0) for row in released
+            row.shape == value.shape and np.allclose(row, value.numpy(), rtol=1e-12, atol=0)
+            for row in released
         )
 
 
@@ -239,7 +269,9 @@ def released_again(trainer: Trainer, notes: Notes) -> tuple[Recording, int]:
         cohort = other.draw(step)
         other.begin(step, cohort)
         for plan in other.plans:
-            parts = notes.rows.get((step, plan.name), [(cohort[:0], torch.zeros(0, plan.dimension))])
+            parts = notes.rows.get(
+                (step, plan.name), [(cohort[:0], torch.zeros(0, plan.dimension))]
+            )
             clients, rows = (torch.cat(each) for each in zip(*parts, strict=True))
             strangers += not set(clients.tolist()) <= set(cohort.tolist())
             other.release(plan.name, rows, clients)
@@ -260,9 +292,17 @@ def when(event: int) -> str:
 
 def row_marks(rows: Tensor) -> list[str]:
     """Return a hash of each of ``rows`` (k, ...), of its dtype and its shape."""
-    flat = rows.detach().cpu().reshape(len(rows), math.prod(rows.shape[1:])).contiguous().view(torch.uint8)
+    flat = (
+        rows.detach()
+        .cpu()
+        .reshape(len(rows), math.prod(rows.shape[1:]))
+        .contiguous()
+        .view(torch.uint8)
+    )
     about = f"{rows.dtype} {tuple(rows.shape[1:])} ".encode()
-    return [hashlib.blake2b(about + row.tobytes(), digest_size=8).hexdigest() for row in flat.numpy()]
+    return [
+        hashlib.blake2b(about + row.tobytes(), digest_size=8).hexdigest() for row in flat.numpy()
+    ]
 
 
 def _note(marks: Marks, event: int, name: str, clients: Tensor, rows: Tensor) -> None:

@@ -1,7 +1,9 @@
-"""The report of a run, derived again from its ledger: every field of ``privacy.json`` that the ledger decides.
+"""The report of a run, derived again from its ledger: every field of ``privacy.json`` that the
+ledger decides.
 
-The header has the settings, the schedule, the releases and the prices, the lines have the charges. What an adaptive
-clip norm was at the end is in the checkpoint; that clients finetuned their models, in ``result.json``.
+The header has the settings, the schedule, the releases and the prices, the lines have the charges.
+What an adaptive clip norm was at the end is in the checkpoint; that clients finetuned their models,
+in ``result.json``.
 """
 
 from __future__ import annotations
@@ -38,7 +40,10 @@ from .lines import Reading
 from .lower_bound import Interval
 from .setup import Claim, Claims, Setup
 
-_SAMPLERS = {sampler.__name__: sampler for sampler in (BoundPoisson, BoundFixed, BoundCyclic, BoundFull, BoundAsked)}
+_SAMPLERS = {
+    sampler.__name__: sampler
+    for sampler in (BoundPoisson, BoundFixed, BoundCyclic, BoundFull, BoundAsked)
+}
 _MOST_PRICES = 200  # distinct prices of which epsilon is computed
 _MOST_SUMS = 1 << 20  # noised sums of one account of which epsilon is computed
 
@@ -117,14 +122,17 @@ def near(stated: Any, made: Any) -> bool:
     losses."""
     if isinstance(stated, list) and isinstance(made, list):
         return len(stated) == len(made) and all(map(near, stated, made))
-    numbers = all(isinstance(each, (int, float)) and not isinstance(each, bool) for each in (stated, made))
+    numbers = all(
+        isinstance(each, (int, float)) and not isinstance(each, bool) for each in (stated, made)
+    )
     if not numbers:
         return bool(stated == made)
     return math.isclose(stated, made, rel_tol=TOLERANCE, abs_tol=1e-9)
 
 
 def _costs(ledger: Reading) -> Restated:
-    """Return epsilon, that of the clients' own accounts, and the figure of an accounting that is refuted."""
+    """Return epsilon, that of the clients' own accounts, and the figure of an accounting that is
+    refuted."""
     header = ledger.header
     names = ("epsilon", "by_client", "claimed")
     pairs, index = np.unique(np.stack([ledger.kind_of, ledger.uses]), axis=1, return_inverse=True)
@@ -169,7 +177,10 @@ def _of_clients(ledger: Reading, beside: Beside) -> Restated:
         mechanism += f", correlated over {len(header['bands'])} rounds"
     norms: Mapping[str, float] = dict.fromkeys(claims.names, clip)
     if isinstance(clip, dict):
-        towards = f"from {clip['initial']:g} on towards the quantile {clip['quantile']:g}, within the budget"
+        towards = (
+            f"from {clip['initial']:g} on towards the quantile {clip['quantile']:g}, within "
+            "the budget"
+        )
         clipping += f"; {towards}"
         norms = beside.norms
     made = {
@@ -224,14 +235,18 @@ def _of_records(ledger: Reading, beside: Beside) -> Restated:
         return Restated(made, unknown)
     made["sampler"] = _activations(ledger)
     if beside.counts is None and len(ledger.kinds) > 1:
-        unknown["mechanism"] = "the range of its noise is of clients with records, which private/clients.csv has"
+        unknown["mechanism"] = (
+            "the range of its noise is of clients with records, which private/clients.csv has"
+        )
         return Restated(made, unknown)
     acting = ledger.caps > 0
     if beside.counts is not None and beside.counts.shape == acting.shape:
         acting &= beside.counts > 0
     each = np.array([kind["multiplier"] for kind in ledger.kinds])[ledger.kind_of][acting]
     if each.size and each.min() < each.max():
-        made["mechanism"] = f"{privacy['mechanism']} of multipliers {each.min():.5g} to {each.max():.5g} by client"
+        made["mechanism"] = (
+            f"{privacy['mechanism']} of multipliers {each.min():.5g} to {each.max():.5g} by client"
+        )
     return Restated(made, unknown)
 
 
@@ -247,7 +262,9 @@ def _rounds(header: Mapping[str, Any]) -> str:
     if weights:
         low = min(weights)
         high = max(weights)
-        text += f"; steps have public weights {low:.3g} to {high:.3g}, and noise in inverse proportion"
+        text += (
+            f"; steps have public weights {low:.3g} to {high:.3g}, and noise in inverse proportion"
+        )
     if header.get("bands"):
         between = schedule["n"] // schedule["cohort"]
         text += f"; {between} rounds from one to the next at least, which correlated noise needs"
@@ -265,7 +282,10 @@ def _activations(ledger: Reading) -> str:
             most = f"{high}"
         else:
             most = f"{low} to {high}"
-        text += f", and at most {most} of one client release something: later ones read no record and cost nothing"
+        text += (
+            f", and at most {most} of one client release something: later ones read no record "
+            "and cost nothing"
+        )
     if any(kind["price"]["weights"] is not None for kind in ledger.kinds):
         text += "; activations have public weights, and noise in inverse proportion"
     return text
@@ -304,13 +324,15 @@ def _outside(header: Mapping[str, Any], beside: Beside) -> Restated:
     if beside.finetuned:
         outside.append(RECORD_LEVEL if of_records else CLIENT_LEVEL)
     if beside.finetuned is None:
-        return Restated({}, {"outside": "whether clients finetuned their models is in private/result.json"})
+        return Restated(
+            {}, {"outside": "whether clients finetuned their models is in private/result.json"}
+        )
     return Restated({"outside": outside}, {})
 
 
 def claimed(header: Mapping[str, Any]) -> tuple[Setup, Claims]:
-    """Return the settings, the schedule and the releases in the header of a ledger, and what is claimed of these by the
-    price in it."""
+    """Return the settings, the schedule and the releases in the header of a ledger, and what is
+    claimed of these by the price in it."""
     settings = dict(header["privacy"])
     facts = header["schedule"]
     kind = header["kinds"][0]
@@ -335,9 +357,14 @@ def claimed(header: Mapping[str, Any]) -> tuple[Setup, Claims]:
         steps=1,
     )
     prices = Prices((price,), (kind["multiplier"],), np.zeros((1, 1), dtype=np.int64))
-    return setup, Claims(setup, prices, dict.fromkeys((plan.name for plan in plans), tuple(header.get("bands") or ())))
+    return setup, Claims(
+        setup,
+        prices,
+        dict.fromkeys((plan.name for plan in plans), tuple(header.get("bands") or ())),
+    )
 
 
 def noise_std(claim: Claim) -> float:
-    """Return the root mean square of a noised coordinate; of correlated noise what it approaches."""
+    """Return the root mean square of a noised coordinate; of correlated noise what it
+    approaches."""
     return claim.std / claim.denominator * (Bands(claim.bands).gain if claim.bands else 1.0)

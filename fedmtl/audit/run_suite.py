@@ -1,10 +1,11 @@
-"""The audit of a whole configuration: every check of the release path, and the transcript of the algorithm.
+"""The audit of a whole configuration: every check of the release path, and the transcript of the
+algorithm.
 
     findings = audit_trainer(Trainer(algorithm=PMTL(), data=data, ...))
     print(table(findings))
 
-Nothing is trained to the end and nothing is written: channels are opened as the run would open them, with ledgers in
-memory or in temporary files.
+Nothing is trained to the end and nothing is written: channels are opened as the run would open
+them, with ledgers in memory or in temporary files.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ def audit_trainer(
         effort: how much is drawn.
 
     Returns:
-        The findings; none of them proves anything, and a refuted one contradicts what the run would state.
+        The findings; none of them proves anything, and a refuted one contradicts what the run would
+        state.
     """
     written = replace(trainer.first_run(), device="cpu", callbacks=(), progress=False)
     rounds = min(rounds, trainer.rounds)
@@ -58,13 +60,19 @@ def audit_trainer(
         if setup.gradients is not None and not setup.one_at_a_time and "sampler" in effort.checks:
             findings += drawn_records(trainer, seed=seed)
     else:
-        findings.append(skipped("release path", "privacy is none: neither clip nor noise is claimed"))
+        findings.append(
+            skipped("release path", "privacy is none: neither clip nor noise is claimed")
+        )
     if trainer.privacy is not None and "independence" in effort.checks:
         shape = [public_shape(trainer.data)]
     else:
         shape = []
-    if not any(finding.refuted for finding in shape) and {"transcript", "independence"} & set(effort.checks):
-        first = watched(trainer, rounds, publish=trainer.privacy is not None and not trainer.privacy.noiseless)
+    if not any(finding.refuted for finding in shape) and {"transcript", "independence"} & set(
+        effort.checks
+    ):
+        first = watched(
+            trainer, rounds, publish=trainer.privacy is not None and not trainer.privacy.noiseless
+        )
         if "transcript" in effort.checks:
             if setup is not None and setup.gradients is None:
                 findings.append(released_rows(trainer, first, setup))
@@ -85,7 +93,9 @@ def setup_of(trainer: Trainer) -> Setup | None:
     return Setup(
         privacy=trainer.privacy,
         plans=releases_of(trainer.algorithm, problem, bound),
-        schedule=bound if isinstance(bound, BoundSampler) else _clocks(trainer, bound, problem.rounds),
+        schedule=bound
+        if isinstance(bound, BoundSampler)
+        else _clocks(trainer, bound, problem.rounds),
         steps=problem.rounds,
         tensors=tuple(b - a for a, b in itertools.pairwise(problem.layout.offsets)),
         counts=tuple(trainer.data.train.counts.tolist()),

@@ -1,4 +1,5 @@
-"""Check 3, deterministic: with equal noise, the releases of neighbours differ by at most the sensitivity."""
+"""Check 3, deterministic: with equal noise, the releases of neighbours differ by at most the
+sensitivity."""
 
 from __future__ import annotations
 
@@ -42,11 +43,17 @@ def adversaries(dimension: int, dtype: torch.dtype = torch.float32) -> list[Tens
     large[0] = huge
     large[-1] = -huge
     single[dimension // 2] = 1.0 if wide else 1e4
-    return [*(torch.full((dimension,), value, dtype=dtype) for value in values), mixed, large, single]
+    return [
+        *(torch.full((dimension,), value, dtype=dtype) for value in values),
+        mixed,
+        large,
+        single,
+    ]
 
 
 def _largest(check: str, shares: Sequence[tuple[float, str]]) -> Finding:
-    """Return a finding on the shares of a sensitivity by which neighbours differ, each with the words where."""
+    """Return a finding on the shares of a sensitivity by which neighbours differ, each with the
+    words where."""
     share, where = max(shares, default=(0.0, ""))
     detail = f"largest change over the sensitivity, {len(shares)} pairs"
     return too_large(check, share, 1.0, f"{detail}; {where}" if share > 1 else detail)
@@ -66,11 +73,13 @@ def sensitivity(setup: Setup, seed: int, coins: np.random.Generator) -> list[Fin
 
 
 def _neighbours(setup: Setup, name: str, seed: int, coins: np.random.Generator) -> list[Finding]:
-    """Try random and aligned clients or records with and without an adversary, and every client as the adversary.
+    """Try random and aligned clients or records with and without an adversary, and every client as
+    the adversary.
 
-    Add/remove: the adversary is drawn and its row is there, or neither. Zero out: its row, or one of the records of a
-    client, is there or not. Replace: it is there, or its opposite is. What others release must be the same to the last
-    bit. The count of unclipped clients is compared, too, where the clip norm adapts.
+    Add/remove: the adversary is drawn and its row is there, or neither. Zero out: its row, or one
+    of the records of a client, is there or not. Replace: it is there, or its opposite is. What
+    others release must be the same to the last bit. The count of unclipped clients is compared,
+    too, where the clip norm adapts.
     """
     relation = setup.claims.of(name).relation
     plan = setup.rows or name
@@ -89,7 +98,11 @@ def _neighbours(setup: Setup, name: str, seed: int, coins: np.random.Generator) 
     dtype = torch.float64 if setup.one_at_a_time else torch.float32
     direction = torch.nn.functional.normalize(torch.ones(d, dtype=dtype), dim=0)
     shares: dict[str, list[tuple[float, str]]] = {}
-    trials = [(row, crowd) for row in [*adversaries(d, dtype), -1e4 * direction] for crowd in ("random", "aligned")]
+    trials = [
+        (row, crowd)
+        for row in [*adversaries(d, dtype), -1e4 * direction]
+        for crowd in ("random", "aligned")
+    ]
     trials += [(-1e4 * direction, "silent")] * min(_EVERY_CLIENT, len(able))
     for index, (adversary, crowd) in enumerate(trials):
         clients = np.sort(coins.permutation(able)[:most])
@@ -102,7 +115,10 @@ def _neighbours(setup: Setup, name: str, seed: int, coins: np.random.Generator) 
         else:
             others = rows
         pair = []
-        for row in (adversary, _opposite(adversary, setup.claims.of(name)) if relation == "replace" else None):
+        for row in (
+            adversary,
+            _opposite(adversary, setup.claims.of(name)) if relation == "replace" else None,
+        ):
             if row is not None or relation != "add_remove":
                 drawn = clients
             else:
@@ -144,20 +160,23 @@ def _with(setup: Setup, name: str, crowd: Tensor, who: int, row: Tensor | None) 
 
 
 def _opposite(adversary: Tensor, claim: Claim) -> Tensor:
-    """Return the row farthest from the adversary's: its negative, or for outer products an orthogonal one."""
+    """Return the row farthest from the adversary's: its negative, or for outer products an
+    orthogonal one."""
     if claim.form == "vector":
         return -adversary
     return adversary.roll(1) * torch.where(torch.arange(len(adversary)) % 2 == 0, 1.0, -1.0)
 
 
 def _shares(left: Sample, right: Sample, who: Sequence[int] | np.ndarray) -> list[float]:
-    """Return by how much of its sensitivity each release moves; infinite for a change that is not finite, and for any
-    of a client that is not among ``who``."""
+    """Return by how much of its sensitivity each release moves; infinite for a change that is not
+    finite, and for any of a client that is not among ``who``."""
     shares = []
     for first, second in zip(left.releases, right.releases, strict=True):
         claim = first.claim
         with np.errstate(invalid="ignore", over="ignore"):
-            moved = float(np.linalg.norm(first.value - second.value, ord=1 if claim.norm == "l1" else 2))
+            moved = float(
+                np.linalg.norm(first.value - second.value, ord=1 if claim.norm == "l1" else 2)
+            )
         share = moved * claim.denominator / claim.sensitivity / _ROUNDING
         if not math.isfinite(share) or (moved != 0 and first.client not in (-1, *who)):
             share = math.inf
@@ -166,9 +185,10 @@ def _shares(left: Sample, right: Sample, who: Sequence[int] | np.ndarray) -> lis
 
 
 def _over_rounds(setup: Setup, name: str, seed: int) -> Finding:
-    """Check that clients which send all they can whenever they take part move the noise that is correlated over rounds
-    by no more than they are charged for, after every round: the squared length of C (y - y') / S is at most the number
-    of participations. Every client has a coordinate of its own."""
+    """Check that clients which send all they can whenever they take part move the noise that is
+    correlated over rounds by no more than they are charged for, after every round: the squared
+    length of C (y - y') / S is at most the number of participations. Every client has a coordinate
+    of its own."""
     claim = setup.claims.of(name)
     d = setup.release(name).dimension
     width = min(setup.sampler.n, d, 64, max(1, MOST_ELEMENTS // max(d, setup.steps)))
@@ -179,7 +199,10 @@ def _over_rounds(setup: Setup, name: str, seed: int) -> Finding:
         who = cohort[cohort < width]
         return 1e4 * claim.bound * torch.nn.functional.one_hot(who, d).float(), who
 
-    moving, still = (played(setup, setup.open(seed), 0, setup.steps, sent)[name] for sent in (loud, silence(setup)))
+    moving, still = (
+        played(setup, setup.open(seed), 0, setup.steps, sent)[name]
+        for sent in (loud, silence(setup))
+    )
     if not moving.releases:
         return skipped(f"sensitivity: rounds of {name}", "no step fits the budget")
     at = np.arange(width)
@@ -189,7 +212,10 @@ def _over_rounds(setup: Setup, name: str, seed: int) -> Finding:
     moved = (decorrelated(change, claim) ** 2).cumsum(0)
     charged = moving.drawn[:, :width].cumsum(0)
     share = np.divide(moved, charged, out=np.where(moved > 1e-12, math.inf, 0.0), where=charged > 0)
-    detail = f"largest squared change over participations, of {width} clients after each of {len(change)} rounds"
+    detail = (
+        f"largest squared change over participations, of {width} clients after each of "
+        f"{len(change)} rounds"
+    )
     return too_large(f"sensitivity: rounds of {name}", float(share.max()), 1.0, detail)
 
 
@@ -198,14 +224,19 @@ def _over_rounds(setup: Setup, name: str, seed: int) -> Finding:
 
 def exact_sums(setup: Setup, seed: int, coins: np.random.Generator) -> list[Finding]:
     """Check the sums of all releases of vectors of clients."""
-    names = [name for name in setup.claims.names if setup.gradients is None and setup.claims.of(name).form == "vector"]
+    names = [
+        name
+        for name in setup.claims.names
+        if setup.gradients is None and setup.claims.of(name).form == "vector"
+    ]
     if not names:
         return [skipped("exact sum", "no vectors of clients are clipped and summed")]
     return [_exact_sum(setup, name, setup.claims.of(name), seed, coins) for name in names]
 
 
 def _released(setup: Setup, name: str, seed: int, rows: Tensor, clients: np.ndarray) -> np.ndarray:
-    """Return the sum that is released of ``rows`` (k, D) of the first of ``clients``, who are drawn."""
+    """Return the sum that is released of ``rows`` (k, D) of the first of ``clients``, who are
+    drawn."""
 
     def sent(release: str, step: int, cohort: Tensor) -> tuple[Tensor, Tensor]:
         if release == name:
@@ -216,11 +247,16 @@ def _released(setup: Setup, name: str, seed: int, rows: Tensor, clients: np.ndar
     return made.value * made.claim.denominator
 
 
-def _exact_sum(setup: Setup, name: str, claim: Claim, seed: int, coins: np.random.Generator) -> Finding:
-    """Check, without noise, that a row within the clip counts as its coordinates truncated toward zero to the public
-    grid of sums, so never as more, and that rows in another order give the same bits."""
+def _exact_sum(
+    setup: Setup, name: str, claim: Claim, seed: int, coins: np.random.Generator
+) -> Finding:
+    """Check, without noise, that a row within the clip counts as its coordinates truncated toward
+    zero to the public grid of sums, so never as more, and that rows in another order give the same
+    bits."""
     assert isinstance(setup.privacy, ClientPrivacy)
-    quiet = replace(setup.privacy, clip_norm=claim.bound, epsilon=math.inf, noise_multiplier=None, bands=None)
+    quiet = replace(
+        setup.privacy, clip_norm=claim.bound, epsilon=math.inf, noise_multiplier=None, bands=None
+    )
     setup = replace(setup, privacy=quiet).seeded()
     dimension = setup.release(name).dimension
     n = setup.sampler.n
@@ -235,25 +271,32 @@ def _exact_sum(setup: Setup, name: str, claim: Claim, seed: int, coins: np.rando
     first = _released(setup, name, seed, rows, clients)
     second = _released(setup, name, seed, rows[order], clients[order])
     differ = int((first != second).sum())
-    detail = f"{wrong} of {dimension} coordinates are not truncated to the grid, {differ} depend on the order of rows"
+    detail = (
+        f"{wrong} of {dimension} coordinates are not truncated to the grid, {differ} depend "
+        "on the order of rows"
+    )
     return exact(f"exact sum: {name}", wrong + differ, detail)
 
 
 # Multiples of rows
 
 
-def _of_factors(setup: Setup, x: Sequence[Tensor], seed: int, coins: np.random.Generator) -> Finding:
-    """Check that one record replaced, its row and its factor, moves its client's release by at most 2 C / (q n_i),
-    where gradients are multiples of rows ``x`` that the channel has.
+def _of_factors(
+    setup: Setup, x: Sequence[Tensor], seed: int, coins: np.random.Generator
+) -> Finding:
+    """Check that one record replaced, its row and its factor, moves its client's release by at most
+    2 C / (q n_i), where gradients are multiples of rows ``x`` that the channel has.
 
-    The other records are random, in every second trial along one direction; in two of three activations their factors
-    are not numbers, or too large.
+    The other records are random, in every second trial along one direction; in two of three
+    activations their factors are not numbers, or too large.
     """
     shares = list[tuple[float, str]]()
     few = np.arange(len(x))[:CLIENTS]
     for index, row in enumerate(adversaries(setup.records.dimension, torch.float64)):
         places = [int(coins.integers(max(1, len(rows)))) for rows in x]
-        crowd = [coins.standard_normal((len(rows), 1 if index % 2 else rows.shape[1])) for rows in x]
+        crowd = [
+            coins.standard_normal((len(rows), 1 if index % 2 else rows.shape[1])) for rows in x
+        ]
         factors = [coins.standard_normal((3, len(rows))) for rows in x]
         for each in factors:
             each[1:] = np.array([[math.nan], [math.inf if index % 2 else 1e9]])
@@ -264,9 +307,18 @@ def _of_factors(setup: Setup, x: Sequence[Tensor], seed: int, coins: np.random.G
                 rows[k][place : place + 1] = own
                 factors[k][:, place : place + 1] = _FACTORS[(k + index) % len(_FACTORS)][side]
             sent = partial(_scaled, [each.copy() for each in factors])
-            pair.append(played(setup, setup.open(seed + index, x=rows), 0, 7 * CLIENTS, sent, who=few)[GRADIENTS])
-        for client, share in zip(pair[0].clients.tolist(), _shares(pair[0], pair[1], few), strict=True):
-            words = f"row {index}, factors {_FACTORS[(client + index) % len(_FACTORS)]} of {setup.name(client)}"
+            pair.append(
+                played(setup, setup.open(seed + index, x=rows), 0, 7 * CLIENTS, sent, who=few)[
+                    GRADIENTS
+                ]
+            )
+        for client, share in zip(
+            pair[0].clients.tolist(), _shares(pair[0], pair[1], few), strict=True
+        ):
+            words = (
+                f"row {index}, factors {_FACTORS[(client + index) % len(_FACTORS)]} of "
+                f"{setup.name(client)}"
+            )
             shares.append((share, words))
     return _largest("sensitivity: factors of gradients", shares)
 

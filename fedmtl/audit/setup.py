@@ -1,8 +1,10 @@
-"""What is audited (how to open a channel of the run) and what is claimed (by the price that is charged).
+"""What is audited (how to open a channel of the run) and what is claimed (by the price that is
+charged).
 
-A claim is read off the price, which is data, and public facts: the scale of the noise on a sum of rows is z S / m, on a
-sum of gradients of single records z S / (q n_i), where z and q are of the price, S follows from the clip norm of the
-settings and from how neighbours differ, and n_i is the client's number of records at the time.
+A claim is read off the price, which is data, and public facts: the scale of the noise on a sum of
+rows is z S / m, on a sum of gradients of single records z S / (q n_i), where z and q are of the
+price, S follows from the clip norm of the settings and from how neighbours differ, and n_i is the
+client's number of records at the time.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ class Clocks:
 
     Attributes:
         phrase: about it, with which a channel is opened.
-        blocks: (channel, seed) -> (first activation, clients (1, S) int64) of every block of the run.
+        blocks: (channel, seed) -> (first activation, clients (1, S) int64) of every block of the
+            run.
     """
 
     phrase: str
@@ -60,12 +63,16 @@ class Setup:
     Args:
         privacy: the run's settings.
         plans: all releases of the run.
-        schedule: the sampler of rounds, bound to the population, or that of clients that act one at a time.
+        schedule: the sampler of rounds, bound to the population, or that of clients that act one at
+            a time.
         steps: planned number of steps.
-        tensors: sizes of the model's tensors in a released vector; releases of another total are one tensor.
-        counts: numbers of records of every client, from the data and not from the plan; None takes the plan's.
-        rows: name of the release, of whose rows the noise that clients add to them is checked. It has an account of
-            its own, and hides what a release adds up, so that channels are opened without it elsewhere.
+        tensors: sizes of the model's tensors in a released vector; releases of another total are
+            one tensor.
+        counts: numbers of records of every client, from the data and not from the plan; None takes
+            the plan's.
+        rows: name of the release, of whose rows the noise that clients add to them is checked. It
+            has an account of its own, and hides what a release adds up, so that channels are opened
+            without it elsewhere.
     """
 
     privacy: Privacy
@@ -78,7 +85,8 @@ class Setup:
 
     @cached_property
     def gradients(self) -> GradientPlan | None:
-        """Return the releases of gradients under these settings, where the protected unit is one record."""
+        """Return the releases of gradients under these settings, where the protected unit is one
+        record."""
         if not isinstance(self.privacy, RecordPrivacy):
             return None
         gradients = next((plan for plan in self.plans if isinstance(plan, GradientPlan)), None)
@@ -128,8 +136,8 @@ class Setup:
         return "add_remove"
 
     def denominator(self, client: int, sampled: float | None) -> float:
-        """Return the public constant that divides a sum: the expected cohort, or q n_i of the records of ``client``;
-        1 for rows."""
+        """Return the public constant that divides a sum: the expected cohort, or q n_i of the
+        records of ``client``; 1 for rows."""
         if self.gradients is None:
             if self.rows:
                 return 1.0
@@ -170,7 +178,9 @@ class Setup:
         noise = self.release(self.rows).rows if self.rows else None
         if noise is not None and noise.delta is not None:
             return noise.delta
-        return self.privacy.resolved_delta(int(self.sizes.sum()) if self.gradients is not None else self.sampler.n)
+        return self.privacy.resolved_delta(
+            int(self.sizes.sum()) if self.gradients is not None else self.sampler.n
+        )
 
     @property
     def secure(self) -> bool:
@@ -190,7 +200,8 @@ class Setup:
         replicates: int = 1,
         x: Sequence[Tensor] | None = None,
     ) -> Any:
-        """Open a channel of the run with another seed, and other rows ``x`` where gradients are multiples of rows."""
+        """Open a channel of the run with another seed, and other rows ``x`` where gradients are
+        multiples of rows."""
         plans: list[ReleasePlan | GradientPlan] = []
         for plan in self.plans:
             if isinstance(plan, GradientPlan):
@@ -217,8 +228,14 @@ class Setup:
             return Claims(self, channel.account.prices)
         if self.rows:
             noise = channel.rows[self.rows]
-            return Claims(self, Prices((noise.price,), (noise.multiplier,), np.zeros((1, 1), dtype=np.int64)))
-        bands = {name: r.bands.coefficients for name, r in channel.releases.items() if r.bands is not None}
+            return Claims(
+                self, Prices((noise.price,), (noise.multiplier,), np.zeros((1, 1), dtype=np.int64))
+            )
+        bands = {
+            name: r.bands.coefficients
+            for name, r in channel.releases.items()
+            if r.bands is not None
+        }
         return Claims(self, channel.account.prices, bands)
 
     def name(self, client: int) -> str:
@@ -228,7 +245,8 @@ class Setup:
         return repr(self.gradients.ids[client])
 
     def parts(self, dimension: int) -> list[tuple[int, int]]:
-        """Return (start, stop) of every tensor in a vector of ``dimension`` numbers; of every number in a short one."""
+        """Return (start, stop) of every tensor in a vector of ``dimension`` numbers; of every
+        number in a short one."""
         if sum(self.tensors) == dimension:
             sizes = self.tensors
         else:
@@ -248,8 +266,8 @@ class Setup:
         return np.array(self.counts, dtype=np.int64)
 
     def rate(self, client: int) -> float:
-        """Return the probability that a unit takes part in a release, by a secret coin: a client in a cohort, or a
-        record of ``client``, as set or a batch of its records."""
+        """Return the probability that a unit takes part in a release, by a secret coin: a client in
+        a cohort, or a record of ``client``, as set or a batch of its records."""
         if self.gradients is None:
             if self.relation == "add_remove":
                 return expected_cohort(self.sampler) / self.sampler.n
@@ -271,15 +289,15 @@ class Claim:
         law: name of the law of the noise.
         multiplier: scale of the noise over the sensitivity.
         bound: C, the clip norm in the settings (of the first step, where it adapts).
-        relation: how the rows of neighbours differ: ``"replace"`` for random cohorts of a fixed size, and for zero-out
-            if clients without data send rows.
+        relation: how the rows of neighbours differ: ``"replace"`` for random cohorts of a fixed
+            size, and for zero-out if clients without data send rows.
         norm: of the sensitivity that this law needs.
         form: what is released of the rows.
         size: noised coordinates.
         denominator: m, the public constant that divides the sum; of gradients q n_i.
         sampled: probability of a Poisson-sampled price, else None.
-        bands: of noise that is correlated over rounds, C w is independent noise of this multiplier; empty where noise
-            is independent as it is.
+        bands: of noise that is correlated over rounds, C w is independent noise of this multiplier;
+            empty where noise is independent as it is.
     """
 
     law: str
@@ -295,8 +313,9 @@ class Claim:
 
     @property
     def sensitivity(self) -> float:
-        """Return S, from the clip norm and the relation: C, doubled for replace-one. Of outer products w w^T, C^2; for
-        replace-one the farthest are orthogonal, at sqrt(2) C^2 in the L2 norm and 2 C^2 in the L1 norm."""
+        """Return S, from the clip norm and the relation: C, doubled for replace-one. Of outer
+        products w w^T, C^2; for replace-one the farthest are orthogonal, at sqrt(2) C^2 in the L2
+        norm and 2 C^2 in the L1 norm."""
         if self.form == "vector":
             return self.bound * (2.0 if self.relation == "replace" else 1.0)
         farther = 2.0
@@ -306,13 +325,15 @@ class Claim:
 
     @property
     def scale(self) -> float:
-        """Return the scale of the noise on the released mean: the standard deviation, for the Gaussian."""
+        """Return the scale of the noise on the released mean: the standard deviation, for the
+        Gaussian."""
         return self.multiplier * self.sensitivity / self.denominator
 
     @property
     def std(self) -> float:
         """Return the root mean square of a coordinate of the noise on the sum."""
-        side = (math.sqrt(8 * self.size + 1) - 1) / 2  # of a symmetric matrix with as many coordinates
+        # of a symmetric matrix with as many coordinates
+        side = (math.sqrt(8 * self.size + 1) - 1) / 2
         units = {
             "gaussian": 1.0,
             "laplace": math.sqrt(2),
@@ -333,7 +354,9 @@ class Claim:
         if self.bands:
             bound = bound / (2 * len(self.bands))
             std = std / self.bands[0]
-        return width_of(bound, self.norm, self.size, std * (2.0**-40 if self.law == "gaussian" else 2.0**-20))
+        return width_of(
+            bound, self.norm, self.size, std * (2.0**-40 if self.law == "gaussian" else 2.0**-20)
+        )
 
 
 class Claims:
@@ -349,7 +372,10 @@ class Claims:
     """
 
     def __init__(
-        self, setup: Setup, prices: Prices | None, bands: Mapping[str, tuple[float, ...]] | None = None
+        self,
+        setup: Setup,
+        prices: Prices | None,
+        bands: Mapping[str, tuple[float, ...]] | None = None,
     ) -> None:
         self._setup = setup
         self._prices = prices
@@ -363,11 +389,13 @@ class Claims:
 
     @property
     def accounts(self) -> range:
-        """Return the accounts with prices of their own: one for each client where the unit is a record, else one."""
+        """Return the accounts with prices of their own: one for each client where the unit is a
+        record, else one."""
         return range(1 if self._setup.gradients is None else len(self._setup.sizes))
 
     def charged(self, uses: np.ndarray) -> np.ndarray:
-        """Return (m,) the uses of these accounts, from those of all: where clients share a price, the most."""
+        """Return (m,) the uses of these accounts, from those of all: where clients share a price,
+        the most."""
         if self._setup.gradients is None:
             return uses.max(keepdims=True)
         return uses
@@ -387,7 +415,8 @@ class Claims:
         return self.prices.refuted
 
     def price(self, client: int = 0) -> tuple[Price, float]:
-        """Return the price of an account, of ``client`` where the unit is a record, and its noise multiplier."""
+        """Return the price of an account, of ``client`` where the unit is a record, and its noise
+        multiplier."""
         kind = self.prices.kind[0, 0 if self._setup.gradients is None else client]
         return self.prices.kinds[kind], self.prices.multipliers[kind]
 
@@ -397,7 +426,8 @@ class Claims:
         Args:
             name: of the release, or ``"<name>/count"`` for the count of its unclipped clients.
             client: whose account, where the unit is a record; with all its records.
-            use: number of the use, from 0; beyond an allocation the last one. Of a clip norm that adapts the first.
+            use: number of the use, from 0; beyond an allocation the last one. Of a clip norm that
+                adapts the first.
         """
         key = name, client, use
         if key not in self._made:
@@ -410,8 +440,12 @@ class Claims:
         if name.endswith("/count"):  # which one client moves by 1/2, or by 1 where it is replaced
             assert adaptive is not None
             bound = 1.0 if self._exchanged(name.removesuffix("/count")) else 0.5
-            claim = replace(self.of(name.removesuffix("/count")), law="gaussian", norm="l2", size=1, bound=bound)
-            return replace(claim, relation="add_remove", multiplier=count_std(adaptive, setup.sampler) / bound)
+            claim = replace(
+                self.of(name.removesuffix("/count")), law="gaussian", norm="l2", size=1, bound=bound
+            )
+            return replace(
+                claim, relation="add_remove", multiplier=count_std(adaptive, setup.sampler) / bound
+            )
         price, multiplier = (None, 0.0) if self._prices is None else self.price(client)
         if price is None:
             law = setup.privacy.mechanism
@@ -465,11 +499,16 @@ class Claims:
         }
 
     def spent(self, client: int, uses: int) -> float:
-        """Return epsilon of an account after ``uses``, at the delta of the settings; see :func:`composition`."""
+        """Return epsilon of an account after ``uses``, at the delta of the settings; see
+        :func:`composition`."""
         parts = [(event, count) for event, count in composition(*self.price(client), uses) if count]
         if not parts:
             return 0.0
-        whole, count = parts[0] if len(parts) == 1 else (dp_event.ComposedDpEvent([event for event, _ in parts]), 1)
+        whole, count = (
+            parts[0]
+            if len(parts) == 1
+            else (dp_event.ComposedDpEvent([event for event, _ in parts]), 1)
+        )
         return epsilon(whole, count, self._setup.delta)
 
 
@@ -481,15 +520,16 @@ def weighted(price: Price, multiplier: float, use: int) -> float:
 
 
 def composition(price: Price, multiplier: float, uses: int) -> list[tuple[Any, int]]:
-    """Return the events of ``uses``, with their numbers; uses beyond an allocation are taken for the last one."""
+    """Return the events of ``uses``, with their numbers; uses beyond an allocation are taken for
+    the last one."""
     if price.weights is None:
         return [(event_of(price, multiplier), uses * price.sums)]
     return [(event_of(price, weighted(price, multiplier, use)), price.sums) for use in range(uses)]
 
 
 def event_of(price: Price, multiplier: float) -> Any:
-    """Return the ``dp_accounting`` event of one noised sum with noise of ``multiplier``, of all its releases; a
-    multiplier of 0 is no noise."""
+    """Return the ``dp_accounting`` event of one noised sum with noise of ``multiplier``, of all its
+    releases; a multiplier of 0 is no noise."""
     if multiplier == 0:
         return dp_event.NonPrivateDpEvent()
     events: list[Any] = [dp_event.LaplaceDpEvent(multiplier) for _ in price.sizes]
@@ -503,11 +543,14 @@ def event_of(price: Price, multiplier: float) -> Any:
         event = dp_event.ComposedDpEvent(events)
     if price.sampled == 1:
         return event
-    return (ReplacedPoissonDpEvent if price.replaced else dp_event.PoissonSampledDpEvent)(price.sampled, event)
+    return (ReplacedPoissonDpEvent if price.replaced else dp_event.PoissonSampledDpEvent)(
+        price.sampled, event
+    )
 
 
 def width_of(bound: float, norm: str, size: int, most: float) -> float:
-    """Return the largest power of two that is at most C 2^-21 over the spread of a cell, and at most ``most``."""
+    """Return the largest power of two that is at most C 2^-21 over the spread of a cell, and at
+    most ``most``."""
     if norm == "l1":
         spread = float(size)
     else:
@@ -522,7 +565,8 @@ def expected_cohort(sampler: BoundSampler) -> float:
 
 
 def count_std(adaptive: QuantileClip, sampler: BoundSampler) -> float:
-    """Return the standard deviation of the noise on the count of unclipped clients: as set, or m / 20."""
+    """Return the standard deviation of the noise on the count of unclipped clients: as set, or m /
+    20."""
     if adaptive.count_noise is None:
         return expected_cohort(sampler) / 20
     return adaptive.count_noise

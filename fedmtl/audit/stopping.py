@@ -1,4 +1,5 @@
-"""The checks that an early stop reads what was released alone, and is charged as all that was planned."""
+"""The checks that an early stop reads what was released alone, and is charged as all that was
+planned."""
 
 from __future__ import annotations
 
@@ -21,19 +22,24 @@ _MEASURED = ("loss", *METRICS, "worst_tenth", "spread", "global_accuracy", "obje
 
 
 def stopping_rule(trainer: Trainer, seed: int) -> Finding:
-    """Check that what ends a run early reads the released model alone: the same decision, whatever was measured on
-    private data."""
+    """Check that what ends a run early reads the released model alone: the same decision, whatever
+    was measured on private data."""
     rule = trainer.early_stopping or EarlyStopping()
     coins = auditor(seed, "stop")
     wrong = 0
     for _ in range(_HISTORIES):
         moved = np.cumsum(coins.normal(0.1, 1.0, size=int(coins.integers(1, 20)))).tolist()
-        public = [{"round": step, "distance": abs(distance)} for step, distance in enumerate(moved, start=1)]
+        public = [
+            {"round": step, "distance": abs(distance)}
+            for step, distance in enumerate(moved, start=1)
+        ]
         decisions = set()
         for value in (0.0, 1.0, math.nan, 1e9):
             decisions.add(rule.stops([row | dict.fromkeys(_MEASURED, value) for row in public]))
         wrong += len(decisions) > 1
-    return exact("charges: rule of an early stop", wrong, "histories in which private measurements decide")
+    return exact(
+        "charges: rule of an early stop", wrong, "histories in which private measurements decide"
+    )
 
 
 def stopped_early(trainer: Trainer, setup: Setup, seed: int) -> Finding:
@@ -42,10 +48,17 @@ def stopped_early(trainer: Trainer, setup: Setup, seed: int) -> Finding:
     problem = trainer.problem()
     if trainer.algorithm.shared(trainer.algorithm.init(problem)) is None:
         return skipped("charges: early stop", "no model is common to all, so no run stops early")
-    result = replace(trainer, early_stopping=rule, eval_every=1, finetune=None, privacy=setup.privacy).fit()
+    result = replace(
+        trainer, early_stopping=rule, eval_every=1, finetune=None, privacy=setup.privacy
+    ).fit()
     if result.stopped != "early":
         return skipped("charges: early stop", f"the run did not stop early: {result.stopped}")
     stated = result.privacy.epsilon
     planned = planned_epsilon(setup, seed)
-    detail = f"epsilon {rounded_up(stated, 6)} after an early stop, {rounded_up(planned, 6)} of all that is planned"
-    return exact("charges: early stop", int(not math.isclose(stated, planned, rel_tol=1e-9)), detail)
+    detail = (
+        f"epsilon {rounded_up(stated, 6)} after an early stop, {rounded_up(planned, 6)} of "
+        "all that is planned"
+    )
+    return exact(
+        "charges: early stop", int(not math.isclose(stated, planned, rel_tol=1e-9)), detail
+    )

@@ -1,10 +1,11 @@
-"""Check a finished run by its files: the hashes of the files, the chain of its ledger, every charge, epsilon by
-dp-accounting, and released values on their grid.
+"""Check a finished run by its files: the hashes of the files, the chain of its ledger, every
+charge, epsilon by dp-accounting, and released values on their grid.
 
-Nothing is computed from data. The lines of the ledger are counted by code of the audit; the price of a use is made anew
-from the settings, the schedule and the releases in the ledger's header, and dp-accounting composes it where it has the
-law of the noise. A check is a line: confirmed, failed or not covered. A confirmed line says that the files agree with
-one another: with the whole folder at hand all of it can be written anew, but not under a seal published before.
+Nothing is computed from data. The lines of the ledger are counted by code of the audit; the price
+of a use is made anew from the settings, the schedule and the releases in the ledger's header, and
+dp-accounting composes it where it has the law of the noise. A check is a line: confirmed, failed or
+not covered. A confirmed line says that the files agree with one another: with the whole folder at
+hand all of it can be written anew, but not under a seal published before.
 """
 
 from __future__ import annotations
@@ -47,23 +48,47 @@ CONFIRMED = "confirmed"
 FAILED = "FAILED"
 OPEN = "not covered"
 _SLACK = 1e-6  # relative, of figures that were computed in two ways
-_SEAL = """\
-If this seal was published when the run ended, no listed file has changed since: it is the hash of public/manifest.json,
-which has the hashes of the public files and of private/manifest.json, and that has those of the private files and of
-the ledger. Without a published seal, who can write these files can have written all of them anew. With or without
-it, this cannot be seen: what was untrue when it was written (other data, other code, noise that was never drawn),
-files that no list has (baselines, files of clients), and a second copy of the run that was continued."""
+_SEAL = "\n".join(
+    (
+        "If this seal was published when the run ended, no listed file has changed "
+        "since: it is the hash of public/manifest.json,",
+        "which has the hashes of the public files and of private/manifest.json, and that "
+        "has those of the private files and of",
+        "the ledger. Without a published seal, who can write these files can have "
+        "written all of them anew. With or without",
+        "it, this cannot be seen: what was untrue when it was written (other data, other "
+        "code, noise that was never drawn),",
+        "files that no list has (baselines, files of clients), and a second copy of the "
+        "run that was continued.",
+    )
+)
 _ROWS = "row noise of "
 _LONGEST = 2000  # letters of the reason in a line
 _BY_CHANCE = 1e-6  # probability that the noise of a release is taken for too quiet
 _KINDS = 20  # kinds of clients whose epsilon is computed again
 _SETTINGS = (
-    *("noise_multiplier", "budget", "source", "clip_norm", "mechanism", "refuted", "delta", "sampler", "records"),
+    *(
+        "noise_multiplier",
+        "budget",
+        "source",
+        "clip_norm",
+        "mechanism",
+        "refuted",
+        "delta",
+        "sampler",
+        "records",
+    ),
     *("observer", "names", "noise_std", "relation"),
 )
 _OF_ACCOUNTANTS = ("epsilon", "by_client", "claimed")  # compared up to what a finer grid changes
 _OF_SEARCH = ("search", "run", "ledger_lines", "ledger_head", "accountant", "observer")
-_GUESSED = ("interval.confidence", "interval.account", "interval.added", "interval.dependence", "interval.observers")
+_GUESSED = (
+    "interval.confidence",
+    "interval.account",
+    "interval.added",
+    "interval.dependence",
+    "interval.observers",
+)
 
 
 @dataclass(frozen=True)
@@ -87,8 +112,8 @@ class Verification:
 
     Attributes:
         run: identity of the run, the hash of its ledger's first line; None without a ledger.
-        seal: hash of ``public/manifest.json``, which stands for every listed file, the ledger included; None without
-            that file.
+        seal: hash of ``public/manifest.json``, which stands for every listed file, the ledger
+            included; None without that file.
         epsilon, delta: as the run reports them; epsilon is ``"inf"`` where nothing is protected.
         checks: in order.
     """
@@ -105,7 +130,8 @@ class Verification:
         return all(check.verdict != FAILED for check in self.checks)
 
     def conclusion(self) -> str:
-        """Return in sentences what the checks say in total, what was not checked, and what no check can see."""
+        """Return in sentences what the checks say in total, what was not checked, and what no check
+        can see."""
         counts = Counter(check.verdict for check in self.checks)
         total = ", ".join(f"{counts[verdict]} {verdict}" for verdict in (CONFIRMED, FAILED, OPEN))
         if not self.fits:
@@ -115,28 +141,40 @@ class Verification:
         if missing:
             sentences.append(f"Not checked: {', '.join(missing)}.")
         if not any(check.name == "epsilon" and check.verdict == CONFIRMED for check in self.checks):
-            sentences.append(f"Not confirmed: epsilon = {self.epsilon} is what privacy.json says; it was not computed.")
+            sentences.append(
+                f"Not confirmed: epsilon = {self.epsilon} is what privacy.json says; "
+                "it was not computed."
+            )
         return " ".join(sentences)
 
     def text(self) -> str:
         """Return one line a check, the conclusion, and the seal with what it is good for."""
         wide = max(len(check.name) for check in self.checks)
-        lines = [f"{check.verdict:<11}  {check.name:<{wide}}  {check.detail}" for check in self.checks]
+        lines = [
+            f"{check.verdict:<11}  {check.name:<{wide}}  {check.detail}" for check in self.checks
+        ]
         return "\n".join([*lines, "", self.conclusion(), "", f"seal {self.seal}", _SEAL])
 
     def to_dict(self) -> dict[str, Any]:
         """Return the certificate that can travel with a model, JSON-ready."""
-        return {"fedmtl": __version__, "fits": self.fits, "conclusion": self.conclusion(), **asdict(self)}
+        return {
+            "fedmtl": __version__,
+            "fits": self.fits,
+            "conclusion": self.conclusion(),
+            **asdict(self),
+        }
 
 
 def verify(folder: str | Path) -> Verification:
     """Check the finished run in ``folder``; the files are only read.
 
     Args:
-        folder: of the run. Where it holds ``public/`` and nothing else, what needs the private part is not covered.
+        folder: of the run. Where it holds ``public/`` and nothing else, what needs the private part
+            is not covered.
 
     Raises:
-        DataError: not the folder of a run, a run that has not finished, or a report that cannot be read.
+        DataError: not the folder of a run, a run that has not finished, or a report that cannot be
+            read.
     """
     checks: list[Check] = []
     try:
@@ -157,7 +195,9 @@ def verify(folder: str | Path) -> Verification:
         else:
             if answer is not None:
                 wrong, detail = answer
-                text = "; ".join(wrong[:3]) + (f"; and {len(wrong) - 3} more" if len(wrong) > 3 else "")
+                text = "; ".join(wrong[:3]) + (
+                    f"; and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+                )
                 checks.append(Check(name, FAILED if wrong else CONFIRMED, _line(text or detail)))
     figures = {name: run.report.get(name) for name in ("epsilon", "delta")}
     known = {name: value for name, value in figures.items() if _is_number(value) or value == "inf"}
@@ -174,8 +214,8 @@ def verify(folder: str | Path) -> Verification:
 
 
 def _line(text: str) -> str:
-    """Return a text as a part of one line, whatever it quotes of the files: without control characters, and cut off
-    after some sentences."""
+    """Return a text as a part of one line, whatever it quotes of the files: without control
+    characters, and cut off after some sentences."""
     if len(text) <= _LONGEST:
         return shown(text)
     return f"{shown(text[:_LONGEST])} ..."
@@ -201,14 +241,17 @@ class _Run:
         report: of ``public/privacy.json``.
         result: of ``private/result.json``; empty without the private part.
         files: what is read of it.
-        chain: the lines of the ledger; None where it is missing or does not hold, with the reason in ``broken``.
+        chain: the lines of the ledger; None where it is missing or does not hold, with the reason
+            in ``broken``.
 
     Raises:
         DataError: see :func:`verify`.
     """
 
     def __init__(self, folder: RunFolder) -> None:
-        whole = next((p.parent for p in folder.root.absolute().parents if p.name == "private"), None)
+        whole = next(
+            (p.parent for p in folder.root.absolute().parents if p.name == "private"), None
+        )
         if whole is not None and RunFolder(whole).started:
             raise DataError(f"{folder.root} is a part of the run in {whole}; fedmtl verify {whole}")
         if folder.started and not (folder.private / "result.json").is_file():
@@ -260,7 +303,8 @@ class _Run:
 
     @property
     def account(self) -> Mapping[str, Any] | None:
-        """Return the header of a ledger that has the settings of the run; None of a search, and without one."""
+        """Return the header of a ledger that has the settings of the run; None of a search, and
+        without one."""
         if self.header is None or self.header.get("privacy") is None:
             return None
         return self.header
@@ -286,7 +330,9 @@ class _Run:
         counts = self.counts
         if counts is not None and interval is not None and interval["unit"] == "client":
             counts = None
-        beside = Beside(self.folder.ledger.name, self.norms, counts, finetuned, interval is not None)
+        beside = Beside(
+            self.folder.ledger.name, self.norms, counts, finetuned, interval is not None
+        )
         return restated(self.ledger, beside)
 
     @property
@@ -296,14 +342,16 @@ class _Run:
 
     @cached_property
     def norms(self) -> dict[str, float]:
-        """Return the clip norms of the last round by release, where these adapt and there is a checkpoint."""
+        """Return the clip norms of the last round by release, where these adapt and there is a
+        checkpoint."""
         if not self.adaptive or self.checkpoint is None:
             return {}
         return {name: float(norms[0]) for name, norms in self.checkpoint.channel.items()}
 
     @cached_property
     def counts(self) -> np.ndarray | None:
-        """Return the numbers of records of the clients, int64 (n,); None without ``clients.csv``."""
+        """Return the numbers of records of the clients, int64 (n,); None without
+        ``clients.csv``."""
         path = self.folder.private / "clients.csv"
         if not path.exists():
             return None
@@ -337,7 +385,9 @@ def _files(run: _Run, *, private: bool) -> _Answer:
     if not private:
         extra = {path.name for path in part.iterdir()} - set(files) - {MANIFEST}
         wrong += [f"{file} was added" for file in sorted(extra)]
-    elif run.files.json(run.folder.public / MANIFEST).get("private") != run.files.digest(part / MANIFEST):
+    elif run.files.json(run.folder.public / MANIFEST).get("private") != run.files.digest(
+        part / MANIFEST
+    ):
         wrong.append(f"{MANIFEST} is not the one of which public/{MANIFEST} has the hash")
     if manifest.get("run") != run.report.get("run") and not run.secret:
         wrong.append(f"{MANIFEST} and privacy.json are of different runs")
@@ -346,15 +396,26 @@ def _files(run: _Run, *, private: bool) -> _Answer:
 
 def _chain(run: _Run) -> _Answer:
     if run.chain is not None:
-        return [], f"{len(run.chain.lines)} lines of the ledger, each with the hash of the one before"
+        return (
+            [],
+            f"{len(run.chain.lines)} lines of the ledger, each with the hash of the one before",
+        )
     if run.broken:
         return [run.broken], ""
-    claimed = run.report.get("names") and run.report.get("epsilon") != "inf" and not run.result.get("replicates")
+    claimed = (
+        run.report.get("names")
+        and run.report.get("epsilon") != "inf"
+        and not run.result.get("replicates")
+    )
     if run.private and run.report.get("run") is not None:
         return ["the ledger is not here"], ""
     if run.private and claimed:
         return ["a finite epsilon is reported, and there is no ledger"], ""
-    raise _NotCovered("no ledger: nothing was charged" if run.report.get("run") is None else "the ledger is not here")
+    raise _NotCovered(
+        "no ledger: nothing was charged"
+        if run.report.get("run") is None
+        else "the ledger is not here"
+    )
 
 
 def _head(run: _Run) -> _Answer:
@@ -408,7 +469,9 @@ def _settings(run: _Run) -> _Answer:
         del made["records"]  # None, among the other fields
     wrong = []
     if schedule is not None:
-        wrong += differences(schedule, assumed, "{} of the schedule is {!r} in the ledger, its sampler makes {!r}")
+        wrong += differences(
+            schedule, assumed, "{} of the schedule is {!r} in the ledger, its sampler makes {!r}"
+        )
     text = "{} of the price is {!r} in the ledger, its settings and schedule make {!r}"
     for kind in run.ledger.kinds:
         weights = kind["price"]["weights"]
@@ -420,12 +483,16 @@ def _settings(run: _Run) -> _Answer:
     wrong += differences(run.report, made, "{} is {!r} in privacy.json and {!r} in the ledger")
     wrong += _population(run)
     if header["replays_free"] == (privacy["source"] == "secure"):
-        wrong.append(f"source is {privacy['source']!r} and replays_free {header['replays_free']} in the ledger")
+        wrong.append(
+            f"source is {privacy['source']!r} and replays_free {header['replays_free']} "
+            "in the ledger"
+        )
     return wrong, f"{', '.join(made)} are the same in privacy.json and in the ledger"
 
 
 def _population(run: _Run) -> list[str]:
-    """Return the numbers of clients and of their records in the ledger that are not those of the results."""
+    """Return the numbers of clients and of their records in the ledger that are not those of the
+    results."""
     header = run.header
     if header is None or run.counts is None:
         return []
@@ -438,22 +505,30 @@ def _population(run: _Run) -> list[str]:
     if interval["unit"] == "client":
         n -= interval["canaries"]
     if interval["unit"] == "record":
-        counts = [count + interval["added"]["each"] * (count == interval["added"]["to"]) for count in counts]
+        counts = [
+            count + interval["added"]["each"] * (count == interval["added"]["to"])
+            for count in counts
+        ]
     if len(counts) != n:
         return [f"the ledger is that of {n:,} clients, clients.csv has {len(counts):,}"]
     if "releases" in header or "schedule" not in header:
         return []
     pairs = [
-        (run.ledger.kinds[k]["price"]["sampled"], count) for k, count in zip(run.ledger.kind_of, counts, strict=True)
+        (run.ledger.kinds[k]["price"]["sampled"], count)
+        for k, count in zip(run.ledger.kind_of, counts, strict=True)
     ]
     batch = max((rate * count for rate, count in pairs if rate < 1), default=math.inf)
     if not all(math.isclose(rate, min(1.0, batch / count), rel_tol=1e-9) for rate, count in pairs):
-        return ["the sampling rates in the ledger are not those of one batch size and the records in clients.csv"]
+        return [
+            "the sampling rates in the ledger are not those of one batch size and the records "
+            "in clients.csv"
+        ]
     return []
 
 
 def _fields(run: _Run) -> _Answer:
-    """Compare the other fields of the report with those of the ledger, and name the ones that nothing derives."""
+    """Compare the other fields of the report with those of the ledger, and name the ones that
+    nothing derives."""
     known = {"headline", *(part.name for part in fields(PrivacyReport))}
     strange = sorted(str(name) for name in run.report if name not in known)
     if strange:
@@ -473,7 +548,8 @@ def _fields(run: _Run) -> _Answer:
 
 
 def _underived(run: _Run) -> dict[str, str]:
-    """Return the fields of the report that are compared with nothing but its copy in result.json, and why."""
+    """Return the fields of the report that are compared with nothing but its copy in result.json,
+    and why."""
     stated = [part.name for part in fields(PrivacyReport)]
     if run.secret:
         why = "a search publishes nothing of the ledgers of its runs"
@@ -482,7 +558,9 @@ def _underived(run: _Run) -> dict[str, str]:
         return {", ".join(stated): "there is no ledger to derive them from"}
     unknown = dict(run.restated.unknown)
     if run.report.get("interval") is not None:
-        unknown[", ".join(_GUESSED)] = "the attack is counted with the noise known, and noise is in no file"
+        unknown[", ".join(_GUESSED)] = (
+            "the attack is counted with the noise known, and noise is in no file"
+        )
     return unknown
 
 
@@ -505,9 +583,14 @@ def _search(run: _Run) -> _Answer:
     }
     stated = dict(search)
     stated["shape"] = float(stated["shape"])
-    wrong = differences(stated, made, "{} of the search is {!r} in privacy.json and {!r} in the ledger")
+    wrong = differences(
+        stated, made, "{} of the search is {!r} in privacy.json and {!r} in the ledger"
+    )
     wrong += [f"{name} is no fact of a search" for name in sorted(set(search) - set(made))]
-    fixed = dict.fromkeys(("run", "ledger_lines", "ledger_head")) | {"accountant": "rdp", "observer": "public"}
+    fixed = dict.fromkeys(("run", "ledger_lines", "ledger_head")) | {
+        "accountant": "rdp",
+        "observer": "public",
+    }
     wrong += differences(run.report, fixed, "{} is {!r} in privacy.json, and {!r} of every search")
     return wrong, f"{', '.join(made)} are the same in privacy.json and in the ledger"
 
@@ -540,14 +623,20 @@ def _charges(run: _Run) -> _Answer:
     if stated != releases:
         wrong.append(f"privacy.json has {stated} releases, the ledger charges {releases}")
     if bool(run.report.get("remaining_charged")) != (remaining is not None):
-        wrong.append("privacy.json and the ledger differ in whether the rest was charged after an early stop")
+        wrong.append(
+            "privacy.json and the ledger differ in whether the rest was charged after an early stop"
+        )
     text = f"{len(run.ledger.steps):,} steps, in order and each once"
     if run.ledger.by_client:
         what = "participations" if "schedule" in header else "activations"
         text += f"; at most {int(run.ledger.uses.max(initial=0))} {what} of one client"
     if header.get("bands"):
-        text += f", {len(header['bands'])} rounds between them at least, over which noise is correlated"
-    return wrong, text + (", the rest after an early stop included" if remaining is not None else "")
+        text += (
+            f", {len(header['bands'])} rounds between them at least, over which noise is correlated"
+        )
+    return wrong, text + (
+        ", the rest after an early stop included" if remaining is not None else ""
+    )
 
 
 def _epsilon(run: _Run) -> _Answer:
@@ -579,7 +668,9 @@ def _epsilon(run: _Run) -> _Answer:
     bounds = [run.ledger.library_epsilon(account, float(claim)) for account in tested]
     least = max((bound for bound in bounds if bound is not None), default=None if bounds else 0.0)
     if least is None:
-        raise _NotCovered("dp-accounting does not have this law of noise, so it is not computed again")
+        raise _NotCovered(
+            "dp-accounting does not have this law of noise, so it is not computed again"
+        )
     among = ""
     if len(tested) != len(charged):
         among = f" (the largest of {len(tested):,} of {len(charged):,} kinds)"
@@ -599,17 +690,28 @@ def _budget(run: _Run) -> _Answer:
 
 
 def _interval(run: _Run) -> _Answer:
-    """Compute the lower bounds again from the guesses in the report, and the price and the uses in the ledger."""
+    """Compute the lower bounds again from the guesses in the report, and the price and the uses in
+    the ledger."""
     interval = run.report.get("interval")
     header = run.header
     if interval is None:
         return None
     if header is None:
-        raise _NotCovered("the price and the uses that bounds are made of are in the ledger, which is not here")
+        raise _NotCovered(
+            "the price and the uses that bounds are made of are in the ledger, which is not here"
+        )
     account = interval["account"]
-    uses = {"uses": int(run.ledger.uses[account]), "delta": header["delta"], "claimed": run.report.get("epsilon")}
-    wrong = differences(interval, uses, "{} of the interval is {!r}, and {!r} in the ledger or the report")
-    again = with_bounds(interval | uses, Price.from_dict(run.ledger.kinds[run.ledger.kind_of[account]]["price"]))
+    uses = {
+        "uses": int(run.ledger.uses[account]),
+        "delta": header["delta"],
+        "claimed": run.report.get("epsilon"),
+    }
+    wrong = differences(
+        interval, uses, "{} of the interval is {!r}, and {!r} in the ledger or the report"
+    )
+    again = with_bounds(
+        interval | uses, Price.from_dict(run.ledger.kinds[run.ledger.kind_of[account]]["price"])
+    )
     pairs = [(interval["measured"], again["measured"])]
     for stated, made in zip(interval["observers"], again["observers"], strict=True):
         bounds = zip(stated["bounds"], made["bounds"], strict=True)
@@ -624,7 +726,9 @@ def _interval(run: _Run) -> _Answer:
 def _row_noise(run: _Run) -> _Answer:
     names = [key.removeprefix(_ROWS) for key in run.header or () if key.startswith(_ROWS)]
     if names:
-        raise _NotCovered(f"the account of the noise on rows of {', '.join(names)} is not computed again")
+        raise _NotCovered(
+            f"the account of the noise on rows of {', '.join(names)} is not computed again"
+        )
     return None
 
 
@@ -645,7 +749,9 @@ def _report(run: _Run) -> _Answer:
     """Compare the report in its two files."""
     if not run.private:
         raise _NotCovered("private/result.json is not here")
-    wrong = differences(run.result, run.report, "{0} is {2!r} in privacy.json and {1!r} in result.json")
+    wrong = differences(
+        run.result, run.report, "{0} is {2!r} in privacy.json and {1!r} in result.json"
+    )
     names = [part.name for part in fields(PrivacyReport) if part.name in run.result]
     wrong += [f"{name} is missing in privacy.json" for name in names if name not in run.report]
     return wrong, "every field of privacy.json is the one in result.json"
@@ -661,13 +767,19 @@ def _grid(run: _Run) -> _Answer:
     if not path.exists():
         raise _NotCovered("no released values are kept")
     tensors, grids = run.files.tensors(path)
-    values = {name: GridValue(value=value, **json.loads(grids[name])) for name, value in tensors.items()}
+    values = {
+        name: GridValue(value=value, **json.loads(grids[name])) for name, value in tensors.items()
+    }
     wrong = []
     for name, last in values.items():
         if math.frexp(last.width)[0] != 0.5:
-            wrong.append(f"the grid of {name} has a width of {last.width!r}, which is no power of two")
+            wrong.append(
+                f"the grid of {name} has a width of {last.width!r}, which is no power of two"
+            )
         elif last.off_grid:
-            wrong.append(f"{last.off_grid} of {last.value.numel()} coordinates of {name} are not on its grid")
+            wrong.append(
+                f"{last.off_grid} of {last.value.numel()} coordinates of {name} are not on its grid"
+            )
         if run.private and last.step >= run.result["rounds"]:
             wrong.append(f"{name} is of step {last.step}, and {run.result['rounds']} were made")
     if run.header is not None and "releases" in run.header:
@@ -677,17 +789,24 @@ def _grid(run: _Run) -> _Answer:
             bound = run.norms.get(name, claim.bound)
             if name in values and claim.law in _LENGTHS and (name in run.norms or not run.adaptive):
                 wrong += _too_quiet(name, replace(claim, bound=bound), values[name])
-    steps = ", ".join(f"{name} of step {last.step} ({last.value.numel()} coordinates)" for name, last in values.items())
-    return wrong, f"whole multiples of a public power of two: {steps}; earlier releases are not kept"
+    steps = ", ".join(
+        f"{name} of step {last.step} ({last.value.numel()} coordinates)"
+        for name, last in values.items()
+    )
+    return (
+        wrong,
+        f"whole multiples of a public power of two: {steps}; earlier releases are not kept",
+    )
 
 
 def _too_quiet(name: str, claim: Claim, last: GridValue) -> list[str]:
     """Returns the complaint about a release with less noise than the ledger states.
 
-    Such a sum is stochastically at least as long as the noise in it, whatever the clients sent and whatever other noise
-    it is correlated with (Anderson, "The integral of a symmetric unimodal function over a symmetric convex set", 1955),
-    so a length below the quantile of the noise occurs by chance once in a million releases. Noise of half the scale is
-    found with certainty from about 100 coordinates on.
+    Such a sum is stochastically at least as long as the noise in it, whatever the clients sent and
+    whatever other noise it is correlated with (Anderson, "The integral of a symmetric unimodal
+    function over a symmetric convex set", 1955), so a length below the quantile of the noise occurs
+    by chance once in a million releases. Noise of half the scale is found with certainty from about
+    100 coordinates on.
     """
     wrong = []
     if last.width != claim.width or last.divisor != claim.denominator:
@@ -702,7 +821,8 @@ def _too_quiet(name: str, claim: Claim, last: GridValue) -> list[str]:
 
 
 def _gaussian_length(noise: Tensor) -> tuple[float, float]:
-    """Return the length of Gaussian noise of scale 1 in its own norm, squared, and what it hardly ever is below."""
+    """Return the length of Gaussian noise of scale 1 in its own norm, squared, and what it hardly
+    ever is below."""
     return float(noise.square().sum()), float(chi2.ppf(_BY_CHANCE, noise.numel()))
 
 
@@ -716,7 +836,11 @@ def _l2_laplace_length(noise: Tensor) -> tuple[float, float]:
     return float(noise.norm()), float(gamma.ppf(_BY_CHANCE, noise.numel()))
 
 
-_LENGTHS = {"gaussian": _gaussian_length, "laplace": _laplace_length, "l2_laplace": _l2_laplace_length}
+_LENGTHS = {
+    "gaussian": _gaussian_length,
+    "laplace": _laplace_length,
+    "l2_laplace": _l2_laplace_length,
+}
 
 
 def _model(run: _Run) -> _Answer:
@@ -735,7 +859,11 @@ def _model(run: _Run) -> _Answer:
     model = torch.cat([tensors[name].flatten() for name in names])
     public = list(run.checkpoint.public.values())
     rows = [value.flatten() for value in public if value.numel() == model.numel()]
-    rows += [value[0] for value in public if value.ndim == 2 and value.shape[1] == model.numel() < value.numel()]
+    rows += [
+        value[0]
+        for value in public
+        if value.ndim == 2 and value.shape[1] == model.numel() < value.numel()
+    ]
     rows = [row for row in rows if row.dtype == model.dtype]
     if not rows:
         raise _NotCovered("the checkpoint has no vector of its length")

@@ -1,4 +1,5 @@
-"""``fedmtl check``: what can be said of data before anything is trained, and a draft of the settings of a table."""
+"""``fedmtl check``: what can be said of data before anything is trained, and a draft of the
+settings of a table."""
 
 from __future__ import annotations
 
@@ -30,16 +31,20 @@ _GROUPS = ("privacy=", "model=", "data/partition=")  # that a draft repeats
 def check(words: list[str]) -> int:
     """Say before training whether the noise allows sharing, and draft the settings of a table.
 
-    The draft of data.bounds, and the rows of clients, are read off private rows, which no epsilon covers: put in what
-    you know of the columns. --public writes nothing, and prints what follows from declared facts and the number of
-    clients, with privacy=record also that of records; its warnings and errors may speak of rows.
+    The draft of data.bounds, and the rows of clients, are read off private rows, which no epsilon
+    covers: put in what you know of the columns. --public writes nothing, and prints what follows
+    from declared facts and the number of clients, with privacy=record also that of records; its
+    warnings and errors may speak of rows.
 
     examples
-      fedmtl check data=table data.path=visits.csv data.client=ward data.target=days privacy.epsilon=3
-      fedmtl --config-dir . experiment=visits     a run of the draft, once you have confirmed its bounds
+      fedmtl check data=table data.path=visits.csv data.client=ward data.target=days
+      privacy.epsilon=3 fedmtl --config-dir . experiment=visits     a run of the draft, once you
+      have confirmed its bounds
     """
     parser = command_parser(check, "as for training")
-    parser.add_argument("--public", action="store_true", help="print no line that is computed from values")
+    parser.add_argument(
+        "--public", action="store_true", help="print no line that is computed from values"
+    )
     options = parser.parse_intermixed_args(words)
     overrides = with_automatic(options.overrides)
     config = resolve(compose(overrides))
@@ -56,7 +61,11 @@ def check(words: list[str]) -> int:
     from ..trainer.check import check as outlook
 
     if objects["algorithm"] == "auto":
-        chosen = {name: objects[name] for name in ("model", "rounds", "schedule") if objects[name] != "auto"}
+        chosen = {
+            name: objects[name]
+            for name in ("model", "rounds", "schedule")
+            if objects[name] != "auto"
+        }
     show(outlook(data, objects["privacy"], **chosen, public=options.public))
     return 0
 
@@ -81,11 +90,11 @@ def _said_once() -> Iterator[None]:
 
 
 def _draft(node: Config) -> None:
-    """Fill in the bounds, features, labels and classes of a table that are not declared, and print a line on each
-    column.
+    """Fill in the bounds, features, labels and classes of a table that are not declared, and print
+    a line on each column.
 
-    Columns that look like ids, and constants, leave the features unless their bounds are declared. Columns with missing
-    values become those of data.missing.
+    Columns that look like ids, and constants, leave the features unless their bounds are declared.
+    Columns with missing values become those of data.missing.
     """
     from ..data.readers.columns import Summary, Table
     from ..data.readers.table import feature_columns
@@ -111,10 +120,17 @@ def _draft(node: Config) -> None:
             if column.distinct:
                 note = "; no two rows are alike: if it is an id, leave it out of data.features"
             elif column.coded:
-                codes = ", ".join(repr(f"{float(kind):g}") for kind in sorted(column.kinds, key=float))
-                note = f"; {len(column.kinds)} whole numbers: if they are codes, its bounds are [{codes}]"
+                codes = ", ".join(
+                    repr(f"{float(kind):g}") for kind in sorted(column.kinds, key=float)
+                )
+                note = (
+                    f"; {len(column.kinds)} whole numbers: if they are codes, its bounds are "
+                    f"[{codes}]"
+                )
         if name in bounds and column.missing:
-            note += f"; {column.missing:,} missing values: 0, and a feature that says so (data.missing)"
+            note += (
+                f"; {column.missing:,} missing values: 0, and a feature that says so (data.missing)"
+            )
             missing.append(name)
         lines.append(shown(f"  {name}: {column.text}{note}"))
     node["features"] = [name for name in chosen if name in bounds]
@@ -131,9 +147,18 @@ def _draft(node: Config) -> None:
         hint = "; its mean is far above its median: data.target_scale=log may fit"
     lines.append(shown(f"  {target}: {column.text}{hint}"))
     _check_target(str(target), column)
-    if target not in bounds and column.doubt and not (node.get("labels") or isinstance(classes, int)):
-        raise ConfigError(f"data.target is {target!r}, which {column.doubt}; choose another, or {column.remedy}.")
-    head = f"{node['path']}: columns, read off private rows that no epsilon covers; confirm or replace the bounds"
+    if (
+        target not in bounds
+        and column.doubt
+        and not (node.get("labels") or isinstance(classes, int))
+    ):
+        raise ConfigError(
+            f"data.target is {target!r}, which {column.doubt}; choose another, or {column.remedy}."
+        )
+    head = (
+        f"{node['path']}: columns, read off private rows that no epsilon covers; confirm or "
+        "replace the bounds"
+    )
     show("\n".join([head, *lines]))
     node["bounds"] = bounds
     if not column.numeric:
@@ -141,7 +166,8 @@ def _draft(node: Config) -> None:
     if classes == "infer" and log:
         node["classes"] = None
     elif classes == "infer":
-        node["classes"] = made(node, "data").classes  # as the reader infers them, a draft to be confirmed, too
+        # as the reader infers them, a draft to be confirmed, too
+        node["classes"] = made(node, "data").classes
     if column.numeric and node.get("classes") is None:
         bounds.setdefault(target, column.bounds)
 
@@ -154,31 +180,54 @@ def _check_target(name: str, column: Summary) -> None:
     """
     if column.missing:
         raise ConfigError(
-            f"data.target is {name!r}, which has {column.missing:,} missing values; choose another, or leave the rows "
+            f"data.target is {name!r}, which has {column.missing:,} missing values; choose "
+            "another, or leave the rows "
             "out."
         )
     if column.dates:
-        raise ConfigError(f"data.target is {name!r}, which holds dates; choose another, such as a number of days.")
+        raise ConfigError(
+            f"data.target is {name!r}, which holds dates; choose another, such as a number of days."
+        )
 
 
 def _write(config: Config, words: list[str]) -> None:
-    """Write an experiment, named after the table, with the data and the budget of a configuration that ``words`` chose.
+    """Write an experiment, named after the table, with the data and the budget of a configuration
+    that ``words`` chose.
 
-    One that differs at most in its bounds stays; beside one of another table or budget the name gets a number.
+    One that differs at most in its bounds stays; beside one of another table or budget the name
+    gets a number.
     """
-    data = {name: value for name, value in config["data"].items() if value is not None and name != "_target_"}
-    files = {name: str(Path(data[name]).resolve()) for name in ("path", "test_path") if name in data}
+    data = {
+        name: value
+        for name, value in config["data"].items()
+        if value is not None and name != "_target_"
+    }
+    files = {
+        name: str(Path(data[name]).resolve()) for name in ("path", "test_path") if name in data
+    }
     data |= files | {"classes": config["data"].get("classes")}
     dealt = (data.get("partition") or {}).get("_target_")  # else a column says whose a row is
-    data = {name: value for name, value in data.items() if name != "seed" and (name != "partition" or dealt)}
+    data = {
+        name: value
+        for name, value in data.items()
+        if name != "seed" and (name != "partition" or dealt)
+    }
     values = {"data": data, "privacy": {"epsilon": config["privacy"].get("epsilon")}}
-    lines = ["# @package _global_", "# A draft: confirm that the bounds are public, or replace them.", "defaults:"]
+    lines = [
+        "# @package _global_",
+        "# A draft: confirm that the bounds are public, or replace them.",
+        "defaults:",
+    ]
     lines += ["  - override /data: table", "  - override /algorithm: auto"]
-    lines += [f"  - override /{word.replace('=', ': ')}" for word in words if word.startswith(_GROUPS)]
+    lines += [
+        f"  - override /{word.replace('=', ': ')}" for word in words if word.startswith(_GROUPS)
+    ]
     draft = "\n".join([*lines, "", yaml_text(_literal(values))])
     stem = re.sub(r"\W+", "_", Path(config["data"]["path"]).stem)
     others = list[str]()
-    while (file := Path("experiment") / f"{stem}{f'_{len(others) + 1}' if others else ''}.yaml").exists():
+    while (
+        file := Path("experiment") / f"{stem}{f'_{len(others) + 1}' if others else ''}.yaml"
+    ).exists():
         if _without_bounds(file.read_text(encoding="utf-8")) == _without_bounds(draft):
             show(f"{file} is there already and stays as it is; remove it for a new draft")
             return
@@ -192,8 +241,8 @@ def _write(config: Config, words: list[str]) -> None:
 
 
 def _literal(value: Any) -> Any:
-    """Return values in which a text, whatever it holds, is that text for Hydra: ``${x}`` in a name of a column, a
-    category, a client or a file is no reference. Keys are never references.
+    """Return values in which a text, whatever it holds, is that text for Hydra: ``${x}`` in a name
+    of a column, a category, a client or a file is no reference. Keys are never references.
 
     Raises:
         ConfigError: a text that Hydra reads as a missing value.
@@ -204,7 +253,8 @@ def _literal(value: Any) -> Any:
         return [_literal(part) for part in value]
     if value == MISSING:
         raise ConfigError(
-            f"a column, a category or a file is called {MISSING!r}, which a configuration file reads as a value that "
+            f"a column, a category or a file is called {MISSING!r}, which a configuration file "
+            "reads as a value that "
             "is missing; give it another name."
         )
     if not isinstance(value, str):
@@ -213,11 +263,13 @@ def _literal(value: Any) -> Any:
 
 
 def _escaped(found: re.Match[str]) -> str:
-    """Return the beginning of a reference, with the backslashes before it, as Hydra reads it as a text."""
+    """Return the beginning of a reference, with the backslashes before it, as Hydra reads it as a
+    text."""
     return f"{found[1] * 2}\\${{"
 
 
 def _without_bounds(draft: str) -> Config:
-    """Return the values of a draft but for its bounds and the columns whose values may be missing."""
+    """Return the values of a draft but for its bounds and the columns whose values may be
+    missing."""
     values: Any = yaml.safe_load(draft)
     return values | {"data": values.get("data", {}) | {"bounds": None, "missing": None}}

@@ -1,10 +1,11 @@
 """From command-line overrides to a trainer: compose the configuration, check it, make its objects.
 
-Hydra composes and sweeps. Its source of files, :class:`Defaults`, completes a file under ``configs/``, which lists what
-differs from the signature of its ``_target_``: every setting has a key that Hydra can override, sweep and print. The
-objects are those that a program would make, named by ``_target_``. A file makes nothing but what
-:func:`fedmtl.trainer.targets.resolved_target` lets it name, and of Hydra's own settings it has those that
-:func:`fedmtl.cli.received.check_file` lets it have.
+Hydra composes and sweeps. Its source of files, :class:`Defaults`, completes a file under
+``configs/``, which lists what differs from the signature of its ``_target_``: every setting has a
+key that Hydra can override, sweep and print. The objects are those that a program would make, named
+by ``_target_``. A file makes nothing but what :func:`fedmtl.trainer.targets.resolved_target` lets
+it name, and of Hydra's own settings it has those that :func:`fedmtl.cli.received.check_file` lets
+it have.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ VERSION = "1.3"  # of Hydra, as whose behaviour a later one takes
 _USERS_DATA = ("data=table", "data=images", "data=leaf")
 _OF_THE_COMMAND = ("answers", "logger")  # settings of a run that are no argument of a trainer
 _FOLDERS = {"hydra.run.dir", "hydra.sweep.dir"}
-_OF_PROGRAMS = ("folder", "callbacks", "transform", "model")  # arguments that are no settings of their class
+# arguments that are no settings of their class
+_OF_PROGRAMS = ("folder", "callbacks", "transform", "model")
 _PATHS = (
     *("data.root", "data.path", "data.images", "data.cache", "data.counts"),
     *("graph.root", "graph.path", "algorithm.clusters", "latency.source"),
@@ -108,8 +110,8 @@ def load(group: str, option: str) -> DictConfig:
 def add_defaults(node: DictConfig, place: str) -> None:
     """Add the arguments that a mapping does not list, in place; those of the mappings in it, too.
 
-    An argument without a default is ``???``, Hydra's mark of a value that is required, and the seed of a part is that
-    of the run.
+    An argument without a default is ``???``, Hydra's mark of a value that is required, and the seed
+    of a part is that of the run.
 
     Args:
         node: it describes an object if it has a ``_target_``.
@@ -138,7 +140,8 @@ def add_defaults(node: DictConfig, place: str) -> None:
 
 
 def _chosen(node: DictConfig) -> list[str]:
-    """Return the keys of a file that its list of ``defaults`` fills, such as ``local`` for ``solver@local: sgd``."""
+    """Return the keys of a file that its list of ``defaults`` fills, such as ``local`` for
+    ``solver@local: sgd``."""
     entries = (entry for entry in node.get("defaults") or () if isinstance(entry, DictConfig))
     return [re.split("[@/.]", str(key))[-1] for entry in entries for key in entry]
 
@@ -163,12 +166,14 @@ def _is_plain(value: Any) -> bool:
 
 
 def named(target: str, place: str) -> Any:
-    """Return the class or function that a configuration names at ``place``; the trainer at its root.
+    """Return the class or function that a configuration names at ``place``; the trainer at its
+    root.
 
     Raises:
         ConfigError: one that a file may not name, or that cannot be imported.
     """
-    with uncollected(frozen="torch" not in sys.modules):  # else the process is another's, or began before
+    # else the process is another's, or began before
+    with uncollected(frozen="torch" not in sys.modules):
         from ..trainer import Trainer
         from ..trainer.targets import resolved_target
     if not place:
@@ -180,12 +185,15 @@ def named(target: str, place: str) -> Any:
 
 
 def with_automatic(words: Sequence[str]) -> list[str]:
-    """Return the words of a command, in which data of the user take the automatic settings unless an algorithm, an
-    experiment or a setting of the schedule is chosen."""
+    """Return the words of a command, in which data of the user take the automatic settings unless
+    an algorithm, an experiment or a setting of the schedule is chosen."""
     places = [place for place, word in enumerate(words) if word in _USERS_DATA]
-    if not places or any(word.startswith(("algorithm", "experiment=", "schedule.")) for word in words):
+    if not places or any(
+        word.startswith(("algorithm", "experiment=", "schedule.")) for word in words
+    ):
         return list(words)
-    return [*words[: places[0]], "algorithm=auto", *words[places[0] :]]  # settings stand between the options
+    # settings stand between the options
+    return [*words[: places[0]], "algorithm=auto", *words[places[0] :]]
 
 
 def combinations(overrides: Sequence[str]) -> list[list[str]]:
@@ -197,14 +205,16 @@ def combinations(overrides: Sequence[str]) -> list[list[str]]:
     register()
     parse(overrides)
     with refusals(overrides), hydra.initialize(None, version_base=VERSION):
-        parser = OverridesParser.create(GlobalHydra.instance().config_loader())  # which finds the options of a glob(*)
+        # which finds the options of a glob(*)
+        parser = OverridesParser.create(GlobalHydra.instance().config_loader())
         (runs,) = BasicSweeper.split_arguments(parser.parse_overrides(list(overrides)), None)
     return [list(run) for run in runs]
 
 
 def differing(run: Sequence[str], typed: Sequence[str]) -> str:
     """Return those overrides of a run of a sweep that were not typed with a single value."""
-    keys = {override.get_key_element(): override.is_sweep_override() for override in parse(typed)}  # the last counts
+    # the last counts
+    keys = {override.get_key_element(): override.is_sweep_override() for override in parse(typed)}
     return " ".join(text for text in run if keys.get(text.partition("=")[0], True))
 
 
@@ -212,13 +222,17 @@ def parse(overrides: Sequence[str]) -> list[Override]:
     """Return the overrides as Hydra reads them.
 
     Raises:
-        ConfigError: one that it cannot read, or another folder of files than that of ``--config-dir``.
+        ConfigError: one that it cannot read, or another folder of files than that of
+            ``--config-dir``.
     """
     with refusals(overrides):
         parsed = OverridesParser.create().parse_overrides(list(overrides))
     for override in parsed:
         if override.get_key_element().lstrip("+~") == "hydra.searchpath":
-            raise ConfigError(f"{override.input_line} is not taken; --config-dir DIR is the folder with own groups.")
+            raise ConfigError(
+                f"{override.input_line} is not taken; --config-dir DIR is the folder "
+                "with own groups."
+            )
     return parsed
 
 
@@ -277,7 +291,8 @@ def chosen_folder(overrides: Sequence[str], name: str, key: str) -> Path | None:
 
 
 def _folder_of_file(overrides: Sequence[str], name: str, key: str) -> Path | None:
-    """Return the folder that a trusted file chooses for a run or a sweep; None where it is that of Hydra."""
+    """Return the folder that a trusted file chooses for a run or a sweep; None where it is that of
+    Hydra."""
     register()
     with refusals(overrides), hydra.initialize(None, version_base=VERSION):
         composed = hydra.compose(name, list(overrides), return_hydra_config=True)
@@ -310,7 +325,9 @@ def printed(config: DictConfig, place: str | None, *, resolve: bool) -> str:
         else:
             part = config
     if part is None:
-        raise ConfigError(f"--package is {place}, and no setting is there; fedmtl --cfg job prints all.")
+        raise ConfigError(
+            f"--package is {place}, and no setting is there; fedmtl --cfg job prints all."
+        )
     head = ""
     if place:
         head = f"# @package {place}\n"
@@ -321,7 +338,8 @@ def printed(config: DictConfig, place: str | None, *, resolve: bool) -> str:
 
 @contextmanager
 def refusals(overrides: Sequence[str]) -> Iterator[None]:
-    """Turn what Hydra raises in this block into an error that names the option or the key, with the nearest names.
+    """Turn what Hydra raises in this block into an error that names the option or the key, with the
+    nearest names.
 
     Args:
         overrides: as typed.
@@ -338,8 +356,8 @@ def refusals(overrides: Sequence[str]) -> Iterator[None]:
 
 
 def _refused(error: Exception, overrides: Sequence[str]) -> ConfigError:
-    """Return the error of a word that cannot be read, of an option or a key that does not exist, or what Hydra says of
-    anything else."""
+    """Return the error of a word that cannot be read, of an option or a key that does not exist, or
+    what Hydra says of anything else."""
     if isinstance(error, OverrideParseException):
         text = f"cannot read {error.override!r}; settings are written KEY=VALUE, such as rounds=200"
         return ConfigError(f"{text} ({first_line(error)}).")
@@ -352,10 +370,19 @@ def _refused(error: Exception, overrides: Sequence[str]) -> ConfigError:
         close = difflib.get_close_matches(option, error.options, n=1, cutoff=0.5)
         return unknown(error.options, close, text, "fedmtl --help")
     cause = error.__cause__
-    if isinstance(cause, (ConfigAttributeError, ConfigKeyError)) and isinstance(cause.parent_node, DictConfig):
+    if isinstance(cause, (ConfigAttributeError, ConfigKeyError)) and isinstance(
+        cause.parent_node, DictConfig
+    ):
         missing = str(cause.full_key)
         node = cause.parent_node
-        key = next((key for key in (one.key_or_group for one in parse(overrides)) if within(key, [missing])), missing)
+        key = next(
+            (
+                key
+                for key in (one.key_or_group for one in parse(overrides))
+                if within(key, [missing])
+            ),
+            missing,
+        )
         settings: Any = OmegaConf.to_container(node._get_root(), resolve=False)
         del settings["hydra"]
         near = _with_option(missing) or nearest(key, list(_leaves(settings)))
@@ -364,14 +391,17 @@ def _refused(error: Exception, overrides: Sequence[str]) -> ConfigError:
     return ConfigError(f"{': '.join(filter(None, words))}.")
 
 
-def _no_setting(key: str, accepted: Sequence[str], near: Sequence[str], of: str = "") -> ConfigError:
+def _no_setting(
+    key: str, accepted: Sequence[str], near: Sequence[str], of: str = ""
+) -> ConfigError:
     """Return the error of a setting that does not exist, ``of`` a class."""
     names = [name for name in accepted if name != "_target_"]
     return unknown(names, near, f"{key} is no setting{of}", "fedmtl --cfg job")
 
 
 def _with_option(key: str) -> list[str]:
-    """Return up to three choices of another option of a group, each of which has the setting ``key``."""
+    """Return up to three choices of another option of a group, each of which has the setting
+    ``key``."""
     group, _, name = key.rpartition(".")
     having = [option for option in choices().get(group, {}) if name in list(load(group, option))]
     return [f"{group}={option} {key}" for option in having[:3]]
@@ -389,10 +419,12 @@ def _leaves(settings: Mapping[str, Any], place: str = "") -> dict[str, Any]:
 
 
 def without_leftovers(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
-    """Return a composed configuration without settings for an option that the command line has replaced.
+    """Return a composed configuration without settings for an option that the command line has
+    replaced.
 
-    An experiment sets ``algorithm.lam`` for the algorithm that it chooses; ``experiment=NAME algorithm=fedavg`` chooses
-    another one. What that one has no argument for goes, and so does a value for what it describes as an object.
+    An experiment sets ``algorithm.lam`` for the algorithm that it chooses;
+    ``experiment=NAME algorithm=fedavg`` chooses another one. What that one has no argument for
+    goes, and so does a value for what it describes as an object.
 
     Args:
         config: composed, changed in place.
@@ -409,19 +441,26 @@ def without_leftovers(config: DictConfig, overrides: Sequence[str]) -> DictConfi
         accepted: Collection[str] = ()
         if target is not None:
             accepted = inspect.signature(named(target, group)).parameters
-        stays = {"_target_", "lora", "fix", *(key[1] for key in keys if key[0] == group and len(key) > 1)}
+        stays = {
+            "_target_",
+            "lora",
+            "fix",
+            *(key[1] for key in keys if key[0] == group and len(key) > 1),
+        }
         with open_dict(config):
             for name in [name for name in node if name not in stays]:
                 if name not in accepted:
                     del node[name]
-                elif isinstance(own._get_node(name), DictConfig) and not isinstance(node._get_node(name), DictConfig):
+                elif isinstance(own._get_node(name), DictConfig) and not isinstance(
+                    node._get_node(name), DictConfig
+                ):
                     node[name] = own[name]
     return config
 
 
 def resolve(config: DictConfig) -> Config:
-    """Return plain values: nothing missing, every reference resolved, and None for an early stop, an audit or adapters
-    that are off.
+    """Return plain values: nothing missing, every reference resolved, and None for an early stop,
+    an audit or adapters that are off.
 
     Raises:
         ConfigError: a required value is missing, or a reference leads nowhere.
@@ -432,7 +471,9 @@ def resolve(config: DictConfig) -> Config:
     try:
         values: Any = OmegaConf.to_container(config, resolve=True)
     except OmegaConfBaseException as error:
-        raise ConfigError(f"{error.full_key}: {first_line(error)}; choose another, or set it.") from error
+        raise ConfigError(
+            f"{error.full_key}: {first_line(error)}; choose another, or set it."
+        ) from error
     del values["_target_"]  # of the trainer
     for node, name, switch in (
         (values, "early_stopping", "patience"),
@@ -445,7 +486,8 @@ def resolve(config: DictConfig) -> Config:
 
 
 def settings(config: Config) -> Config:
-    """Return the objects of a resolved configuration that need no data; everything that can be checked is checked.
+    """Return the objects of a resolved configuration that need no data; everything that can be
+    checked is checked.
 
     Returns:
         Arguments for :class:`fedmtl.Trainer`, without ``data`` and ``folder``.
@@ -463,17 +505,26 @@ def settings(config: Config) -> Config:
     model = dict(config["model"])
     fix = model.pop("fix", False)
     lora = model.pop("lora", None)
-    objects = {name: made(value, name) for name, value in (objects | {"model": model}).items() if name != "data"}
+    objects = {
+        name: made(value, name)
+        for name, value in (objects | {"model": model}).items()
+        if name != "data"
+    }
     if not isinstance(fix, bool):
         raise ConfigError(f"model.fix is {fix!r}; accepted: true or false.")
     if fix:
         objects["model"] = models.fix(objects["model"])
     if lora is not None:
         if not isinstance(lora, dict):
-            raise ConfigError(f"model.lora is {lora!r}; give a mapping of its settings, such as model.lora.rank=VALUE.")
+            raise ConfigError(
+                f"model.lora is {lora!r}; give a mapping of its settings, such as "
+                "model.lora.rank=VALUE."
+            )
         objects["model"] = made(lora | {"model": objects["model"]}, "model.lora")
     objects |= {name: objects[name] or () for name in ("baselines", "metrics")}
-    for name in ("algorithm", "schedule", "model", "rounds") if objects["algorithm"] is None else ():
+    for name in (
+        ("algorithm", "schedule", "model", "rounds") if objects["algorithm"] is None else ()
+    ):
         objects[name] = "auto" if objects[name] is None else objects[name]
     with _by_key({"Trainer": ""}):
         check_values(Trainer, objects)
@@ -483,10 +534,12 @@ def settings(config: Config) -> Config:
 
 
 def made(node: Any, place: str) -> Any:
-    """Return the object of a mapping with ``_target_``, its parts made before it; other values as they are.
+    """Return the object of a mapping with ``_target_``, its parts made before it; other values as
+    they are.
 
     Args:
-        node: resolved; a mapping whose ``_target_`` is null describes None, and so does a group without settings.
+        node: resolved; a mapping whose ``_target_`` is null describes None, and so does a group
+            without settings.
         place: its dotted key.
 
     Raises:
@@ -499,16 +552,24 @@ def made(node: Any, place: str) -> Any:
         return node
     if node.get("_target_", "" if place not in GROUPS else None) is None:
         for name in node.keys() - {"_target_"}:
-            raise ConfigError(f"{place}.{name} means nothing here: {place} is none; choose another {place}=OPTION.")
+            raise ConfigError(
+                f"{place}.{name} means nothing here: {place} is none; choose another "
+                f"{place}=OPTION."
+            )
         return None
-    parts = {str(name): made(value, f"{place}.{name}") for name, value in node.items() if name != "_target_"}
+    parts = {
+        str(name): made(value, f"{place}.{name}")
+        for name, value in node.items()
+        if name != "_target_"
+    }
     if "_target_" not in node:
         return parts
     target = named(str(node["_target_"]), place)
     _check_arguments(target, parts, place)
     with _by_key({target.__name__: place}, place):
         if isinstance(target, type) and dataclasses.is_dataclass(target):
-            check_values(target, parts)  # before checks of its own, which may compare a text with a number
+            # before checks of its own, which may compare a text with a number
+            check_values(target, parts)
         return target(**parts)
 
 
@@ -526,13 +587,16 @@ def _check_arguments(made: Any, values: Config, place: str) -> None:
     parameters = inspect.signature(made).parameters
     free = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     for name in (name for name in values if name not in parameters and not free):
-        key, *near = (f"{place}.{key}".lstrip(".") for key in (name, *nearest(name, list(parameters))))
+        key, *near = (
+            f"{place}.{key}".lstrip(".") for key in (name, *nearest(name, list(parameters)))
+        )
         raise _no_setting(key, list(parameters), near, f" of {made.__name__}")
 
 
 @contextmanager
 def _by_key(places: Mapping[str, str], place: str = "") -> Iterator[None]:
-    """Let errors in this block name settings by their keys: ``privacy.epsilon`` for ``ClientPrivacy.epsilon``.
+    """Let errors in this block name settings by their keys: ``privacy.epsilon`` for
+    ``ClientPrivacy.epsilon``.
 
     Args:
         places: the dotted key of what is made, by its class or function.
@@ -560,7 +624,9 @@ def _by_key(places: Mapping[str, str], place: str = "") -> Iterator[None]:
 
 def by_key(objects: Mapping[str, Any]) -> AbstractContextManager[None]:
     """Let errors in a block name the settings of these arguments of a trainer by their keys."""
-    return _by_key({type(value).__name__: name for name, value in objects.items()} | {"Trainer": ""})
+    return _by_key(
+        {type(value).__name__: name for name, value in objects.items()} | {"Trainer": ""}
+    )
 
 
 def build(config: Config, folder: Path) -> Trainer:
@@ -587,14 +653,17 @@ def build(config: Config, folder: Path) -> Trainer:
 
 
 def write_config(folder: Path, words: Sequence[str], config: Config) -> None:
-    """Write the configuration that a resume reads, under the command that it came from, with paths that lead to the
-    same files from everywhere."""
+    """Write the configuration that a resume reads, under the command that it came from, with paths
+    that lead to the same files from everywhere."""
     text = yaml_text(with_absolute_paths(config))
-    write_text(folder / "private" / "config.yaml", f"# {shown(shlex.join(['fedmtl', *words]))}\n{text}")
+    write_text(
+        folder / "private" / "config.yaml", f"# {shown(shlex.join(['fedmtl', *words]))}\n{text}"
+    )
 
 
 def with_absolute_paths(node: Any, place: str = "") -> Any:
-    """Return a resolved configuration in which the paths of data, clusters, graphs and latencies are absolute."""
+    """Return a resolved configuration in which the paths of data, clusters, graphs and latencies
+    are absolute."""
     if isinstance(node, dict):
         return {name: with_absolute_paths(value, f"{place}.{name}") for name, value in node.items()}
     if place.endswith(_PATHS) and isinstance(node, str):
@@ -613,13 +682,16 @@ def stored_config(folder: Path) -> Config:
         raise ConfigError(f"{folder} holds no run of this command: {stored} is missing.")
     config = read_yaml(stored)
     if not isinstance(config, dict) or not config.keys() & {"algorithm", "search"}:
-        raise ConfigError(f"{stored} has no 'algorithm', and was cut off or changed; restore it, or start a new run.")
+        raise ConfigError(
+            f"{stored} has no 'algorithm', and was cut off or changed; restore it, "
+            "or start a new run."
+        )
     return {str(key): value for key, value in config.items()}
 
 
 def with_logger(config: Config, folder: Path, overrides: Sequence[str]) -> Config:
-    """Return the stored settings of a run with its logger, which writes into the folder of the run or where these
-    overrides say: a file does not say where else numbers of private data go.
+    """Return the stored settings of a run with its logger, which writes into the folder of the run
+    or where these overrides say: a file does not say where else numbers of private data go.
 
     Args:
         config: as ``private/config.yaml`` has it.
@@ -633,16 +705,18 @@ def with_logger(config: Config, folder: Path, overrides: Sequence[str]) -> Confi
     typed = {text.partition("=")[0] for text in overrides}
     for key, value in () if "logger" in typed else _places_elsewhere(config, folder, typed):
         raise ConfigError(
-            f"logger.{key} of {folder / 'private' / 'config.yaml'} is {value!r}, which is not in the folder of the "
-            "run, and a file does not say where else a run writes. If you chose it, give it again: fedmtl resume "
+            f"logger.{key} of {folder / 'private' / 'config.yaml'} is {value!r}, which is not in "
+            "the folder of the "
+            "run, and a file does not say where else a run writes. If you chose it, give it again: "
+            "fedmtl resume "
             f"{folder} logger.{key}=VALUE; logger=none resumes without."
         )
     return config
 
 
 def check_logger(config: Config, folder: Path, overrides: Sequence[str]) -> None:
-    """Refuse a logger that writes or sends elsewhere than into the folder of the run, unless the user has typed where:
-    a file does not say where numbers of private data go.
+    """Refuse a logger that writes or sends elsewhere than into the folder of the run, unless the
+    user has typed where: a file does not say where numbers of private data go.
 
     Args:
         config: resolved.
@@ -655,18 +729,27 @@ def check_logger(config: Config, folder: Path, overrides: Sequence[str]) -> None
     typed = {override.get_key_element().lstrip("+~") for override in parse(overrides)}
     for key, value in _places_elsewhere(config, folder, typed):
         raise ConfigError(
-            f"logger.{key} is {value!r} in a file, which is not in the folder of the run, and a file does not say "
-            f"where else a run writes. If you choose it, give it on the command line: logger.{key}=VALUE."
+            f"logger.{key} is {value!r} in a file, which is not in the folder of the run, and a "
+            "file does not say "
+            "where else a run writes. If you choose it, give it on the command line: "
+            f"logger.{key}=VALUE."
         )
 
 
-def _places_elsewhere(config: Config, folder: Path, typed: Collection[str]) -> Iterator[tuple[str, Any]]:
-    """Yield the settings of a logger, with their values, that lead out of the folder of a run and are not ``typed``."""
+def _places_elsewhere(
+    config: Config, folder: Path, typed: Collection[str]
+) -> Iterator[tuple[str, Any]]:
+    """Yield the settings of a logger, with their values, that lead out of the folder of a run and
+    are not ``typed``."""
     logger = config.get("logger") or {}
     root = folder.resolve()
     for key in ("folder", "tracking_uri"):
         value = logger.get(key)
-        inside = key == "folder" and isinstance(value, str) and (root / value).resolve().is_relative_to(root)
+        inside = (
+            key == "folder"
+            and isinstance(value, str)
+            and (root / value).resolve().is_relative_to(root)
+        )
         if not (value is None or inside or f"logger.{key}" in typed):
             yield key, value
 
@@ -685,9 +768,15 @@ def changed(config: Config, overrides: Sequence[str], places: Sequence[str]) -> 
     for text in overrides:
         if not any(of_place([text], place) for place in places):
             kept = ", ".join(f"{place}=... and {place}.KEY=..." for place in places)
-            raise ConfigError(f"{text} is not taken here: settings stay as they are stored, except {kept}.")
+            raise ConfigError(
+                f"{text} is not taken here: settings stay as they are stored, except {kept}."
+            )
     own = {place: of_place(overrides, place) for place in places}
-    chosen = {place: texts for place, texts in own.items() if any(text.startswith(f"{place}=") for text in texts)}
+    chosen = {
+        place: texts
+        for place, texts in own.items()
+        if any(text.startswith(f"{place}=") for text in texts)
+    }
     new = {place: resolve(compose(texts))[place] for place, texts in chosen.items()}
     values = copy.deepcopy(config | new)
     for override in parse(overrides):

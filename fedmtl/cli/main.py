@@ -1,18 +1,20 @@
 r"""Train private, personalized models of federated clients, from the command line.
 
-usage: fedmtl [KEY=VALUE ...]            train; without settings: private personal models of embedded digits
-       fedmtl visits.csv client=ward target=days   train on a table; fedmtl check drafts its bounds first
-       fedmtl -m [KEY=A,B,C ...]         train every combination
-       fedmtl report FOLDER...           a table and a plot of runs; --html: one page; --format, --width: for a paper
-       fedmtl search KEY=A,B,C ...       choose the best combination under one privacy budget
-       fedmtl resume FOLDER              continue an interrupted run, sweep or search
+usage: fedmtl [KEY=VALUE ...]            train; without settings: private personal models of
+embedded digits
+       fedmtl visits.csv client=ward target=days   train on a table; fedmtl check drafts its bounds
+       first fedmtl -m [KEY=A,B,C ...]         train every combination
+       fedmtl report FOLDER...           a table and a plot of runs; --html: one page; --format,
+       --width: for a paper fedmtl search KEY=A,B,C ...       choose the best combination under one
+       privacy budget fedmtl resume FOLDER              continue an interrupted run, sweep or search
        fedmtl adapt FOLDER [KEY=VALUE]   models of new clients, from the released model of a run
-       fedmtl audit [KEY=VALUE ...]      check by experiment what a configuration claims; --interval: measure epsilon
-       fedmtl predict FOLDER new.csv     the target of new rows of a table, in its units; --client, --probabilities
-       fedmtl export FOLDER model.onnx   a model of a table as a program that needs no fedmtl; or model.pt2
-       fedmtl check data=... [KEY=VALUE] say before training whether the noise allows sharing
-       fedmtl verify FOLDER              what the files of a finished run confirm
-       torchrun --nproc-per-node=4 -m fedmtl [-m] [KEY=VALUE ...]   train, sweep or resume in several processes
+       fedmtl audit [KEY=VALUE ...]      check by experiment what a configuration claims;
+       --interval: measure epsilon fedmtl predict FOLDER new.csv     the target of new rows of a
+       table, in its units; --client, --probabilities fedmtl export FOLDER model.onnx   a model of a
+       table as a program that needs no fedmtl; or model.pt2 fedmtl check data=... [KEY=VALUE] say
+       before training whether the noise allows sharing fedmtl verify FOLDER              what the
+       files of a finished run confirm torchrun --nproc-per-node=4 -m fedmtl [-m] [KEY=VALUE ...]
+       train, sweep or resume in several processes
 
 examples
   fedmtl privacy.epsilon=2 rounds=200
@@ -20,7 +22,8 @@ examples
   fedmtl privacy=none                              no clipping, no noise
   fedmtl -m algorithm=pmtl,fedavg finetune=kl privacy.epsilon=1,2,4,8 baselines=[local]
   fedmtl experiment=pmtl_femnist data.root=/path/to/femnist.zip
-  fedmtl algorithm=pp_dmtl replicates=100 epsilons=[1,3,10]     percentile bands, as one batched program
+  fedmtl algorithm=pp_dmtl replicates=100 epsilons=[1,3,10]     percentile bands, as one batched
+  program
 
 common settings
   rounds, seed, replicates, epsilons, baselines, metrics, device, execution
@@ -31,8 +34,8 @@ options
   -m, --multirun      run every combination of listed values
   --cfg job           print all settings and stop; with --resolve: what references lead to
   --config-dir DIR    a folder with your own groups, searched first; every command takes it
-  --trust MODULE      call what files name in this module too, such as an algorithm of yours; every command takes it
-  --debug             show tracebacks
+  --trust MODULE      call what files name in this module too, such as an algorithm of yours; every
+  command takes it --debug             show tracebacks
   --version, --help
 
 exit codes
@@ -75,7 +78,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code.
     """
-    words = ["--config-dir" if word == "-cd" else word for word in (sys.argv[1:] if argv is None else argv)]
+    words = [
+        "--config-dir" if word == "-cd" else word
+        for word in (sys.argv[1:] if argv is None else argv)
+    ]
     with outputs() as out:
         code = copy_context().run(_run, words, Process("--debug" in words))
     if missing := lost(out):
@@ -97,7 +103,8 @@ def _run(words: list[str], process: Process) -> int:
             TRUST.set(tuple(options.trust))
             if options.config_dir is not None and not options.config_dir.is_dir():
                 raise ConfigError(
-                    f"--config-dir is {options.config_dir}, which is no folder; give one with groups, such as "
+                    f"--config-dir is {options.config_dir}, which is no folder; give one with "
+                    "groups, such as "
                     "mine/algorithm/."
                 )
             EXTRA.set(options.config_dir)
@@ -123,14 +130,15 @@ def _import(modules: Sequence[str]) -> None:
             import_module(module)
         except Exception as error:  # of a module of the user's own
             raise ConfigError(
-                f"--trust is {module!r}, which cannot be imported ({first_line(error)}); give the name of a module "
+                f"--trust is {module!r}, which cannot be imported ({first_line(error)}); give the "
+                "name of a module "
                 "whose folder is on PYTHONPATH, such as --trust my_feddyn."
             ) from error
 
 
 def _launched(words: list[str]) -> Ranks | None:
-    """The ranks that torchrun started, or those of the process group of the program that calls the command; None,
-    without importing PyTorch, for a single process.
+    """The ranks that torchrun started, or those of the process group of the program that calls the
+    command; None, without importing PyTorch, for a single process.
 
     Raises:
         ConfigError: several, for a command that runs in one process.
@@ -142,7 +150,9 @@ def _launched(words: list[str]) -> Ranks | None:
     if command != "resume":
         if os.environ.get("RANK", "0") != "0":
             raise SystemExit(REFUSED)
-        raise ConfigError(f"{command} runs in one process, and {size} were started; start it without torchrun.")
+        raise ConfigError(
+            f"{command} runs in one process, and {size} were started; start it without torchrun."
+        )
     from ..ranks import Ranks
 
     return Ranks.of_launch()
@@ -150,7 +160,8 @@ def _launched(words: list[str]) -> Ranks | None:
 
 def _in_a_group() -> bool:
     """Whether the program that calls the command has made a process group of several processes."""
-    distributed = sys.modules.get("torch.distributed")  # a program that has made one has imported it
+    # a program that has made one has imported it
+    distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available():
         return False
     return distributed.is_initialized() and distributed.get_world_size() > 1
@@ -177,13 +188,14 @@ def _dispatch(words: list[str], process: Process) -> int:
 
 
 _COMMANDS: dict[str, Callable[[list[str]], int]] = {
-    command.__name__: command for command in (report, adapt, predict, export, search, audit, verify, check)
+    command.__name__: command
+    for command in (report, adapt, predict, export, search, audit, verify, check)
 }
 
 
 def help_text() -> str:
-    """Return the page of ``fedmtl --help``: this module's docstring, with the groups and options that are found in the
-    configuration folder and in the user's own."""
+    """Return the page of ``fedmtl --help``: this module's docstring, with the groups and options
+    that are found in the configuration folder and in the user's own."""
     lines = [__doc__ or "", "groups: choose with GROUP=OPTION"]
     for group, options in choices().items():
         if "/" in group:

@@ -29,28 +29,34 @@ SHORT = GUESSED | {"epsilon": "privacy.epsilon", "delta": "privacy.delta"}
 
 
 def config_folder() -> Path:
-    """Return the folder of the Hydra groups: inside the package in a wheel, beside it in a source tree."""
+    """Return the folder of the Hydra groups: inside the package in a wheel, beside it in a source
+    tree."""
     package = Path(__file__).resolve().parents[1]
     for folder in (package / "configs", package.parent / "configs"):
         if (folder / "config.yaml").is_file():
             return folder
-    raise ConfigError(f"the configuration files are missing: neither {package} nor its parent has configs/.")
+    raise ConfigError(
+        f"the configuration files are missing: neither {package} nor its parent has configs/."
+    )
 
 
 def config_folders() -> list[Path]:
-    """Return the folders that are searched for groups: the user's, where there is one, then the package's."""
+    """Return the folders that are searched for groups: the user's, where there is one, then the
+    package's."""
     return [*filter(None, [EXTRA.get()]), config_folder()]
 
 
 def choices() -> dict[str, dict[str, str]]:
-    """Return the groups of the package, and of the user's folder. An option comes with the comment that opens its file,
-    and with the name of the user's folder."""
+    """Return the groups of the package, and of the user's folder. An option comes with the comment
+    that opens its file, and with the name of the user's folder."""
     options: dict[str, dict[str, str]] = {}
     for folder in reversed(config_folders()):
         for file in sorted(folder.glob("*/**/*.yaml")):
             group = file.parent.relative_to(folder).as_posix()
             comment = re.search(r"^# (?!@)(.*)", file.read_text(encoding="utf-8"), re.MULTILINE)
-            words = f"{comment[1] if comment else ''}{f' ({folder})' if folder == EXTRA.get() else ''}"
+            words = (
+                f"{comment[1] if comment else ''}{f' ({folder})' if folder == EXTRA.get() else ''}"
+            )
             options.setdefault(group, {})[file.stem] = words.strip()
     return options
 
@@ -76,13 +82,17 @@ def unknown(accepted: Collection[str], near: Sequence[str], text: str, printed: 
 
 
 def nearest(key: str, accepted: Sequence[str]) -> list[str]:
-    """Return up to three accepted keys that ``key`` may have meant: the same last word anywhere, then a similar one in
-    its place; of a key without a place else one anywhere."""
+    """Return up to three accepted keys that ``key`` may have meant: the same last word anywhere,
+    then a similar one in its place; of a key without a place else one anywhere."""
     place, _, name = key.rpartition(".")
-    last_words = {other: other.rpartition(".")[2] for other in accepted if not key.startswith(f"{other}.")}
+    last_words = {
+        other: other.rpartition(".")[2] for other in accepted if not key.startswith(f"{other}.")
+    }
     if name in GUESSED:
         meant = GUESSED[name]
-        choose = {"algorithm": "algorithm=fedavg ", "schedule": "schedule=poisson "}.get(meant.split(".")[0], "")
+        choose = {"algorithm": "algorithm=fedavg ", "schedule": "schedule=poisson "}.get(
+            meant.split(".")[0], ""
+        )
         # automatic settings lack both
         if meant in accepted:
             return [meant]

@@ -1,6 +1,8 @@
-"""Standard output and error of a command: a reader that leaves, as of ``| head``, changes nothing about what is done.
+"""Standard output and error of a command: a reader that leaves, as of ``| head``, changes nothing
+about what is done.
 
-A run whose output nobody reads any more is trained, written and ends as any other, with the exit code of its work.
+A run whose output nobody reads any more is trained, written and ends as any other, with the exit
+code of its work.
 """
 
 from __future__ import annotations
@@ -84,7 +86,8 @@ def outputs() -> Iterator[Output]:
 
 
 def lost(out: Output) -> str:
-    """Return why standard output lacks something; empty if nothing is missing or its reader has left."""
+    """Return why standard output lacks something; empty if nothing is missing or its reader has
+    left."""
     if out.error is None or out.error.errno in _LEFT:
         return ""
     return f"standard output could not be written: {out.error}"

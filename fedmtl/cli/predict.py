@@ -30,23 +30,31 @@ _DIGITS = ".9g"  # of a prediction: a model computes in float32
 def predict(words: list[str]) -> int:
     """Predict the target of new rows, in its own units, with the models of a run on a table.
 
-    A row of a client of the run is predicted by that client's own model, any other row by the shared one. The table
-    needs the columns that the run predicts from, in any order, and no target; other columns are left out. The output
-    has a line a row, in the same order: the client, predicted_TARGET, and predicted_by, own or shared.
+    A row of a client of the run is predicted by that client's own model, any other row by the
+    shared one. The table needs the columns that the run predicts from, in any order, and no target;
+    other columns are left out. The output has a line a row, in the same order: the client,
+    predicted_TARGET, and predicted_by, own or shared.
 
     examples
-      fedmtl predict outputs/2025-01-31/12-00-00 new.csv                     writes new.predicted.csv
-      fedmtl predict outputs/2025-01-31/12-00-00 new.csv --client ward-7     a table without the column of the clients
-      fedmtl predict outputs/2025-01-31/12-00-00/public new.csv --output - --probabilities
-      fedmtl predict outputs/2025-01-31/12-00-00 new.csv separator=semicolon decimal=comma
+      fedmtl predict outputs/2025-01-31/12-00-00 new.csv                     writes
+      new.predicted.csv fedmtl predict outputs/2025-01-31/12-00-00 new.csv --client ward-7     a
+      table without the column of the clients fedmtl predict outputs/2025-01-31/12-00-00/public
+      new.csv --output - --probabilities fedmtl predict outputs/2025-01-31/12-00-00 new.csv
+      separator=semicolon decimal=comma
     """
     parser = command_parser(predict)
     parser.add_argument("folder", type=Path, help=_PLACES)
-    parser.add_argument("table", type=Path, help="with the new rows: .csv, .tsv (both also .gz) or .parquet")
-    of_form = "how the table is written, if not as that of the run: separator, decimal, encoding, comment"
+    parser.add_argument(
+        "table", type=Path, help="with the new rows: .csv, .tsv (both also .gz) or .parquet"
+    )
+    of_form = (
+        "how the table is written, if not as that of the run: separator, decimal, encoding, comment"
+    )
     parser.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE", help=of_form)
     parser.add_argument("--client", metavar="NAME", help="whose model predicts all rows")
-    parser.add_argument("--probabilities", action="store_true", help="of the classes, a column each")
+    parser.add_argument(
+        "--probabilities", action="store_true", help="of the classes, a column each"
+    )
     kept = "columns of the table that are written beside the predictions"
     parser.add_argument("--keep", action="append", default=[], metavar="COLUMN", help=kept)
     goes = "a .csv file, or - for standard output; default NAME.predicted.csv in this folder"
@@ -60,7 +68,9 @@ def predict(words: list[str]) -> int:
     with printed_log(logging.WARNING):
         models = _models(options.folder)
         table = read_rows(options.table, models.coding.schema, settings, options.keep)
-        made = predicted(models, table, options.client, probabilities=options.probabilities, kept=options.keep)
+        made = predicted(
+            models, table, options.client, probabilities=options.probabilities, kept=options.keep
+        )
     text = _csv(made.frame)
     lines = _said(made, models, options.client)
     if target is None:
@@ -92,7 +102,9 @@ def _form(overrides: Sequence[str]) -> dict[str, str]:
         if name in ("client", "output", "probabilities", "keep"):
             raise ConfigError(f"{text} is an option here: --{name}{f' {value}' * bool(value)}.")
         if not equals or name not in FORM:
-            raise unknown(FORM, [], f"{text!r} is no setting of a table to predict", "fedmtl predict --help")
+            raise unknown(
+                FORM, [], f"{text!r} is no setting of a table to predict", "fedmtl predict --help"
+            )
         settings[name] = value
     return settings
 
@@ -107,14 +119,17 @@ def _output(given: str | None, table: Path) -> Path | None:
         return None
     target = Path(given or f"{table.name.partition('.')[0]}.predicted.csv")
     if target.suffix.lower() != ".csv" or target.is_dir():
-        raise ConfigError(f"--output is {target}; give a file that ends in .csv, or - for standard output.")
+        raise ConfigError(
+            f"--output is {target}; give a file that ends in .csv, or - for standard output."
+        )
     if target.resolve() == table.resolve():
         raise ConfigError(f"--output is {target}, the table itself; choose another file.")
     return target
 
 
 def _models(folder: Path) -> Models:
-    """Return the models of a run, with a network of the user's own as the run's settings name it."""
+    """Return the models of a run, with a network of the user's own as the run's settings name
+    it."""
     from ..trainer.predict import Models, run_folder
 
     place = run_folder(folder)
@@ -139,7 +154,9 @@ def _csv(frame: pd.DataFrame) -> str:
             printed[name] = frame[name].map(f"{{:{_DIGITS}}}".format)
         elif frame[name].dtype.kind not in "iuf":
             printed[name] = frame[name].map(cell)
-    printed.to_csv(text, index=False, lineterminator="\n", header=[cell(str(name)) for name in frame.columns])
+    printed.to_csv(
+        text, index=False, lineterminator="\n", header=[cell(str(name)) for name in frame.columns]
+    )
     return text.getvalue()
 
 
@@ -163,18 +180,22 @@ def _said(made: Predictions, models: Models, client: str | None) -> str:
         more = len(made.unknown) - _FEW
         if more > 0:
             named += f" and {more:,} more"
-        text += f", {rows - made.own:,} by the shared model, as these clients have no model here: {named}"
+        text += (
+            f", {rows - made.own:,} by the shared model, as these clients have no model here: "
+            f"{named}"
+        )
     return text
 
 
 def export(words: list[str]) -> int:
-    """Write a model of a run on a table as a program: rows of numbers in, predictions in the target's units out.
+    """Write a model of a run on a table as a program: rows of numbers in, predictions in the
+    target's units out.
 
-    The program needs no fedmtl: it computes the coding of the columns, the model and the units, for torch.export (.pt2)
-    or ONNX (.onnx). It takes float64 (n, columns), the columns in the printed order, of a text the number of its
-    category, of a date the days since 1970-01-01; it returns prediction, (n,), of classes their numbers, and
-    probabilities, (n, classes). A row with a value that its column does not take, such as a missing one, has the
-    prediction NaN, of classes -1.
+    The program needs no fedmtl: it computes the coding of the columns, the model and the units, for
+    torch.export (.pt2) or ONNX (.onnx). It takes float64 (n, columns), the columns in the printed
+    order, of a text the number of its category, of a date the days since 1970-01-01; it returns
+    prediction, (n,), of classes their numbers, and probabilities, (n, classes). A row with a value
+    that its column does not take, such as a missing one, has the prediction NaN, of classes -1.
 
     examples
       fedmtl export outputs/2025-01-31/12-00-00 model.onnx                   the shared model
@@ -183,7 +204,9 @@ def export(words: list[str]) -> int:
     parser = command_parser(export)
     parser.add_argument("folder", type=Path, help=_PLACES)
     parser.add_argument("file", type=Path, help="that is written: .pt2 or .onnx")
-    parser.add_argument("--client", metavar="NAME", help="whose model is written; without it the shared one")
+    parser.add_argument(
+        "--client", metavar="NAME", help="whose model is written; without it the shared one"
+    )
     options = parser.parse_intermixed_args(words)
     file = options.file
 
@@ -196,14 +219,20 @@ def export(words: list[str]) -> int:
         try:
             write_program(predictor, file)
         except OSError as error:
-            raise ConfigError(f"{file} cannot be written ({error.strerror}); choose another file.") from error
+            raise ConfigError(
+                f"{file} cannot be written ({error.strerror}); choose another file."
+            ) from error
     notes = described(predictor.coding)
     lines = [f"{short(file)}: the shared model"]
     if options.client is not None:
         lines = [f"{short(file)}: the model of {shown(options.client)}, which no epsilon covers"]
     elif not predictor.coding.schema.declared:
-        lines[0] += "; names or categories of its columns were read off the table, which no epsilon covers"
-    lines += [f"  column {place}  {_column_text(column)}" for place, column in enumerate(notes["columns"])]
+        lines[0] += (
+            "; names or categories of its columns were read off the table, which no epsilon covers"
+        )
+    lines += [
+        f"  column {place}  {_column_text(column)}" for place, column in enumerate(notes["columns"])
+    ]
     lines.append(f"  gives     {shown(notes['target'])}{_classes_text(notes['classes'])}")
     show("\n".join(lines))
     return 0
@@ -226,7 +255,8 @@ def _column_text(column: Mapping[str, Any]) -> str:
 
 
 def _classes_text(names: Sequence[Any] | None) -> str:
-    """Return the numbers of classes or categories with their names; empty without any, or if numbers are names."""
+    """Return the numbers of classes or categories with their names; empty without any, or if
+    numbers are names."""
     if names is None or list(names) == list(range(len(names))):
         return ""
     return " " + ", ".join(f"{number} {shown(str(name))}" for number, name in enumerate(names))

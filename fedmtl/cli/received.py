@@ -1,8 +1,9 @@
 """Configuration files of others: what a file may set of Hydra itself, and what it may refer to.
 
-Hydra opens log files, sends log records, sets environment variables, moves folders and imports modules as its own
-settings say, and resolvers read the environment. A file of the user's folder does none of this, as it names no class
-that is not trusted: it may have come from someone else. The user may, by typing it, and ``--trust hydra`` lets files.
+Hydra opens log files, sends log records, sets environment variables, moves folders and imports
+modules as its own settings say, and resolvers read the environment. A file of the user's folder
+does none of this, as it names no class that is not trusted: it may have come from someone else. The
+user may, by typing it, and ``--trust hydra`` lets files.
 """
 
 from __future__ import annotations
@@ -26,11 +27,13 @@ _QUIET = ("none", "disabled", None)  # kinds of logging that log nothing
 _VALUES = {"mode": ("RUN", "MULTIRUN"), "output_subdir": (None,)}
 _LOGGING = ("hydra/job_logging", "hydra/hydra_logging")
 _ACCEPTED = (
-    "hydra.mode, hydra.sweeper.params and hydra.sweeper.max_batch_size, hydra.output_subdir=null, and none for "
+    "hydra.mode, hydra.sweeper.params and hydra.sweeper.max_batch_size, hydra.output_subdir=null, "
+    "and none for "
     "hydra/job_logging and hydra/hydra_logging"
 )
 _NAMED = re.compile(rf"(?:^|[^\w-]){HYDRA}(?:$|[^\w-])")  # hydra as a word of a key
-_RESOLVERS = ("oc.select", "oc.dict.keys", "oc.dict.values", "oc.deprecated")  # of OmegaConf, that read settings only
+# of OmegaConf, that read settings only
+_RESOLVERS = ("oc.select", "oc.dict.keys", "oc.dict.values", "oc.deprecated")
 
 
 def check_file(root: Path, name: str, result: ConfigResult) -> None:
@@ -63,13 +66,16 @@ def check_file(root: Path, name: str, result: ConfigResult) -> None:
     for text in _texts(values):
         for name in resolvers(text):
             raise ConfigError(
-                f"{file} has {text!r}, and a file refers to settings only, such as ${{seed}}, not by the resolver "
-                f"{name}; give the value on the command line, or, if you trust the file, add --trust {HYDRA}."
+                f"{file} has {text!r}, and a file refers to settings only, such as ${{seed}}, not "
+                "by the resolver "
+                f"{name}; give the value on the command line, or, if you trust the file, add "
+                f"--trust {HYDRA}."
             )
 
 
 def resolvers(text: str) -> Iterator[str]:
-    """Yield the resolvers of a text that read something else than settings, and names that are made of others."""
+    """Yield the resolvers of a text that read something else than settings, and names that are made
+    of others."""
     if "${" not in text:
         return
     try:
@@ -78,7 +84,11 @@ def resolvers(text: str) -> Iterator[str]:
         return
     while nodes:
         node = nodes.pop()
-        nodes += [child for child in getattr(node, "children", None) or () if hasattr(child, "getRuleIndex")]
+        nodes += [
+            child
+            for child in getattr(node, "children", None) or ()
+            if hasattr(child, "getRuleIndex")
+        ]
         if isinstance(node, OmegaConfGrammarParser.InterpolationResolverContext):
             name = node.resolverName().getText()
             if "$" in name or (name.startswith("oc.") and name not in _RESOLVERS):
@@ -111,7 +121,8 @@ def _keys_of_hydra(values: dict[str, Any]) -> Iterator[str]:
 
 
 def _keys_of_sweeper(values: dict[str, Any]) -> Iterator[str]:
-    """Yield what a file sets of the sweeper beyond the values of settings, which Hydra reads as if they were typed."""
+    """Yield what a file sets of the sweeper beyond the values of settings, which Hydra reads as if
+    they were typed."""
     for name, value in values.items():
         place = f"{HYDRA}.sweeper.{name}"
         if name == "params" and isinstance(value, dict):
@@ -136,6 +147,7 @@ def _texts(node: Any) -> Iterator[str]:
 
 def _refused(file: Path, key: str) -> ConfigError:
     return ConfigError(
-        f"{file} sets {key}, which is Hydra's own, and a file sets of that only {_ACCEPTED}; give it on the command "
+        f"{file} sets {key}, which is Hydra's own, and a file sets of that only {_ACCEPTED}; give "
+        "it on the command "
         f"line, or, if you trust the file, add --trust {HYDRA}."
     )

@@ -1,6 +1,8 @@
-"""Training from the command line: a run or a sweep, its process with its errors, and what it prints.
+"""Training from the command line: a run or a sweep, its process with its errors, and what it
+prints.
 
-Hydra composes, sweeps and names the folders. A run of its own prints a summary, the job of a sweep one line.
+Hydra composes, sweeps and names the folders. A run of its own prints a summary, the job of a sweep
+one line.
 """
 
 from __future__ import annotations
@@ -27,7 +29,15 @@ from hydra.core.hydra_config import HydraConfig
 from .._files import CLAIM, claimed, remove_empty
 from .._rounding import number_text, rounded_up
 from .._text import shown_lines
-from ..errors import ConfigError, DataError, FedmtlError, ModelError, PrivacyError, ResumeError, TrainingError
+from ..errors import (
+    ConfigError,
+    DataError,
+    FedmtlError,
+    ModelError,
+    PrivacyError,
+    ResumeError,
+    TrainingError,
+)
 from ..report import CHOICE_NOT_COVERED
 from ..report.runs import ERROR
 from ..report.tables import write_text
@@ -96,17 +106,21 @@ class Process:
                     if self.writes:
                         stack.enter_context(run.claimed(resume=resume))
                 except ResumeError as error:
-                    held = f"{short(folder)} already holds a run; continue it with fedmtl resume {short(folder)}"
+                    held = (
+                        f"{short(folder)} already holds a run; continue it with fedmtl resume "
+                        f"{short(folder)}"
+                    )
                     raise ConfigError(f"{held}, or choose another folder.") from error
             yield
 
     @contextmanager
     def errors(self, job: object = None) -> Iterator[None]:
-        """Print an error in one line and keep its exit code, unless ``debug`` asks for the traceback.
+        """Print an error in one line and keep its exit code, unless ``debug`` asks for the
+        traceback.
 
         Args:
-            job: of a sweep, named in the line. An error that the other ranks do not have ends this process: they wait
-                for it in that job, and hear that it has ended.
+            job: of a sweep, named in the line. An error that the other ranks do not have ends this
+                process: they wait for it in that job, and hear that it has ended.
         """
         try:
             yield
@@ -140,8 +154,11 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(f"{message}; {self.format_usage()}")
 
 
-def command_parser(command: Callable[..., int], settings: str = "", *, folder: bool = False) -> argparse.ArgumentParser:
-    """Return the parser of ``fedmtl NAME``, whose help is the docstring of the function of that name.
+def command_parser(
+    command: Callable[..., int], settings: str = "", *, folder: bool = False
+) -> argparse.ArgumentParser:
+    """Return the parser of ``fedmtl NAME``, whose help is the docstring of the function of that
+    name.
 
     Args:
         command: the function.
@@ -153,9 +170,13 @@ def command_parser(command: Callable[..., int], settings: str = "", *, folder: b
     text = inspect.getdoc(command)
     parser = Parser(prog=prog, description=text, formatter_class=style, allow_abbrev=False)
     if folder:
-        parser.add_argument("folder", type=Path, help="of a run, such as outputs/2025-01-31/12-00-00")
+        parser.add_argument(
+            "folder", type=Path, help="of a run, such as outputs/2025-01-31/12-00-00"
+        )
     if settings:
-        parser.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE", help=f"settings, {settings}")
+        parser.add_argument(
+            "overrides", nargs="*", default=[], metavar="KEY=VALUE", help=f"settings, {settings}"
+        )
     return parser
 
 
@@ -192,11 +213,14 @@ class Job:
             better, _, worse = result.beside_local
             score += f" ({better:.0%} of the clients better off than alone, {worse:.0%} worse)"
         seconds = time.monotonic() - began
-        return f"{self}: {score}, epsilon {rounded_up(result.epsilon, 3)}, {seconds:.0f} s, {folder}"
+        return (
+            f"{self}: {score}, epsilon {rounded_up(result.epsilon, 3)}, {seconds:.0f} s, {folder}"
+        )
 
 
 def train(words: list[str], process: Process) -> int:
-    """Hand over to Hydra, which composes, sweeps and names the folders, after a check of every run of a sweep."""
+    """Hand over to Hydra, which composes, sweeps and names the folders, after a check of every run
+    of a sweep."""
     words = conf.with_automatic(words)
     options = hydra_options(words)
     typed = options.overrides
@@ -208,7 +232,9 @@ def train(words: list[str], process: Process) -> int:
     by_plugin = any(override.key_or_group == "hydra/sweeper" for override in conf.parse(typed))
     if options.cfg == "job" and not options.multirun:
         with process.agree():
-            text = conf.printed(conf.compose(typed, options.config_name), options.package, resolve=options.resolve)
+            text = conf.printed(
+                conf.compose(typed, options.config_name), options.package, resolve=options.resolve
+            )
         if process.writes:
             show(text.removesuffix("\n"))
         return 0
@@ -224,7 +250,8 @@ def train(words: list[str], process: Process) -> int:
         if process.writes and (warning := unlike(configs)):
             say(warning)
         if ranks is not None and not options.multirun:
-            conf.compose(typed, options.config_name)  # what is refused is refused by all in one line
+            # what is refused is refused by all in one line
+            conf.compose(typed, options.config_name)
 
     def task(config: Any) -> float | None:
         from ..trainer.folder import RunFolder
@@ -238,11 +265,14 @@ def train(words: list[str], process: Process) -> int:
             of = None
             if not own.sweeper.get("params"):
                 of = len(runs) or None
-            job = Job(int(own.job.num), of, conf.differing(overrides, typed), sweep=Path(own.sweep.dir))
+            job = Job(
+                int(own.job.num), of, conf.differing(overrides, typed), sweep=Path(own.sweep.dir)
+            )
         if job is not None and process.writes and folder == Path.cwd() / job.sweep / "0":
             for number, run in enumerate(runs):  # for a resume, also of what has not begun by then
                 place = RunFolder(job.sweep / str(number))
-                with suppress(FedmtlError), place.claimed(resume=False):  # else it is refused in its turn
+                # else it is refused in its turn
+                with suppress(FedmtlError), place.claimed(resume=False):
                     of_task = [word for word in run if not word.startswith(("hydra.", "hydra/"))]
                     conf.write_config(place.root, of_task, configs[number])
         with outputs(), process.errors(job):  # a launcher of a plugin calls this in another process
@@ -266,10 +296,14 @@ def train(words: list[str], process: Process) -> int:
 
 
 @contextmanager
-def _placed(typed: Sequence[str], options: argparse.Namespace, process: Process) -> Iterator[list[str]]:
-    """Yield the overrides of a command with its folder, the same for all ranks, a new one where none is chosen; a
-    sweep holds its folder."""
-    key, kind = ("hydra.sweep.dir", "multirun") if options.multirun else ("hydra.run.dir", "outputs")
+def _placed(
+    typed: Sequence[str], options: argparse.Namespace, process: Process
+) -> Iterator[list[str]]:
+    """Yield the overrides of a command with its folder, the same for all ranks, a new one where
+    none is chosen; a sweep holds its folder."""
+    key, kind = (
+        ("hydra.sweep.dir", "multirun") if options.multirun else ("hydra.run.dir", "outputs")
+    )
     with ExitStack() as stack:
         with process.agree():
             place = conf.chosen_folder(typed, options.config_name, key)
@@ -277,7 +311,8 @@ def _placed(typed: Sequence[str], options: argparse.Namespace, process: Process)
             folder = _shared(process, lambda: str(stack.enter_context(new_folder(kind))))
             place = Path(folder)
             typed = [*typed, f"{key}={folder}"]
-        known = "${" not in str(place)  # else Hydra makes the name, and only the runs hold their folders
+        # else Hydra makes the name, and only the runs hold their folders
+        known = "${" not in str(place)
         with process.agree():
             if options.multirun and process.writes and known:
                 stack.enter_context(claimed_sweep(place))
@@ -303,7 +338,8 @@ def claimed_sweep(folder: Path) -> Iterator[None]:
             stack.enter_context(claimed(folder))
         except BlockingIOError as error:
             raise ConfigError(
-                f"{short(folder)} is the folder of a sweep that another process runs; choose another folder, or wait "
+                f"{short(folder)} is the folder of a sweep that another process runs; choose "
+                "another folder, or wait "
                 "until it has ended."
             ) from error
         except OSError as error:
@@ -313,8 +349,9 @@ def claimed_sweep(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def new_folder(kind: str) -> Iterator[Path]:
-    """Make a folder named by the date and time, ``KIND/2025-01-31/12-00-00``, which no other process has: those that
-    begin within one second are ``12-00-00_2`` and so on. It is removed at the end if nothing was written there.
+    """Make a folder named by the date and time, ``KIND/2025-01-31/12-00-00``, which no other
+    process has: those that begin within one second are ``12-00-00_2`` and so on. It is removed at
+    the end if nothing was written there.
 
     Raises:
         ConfigError: it cannot be made.
@@ -332,7 +369,8 @@ def new_folder(kind: str) -> Iterator[Path]:
                 raise _no_folder(error) from error
             count += 1
             folder = when.with_name(f"{when.name}_{count}")
-        except FileNotFoundError:  # another process has removed its empty folder, and that of the date with it
+        # another process has removed its empty folder, and that of the date with it
+        except FileNotFoundError:
             continue
         except OSError as error:
             raise _no_folder(error) from error
@@ -344,7 +382,9 @@ def new_folder(kind: str) -> Iterator[Path]:
 
 
 def _no_folder(error: OSError) -> ConfigError:
-    return ConfigError(f"the folder of the run cannot be made: {error}; choose another with hydra.run.dir=FOLDER.")
+    return ConfigError(
+        f"the folder of the run cannot be made: {error}; choose another with hydra.run.dir=FOLDER."
+    )
 
 
 def hydra_options(words: Sequence[str]) -> argparse.Namespace:
@@ -359,19 +399,26 @@ def hydra_options(words: Sequence[str]) -> argparse.Namespace:
     parser.allow_abbrev = False
     options, unknown = parser.parse_known_intermixed_args(words)
     if options.config_path is not None:
-        raise ConfigError(f"--config-path is {options.config_path}; own files are found with --config-dir DIR.")
+        raise ConfigError(
+            f"--config-path is {options.config_path}; own files are found with --config-dir DIR."
+        )
     if options.experimental_rerun is not None:
         raise ConfigError(
-            f"--experimental-rerun is {options.experimental_rerun}; fedmtl resume FOLDER continues a run."
+            f"--experimental-rerun is {options.experimental_rerun}; fedmtl resume FOLDER continues "
+            "a run."
         )
     if unknown:
         name = unknown[0].lstrip("-").split("=")[0]
         name = SHORT.get(name, name)
-        raise ConfigError(f"unknown option {unknown[0]}; settings are written without dashes: {name}=VALUE.")
+        raise ConfigError(
+            f"unknown option {unknown[0]}; settings are written without dashes: {name}=VALUE."
+        )
     return options
 
 
-def _hydra(words: list[str], task: Callable[[Any], float | None], options: argparse.Namespace) -> None:
+def _hydra(
+    words: list[str], task: Callable[[Any], float | None], options: argparse.Namespace
+) -> None:
     """Call ``hydra.main`` over the packaged configuration, with ``words`` as the command line."""
     conf.register()
     before = sys.argv
@@ -387,10 +434,15 @@ def _hydra(words: list[str], task: Callable[[Any], float | None], options: argpa
 
 
 def train_one(
-    config: Config, folder: Path, process: Process, *, command: Sequence[str] | None = None, job: Job | None = None
+    config: Config,
+    folder: Path,
+    process: Process,
+    *,
+    command: Sequence[str] | None = None,
+    job: Job | None = None,
 ) -> Result:
-    """Make the run of a resolved configuration in a folder that is claimed; without the words of the ``command`` that
-    begins it, continue the one in the folder."""
+    """Make the run of a resolved configuration in a folder that is claimed; without the words of
+    the ``command`` that begins it, continue the one in the folder."""
     from ..ranks import Ranks
     from ..trainer.engine import Engine
     from ..trainer.run import trained
@@ -400,15 +452,20 @@ def train_one(
     level = logging.INFO if job is None else logging.WARNING
     with printed_log(level if writes else logging.CRITICAL):
         with process.agree():
-            trainer = conf.build(config | {"progress": False}, folder)  # the log says what automatic settings are
+            # the log says what automatic settings are
+            trainer = conf.build(config | {"progress": False}, folder)
             if command is not None and writes:
                 conf.write_config(folder, command, config)
         # without a terminal a job prints one line
-        trainer = replace(trainer, progress=config["progress"] and (job is None or sys.stderr.isatty()))
+        trainer = replace(
+            trainer, progress=config["progress"] and (job is None or sys.stderr.isatty())
+        )
         began = time.monotonic()
         resumed = resumable(place if job is None else short(job.sweep), process.ranks)
         with resumed if writes else nullcontext(), conf.by_key(vars(trainer)):
-            result = trained(trainer, command is None, Engine(ranks=process.ranks or Ranks.of_launch()))
+            result = trained(
+                trainer, command is None, Engine(ranks=process.ranks or Ranks.of_launch())
+            )
     if writes:
         show(result.summary() if job is None else job.line(result, began, place))
         if job is None:
@@ -418,8 +475,8 @@ def train_one(
 
 @contextmanager
 def noted(folder: Path, job: Job | None, process: Process) -> Iterator[None]:
-    """Leave the reason of a failure in the claimed folder of a run that has begun, or of a job, by which a report knows
-    it from an unfinished one."""
+    """Leave the reason of a failure in the claimed folder of a run that has begun, or of a job, by
+    which a report knows it from an unfinished one."""
     note = folder / "private" / ERROR
     if process.writes:
         note.unlink(missing_ok=True)
@@ -441,18 +498,24 @@ def end_of_sweep(process: Process) -> int:
 
 
 def unlike(configs: Sequence[Config]) -> str:
-    """Return a warning where methods of a sweep are finetuned beside others that are not, empty where all or none are.
-    Local training is what all are compared with, and is not one of them."""
+    """Return a warning where methods of a sweep are finetuned beside others that are not, empty
+    where all or none are. Local training is what all are compared with, and is not one of them."""
     methods = [
-        ((config["algorithm"]["_target_"] or "auto").rpartition(".")[2], (config.get("finetune") or {}).get("_target_"))
+        (
+            (config["algorithm"]["_target_"] or "auto").rpartition(".")[2],
+            (config.get("finetune") or {}).get("_target_"),
+        )
         for config in configs
     ]
     tuned = {name: None for name, finetune in methods if finetune}
-    plain = {name: None for name, finetune in methods if not finetune and name not in ("Local", *tuned)}
+    plain = {
+        name: None for name, finetune in methods if not finetune and name not in ("Local", *tuned)
+    }
     if not tuned or not plain:
         return ""
     return (
-        f"finetuned after training: {', '.join(tuned)}; not: {', '.join(plain)}. Their scores do not compare; give all "
+        f"finetuned after training: {', '.join(tuned)}; not: {', '.join(plain)}. Their scores do "
+        "not compare; give all "
         "of them the same, as finetune=kl or finetune=none."
     )
 
@@ -467,9 +530,12 @@ def resumable(folder: Path, ranks: Ranks | None = None) -> Iterator[None]:
 
     Raises:
         SystemExit: an interruption.
-        TrainingError: a file that could not be written or read, such as on a full disk; it says how to continue.
+        TrainingError: a file that could not be written or read, such as on a full disk; it says how
+            to continue.
     """
-    remedy = f"the run is stored up to its last checkpoint; continue it with: fedmtl resume {folder}"
+    remedy = (
+        f"the run is stored up to its last checkpoint; continue it with: fedmtl resume {folder}"
+    )
 
     def end(number: int, frame: FrameType | None) -> None:
         say(f"a rank has ended; {remedy}")
@@ -499,7 +565,8 @@ class _Printed(logging.Handler):
 
 @contextmanager
 def printed_log(level: int) -> Iterator[None]:
-    """Print what the package logs from ``level`` on as plain lines, and nothing twice, while the block runs."""
+    """Print what the package logs from ``level`` on as plain lines, and nothing twice, while the
+    block runs."""
     log = logging.getLogger("fedmtl")
     handler = _Printed()
     log.addHandler(handler)
@@ -515,17 +582,25 @@ def printed_log(level: int) -> Iterator[None]:
 
 
 def print_saved(folder: Path, privacy: PrivacyReport) -> None:
-    """Print which files a run has left, what of them may be published, and the seal of a secure run."""
+    """Print which files a run has left, what of them may be published, and the seal of a secure
+    run."""
     public, private = (
         ", ".join(sorted(file.name for file in (folder / name).iterdir() if file.name != CLAIM))
         for name in ("public", "private")
     )
     show(f"\nSaved in {short(folder)}\n  public/   {public}\n            {privacy.publication}")
-    show(textwrap.fill(f"  private/  covered by no epsilon: {private}", 100, subsequent_indent=" " * 12))
+    show(
+        textwrap.fill(
+            f"  private/  covered by no epsilon: {private}", 100, subsequent_indent=" " * 12
+        )
+    )
     if privacy.source == "secure":
         from ..trainer.folder import RunFolder
 
-        show(f"  seal      {RunFolder(folder).seal}\n            publish it: it shows if a file is altered later")
+        show(
+            f"  seal      {RunFolder(folder).seal}\n            publish it: it shows if a file is "
+            "altered later"
+        )
 
 
 def short(folder: Path) -> Path:

@@ -1,4 +1,5 @@
-"""The words of a command as people write them first: a table by its path, and settings by their short names."""
+"""The words of a command as people write them first: a table by its path, and settings by their
+short names."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ _TABLE = re.compile(r"(data=)?([^=]+\.(csv|csv\.gz|tsv|tsv\.gz|parquet))", re.IG
 _OF_A_TABLE = ("client", "target", "features", "bounds", "classes", "labels")
 _COMMANDS = ("check", "search", "audit", "adapt")  # whose words are settings, behind their name
 _OPTIONS = {  # what is typed for an option of a group, and what is meant
-    "finetune=true": "finetune=auto trains every client's own model further; finetune=none does not",
+    "finetune=true": "finetune=auto trains every client's own model further; finetune=none does "
+    "not",
     "finetune=false": "finetune=none trains no client's model further",
     "privacy=true": "privacy=client protects whole clients, privacy=record single records",
     "privacy=false": "privacy=none trains without noise",
@@ -19,8 +21,9 @@ _OPTIONS = {  # what is typed for an option of a group, and what is meant
 
 
 def understood(words: Sequence[str]) -> list[str]:
-    """Return the words of a command with a table's path, ``visits.csv`` or ``data=visits.csv``, as ``data=table
-    data.path=visits.csv``, and beside a table with ``client=`` and ``target=`` as settings of the data.
+    """Return the words of a command with a table's path, ``visits.csv`` or ``data=visits.csv``, as
+    ``data=table data.path=visits.csv``, and beside a table with ``client=`` and ``target=`` as
+    settings of the data.
 
     Args:
         words: as typed, without the options of every command.
@@ -42,13 +45,18 @@ def understood(words: Sequence[str]) -> list[str]:
         else:
             read.append(word)
     if "data=table" in read:
-        read = [f"data.{word}" if word.partition("=")[0] in _OF_A_TABLE and "=" in word else word for word in read]
+        read = [
+            f"data.{word}" if word.partition("=")[0] in _OF_A_TABLE and "=" in word else word
+            for word in read
+        ]
     for word in read:
         if word.lower() in _OPTIONS:
             raise ConfigError(f"{word} is no choice: {_OPTIONS[word.lower()]}.")
         if word.startswith("model=") and _is_of_torchvision(word.removeprefix("model=")):
             name = word.removeprefix("model=")
-            raise ConfigError(f"{name} is a network of torchvision: model=torchvision model.name={name}.")
+            raise ConfigError(
+                f"{name} is a network of torchvision: model=torchvision model.name={name}."
+            )
     return read
 
 

@@ -1,8 +1,9 @@
-"""Methods, forecasts and automatic settings that are new here, or that published methods are compared with.
+"""Methods, forecasts and automatic settings that are new here, or that published methods are
+compared with.
 
-They keep to the contracts of :mod:`fedmtl.algorithms`: what leaves a client is released and charged. They are not the
-methods of a paper. :mod:`fedmtl.contrib.published` holds the private methods of four papers as they were published,
-whose claims of privacy do not hold.
+They keep to the contracts of :mod:`fedmtl.algorithms`: what leaves a client is released and
+charged. :mod:`fedmtl.contrib.published` holds the private methods of four papers as they were
+published. The report of such a run says which of their claims of privacy do not hold.
 """
 
 from .average import Average, LocalAverage

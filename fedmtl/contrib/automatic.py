@@ -1,12 +1,13 @@
-"""Automatic settings of linear models and of networks of classes, from public facts only: the numbers of clients K and
-parameters p, declared bounds, epsilon and delta.
+"""Automatic settings of linear models and of networks of classes, from public facts only: the
+numbers of clients K and parameters p, declared bounds, epsilon and delta.
 
-The noise of a run at the client level is nu = sigma sqrt(T p) / K: sigma is the noise multiplier of one Gaussian
-release at (epsilon, delta), T the number of rounds, and nu the length of the noise of the mean of one round over the
-clip norm. With full participation T releases need exactly the multiplier sigma sqrt(T); of the cohorts of about 300
-among more clients nu is nearly the same. Of a schedule that is set nu is computed from the multiplier that it needs. At
-the record level it is sigma sqrt(T p K) / (.07 N) of N records, with noise of each client's own. Up to nu = 1 sharing
-was useful on most tables of the study.
+The noise of a run at the client level is nu = sigma sqrt(T p) / K: sigma is the noise multiplier of
+one Gaussian release at (epsilon, delta), T the number of rounds, and nu the length of the noise of
+the mean of one round over the clip norm. With full participation T releases need exactly the
+multiplier sigma sqrt(T); of the cohorts of about 300 among more clients nu is nearly the same. Of a
+schedule that is set nu is computed from the multiplier that it needs. At the record level it is
+sigma sqrt(T p K) / (.07 N) of N records, with noise of each client's own. Up to nu = 1 sharing was
+useful on most tables of the study.
 """
 
 from __future__ import annotations
@@ -51,13 +52,18 @@ _RECORDS = 0.07  # noise at the record level up to which sharing was useful, by 
 
 
 def noise_of(
-    privacy: Privacy | None, data: FederatedDataset, dimension: int, rounds: int, schedule: Sampler | None = None
+    privacy: Privacy | None,
+    data: FederatedDataset,
+    dimension: int,
+    rounds: int,
+    schedule: Sampler | None = None,
 ) -> float:
     """Return nu; 0 without noise.
 
     Args:
         privacy: of the run.
-        data: only the number of clients is read, and at the record level the number of records, which is public there.
+        data: only the number of clients is read, and at the record level the number of records,
+            which is public there.
         dimension: p.
         rounds: T.
         schedule: who takes part in a round, at the client level; None for all clients.
@@ -70,7 +76,9 @@ def noise_of(
     records = isinstance(privacy, RecordPrivacy)
     if isinstance(privacy, ClientPrivacy) and not isinstance(schedule, FullParticipation | None):
         plan = ReleasePlan(name="update", dimension=dimension)
-        release = calibrated_release(replace(privacy, clip_norm=1.0), plan, schedule.bind(clients), rounds)
+        release = calibrated_release(
+            replace(privacy, clip_norm=1.0), plan, schedule.bind(clients), rounds
+        )
         return release.noise_std * math.sqrt(dimension)
     if records:
         units = int(data.train.counts.sum())
@@ -84,7 +92,9 @@ def noise_of(
             epsilon = privacy.epsilon
         else:
             epsilon = min(privacy.epsilon.values())
-        multiplier = float(get_sigma_gaussian(float(epsilon), privacy.resolved_delta(units) or 1e-5))
+        multiplier = float(
+            get_sigma_gaussian(float(epsilon), privacy.resolved_delta(units) or 1e-5)
+        )
     noise = multiplier * math.sqrt(rounds * dimension)
     if records:
         return noise * math.sqrt(clients) / (_RECORDS * units)
@@ -125,8 +135,10 @@ class Automatic:
                 clip += f" at first, then about the {kind} of the updates' norms"
         schedule = self.schedule.bind(self.clients).describe()
         return textwrap.fill(
-            f"automatic settings from public facts (nu = {self.noise:.3g}): {self.algorithm.title}, "
-            f"{self.rounds} rounds, {schedule}, {clip}, the mean of the last half of the models, then "
+            f"automatic settings from public facts (nu = {self.noise:.3g}): "
+            f"{self.algorithm.title}, "
+            f"{self.rounds} rounds, {schedule}, {clip}, the mean of the last half of the models, "
+            "then "
             f"{self.finetune.text()}",
             width=120,
             subsequent_indent="  ",
@@ -145,22 +157,27 @@ class Automatic:
         if self.noise <= 4:
             return f"the noise may outweigh what sharing gives (nu is between 1 and 4); {alike}"
         return (
-            f"the noise outweighs what sharing gives (nu is {self.noise:.3g}, above 4): also clients that are alike "
-            "keep little more than what their own records give; a larger privacy.epsilon or more clients lower it"
+            f"the noise outweighs what sharing gives (nu is {self.noise:.3g}, above 4): also "
+            "clients that are alike "
+            "keep little more than what their own records give; a larger privacy.epsilon or more "
+            "clients lower it"
         )
 
 
 def unscaled(data: FederatedDataset) -> str:
-    """Return a warning of features or real targets far outside of [-1, 1], for which automatic settings are made; empty
-    where the first records have none."""
+    """Return a warning of features or real targets far outside of [-1, 1], for which automatic
+    settings are made; empty where the first records have none."""
     if not isinstance(data.train.x, Tensor):
         return ""
     x, y = data.gather("train", torch.arange(min(int(data.train.counts.sum()), _LOOKED_AT)))
     values = {"features": x} | ({"targets": y} if data.classes is None else {})
     found = {name: float(value.abs().max()) for name, value in values.items() if value.numel()}
-    far = " and ".join(f"{name} as large as {most:,.4g}" for name, most in found.items() if most > _FAR)
+    far = " and ".join(
+        f"{name} as large as {most:,.4g}" for name, most in found.items() if most > _FAR
+    )
     return far and (
-        f"{data.name} has {far} (private: covered by no epsilon), and automatic settings are for [-1, 1]: declare "
+        f"{data.name} has {far} (private: covered by no epsilon), and automatic settings are for "
+        "[-1, 1]: declare "
         "data.bounds of a table, or scale by public constants"
     )
 
@@ -173,13 +190,14 @@ def automatic(
     rounds: int | None = None,
     schedule: Sampler | None = None,
 ) -> Automatic:
-    """Return settings for linear models of a real target or of classes, and for networks of classes.
+    """Return settings for linear models of a real target or of classes, and for networks of
+    classes.
 
-    Real targets at the client level: 20 exact proximal steps, of which the first four move the level alone, and a clip
-    that follows the median norm of the updates, at first so that the noise of a round is at most .1 in units of half
-    the target range. Classes: 30 rounds, 100 from 300 clients on. At the record level each client takes
-    one full-batch step in each of 60 rounds. Networks have the rounds and the clip of classes, and local steps whose
-    size each client adapts.
+    Real targets at the client level: 20 exact proximal steps, of which the first four move the
+    level alone, and a clip that follows the median norm of the updates, at first so that the noise
+    of a round is at most .1 in units of half the target range. Classes: 30 rounds, 100 from 300
+    clients on. At the record level each client takes one full-batch step in each of 60 rounds.
+    Networks have the rounds and the clip of classes, and local steps whose size each client adapts.
 
     Args:
         data: with declared bounds.
@@ -187,27 +205,33 @@ def automatic(
         model, rounds, schedule: that are set; None for those that are chosen.
 
     Raises:
-        ConfigError: several targets an example, or a network of real targets or at the record level.
+        ConfigError: several targets an example, or a network of real targets or at the record
+            level.
     """
     spec = data.spec
     clients = len(data)
     if spec.targets:
         raise ConfigError(
-            f"{data.name} has several targets an example, for which there are no automatic settings; choose an "
+            f"{data.name} has several targets an example, for which there are no automatic "
+            "settings; choose an "
             "algorithm, as algorithm=fedavg."
         )
     classes = data.classes is not None
     if model is None:
         model = _linear_model(data)
     network = build_module(model, spec, 0)
-    dimension = sum(parameter.numel() for parameter in network.parameters() if parameter.requires_grad)
+    dimension = sum(
+        parameter.numel() for parameter in network.parameters() if parameter.requires_grad
+    )
     deep = not is_linear(network, data)
     records = isinstance(privacy, RecordPrivacy)
     settled = schedule
     if deep and (records or not classes):
         raise ConfigError(
-            "there are automatic settings of a network only for classes and whole clients; set algorithm (as "
-            "algorithm=fedavg), algorithm.local.lr, schedule, rounds and privacy.clip_norm, or leave the model out for "
+            "there are automatic settings of a network only for classes and whole clients; set "
+            "algorithm (as "
+            "algorithm=fedavg), algorithm.local.lr, schedule, rounds and privacy.clip_norm, or "
+            "leave the model out for "
             "a linear one."
         )
     if schedule is None:
@@ -218,7 +242,8 @@ def automatic(
     if rounds is None:
         rounds = usual
     noise = noise_of(privacy, data, dimension, rounds, settled)
-    level = not classes and probe_linear(network, spec.shape, 1)  # there is a bias to be learned first
+    # there is a bias to be learned first
+    level = not classes and probe_linear(network, spec.shape, 1)
     algorithm: Algorithm
     clip: float | QuantileClip
     if records:
@@ -250,7 +275,8 @@ def _linear_model(data: FederatedDataset) -> ModelFactory:
 
 
 def _usual_rounds(records: bool, classes: bool, clients: int) -> int:
-    """Returns the number of rounds for the protected unit, the kind of target and the number of clients."""
+    """Returns the number of rounds for the protected unit, the kind of target and the number of
+    clients."""
     if records:
         return 60
     if not classes:
@@ -263,13 +289,14 @@ def _usual_rounds(records: bool, classes: bool, clients: int) -> int:
 def _clip_of_numbers(
     privacy: Privacy | None, noise: float, dimension: int, clients: int, schedule: Sampler
 ) -> float | QuantileClip:
-    """The clip of a real target's updates: at first so that the noise of a round is at most .1, in units of half the
-    target's range, then the median of the clients' norms.
+    """The clip of a real target's updates: at first so that the noise of a round is at most .1, in
+    units of half the target's range, then the median of the clients' norms.
 
-    Once the level is learned these norms tell how far targets are spread within their range, so that a range that is
-    too wide costs little. The count of the clients within the clip takes a tenth of the budget: the noise of a round's
-    sum is nu m / sqrt(p) over the clip for m participants, a client moves the count half as far as the sum over the
-    clip, and by Theorem 1 of Andrew et al. a tenth of the budget is a multiplier 1 / sqrt(.1) times as large.
+    Once the level is learned these norms tell how far targets are spread within their range, so
+    that a range that is too wide costs little. The count of the clients within the clip takes a
+    tenth of the budget: the noise of a round's sum is nu m / sqrt(p) over the clip for m
+    participants, a client moves the count half as far as the sum over the clip, and by Theorem 1 of
+    Andrew et al. a tenth of the budget is a multiplier 1 / sqrt(.1) times as large.
 
     Args:
         privacy: of the run.
@@ -301,8 +328,9 @@ def is_linear(module: nn.Module, data: FederatedDataset) -> bool:
 
 
 def _by_records(classes: bool) -> Algorithm:
-    """Return an algorithm of one full-batch step a round. Adam's steps along the released gradients have a length that
-    depends neither on the size of rows, which a public bound overstates, nor on the noise."""
+    """Return an algorithm of one full-batch step a round. Adam's steps along the released gradients
+    have a length that depends neither on the size of rows, which a public bound overstates, nor on
+    the noise."""
     return FedAvg(
         averaged=True,
         weights="examples",

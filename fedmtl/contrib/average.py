@@ -1,32 +1,39 @@
-"""Personalization by averaging: every client weighs several models of its own by how well they predict.
+"""Personalization by averaging: every client weighs several models of its own by how well they
+predict.
 
-A client with n records (x_i, y_i) has four sources of a model: its own records (``local``), the ``shared`` model as it
-was released, that model with an intercept of the client's own (``intercept``), and that model with slopes of its own
-that a ridge pulls to the shared ones (``ridge``). It averages them with the weights
+A client with n records (x_i, y_i) has four sources of a model: its own records (``local``), the
+``shared`` model as it was released, that model with an intercept of the client's own
+(``intercept``), and that model with slopes of its own that a ridge pulls to the shared ones
+(``ridge``). It averages them with the weights
 
-    w_m  ~  prior_m * (e_m + e / n)^(-n / 4),     e_m = (1 / n) sum_i (y_i - prediction of y_i by m fitted without i)^2
+    w_m  ~  prior_m * (e_m + e / n)^(-n / 4),     e_m = (1 / n) sum_i (y_i - prediction of y_i by m
+    fitted without i)^2
 
-The likelihood of n residuals under a normal law whose variance is their most plausible one is e_m^(-n / 2); that of
-residuals left out one at a time scores a model by predictions and not by its fit (Geisser and Eddy, JASA 1979:
-predictive sample reuse). These residuals share records, so the likelihood is tempered by 2, and e / n, with e the least
-e_m of the models of ``local``, keeps a model that predicts a few records by chance from taking all the weight. An
-average loses less than a choice: no model has to win, and no record is withheld from the run or from the final fit.
+The likelihood of n residuals under a normal law whose variance is their most plausible one is
+e_m^(-n / 2); that of residuals left out one at a time scores a model by predictions and not by its
+fit (Geisser and Eddy, JASA 1979: predictive sample reuse). These residuals share records, so the
+likelihood is tempered by 2, and e / n, with e the least e_m of the models of ``local``, keeps a
+model that predicts a few records by chance from taking all the weight. An average loses less than a
+choice: no model has to win, and no record is withheld from the run or from the final fit.
 
-*The prior.* The released model errs by what clients differ, and by its noise, the square of which is in proportion to
-nu^2, see :func:`~fedmtl.contrib.automatic.noise_of`. A model of n records and p parameters errs by its estimation, in
-proportion to p / n while n > p, and by what it estimates where n is smaller. Without noise the prior odds of ``local``
-are 1 / 2 for real targets and 1 / 9 for classes; they rise by the ratio of the two errors:
+*The prior.* The released model errs by what clients differ, and by its noise, the square of which
+is in proportion to nu^2, see :func:`~fedmtl.contrib.automatic.noise_of`. A model of n records and p
+parameters errs by its estimation, in proportion to p / n while n > p, and by what it estimates
+where n is smaller. Without noise the prior odds of ``local`` are 1 / 2 for real targets and 1 / 9
+for classes; they rise by the ratio of the two errors:
 
     prior of local / prior of all others  =  odds * (1 + (nu_i / 4)^2 max(n / p, 1))
 
-So the noise of the released model takes weight from it, and less where a client has few records, of which its own
-models err as well. nu is in units of the public range of the target. A client whose targets are spread less than those
-ranges usually allow feels more of the noise: for real targets nu_i = nu max(1, .3 / s_i), with s_i the error of the
-client's own mean, left out one at a time. A range that is ten times too wide thus does not hide the noise.
+So the noise of the released model takes weight from it, and less where a client has few records, of
+which its own models err as well. nu is in units of the public range of the target. A client whose
+targets are spread less than those ranges usually allow feels more of the noise: for real targets
+nu_i = nu max(1, .3 / s_i), with s_i the error of the client's own mean, left out one at a time. A
+range that is ten times too wide thus does not hide the noise.
 
-*Linear models, squared loss: in closed form.* Let z_i = (x_i - mean of x) / s be the client's standardized features,
-with s_j^2 = (n var_j + 10 * .4^2) / (n + 10), and r_i = y_i - (prediction of the base), where the base is zero
-(``local``) or the shared model. A model adds an intercept a and slopes v to its base:
+*Linear models, squared loss: in closed form.* Let z_i = (x_i - mean of x) / s be the client's
+standardized features, with s_j^2 = (n var_j + 10 * .4^2) / (n + 10), and r_i = y_i - (prediction of
+the base), where the base is zero (``local``) or the shared model. A model adds an intercept a and
+slopes v to its base:
 
     min over a, v of  sum_i (r_i - a - v . z_i)^2 + kappa a^2 + lambda ||v||^2
 
@@ -34,29 +41,35 @@ As the z_i sum to zero, a and v separate. With Z = U S V^T, the fit is H r with
 
     H = 1 1^T / (n + kappa) + U diag(S^2 / (S^2 + lambda)) U^T,
 
-and leaving record i out changes its residual to (r_i - (H r)_i) / (1 - H_ii) (Allen 1974: PRESS). One decomposition
-gives all kappa and lambda. Infinite kappa or lambda leave the intercept or the slopes of the base. ``local`` has
-kappa = 0, so that its mean is not penalized, and ten values of lambda of equal weight.
+and leaving record i out changes its residual to (r_i - (H r)_i) / (1 - H_ii) (Allen 1974: PRESS).
+One decomposition gives all kappa and lambda. Infinite kappa or lambda leave the intercept or the
+slopes of the base. ``local`` has kappa = 0, so that its mean is not penalized, and ten values of
+lambda of equal weight.
 
-With few records the residuals do not outvote the prior, so the prior has to say how clients usually differ: first in
-their level. Of the weight of all models on the shared base, an own intercept without a penalty has .3, three
-penalties .2 each, and the intercept of the shared model .1; each is spread evenly over six lambda.
+With few records the residuals do not outvote the prior, so the prior has to say how clients usually
+differ: first in their level. Of the weight of all models on the shared base, an own intercept
+without a penalty has .3, three penalties .2 each, and the intercept of the shared model .1; each is
+spread evenly over six lambda.
 
-*Linear models of classes: in five folds.* The candidates are minimizers of the mean loss with a pull
+*Linear models of classes: in five folds.* The candidates are minimizers of the mean loss with a
+pull
 
     min over w  (1 / n) sum_i loss_i(w) + (lambda / 2) ||w - w_0||^2,
 
-w_0 = 0 (``local``) or the shared model (``ridge``), beside that model as it is (``shared``). A model weighs
+w_0 = 0 (``local``) or the shared model (``ridge``), beside that model as it is (``shared``). A
+model weighs
 
     w_m  ~  prior_m * exp(hits + .1 * log likelihood)
 
-of the records of each fold by the fit without them. With few records of a class the likelihood by itself chooses badly.
+of the records of each fold by the fit without them. With few records of a class the likelihood by
+itself chooses badly.
 
-*Networks of classes: in five folds, along two paths.* The candidates are the models after 1, 4, 16 and 64 steps of
-:class:`~fedmtl.local.BackoffSGD` from the shared model (``ridge``: few steps are a strong pull), after 16 and 64 from
-the public starting point (``local``), and the shared model as it is, with the weights of classes. Models of one path
-are averaged; of the two paths a client takes the one with more weight, since parameters of networks that have not
-moved together do not average. What nu means for networks is not known, and the prior is that without noise.
+*Networks of classes: in five folds, along two paths.* The candidates are the models after 1, 4, 16
+and 64 steps of :class:`~fedmtl.local.BackoffSGD` from the shared model (``ridge``: few steps are a
+strong pull), after 16 and 64 from the public starting point (``local``), and the shared model as it
+is, with the weights of classes. Models of one path are averaged; of the two paths a client takes
+the one with more weight, since parameters of networks that have not moved together do not average.
+What nu means for networks is not known, and the prior is that without noise.
 
 Every number is a function of the client's own records and of what it starts from.
 """
@@ -92,7 +105,8 @@ Array = NDArray[np.float64]
 
 INTERCEPT_RIDGES = (0.0, 0.03, 0.3, 3.0, math.inf)
 INTERCEPT_WEIGHTS = (0.3, 0.2, 0.2, 0.2, 0.1)
-"""Penalties of an own intercept on the shared base, and their prior weights among the models on that base."""
+"""Penalties of an own intercept on the shared base, and their prior weights among the models on
+that base."""
 SLOPE_RIDGES: Array = np.array([0.01, 0.1, 1.0, 10.0, 100.0, np.inf])
 """Penalties of own slopes on the shared base, of equal prior weight."""
 LOCAL_RIDGES: Array = np.array([0.01, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, np.inf])
@@ -118,13 +132,14 @@ _LIKELIHOOD = 0.1  # weight of the log likelihood beside the hits
 
 @dataclass(frozen=True, kw_only=True)
 class Average(Personalization):
-    """Every client averages models, its own and the shared one, weighted by how they predict records left out.
+    """Every client averages models, its own and the shared one, weighted by how they predict
+    records left out.
 
     For linear models, of real targets or of classes, and for networks of classes.
 
     Args:
-        noise: nu of the released model, by which the prior weight of the models of a client's own records rises, at
-            least 0; infinite leaves all others out. None: that of the run, see
+        noise: nu of the released model, by which the prior weight of the models of a client's own
+            records rises, at least 0; infinite leaves all others out. None: that of the run, see
             :func:`~fedmtl.contrib.automatic.noise_of`.
 
     Raises:
@@ -164,7 +179,9 @@ class Average(Personalization):
             check_linear(problem)
         except ModelError as error:
             if problem.loss is not cross_entropy:
-                raise ConfigError(f"finetune is 'average', but {error} Use finetune 'kl' or 'mean'.") from error
+                raise ConfigError(
+                    f"finetune is 'average', but {error} Use finetune 'kl' or 'mean'."
+                ) from error
 
     def resolved(self, noise: float) -> Self:
         if self.noise is None:
@@ -174,7 +191,11 @@ class Average(Personalization):
     def reach(self, problem: Problem, start: Tensor, clients: Tensor) -> Tensor:
         starts = start.expand(len(clients), -1)
         counts = problem.data.train.counts[clients]
-        shared = torch.tensor([float(part == "shared") for part in PARTS]).to(starts).expand(len(clients), -1)
+        shared = (
+            torch.tensor([float(part == "shared") for part in PARTS])
+            .to(starts)
+            .expand(len(clients), -1)
+        )
         found = torch.cat([starts, shared], 1)
         finite = torch.isfinite(starts).all(1).cpu()
         try:
@@ -237,7 +258,8 @@ def noise_at(noise: float, spread: float) -> float:
 
     Args:
         noise: nu, in units of half the public range of the target.
-        spread: s_i, the root mean square error of the client's mean, left out one at a time, in the same units.
+        spread: s_i, the root mean square error of the client's mean, left out one at a time, in the
+            same units.
 
     Returns:
         nu_i, at least nu; infinite for targets that do not differ at all, if there is noise.
@@ -250,14 +272,17 @@ def noise_at(noise: float, spread: float) -> float:
 
 
 @np.errstate(all="ignore")
-def average_numbers(x: Array, y: Array, shared: Array, bias: bool, noise: float, limit: float) -> tuple[Array, Array]:
+def average_numbers(
+    x: Array, y: Array, shared: Array, bias: bool, noise: float, limit: float
+) -> tuple[Array, Array]:
     """A client's average of linear models of a real target, and the weights of the :data:`PARTS`.
 
     Args:
         x: features of its records, (n, d).
         y: targets of its records, (n,).
         shared: [weights..., bias] of the released model, (p,).
-        bias: whether the last parameter is a bias; models without one have no intercept of their own.
+        bias: whether the last parameter is a bias; models without one have no intercept of their
+            own.
         noise: nu of the released model; infinite for ``local`` alone.
         limit: predictions are cut off at this absolute value; infinite for none.
 
@@ -266,7 +291,9 @@ def average_numbers(x: Array, y: Array, shared: Array, bias: bool, noise: float,
     """
     records = Records.of(x, y, bias, limit)
     own, own_errors = records.fits(np.zeros_like(shared), 0.0 if bias else math.inf, LOCAL_RIDGES)
-    prior = prior_of_local(noise_at(noise, math.sqrt(own_errors[-1])), len(x), len(shared), _ODDS_OF_NUMBERS)
+    prior = prior_of_local(
+        noise_at(noise, math.sqrt(own_errors[-1])), len(x), len(shared), _ODDS_OF_NUMBERS
+    )
     models = [own]
     errors = [own_errors]
     priors = [np.full(len(own), prior / len(own))]
@@ -325,7 +352,8 @@ class Records:
         return cls(x, y, bias, limit, center, spread, u, s, vt)
 
     def fits(self, base: Array, kappa: float, lambdas: Array) -> tuple[Array, Array]:
-        """Fits of an intercept and slopes of the client's own on a base, one for each penalty of the slopes.
+        """Fits of an intercept and slopes of the client's own on a base, one for each penalty of
+        the slopes.
 
         Args:
             base: [weights..., bias] of the base, (p,).
@@ -347,7 +375,9 @@ class Records:
         left_out = np.where(free > 1e-9, (residual - fit) / np.maximum(free, 1e-9), residual)
         predicted = np.clip(self.y - left_out, -self.limit, self.limit)
         errors = ((self.y - predicted) ** 2).mean(1)
-        slopes = base[:d] + (shrunk / np.where(self.s > 0, self.s, 1.0) * along) @ self.vt / self.spread
+        slopes = (
+            base[:d] + (shrunk / np.where(self.s > 0, self.s, 1.0) * along) @ self.vt / self.spread
+        )
         if not self.bias:
             return slopes, errors
         offset = base[d] + intercept - (slopes - base[:d]) @ self.center
@@ -358,11 +388,13 @@ class Records:
 def average_classes(
     x: Array, y: NDArray[np.int64], shared: Array, bias: bool, prior: float, fold: NDArray[np.int64]
 ) -> tuple[Array, Array]:
-    """Return a client's average of linear models of classes (p,), and the weights of the :data:`PARTS`.
+    """Return a client's average of linear models of classes (p,), and the weights of the
+    :data:`PARTS`.
 
     Args:
         x, y: (n, d) and labels (n,), its records.
-        shared: (p,), the parameters [weights (C, d), biases (C)] of the released model; C = 1 for a logistic one.
+        shared: (p,), the parameters [weights (C, d), biases (C)] of the released model; C = 1 for a
+            logistic one.
         bias, prior: see :func:`average_numbers`.
         fold: (n,), the fold of each record.
     """
@@ -374,7 +406,9 @@ def average_classes(
     bases = np.stack([np.zeros_like(start)] * len(PULLS) + [start] * (len(PULLS) + 1))
     pulls = np.concatenate([PULLS, PULLS, [np.inf]])
     trained = len(bases) - 1
-    used = np.concatenate([fold[None] != np.arange(FOLDS)[:, None], np.ones((1, len(x)), dtype=bool)])
+    used = np.concatenate(
+        [fold[None] != np.arange(FOLDS)[:, None], np.ones((1, len(x)), dtype=bool)]
+    )
     fits = np.stack([bases] * (FOLDS + 1))  # of the records outside of each fold, then of all
     for row, fit in zip(used, fits, strict=True):
         if row.any():
@@ -383,7 +417,9 @@ def average_classes(
     for row, fit in zip(~used[:FOLDS], fits, strict=False):
         log_likelihood, hits = log_likelihoods(rows[row], y[row], fit)
         scores += hits.sum(1) + _LIKELIHOOD * log_likelihood.sum(1)
-    parts = np.repeat([PARTS.index(name) for name in ("local", "ridge", "shared")], [len(PULLS), len(PULLS), 1])
+    parts = np.repeat(
+        [PARTS.index(name) for name in ("local", "ridge", "shared")], [len(PULLS), len(PULLS), 1]
+    )
     return _averaged(flat(fits[-1], bias), scores + _log_prior(parts, prior), parts)
 
 
@@ -397,7 +433,8 @@ def _part_of(local: bool, steps: int) -> str:
 
 
 def _average_networks(problem: Problem, starts: Tensor, clients: Tensor, prior: float) -> Tensor:
-    """Return clients' averages of networks of classes, followed by the weights of the :data:`PARTS`, (k, D + 4).
+    """Return clients' averages of networks of classes, followed by the weights of the
+    :data:`PARTS`, (k, D + 4).
 
     Args:
         problem: the data, the model and the loss.
@@ -406,9 +443,12 @@ def _average_networks(problem: Problem, starts: Tensor, clients: Tensor, prior: 
         prior: weight of ``local``.
     """
     train = problem.data.train
-    rows = [torch.arange(*train.offsets[client : client + 2].tolist()) for client in clients.tolist()]
+    rows = [
+        torch.arange(*train.offsets[client : client + 2].tolist()) for client in clients.tolist()
+    ]
     folds = [
-        torch.from_numpy(_fold(problem, client, len(own))) for client, own in zip(clients.tolist(), rows, strict=True)
+        torch.from_numpy(_fold(problem, client, len(own)))
+        for client, own in zip(clients.tolist(), rows, strict=True)
     ]
     scores = np.zeros((len(clients), len(_PATHS)))
     for number in range(FOLDS):
@@ -428,9 +468,11 @@ def _average_networks(problem: Problem, starts: Tensor, clients: Tensor, prior: 
     return torch.from_numpy(np.stack(averages)).to(starts)
 
 
-def _paths(problem: Problem, starts: Tensor, clients: Tensor, rows: Sequence[Tensor], prior: float) -> Tensor:
-    """Return the candidates of clients by some of their training records, (k, m, D); the released model for those
-    without prior weight.
+def _paths(
+    problem: Problem, starts: Tensor, clients: Tensor, rows: Sequence[Tensor], prior: float
+) -> Tensor:
+    """Return the candidates of clients by some of their training records, (k, m, D); the released
+    model for those without prior weight.
 
     Args:
         problem, starts, clients, prior: see :func:`_average_networks`.
@@ -439,29 +481,45 @@ def _paths(problem: Problem, starts: Tensor, clients: Tensor, rows: Sequence[Ten
     counts = torch.zeros(problem.clients, dtype=torch.int64)
     counts[clients] = torch.tensor([len(own) for own in rows])
     index = torch.cat([rows[place] for place in clients.argsort()]).to(problem.data.train.x.device)
-    part = Examples(select(problem.data.train.x, index), select(problem.data.train.y, index), offsets_of(counts))
+    part = Examples(
+        select(problem.data.train.x, index), select(problem.data.train.y, index), offsets_of(counts)
+    )
     data = replace(problem.data, train=part, verify=False)
-    c = Cohort(replace(problem, data=data, protects_records=False, tally=None), clients, round=_AVERAGE_ROUND)
+    c = Cohort(
+        replace(problem, data=data, protects_records=False, tally=None),
+        clients,
+        round=_AVERAGE_ROUND,
+    )
     models = []
     for local, steps in _PATHS:
         start = problem.initial if local else starts
-        models.append(c.train(BackoffSGD(steps=steps), start) if steps and (local or prior < 1) else starts)
+        models.append(
+            c.train(BackoffSGD(steps=steps), start) if steps and (local or prior < 1) else starts
+        )
     return torch.stack(models, 1)
 
 
 def _hits(problem: Problem, models: Tensor, index: Tensor) -> Array:
-    """Return hits and a tenth of the log likelihood of models (m, D) on training records ``index`` (n,): (m,)."""
+    """Return hits and a tenth of the log likelihood of models (m, D) on training records ``index``
+    (n,): (m,)."""
     x, y = problem.data.gather("train", index, dtype=models.dtype, device=models.device)
     stack = problem.executor.stack
     outputs = torch.cat([stack.predict(stack.load(model, 1), x[None]) for model in models]).double()
-    logs = outputs.log_softmax(-1).gather(-1, y.expand(len(models), -1)[..., None])[..., 0].clamp(min=-27.6)
+    logs = (
+        outputs.log_softmax(-1)
+        .gather(-1, y.expand(len(models), -1)[..., None])[..., 0]
+        .clamp(min=-27.6)
+    )
     scores: Array = ((outputs.argmax(-1) == y) + _LIKELIHOOD * logs).sum(1).cpu().numpy()
     return scores
 
 
 @np.errstate(divide="ignore")  # of a prior of 0
-def _log_prior(parts: NDArray[np.int64], prior: float, others: Sequence[float] = (5 / 9, 2 / 9, 2 / 9)) -> Array:
-    """Log prior weights of models of classes, (m,); models of a part have equal shares of its prior.
+def _log_prior(
+    parts: NDArray[np.int64], prior: float, others: Sequence[float] = (5 / 9, 2 / 9, 2 / 9)
+) -> Array:
+    """Log prior weights of models of classes, (m,); models of a part have equal shares of its
+    prior.
 
     Args:
         parts: (m,), of which of the :data:`PARTS` each model is.
@@ -490,7 +548,10 @@ def _averaged(models: Array, logs: Array, parts: NDArray[np.int64]) -> tuple[Arr
 
 
 def _fold(problem: Problem, client: int, count: int) -> NDArray[np.int64]:
-    """Return the fold of each record of a client, by a permutation that its id and its number of records decide."""
-    bits = keyed_bits(derive_key(problem.seed, "folds"), problem.data.keys[client], 0, torch.arange(count))
+    """Return the fold of each record of a client, by a permutation that its id and its number of
+    records decide."""
+    bits = keyed_bits(
+        derive_key(problem.seed, "folds"), problem.data.keys[client], 0, torch.arange(count)
+    )
     folds: NDArray[np.int64] = bits.argsort().argsort().numpy() % FOLDS
     return folds

@@ -93,7 +93,8 @@ class MPMTLayers(Algorithm):
         size = int(self.places(problem).sum())
         if self.penalty == "nuclear" and size > LARGEST:
             raise ConfigError(
-                f"MPMTLayers.layers has {size:,} parameters; penalty='nuclear' releases a matrix of "
+                f"MPMTLayers.layers has {size:,} parameters; penalty='nuclear' releases a matrix "
+                "of "
                 f"that many rows, and takes at most {LARGEST:,}. Choose smaller layers, or "
                 "penalty='l21'."
             )

@@ -12,8 +12,8 @@ clipped gradients at theta_0. For the squared loss these are the residual statis
 sensitivity 2 C / n_i for the same reason: one record is replaced, and the gradient of either is
 within C. All of the following are of the public rows: c_0 is the mean of their clipped gradients at
 theta_0, A the derivative of that mean (clipped rows add nothing to it), S and S_c the covariances
-of a gradient before and after the clip, and H the second derivative of f. With v_i the variance of the
-noise, the model is
+of a gradient before and after the clip, and H the second derivative of f. With v_i the variance of
+the noise, the model is
 
     theta ~ N(theta_0, H^-1 S H^-1 / n_0)
     Qbar_i ~ N(c_0 - A (theta - theta_0), S_c / n_i + v_i I),
@@ -26,7 +26,8 @@ it is the fit of all rows.
 public rows: owner i releases the mean of the clipped vectors (svec(x_j x_j'), x_j y_j) in one
 release; its sensitivity is 2 C / n_i as well. With G and b their weighted means,
 theta = (G + (reg + ridge) I)^-1 b. The ridge is the edge of the spectrum of the noise in G, less
-the smallest eigenvalue of G. Wang releases that eigenvalue as well; here it is that of the noised G.
+the smallest eigenvalue of G. Wang releases that eigenvalue as well; here it is that of the noised
+G.
 """
 
 from __future__ import annotations

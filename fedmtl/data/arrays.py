@@ -1,4 +1,5 @@
-"""Arrays of any make as tensors of real numbers: converted without loss of range, or refused by client and type."""
+"""Arrays of any make as tensors of real numbers: converted without loss of range, or refused by
+client and type."""
 
 from __future__ import annotations
 
@@ -21,7 +22,10 @@ _MOST = 1 << 63  # first whole number beyond int64
 _SIGNED = {2: np.int32, 4: np.int64, 8: np.int64}  # by the bytes of an unsigned whole number
 _WIDER = {torch.uint16: torch.int32, torch.uint32: torch.int64, torch.uint64: torch.int64}
 _OTHERS = {
-    "c": ("complex numbers", "real numbers, such as the real and the imaginary part as two features"),
+    "c": (
+        "complex numbers",
+        "real numbers, such as the real and the imaginary part as two features",
+    ),
     "M": ("dates", "numbers, such as the days since a date"),
     "m": ("spans of time", "numbers, such as days"),
     "V": ("records of several fields", "numbers, such as a column a field"),
@@ -29,11 +33,13 @@ _OTHERS = {
 
 
 def as_tensor(value: Any, where: str, field: str) -> Tensor:
-    """Return a tensor of real numbers, dense or CSR, from a tensor, an array, a list or a SciPy sparse matrix (as CSR).
+    """Return a tensor of real numbers, dense or CSR, from a tensor, an array, a list or a SciPy
+    sparse matrix (as CSR).
 
-    Numbers keep their type if PyTorch computes with it. Bytes are brought into the machine's order. Unsigned numbers of
-    16 bits become int32, those of 32 and 64 bits int64. Floating numbers of 8 bits become float32, those of more than
-    64 bits float64. Objects that are whole numbers become int64, other real ones float64.
+    Numbers keep their type if PyTorch computes with it. Bytes are brought into the machine's order.
+    Unsigned numbers of 16 bits become int32, those of 32 and 64 bits int64. Floating numbers of 8
+    bits become float32, those of more than 64 bits float64. Objects that are whole numbers become
+    int64, other real ones float64.
 
     Args:
         value: what a user gave.
@@ -41,14 +47,18 @@ def as_tensor(value: Any, where: str, field: str) -> Tensor:
         field: ``"x"`` or ``"y"``, for messages.
 
     Raises:
-        DataError: a value that is no real number, is missing, masked or beyond its new type, or rows that differ in
-            length.
+        DataError: a value that is no real number, is missing, masked or beyond its new type, or
+            rows that differ in length.
     """
     if isinstance(value, Tensor):
         return _of_tensor(value.detach(), where, field)
     if scipy.sparse.issparse(value):
         return _of_sparse(value, where, field)
-    if isinstance(value, (list, tuple)) and value and all(isinstance(part, Tensor) for part in value):
+    if (
+        isinstance(value, (list, tuple))
+        and value
+        and all(isinstance(part, Tensor) for part in value)
+    ):
         return stack_rows(value, f"{where}, example", field)
     return torch.from_numpy(real_array(value, where, field))
 
@@ -62,8 +72,8 @@ def as_targets(value: Any, where: str) -> Tensor:
 
 
 def real_array(value: Any, where: str, field: str) -> np.ndarray:
-    """Return a copy of an array, a list or a column of pandas as an array of real numbers, contiguous and in the
-    machine's byte order; see :func:`as_tensor` for its type and errors."""
+    """Return a copy of an array, a list or a column of pandas as an array of real numbers,
+    contiguous and in the machine's byte order; see :func:`as_tensor` for its type and errors."""
     _refuse_missing(value, where, field)
     if hasattr(value, "isna") and hasattr(value, "to_numpy"):
         value = value.to_numpy()
@@ -79,7 +89,8 @@ def real_array(value: Any, where: str, field: str) -> np.ndarray:
 def stack_rows(values: Iterable[Any], where: str, field: str) -> Tensor:
     """Return one tensor (rows, ...) from numbers, lists, arrays, tensors or images, one a row.
 
-    A Pillow image becomes uint8 (channels, height, width), real numbers that are no tensors become float32.
+    A Pillow image becomes uint8 (channels, height, width), real numbers that are no tensors become
+    float32.
 
     Args:
         values: the rows.
@@ -94,10 +105,14 @@ def stack_rows(values: Iterable[Any], where: str, field: str) -> Tensor:
         place = f"{where} {number}"
         if hasattr(value, "getbands"):
             if value.mode in ("P", "PA"):
-                raise DataError(f"{place}, field {field!r} is an image with a palette; give image.convert('RGB').")
+                raise DataError(
+                    f"{place}, field {field!r} is an image with a palette; give "
+                    "image.convert('RGB')."
+                )
             if value.mode.startswith("I;16"):
                 raise DataError(
-                    f"{place}, field {field!r} is an image of 16 bits; give its shares of white, np.asarray(image, "
+                    f"{place}, field {field!r} is an image of 16 bits; give its shares of white, "
+                    "np.asarray(image, "
                     "dtype='float32') / 65535."
                 )
             array = np.asarray(value)
@@ -110,7 +125,8 @@ def stack_rows(values: Iterable[Any], where: str, field: str) -> Tensor:
             row = row.float()
         if made and row.shape != made[0].shape:
             raise DataError(
-                f"{place}, field {field!r} has the shape {tuple(row.shape)}, and row 0 has {tuple(made[0].shape)}; "
+                f"{place}, field {field!r} has the shape {tuple(row.shape)}, and row 0 has "
+                f"{tuple(made[0].shape)}; "
                 f"all must agree{_LENGTH * (row.ndim == made[0].ndim == 1)}."
             )
         made.append(row)
@@ -121,7 +137,8 @@ def stack_rows(values: Iterable[Any], where: str, field: str) -> Tensor:
 
 
 def _common(kinds: list[torch.dtype]) -> torch.dtype:
-    """Return the type of rows of several types: their own if it is one, int64 for whole numbers, else float32."""
+    """Return the type of rows of several types: their own if it is one, int64 for whole numbers,
+    else float32."""
     if len(set(kinds)) == 1:
         return kinds[0]
     if any(kind.is_floating_point for kind in kinds):
@@ -139,13 +156,22 @@ def _of_tensor(value: Tensor, where: str, field: str) -> Tensor:
     if value.layout not in (torch.strided, torch.sparse_csr):
         raise _refusal(where, field, f"has the layout {value.layout}", "dense tensors, sparse CSR")
     if value.is_meta:
-        raise _refusal(where, field, "is on the meta device, which holds no numbers", "tensors with numbers")
+        raise _refusal(
+            where, field, "is on the meta device, which holds no numbers", "tensors with numbers"
+        )
     if value.is_quantized:
-        raise _refusal(where, field, f"is quantized ({value.dtype})", "numbers, as its dequantize() returns them")
+        raise _refusal(
+            where,
+            field,
+            f"is quantized ({value.dtype})",
+            "numbers, as its dequantize() returns them",
+        )
     if value.layout == torch.strided:
         return _widened(value.resolve_neg(), where, field)
     if value.ndim != 2:
-        raise _refusal(where, field, f"is sparse of shape {tuple(value.shape)}", "one sparse row an example")
+        raise _refusal(
+            where, field, f"is sparse of shape {tuple(value.shape)}", "one sparse row an example"
+        )
     values = _widened(value.values(), where, field)
     if values.dtype == value.dtype:
         return value
@@ -160,29 +186,40 @@ def _widened(value: Tensor, where: str, field: str) -> Tensor:
     if kind.is_complex:
         raise _refusal(where, field, f"holds {_OTHERS['c'][0]} ({kind})", _OTHERS["c"][1])
     if kind == torch.uint64 and bool((value.view(torch.int64) < 0).any()):
-        raise _refusal(where, field, f"holds a whole number of 2^63 or more ({kind})", "smaller ones")
+        raise _refusal(
+            where, field, f"holds a whole number of 2^63 or more ({kind})", "smaller ones"
+        )
     try:
         if kind in _WIDER:
             return value.to(_WIDER[kind])
         return value.to(torch.float32 if kind.is_floating_point else kind)
     except RuntimeError as error:
-        raise _refusal(where, field, f"has the type {kind}", "real numbers of 8 bits or more") from error
+        raise _refusal(
+            where, field, f"has the type {kind}", "real numbers of 8 bits or more"
+        ) from error
 
 
 def _of_sparse(value: Any, where: str, field: str) -> Tensor:
     if value.ndim != 2:
-        raise _refusal(where, field, f"is sparse of shape {value.shape}", "one sparse row an example")
+        raise _refusal(
+            where, field, f"is sparse of shape {value.shape}", "one sparse row an example"
+        )
     matrix: Any = scipy.sparse.csr_array(value)  # type: ignore[call-overload]
     matrix.sum_duplicates()
-    crow, columns = (torch.from_numpy(np.array(part, dtype=np.int64)) for part in (matrix.indptr, matrix.indices))
-    return rows.csr(crow, columns, torch.from_numpy(real_array(matrix.data, where, field)), matrix.shape[1])
+    crow, columns = (
+        torch.from_numpy(np.array(part, dtype=np.int64)) for part in (matrix.indptr, matrix.indices)
+    )
+    return rows.csr(
+        crow, columns, torch.from_numpy(real_array(matrix.data, where, field)), matrix.shape[1]
+    )
 
 
 def _of_numbers(array: np.ndarray, where: str, field: str) -> np.ndarray:
     """Return an array of any type but object as one that PyTorch takes."""
     kind = array.dtype.kind
     size = array.dtype.itemsize
-    if kind == "V" and array.dtype.type is not np.void:  # another library's numbers, such as bfloat16
+    # another library's numbers, such as bfloat16
+    if kind == "V" and array.dtype.type is not np.void:
         return array.astype(np.int64 if "int" in array.dtype.name else np.float32)
     if kind == "b" or (kind in "iu" and size == 1):
         return array
@@ -190,13 +227,23 @@ def _of_numbers(array: np.ndarray, where: str, field: str) -> np.ndarray:
         return array.astype(array.dtype.newbyteorder("="), copy=False)
     if kind == "u":
         if array.size and int(array.max()) >= _MOST:
-            raise _refusal(where, field, f"holds the whole number {array.max()} ({array.dtype})", "those below 2^63")
+            raise _refusal(
+                where,
+                field,
+                f"holds the whole number {array.max()} ({array.dtype})",
+                "those below 2^63",
+            )
         return array.astype(_SIGNED[size])
     if kind == "f":
         with np.errstate(over="ignore"):
             near = array.astype(np.float64)
         if not np.array_equal(np.isfinite(near), np.isfinite(array)):
-            raise _refusal(where, field, f"holds a number beyond float64 ({array.dtype})", "those that float64 holds")
+            raise _refusal(
+                where,
+                field,
+                f"holds a number beyond float64 ({array.dtype})",
+                "those that float64 holds",
+            )
         return near
     if kind in _OTHERS:
         what, accepted = _OTHERS[kind]
@@ -262,7 +309,12 @@ def _refuse_missing(value: Any, where: str, field: str) -> None:
                 at = f" in example {number}"
             else:
                 at = _at(hidden, place)
-            raise _refusal(where, field, f"{state}{at}", "a number for every value (fill it, or leave the row out)")
+            raise _refusal(
+                where,
+                field,
+                f"{state}{at}",
+                "a number for every value (fill it, or leave the row out)",
+            )
 
 
 def _at(array: np.ndarray, place: int) -> str:

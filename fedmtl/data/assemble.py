@@ -36,32 +36,45 @@ def as_pair(value: Any, where: str) -> tuple[Any, Any]:
         return value[0], value[1]
     plain = isinstance(value, (tuple, list, Tensor, np.ndarray))
     if plain or not hasattr(value, "__len__") or not hasattr(value, "__getitem__"):
-        raise DataError(f"{where}: its value must be a pair (x, y), or a torch Dataset of such pairs.")
+        raise DataError(
+            f"{where}: its value must be a pair (x, y), or a torch Dataset of such pairs."
+        )
     xs = []
     ys = []
     for number in range(len(value)):
         item = value[number]
         if not isinstance(item, (tuple, list)) or len(item) != 2:
-            raise DataError(f"{where}, example {number} is a {type(item).__name__}; a torch Dataset must give (x, y).")
+            raise DataError(
+                f"{where}, example {number} is a {type(item).__name__}; a torch "
+                "Dataset must give (x, y)."
+            )
         xs.append(item[0])
         ys.append(item[1])
     y = stack_rows(ys, f"{where}, example", "y")
     if xs and all(isinstance(x, Mapping) and x.keys() == xs[0].keys() for x in xs):
-        return {key: stack_rows([x[key] for x in xs], f"{where}, example", f"x[{key}]") for key in xs[0]}, y
+        return {
+            key: stack_rows([x[key] for x in xs], f"{where}, example", f"x[{key}]") for key in xs[0]
+        }, y
     return stack_rows(xs, f"{where}, example", "x"), y
 
 
 def read_clients(
-    clients: Mapping[Any, Any], name: str, *, like: Mapping[str, Pair] | None = None, packed: Packed | None = None
+    clients: Mapping[Any, Any],
+    name: str,
+    *,
+    like: Mapping[str, Pair] | None = None,
+    packed: Packed | None = None,
 ) -> tuple[dict[str, Pair], Packed | None]:
     """Return the x and y of each client by its id, as tensors that agree in all but their lengths.
 
-    Where x is a mapping of several inputs, x becomes one row of numbers an example, float32 (examples, D).
+    Where x is a mapping of several inputs, x becomes one row of numbers an example, float32
+    (examples, D).
 
     Args:
         clients: a pair (x, y) or a torch Dataset for each client.
         name: for messages.
-        like: the training examples of the clients where these are their test examples, of which there may be none.
+        like: the training examples of the clients where these are their test examples, of which
+            there may be none.
         packed: the inputs of ``like``, if it has several.
 
     Returns:
@@ -72,7 +85,8 @@ def read_clients(
     """
     if not isinstance(clients, Mapping):
         raise DataError(
-            f"{name}: the clients are a {type(clients).__name__}; give a mapping from the id of each to its examples, "
+            f"{name}: the clients are a {type(clients).__name__}; give a mapping from the id of "
+            "each to its examples, "
             "such as {'ann': (x, y), 'bob': (x, y)}."
         )
     pairs: dict[str, Pair] = {}
@@ -97,25 +111,39 @@ def read_clients(
 
 
 def _packed_row(x: Mapping[Any, Any], packed: Packed | None, where: str) -> tuple[Tensor, Packed]:
-    """Return several inputs (examples, ...) as one row of numbers an example, and what they are, ``packed`` if given.
+    """Return several inputs (examples, ...) as one row of numbers an example, and what they are,
+    ``packed`` if given.
 
     Raises:
-        DataError: inputs unlike ``packed`` or of different lengths, or a whole number of 2^24 or more.
+        DataError: inputs unlike ``packed`` or of different lengths, or a whole number of 2^24 or
+            more.
     """
     inputs = {str(key): as_tensor(part, where, f"x[{key}]") for key, part in x.items()}
     shapes = tuple(
-        (key, tuple(part.shape[1:]), "real" if part.is_floating_point() else "integer") for key, part in inputs.items()
+        (key, tuple(part.shape[1:]), "real" if part.is_floating_point() else "integer")
+        for key, part in inputs.items()
     )
     packed = packed or Packed(shapes)
     if sorted(shapes) != sorted(packed.inputs):
-        raise DataError(f"{where}, field 'x' has the inputs {_names(Packed(shapes))}; accepted: {_names(packed)}.")
+        raise DataError(
+            f"{where}, field 'x' has the inputs {_names(Packed(shapes))}; accepted: "
+            f"{_names(packed)}."
+        )
     lengths = {key: len(part) for key, part in inputs.items()}
     if len(set(lengths.values())) != 1:
-        raise DataError(f"{where}, field 'x' has inputs of different lengths: {lengths}; they must agree.")
+        raise DataError(
+            f"{where}, field 'x' has inputs of different lengths: {lengths}; they must agree."
+        )
     for key, part in inputs.items():
         if not part.is_floating_point() and len(part) and int(part.abs().max()) >= 1 << 24:
-            raise DataError(f"{where}, field 'x[{key}]' holds a whole number of 2^24 or more; accepted: smaller ones.")
-    row = [inputs[key].float().reshape(len(inputs[key]), math.prod(shape)) for key, shape, _ in packed.inputs]
+            raise DataError(
+                f"{where}, field 'x[{key}]' holds a whole number of 2^24 or more; "
+                "accepted: smaller ones."
+            )
+    row = [
+        inputs[key].float().reshape(len(inputs[key]), math.prod(shape))
+        for key, shape, _ in packed.inputs
+    ]
     return torch.cat(row, 1), packed
 
 
@@ -123,7 +151,9 @@ def _names(packed: Packed) -> str:
     return ", ".join(f"{name} {shape} ({kind})" for name, shape, kind in packed.inputs)
 
 
-def check_options(*, min_examples: int, draw: int | None, test_fraction: float | None = None, **_: Any) -> None:
+def check_options(
+    *, min_examples: int, draw: int | None, test_fraction: float | None = None, **_: Any
+) -> None:
     """Refuse impossible settings of :func:`choose` and of the split.
 
     Raises:
@@ -144,13 +174,15 @@ def choose(
     test_fraction: float | None = None,
     **_: Any,
 ) -> list[str]:
-    """Return the clients with ``min_examples`` or more on both sides, of these ``draw`` by draws keyed by (seed, id).
+    """Return the clients with ``min_examples`` or more on both sides, of these ``draw`` by draws
+    keyed by (seed, id).
 
-    Logs how many others there are. Clients with test examples only are left out, unless ``test_fraction`` divides the
-    examples of both sides anew.
+    Logs how many others there are. Clients with test examples only are left out, unless
+    ``test_fraction`` divides the examples of both sides anew.
 
     Raises:
-        DataError: no client has so many, or none of the clients has test examples where ``test`` names some.
+        DataError: no client has so many, or none of the clients has test examples where ``test``
+            names some.
         ConfigError: fewer than ``draw`` have.
     """
     counts: Counter[str] = Counter()
@@ -163,21 +195,31 @@ def choose(
     kept_apart = bool(test) and test_fraction is None
     if kept_apart and not _any_examples(test, ids):
         raise DataError(
-            f"{source}: no client has both training and test examples; accepted: test examples of a client that "
-            "trains, or test_fraction=0.2, which divides the examples of both sides anew, or the training examples "
+            f"{source}: no client has both training and test examples; accepted: test examples of "
+            "a client that "
+            "trains, or test_fraction=0.2, which divides the examples of both sides anew, or the "
+            "training examples "
             "alone, with the clients of the test side left to Result.adapt (fedmtl adapt)."
         )
-    checks.say_left_out(len(counts) - len(large), source, f"fewer than {min_examples} examples (min_examples)")
-    checks.say_left_out(len(large) - len(ids), source, "test examples only (test_fraction=0.2 divides theirs anew)")
+    checks.say_left_out(
+        len(counts) - len(large), source, f"fewer than {min_examples} examples (min_examples)"
+    )
+    checks.say_left_out(
+        len(large) - len(ids), source, "test examples only (test_fraction=0.2 divides theirs anew)"
+    )
     if draw is None:
         return ids
     if draw > len(ids):
-        raise ConfigError(f"{source}: clients is {draw:,}, but only {len(ids):,} have enough examples.")
+        raise ConfigError(
+            f"{source}: clients is {draw:,}, but only {len(ids):,} have enough examples."
+        )
     ids = sample(ids, draw, derive_key(seed, "clients"))
     if kept_apart and not _any_examples(test, ids):
         raise DataError(
-            f"{source}: none of the {draw:,} clients that were drawn has test examples; ask for more clients or for "
-            "another seed, or give test_fraction=0.2, which divides the examples of both sides anew."
+            f"{source}: none of the {draw:,} clients that were drawn has test examples; ask for "
+            "more clients or for "
+            "another seed, or give test_fraction=0.2, which divides the examples of both sides "
+            "anew."
         )
     return ids
 
@@ -187,14 +229,17 @@ def _any_examples(side: Mapping[str, tuple[Any, Any]], ids: Sequence[str]) -> bo
 
 
 def sample(ids: Sequence[str], count: int, key: int) -> list[str]:
-    """Return ``count`` of the ids in their order, the ones with the smallest draws keyed by (key, id)."""
+    """Return ``count`` of the ids in their order, the ones with the smallest draws keyed by (key,
+    id)."""
     bits = keyed_bits(key, client_keys(ids), 0, torch.zeros(len(ids), dtype=torch.int64))
     return [ids[place] for place in bits.argsort(stable=True)[:count].sort().values.tolist()]
 
 
-def taking_part(sides: Sequence[Mapping[str, Kept]], **options: Any) -> Sequence[Mapping[str, Kept]]:
-    """Return both sides without the clients that :meth:`FederatedDataset.from_tensors` with these options leaves out,
-    so that the examples of the others need not be decoded.
+def taking_part(
+    sides: Sequence[Mapping[str, Kept]], **options: Any
+) -> Sequence[Mapping[str, Kept]]:
+    """Return both sides without the clients that :meth:`FederatedDataset.from_tensors` with these
+    options leaves out, so that the examples of the others need not be decoded.
 
     Raises:
         DataError, ConfigError: as :func:`choose` and :func:`check_options`.
@@ -217,16 +262,20 @@ def pool(train: Mapping[str, Pair], test: Mapping[str, Pair]) -> dict[str, Pair]
 def stack(pairs: Mapping[str, Pair], ids: Sequence[str]) -> Examples:
     """Return the examples of the clients ``ids``, of whom some may be missing in ``pairs``."""
     there = [pairs[client] for client in ids if client in pairs]
-    counts = torch.tensor([len(pairs[client][1]) if client in pairs else 0 for client in ids], dtype=torch.int64)
-    return Examples(rows.join([x for x, _ in there]), torch.cat([y for _, y in there]), rows.offsets_of(counts))
+    counts = torch.tensor(
+        [len(pairs[client][1]) if client in pairs else 0 for client in ids], dtype=torch.int64
+    )
+    return Examples(
+        rows.join([x for x, _ in there]), torch.cat([y for _, y in there]), rows.offsets_of(counts)
+    )
 
 
 def infer_classes(y: Tensor, offsets: Tensor, ids: Sequence[str], where: str) -> int | None:
     """Return the number of classes that targets are taken for, or None for a regression.
 
-    Two where the targets are true and false, or -1 and +1 or floating 0.0 and 1.0, both of them present, and for
-    several integer labels an example that are all 0 or 1; else the largest label plus 1 of integer targets, and None
-    for floating ones.
+    Two where the targets are true and false, or -1 and +1 or floating 0.0 and 1.0, both of them
+    present, and for several integer labels an example that are all 0 or 1; else the largest label
+    plus 1 of integer targets, and None for floating ones.
     """
     if y.dtype == torch.bool:
         return 2
@@ -236,24 +285,31 @@ def infer_classes(y: Tensor, offsets: Tensor, ids: Sequence[str], where: str) ->
     if y.is_floating_point():
         return None
     accepted = (
-        "labels must be whole numbers from 0 on, or -1 and +1 for two classes (for regression give classes=None)."
+        "labels must be whole numbers from 0 on, or -1 and +1 for two classes (for regression give "
+        "classes=None)."
     )
     checks.refuse(y < 0, y, offsets, ids, where, "y", accepted)
-    accepted = "as many classes are taken only where they are given, as classes=K (for regression give classes=None)."
+    accepted = (
+        "as many classes are taken only where they are given, as classes=K (for regression "
+        "give classes=None)."
+    )
     checks.refuse(y >= _MOST_CLASSES, y, offsets, ids, where, "y", accepted)
     return int(values[-1]) + 1
 
 
-def checked(side: Examples, classes: int | None, ids: Sequence[str], where: str, whole: bool = False) -> Examples:
-    """Return examples of finite features, and of int64 labels below ``classes`` or, if it is None, finite floating
-    targets.
+def checked(
+    side: Examples, classes: int | None, ids: Sequence[str], where: str, whole: bool = False
+) -> Examples:
+    """Return examples of finite features, and of int64 labels below ``classes`` or, if it is None,
+    finite floating targets.
 
-    Two classes may be coded 0 and 1 or -1 and +1, whole or floating; here they become 0 and 1. Several labels of two
-    classes an example become uint8, floating features that are to be ``whole`` int64.
+    Two classes may be coded 0 and 1 or -1 and +1, whole or floating; here they become 0 and 1.
+    Several labels of two classes an example become uint8, floating features that are to be
+    ``whole`` int64.
 
     Raises:
-        DataError: a number that is not finite as float32, a label that is no class, or several labels an example of
-            other than two classes.
+        DataError: a number that is not finite as float32, a label that is no class, or several
+            labels an example of other than two classes.
     """
     checks.check_finite(side.x, side.offsets, ids, where, "x")
     if whole and side.x.is_floating_point() and side.x.layout == torch.strided:
@@ -267,12 +323,17 @@ def checked(side: Examples, classes: int | None, ids: Sequence[str], where: str,
             return side
         return replace(side, y=side.y.float())
     if isinstance(classes, bool) or not isinstance(classes, int) or classes < 1:
-        raise DataError(f"{where}: classes is {classes!r}; it must be a whole number of at least 1, or None.")
+        raise DataError(
+            f"{where}: classes is {classes!r}; it must be a whole number of at least 1, or None."
+        )
     if classes != 2 and side.y.ndim > 1 and len(ids):
         raise DataError(
-            f"{where}: client {ids[0]!r}, field 'y' holds labels of shape {tuple(side.y.shape[1:])}; with {classes} "
-            "classes the label of an example must be one whole number (of one-hot rows y.argmax(1), of a column "
-            "y[:, 0]; several labels that are each 0 or 1 need classes=2, several numbers classes=None)."
+            f"{where}: client {ids[0]!r}, field 'y' holds labels of shape "
+            f"{tuple(side.y.shape[1:])}; with {classes} "
+            "classes the label of an example must be one whole number (of one-hot rows "
+            "y.argmax(1), of a column "
+            "y[:, 0]; several labels that are each 0 or 1 need classes=2, several numbers "
+            "classes=None)."
         )
     y = side.y.long()
     accepted = "class labels must be whole numbers from 0 on (for regression give classes=None)."

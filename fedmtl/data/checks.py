@@ -39,7 +39,10 @@ def by_id(clients: Mapping[Any, T], where: str) -> Mapping[str, T]:
     named: dict[str, T] = {}
     for client, value in clients.items():
         if (name := id_of(client)) in named:
-            raise DataError(f"{where}: client {name!r} occurs twice, as a number and as a text; ids must be distinct.")
+            raise DataError(
+                f"{where}: client {name!r} occurs twice, as a number and as a text; "
+                "ids must be distinct."
+            )
         named[name] = value
     return named
 
@@ -51,7 +54,8 @@ def check_ids(ids: Sequence[str], where: str) -> None:
     for name in ids:
         if not isinstance(name, str):
             raise DataError(
-                f"{where}: the client id {name!r} is of type {type(name).__name__}; ids must be texts or whole numbers."
+                f"{where}: the client id {name!r} is of type {type(name).__name__}; ids must be "
+                "texts or whole numbers."
             )
     name, times = Counter(ids).most_common(1)[0]
     if times > 1:
@@ -59,10 +63,12 @@ def check_ids(ids: Sequence[str], where: str) -> None:
 
 
 def check_like(value: Tensor, other: Tensor, where: str, field: str, of: str = "in train") -> None:
-    """Check that rows have the dtype, the layout and the shape of others, which are ``of`` a client or a side."""
+    """Check that rows have the dtype, the layout and the shape of others, which are ``of`` a client
+    or a side."""
     if (value.shape[1:], value.dtype, value.layout) != (other.shape[1:], other.dtype, other.layout):
         raise DataError(
-            f"{where}: field {field!r} is {value.dtype} {tuple(value.shape[1:])}, but {other.dtype} "
+            f"{where}: field {field!r} is {value.dtype} {tuple(value.shape[1:])}, but "
+            f"{other.dtype} "
             f"{tuple(other.shape[1:])} {of}; they must agree."
         )
 
@@ -70,7 +76,10 @@ def check_like(value: Tensor, other: Tensor, where: str, field: str, of: str = "
 def check_lengths(x: Tensor, y: Tensor, where: str) -> None:
     """Check that features and targets have one row an example."""
     if x.ndim == 0 or y.ndim == 0:
-        raise DataError(f"{where}: fields 'x' and 'y' must have one row an example; one of them is a single number.")
+        raise DataError(
+            f"{where}: fields 'x' and 'y' must have one row an example; one of them is "
+            "a single number."
+        )
     if x.shape[0] != y.shape[0]:
         raise DataError(
             f"{where}: field 'x' has {x.shape[0]} examples and field 'y' has {y.shape[0]}; "
@@ -81,11 +90,14 @@ def check_lengths(x: Tensor, y: Tensor, where: str) -> None:
 def say_left_out(count: int, where: str, why: str) -> None:
     """Log how many clients are left out, if any are."""
     if count:
-        logger.warning("%s: clients left out (a private count): %s, with %s", where, f"{count:,}", why)
+        logger.warning(
+            "%s: clients left out (a private count): %s, with %s", where, f"{count:,}", why
+        )
 
 
 def check_finite(x: Tensor, offsets: Tensor, ids: Sequence[str], where: str, field: str) -> None:
-    """Refuse NaN and infinity in floating x (N, ...), dense or CSR, of clients with the given offsets (n + 1,)."""
+    """Refuse NaN and infinity in floating x (N, ...), dense or CSR, of clients with the given
+    offsets (n + 1,)."""
     if not x.is_floating_point():
         return
     if x.layout != torch.strided:  # the first row with such an entry, if there is any
@@ -100,7 +112,13 @@ def check_finite(x: Tensor, offsets: Tensor, ids: Sequence[str], where: str, fie
 
 
 def refuse(
-    wrong: Tensor, values: Tensor, offsets: Tensor, ids: Sequence[str], where: str, field: str, accepted: str
+    wrong: Tensor,
+    values: Tensor,
+    offsets: Tensor,
+    ids: Sequence[str],
+    where: str,
+    field: str,
+    accepted: str,
 ) -> None:
     """Refuse the first of the values (N, ...) that is ``wrong``, bool (N, ...), if there is any."""
     if wrong.any():

@@ -1,4 +1,5 @@
-"""The dataset type: all clients' examples as flat tensors with offsets, ragged and without padding."""
+"""The dataset type: all clients' examples as flat tensors with offsets, ragged and without
+padding."""
 
 from __future__ import annotations
 
@@ -32,38 +33,41 @@ Classes = int | None | Literal["infer"]
 class FederatedDataset:
     """Every client's training and test examples.
 
-    ``torch.save(data, file)`` writes them, and ``torch.load(file, weights_only=False, mmap=True)`` leaves x and y on
-    disk and reads rows as they are gathered.
+    ``torch.save(data, file)`` writes them, and ``torch.load(file, weights_only=False, mmap=True)``
+    leaves x and y on disk and reads rows as they are gathered.
 
     Args:
-        train: the training side, over n clients; only peer-to-peer learning has a use for one without examples.
-        test: the test side, over the same clients in the same order. A client without test examples trains, and is
-            left out of test scores; one client at least has some.
+        train: the training side, over n clients; only peer-to-peer learning has a use for one
+            without examples.
+        test: the test side, over the same clients in the same order. A client without test examples
+            trains, and is left out of test scores; one client at least has some.
         ids: the clients' ids, distinct texts.
         transform: applied by :meth:`gather`, from storage to float.
-        classes: number of classes, labels in ``0 .. classes - 1``; None for regression (floating targets). Two classes
-            may be coded -1 and +1 too, and as floating numbers; ``train`` and ``test`` then have them as 0 and 1.
-            With 2 classes and targets (N, T) every example has T labels, each there (1) or not (0).
+        classes: number of classes, labels in ``0 .. classes - 1``; None for regression (floating
+            targets). Two classes may be coded -1 and +1 too, and as floating numbers; ``train`` and
+            ``test`` then have them as 0 and 1. With 2 classes and targets (N, T) every example has
+            T labels, each there (1) or not (0).
         name: for messages and reports.
-        notes: what in these data was computed from the records before any privacy mechanism, a sentence each: a
-            privacy report must list it as outside its epsilon.
-        inferred: what of the shape of a model was read off the records because it was not given: ``"classes"``, or
-            ``"categories.COLUMN"`` of a column that is coded by its categories; or ``"range.COLUMN"``, numbers without
-            a public range. A run with noise refuses it.
-        public: examples that belong to no client and are taken as public, coded as the clients' ones, or None: what is
-            chosen with them (a step size, say) costs no privacy.
+        notes: what in these data was computed from the records before any privacy mechanism, a
+            sentence each: a privacy report must list it as outside its epsilon.
+        inferred: what of the shape of a model was read off the records because it was not given:
+            ``"classes"``, or ``"categories.COLUMN"`` of a column that is coded by its categories;
+            or ``"range.COLUMN"``, numbers without a public range. A run with noise refuses it.
+        public: examples that belong to no client and are taken as public, coded as the clients'
+            ones, or None: what is chosen with them (a step size, say) costs no privacy.
         domain: public bounds that every example keeps, or None.
-        limit: public bound on the absolute value of a target, at which predictions are cut off wherever they are
-            scored, and in the models of a result; infinite for none.
-        target_range: public range [low, high] of the target in its own units, if it is stored mapped to [-1, 1]; scores
-            are in these units.
-        target_scale: ``"log"`` where the logarithm of that range is what is mapped; predictions and scores are in the
-            target's own units all the same.
-        cut_targets: share of the targets that were beyond ``target_range`` in the records, and were cut there; not
-            private.
-        schema: how raw rows of the table that the data are from become features, and predictions the target's values;
-            None of other data.
-        verify: check every value (finite features, labels within the classes). Lengths are always checked.
+        limit: public bound on the absolute value of a target, at which predictions are cut off
+            wherever they are scored, and in the models of a result; infinite for none.
+        target_range: public range [low, high] of the target in its own units, if it is stored
+            mapped to [-1, 1]; scores are in these units.
+        target_scale: ``"log"`` where the logarithm of that range is what is mapped; predictions and
+            scores are in the target's own units all the same.
+        cut_targets: share of the targets that were beyond ``target_range`` in the records, and were
+            cut there; not private.
+        schema: how raw rows of the table that the data are from become features, and predictions
+            the target's values; None of other data.
+        verify: check every value (finite features, labels within the classes). Lengths are always
+            checked.
 
     Raises:
         DataError: malformed data; the message names the client, the field and what is accepted.
@@ -72,7 +76,10 @@ class FederatedDataset:
         >>> import torch
         >>> from fedmtl import FederatedDataset
         >>> data = FederatedDataset.from_tensors(
-        ...     {"ann": (torch.rand(8, 3), torch.rand(8)), "bob": (torch.rand(4, 3), torch.rand(4))},
+        ...     {
+        ...         "ann": (torch.rand(8, 3), torch.rand(8)),
+        ...         "bob": (torch.rand(4, 3), torch.rand(4)),
+        ...     },
         ...     test_fraction=0.25,
         ...     classes=None,
         ... )
@@ -104,10 +111,18 @@ class FederatedDataset:
         checks.check_ids(self.ids, self.name)
         transform = self.transform
         if not is_dataclass(transform) or isinstance(transform, type) or not callable(transform):
-            raise DataError(f"{self.name}: transform is {transform!r}; it must be a frozen dataclass with __call__.")
+            raise DataError(
+                f"{self.name}: transform is {transform!r}; it must be a frozen "
+                "dataclass with __call__."
+            )
         if self.target_scale not in SCALES:
-            raise DataError(f"{self.name}: target_scale is {self.target_scale!r}; accepted: {', '.join(SCALES)}.")
-        if self.target_scale == "log" and (self.target_range is None or not self.target_range[0] > 0):
+            raise DataError(
+                f"{self.name}: target_scale is {self.target_scale!r}; accepted: "
+                f"{', '.join(SCALES)}."
+            )
+        if self.target_scale == "log" and (
+            self.target_range is None or not self.target_range[0] > 0
+        ):
             raise DataError(f"{self.name}: target_scale is 'log'; it needs a target_range above 0.")
         for name in SIDES:
             self._check_side(name)
@@ -118,7 +133,9 @@ class FederatedDataset:
                     ids = self.ids
                 else:
                     ids = ["public"] * (len(part.offsets) - 1)
-                object.__setattr__(self, name, checked(part, self.classes, ids, f"{self.name} ({name})"))
+                object.__setattr__(
+                    self, name, checked(part, self.classes, ids, f"{self.name} ({name})")
+                )
         checks.check_like(self.test.x, self.train.x, f"{self.name} (test)", "x")
         if self.public is not None:
             checks.check_like(self.public.x, self.train.x, f"{self.name} (public)", "x")
@@ -128,9 +145,13 @@ class FederatedDataset:
         part = self.side(side)
         where = f"{self.name} ({side})"
         if len(part.offsets) != len(self) + 1:
-            raise DataError(f"{where}: examples of {len(part.offsets) - 1} clients, but {len(self)} ids.")
+            raise DataError(
+                f"{where}: examples of {len(part.offsets) - 1} clients, but {len(self)} ids."
+            )
         if side == "test" and not len(part):
-            raise DataError(f"{self.name}: no client has test examples; at least one client needs some.")
+            raise DataError(
+                f"{self.name}: no client has test examples; at least one client needs some."
+            )
         if self.classes is None and not part.y.is_floating_point():
             raise DataError(
                 f"{where}: field 'y' has dtype {part.y.dtype} and classes is None (regression); "
@@ -145,7 +166,8 @@ class FederatedDataset:
             kind = f"{spec.labels} labels"
         kind = "real targets" if self.classes is None else kind
         return (
-            f"FederatedDataset {self.name!r}: {len(self):,} clients, {len(self.train):,} training and "
+            f"FederatedDataset {self.name!r}: {len(self):,} clients, {len(self.train):,} training "
+            "and "
             f"{len(self.test):,} test examples of shape {spec.shape}, {kind}"
         )
 
@@ -181,14 +203,15 @@ class FederatedDataset:
 
     @property
     def unit(self) -> float:
-        """Return half of the range of the target in its own units, by which it was divided; 1 without one, and on the
-        scale of logarithms, where no number is."""
+        """Return half of the range of the target in its own units, by which it was divided; 1
+        without one, and on the scale of logarithms, where no number is."""
         if self.target_range is None or self.target_scale == "log":
             return 1.0
         return (self.target_range[1] - self.target_range[0]) / 2
 
     def in_units(self, y: Tensor) -> Tensor:
-        """Return targets or predictions in the target's own units, float64; as they are without a range."""
+        """Return targets or predictions in the target's own units, float64; as they are without a
+        range."""
         if self.target_range is None:
             return y
         return in_units(y, self.target_range, self.target_scale)
@@ -207,10 +230,12 @@ class FederatedDataset:
             side: ``"train"`` or ``"test"``.
             index: int64 row numbers of that side, of any shape and on any device.
             dtype: floating dtype of the features, and of floating targets.
-            device: where the result shall be (rows travel in their storage dtype); None: where the data are.
+            device: where the result shall be (rows travel in their storage dtype); None: where the
+                data are.
 
         Returns:
-            x (*index.shape, *spec.shape) and y (*index.shape, ...), int64 labels or floating targets.
+            x (*index.shape, *spec.shape) and y (*index.shape, ...), int64 labels or floating
+            targets.
         """
         part = self.side(side)
         flat = index.reshape(-1).to(part.x.device)
@@ -242,33 +267,37 @@ class FederatedDataset:
         name: str = "data",
         source: str | None = None,
     ) -> FederatedDataset:
-        """Return a dataset from one (x, y) pair a client, tensors or arrays (examples, ...), or a torch Dataset.
+        """Return a dataset from one (x, y) pair a client, tensors or arrays (examples, ...), or a
+        torch Dataset.
 
         Args:
-            clients: each client's examples, a pair (x, y) or a ``torch.utils.data.Dataset`` whose items are such pairs
-                of one example; only for training if ``test`` is used. An id that is a whole number is kept as a text,
-                7 as ``"7"``. Where x is a mapping from names to tensors or arrays (examples, ...), every client has
-                these inputs, and the model takes them by name.
-            test: each client's test examples, where it has any; one client at least has both kinds. Clients without
-                training examples are left out.
-            test_fraction: share of each client's examples held out for test, above 0 and below 1, those of ``test``
-                included; each side keeps at least 1 example, and the only example of a client is for training. None
-                uses ``test``, and holds out 0.2 without it.
+            clients: each client's examples, a pair (x, y) or a ``torch.utils.data.Dataset`` whose
+                items are such pairs of one example; only for training if ``test`` is used. An id
+                that is a whole number is kept as a text, 7 as ``"7"``. Where x is a mapping from
+                names to tensors or arrays (examples, ...), every client has these inputs, and the
+                model takes them by name.
+            test: each client's test examples, where it has any; one client at least has both kinds.
+                Clients without training examples are left out.
+            test_fraction: share of each client's examples held out for test, above 0 and below 1,
+                those of ``test`` included; each side keeps at least 1 example, and the only example
+                of a client is for training. None uses ``test``, and holds out 0.2 without it.
             seed: of the split and of the draw of clients, both keyed by the client's id.
             min_examples: clients with fewer examples, for training and test in all, are left out.
             draw: number of clients, drawn at random from the others; None takes all.
-            classes: number of classes, None for regression, ``"infer"``: two for targets -1 and +1, or floating 0.0
-                and 1.0, else the largest label plus 1 for integer targets and regression for floating ones. What is
-                inferred comes from the records, and a run with noise refuses it.
-            transform: from storage to float, or :class:`Integers`, with which every x must be whole; None scales images
-                of bytes, x uint8 (examples, ..., height, width), to [0, 1], whose bounds are then the domain, and is
-                :class:`Cast` otherwise.
+            classes: number of classes, None for regression, ``"infer"``: two for targets -1 and +1,
+                or floating 0.0 and 1.0, else the largest label plus 1 for integer targets and
+                regression for floating ones. What is inferred comes from the records, and a run
+                with noise refuses it.
+            transform: from storage to float, or :class:`Integers`, with which every x must be
+                whole; None scales images of bytes, x uint8 (examples, ..., height, width), to [0,
+                1], whose bounds are then the domain, and is :class:`Cast` otherwise.
             domain: public bounds that every example keeps.
             name: for messages and reports.
             source: names the data in messages, such as their file; None for ``name``.
 
         Raises:
-            DataError: malformed data, no client with ``min_examples``, or none with both training and test examples.
+            DataError: malformed data, no client with ``min_examples``, or none with both training
+                and test examples.
             ConfigError: an impossible setting, or more clients than there are.
         """
         check_options(min_examples=min_examples, draw=draw, test_fraction=test_fraction)
@@ -277,7 +306,9 @@ class FederatedDataset:
         held: Mapping[str, Pair] = {}
         if test is not None:
             if not test:
-                raise DataError(f"{where}: test names no clients; at least one client needs test examples.")
+                raise DataError(
+                    f"{where}: test names no clients; at least one client needs test examples."
+                )
             held, _ = read_clients(test, f"{where} (test)", like=train, packed=packed)
         if test_fraction is not None:
             train = pool(train, held)
@@ -300,7 +331,17 @@ class FederatedDataset:
             held_out = 0.2 if test_fraction is None else test_fraction
             whole, *rest = cut(whole, ids, test_fraction=held_out, seed=seed, where=where)
         transform, domain = _scaled(whole.x, packed if transform is None else transform, domain)
-        return cls(whole, rest[0], tuple(ids), transform, classes, name, domain=domain, inferred=inferred, verify=False)
+        return cls(
+            whole,
+            rest[0],
+            tuple(ids),
+            transform,
+            classes,
+            name,
+            domain=domain,
+            inferred=inferred,
+            verify=False,
+        )
 
     @classmethod
     def from_columns(
@@ -315,22 +356,26 @@ class FederatedDataset:
         name: str = "data",
         **options: Any,
     ) -> FederatedDataset:
-        """Return a dataset from a table of columns with a row an example, such as one of Hugging Face's ``datasets``.
+        """Return a dataset from a table of columns with a row an example, such as one of Hugging
+        Face's ``datasets``.
 
         Args:
-            table: an object with ``column_names``, whose item at a column's name is that column, or one of pandas; or
-                a mapping of splits to such tables, as a ``DatasetDict`` is: of ``"train"`` and, unless ``test`` is
-                given, ``"test"``.
-            client: the column with each row's client; its values become the ids, as text, in the order in which they
-                first occur.
-            target: the column to predict: whole labels, real numbers, or lists of them of one length.
-            features: the column to predict from, with numbers, arrays or images (Pillow) of one shape, or several
-                columns: of numbers alone they become one feature each, else the model takes them by name, as a mapping.
+            table: an object with ``column_names``, whose item at a column's name is that column, or
+                one of pandas; or a mapping of splits to such tables, as a ``DatasetDict`` is: of
+                ``"train"`` and, unless ``test`` is given, ``"test"``.
+            client: the column with each row's client; its values become the ids, as text, in the
+                order in which they first occur.
+            target: the column to predict: whole labels, real numbers, or lists of them of one
+                length.
+            features: the column to predict from, with numbers, arrays or images (Pillow) of one
+                shape, or several columns: of numbers alone they become one feature each, else the
+                model takes them by name, as a mapping.
             test: a table of test rows with the same columns.
-            length: public length to which lists of whole numbers, such as tokens, are padded with 0, and at which
-                longer ones are cut. The model then takes them by name, with ``mask``, which is 1 where a list has a
-                value, unless a column ``mask`` or ``attention_mask`` is among the features. An example has one target,
-                so the loss and the scores have no padding; what the model makes of its places the mask decides.
+            length: public length to which lists of whole numbers, such as tokens, are padded with
+                0, and at which longer ones are cut. The model then takes them by name, with
+                ``mask``, which is 1 where a list has a value, unless a column ``mask`` or
+                ``attention_mask`` is among the features. An example has one target, so the loss and
+                the scores have no padding; what the model makes of its places the mask decides.
             name: for messages and reports.
             options: as in :meth:`from_tensors`.
 
@@ -349,7 +394,8 @@ class FederatedDataset:
         return cls.from_tensors(train, test=held, name=name, **options)
 
     def subset(self, clients: Sequence[str | int]) -> FederatedDataset:
-        """Return some of the clients, by id, in the given order; a whole number is the text of an id.
+        """Return some of the clients, by id, in the given order; a whole number is the text of an
+        id.
 
         Raises:
             DataError: an unknown client, or one that is given twice.
@@ -359,9 +405,12 @@ class FederatedDataset:
         for name in names:
             if name not in positions:
                 raise DataError(
-                    f"{self.name}: there is no client {name!r}; the ids are {self.ids[0]!r} .. {self.ids[-1]!r}."
+                    f"{self.name}: there is no client {name!r}; the ids are {self.ids[0]!r} .. "
+                    f"{self.ids[-1]!r}."
                 )
-        return self.take_clients(torch.tensor([positions[name] for name in names], dtype=torch.int64))
+        return self.take_clients(
+            torch.tensor([positions[name] for name in names], dtype=torch.int64)
+        )
 
     def take_clients(self, clients: Tensor) -> FederatedDataset:
         """Return the clients at some positions (k,), in the order of these."""
@@ -371,8 +420,8 @@ class FederatedDataset:
         return replace(self, train=train, test=test, ids=ids, verify=False)
 
     def as_two_classes(self) -> FederatedDataset:
-        """Return the same data as two classes where the targets are numbers and all of them 0 and 1, or all -1 and
-        +1; else the data as they are."""
+        """Return the same data as two classes where the targets are numbers and all of them 0 and
+        1, or all -1 and +1; else the data as they are."""
         parts = [part for part in (self.train, self.test, self.public) if part is not None]
         values = torch.cat([part.y.unique() for part in parts]).unique().tolist()
         if self.classes is not None or not (set(values) <= {0, 1} or set(values) <= {-1, 1}):
@@ -380,8 +429,8 @@ class FederatedDataset:
         return replace(self, classes=2)
 
     def bounded(self, bound: RowBound | None) -> FederatedDataset:
-        """Return the same data with features that :meth:`gather` scales down to ``bound`` after the transform; None
-        leaves them as they are."""
+        """Return the same data with features that :meth:`gather` scales down to ``bound`` after the
+        transform; None leaves them as they are."""
         if bound is None:
             return self
         return replace(self, transform=Bounded(self.transform, bound), verify=False)
@@ -391,28 +440,39 @@ class FederatedDataset:
         return replace(self, train=self.train.to(device), test=self.test.to(device), verify=False)
 
     def fingerprint(self) -> str:
-        """Return a BLAKE2b digest (32 hex digits) of ids, tensors, transform, classes, public examples and domain."""
+        """Return a BLAKE2b digest (32 hex digits) of ids, tensors, transform, classes, public
+        examples and domain."""
         return self._fingerprint
 
     @cached_property
     def _fingerprint(self) -> str:
         digest = hashlib.blake2b(digest_size=16)
-        header: dict[str, Any] = {"ids": self.ids, "classes": self.classes, "transform": describe(self.transform)}
+        header: dict[str, Any] = {
+            "ids": self.ids,
+            "classes": self.classes,
+            "transform": describe(self.transform),
+        }
         if self.domain is not None:
             header["domain"] = asdict(self.domain)
         digest.update(json.dumps(header, sort_keys=True).encode())
         for side in (*SIDES, "public") if self.public is not None else SIDES:
             for field in ("x", "y", "offsets"):
                 for name, tensor in rows.components(getattr(getattr(self, side), field)).items():
-                    digest.update(f"{side}_{field}{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+                    digest.update(
+                        f"{side}_{field}{name} {tensor.dtype} {tuple(tensor.shape)}".encode()
+                    )
                     for start, stop in checks.chunks(tensor):
-                        digest.update(tensor[start:stop].cpu().contiguous().view(torch.uint8).numpy().data)
+                        digest.update(
+                            tensor[start:stop].cpu().contiguous().view(torch.uint8).numpy().data
+                        )
         return digest.hexdigest()
 
 
-def _scaled(x: Tensor, transform: Transform | None, domain: Domain | None) -> tuple[Transform, Domain | None]:
-    """Return the transform that was given, or for None the one to [0, 1] of images of bytes with its bounds, or a
-    cast."""
+def _scaled(
+    x: Tensor, transform: Transform | None, domain: Domain | None
+) -> tuple[Transform, Domain | None]:
+    """Return the transform that was given, or for None the one to [0, 1] of images of bytes with
+    its bounds, or a cast."""
     if transform is None and x.dtype == torch.uint8 and x.ndim > 2:
         return Affine(scale=1 / 255), pixel_domain(x.shape[1:]) if domain is None else domain
     return Cast() if transform is None else transform, domain

@@ -30,7 +30,8 @@ class DataSpec:
         clients: number of clients.
         targets: shape of one example's target: () for one label or number, (T,) for T of them.
         integer: whether features are whole numbers (int64), such as tokens.
-        inputs: name, shape and kind of each of a model's inputs where an example has several (:class:`Packed`).
+        inputs: name, shape and kind of each of a model's inputs where an example has several
+            (:class:`Packed`).
     """
 
     shape: tuple[int, ...]
@@ -41,20 +42,22 @@ class DataSpec:
     inputs: tuple[tuple[str, tuple[int, ...], str], ...] = ()
 
     def sample(self, count: int, dtype: torch.dtype) -> Tensor:
-        """Return features of ``count`` examples that are all zero, in ``dtype`` or, for whole numbers, int64."""
+        """Return features of ``count`` examples that are all zero, in ``dtype`` or, for whole
+        numbers, int64."""
         return torch.zeros(count, *self.shape, dtype=torch.int64 if self.integer else dtype)
 
     @property
     def labels(self) -> int:
-        """Return T where an example has T labels that are each there or not (multi-label classification); else 0."""
+        """Return T where an example has T labels that are each there or not (multi-label
+        classification); else 0."""
         if self.classes == 2 and self.targets:
             return math.prod(self.targets)
         return 0
 
     @property
     def outputs(self) -> int:
-        """Return the number of values that a model gives for an example: one a class, one a label, or one a real
-        target."""
+        """Return the number of values that a model gives for an example: one a class, one a label,
+        or one a real target."""
         if self.classes is None or self.labels:
             return math.prod(self.targets)
         return self.classes
@@ -76,7 +79,8 @@ class Domain:
 
 
 def pixel_domain(shape: Sequence[int]) -> Domain:
-    """Return the public bounds of images of this shape (channels, height, width) whose pixels lie in [0, 1]."""
+    """Return the public bounds of images of this shape (channels, height, width) whose pixels lie
+    in [0, 1]."""
     size = math.prod(shape)
     return Domain(l1=float(size), l2=math.sqrt(size), target=math.inf)
 
@@ -86,12 +90,15 @@ class Examples:
     """One side (train or test) of all clients' examples.
 
     Args:
-        x: features (N, *stored shape) in their storage dtype; a sparse CSR matrix (N, d) is allowed.
-        y: int64 labels (N,) or (N, ...), or floating targets of these shapes; labels that are 0 or 1 may be uint8.
+        x: features (N, *stored shape) in their storage dtype; a sparse CSR matrix (N, d) is
+            allowed.
+        y: int64 labels (N,) or (N, ...), or floating targets of these shapes; labels that are 0 or
+            1 may be uint8.
         offsets: int64 (n + 1,) on the host; client i owns rows ``offsets[i]:offsets[i + 1]``.
 
     Raises:
-        DataError: lengths that disagree, offsets that do not ascend from 0 to N, an unknown layout or dtype.
+        DataError: lengths that disagree, offsets that do not ascend from 0 to N, an unknown layout
+            or dtype.
     """
 
     x: Tensor
@@ -103,28 +110,41 @@ class Examples:
         if self.y.layout != torch.strided:
             raise DataError(f"examples: field 'y' has layout {self.y.layout}; accepted: dense.")
         if self.x.layout not in (torch.strided, torch.sparse_csr):
-            raise DataError(f"examples: field 'x' has layout {self.x.layout}; accepted: dense or sparse CSR.")
+            raise DataError(
+                f"examples: field 'x' has layout {self.x.layout}; accepted: dense or sparse CSR."
+            )
         for name in ("x", "y"):
             value: Tensor = getattr(self, name)
             if value.dtype not in (*checks.INTEGERS, *checks.FLOATS, torch.bool):
                 raise DataError(
-                    f"examples: field {name!r} has dtype {value.dtype}; accepted: real numbers that PyTorch computes "
+                    f"examples: field {name!r} has dtype {value.dtype}; accepted: real numbers "
+                    "that PyTorch computes "
                     "with, such as float32, float64, int64 and uint8."
                 )
             if value.is_meta:
-                raise DataError(f"examples: field {name!r} is on the meta device, which holds no numbers.")
+                raise DataError(
+                    f"examples: field {name!r} is on the meta device, which holds no numbers."
+                )
             value = value.detach()
             if value.layout == torch.strided:
                 value = value.contiguous()
             object.__setattr__(self, name, value)
         offsets = self.offsets
         if offsets.ndim != 1 or len(offsets) < 1 or offsets.dtype != torch.int64:
-            raise DataError("examples: field 'offsets' must be an int64 tensor of shape (clients + 1,).")
+            raise DataError(
+                "examples: field 'offsets' must be an int64 tensor of shape (clients + 1,)."
+            )
         if offsets[0] != 0 or offsets[-1] != len(self) or (offsets.diff() < 0).any():
-            raise DataError(f"examples: field 'offsets' must ascend from 0 to the number of examples, {len(self)}.")
+            raise DataError(
+                "examples: field 'offsets' must ascend from 0 to the number of "
+                f"examples, {len(self)}."
+            )
 
     def __repr__(self) -> str:
-        x, y = (f"{str(part.dtype).removeprefix('torch.')} {tuple(part.shape)}" for part in (self.x, self.y))
+        x, y = (
+            f"{str(part.dtype).removeprefix('torch.')} {tuple(part.shape)}"
+            for part in (self.x, self.y)
+        )
         return f"Examples of {len(self.offsets) - 1:,} clients: x {x}, y {y}"
 
     def __len__(self) -> int:
@@ -149,7 +169,8 @@ class Examples:
         return Examples(x, y, rows.offsets_of(counts))
 
     def to(self, device: torch.device | str) -> Examples:
-        """Return features and targets on another device; the offsets stay on the host, where batches are planned."""
+        """Return features and targets on another device; the offsets stay on the host, where
+        batches are planned."""
         return Examples(self.x.to(device), self.y.to(device), self.offsets)
 
 
@@ -163,9 +184,10 @@ def cut(
 ) -> tuple[Examples, Examples]:
     """Divide the examples of all clients into their training and test sides, in their order.
 
-    Each client's examples are permuted by draws keyed with (seed, id, position within the client) and the
-    first ``round(test_fraction * count)`` of them, at least 1 and at most count - 1, are its test examples: the only
-    example of a client is for training. The split of a client does not depend on the other clients or on their order.
+    Each client's examples are permuted by draws keyed with (seed, id, position within the client)
+    and the first ``round(test_fraction * count)`` of them, at least 1 and at most count - 1, are
+    its test examples: the only example of a client is for training. The split of a client does not
+    depend on the other clients or on their order.
 
     Raises:
         DataError: a client has no examples, or none has 2.
@@ -173,10 +195,13 @@ def cut(
     counts = whole.counts
     if (counts < 1).any():
         client = int((counts < 1).nonzero()[0])
-        raise DataError(f"{where}: client {ids[client]!r} has no examples; at least 1 is needed to train on.")
+        raise DataError(
+            f"{where}: client {ids[client]!r} has no examples; at least 1 is needed to train on."
+        )
     if len(counts) and int(counts.max()) < 2:
         raise DataError(
-            f"{where}: no client has 2 examples, one to train on and one to test on; at least one client needs 2."
+            f"{where}: no client has 2 examples, one to train on and one to test on; at least one "
+            "client needs 2."
         )
     position, client_of = rows.ranges(torch.zeros_like(counts), counts)
     bits = keyed_bits(derive_key(seed, "split"), client_keys(ids)[client_of], 0, position)

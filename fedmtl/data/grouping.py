@@ -1,4 +1,5 @@
-"""Tables of columns with a row an example, such as those of Hugging Face's ``datasets``, by client."""
+"""Tables of columns with a row an example, such as those of Hugging Face's ``datasets``, by
+client."""
 
 from __future__ import annotations
 
@@ -25,8 +26,8 @@ Rows = tuple[Tensor | dict[str, Tensor], Tensor]
 
 
 def splits_of(table: Any, test: Any, where: str) -> tuple[Any, Any]:
-    """Return the tables of training and of test rows: of a mapping of splits ``"train"`` and, unless ``test`` is given,
-    ``"test"``. A warning names the other splits.
+    """Return the tables of training and of test rows: of a mapping of splits ``"train"`` and,
+    unless ``test`` is given, ``"test"``. A warning names the other splits.
 
     Args:
         table: a table, or a mapping of splits to tables.
@@ -42,7 +43,8 @@ def splits_of(table: Any, test: Any, where: str) -> tuple[Any, Any]:
     if "train" not in names:
         splits = ", ".join(map(repr, names))
         raise DataError(
-            f"{where} is a {type(table).__name__} of the splits {splits}, and none is 'train'; give the rows of one, "
+            f"{where} is a {type(table).__name__} of the splits {splits}, and none is 'train'; "
+            "give the rows of one, "
             "dataset[SPLIT], and as test, where there is one, those of another."
         )
     used = ["train"]
@@ -51,24 +53,32 @@ def splits_of(table: Any, test: Any, where: str) -> tuple[Any, Any]:
         test = table["test"]
     others = ", ".join(repr(name) for name in names if name not in used)
     if others:
-        logger.warning("%s: the splits %s are left out; test=dataset[SPLIT] tests on another", where, others)
+        logger.warning(
+            "%s: the splits %s are left out; test=dataset[SPLIT] tests on another", where, others
+        )
     return table["train"], test
 
 
 def group_rows(
-    table: Any, client: str, target: str, features: Sequence[str], where: str, length: int | None = None
+    table: Any,
+    client: str,
+    target: str,
+    features: Sequence[str],
+    where: str,
+    length: int | None = None,
 ) -> dict[str, Rows]:
     """Return the (x, y) of each client of a table of columns.
 
-    Several columns of numbers become one feature each, several columns of which one holds more than a number a row as
-    many inputs by name.
+    Several columns of numbers become one feature each, several columns of which one holds more than
+    a number a row as many inputs by name.
 
     Args:
-        table: has ``column_names``, or ``columns`` as a table of pandas has, and its item at a name is that column, a
-            value a row.
+        table: has ``column_names``, or ``columns`` as a table of pandas has, and its item at a name
+            is that column, a value a row.
         client, target, features: names of columns.
         where: names the table in messages.
-        length: to which lists of whole numbers are padded with 0, and cut; None for rows of one shape.
+        length: to which lists of whole numbers are padded with 0, and cut; None for rows of one
+            shape.
 
     Raises:
         DataError: a missing column, an empty client, or rows that do not agree.
@@ -81,10 +91,13 @@ def group_rows(
         names = list(table.columns)
     if isinstance(names, Mapping):
         splits = ", ".join(map(repr, names))
-        raise DataError(f"{where} is a {type(table).__name__} of the splits {splits}; give the rows of one.")
+        raise DataError(
+            f"{where} is a {type(table).__name__} of the splits {splits}; give the rows of one."
+        )
     if names is None or not hasattr(table, "__getitem__"):
         raise DataError(
-            f"{where} is a {type(table).__name__}; accepted: a table with column_names and columns by name."
+            f"{where} is a {type(table).__name__}; accepted: a table with column_names and columns "
+            "by name."
         )
     if not features:
         raise DataError(f"{where}: features names no column; at least one is needed.")
@@ -93,12 +106,19 @@ def group_rows(
             state = "occurs twice, in the table or as client, target, features"
             if column not in names:
                 state = "is missing"
-            raise DataError(f"{where}: column {column!r} {state}; the columns are {', '.join(map(repr, names))}.")
+            raise DataError(
+                f"{where}: column {column!r} {state}; the columns are "
+                f"{', '.join(map(repr, names))}."
+            )
     places: dict[str | int, list[int]] = {}
     for row, name in enumerate(table[client]):
         if pd.isna(name) or name == "":
-            raise DataError(f"{where}: row {row}, column {client!r} is empty; every row must name its client.")
-        places.setdefault(int(name) if isinstance(name, numbers.Integral) else str(name), []).append(row)
+            raise DataError(
+                f"{where}: row {row}, column {client!r} is empty; every row must name its client."
+            )
+        places.setdefault(
+            int(name) if isinstance(name, numbers.Integral) else str(name), []
+        ).append(row)
     if not places:
         raise DataError(f"{where} has no rows; at least one a client is needed.")
     x = _inputs(table, features, where, length)
@@ -112,7 +132,9 @@ def group_rows(
     return by_client
 
 
-def _inputs(table: Any, features: Sequence[str], where: str, length: int | None) -> Tensor | dict[str, Tensor]:
+def _inputs(
+    table: Any, features: Sequence[str], where: str, length: int | None
+) -> Tensor | dict[str, Tensor]:
     """Return the x of all rows, or several inputs by name."""
     if length is not None:
         return _padded(table, features, where, length)
@@ -125,11 +147,12 @@ def _inputs(table: Any, features: Sequence[str], where: str, length: int | None)
 
 
 def _padded(table: Any, features: Sequence[str], where: str, length: int) -> dict[str, Tensor]:
-    """Return the columns of lists (rows, length), padded with 0, the others as they are, and the mask, 1 where a list
-    has a value, unless one is among the columns."""
+    """Return the columns of lists (rows, length), padded with 0, the others as they are, and the
+    mask, 1 where a list has a value, unless one is among the columns."""
     if isinstance(length, bool) or not isinstance(length, int) or length < 1:
         raise ConfigError(
-            f"length is {length!r}; it must be a whole number of at least 1, the longest list that is kept."
+            f"length is {length!r}; it must be a whole number of at least 1, the longest list that "
+            "is kept."
         )
     inputs: dict[str, Tensor] = {}
     masks: dict[str, Tensor] = {}
@@ -138,20 +161,26 @@ def _padded(table: Any, features: Sequence[str], where: str, length: int) -> dic
         if not all(isinstance(value, Iterable) and not isinstance(value, str) for value in values):
             inputs[name] = stack_rows(values, f"{where}: row", name)
             continue
-        rows = [_tokens(value, f"{where}: row {number}", name) for number, value in enumerate(values)]
+        rows = [
+            _tokens(value, f"{where}: row {number}", name) for number, value in enumerate(values)
+        ]
         inputs[name], masks[name] = torch.zeros(2, len(rows), length, dtype=torch.int64)
         for place, row in enumerate(rows):
             kept = row[:length]
             inputs[name][place, : len(kept)] = kept
             masks[name][place, : len(kept)] = 1
     if not masks:
-        raise ConfigError(f"{where}: length is {length}, but none of the features {', '.join(features)} holds lists.")
+        raise ConfigError(
+            f"{where}: length is {length}, but none of the features "
+            f"{', '.join(features)} holds lists."
+        )
     first, *others = masks
     for name in others:
         differing = (masks[name] != masks[first]).any(1).nonzero()
         if len(differing):
             raise DataError(
-                f"{where}: row {int(differing[0])}, column {name!r} has another number of values than {first!r}; lists "
+                f"{where}: row {int(differing[0])}, column {name!r} has another number of values "
+                f"than {first!r}; lists "
                 "of one row must have one length."
             )
     if not set(features) & set(_MASKS):
@@ -164,6 +193,8 @@ def _tokens(value: Any, where: str, field: str) -> Tensor:
     row = as_tensor(value, where, field)
     if row.ndim != 1 or row.is_floating_point():
         if row.numel():
-            raise DataError(f"{where}, field {field!r} is no list of whole numbers, which length pads.")
+            raise DataError(
+                f"{where}, field {field!r} is no list of whole numbers, which length pads."
+            )
         row = torch.zeros(0)
     return row.long()

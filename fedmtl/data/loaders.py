@@ -18,8 +18,8 @@ Reader = TypeVar("Reader", bound=Callable[..., FederatedDataset])
 def reader(name: str) -> Callable[[Reader], Reader]:
     """Register a function that returns a dataset, so that :func:`load_data` finds it by name.
 
-    The modules of ``fedmtl/data/readers`` are imported with the package; a module elsewhere registers its readers when
-    it is imported.
+    The modules of ``fedmtl/data/readers`` are imported with the package; a module elsewhere
+    registers its readers when it is imported.
 
     Raises:
         ConfigError: another function has the name.
@@ -28,7 +28,10 @@ def reader(name: str) -> Callable[[Reader], Reader]:
     def register(function: Reader) -> Reader:
         first = LOADERS.setdefault(name, function)
         if (first.__module__, first.__qualname__) != (function.__module__, function.__qualname__):
-            raise ConfigError(f"data {name!r} is read by {first.__module__}.{first.__qualname__}; choose another name.")
+            raise ConfigError(
+                f"data {name!r} is read by {first.__module__}.{first.__qualname__}; "
+                "choose another name."
+            )
         LOADERS[name] = function  # a module may be loaded again
         return function
 
@@ -39,10 +42,11 @@ def load_data(name: str, **options: Any) -> FederatedDataset:
     """Read the data that a name stands for, as a configuration gives them.
 
     Args:
-        name: of a registered reader: ``"digits"`` is :func:`load_digits_clients`, ``"synthetic_agents"`` and
-            ``"synthetic_tasks"`` are :func:`load_synthetic_agents` and :func:`load_synthetic_tasks`, and the others
-            are ``read_NAME``: ``"celeba"``, ``"cifar"``, ``"femnist"``, ``"images"``, ``"leaf"``, ``"movielens"``,
-            ``"school"``, ``"stackoverflow"``, ``"table"``.
+        name: of a registered reader: ``"digits"`` is :func:`load_digits_clients`,
+            ``"synthetic_agents"`` and ``"synthetic_tasks"`` are :func:`load_synthetic_agents` and
+            :func:`load_synthetic_tasks`, and the others are ``read_NAME``: ``"celeba"``,
+            ``"cifar"``, ``"femnist"``, ``"images"``, ``"leaf"``, ``"movielens"``, ``"school"``,
+            ``"stackoverflow"``, ``"table"``.
         options: arguments of that function.
 
     Raises:
@@ -55,11 +59,15 @@ def load_data(name: str, **options: Any) -> FederatedDataset:
         10
     """
     if name not in LOADERS:
-        raise ConfigError(f"data.name is {name!r}; accepted: {', '.join(map(repr, sorted(LOADERS)))}.")
+        raise ConfigError(
+            f"data.name is {name!r}; accepted: {', '.join(map(repr, sorted(LOADERS)))}."
+        )
     accepted = inspect.signature(LOADERS[name]).parameters
     for option in options:
         if option not in accepted:
-            raise ConfigError(f"data.{option} is no option of {name!r}; accepted: {', '.join(accepted)}.")
+            raise ConfigError(
+                f"data.{option} is no option of {name!r}; accepted: {', '.join(accepted)}."
+            )
     for option, parameter in accepted.items():
         if parameter.default is inspect.Parameter.empty and options.get(option) is None:
             raise ConfigError(f"data.{option} is missing; {name!r} needs it.")

@@ -1,7 +1,7 @@
 """Partitions of one pool of examples among clients; every example is used at most once.
 
-A partition is a setting whose ``deal`` turns labels into ``{client id: ascending row numbers}``; readers of pools and
-:func:`from_partition` make a dataset of these.
+A partition is a setting whose ``deal`` turns labels into ``{client id: ascending row numbers}``;
+readers of pools and :func:`from_partition` make a dataset of these.
 """
 
 from __future__ import annotations
@@ -35,10 +35,12 @@ class Partition(Protocol):
 
 @dataclass(frozen=True)
 class Dirichlet(Checked):
-    """Label skew: each class is divided in shares drawn from a symmetric Dirichlet distribution over clients.
+    """Label skew: each class is divided in shares drawn from a symmetric Dirichlet distribution
+    over clients.
 
-    Hsu, Qi and Brown, "Measuring the effects of non-identical data distribution", 2019; Li et al., ICDE 2022.
-    A draw that leaves a client with fewer than ``min_examples`` is repeated, at most 100 times.
+    Hsu, Qi and Brown, "Measuring the effects of non-identical data distribution", 2019; Li et al.,
+    ICDE 2022. A draw that leaves a client with fewer than ``min_examples`` is repeated, at most 100
+    times.
 
     Args:
         clients: number of clients.
@@ -59,7 +61,8 @@ class Dirichlet(Checked):
         labels = _labels(y)
         if self.clients * self.min_examples > len(labels):
             raise ConfigError(
-                f"Dirichlet.clients is {self.clients:,} with min_examples {self.min_examples}, but there are only "
+                f"Dirichlet.clients is {self.clients:,} with min_examples {self.min_examples}, but "
+                "there are only "
                 f"{len(labels):,} examples; ask for fewer clients."
             )
         groups = [np.flatnonzero(labels == label) for label in np.unique(labels)]
@@ -69,12 +72,16 @@ class Dirichlet(Checked):
             for group in groups:
                 shares = generator.dirichlet(np.full(self.clients, self.alpha))
                 bounds = np.rint(np.cumsum(shares)[:-1] * len(group)).astype(np.int64)
-                client[generator.permutation(group)] = np.searchsorted(bounds, np.arange(len(group)), side="right")
+                client[generator.permutation(group)] = np.searchsorted(
+                    bounds, np.arange(len(group)), side="right"
+                )
             if np.bincount(client, minlength=self.clients).min() >= self.min_examples:
                 return by_number(client, _ids(self.clients))
         raise ConfigError(
-            f"Dirichlet.alpha is {self.alpha}: in {_ATTEMPTS} draws some of the {self.clients:,} clients had fewer "
-            f"than {self.min_examples} examples; raise alpha, or ask for fewer clients or a lower min_examples."
+            f"Dirichlet.alpha is {self.alpha}: in {_ATTEMPTS} draws some of the {self.clients:,} "
+            "clients had fewer "
+            f"than {self.min_examples} examples; raise alpha, or ask for fewer clients or a lower "
+            "min_examples."
         )
 
 
@@ -82,7 +89,8 @@ class Dirichlet(Checked):
 class Shards(Checked):
     """Label skew by shards: examples sorted by label are cut into equal shards, dealt at random.
 
-    McMahan et al., "Communication-efficient learning of deep networks from decentralized data", 2017.
+    McMahan et al., "Communication-efficient learning of deep networks from decentralized data",
+    2017.
 
     Args:
         clients: number of clients.
@@ -102,7 +110,8 @@ class Shards(Checked):
         total = self.clients * self.shards_per_client
         if total > len(labels):
             raise ConfigError(
-                f"Shards.clients is {self.clients:,}: with {self.shards_per_client} shards each they need {total:,} "
+                f"Shards.clients is {self.clients:,}: with {self.shards_per_client} shards each "
+                f"they need {total:,} "
                 f"examples, but there are only {len(labels):,}; ask for fewer."
             )
         generator = keyed_generator(seed, "shards")
@@ -119,10 +128,11 @@ class Shards(Checked):
 class ByClasses(Checked):
     """Clients of equal size with a few classes each, as in FedRep and CENTAUR (Shen et al. 2023).
 
-    Every client gets ``classes_per_client`` different classes, drawn so that all classes have as many clients, up to
-    one, and the same number of examples of each of them: as many as the rarest class has for one of its clients. What
-    is left of a class is not used. Which classes a client has depends on the settings and the number of classes, so
-    that a train and a test pool are dealt alike.
+    Every client gets ``classes_per_client`` different classes, drawn so that all classes have as
+    many clients, up to one, and the same number of examples of each of them: as many as the rarest
+    class has for one of its clients. What is left of a class is not used. Which classes a client
+    has depends on the settings and the number of classes, so that a train and a test pool are dealt
+    alike.
 
     Args:
         clients: number of clients.
@@ -142,25 +152,36 @@ class ByClasses(Checked):
         classes = int(labels.max()) + 1
         if self.classes_per_client > classes:
             raise ConfigError(
-                f"ByClasses.classes_per_client is {self.classes_per_client}, but there are only {classes} classes."
+                f"ByClasses.classes_per_client is {self.classes_per_client}, but there are only "
+                f"{classes} classes."
             )
-        draws, order = (keyed_generator(seed, f"by_classes/{purpose}") for purpose in ("classes", "rows"))
+        draws, order = (
+            keyed_generator(seed, f"by_classes/{purpose}") for purpose in ("classes", "rows")
+        )
         places = np.zeros(classes, dtype=np.int64)  # clients that each class still takes
         extra = draws.permutation(classes)[: self.clients * self.classes_per_client % classes]
         places += self.clients * self.classes_per_client // classes
         places[extra] += 1
         groups = [order.permutation(np.flatnonzero(labels == label)) for label in range(classes)]
-        shares = [len(group) // count for group, count in zip(groups, places.tolist(), strict=True) if count]
+        shares = [
+            len(group) // count
+            for group, count in zip(groups, places.tolist(), strict=True)
+            if count
+        ]
         if min(shares) < 1:
-            rare = min(range(classes), key=lambda label: len(groups[label]) / max(1, int(places[label])))
+            rare = min(
+                range(classes), key=lambda label: len(groups[label]) / max(1, int(places[label]))
+            )
             raise ConfigError(
-                f"ByClasses.clients is {self.clients:,}: class {rare} has {len(groups[rare]):,} examples for "
+                f"ByClasses.clients is {self.clients:,}: class {rare} has {len(groups[rare]):,} "
+                "examples for "
                 f"{int(places[rare]):,} of them; ask for fewer clients or classes a client."
             )
         used = np.zeros(classes, dtype=np.int64)
         parts = {}
         for client in _ids(self.clients):
-            # the classes with most places left, so that enough different ones remain for the last clients
+            # the classes with most places left, so that enough different ones remain for the last
+            # clients
             own = np.lexsort((draws.random(classes), -places))[: self.classes_per_client]
             places[own] -= 1
             rows = [groups[label][used[label] : used[label] + min(shares)] for label in own]
@@ -183,8 +204,8 @@ def from_partition(
     Args:
         x: features; a tensor, an array or a sparse matrix.
         y: labels or targets.
-        parts: row numbers by client id, or a partition such as :class:`Dirichlet`, which deals by y; a row may be left
-            out, but none belongs to two clients.
+        parts: row numbers by client id, or a partition such as :class:`Dirichlet`, which deals by
+            y; a row may be left out, but none belongs to two clients.
         seed: of the partition and of the split.
         name: for messages and reports.
         options: as in :meth:`FederatedDataset.from_tensors`.
@@ -210,7 +231,10 @@ def from_partition(
                 "rows must be numbers of examples."
             )
         if used[index].any() or len(index.unique()) != len(index):
-            raise DataError(f"{name}: the part of client {client!r} has a row that is used twice; accepted: once.")
+            raise DataError(
+                f"{name}: the part of client {client!r} has a row that is used twice; "
+                "accepted: once."
+            )
         used[index] = True
         clients[client] = select(features, index), targets[index]
     return FederatedDataset.from_tensors(clients, seed=seed, name=name, **options)
@@ -227,7 +251,10 @@ def _row_numbers(part: Any, where: str) -> Tensor:
         return torch.zeros(0, dtype=torch.int64)
     if index.ndim != 1 or index.is_floating_point() or index.dtype == torch.bool:
         kind = str(index.dtype).removeprefix("torch.")
-        raise DataError(f"{where} is {kind} of shape {tuple(index.shape)}; accepted: a list of whole row numbers.")
+        raise DataError(
+            f"{where} is {kind} of shape {tuple(index.shape)}; accepted: a list of "
+            "whole row numbers."
+        )
     return index.long()
 
 

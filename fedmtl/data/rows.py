@@ -12,7 +12,8 @@ from torch import Tensor
 
 
 def take(x: Tensor, index: Tensor) -> Tensor:
-    """Return the rows ``index`` (K,) of x (N, ...) as a dense (K, ...) tensor of x's dtype, on x's device."""
+    """Return the rows ``index`` (K,) of x (N, ...) as a dense (K, ...) tensor of x's dtype, on x's
+    device."""
     if x.layout == torch.strided:
         return _take_dense(x, index)
     row, position, _ = _entries(x, index)
@@ -35,21 +36,31 @@ def join(parts: Sequence[Tensor]) -> Tensor:
         return torch.cat(list(parts))
     counts = torch.cat([part.crow_indices().diff() for part in parts])
     columns = torch.cat([part.col_indices() for part in parts])
-    return csr(offsets_of(counts), columns, torch.cat([part.values() for part in parts]), parts[0].shape[1])
+    return csr(
+        offsets_of(counts), columns, torch.cat([part.values() for part in parts]), parts[0].shape[1]
+    )
 
 
 def csr(crow: Tensor, columns: Tensor, values: Tensor, width: int) -> Tensor:
-    """Return a sparse CSR matrix, its structure checked, without PyTorch's notice that the layout is in beta."""
+    """Return a sparse CSR matrix, its structure checked, without PyTorch's notice that the layout
+    is in beta."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse CSR tensor support")
-        return torch.sparse_csr_tensor(crow, columns, values, size=(len(crow) - 1, width), check_invariants=True)
+        return torch.sparse_csr_tensor(
+            crow, columns, values, size=(len(crow) - 1, width), check_invariants=True
+        )
 
 
 def components(value: Tensor) -> dict[str, Tensor]:
-    """Return the dense tensors that make up a tensor: itself, or the three parts of a CSR matrix."""
+    """Return the dense tensors that make up a tensor: itself, or the three parts of a CSR
+    matrix."""
     if value.layout == torch.strided:
         return {"": value}
-    return {"_crow": value.crow_indices(), "_columns": value.col_indices(), "_values": value.values()}
+    return {
+        "_crow": value.crow_indices(),
+        "_columns": value.col_indices(),
+        "_values": value.values(),
+    }
 
 
 def offsets_of(counts: Tensor) -> Tensor:
@@ -58,7 +69,8 @@ def offsets_of(counts: Tensor) -> Tensor:
 
 
 def by_number(number: np.ndarray, ids: Iterable[Any]) -> dict[str, np.ndarray]:
-    """Return ascending row numbers of each of ``ids``, as texts; ``number`` (N,) gives each row's place in ``ids``."""
+    """Return ascending row numbers of each of ``ids``, as texts; ``number`` (N,) gives each row's
+    place in ``ids``."""
     names = list(map(str, ids))
     bounds = np.cumsum(np.bincount(number, minlength=len(names)))[:-1]
     return dict(zip(names, np.split(np.argsort(number, kind="stable"), bounds), strict=True))
@@ -78,7 +90,8 @@ def ranges(start: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
 def _take_dense(x: Tensor, index: Tensor) -> Tensor:
     if x.ndim < 3:
         return x.index_select(0, index)
-    flat = x.reshape(len(x), -1)  # a view; on a CPU index_select of a matrix is 10 to 40 times faster
+    # a view; on a CPU index_select of a matrix is 10 to 40 times faster
+    flat = x.reshape(len(x), -1)
     return flat.index_select(0, index).view(len(index), *x.shape[1:])
 
 

@@ -1,4 +1,5 @@
-"""Transforms: the pure functions from stored features to floats that :meth:`FederatedDataset.gather` applies."""
+"""Transforms: the pure functions from stored features to floats that
+:meth:`FederatedDataset.gather` applies."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from .._check import Checked, Finite, Positive
 from ..errors import DataError
 
 SHRINK = 1 - 2.0**-20
-"""Rows are scaled down to this share of their bound, so that rounding to float32 cannot cross it."""
+"""Rows are scaled down to this share of their bound, so that rounding to float32 cannot cross
+it."""
 _MARGIN = 2.0**-40
 """Room for rounding below a bound."""
 
@@ -24,9 +26,10 @@ _MARGIN = 2.0**-40
 class Transform(Protocol):
     """A frozen dataclass that maps stored features to floats.
 
-    ``transform(x, dtype)`` takes x of shape (B, *stored) in its storage dtype and returns a (B, *shape)
-    tensor of ``dtype`` on the same device. It treats every example alike, draws no random numbers and leaves
-    x as it was. Its fields (numbers, texts, tuples) belong to the fingerprint of the data.
+    ``transform(x, dtype)`` takes x of shape (B, *stored) in its storage dtype and returns a (B,
+    *shape) tensor of ``dtype`` on the same device. It treats every example alike, draws no random
+    numbers and leaves x as it was. Its fields (numbers, texts, tuples) belong to the fingerprint of
+    the data.
     """
 
     def __call__(self, x: Tensor, dtype: torch.dtype) -> Tensor: ...
@@ -63,7 +66,8 @@ class Affine(Checked):
 
 @dataclass(frozen=True)
 class Integers:
-    """The stored whole numbers as int64, whatever dtype is asked: numbers of tokens, for embeddings."""
+    """The stored whole numbers as int64, whatever dtype is asked: numbers of tokens, for
+    embeddings."""
 
     def __call__(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         return x.long()
@@ -71,17 +75,21 @@ class Integers:
 
 @dataclass(frozen=True)
 class Packed(Cast):
-    """Several inputs of a model in one row of numbers, in the asked dtype; the model's side divides the row.
+    """Several inputs of a model in one row of numbers, in the asked dtype; the model's side divides
+    the row.
 
     Args:
-        inputs: name, shape and kind (``"real"`` or ``"integer"``) of each input, in the order of the row. Integers
-            below 2^24 are exact in float32.
+        inputs: name, shape and kind (``"real"`` or ``"integer"``) of each input, in the order of
+            the row. Integers below 2^24 are exact in float32.
     """
 
     inputs: tuple[tuple[str, tuple[int, ...], str], ...]
 
     def __post_init__(self) -> None:
-        inputs = tuple((str(name), tuple(int(n) for n in shape), str(kind)) for name, shape, kind in self.inputs)
+        inputs = tuple(
+            (str(name), tuple(int(n) for n in shape), str(kind))
+            for name, shape, kind in self.inputs
+        )
         object.__setattr__(self, "inputs", inputs)
 
 
@@ -136,7 +144,8 @@ class RowBound(Checked):
         return torch.linalg.vector_norm(rows.double(), ord=int(self.norm[1]), dim=1)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return records x (N, ...) within the bound, in the dtype of x; those that are within it are unchanged."""
+        """Return records x (N, ...) within the bound, in the dtype of x; those that are within it
+        are unchanged."""
         norms = self.norms(x)
         limit = self.bound * (1 - _MARGIN)
         factor = (limit / norms.clamp(min=limit)).reshape(-1, *[1] * (x.dim() - 1))
@@ -144,7 +153,8 @@ class RowBound(Checked):
         return (x.double() * factor).masked_fill_(~valid, 0.0).to(x.dtype)
 
     def exceeded(self, x: Tensor) -> Tensor:
-        """Return bool (N,): the records x (N, ...) that are beyond the bound by more than rounding to float32."""
+        """Return bool (N,): the records x (N, ...) that are beyond the bound by more than rounding
+        to float32."""
         return ~(self.norms(x) <= self.bound * (1 + 2.0**-20))
 
 

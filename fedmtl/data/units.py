@@ -1,4 +1,5 @@
-"""The scale on which a real target is stored: its public range, or the logarithm of it, mapped to [-1, 1]."""
+"""The scale on which a real target is stored: its public range, or the logarithm of it, mapped to
+[-1, 1]."""
 
 from __future__ import annotations
 
@@ -13,22 +14,24 @@ SCALES: tuple[TargetScale, ...] = get_args(TargetScale)
 
 
 def mapped(values: np.ndarray, low: float, high: float) -> np.ndarray:
-    """Return values (n,), float64, cut at the ends of a range and mapped from it to [-1, 1]; 0 for a range of one
-    value."""
+    """Return values (n,), float64, cut at the ends of a range and mapped from it to [-1, 1]; 0 for
+    a range of one value."""
     if low == high:
         return np.zeros(len(values))
     return 2 * (np.clip(values, low, high) - low) / (high - low) - 1
 
 
 def stored(values: np.ndarray, ends: tuple[float, float], scale: TargetScale) -> np.ndarray:
-    """Return targets (n,) in their own units, cut at the ends of their range, as they are stored, in [-1, 1]."""
+    """Return targets (n,) in their own units, cut at the ends of their range, as they are stored,
+    in [-1, 1]."""
     if scale == "linear":
         return mapped(values, *ends)
     return mapped(np.log(np.clip(values, *ends)), *_logarithms(ends))
 
 
 def in_units(values: Tensor, ends: tuple[float, float] | None, scale: TargetScale) -> Tensor:
-    """Return stored targets, or predictions of them, in their own units: float64, of the same shape.
+    """Return stored targets, or predictions of them, in their own units: float64, of the same
+    shape.
 
     Args:
         values: as they are stored.

@@ -20,23 +20,28 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """Symmetric weights W_ij >= 0 between n agents, without loops (Bellet et al. 2018, section 2.1).
+    """Symmetric weights W_ij >= 0 between n agents, without loops (Bellet et al. 2018, section
+    2.1).
 
     Args:
-        weights: (n, n) sparse or dense, such as ``networkx.to_scipy_sparse_array(graph)`` of a graph of networkx, whose
-            nodes are then ``ids``; stored as a float64 ``csr_array`` with sorted columns and no stored zeros.
+        weights: (n, n) sparse or dense, such as ``networkx.to_scipy_sparse_array(graph)`` of a
+            graph of networkx, whose nodes are then ``ids``; stored as a float64 ``csr_array`` with
+            sorted columns and no stored zeros.
         ids: the agents' ids, in the order of the rows.
 
     Raises:
-        ConfigError: ids that are not distinct or not n; weights that are not square, not finite, negative, on the
-            diagonal, or different in the two directions; agents without neighbours. The message names the agents.
+        ConfigError: ids that are not distinct or not n; weights that are not square, not finite,
+            negative, on the diagonal, or different in the two directions; agents without
+            neighbours. The message names the agents.
     """
 
     weights: csr_array
     ids: tuple[str, ...]
 
     @classmethod
-    def from_pairs(cls, first: ArrayLike, second: ArrayLike, weight: ArrayLike, ids: Sequence[str]) -> Graph:
+    def from_pairs(
+        cls, first: ArrayLike, second: ArrayLike, weight: ArrayLike, ids: Sequence[str]
+    ) -> Graph:
         """Returns the graph of pairs of agents, by their places in ``ids``.
 
         One that is given in both orders is one pair, with the larger weight.
@@ -65,7 +70,9 @@ class Graph:
             twice = next(name for name in self.ids if self.ids.count(name) > 1)
             raise ConfigError(f"Graph.ids has {twice!r} twice; ids must be distinct.")
         if matrix.shape != (n, n):
-            raise ConfigError(f"Graph.weights has shape {matrix.shape} for {n:,} agents; it must be ({n}, {n}).")
+            raise ConfigError(
+                f"Graph.weights has shape {matrix.shape} for {n:,} agents; it must be ({n}, {n})."
+            )
         # Pairs that are stored twice are one weight, and zeros are no edges.
         matrix.sum_duplicates()
         matrix.eliminate_zeros()
@@ -124,7 +131,8 @@ class Graph:
         return int(self.weights.nnz) // 2
 
     def ordered(self, ids: Sequence[str]) -> Graph:
-        """Returns the same graph with its rows in the order of ``ids``, which must be the same agents.
+        """Returns the same graph with its rows in the order of ``ids``, which must be the same
+        agents.
 
         Raises:
             ConfigError: an agent of ``ids`` that is not in the graph, or the other way round.
@@ -155,17 +163,19 @@ class Graph:
 
 @check_arguments
 def knn_cosine(vectors: Any, k: Count, ids: Sequence[str]) -> Graph:
-    """Gives weight 1 where one of two agents is among the k nearest of the other by cosine similarity (the paper's
-    recommendation task); agents with the same similarity come in the order of the search.
+    """Gives weight 1 where one of two agents is among the k nearest of the other by cosine
+    similarity (the paper's recommendation task); agents with the same similarity come in the order
+    of the search.
 
     Args:
-        vectors: (n, d) dense or SciPy sparse, such as the ratings of each agent; no n x n matrix is made.
+        vectors: (n, d) dense or SciPy sparse, such as the ratings of each agent; no n x n matrix is
+            made.
         k: neighbours of each agent, below n.
         ids: of the agents.
 
     Raises:
-        ConfigError: other than one row an agent, an agent whose vector is zero or not finite, or k is not in
-            [1, n - 1].
+        ConfigError: other than one row an agent, an agent whose vector is zero or not finite, or k
+            is not in [1, n - 1].
     """
     from sklearn.neighbors import kneighbors_graph  # takes a second to import
 
@@ -173,15 +183,20 @@ def knn_cosine(vectors: Any, k: Count, ids: Sequence[str]) -> Graph:
     if not issparse(vectors):
         rows = np.asarray(vectors)
     if rows.ndim != 2 or len(ids) != rows.shape[0]:
-        raise ConfigError(f"vectors have shape {rows.shape} for {len(ids):,} agents; one row an agent is needed.")
+        raise ConfigError(
+            f"vectors have shape {rows.shape} for {len(ids):,} agents; one row an agent is needed."
+        )
     sizes = np.asarray(abs(rows).sum(axis=1), dtype=np.float64).ravel()
     wrong = np.flatnonzero(~(np.isfinite(sizes) & (sizes > 0)))
     if wrong.size:
         raise ConfigError(
-            f"the vector of agent {ids[wrong[0]]!r} is zero or not finite; every agent needs a direction."
+            f"the vector of agent {ids[wrong[0]]!r} is zero or not finite; every agent needs a "
+            "direction."
         )
     if k >= len(ids):
-        raise ConfigError(f"knn_cosine.k is {k:,} for {len(ids):,} agents; it must be below their number.")
+        raise ConfigError(
+            f"knn_cosine.k is {k:,} for {len(ids):,} agents; it must be below their number."
+        )
     # One of two agents near the other is enough; the larger weight is 1.
     nearest = kneighbors_graph(rows, k, metric="cosine")
     return Graph(nearest.maximum(nearest.T), tuple(ids))

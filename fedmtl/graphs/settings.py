@@ -22,13 +22,15 @@ from .graph import Graph, knn_cosine
 class GraphSettings(Protocol):
     """What makes a graph of a dataset's clients: a frozen dataclass with ``build``.
 
-    ``from_data`` says whether it reads the clients' records; a report then says that no epsilon covers the graph.
+    ``from_data`` says whether it reads the clients' records; a report then says that no epsilon
+    covers the graph.
     """
 
     from_data: bool
 
     def build(self, data: Any) -> Graph:
-        """Returns the graph of ``data``, a :class:`~fedmtl.data.FederatedDataset`, rows in the order of its ids."""
+        """Returns the graph of ``data``, a :class:`~fedmtl.data.FederatedDataset`, rows in the
+        order of its ids."""
         ...
 
 
@@ -46,7 +48,8 @@ class Complete:
 
 @dataclass(frozen=True)
 class Ring(Checked):
-    """Weight 1 between clients at a distance of at most ``reach`` places on a circle, in the order of the data."""
+    """Weight 1 between clients at a distance of at most ``reach`` places on a circle, in the order
+    of the data."""
 
     reach: Count = 1
     from_data = False
@@ -59,14 +62,20 @@ class Ring(Checked):
         """
         n = len(data.ids)
         if 2 * self.reach >= n and (n, self.reach) != (2, 1):
-            raise ConfigError(f"Ring.reach is {self.reach:,} for {n:,} clients; 2 reach must be below their number.")
+            raise ConfigError(
+                f"Ring.reach is {self.reach:,} for {n:,} clients; 2 reach must be "
+                "below their number."
+            )
         place = np.tile(np.arange(n), self.reach)
-        return Graph.from_pairs(place, (place + np.repeat(np.arange(1, self.reach + 1), n)) % n, 1.0, data.ids)
+        return Graph.from_pairs(
+            place, (place + np.repeat(np.arange(1, self.reach + 1), n)) % n, 1.0, data.ids
+        )
 
 
 @dataclass(frozen=True)
 class EdgesFile:
-    """A CSV file with the columns ``agent,neighbour,weight`` or ``agent,neighbour`` (weight 1), by client id.
+    """A CSV file with the columns ``agent,neighbour,weight`` or ``agent,neighbour`` (weight 1), by
+    client id.
 
     Every pair of agents stands in the file once, in either order, or twice with the same weight.
 
@@ -84,7 +93,10 @@ class EdgesFile:
     def __post_init__(self) -> None:
         object.__setattr__(self, "path", str(self.path))
         if not Path(self.path).is_file():
-            raise DataError(f"{self.path}: no such file; edges are a CSV file with the columns agent,neighbour,weight.")
+            raise DataError(
+                f"{self.path}: no such file; edges are a CSV file with the columns "
+                "agent,neighbour,weight."
+            )
         # The digest stands in the fingerprint of a run: another file is another run.
         content = Path(self.path).read_bytes()
         object.__setattr__(self, "digest", hashlib.blake2b(content, digest_size=16).hexdigest())
@@ -94,14 +106,20 @@ class EdgesFile:
 
         Raises:
             DataError: a malformed row; the message names it.
-            ConfigError: an unknown agent, a pair with two different weights, or a client without neighbours.
+            ConfigError: an unknown agent, a pair with two different weights, or a client without
+                neighbours.
         """
         place = {name: i for i, name in enumerate(data.ids)}
         weights: dict[tuple[int, int], float] = {}
-        for where, cells in csv_rows(Path(self.path), "agent,neighbour,weight", "agent,neighbour", what="edges are"):
+        for where, cells in csv_rows(
+            Path(self.path), "agent,neighbour,weight", "agent,neighbour", what="edges are"
+        ):
             for name in cells[:2]:
                 if name not in place:
-                    raise ConfigError(f"{where}: there is no agent {name!r}; the agents are the clients of the data.")
+                    raise ConfigError(
+                        f"{where}: there is no agent {name!r}; the agents are the "
+                        "clients of the data."
+                    )
             weight = 1.0
             if len(cells) == 3:
                 try:
@@ -109,10 +127,14 @@ class EdgesFile:
                 except ValueError:  # refused below with the text of the cell
                     weight = math.nan
             if not (math.isfinite(weight) and weight > 0):
-                raise DataError(f"{where}: the weight is {cells[2]!r}; it must be a finite number above 0.")
+                raise DataError(
+                    f"{where}: the weight is {cells[2]!r}; it must be a finite number above 0."
+                )
             first, second = sorted(place[name] for name in cells[:2])
             if first == second:
-                raise ConfigError(f"{where}: agent {cells[0]!r} is its own neighbour; an edge has two ends.")
+                raise ConfigError(
+                    f"{where}: agent {cells[0]!r} is its own neighbour; an edge has two ends."
+                )
             if weights.setdefault((first, second), weight) != weight:
                 raise ConfigError(
                     f"{where}: the pair {cells[0]!r}, {cells[1]!r} has the weight {weight:g} here "
@@ -128,10 +150,11 @@ class EdgesFile:
 
 @dataclass(frozen=True)
 class KNNCosine(Checked):
-    """The k nearest by cosine between the clients' mean of target times features over their training records.
+    """The k nearest by cosine between the clients' mean of target times features over their
+    training records.
 
-    That mean is the direction of the first gradient step of a linear model. It is computed from the raw records: no
-    epsilon covers such a graph.
+    That mean is the direction of the first gradient step of a linear model. It is computed from the
+    raw records: no epsilon covers such a graph.
 
     Args:
         k: neighbours of each client.
@@ -144,11 +167,16 @@ class KNNCosine(Checked):
         """Builds the graph of :func:`~fedmtl.graphs.knn_cosine`.
 
         Raises:
-            ConfigError: targets of more than one number or more than two classes, or a client without a direction.
+            ConfigError: targets of more than one number or more than two classes, or a client
+                without a direction.
         """
-        x, y = data.gather("train", torch.arange(len(data.train)), dtype=torch.float64, device="cpu")
+        x, y = data.gather(
+            "train", torch.arange(len(data.train)), dtype=torch.float64, device="cpu"
+        )
         if data.classes not in (None, 2) or y.numel() != len(y):
-            raise ConfigError("KNNCosine takes one real target, or two classes; give the graph itself for others.")
+            raise ConfigError(
+                "KNNCosine takes one real target, or two classes; give the graph itself for others."
+            )
         flat = x.reshape(len(y), -1).numpy()
         target = y.reshape(-1).double().numpy()
         if data.classes == 2:

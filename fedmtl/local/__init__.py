@@ -1,5 +1,5 @@
-"""Local training: K copies of one module as one batch, solvers over their stacked parameters, plain and by DP-SGD, and
-how client work is executed."""
+"""Local training: K copies of one module as one batch, solvers over their stacked parameters, plain
+and by DP-SGD, and how client work is executed."""
 
 from .batched import check_examples, check_stackable
 from .batches import BatchPlan, plan_batches

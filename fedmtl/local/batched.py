@@ -12,7 +12,8 @@ from .per_example import PIECE, example_gradients
 
 
 def check_stackable(module: nn.Module, sample: Tensor) -> None:
-    """Refuses a module whose copies cannot be computed as one batched program (:func:`torch.func.vmap`).
+    """Refuses a module whose copies cannot be computed as one batched program
+    (:func:`torch.func.vmap`).
 
     Args:
         module: from :func:`fedmtl.local.prepare_module`.
@@ -34,8 +35,11 @@ def check_stackable(module: nn.Module, sample: Tensor) -> None:
         raise _not_batched(error) from error
 
 
-def check_examples(module: nn.Module, sample: Tensor, loss: Loss | None = None, targets: Tensor | None = None) -> None:
-    """Refuses a module or a loss whose gradients of single examples cannot be computed as one batched program.
+def check_examples(
+    module: nn.Module, sample: Tensor, loss: Loss | None = None, targets: Tensor | None = None
+) -> None:
+    """Refuses a module or a loss whose gradients of single examples cannot be computed as one
+    batched program.
 
     Args:
         module: from :func:`~fedmtl.local.prepare_module`.
@@ -56,7 +60,9 @@ def check_examples(module: nn.Module, sample: Tensor, loss: Loss | None = None, 
     if loss is None:
         loss = _total
     try:
-        for _ in example_gradients(stack, x, y, loss, width=PIECE, address=address, position=numbers):
+        for _ in example_gradients(
+            stack, x, y, loss, width=PIECE, address=address, position=numbers
+        ):
             pass
     except Exception as error:
         raise _not_batched(error) from error
@@ -76,7 +82,8 @@ def _total(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def _not_batched(error: Exception) -> ModelError:
-    """Returns the refusal of a module that :func:`torch.func.vmap` does not take, for its ``error``."""
+    """Returns the refusal of a module that :func:`torch.func.vmap` does not take, for its
+    ``error``."""
     reason = " ".join(str(error).split(". ")[0].split())[:200]
     return ModelError(
         f"The model cannot be computed for several clients at once ({reason}); use layers that "

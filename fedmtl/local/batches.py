@@ -1,21 +1,24 @@
-"""Which examples each client uses at each local step: dense batches from ragged clients, and where clients stand in a
-stack, so that the arithmetic of one does not show how many examples another has.
+"""Which examples each client uses at each local step: dense batches from ragged clients, and where
+clients stand in a stack, so that the arithmetic of one does not show how many examples another has.
 
-Numbers of examples are private where the protected unit is a client; who takes part is no client's data. Clients are
-nevertheless stacked by their numbers of local steps, because those that have finished then need not be computed. In
-exact arithmetic the grouping has no effect. In floating point a client's numbers could differ in their last bits by
+Numbers of examples are private where the protected unit is a client; who takes part is no client's
+data. Clients are nevertheless stacked by their numbers of local steps, because those that have
+finished then need not be computed. In exact arithmetic the grouping has no effect. In floating
+point a client's numbers could differ in their last bits by
 
 - how wide its batches are padded: its own number of examples decides (:func:`batch_widths`), and
   clients of one width make one stack;
-- its place: matrix products round differently at different alignments in memory. Its lane, the place modulo
-  :data:`LANES`, is its position among those who take part, whatever the numbers of examples;
-- how many stand beside it: a batched product treats each of two or more alike, a single one otherwise, so stacks are
-  made of one client always, or never; and elements that do not fill a vector register are left to other code, so stacks
-  have a multiple of 32 examples where a chunk is long enough.
+- its place: matrix products round differently at different alignments in memory. Its lane, the
+  place modulo :data:`LANES`, is its position among those who take part, whatever the numbers of
+  examples;
+- how many stand beside it: a batched product treats each of two or more alike, a single one
+  otherwise, so stacks are made of one client always, or never; and elements that do not fill a
+  vector register are left to other code, so stacks have a multiple of 32 examples where a chunk is
+  long enough.
 
-That makes every client's numbers the same to the last bit on a CPU whose operations use one thread, which
-``fedmtl audit`` checks. With several threads an operation, or on a GPU, a library may choose its code by the number of
-clients of a stack, and numbers agree only to rounding.
+That makes every client's numbers the same to the last bit on a CPU whose operations use one thread,
+which ``fedmtl audit`` checks. With several threads an operation, or on a GPU, a library may choose
+its code by the number of clients of a stack, and numbers agree only to rounding.
 """
 
 from __future__ import annotations
@@ -60,11 +63,13 @@ class BatchPlan:
 
     Attributes:
         keys: int64 (k,), each client's key.
-        steps: int64 (k,), local steps per client; a client that has made them repeats its last batch while it stands
-            among the leading ones.
-        index: int64 (S, k, B), the rows of the flat data of every local step; padding repeats one of the same client.
+        steps: int64 (k,), local steps per client; a client that has made them repeats its last
+            batch while it stands among the leading ones.
+        index: int64 (S, k, B), the rows of the flat data of every local step; padding repeats one
+            of the same client.
         lengths: int64 (S, k), how many of them are no padding.
-        grain: the leading clients of a step are a multiple of this many, as far as there are clients.
+        grain: the leading clients of a step are a multiple of this many, as far as there are
+            clients.
     """
 
     keys: Tensor
@@ -80,7 +85,8 @@ class BatchPlan:
         return BatchPlan(self.keys[clients], self.steps[clients], index, lengths, self.grain)
 
     def batches(self, dtype: torch.dtype = torch.float32) -> Iterator[Batch]:
-        """Yields the batches of the local steps, with weights of ``dtype``; a single client has no padding."""
+        """Yields the batches of the local steps, with weights of ``dtype``; a single client has no
+        padding."""
         steps = self.steps.numpy()
         count, columns = self.index.shape[1:]
         most = int(steps.max(initial=0))
@@ -89,7 +95,8 @@ class BatchPlan:
         weights = (torch.arange(columns) < lengths).to(dtype).div_(lengths)
         for number in range(most):
             last = int(np.flatnonzero(steps > number)[-1]) + 1
-            # A step is computed for a multiple of the grain, so that matrix products have the same code.
+            # A step is computed for a multiple of the grain, so that matrix products have the same
+            # code.
             active = min(count, -(-last // self.grain) * self.grain)
             width = columns
             if count == 1:
@@ -109,10 +116,12 @@ def plan_batches(
     width: int | None = None,
     grain: int = 1,
 ) -> BatchPlan:
-    """Returns the batches of a local run of ``clients``, int64 (k,), best in the order of decreasing numbers of steps.
+    """Returns the batches of a local run of ``clients``, int64 (k,), best in the order of
+    decreasing numbers of steps.
 
-    Each epoch permutes a client's examples by keys of (seed, client, round, epoch), so batches do not depend on which
-    other clients are in the plan. The last partial batch of an epoch stays, at its size.
+    Each epoch permutes a client's examples by keys of (seed, client, round, epoch), so batches do
+    not depend on which other clients are in the plan. The last partial batch of an epoch stays, at
+    its size.
 
     Args:
         data: the clients' data, of each at least one example.
@@ -120,7 +129,8 @@ def plan_batches(
         clients: int64 (k,).
         seed, round: address the permutations.
         steps: int64 (k,), local steps in place of the solver's.
-        width: B, columns of every batch, at least the largest batch of a client; None: that of the widest client.
+        width: B, columns of every batch, at least the largest batch of a client; None: that of the
+            widest client.
         grain: see :class:`BatchPlan`.
     """
     counts = data.train.counts[clients]
@@ -157,7 +167,9 @@ def plan_batches(
         for number in range(int(epoch.max()) + 1):
             bits = keyed_bits(derive_key(seed, f"batches/{number}"), keys[segment], round, place)
             # One sort for all clients: the client in the upper bits, random bits in the lower ones.
-            order = torch.argsort((segment << (63 - _CLIENT_BITS)) | (bits >> _CLIENT_BITS), stable=True)
+            order = torch.argsort(
+                (segment << (63 - _CLIENT_BITS)) | (bits >> _CLIENT_BITS), stable=True
+            )
             orders.append(rows[order])
     index = torch.cat(orders)[(epoch * len(rows) + start)[..., None] + within]
     return BatchPlan(keys, steps, index, lengths, grain)
@@ -171,10 +183,11 @@ def batches_per_epoch(counts: Tensor, batch_size: int | None) -> Tensor:
 
 
 def batch_widths(counts: Tensor, batch_size: int | None) -> Tensor:
-    """Returns the width of the batches of clients with ``counts`` examples, each of them by its own count: int64 (k,)
-    -> (k,).
+    """Returns the width of the batches of clients with ``counts`` examples, each of them by its own
+    count: int64 (k,) -> (k,).
 
-    ``batch_size``, and for fewer examples, or where that is ``None``, the next of 16, 32, 48, 64, 96, 128, 192, ...
+    ``batch_size``, and for fewer examples, or where that is ``None``, the next of 16, 32, 48, 64,
+    96, 128, 192, ...
     """
     wide = counts.clamp(min=16)
     # Few distinct widths: compiled code and memory are used again from round to round.
@@ -186,13 +199,14 @@ def batch_widths(counts: Tensor, batch_size: int | None) -> Tensor:
 
 
 def max_clients(dimension: int) -> int:
-    """Returns the largest number of clients of ``dimension`` parameters in a stack: about 1 GiB of float32 rows, at
-    most 2**19 clients."""
+    """Returns the largest number of clients of ``dimension`` parameters in a stack: about 1 GiB of
+    float32 rows, at most 2**19 clients."""
     return max(1, min(1 << (_CLIENT_BITS - 1), math.floor((1 << 28) / dimension)))
 
 
 def plannable(steps: int, width: int, grain: int) -> int:
-    """Clients to plan at once: about 128 MiB of row numbers, at most 2**19 clients, a multiple of ``grain``."""
+    """Clients to plan at once: about 128 MiB of row numbers, at most 2**19 clients, a multiple of
+    ``grain``."""
     most = min(1 << (_CLIENT_BITS - 1), _PLANNED // max(1, steps * width))
     return max(1, most // grain) * grain
 
@@ -202,7 +216,8 @@ LANES = 4
 
 
 def grain_of(width: int, chunk: int) -> int:
-    """Clients with batches of ``width`` examples are stacked in multiples of this, in stacks of at most ``chunk``."""
+    """Clients with batches of ``width`` examples are stacked in multiples of this, in stacks of at
+    most ``chunk``."""
     if chunk < LANES:
         return 1
     whole = max(LANES, 32 // math.gcd(32, width))
@@ -219,10 +234,12 @@ def places(steps: Tensor, lanes: Tensor, grain: int) -> tuple[Tensor, Tensor]:
     Args:
         steps: int64 (k,), local steps; k at least 1.
         lanes: int64 (k,), each in [0, LANES).
-        grain: the number of places is a multiple of it; 1, of clients that are computed one by one, needs no lanes.
+        grain: the number of places is a multiple of it; 1, of clients that are computed one by one,
+            needs no lanes.
 
     Returns:
-        members int64 (P,), positions in ``steps``, and bool (P,), which of them are not fillers: each client once.
+        members int64 (P,), positions in ``steps``, and bool (P,), which of them are not fillers:
+        each client once.
     """
     # Stable, so that the places do not depend on the library.
     order = torch.argsort(steps, descending=True, stable=True)

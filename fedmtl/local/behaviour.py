@@ -1,8 +1,9 @@
-"""Trials of a module and a loss before a run: batches in which an example must not depend on the others.
+"""Trials of a module and a loss before a run: batches in which an example must not depend on the
+others.
 
-Inputs and targets are made up, so that no answer depends on a record. Clients and batches differ in size, batches are
-padded and, under record-level privacy, cut into single examples: only functions of one example are the same in all of
-these.
+Inputs and targets are made up, so that no answer depends on a record. Clients and batches differ in
+size, batches are padded and, under record-level privacy, cut into single examples: only functions
+of one example are the same in all of these.
 """
 
 from __future__ import annotations
@@ -20,22 +21,26 @@ from .dropout import KeyedDropout
 from .layout import Layout
 from .losses import Loss, example_losses
 
-_APART = 0.02  # of the largest output: a batch and its examples have other rounding, in bfloat16 up to 1 %
+# of the largest output: a batch and its examples have other rounding, in bfloat16 up to 1 %
+_APART = 0.02
 _AGAIN = 1e-5  # one batch twice has the same rounding, but where threads share a sum
 _MOVE = 0.05  # how far parameters are moved for the second trial; a start with zeros hides much
 _SEED = 20211
 
 
 def check_behaviour(module: nn.Module, batches: Sequence[Tensor]) -> None:
-    """Refuses a module whose outputs depend on more than an example and the parameters, or that cannot be trained.
+    """Refuses a module whose outputs depend on more than an example and the parameters, or that
+    cannot be trained.
 
     Args:
         module: from :func:`~fedmtl.local.prepare_module`.
-        batches: of two examples each (2, ...), on the module's device. The first that the module takes is used.
+        batches: of two examples each (2, ...), on the module's device. The first that the module
+            takes is used.
 
     Raises:
-        ModelError: outputs that depend on earlier calls or on the other examples of a batch, a module that fails on a
-            single example, outputs without gradient, or gradients that do not follow the exchanged parameters.
+        ModelError: outputs that depend on earlier calls or on the other examples of a batch, a
+            module that fails on a single example, outputs without gradient, or gradients that do
+            not follow the exchanged parameters.
     """
     trial = copy.deepcopy(module).train()
     for child in trial.modules():
@@ -43,7 +48,9 @@ def check_behaviour(module: nn.Module, batches: Sequence[Tensor]) -> None:
             child.eval()
     layout = Layout.of(trial)
     start = layout.flatten(trial)
-    noise = torch.randn(start.shape, generator=torch.Generator().manual_seed(_SEED), dtype=torch.float64)
+    noise = torch.randn(
+        start.shape, generator=torch.Generator().manual_seed(_SEED), dtype=torch.float64
+    )
     moved = start + _MOVE * noise.to(start)
     x = _first_accepted(trial, batches)
     for row in (start, moved):
@@ -109,7 +116,8 @@ def _check_apart(module: nn.Module, x: Tensor) -> None:
 
 
 def _check_gradients(module: nn.Module, layout: Layout, moved: Tensor, x: Tensor) -> None:
-    """Refuses a module without gradients, or with others if parameters are exchanged for a call than if they are set.
+    """Refuses a module without gradients, or with others if parameters are exchanged for a call
+    than if they are set.
 
     Args:
         module: at other parameters than ``moved``.
@@ -117,7 +125,8 @@ def _check_gradients(module: nn.Module, layout: Layout, moved: Tensor, x: Tensor
         moved: (D,), the parameters of the trial.
         x: a batch.
     """
-    host = copy.deepcopy(module)  # functional_call leaves exchanged parameters in a layer with several places
+    # functional_call leaves exchanged parameters in a layer with several places
+    host = copy.deepcopy(module)
     exchanged = {name: view.detach().requires_grad_() for name, view in layout.views(moved).items()}
     called = functional_call(host, exchanged, (x.clone(),))
     if not called.is_floating_point() or not called.requires_grad:
@@ -148,7 +157,9 @@ def _flat_gradient(outputs: Tensor, parameters: list[Tensor], weights: Tensor) -
         ModelError: a backward pass that fails.
     """
     try:
-        parts = torch.autograd.grad(outputs, parameters, weights, allow_unused=True, materialize_grads=True)
+        parts = torch.autograd.grad(
+            outputs, parameters, weights, allow_unused=True, materialize_grads=True
+        )
     except RuntimeError as error:
         raise ModelError(f"The backward pass of the model fails: {first_line(error)}.") from error
     return torch.cat([part.detach().reshape(-1) for part in parts])
@@ -164,7 +175,8 @@ def check_loss(loss: Loss, shape: tuple[int, ...], targets: Tensor, dtype: torch
         dtype: of the outputs.
 
     Raises:
-        ConfigError: a loss that fails, returns another shape, has no gradient, is random, or mixes examples.
+        ConfigError: a loss that fails, returns another shape, has no gradient, is random, or mixes
+            examples.
     """
     generator = torch.Generator().manual_seed(_SEED)
     drawn = torch.randn((2, *shape), generator=generator, dtype=torch.float64)
@@ -181,7 +193,10 @@ def check_loss(loss: Loss, shape: tuple[int, ...], targets: Tensor, dtype: torch
             "operations with gradients (no detach, argmax or whole numbers)."
         )
     if not same(values.detach(), values_of(slice(2)).detach(), _AGAIN):
-        raise ConfigError("loss returns other values for the same outputs and targets; it must draw no random numbers.")
+        raise ConfigError(
+            "loss returns other values for the same outputs and targets; it must "
+            "draw no random numbers."
+        )
     apart = torch.cat([values_of(slice(1)), values_of(slice(1, 2))])
     if not same(values.detach(), apart.detach(), _APART):
         raise ConfigError(

@@ -53,7 +53,8 @@ def check_layers(module: nn.Module) -> None:
 
 
 def _groups_for(layer: _BatchNorm) -> str:
-    """Returns an example of the group normalization that takes the place of ``layer``; "" if its shape is not known."""
+    """Returns an example of the group normalization that takes the place of ``layer``; "" if its
+    shape is not known."""
     channels = layer.num_features
     if channels == 0:  # lazy
         return ""
@@ -64,12 +65,13 @@ def _groups_for(layer: _BatchNorm) -> str:
 
 
 def check_copyable(module: nn.Module) -> None:
-    """Refuses a module whose parameters cannot be exchanged for those of a client, or are no start of training.
+    """Refuses a module whose parameters cannot be exchanged for those of a client, or are no start
+    of training.
 
     Raises:
-        ModelError: a module of ``torch.jit``, ``torch.compile`` or ``nn.DataParallel``, one that cannot be copied, a
-            stored tensor that was computed from parameters, a parameter with a hook, or a tensor without data, sparse,
-            of complex numbers, or that is not finite.
+        ModelError: a module of ``torch.jit``, ``torch.compile`` or ``nn.DataParallel``, one that
+            cannot be copied, a stored tensor that was computed from parameters, a parameter with a
+            hook, or a tensor without data, sparse, of complex numbers, or that is not finite.
     """
     for name, child in module.named_modules():
         _check_exchangeable(name, child)
@@ -123,7 +125,9 @@ def _check_tensor(name: str, tensor: Tensor) -> None:
             "device='cpu', or load its weights first."
         )
     if isinstance(tensor, UninitializedBuffer):
-        raise ModelError(f"Buffer {name!r} is lazy, and lazy buffers cannot be copied; use a layer with a shape.")
+        raise ModelError(
+            f"Buffer {name!r} is lazy, and lazy buffers cannot be copied; use a layer with a shape."
+        )
     if is_lazy(tensor):
         return
     if tensor.is_complex():
@@ -133,7 +137,9 @@ def _check_tensor(name: str, tensor: Tensor) -> None:
     if not isinstance(tensor, nn.Parameter):
         return
     if not bool(torch.isfinite(tensor).all()):
-        raise ModelError(f"Parameter {name!r} has values that are not finite; start from finite ones.")
+        raise ModelError(
+            f"Parameter {name!r} has values that are not finite; start from finite ones."
+        )
     if tensor._backward_hooks or tensor._post_accumulate_grad_hooks:
         raise ModelError(
             f"Parameter {name!r} has a hook on its gradient, which the copies of clients do not "
@@ -147,7 +153,8 @@ def with_shapes(module: nn.Module, sample: Tensor, seed: int) -> nn.Module:
     """Returns the module, or if some of its parameters are lazy a copy with all of their shapes.
 
     Args:
-        module: whose lazy parameters are made, with random starts by the ``seed``, as a batch passes through it.
+        module: whose lazy parameters are made, with random starts by the ``seed``, as a batch
+            passes through it.
         sample: a batch (B, ...) of the shape of the data.
         seed: of the random starts.
 
@@ -207,8 +214,9 @@ def prepare_module(
 
     Raises:
         ConfigError: ``trainable`` does not fit the module.
-        ModelError: batch normalization, parameters or buffers that change in a forward pass, random operations outside
-            ``nn.Dropout`` modules, no trainable parameter, or an output of the wrong shape.
+        ModelError: batch normalization, parameters or buffers that change in a forward pass, random
+            operations outside ``nn.Dropout`` modules, no trainable parameter, or an output of the
+            wrong shape.
     """
     check_layers(module)
     if dtype is None:
@@ -262,8 +270,13 @@ def failed_on(sample: Tensor, error: Exception, why: str = "the shape of this da
             "that of its layers, such as x.to(self.layer.weight.dtype)"
         )
     if "does not require grad" in text:
-        hint += "; evaluation is without gradients, so a forward that differentiates needs torch.func.grad"
-    return ModelError(f"The model fails on a batch{kind} of shape {tuple(sample.shape)}, {why}: {text}{hint}")
+        hint += (
+            "; evaluation is without gradients, so a forward that differentiates needs "
+            "torch.func.grad"
+        )
+    return ModelError(
+        f"The model fails on a batch{kind} of shape {tuple(sample.shape)}, {why}: {text}{hint}"
+    )
 
 
 def tensors_of(module: nn.Module) -> dict[str, Tensor]:
@@ -305,7 +318,8 @@ def check_unchanged(module: nn.Module, before: dict[str, Tensor]) -> None:
 
 
 def same(first: Tensor, second: Tensor, tolerance: float) -> bool:
-    """Returns true for tensors of one shape that differ by at most ``tolerance`` times the largest finite number.
+    """Returns true for tensors of one shape that differ by at most ``tolerance`` times the largest
+    finite number.
 
     NaN is the same as NaN, and an infinity the same as itself.
     """
@@ -325,7 +339,8 @@ def same(first: Tensor, second: Tensor, tolerance: float) -> bool:
 
 
 def _check_outputs(result: Any, sample: Tensor, outputs: int | None) -> None:
-    """Refuses outputs that are not one tensor with a row for every example, of ``outputs`` numbers if that is given."""
+    """Refuses outputs that are not one tensor with a row for every example, of ``outputs`` numbers
+    if that is given."""
     is_batch = isinstance(result, Tensor) and result.shape[:1] == sample.shape[:1]
     if is_batch and (outputs is None or result.shape[1:] == (outputs,)):
         return
@@ -343,7 +358,8 @@ class _RefuseRandomness(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Nothing is compiled inside; True would import all of torch._dynamo, seconds at the start of every run."""
+        """Nothing is compiled inside; True would import all of torch._dynamo, seconds at the start
+        of every run."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -360,7 +376,8 @@ class _RefuseRandomness(TorchDispatchMode):
 
 
 def _draws(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Returns true for a call that draws random numbers; attention does so only if its ``dropout_p`` is above 0."""
+    """Returns true for a call that draws random numbers; attention does so only if its
+    ``dropout_p`` is above 0."""
     for position, argument in enumerate(func._schema.arguments):
         if argument.name != "dropout_p":
             continue

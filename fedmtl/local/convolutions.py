@@ -1,10 +1,12 @@
-"""Convolutional networks of one copy by matrix products: forward and backward straight from and to its row.
+"""Convolutional networks of one copy by matrix products: forward and backward straight from and to
+its row.
 
-Activations are ordered (height, batch, width, channels). Along the width a filter's windows, copied once, are the rows
-of a matrix. Along the height a convolution is a product of polynomials, which Toom and Cook compute from its values at
-a few points (in one dimension, what Winograd's convolution is in two): four heights of the output by ``size + 3``
-products instead of ``4 size``. Both derivatives are computed at the same points, from the same windows and filters. The
-points 0, 1, -1, 2, -2, 1/2, -1/2 and infinity make the rounding error of outputs and input gradients three to five
+Activations are ordered (height, batch, width, channels). Along the width a filter's windows, copied
+once, are the rows of a matrix. Along the height a convolution is a product of polynomials, which
+Toom and Cook compute from its values at a few points (in one dimension, what Winograd's convolution
+is in two): four heights of the output by ``size + 3`` products instead of ``4 size``. Both
+derivatives are computed at the same points, from the same windows and filters. The points 0, 1, -1,
+2, -2, 1/2, -1/2 and infinity make the rounding error of outputs and input gradients three to five
 times that of a direct sum.
 """
 
@@ -25,13 +27,14 @@ if TYPE_CHECKING:
 
 _POINTS = (0.0, 1.0, -1.0, 2.0, -2.0, 0.5, -0.5)
 _TILE = 4
-_LARGEST = 1 << 16  # numbers of a convolution of one image: beyond it memory takes the time, and libraries use less
+# numbers of a convolution of one image: beyond it memory takes the time, and libraries use less
+_LARGEST = 1 << 16
 
 
 @dataclass(frozen=True)
 class Toom:
-    """A correlation of ``size`` numbers along a line, ``tile`` results at once: y = A^T [(G f) * (D x)], elementwise,
-    of a filter f and ``points`` numbers x.
+    """A correlation of ``size`` numbers along a line, ``tile`` results at once: y = A^T [(G f) * (D
+    x)], elementwise, of a filter f and ``points`` numbers x.
 
     Attributes:
         tile: the number of results.
@@ -50,8 +53,9 @@ class Toom:
     def of(cls, size: int, dtype: torch.dtype) -> Toom:
         """Returns it for filters of ``size``, at most as many as there are points and infinity.
 
-        Polynomials with coefficients u and v are multiplied by their values: (u v) = V^-1 (V_u u * V_v v), V with the
-        powers of the points in its rows. The transpose of that linear function of u is the correlation with v.
+        Polynomials with coefficients u and v are multiplied by their values: (u v) = V^-1 (V_u u *
+        V_v v), V with the powers of the points in its rows. The transpose of that linear function
+        of u is the correlation with v.
         """
         tile = 1
         if size > 1:
@@ -78,8 +82,8 @@ class Tape(NamedTuple):
     """What a convolution remembers for its gradients.
 
     Attributes:
-        columns: the windows of its input: of the first one (C h w, H B W), later at each point (P, T B W, w C), where T
-            tiles make the height.
+        columns: the windows of its input: of the first one (C h w, H B W), later at each point (P,
+            T B W, w C), where T tiles make the height.
         filters: the weights at each point (P, O, w C); of the first one the columns.
         across: of a pool, how much the right of two neighbours is larger, (H, B W / 2, O).
         down: and then the lower, (H / 2, B W / 2, O).
@@ -95,7 +99,8 @@ class Tape(NamedTuple):
 
 @dataclass(frozen=True)
 class Convolution:
-    """A convolution, a pool of 2 x 2 after it, and an increasing function, which may stand before the pool as well.
+    """A convolution, a pool of 2 x 2 after it, and an increasing function, which may stand before
+    the pool as well.
 
     Attributes:
         weight: name of the weight.
@@ -114,10 +119,12 @@ class Convolution:
     function: Function | None = None
 
     def size(self, height: int, width: int) -> tuple[int, int] | None:
-        """Returns height and width of the output for those of the input; None where there is none, or a pool leaves
-        something over."""
+        """Returns height and width of the output for those of the input; None where there is none,
+        or a pool leaves something over."""
         sides = (height, width)
-        high, wide = (n + 2 * p - k + 1 for n, p, k in zip(sides, self.padding, self.shape[2:], strict=True))
+        high, wide = (
+            n + 2 * p - k + 1 for n, p, k in zip(sides, self.padding, self.shape[2:], strict=True)
+        )
         if min(high, wide) < 1 or (self.pools and (high % 2 or wide % 2)):
             return None
         if self.pools:
@@ -169,11 +176,15 @@ class Convolution:
         # One matrix product for each point: this is where the time goes.
         products = torch.bmm(columns, filters.mT).view(points, tiles, -1)
         product = torch.bmm(toom.a.mT.expand(tiles, -1, -1), products.transpose(0, 1))
-        return self.finished(parameters, columns, filters, product.view(-1, batch, wide, outputs)[:high])
+        return self.finished(
+            parameters, columns, filters, product.view(-1, batch, wide, outputs)[:high]
+        )
 
-    def finished(self, parameters: Views, columns: Tensor, filters: Tensor, product: Tensor) -> Tape:
-        """Pool, add the bias and apply the function: in this order there is least to do, and the values are the same.
-        Of equal ones the first of a window is the largest, as PyTorch has it.
+    def finished(
+        self, parameters: Views, columns: Tensor, filters: Tensor, product: Tensor
+    ) -> Tape:
+        """Pool, add the bias and apply the function: in this order there is least to do, and the
+        values are the same. Of equal ones the first of a window is the largest, as PyTorch has it.
 
         Args:
             parameters: of the copy.
@@ -197,8 +208,8 @@ class Convolution:
         return Tape(columns, filters, across, down, value)
 
     def signals(self, tape: Tape, signal: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the gradients by what the bias is added to and by the product, (H, B, W, O), from that by the
-        output."""
+        """Returns the gradients by what the bias is added to and by the product, (H, B, W, O), from
+        that by the output."""
         if self.function is not None:
             signal = self.function.slope(signal, tape.value)
         if not self.pools:
@@ -209,7 +220,8 @@ class Convolution:
         return signal, above.view(2 * high, batch, 2 * wide, outputs)
 
     def at_points(self, signal: Tensor) -> Tensor:
-        """Returns the gradient by a later convolution's product, (H, B, W, O), at the points, (P, T B W, O)."""
+        """Returns the gradient by a later convolution's product, (H, B, W, O), at the points, (P, T
+        B W, O)."""
         toom = Toom.of(self.shape[2], signal.dtype)
         high, _, _, outputs = signal.shape
         tiles = -(-high // toom.tile)
@@ -224,11 +236,13 @@ class Convolution:
     def weight_gradient(self, tape: Tape, signal: Tensor) -> Tensor:
         """Returns the gradient by the weight of a later convolution from that at the points."""
         gradient = torch.bmm(signal.mT, tape.columns).view(signal.shape[0], -1)
-        gradient = torch.mm(Toom.of(self.shape[2], signal.dtype).g.T, gradient).view(-1)  # (h, O, w, C)
+        # (h, O, w, C)
+        gradient = torch.mm(Toom.of(self.shape[2], signal.dtype).g.T, gradient).view(-1)
         return gradient.index_select(0, _order(self.shape)).view(self.shape)
 
     def input_gradient(self, tape: Tape, signal: Tensor) -> Tensor:
-        """Returns the gradient by the input of a later convolution, (H, B, W, C), from that at the points."""
+        """Returns the gradient by the input of a later convolution, (H, B, W, C), from that at the
+        points."""
         up, left = self.padding
         _, inputs, height, width = self.shape
         toom = Toom.of(height, signal.dtype)
@@ -247,8 +261,14 @@ class Convolution:
         lines = lines.view(toom.points, tiles, -1)
         gradient = signal.new_zeros(tiles * toom.tile + height - 1, batch, broad, inputs)
         for t in range(tiles):
-            gradient.narrow(0, t * toom.tile, toom.points).view(toom.points, -1).addmm_(toom.d.T, lines.select(1, t))
-        return gradient.narrow(0, up, high + height - 1 - 2 * up).narrow(2, left, broad - 2 * left).contiguous()
+            gradient.narrow(0, t * toom.tile, toom.points).view(toom.points, -1).addmm_(
+                toom.d.T, lines.select(1, t)
+            )
+        return (
+            gradient.narrow(0, up, high + height - 1 - 2 * up)
+            .narrow(2, left, broad - 2 * left)
+            .contiguous()
+        )
 
 
 @dataclass(frozen=True)
@@ -267,8 +287,8 @@ class ConvolutionalNetwork:
 
     @classmethod
     def of(cls, module: nn.Module, layout: Layout) -> ConvolutionalNetwork | None:
-        """Returns the network that a module computes in training mode; None where it is no such network, or where a
-        parameter is frozen, occurs twice, or has a hook."""
+        """Returns the network that a module computes in training mode; None where it is no such
+        network, or where a parameter is frozen, occurs twice, or has a hook."""
         parts = flat_parts(module, (nn.Conv2d, nn.MaxPool2d))
         names = names_of(module, layout)
         if parts is None or names is None:
@@ -285,7 +305,9 @@ class ConvolutionalNetwork:
                     bias = names[id(part.bias)]
                 sides: Any = tuple(part.weight.shape)
                 stages.append(Convolution(names[id(part.weight)], bias, sides, part.padding))  # type: ignore[arg-type]
-            elif type(part) is nn.MaxPool2d and last is not None and not last.pools and _halves(part):
+            elif (
+                type(part) is nn.MaxPool2d and last is not None and not last.pools and _halves(part)
+            ):
                 stages[-1] = replace(last, pools=True)
             elif type(part) in FUNCTIONS and last is not None and last.function is None:
                 stages[-1] = replace(last, function=FUNCTIONS[type(part)])
@@ -320,8 +342,8 @@ class ConvolutionalNetwork:
     def forward(self, rows: Tensor, x: Tensor) -> list[Any] | None:
         """Returns the intermediate values of the gradients, and last the output (1, B, outputs).
 
-        None for several copies, on another device than a CPU, and for an input that is no batch of images of the right
-        size and dtype.
+        None for several copies, on another device than a CPU, and for an input that is no batch of
+        images of the right size and dtype.
         """
         single = rows.shape[0] == 1 and rows.device.type == "cpu"
         if not single or x.dtype != rows.dtype or not self._fits(tuple(x.shape[2:])):
@@ -344,8 +366,8 @@ class ConvolutionalNetwork:
         keep: float,
         rate: float,
     ) -> None:
-        """Makes ``target`` (1, D) ``keep`` times itself, and of 0 nothing, less ``rate`` times the gradient by all
-        parameters; see :meth:`.products.Perceptron.descend`."""
+        """Makes ``target`` (1, D) ``keep`` times itself, and of 0 nothing, less ``rate`` times the
+        gradient by all parameters; see :meth:`.products.Perceptron.descend`."""
         tapes = values[: len(self.stages)]
         values = values[len(self.stages) :]
         changed = self.head.layout.views(target[0])
@@ -362,15 +384,17 @@ class ConvolutionalNetwork:
                 gradient = stage.weight_gradient(tape, above)
                 below = stage.input_gradient(tape, above)
             else:
-                gradient = torch.mm(tape.columns, above.view(-1, stage.shape[0])).T.reshape(stage.shape)
+                gradient = torch.mm(tape.columns, above.view(-1, stage.shape[0])).T.reshape(
+                    stage.shape
+                )
             descend(changed[stage.weight], gradient, keep=keep, rate=rate)
             if stage.bias is not None:
                 descend(changed[stage.bias], shifted.sum((0, 1, 2)), keep=keep, rate=rate)
 
 
 def _spread(signal: Tensor, wins: Tensor, dim: int) -> Tensor:
-    """Returns the gradient by two neighbours, side by side in a new dimension, from that by the larger of them: the
-    second gets it where it is larger, else the first."""
+    """Returns the gradient by two neighbours, side by side in a new dimension, from that by the
+    larger of them: the second gets it where it is larger, else the first."""
     pair = signal.new_empty(*signal.shape[:dim], 2, *signal.shape[dim:])
     first, second = pair.unbind(dim)
     torch.ops.aten.threshold_backward(signal, wins, 0, grad_input=second)
@@ -380,15 +404,16 @@ def _spread(signal: Tensor, wins: Tensor, dim: int) -> Tensor:
 
 @functools.cache
 def _order(shape: tuple[int, int, int, int]) -> Tensor:
-    """Returns the positions of the numbers of a weight (outputs, inputs, height, width) in its transpose (height,
-    outputs, width, inputs)."""
+    """Returns the positions of the numbers of a weight (outputs, inputs, height, width) in its
+    transpose (height, outputs, width, inputs)."""
     outputs, inputs, height, width = shape
     places = torch.arange(outputs * inputs * height * width)
     return places.view(height, outputs, width, inputs).permute(1, 3, 0, 2).reshape(-1)
 
 
 def _plain(part: nn.Conv2d) -> bool:
-    """Returns true for a convolution with steps of 1, one group, and no padding but zeros of a given number."""
+    """Returns true for a convolution with steps of 1, one group, and no padding but zeros of a
+    given number."""
     steps = (part.stride, part.dilation, part.groups, part.padding_mode) == (
         (1, 1),
         (1, 1),

@@ -1,4 +1,5 @@
-"""Dropout with addressed masks: the same for a record whatever else its batch holds, and free of any generator."""
+"""Dropout with addressed masks: the same for a record whatever else its batch holds, and free of
+any generator."""
 
 from __future__ import annotations
 
@@ -10,8 +11,10 @@ from torch import Tensor, nn
 
 from ..random import derive_key, keyed_uniform
 
-_GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit number: spreads local steps over keys
-_CALL = -3335678366873096957  # 0xD1B54A32D192ED03 likewise: spreads the calls of one layer in a forward pass
+# 0x9E3779B97F4A7C15 as a signed 64-bit number: spreads local steps over keys
+_GOLDEN = -7046029254386353131
+# 0xD1B54A32D192ED03 likewise: spreads the calls of one layer in a forward pass
+_CALL = -3335678366873096957
 _WORD = 1 << 64
 _PLAIN = (nn.Dropout.forward,)
 _CHANNELWISE = (nn.Dropout1d.forward, nn.Dropout2d.forward, nn.Dropout3d.forward)
@@ -83,7 +86,8 @@ def swap_dropout(module: nn.Module, seed: int) -> None:
     stay as they are.
 
     Args:
-        module: with layers below it; a module that is itself a dropout layer has no place for another.
+        module: with layers below it; a module that is itself a dropout layer has no place for
+            another.
         seed: of the run.
     """
     for name, child in list(module.named_modules(remove_duplicate=False)):
@@ -93,7 +97,8 @@ def swap_dropout(module: nn.Module, seed: int) -> None:
             continue
         parent_name, _, attribute = name.rpartition(".")
         parent = module.get_submodule(parent_name)
-        if isinstance(getattr(parent, attribute), KeyedDropout):  # reached by another name of the parent
+        # reached by another name of the parent
+        if isinstance(getattr(parent, attribute), KeyedDropout):
             continue
         key = derive_key(seed, f"dropout/{name}")
         setattr(parent, attribute, KeyedDropout(child.p, key=key, channelwise=channelwise))

@@ -1,11 +1,13 @@
 """How many clients one batched program computes, and how many processes share a run's clients.
 
-The numbers are the same for any choice up to the order of floating-point sums, and for perceptrons and networks of
-convolutions on a CPU to the bit. Which is faster depends on the model and the device. On a CPU small stacks win for
-convolutions, whose batching rule is a grouped convolution, and for perceptrons, whose batched products cost little to
-call: a stack that stays in a core's cache through all of its local steps is read from memory once. Operations on so few
-numbers gain nothing from several threads, and Python has one interpreter for all of a process's threads: further cores
-are used by further processes. One batched program, whose operations divide themselves over threads, wins elsewhere.
+The numbers are the same for any choice up to the order of floating-point sums, and for perceptrons
+and networks of convolutions on a CPU to the bit. Which is faster depends on the model and the
+device. On a CPU small stacks win for convolutions, whose batching rule is a grouped convolution,
+and for perceptrons, whose batched products cost little to call: a stack that stays in a core's
+cache through all of its local steps is read from memory once. Operations on so few numbers gain
+nothing from several threads, and Python has one interpreter for all of a process's threads: further
+cores are used by further processes. One batched program, whose operations divide themselves over
+threads, wins elsewhere.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ from .products import Perceptron
 
 _SMALL = 1 << 20
 _CLIENTS = 8  # of a stack: enough to spread the cost of a call, few enough to stay in the cache
-_ALONE = 1 << 16  # parameters of a convolutional network from which a call costs little beside the work of a client
+# parameters of a convolutional network from which a call costs little beside the work of a client
+_ALONE = 1 << 16
 _CACHE_BYTES = 3 << 20  # of parameters in a stack
 _WORTH_A_PROCESS = 1 << 15  # parameters of a perceptron; a network of convolutions always is
 _FEW = 8  # examples that cost less one by one than 32 at once
@@ -50,15 +53,17 @@ class Execution(Checked):
     """How client work runs.
 
     Args:
-        chunk: clients computed in one batched program, at most; ``None`` takes on a CPU 8 of a network of convolutions,
-            or 1 where it has 2**16 parameters or more, and of a perceptron as many as have 3 MiB of parameters but at
-            least 4; else as many as would have about 1 GiB of parameters if none of the model's were frozen. Local
-            training takes fewer than 4 one by one, and without padding.
-        processes: how many compute the clients of a run by :meth:`Trainer.fit <fedmtl.Trainer.fit>`, each with its own
-            clients (see :class:`~fedmtl.Ranks`); the others are copies of this process (by ``fork``, on Linux), and end
-            with the run. ``None`` takes, on a CPU, the number of available cores for networks of convolutions and for
-            perceptrons of 2**15 parameters or more, at most one for 8 clients of a round; and 1 for all other
-            models, and where the run needs a single process.
+        chunk: clients computed in one batched program, at most; ``None`` takes on a CPU 8 of a
+            network of convolutions, or 1 where it has 2**16 parameters or more, and of a perceptron
+            as many as have 3 MiB of parameters but at least 4; else as many as would have about 1
+            GiB of parameters if none of the model's were frozen. Local training takes fewer than 4
+            one by one, and without padding.
+        processes: how many compute the clients of a run by :meth:`Trainer.fit
+            <fedmtl.Trainer.fit>`, each with its own clients (see :class:`~fedmtl.Ranks`); the
+            others are copies of this process (by ``fork``, on Linux), and end with the run.
+            ``None`` takes, on a CPU, the number of available cores for networks of convolutions and
+            for perceptrons of 2**15 parameters or more, at most one for 8 clients of a round; and 1
+            for all other models, and where the run needs a single process.
 
     Example:
         >>> from fedmtl import Execution
@@ -69,14 +74,17 @@ class Execution(Checked):
     chunk: Count | None = None
     processes: Count | None = None
 
-    def resolve(self, module: nn.Module, device: torch.device, cores: int | None = None) -> Execution:
-        """Returns the same settings with every choice made for this module and device, on so many cores; None for those
-        that this process may use."""
+    def resolve(
+        self, module: nn.Module, device: torch.device, cores: int | None = None
+    ) -> Execution:
+        """Returns the same settings with every choice made for this module and device, on so many
+        cores; None for those that this process may use."""
         size = sum(p.numel() for p in module.parameters())
         chunk = max_clients(size)
         processes = 1
         if in_small_stacks(module, device):
-            # A stack that stays in the cache of a core is read from memory once for all local steps.
+            # A stack that stays in the cache of a core is read from memory once for all local
+            # steps.
             row = size * next(module.parameters()).element_size()
             chunk = max(1, min(_CACHE_BYTES // row, chunk) // LANES) * LANES
             convolutional = _is_convolutional(module)
@@ -101,7 +109,8 @@ class Executor:
 
     Attributes:
         batched: see above.
-        stack: computes up to a chunk of clients as one batch; its buffers are overwritten by every call.
+        stack: computes up to a chunk of clients as one batch; its buffers are overwritten by every
+            call.
         one_thread: whether operations gain nothing from several threads.
     """
 
@@ -123,10 +132,11 @@ class Executor:
         self.stack = StackedModule(module, capacity=1, device=device, dtype=dtype)
 
     def slices(self, count: int, *, grain: int | None = None) -> Iterator[slice]:
-        """Yields consecutive slices of ``range(count)``, at most ``chunk`` long: the clients that are computed at once.
+        """Yields consecutive slices of ``range(count)``, at most ``chunk`` long: the clients that
+        are computed at once.
 
-        With a ``grain`` of :func:`~fedmtl.local.batches.grain_of` all but the last slice are a multiple of it long,
-        and of 1 exactly 1.
+        With a ``grain`` of :func:`~fedmtl.local.batches.grain_of` all but the last slice are a
+        multiple of it long, and of 1 exactly 1.
         """
         size = self.chunk
         if grain == 1:
@@ -137,8 +147,8 @@ class Executor:
             yield slice(first, min(first + size, count))
 
     def examples_at_once(self, expected: float) -> int:
-        """Returns the ``width`` of :func:`~fedmtl.local.per_example.example_gradients` for batches of ``expected``
-        examples, a number that is the same for all clients, and public."""
+        """Returns the ``width`` of :func:`~fedmtl.local.per_example.example_gradients` for batches
+        of ``expected`` examples, a number that is the same for all clients, and public."""
         if self.chunk >= LANES:
             return PIECE
         if not self.batched or expected <= _FEW:
@@ -147,7 +157,8 @@ class Executor:
 
 
 def in_small_stacks(module: nn.Module, device: torch.device) -> bool:
-    """Returns true for perceptrons and convolutional networks on a CPU, which are fastest in small stacks."""
+    """Returns true for perceptrons and convolutional networks on a CPU, which are fastest in small
+    stacks."""
     perceptron = Perceptron.of(module, Layout.of(module)) is not None
     return device.type == "cpu" and (perceptron or _is_convolutional(module))
 
@@ -160,11 +171,14 @@ def _is_convolutional(module: nn.Module) -> bool:
 def operation_threads(elements: float, products: float = math.inf) -> Iterator[None]:
     """Inside the block, operations use one thread when they move few numbers.
 
-    Handing a small operation to other threads costs more than it saves, and very much more on a busy machine.
+    Handing a small operation to other threads costs more than it saves, and very much more on a
+    busy machine.
 
     Args:
-        elements: numbers that a typical operation of PyTorch moves, such as cohort size times parameters.
-        products: numbers in the larger factor of a typical product of NumPy, whose threads are others.
+        elements: numbers that a typical operation of PyTorch moves, such as cohort size times
+            parameters.
+        products: numbers in the larger factor of a typical product of NumPy, whose threads are
+            others.
     """
     # Handing a small operation to other threads costs more than the operation.
     before = torch.get_num_threads()
@@ -182,7 +196,8 @@ def operation_threads(elements: float, products: float = math.inf) -> Iterator[N
 
 @functools.cache
 def _numpy_products() -> ThreadpoolController:
-    """Returns the libraries by which NumPy and SciPy compute products; to look for them takes long."""
+    """Returns the libraries by which NumPy and SciPy compute products; to look for them takes
+    long."""
     libraries: ThreadpoolController = ThreadpoolController().select(user_api="blas")
     return libraries
 

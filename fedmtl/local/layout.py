@@ -17,9 +17,10 @@ from ..errors import ConfigError, ModelError
 class Layout:
     """Where each trainable tensor of a module stands in a flat row of D numbers.
 
-    Tied weights appear once, and can be named by each of their names. Tensors with ``requires_grad=False`` are frozen:
-    they do not appear, are public with the module, and are one tensor for all clients. This is the one place that says
-    what moves: clip, noise, releases and the clients' own tensors have the D numbers of a row.
+    Tied weights appear once, and can be named by each of their names. Tensors with
+    ``requires_grad=False`` are frozen: they do not appear, are public with the module, and are one
+    tensor for all clients. This is the one place that says what moves: clip, noise, releases and
+    the clients' own tensors have the D numbers of a row.
     """
 
     names: tuple[str, ...]
@@ -38,14 +39,16 @@ class Layout:
             offsets.append(offsets[-1] + p.numel())
         all_names = tuple(names for names, _ in named)
         shapes = tuple(tuple(p.shape) for _, p in named)
-        return cls(tuple(names[0] for names in all_names), shapes, tuple(offsets), all_names, offsets[-1])
+        return cls(
+            tuple(names[0] for names in all_names), shapes, tuple(offsets), all_names, offsets[-1]
+        )
 
     def places(self, patterns: Sequence[str], owner: str) -> Tensor:
         """(D,) bool: which of the flat parameters belong to one of the patterns.
 
         Args:
-            patterns: names of parameters or of modules, such as ``"fc"`` for ``fc.weight`` and ``fc.bias``; ``*``,
-                ``?`` and ``[...]`` stand for what they do in names of files.
+            patterns: names of parameters or of modules, such as ``"fc"`` for ``fc.weight`` and
+                ``fc.bias``; ``*``, ``?`` and ``[...]`` stand for what they do in names of files.
             owner: the setting that they come from, for the message.
 
         Raises:
@@ -55,16 +58,21 @@ class Layout:
         return chosen.repeat_interleave(torch.tensor(self.offsets).diff())
 
     def frozen(self, module: nn.Module) -> dict[str, Tensor]:
-        """The tensors of the module's state that are none of these parameters, by name: what is public with it."""
+        """The tensors of the module's state that are none of these parameters, by name: what is
+        public with it."""
         named = dict(module.named_parameters())
         # By address, since a state names tied weights several times.
-        moving = {named[name].data_ptr() for name in self.names}  # tied weights have several names in a state
-        state = {name: value for name, value in module.state_dict().items() if isinstance(value, Tensor)}
+        # tied weights have several names in a state
+        moving = {named[name].data_ptr() for name in self.names}
+        state = {
+            name: value for name, value in module.state_dict().items() if isinstance(value, Tensor)
+        }
         return {name: value for name, value in state.items() if value.data_ptr() not in moving}
 
     @property
     def last(self) -> str:
-        """The module that holds the last parameter, or that parameter, where it belongs to no module of a name."""
+        """The module that holds the last parameter, or that parameter, where it belongs to no
+        module of a name."""
         return self.names[-1].rpartition(".")[0] or self.names[-1]
 
     def flatten(self, module: nn.Module) -> Tensor:
@@ -77,7 +85,9 @@ class Layout:
         lead = rows.shape[:-1]
         return {
             name: rows[..., a:b].view((*lead, *shape))
-            for name, shape, a, b in zip(self.names, self.shapes, self.offsets, self.offsets[1:], strict=False)
+            for name, shape, a, b in zip(
+                self.names, self.shapes, self.offsets, self.offsets[1:], strict=False
+            )
         }
 
     def load(self, module: nn.Module, row: Tensor) -> nn.Module:
@@ -90,7 +100,8 @@ class Layout:
 
 
 def belongs(name: str, pattern: str) -> bool:
-    """Returns true for a parameter or module that the pattern names, or that lies within one that it names."""
+    """Returns true for a parameter or module that the pattern names, or that lies within one that
+    it names."""
     return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
 
 
@@ -101,10 +112,14 @@ def check_names(owner: object, field: str, names: Any) -> None:
         ConfigError: naming the class of ``owner``.
     """
     if isinstance(names, str) or not isinstance(names, Sequence):
-        raise ConfigError(f"{type(owner).__name__}.{field} is {names!r}; give a list of names, such as ['fc'].")
+        raise ConfigError(
+            f"{type(owner).__name__}.{field} is {names!r}; give a list of names, such as ['fc']."
+        )
 
 
-def named_by(patterns: Any, names: Sequence[Sequence[str]], owner: str, what: str = "parameter") -> list[bool]:
+def named_by(
+    patterns: Any, names: Sequence[Sequence[str]], owner: str, what: str = "parameter"
+) -> list[bool]:
     """Returns which parameters, or layers, a pattern names, or a module that they lie within.
 
     Args:
@@ -122,19 +137,24 @@ def named_by(patterns: Any, names: Sequence[Sequence[str]], owner: str, what: st
         hint = [next(iter(accepted), "head.*")]
         if isinstance(patterns, str):
             hint = [patterns]
-        raise ConfigError(f"{owner} is {patterns!r}; give a list of names, such as {hint}; {listed}.")
+        raise ConfigError(
+            f"{owner} is {patterns!r}; give a list of names, such as {hint}; {listed}."
+        )
     if not patterns:
         raise ConfigError(f"{owner} is empty, so that it names none; {listed}.")
     for pattern in patterns:
         if not isinstance(pattern, str):
-            raise ConfigError(f"{owner} has {pattern!r}, which is not text (write '{pattern}'); {listed}.")
+            raise ConfigError(
+                f"{owner} has {pattern!r}, which is not text (write '{pattern}'); {listed}."
+            )
         if not any(belongs(name, pattern) for name in accepted):
             raise ConfigError(f"{owner} has {pattern!r}, which no {what} is named by; {listed}.")
     return [any(belongs(name, pattern) for name in each for pattern in patterns) for each in names]
 
 
 def _by_all_names(module: nn.Module) -> list[tuple[tuple[str, ...], nn.Parameter]]:
-    """Every parameter once, in the order of ``named_parameters``, with all names that it has as a tied weight."""
+    """Every parameter once, in the order of ``named_parameters``, with all names that it has as a
+    tied weight."""
     by_identity: dict[int, tuple[list[str], nn.Parameter]] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         by_identity.setdefault(id(parameter), ([], parameter))[0].append(name)
@@ -142,16 +162,17 @@ def _by_all_names(module: nn.Module) -> list[tuple[tuple[str, ...], nn.Parameter
 
 
 def set_trainable(module: nn.Module, patterns: Sequence[str] | None) -> None:
-    """Sets ``requires_grad`` of every parameter, in place: true where a pattern names it, and nowhere else.
+    """Sets ``requires_grad`` of every parameter, in place: true where a pattern names it, and
+    nowhere else.
 
     Args:
         module: whose parameters are chosen.
-        patterns: names of parameters or modules, as :meth:`Layout.places` takes them, of a tied weight any of its
-            names; None leaves the module as it is.
+        patterns: names of parameters or modules, as :meth:`Layout.places` takes them, of a tied
+            weight any of its names; None leaves the module as it is.
 
     Raises:
-        ConfigError: no sequence, an empty one, a pattern that is not text or has no parameter; of a module as it is, no
-            trainable parameter.
+        ConfigError: no sequence, an empty one, a pattern that is not text or has no parameter; of a
+            module as it is, no trainable parameter.
     """
     floating = [(names, p) for names, p in _by_all_names(module) if p.is_floating_point()]
     if patterns is None:

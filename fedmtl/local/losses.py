@@ -16,8 +16,8 @@ from ..errors import ConfigError, first_line
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(outputs (N, ...), targets (N, ...)) -> (N,)."""
 Link = Literal["identity", "exp", "exp of share"]
-"""What makes predictions of outputs: nothing, the exponential, or, of targets that are mapped from [0, HIGH] to
-[-1, 1], the exponential as the share of HIGH."""
+"""What makes predictions of outputs: nothing, the exponential, or, of targets that are mapped from
+[0, HIGH] to [-1, 1], the exponential as the share of HIGH."""
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -44,7 +44,8 @@ def half_mse(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def binary_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Logistic loss in nats, averaged over an example's labels: logits (N, ...), {0, 1} (N, ...) -> (N,)."""
+    """Logistic loss in nats, averaged over an example's labels: logits (N, ...), {0, 1} (N, ...) ->
+    (N,)."""
     outputs = _shaped(outputs, targets)
     loss = F.binary_cross_entropy_with_logits(outputs, targets.to(outputs.dtype), reduction="none")
     return loss.reshape(len(targets), -1).mean(1)
@@ -52,10 +53,11 @@ def binary_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Huber:
-    """Huber's loss of real targets, averaged over an example's outputs: r^2 / 2 of errors r up to delta in absolute
-    value, and delta (|r| - delta / 2) of larger ones.
+    """Huber's loss of real targets, averaged over an example's outputs: r^2 / 2 of errors r up to
+    delta in absolute value, and delta (|r| - delta / 2) of larger ones.
 
-    P. J. Huber, "Robust estimation of a location parameter", Annals of Mathematical Statistics 35, 1964.
+    P. J. Huber, "Robust estimation of a location parameter", Annals of Mathematical Statistics 35,
+    1964.
 
     Args:
         delta: above 0, a public constant, in the units of the targets as they are stored.
@@ -72,8 +74,9 @@ class Huber:
 
 @dataclass(frozen=True)
 class Quantile:
-    """The pinball loss of real targets, averaged over an example's outputs: level (y - f) of targets y above the
-    output f, and (1 - level) (f - y) of those below; it is least at the quantile of that level.
+    """The pinball loss of real targets, averaged over an example's outputs: level (y - f) of
+    targets y above the output f, and (1 - level) (f - y) of those below; it is least at the
+    quantile of that level.
 
     R. Koenker and G. Bassett, "Regression quantiles", Econometrica 46, 1978.
 
@@ -93,12 +96,13 @@ class Quantile:
 
 @dataclass(frozen=True)
 class Poisson:
-    """The negative log-likelihood of counts y whose mean is the exponential of the output f, without the terms of y
-    alone, averaged over an example's outputs: exp(f) - y f.
+    """The negative log-likelihood of counts y whose mean is the exponential of the output f,
+    without the terms of y alone, averaged over an example's outputs: exp(f) - y f.
 
     Args:
-        mapped: targets are stored as 2 y / HIGH - 1, mapped from a range [0, HIGH] to [-1, 1]. The loss is then that of
-            the shares y / HIGH, and exp(f) is the mean of the share: the loss of counts over HIGH, up to a constant.
+        mapped: targets are stored as 2 y / HIGH - 1, mapped from a range [0, HIGH] to [-1, 1]. The
+            loss is then that of the shares y / HIGH, and exp(f) is the mean of the share: the loss
+            of counts over HIGH, up to a constant.
     """
 
     mapped: bool = False
@@ -128,14 +132,16 @@ LOSSES: dict[str, Loss] = {
 
 
 def softmax_divergence(outputs: Tensor, others: Tensor) -> Tensor:
-    """KL(p || q) + KL(q || p) of the classes' probabilities, in nats: logits (N, C) twice -> (N,)."""
+    """KL(p || q) + KL(q || p) of the classes' probabilities, in nats: logits (N, C) twice ->
+    (N,)."""
     log_p = outputs.log_softmax(-1)
     log_q = others.log_softmax(-1)
     return ((log_p.exp() - log_q.exp()) * (log_p - log_q)).reshape(len(outputs), -1).sum(1)
 
 
 def bernoulli_divergence(outputs: Tensor, others: Tensor) -> Tensor:
-    """KL(p || q) + KL(q || p) of probabilities of labels, averaged over the labels: logits (N, ...) twice -> (N,)."""
+    """KL(p || q) + KL(q || p) of probabilities of labels, averaged over the labels: logits (N, ...)
+    twice -> (N,)."""
     gap = (outputs.sigmoid() - others.sigmoid()) * (outputs - others)
     return gap.reshape(len(outputs), -1).mean(1)
 
@@ -146,13 +152,14 @@ DIVERGENCES: dict[Loss, Loss] = {
     mse: mse,
     half_mse: mse,
 }
-"""The symmetrized Kullback-Leibler divergence of two predictions, of the law whose log-likelihood a loss is; of normal
-laws of variance 1 about the outputs it is the squared difference."""
+"""The symmetrized Kullback-Leibler divergence of two predictions, of the law whose log-likelihood a
+loss is; of normal laws of variance 1 about the outputs it is the squared difference."""
 
 
 @dataclass(frozen=True)
 class Pull:
-    """Predictions are pulled to others: ``strength`` times a divergence is added to the losses of the examples.
+    """Predictions are pulled to others: ``strength`` times a divergence is added to the losses of
+    the examples.
 
     Attributes:
         divergence: of two predictions, one value per example.
@@ -184,7 +191,8 @@ def divergence_of(loss: Loss) -> Loss:
 
 
 OF_NUMBERS = ("huber", "quantile", "poisson")
-"""Names of losses of real targets beside the squared errors; they begin with them, as ``"huber:0.1"``."""
+"""Names of losses of real targets beside the squared errors; they begin with them, as
+``"huber:0.1"``."""
 ACCEPTED = f"{', '.join(LOSSES)}, huber:DELTA, quantile:LEVEL, poisson"
 
 
@@ -203,7 +211,8 @@ def link_of(loss: Loss) -> Link:
 
 
 def linked(outputs: Tensor, link: Link) -> Tensor:
-    """Returns the predictions that the outputs of a model stand for, as targets are stored, of the same shape."""
+    """Returns the predictions that the outputs of a model stand for, as targets are stored, of the
+    same shape."""
     if link == "exp":
         return outputs.exp()
     if link == "exp of share":
@@ -222,7 +231,9 @@ def resolve_loss(loss: str | Loss) -> Loss:
     if is_of_numbers(loss):
         return _of_numbers(loss)
     if loss not in LOSSES:
-        raise ConfigError(f"loss is {loss!r}; accepted: {ACCEPTED}, or a function (outputs, targets) -> (N,).")
+        raise ConfigError(
+            f"loss is {loss!r}; accepted: {ACCEPTED}, or a function (outputs, targets) -> (N,)."
+        )
     return LOSSES[loss]
 
 
@@ -244,10 +255,15 @@ def _of_numbers(loss: str) -> Loss:
     if name == "huber":
         if not 0 < number < math.inf:
             example = "as huber:0.1, in the units of the targets as they are stored"
-            raise ConfigError(f"loss is {loss!r}; it must be huber:DELTA with a number DELTA above 0, {example}.")
+            raise ConfigError(
+                f"loss is {loss!r}; it must be huber:DELTA with a number DELTA above 0, {example}."
+            )
         return Huber(number)
     if not 0 < number < 1:
-        raise ConfigError(f"loss is {loss!r}; it must be quantile:LEVEL with LEVEL between 0 and 1, as quantile:0.9.")
+        raise ConfigError(
+            f"loss is {loss!r}; it must be quantile:LEVEL with LEVEL between 0 and "
+            "1, as quantile:0.9."
+        )
     return Quantile(number)
 
 
@@ -272,7 +288,8 @@ def example_losses(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
     """Per-example losses of stacked batches: (K, B, ...), (K, B, ...) -> (K, B).
 
     Raises:
-        ConfigError: a loss of the caller's own that fails, or does not return one value per example.
+        ConfigError: a loss of the caller's own that fails, or does not return one value per
+            example.
     """
     k, b = outputs.shape[:2]
     # A loss sees one batch; copies are not its affair.
@@ -292,6 +309,7 @@ def example_losses(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
         if isinstance(values, Tensor):
             what = f"shape {tuple(values.shape)}"
         raise ConfigError(
-            f"loss returned {what}; it must return shape ({k * b},), one value per example (reduction='none')."
+            f"loss returned {what}; it must return shape ({k * b},), one value per example "
+            "(reduction='none')."
         )
     return values.view(k, b)

@@ -20,15 +20,15 @@ _ALIGNED = 16
 class StackedModule:
     """K copies of one module, computed and differentiated as one batch.
 
-    The trainable parameters live in one buffer ``rows`` (capacity, D), allocated once and reused. The losses of
-    different copies are independent, so the gradient of their sum holds each copy's own gradient, and clip, proximal
-    step, distance to an anchor and aggregation are single operations on rows. Frozen parameters are not batched: they
-    are the given module's own tensors, and what stands before the first trainable parameter is neither differentiated
-    nor kept.
+    The trainable parameters live in one buffer ``rows`` (capacity, D), allocated once and reused.
+    The losses of different copies are independent, so the gradient of their sum holds each copy's
+    own gradient, and clip, proximal step, distance to an anchor and aggregation are single
+    operations on rows. Frozen parameters are not batched: they are the given module's own tensors,
+    and what stands before the first trainable parameter is neither differentiated nor kept.
 
     Args:
-        module: prepared by :func:`fedmtl.local.prepare_module`; its structure is copied, and its parameters only
-            where they are on another device or in another dtype.
+        module: prepared by :func:`fedmtl.local.prepare_module`; its structure is copied, and its
+            parameters only where they are on another device or in another dtype.
         capacity: number of copies to allocate; grows when more are loaded.
         device, dtype: of parameters and computation.
 
@@ -36,31 +36,42 @@ class StackedModule:
         has_dropout: whether :meth:`forward` needs an ``address`` per copy.
     """
 
-    def __init__(self, module: nn.Module, *, capacity: int, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, module: nn.Module, *, capacity: int, device: torch.device, dtype: torch.dtype
+    ) -> None:
         # A device without an index is the current one; a tensor on it says which.
-        like = torch.empty(0, device=device, dtype=dtype)  # "cuda" is the current one of several devices
+        # "cuda" is the current one of several devices
+        like = torch.empty(0, device=device, dtype=dtype)
         tensors = (*module.parameters(), *module.buffers())
-        if any(t.device != like.device or (t.is_floating_point() and t.dtype != dtype) for t in tensors):
+        if any(
+            t.device != like.device or (t.is_floating_point() and t.dtype != dtype) for t in tensors
+        ):
             module = copy.deepcopy(module).to(device=device, dtype=dtype)
-        same = {id(parameter): parameter for parameter in module.parameters()}  # which the copies share
-        self.train_module, self.eval_module = (copy.deepcopy(module, dict(same)).train(mode) for mode in (True, False))
+        # which the copies share
+        same = {id(parameter): parameter for parameter in module.parameters()}
+        self.train_module, self.eval_module = (
+            copy.deepcopy(module, dict(same)).train(mode) for mode in (True, False)
+        )
         self.layout = Layout.of(self.train_module)
         # Batched products are faster than vmap; None leaves the work to vmap.
         self.network = Perceptron.of(self.train_module, self.layout) or ConvolutionalNetwork.of(
             self.train_module, self.layout
         )
-        self._dropouts = [n for n, m in self.train_module.named_modules() if isinstance(m, KeyedDropout)]
+        self._dropouts = [
+            n for n, m in self.train_module.named_modules() if isinstance(m, KeyedDropout)
+        ]
         self.has_dropout = bool(self._dropouts)
         self._allocate(like, capacity)
 
     def _allocate(self, like: Tensor, capacity: int) -> None:
-        """Makes the buffers: each row begins at the same alignment in memory, where products and sums are fastest and
-        round alike."""
+        """Makes the buffers: each row begins at the same alignment in memory, where products and
+        sums are fastest and round alike."""
         padded = -(-self.layout.dimension // _ALIGNED) * _ALIGNED
         self.rows = like.new_zeros(capacity, padded)[:, : self.layout.dimension]
 
     def load(self, start: Tensor, count: int, *, place: Tensor | None = None) -> Tensor:
-        """Sets the first ``count`` copies to ``start``, (D,) or (count, D); returns that (count, D) view of ``rows``.
+        """Sets the first ``count`` copies to ``start``, (D,) or (count, D); returns that (count, D)
+        view of ``rows``.
 
         With ``place``, int64 (count,), copy i is set to row ``place[i]`` of ``start`` (n, D).
         """
@@ -95,7 +106,9 @@ class StackedModule:
             losses: (K,), one loss a copy, from :meth:`forward` on the same K.
         """
         leaves = list(self._leaves.values())
-        gradients = torch.autograd.grad(losses.sum(), leaves, allow_unused=True, materialize_grads=True)
+        gradients = torch.autograd.grad(
+            losses.sum(), leaves, allow_unused=True, materialize_grads=True
+        )
         return torch.cat([gradient.reshape(len(losses), -1) for gradient in gradients], 1)
 
     @torch.no_grad()
@@ -111,8 +124,11 @@ class StackedModule:
         """
         return self._call(self.eval_module, self.layout.views(rows), x, None)
 
-    def dropout_buffers(self, address: Tensor | None, first: Tensor | None = None) -> dict[str, Tensor]:
-        """The buffers of the dropout layers, by name, for a functional call; see :class:`KeyedDropout`."""
+    def dropout_buffers(
+        self, address: Tensor | None, first: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """The buffers of the dropout layers, by name, for a functional call; see
+        :class:`KeyedDropout`."""
         inputs = {"address": address, "first": first}
         return {
             f"{name}.{buffer}": value
@@ -121,7 +137,9 @@ class StackedModule:
             if value is not None
         }
 
-    def _call(self, module: nn.Module, tensors: Mapping[str, Tensor], x: Tensor, address: Tensor | None) -> Tensor:
+    def _call(
+        self, module: nn.Module, tensors: Mapping[str, Tensor], x: Tensor, address: Tensor | None
+    ) -> Tensor:
         stacked = dict(tensors) | self.dropout_buffers(address)
         if x.shape[0] == 1:  # one copy needs no batching rule: ordinary kernels are faster
             single = {name: value.squeeze(0) for name, value in stacked.items()}

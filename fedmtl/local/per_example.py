@@ -1,6 +1,7 @@
 """The gradient of every single example, for the copies of a stacked module: what DP-SGD clips.
 
-Abadi et al.: "Deep Learning with Differential Privacy", CCS 2016, Algorithm 1, the line "compute gradient".
+Abadi et al.: "Deep Learning with Differential Privacy", CCS 2016, Algorithm 1, the line "compute
+gradient".
 """
 
 from __future__ import annotations
@@ -39,45 +40,55 @@ def example_gradients(
     position: Tensor | None = None,
     chunk_bytes: int = CHUNK_BYTES,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Gradients of each example's own loss with respect to its own copy's parameters, a chunk at a time.
+    """Gradients of each example's own loss with respect to its own copy's parameters, a chunk at a
+    time.
 
-    The copies are the first A that were loaded into ``stack``; they must not change while the chunks are drawn. All
-    examples of a copy share its weights: nothing but the gradients is made once an example. The gradient of an example
-    is the same to the last bit whatever the other examples and the other copies are, and however many there are, on a
-    CPU whose operations use one thread.
+    The copies are the first A that were loaded into ``stack``; they must not change while the
+    chunks are drawn. All examples of a copy share its weights: nothing but the gradients is made
+    once an example. The gradient of an example is the same to the last bit whatever the other
+    examples and the other copies are, and however many there are, on a CPU whose operations use one
+    thread.
 
-    A library chooses its code by the number of examples and by the place of one among them, and other code has other
-    last bits. So examples are computed in one of three ways:
+    A library chooses its code by the number of examples and by the place of one among them, and
+    other code has other last bits. So examples are computed in one of three ways:
 
-    - of a ``width`` of 16 pieces of so many of one copy are computed with its parameters beside others like it: in
-      float32 each begins at a multiple of 64 bytes, and they are always so many that their examples are a multiple of
-      32 (see :mod:`fedmtl.local.batches`);
+    - of a ``width`` of 16 pieces of so many of one copy are computed with its parameters beside
+      others like it: in float32 each begins at a multiple of 64 bytes, and they are always so many
+      that their examples are a multiple of 32 (see :mod:`fedmtl.local.batches`);
     - of 32, copies are computed one by one, so many examples at a time;
-    - of 1, and if a chunk cannot hold 32 gradients, every example is computed by itself, which needs no batching rule.
+    - of 1, and if a chunk cannot hold 32 gradients, every example is computed by itself, which
+      needs no batching rule.
 
-    What is missing in the last piece of a copy is filled up with examples whose gradients are not used.
+    What is missing in the last piece of a copy is filled up with examples whose gradients are not
+    used.
 
     Args:
         stack: with A copies or more loaded.
         x, y: (A, B, ...), training-mode inputs and targets of each copy, on the stack's device.
         loss: one value per example; must work under :func:`torch.func.vmap` unless the width is 1.
-        mask: bool (A, B), which entries are examples and not padding, which comes last; ``None`` for all.
+        mask: bool (A, B), which entries are examples and not padding, which comes last; ``None``
+            for all.
         width: 16, which divides B, 32 or 1, see above.
         address: int64 (A, 3), client key, round and local step; needed by a module with dropout.
-        position: int64 (A, B), the number that addresses an example's dropout mask. A number that stays with the
-            record, such as its place among its client's records, keeps one record from changing the masks of others.
+        position: int64 (A, B), the number that addresses an example's dropout mask. A number that
+            stays with the record, such as its place among its client's records, keeps one record
+            from changing the masks of others.
         chunk_bytes: bound on the memory of one chunk's gradients.
 
     Yields:
-        rows (N, D), in the stack's dtype and layout, and owner int64 (N,), numbers of copies in [0, A), in their order.
-        Every example that is not padding occurs once, those of a copy in their order. There is always one chunk or
-        more, empty where there are no examples at all.
+        rows (N, D), in the stack's dtype and layout, and owner int64 (N,), numbers of copies in [0,
+        A), in their order. Every example that is not padding occurs once, those of a copy in their
+        order. There is always one chunk or more, empty where there are no examples at all.
 
     Raises:
-        ConfigError: dropout without ``address`` and ``position``, or a loss without one value per example.
+        ConfigError: dropout without ``address`` and ``position``, or a loss without one value per
+            example.
     """
     if stack.has_dropout and (address is None or position is None):
-        raise ConfigError("Dropout needs an address and a position for every example to be private example by example.")
+        raise ConfigError(
+            "Dropout needs an address and a position for every example to be private "
+            "example by example."
+        )
     if address is None or position is None:  # no dropout: nothing reads them
         address = torch.zeros(len(x), 3, dtype=torch.int64)
         position = torch.zeros(x.shape[:2], dtype=torch.int64)
@@ -107,7 +118,9 @@ def example_gradients(
             views = stack.layout.views(stack.rows[own])
             for begin in range(0, number, width):
                 part = torch.arange(begin, begin + width, device=x.device).clamp_(max=number - 1)
-                rows = gradient(views, address[own], *(values[own, part] for values in (x, y, position)))
+                rows = gradient(
+                    views, address[own], *(values[own, part] for values in (x, y, position))
+                )
                 # The last piece repeats its last example; these gradients are dropped.
                 rows = rows[: number - begin]
                 yield rows, torch.full((len(rows),), copy, device=x.device)
@@ -136,8 +149,8 @@ def example_gradients(
 
 
 def _rows_of(stack: StackedModule, place: Tensor, copies: Tensor) -> Tensor:
-    """Returns the parameters (p, D) of ``copies``, int64 (p,), at the alignment of the stack: a view where these follow
-    one another."""
+    """Returns the parameters (p, D) of ``copies``, int64 (p,), at the alignment of the stack: a
+    view where these follow one another."""
     first = int(copies[0])
     last = int(copies[-1])
     if last - first + 1 == len(copies) and bool((copies.diff() == 1).all()):
@@ -148,21 +161,28 @@ def _rows_of(stack: StackedModule, place: Tensor, copies: Tensor) -> Tensor:
 
 
 Gradients = Callable[[Tensors, Tensor, Tensor, Tensor, Tensor], Tensor]
-"""A function (parameters (A, ...), address (A, 3), x (A, B, ...), y (A, B, ...), position (A, B)) -> gradients
-(A * B, D)."""
+"""A function (parameters (A, ...), address (A, 3), x (A, B, ...), y (A, B, ...), position (A, B))
+-> gradients (A * B, D)."""
 
 
 def _gradient_of_one(stack: StackedModule, loss: Loss) -> Gradients:
-    """Returns the gradients' function of one copy and one example, A = B = 1, by ordinary operations."""
+    """Returns the gradients' function of one copy and one example, A = B = 1, by ordinary
+    operations."""
 
     @torch.enable_grad()
-    def gradient(parameters: Tensors, address: Tensor, x: Tensor, y: Tensor, position: Tensor) -> Tensor:
+    def gradient(
+        parameters: Tensors, address: Tensor, x: Tensor, y: Tensor, position: Tensor
+    ) -> Tensor:
         # Leaves of their own: no gradient flows into the stack.
-        leaves = {name: value.squeeze(0).detach().requires_grad_() for name, value in parameters.items()}
+        leaves = {
+            name: value.squeeze(0).detach().requires_grad_() for name, value in parameters.items()
+        }
         tensors = leaves | stack.dropout_buffers(address[0], position[0, 0])
         outputs = functional_call(stack.train_module, tensors, (x[0],))
         own = example_losses(loss, outputs[None], y)[0, 0]
-        parts = torch.autograd.grad(own, list(leaves.values()), allow_unused=True, materialize_grads=True)
+        parts = torch.autograd.grad(
+            own, list(leaves.values()), allow_unused=True, materialize_grads=True
+        )
         return torch.cat([part.reshape(1, -1) for part in parts], dim=1)
 
     return gradient
@@ -171,7 +191,9 @@ def _gradient_of_one(stack: StackedModule, loss: Loss) -> Gradients:
 def _gradient(stack: StackedModule, loss: Loss) -> Gradients:
     """Returns the gradients' function by :func:`torch.func.vmap`."""
 
-    def example_loss(parameters: Tensors, address: Tensor, x: Tensor, y: Tensor, position: Tensor) -> Tensor:
+    def example_loss(
+        parameters: Tensors, address: Tensor, x: Tensor, y: Tensor, position: Tensor
+    ) -> Tensor:
         tensors = parameters | stack.dropout_buffers(address, position)
         outputs = functional_call(stack.train_module, tensors, (x[None],))
         return example_losses(loss, outputs[None], y[None, None])[0, 0]
@@ -180,12 +202,18 @@ def _gradient(stack: StackedModule, loss: Loss) -> Gradients:
     over_examples = vmap(grad(example_loss), in_dims=(None, None, 0, 0, 0))
     over_copies = vmap(over_examples)
 
-    def gradient(parameters: Tensors, address: Tensor, x: Tensor, y: Tensor, position: Tensor) -> Tensor:
+    def gradient(
+        parameters: Tensors, address: Tensor, x: Tensor, y: Tensor, position: Tensor
+    ) -> Tensor:
         if x.shape[0] > 1:
             result = over_copies(parameters, address, x, y, position)
         else:  # one copy needs no second batching rule: its weights enter ordinary kernels
             single = {name: value.squeeze(0) for name, value in parameters.items()}
-            result = over_examples(single, *(value.squeeze(0) for value in (address, x, y, position)))
-        return torch.cat([result[name].reshape(position.numel(), -1) for name in stack.layout.names], dim=1)
+            result = over_examples(
+                single, *(value.squeeze(0) for value in (address, x, y, position))
+            )
+        return torch.cat(
+            [result[name].reshape(position.numel(), -1) for name in stack.layout.names], dim=1
+        )
 
     return gradient

@@ -1,9 +1,11 @@
-"""Precision matrices of a prior over a network's parameters: the quadratic pull 1/2 (w - m)^T P (w - m).
+"""Precision matrices of a prior over a network's parameters: the quadratic pull 1/2 (w - m)^T P (w
+- m).
 
-P is block diagonal, and never built. In a matrix D of parameters that is one of its blocks, P acts on one side, as
-D -> D (c I - V (c - a) V^T) with V of orthonormal columns: strength a_j along the directions of V, c across them.
-Everywhere else it is a number times the identity. So a product with P costs as much as one with V, and so does the
-proximal step of the pull, since (I + eta P)^-1 has the same form with 1 / (1 + eta a_j) and 1 / (1 + eta c).
+P is block diagonal, and never built. In a matrix D of parameters that is one of its blocks, P acts
+on one side, as D -> D (c I - V (c - a) V^T) with V of orthonormal columns: strength a_j along the
+directions of V, c across them. Everywhere else it is a number times the identity. So a product with
+P costs as much as one with V, and so does the proximal step of the pull, since (I + eta P)^-1 has
+the same form with 1 / (1 + eta a_j) and 1 / (1 + eta c).
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ class Part:
         name: of the parameter.
         first: where it begins in a flat row of all parameters.
         shape: (rows, columns).
-        columns: whether the side of interest is that of the columns (inputs), not of the rows (outputs).
+        columns: whether the side of interest is that of the columns (inputs), not of the rows
+            (outputs).
     """
 
     name: str
@@ -51,7 +54,8 @@ class Part:
         return matrices.mT
 
     def flat(self, matrices: Tensor) -> Tensor:
-        """Returns matrices (..., q, p) as they stand in flat rows, the inverse of :meth:`matrix`."""
+        """Returns matrices (..., q, p) as they stand in flat rows, the inverse of
+        :meth:`matrix`."""
         if not self.columns:
             matrices = matrices.mT
         return matrices.reshape(*matrices.shape[:-2], -1)
@@ -74,16 +78,20 @@ class PrecisionBlock:
     across: Tensor
 
     def scaled(self, rows: Tensor, along: Tensor, across: Tensor) -> Tensor:
-        """Returns the product of a matrix of this form with the block of flat ``rows``: (K, D) -> (K, size)."""
+        """Returns the product of a matrix of this form with the block of flat ``rows``: (K, D) ->
+        (K, size)."""
         matrix = self.part.matrix(rows)
         v = self.directions.expand(len(rows), -1, -1)
         product = across[:, None, None] * matrix
-        return self.part.flat(product - torch.bmm(torch.bmm(matrix, v) * (across[:, None] - along)[:, None, :], v.mT))
+        return self.part.flat(
+            product - torch.bmm(torch.bmm(matrix, v) * (across[:, None] - along)[:, None, :], v.mT)
+        )
 
 
 @dataclass(frozen=True)
 class Precision:
-    """P for the flat parameters of K clients: ``strength`` times the identity outside of ``blocks``."""
+    """P for the flat parameters of K clients: ``strength`` times the identity outside of
+    ``blocks``."""
 
     strength: float
     blocks: tuple[PrecisionBlock, ...]
@@ -106,5 +114,7 @@ class Precision:
 
     def of(self, clients: Any) -> Precision:
         """Returns P of some of the clients, a slice or int64 positions."""
-        chosen = tuple(replace(b, along=b.along[clients], across=b.across[clients]) for b in self.blocks)
+        chosen = tuple(
+            replace(b, along=b.along[clients], across=b.across[clients]) for b in self.blocks
+        )
         return Precision(self.strength, chosen)

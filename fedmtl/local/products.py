@@ -1,7 +1,9 @@
-"""Perceptrons of K copies by batched products: forward and backward straight from and to their [K, D] rows.
+"""Perceptrons of K copies by batched products: forward and backward straight from and to their [K,
+D] rows.
 
-What :func:`torch.func.vmap` computes for such a network, without its price: gradients that arrive in another layout
-and are copied, and, of plain gradient descent, a gradient that is written before it is read again.
+What :func:`torch.func.vmap` computes for such a network, without its price: gradients that arrive
+in another layout and are copied, and, of plain gradient descent, a gradient that is written before
+it is read again.
 """
 
 from __future__ import annotations
@@ -20,14 +22,17 @@ if TYPE_CHECKING:
 
 
 class Function(NamedTuple):
-    """An increasing elementwise function, and its gradient: (gradient by the value, value) -> by the argument."""
+    """An increasing elementwise function, and its gradient: (gradient by the value, value) -> by
+    the argument."""
 
     value: Callable[[Tensor], Tensor]
     slope: Callable[[Tensor, Tensor], Tensor]
 
 
 FUNCTIONS: dict[type[nn.Module], Function] = {
-    nn.ReLU: Function(torch.relu, lambda signal, value: torch.ops.aten.threshold_backward(signal, value, 0)),
+    nn.ReLU: Function(
+        torch.relu, lambda signal, value: torch.ops.aten.threshold_backward(signal, value, 0)
+    ),
     nn.Tanh: Function(torch.tanh, torch.ops.aten.tanh_backward),
     nn.Sigmoid: Function(torch.sigmoid, torch.ops.aten.sigmoid_backward),
 }
@@ -65,9 +70,11 @@ class Linear:
             return value
         return self.function.value(value)
 
-    def descend(self, target: Views, x: Tensor, signal: Tensor, *, keep: float, rate: float) -> None:
-        """Makes the layer's parameters in ``target`` ``keep`` times themselves, and of 0 nothing, less ``rate`` times
-        their gradients, with ``signal`` (K, B, outputs) that by the product."""
+    def descend(
+        self, target: Views, x: Tensor, signal: Tensor, *, keep: float, rate: float
+    ) -> None:
+        """Makes the layer's parameters in ``target`` ``keep`` times themselves, and of 0 nothing,
+        less ``rate`` times their gradients, with ``signal`` (K, B, outputs) that by the product."""
         # Weight decay and the step in one pass over the weights.
         target[self.weight].baddbmm_(signal.mT, x, beta=keep, alpha=-rate)
         if self.bias is not None:
@@ -92,8 +99,8 @@ class Perceptron:
 
     @classmethod
     def of(cls, module: nn.Module, layout: Layout) -> Perceptron | None:
-        """Returns the perceptron that a module computes in training mode; None where it is no such network, or where a
-        parameter is frozen, occurs twice, or has a hook."""
+        """Returns the perceptron that a module computes in training mode; None where it is no such
+        network, or where a parameter is frozen, occurs twice, or has a hook."""
         parts = flat_parts(module)
         names = names_of(module, layout)
         if parts is None or names is None:
@@ -101,7 +108,9 @@ class Perceptron:
         return cls.of_parts(parts, names, layout)
 
     @classmethod
-    def of_parts(cls, parts: list[nn.Module], names: dict[int, str], layout: Layout) -> Perceptron | None:
+    def of_parts(
+        cls, parts: list[nn.Module], names: dict[int, str], layout: Layout
+    ) -> Perceptron | None:
         """Returns the perceptron of consecutive :func:`flat_parts`; None where they make none."""
         layers: list[Linear] = []
         flattens = False
@@ -122,12 +131,16 @@ class Perceptron:
         return cls(layout, tuple(layers), flattens)
 
     def forward(self, rows: Tensor, x: Tensor) -> list[Tensor] | None:
-        """Returns the input as vectors (K, B, inputs) and the output of every layer (K, B, outputs); None where the
-        input is no batch of vectors of this size, or of another dtype."""
+        """Returns the input as vectors (K, B, inputs) and the output of every layer (K, B,
+        outputs); None where the input is no batch of vectors of this size, or of another dtype."""
         value = x
         if self.flattens and x.dim() > 3:
             value = x.flatten(2)
-        if value.dim() != 3 or value.shape[-1] != self.layers[0].inputs or value.dtype != rows.dtype:
+        if (
+            value.dim() != 3
+            or value.shape[-1] != self.layers[0].inputs
+            or value.dtype != rows.dtype
+        ):
             return None
         values = [value]
         parameters = self.layout.views(rows)
@@ -146,7 +159,8 @@ class Perceptron:
         rate: float,
         inward: bool = False,
     ) -> Tensor:
-        """Makes ``target`` ``keep`` times itself, and of 0 nothing, less ``rate`` times the gradient by all parameters.
+        """Makes ``target`` ``keep`` times itself, and of 0 nothing, less ``rate`` times the
+        gradient by all parameters.
 
         Args:
             rows: (K, D), as in :meth:`forward`.
@@ -211,7 +225,8 @@ def output_gradient(
 
 
 def names_of(module: nn.Module, layout: Layout) -> dict[int, str] | None:
-    """Returns the name of each parameter by its identity; None where one is frozen or occurs twice."""
+    """Returns the name of each parameter by its identity; None where one is frozen or occurs
+    twice."""
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     tied = any(len(names) > 1 for names in layout.all_names)
     if tied or len(names) != len(layout.names):
@@ -219,9 +234,11 @@ def names_of(module: nn.Module, layout: Layout) -> dict[int, str] | None:
     return names
 
 
-def flat_parts(module: nn.Module, others: tuple[type[nn.Module], ...] = ()) -> list[nn.Module] | None:
-    """Returns the linear layers, elementwise functions and flattenings of nested ``nn.Sequential``, and modules of the
-    ``others``; None where there is anything else, or a hook."""
+def flat_parts(
+    module: nn.Module, others: tuple[type[nn.Module], ...] = ()
+) -> list[nn.Module] | None:
+    """Returns the linear layers, elementwise functions and flattenings of nested ``nn.Sequential``,
+    and modules of the ``others``; None where there is anything else, or a hook."""
     if any(
         (
             module._forward_hooks,

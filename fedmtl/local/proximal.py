@@ -1,8 +1,8 @@
 """Penalties of matrices and their proximal operators.
 
-``prox(x, t)`` is argmin_p 1/2 ||p - x||_F^2 + t * penalty(p) (Parikh and Boyd, "Proximal algorithms", 2014), for t of
-at least 0. All of them act on the last two axes and are batched over the axes before. float64 is meant; gradients are
-not taken.
+``prox(x, t)`` is argmin_p 1/2 ||p - x||_F^2 + t * penalty(p) (Parikh and Boyd, "Proximal
+algorithms", 2014), for t of at least 0. All of them act on the last two axes and are batched over
+the axes before. float64 is meant; gradients are not taken.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ def prox_rows(x: Tensor, t: float) -> Tensor:
 
 
 def prox_columns(x: Tensor, t: float) -> Tensor:
-    """Applies the operator of :func:`column_norm`: every column c becomes max(0, 1 - t / ||c||) c."""
+    """Applies the operator of :func:`column_norm`: every column c becomes max(0, 1 - t / ||c||)
+    c."""
     return x * shrinkage(x.norm(dim=-2, keepdim=True), t)
 
 
@@ -65,11 +66,12 @@ def prox_half_squared(x: Tensor, t: float) -> Tensor:
 def prox_nuclear(x: Tensor, t: float) -> Tensor:
     """Applies the operator of :func:`nuclear_norm`: every singular value s becomes max(0, s - t).
 
-    Of several matrices the decomposition G = V diag(w) V^T of the product of x with its transpose on the smaller side
-    gives x f(G) with f(w) = max(0, 1 - t / sqrt(w)), and is faster than that of x. If D is the rounding error of G and
-    of its decomposition, the entry of x (f(G + D) - f(G)) between a singular direction i of x and an eigenvector j of
-    G + D is s_i f[w_i, w'_j] D_ij, and s_i |f[w_i, w'_j]| <= 1 / (2 t) whichever of the two lie above the threshold:
-    the result is off by at most ||D||_F / (2 t). Where that may be more than 1e-9 ||x||_F, x itself is decomposed.
+    Of several matrices the decomposition G = V diag(w) V^T of the product of x with its transpose
+    on the smaller side gives x f(G) with f(w) = max(0, 1 - t / sqrt(w)), and is faster than that of
+    x. If D is the rounding error of G and of its decomposition, the entry of x (f(G + D) - f(G))
+    between a singular direction i of x and an eigenvector j of G + D is s_i f[w_i, w'_j] D_ij, and
+    s_i |f[w_i, w'_j]| <= 1 / (2 t) whichever of the two lie above the threshold: the result is off
+    by at most ||D||_F / (2 t). Where that may be more than 1e-9 ||x||_F, x itself is decomposed.
 
     Raises:
         ConfigError: x holds numbers that are not finite.
@@ -77,7 +79,8 @@ def prox_nuclear(x: Tensor, t: float) -> Tensor:
     if not bool(x.isfinite().all()):
         raise ConfigError("x holds numbers that are not finite; a finite matrix is needed.")
     small, large = sorted(x.shape[-2:])
-    # ||D||_F / ||x||_F^2: products of length `large`, and a backward error of 10 `small` ulps for the decomposition
+    # ||D||_F / ||x||_F^2: products of length `large`, and a backward error of 10 `small` ulps for
+    # the decomposition
     coarseness = (large + 10 * small) * torch.finfo(x.dtype).eps
     several = x.numel() > small * large
     if several and bool((torch.linalg.matrix_norm(x) * coarseness <= 2e-9 * t).all()):
@@ -96,7 +99,8 @@ def prox_nuclear(x: Tensor, t: float) -> Tensor:
 
 
 def shrinkage(norm: Tensor, t: float) -> Tensor:
-    """max(0, 1 - t / norm), and 0 where the norm is 0: the factor that brings a length ``norm`` to ``norm - t``."""
+    """max(0, 1 - t / norm), and 0 where the norm is 0: the factor that brings a length ``norm`` to
+    ``norm - t``."""
     return torch.where(norm > t, 1.0 - t / norm, 0.0)
 
 

@@ -1,7 +1,8 @@
-"""Local solvers: how long a client trains before it answers, on which batches, and with which optimizer.
+"""Local solvers: how long a client trains before it answers, on which batches, and with which
+optimizer.
 
-Optimizers work on stacked parameters: one (K, D) tensor is K independent problems. A step moves only the leading rows;
-how many they are only falls in the course of a local run.
+Optimizers work on stacked parameters: one (K, D) tensor is K independent problems. A step moves
+only the leading rows; how many they are only falls in the course of a local run.
 """
 
 from __future__ import annotations
@@ -21,14 +22,15 @@ from .batches import batches_per_epoch
 from .precision import Precision
 
 Strength = float | Tensor | Precision
-"""Strength of the pull to an anchor: one number, one for each coordinate, (D,) or (K, D), or a precision matrix."""
+"""Strength of the pull to an anchor: one number, one for each coordinate, (D,) or (K, D), or a
+precision matrix."""
 
 Rule = Callable[[Tensor], None]
 """gradients (A, D) -> the leading A rows are moved."""
 
 Gradient = Callable[[Tensor, float, float], None]
-"""(target (A, D), keep, rate) -> the target becomes ``keep`` times itself, and of 0 nothing, less ``rate`` times the
-gradients at the leading A rows. The target may be these rows themselves."""
+"""(target (A, D), keep, rate) -> the target becomes ``keep`` times itself, and of 0 nothing, less
+``rate`` times the gradients at the leading A rows. The target may be these rows themselves."""
 
 
 class StackedOptimizer:
@@ -36,17 +38,19 @@ class StackedOptimizer:
 
     Args:
         rows: (K, D) parameters.
-        rule: of an update of these rows, such as :func:`torch_rule`; None where it is gradient descent with weight
-            decay.
+        rule: of an update of these rows, such as :func:`torch_rule`; None where it is gradient
+            descent with weight decay.
         lr: step size eta.
         decay: weight decay of gradient descent.
-        lam: strength lambda of the pull towards ``anchor``, at least 0: one number for all coordinates, or a tensor
-            (D,) or (K, D) with one for each. Or a :class:`~fedmtl.local.precision.Precision` P, and the term is
-            (1/2) (w - anchor)^T P (w - anchor).
+        lam: strength lambda of the pull towards ``anchor``, at least 0: one number for all
+            coordinates, or a tensor (D,) or (K, D) with one for each. Or a
+            :class:`~fedmtl.local.precision.Precision` P, and the term is (1/2) (w - anchor)^T P (w
+            - anchor).
         anchor: (D,) or (K, D); needed when ``lam > 0``.
-        proximal: take the anchor term by its proximal step, w <- (w + eta lam anchor) / (1 + eta lam), after the update
-            rule instead of adding lam (w - anchor) to the gradient. Stable for any ``eta * lam``. Of a precision matrix
-            it is w <- anchor + (I + eta P)^-1 (w - anchor).
+        proximal: take the anchor term by its proximal step, w <- (w + eta lam anchor) / (1 + eta
+            lam), after the update rule instead of adding lam (w - anchor) to the gradient. Stable
+            for any ``eta * lam``. Of a precision matrix it is w <- anchor + (I + eta P)^-1 (w -
+            anchor).
 
     Raises:
         ConfigError: a pull without an anchor.
@@ -123,7 +127,8 @@ def torch_rule(rows: Tensor, factory: Callable[[Iterable[Tensor]], Any]) -> Rule
 
     Args:
         rows: parameters.
-        factory: builds the optimizer from a list of parameters, e.g. ``partial(torch.optim.Adam, lr=1e-3)``.
+        factory: builds the optimizer from a list of parameters, e.g.
+            ``partial(torch.optim.Adam, lr=1e-3)``.
     """
     optimizer = factory([rows])
     state: dict[str, Any] = optimizer.state.pop(rows, {})
@@ -134,7 +139,9 @@ def torch_rule(rows: Tensor, factory: Callable[[Iterable[Tensor]], Any]) -> Rule
         leading.grad = gradients
         # The optimizer sees the leading rows alone, so that all others keep every bit.
         optimizer.param_groups[0]["params"] = [leading]
-        optimizer.state[leading] = {name: rows_of(value, slice(len(leading))) for name, value in state.items()}
+        optimizer.state[leading] = {
+            name: rows_of(value, slice(len(leading))) for name, value in state.items()
+        }
         optimizer.step()
         state = optimizer.state.pop(leading)
 
@@ -142,12 +149,13 @@ def torch_rule(rows: Tensor, factory: Callable[[Iterable[Tensor]], Any]) -> Rule
 
 
 def backoff_rule(rows: Tensor, lr: float, momentum: float) -> Rule:
-    """Returns the rule of gradient descent with momentum, each row of which has a step size of its own.
+    """Returns the rule of gradient descent with momentum, each row of which has a step size of its
+    own.
 
-    A row moves on where its gradient points downhill along its last step. Where it points uphill after a step of
-    momentum, momentum starts again (O'Donoghue and Candes: "Adaptive Restart for Accelerated Gradient Schemes", 2015);
-    after a step by the gradient only, this was too long, or what it led to is not finite: it is taken back, and the
-    step size halved.
+    A row moves on where its gradient points downhill along its last step. Where it points uphill
+    after a step of momentum, momentum starts again (O'Donoghue and Candes: "Adaptive Restart for
+    Accelerated Gradient Schemes", 2015); after a step by the gradient only, this was too long, or
+    what it led to is not finite: it is taken back, and the step size halved.
 
     Args:
         rows: (K, D) parameters.
@@ -155,7 +163,8 @@ def backoff_rule(rows: Tensor, lr: float, momentum: float) -> Rule:
         momentum: of a step in the next one.
     """
     rates = rows.new_full((len(rows), 1), lr)
-    plain = torch.ones(len(rows), 1, dtype=torch.bool, device=rows.device)  # the last step had no momentum
+    # the last step had no momentum
+    plain = torch.ones(len(rows), 1, dtype=torch.bool, device=rows.device)
     before = rows.clone()
     slopes = torch.zeros_like(rows)
     moved = torch.zeros_like(rows)
@@ -182,8 +191,8 @@ def backoff_rule(rows: Tensor, lr: float, momentum: float) -> Rule:
 
 
 def rows_of(value: Any, select: Any) -> Any:
-    """Returns the selected rows of a tensor (K, D), or of a precision of K clients; anything else, such as (D,) for all
-    clients, as it is."""
+    """Returns the selected rows of a tensor (K, D), or of a precision of K clients; anything else,
+    such as (D,) for all clients, as it is."""
     if isinstance(value, Precision):
         return value.of(select)
     if isinstance(value, Tensor) and value.dim() == 2:
@@ -201,7 +210,8 @@ class LocalSolver(Checked, ABC):
         steps: local steps per participation instead of epochs, the same for every client.
         batch_size: examples per step; ``None`` takes all of a client's examples.
         proximal: take a regularizer's anchor term by its proximal step.
-        decay, decay_every: the step size is multiplied by ``decay`` after every ``decay_every`` rounds.
+        decay, decay_every: the step size is multiplied by ``decay`` after every ``decay_every``
+            rounds.
     """
 
     lr: Positive
@@ -224,7 +234,8 @@ class LocalSolver(Checked, ABC):
 
     @staticmethod
     def check_given(owner: object, solver: object, lam: float = 0.0, name: str = "local") -> None:
-        """Refuses what an algorithm has as its field ``name`` that is no solver, or cannot follow a strength ``lam``.
+        """Refuses what an algorithm has as its field ``name`` that is no solver, or cannot follow a
+        strength ``lam``.
 
         Raises:
             ConfigError: naming the class of ``owner``.
@@ -244,7 +255,8 @@ class LocalSolver(Checked, ABC):
     def optimizer(
         self, rows: Tensor, *, round: int, lam: Strength = 0.0, anchor: Tensor | None = None
     ) -> StackedOptimizer:
-        """Returns the optimizer of one local run over ``rows`` (k, D), which pulls them to an anchor."""
+        """Returns the optimizer of one local run over ``rows`` (k, D), which pulls them to an
+        anchor."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,7 +265,8 @@ class LocalSGD(LocalSolver):
 
     Args:
         lr, epochs, steps, batch_size, proximal, decay, decay_every: see :class:`LocalSolver`.
-        momentum, nesterov, weight_decay: as in ``torch.optim.SGD``; momentum starts at zero in every participation.
+        momentum, nesterov, weight_decay: as in ``torch.optim.SGD``; momentum starts at zero in
+            every participation.
 
     Example:
         >>> import torch
@@ -263,7 +276,9 @@ class LocalSGD(LocalSolver):
         [6, 2, 0]
     """
 
-    momentum: Annotated[float, Range(lambda v: 0 <= v < 1, "a number of at least 0 and below 1")] = 0.0
+    momentum: Annotated[
+        float, Range(lambda v: 0 <= v < 1, "a number of at least 0 and below 1")
+    ] = 0.0
     nesterov: bool = False
     weight_decay: NonNegative = 0.0
 
@@ -290,12 +305,15 @@ class LocalSGD(LocalSolver):
                 weight_decay=decay,
             )
             rule = torch_rule(rows, factory)
-        return StackedOptimizer(rows, rule, lr=lr, decay=decay, lam=lam, anchor=anchor, proximal=self.proximal)
+        return StackedOptimizer(
+            rows, rule, lr=lr, decay=decay, lam=lam, anchor=anchor, proximal=self.proximal
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class BackoffSGD(LocalSolver):
-    """Gradient descent on all of a client's examples, whose step size each client adapts to its own gradients.
+    """Gradient descent on all of a client's examples, whose step size each client adapts to its own
+    gradients.
 
     See :func:`~fedmtl.local.solver.backoff_rule`: no step size has to be tuned, and few diverge.
 
@@ -315,7 +333,9 @@ class BackoffSGD(LocalSolver):
     lr: Positive = 0.5
     steps: Count | None = 20
     batch_size: Count | None = None
-    momentum: Annotated[float, Range(lambda v: 0 <= v < 1, "a number of at least 0 and below 1")] = 0.9
+    momentum: Annotated[
+        float, Range(lambda v: 0 <= v < 1, "a number of at least 0 and below 1")
+    ] = 0.9
 
     def check(self, lam: float) -> None:
         if self.proximal or self.batch_size is not None:
@@ -328,7 +348,9 @@ class BackoffSGD(LocalSolver):
         self, rows: Tensor, *, round: int, lam: Strength = 0.0, anchor: Tensor | None = None
     ) -> StackedOptimizer:
         lr = self.lr_at(round)
-        return StackedOptimizer(rows, backoff_rule(rows, lr, self.momentum), lr=lr, lam=lam, anchor=anchor)
+        return StackedOptimizer(
+            rows, backoff_rule(rows, lr, self.momentum), lr=lr, lam=lam, anchor=anchor
+        )
 
 
 ELEMENTWISE = (
@@ -344,7 +366,8 @@ ELEMENTWISE = (
     "Rprop",
     "SGD",
 )
-"""The optimizers of ``torch.optim`` that move each element by its own gradients: no client depends on another."""
+"""The optimizers of ``torch.optim`` that move each element by its own gradients: no client depends
+on another."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -359,7 +382,8 @@ class LocalOptimizer(LocalSolver):
     Example:
         >>> import torch
         >>> from fedmtl import LocalOptimizer
-        >>> solver = LocalOptimizer(optimizer_name="AdamW", lr=0.001, steps=5, options={"weight_decay": 0.01})
+        >>> options = {"weight_decay": 0.01}
+        >>> solver = LocalOptimizer(optimizer_name="AdamW", lr=0.001, steps=5, options=options)
         >>> solver.step_counts(torch.tensor([25, 10])).tolist()
         [5, 5]
     """

@@ -1,9 +1,9 @@
 """The loop over local steps, of plain training and of DP-SGD, over a stack of clients.
 
-Of DP-SGD only noised, clipped sums of gradients of single records touch a client's model. Abadi et al.: "Deep Learning
-with Differential Privacy", CCS 2016 (Algorithm 1); inside the silos of a federation, Liu, Hu, Wu, Smith: "On Privacy
-and Personalization in Cross-Silo Federated Learning", NeurIPS 2022. What a client sends after such a run is
-post-processing of what the run released.
+Of DP-SGD only noised, clipped sums of gradients of single records touch a client's model. Abadi et
+al.: "Deep Learning with Differential Privacy", CCS 2016 (Algorithm 1); inside the silos of a
+federation, Liu, Hu, Wu, Smith: "On Privacy and Personalization in Cross-Silo Federated Learning",
+NeurIPS 2022. What a client sends after such a run is post-processing of what the run released.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Mixture:
-    """What clients mix into the models w of a local run: v, and its weight alpha. Training changes both in place.
+    """What clients mix into the models w of a local run: v, and its weight alpha. Training changes
+    both in place.
 
-    v follows the gradients at the mixtures of the two (Deng, Kamani, Mahdavi: "Adaptive Personalized Federated
-    Learning", 2020, Algorithm 1).
+    v follows the gradients at the mixtures of the two (Deng, Kamani, Mahdavi: "Adaptive
+    Personalized Federated Learning", 2020, Algorithm 1).
 
     Attributes:
         models: (n, D), v.
@@ -58,7 +59,9 @@ class MixtureSteps:
         place: int64 (k,), on the host, the clients' rows of ``mixture``.
     """
 
-    def __init__(self, mixture: Mixture, solver: LocalSolver, round: int, rows: Tensor, place: Tensor) -> None:
+    def __init__(
+        self, mixture: Mixture, solver: LocalSolver, round: int, rows: Tensor, place: Tensor
+    ) -> None:
         self._all = mixture
         self._rows = rows
         self._place = place
@@ -73,8 +76,9 @@ class MixtureSteps:
     def __call__(self, active: int, gradient: Gradient) -> None:
         """Moves v of the first A clients, before their w is moved.
 
-        v <- v - lr alpha g and, in the first step, alpha <- alpha - lr <v - w, g>, within [0, 1], with the gradient g
-        at alpha v + (1 - alpha) w; of another optimizer its step by the gradient alpha g.
+        v <- v - lr alpha g and, in the first step, alpha <- alpha - lr <v - w, g>, within [0, 1],
+        with the gradient g at alpha v + (1 - alpha) w; of another optimizer its step by the
+        gradient alpha g.
 
         Args:
             active: A.
@@ -85,7 +89,8 @@ class MixtureSteps:
         weights = self._weights[:active]
         w = rows.clone()
         g = torch.empty_like(v)
-        rows.lerp_(v, weights[:, None])  # the gradient is taken at the mixture, which stands there meanwhile
+        # the gradient is taken at the mixture, which stands there meanwhile
+        rows.lerp_(v, weights[:, None])
         gradient(g, 0.0, -1.0)
         rows.copy_(w)
         slopes: Tensor | None = None
@@ -93,14 +98,17 @@ class MixtureSteps:
             slopes = torch.linalg.vecdot(v - w, g)
         # The chain rule: the loss is taken at alpha v + (1 - alpha) w.
         g.mul_(weights[:, None])
-        self._optimizer.step(active, lambda target, keep, rate: descend(target, g, keep=keep, rate=rate))
+        self._optimizer.step(
+            active, lambda target, keep, rate: descend(target, g, keep=keep, rate=rate)
+        )
         if slopes is not None:
             # A client that has diverged keeps its weight.
             weights.sub_(slopes.nan_to_num(0.0), alpha=self._lr).clamp_(0.0, 1.0)
         self._first = False
 
     def write(self, done: Tensor) -> None:
-        """Writes v and alpha of the clients ``done``, int64 numbers in the stack, to the mixture."""
+        """Writes v and alpha of the clients ``done``, int64 numbers in the stack, to the
+        mixture."""
         place = self._place[done]
         self._all.models[place] = self._models[done]
         self._all.weights[place] = self._weights[done]
@@ -140,8 +148,8 @@ class PlainStep:
 
     @torch.no_grad()
     def gradient(self, target: Tensor, keep: float, rate: float) -> None:
-        """Descends by the gradients, see :data:`~fedmtl.local.solver.Gradient`: by batched products where the
-        network has them, else by :func:`torch.func.vmap`."""
+        """Descends by the gradients, see :data:`~fedmtl.local.solver.Gradient`: by batched products
+        where the network has them, else by :func:`torch.func.vmap`."""
         stack = self.stack
         rows = stack.rows[: self.active]
         if stack.network is not None:
@@ -164,7 +172,8 @@ class PlainStep:
 
 @dataclass(frozen=True)
 class PrivateStep:
-    """A local step of the leading clients of a stack, by noised, clipped sums of the gradients of single records.
+    """A local step of the leading clients of a stack, by noised, clipped sums of the gradients of
+    single records.
 
     Attributes:
         active, done: see :class:`PlainStep`.
@@ -207,16 +216,18 @@ class LocalTraining:
         solver: names the optimizer and its step size.
         round: addresses the step size and dropout masks.
         start: (D,) or (n, D), where the clients start.
-        lam, anchor: the pull (lam / 2) ||w - anchor||^2, anchor (D,) or (n, D); lam may be a tensor (D,) or (n, D) with
-            one strength for each coordinate, or a precision matrix.
-        divergence: what the pull measures in place of the squared distance of the parameters: a function (outputs,
-            outputs of the anchor) -> (N,), averaged over a client's batch as the loss is; lam is then one number. Not
-            for training by DP-SGD.
-        moving: bool (D,), the coordinates that are trained; all others keep their start, and a record's gradient is
-            clipped without them. None trains all.
-        mixture: personal models of the n clients that are trained beside, see :class:`Mixture`; they follow the
-            gradients of the examples as they are, and nothing of them is released. None without.
-        correction: (D,) or (n, D), added to every gradient; of DP-SGD to what is released. None for none.
+        lam, anchor: the pull (lam / 2) ||w - anchor||^2, anchor (D,) or (n, D); lam may be a tensor
+            (D,) or (n, D) with one strength for each coordinate, or a precision matrix.
+        divergence: what the pull measures in place of the squared distance of the parameters: a
+            function (outputs, outputs of the anchor) -> (N,), averaged over a client's batch as the
+            loss is; lam is then one number. Not for training by DP-SGD.
+        moving: bool (D,), the coordinates that are trained; all others keep their start, and a
+            record's gradient is clipped without them. None trains all.
+        mixture: personal models of the n clients that are trained beside, see :class:`Mixture`;
+            they follow the gradients of the examples as they are, and nothing of them is released.
+            None without.
+        correction: (D,) or (n, D), added to every gradient; of DP-SGD to what is released. None for
+            none.
     """
 
     data: FederatedDataset
@@ -231,13 +242,15 @@ class LocalTraining:
     mixture: Mixture | None = None
     correction: Tensor | None = None
 
-    def train(self, stack: StackedModule, place: Tensor, steps: Iterator[PlainStep | PrivateStep]) -> Trained:
+    def train(
+        self, stack: StackedModule, place: Tensor, steps: Iterator[PlainStep | PrivateStep]
+    ) -> Trained:
         """Trains one stack of clients.
 
         Args:
             stack: computes all clients as one batch; its buffers are overwritten.
-            place: int64 (k,), on the host, the clients' positions among the n, in the order of decreasing numbers of
-                steps.
+            place: int64 (k,), on the host, the clients' positions among the n, in the order of
+                decreasing numbers of steps.
             steps: :meth:`on_batches` or :meth:`on_records`.
         """
         rows = stack.load(self.start, len(place), place=place)
@@ -256,7 +269,8 @@ class LocalTraining:
         if frozen is not None:
             still = rows[:, frozen].clone()
         correction = rows_of(self.correction, place)
-        # Clients come in the order of decreasing numbers of steps, so that those with a step left lead.
+        # Clients come in the order of decreasing numbers of steps, so that those with a step left
+        # lead.
         for step in steps:
             if beside is not None:
                 beside(step.active, step.mean)
@@ -273,9 +287,11 @@ class LocalTraining:
                 # These rows are overwritten by the next stack; who keeps them copies them.
                 yield place[step.done], rows[step.done.to(rows.device)]
 
-    def on_batches(self, stack: StackedModule, plan: BatchPlan, place: Tensor) -> Iterator[PlainStep]:
-        """Yields the local steps on the batches of a plan of the k clients; one without a step is computed with the
-        others, and never finishes."""
+    def on_batches(
+        self, stack: StackedModule, plan: BatchPlan, place: Tensor
+    ) -> Iterator[PlainStep]:
+        """Yields the local steps on the batches of a plan of the k clients; one without a step is
+        computed with the others, and never finishes."""
         like = stack.rows
         towards: Tensor | None = None
         if self.divergence is not None and self.anchor is not None:
@@ -314,8 +330,8 @@ class LocalTraining:
     ) -> Iterator[PrivateStep]:
         """Yields the local steps of DP-SGD.
 
-        How many steps a client makes, and on which records, is for ``records`` to say. The regularizer needs no data
-        and is added by the optimizer, after the release.
+        How many steps a client makes, and on which records, is for ``records`` to say. The
+        regularizer needs no data and is added by the optimizer, after the release.
 
         Args:
             stack: see :meth:`train`.
@@ -336,7 +352,9 @@ class LocalTraining:
             filler = -mask.shape[1] % PIECE
             mask = pad(mask, (0, filler))
             index = torch.where(mask, pad(index, (0, filler)), 0)  # padding is read, but never used
-            x, y = self.data.gather("train", first[:active, None] + index, dtype=like.dtype, device=like.device)
+            x, y = self.data.gather(
+                "train", first[:active, None] + index, dtype=like.dtype, device=like.device
+            )
             address = None
             if stack.has_dropout:
                 address = address_of(keys[:active], self.round, records.numbers(clients[:active]))
@@ -352,16 +370,22 @@ class LocalTraining:
                 position=index,
             )
             release = partial(_release, records, clients[:active], frozen)
-            yield PrivateStep(active, (steps == number + 1).nonzero()[:, 0], gradients, release, mask.sum(1))
+            yield PrivateStep(
+                active, (steps == number + 1).nonzero()[:, 0], gradients, release, mask.sum(1)
+            )
 
 
-def _corrected(gradient: Gradient, correction: Tensor, target: Tensor, keep: float, rate: float) -> None:
+def _corrected(
+    gradient: Gradient, correction: Tensor, target: Tensor, keep: float, rate: float
+) -> None:
     """Descends by ``gradient`` plus a correction, (D,) or (A, D)."""
     gradient(target, keep, rate)
     target.sub_(correction, alpha=rate)
 
 
-def _release(records: LocalSteps, clients: Tensor, frozen: Tensor | None, chunks: GradientChunks) -> Tensor:
+def _release(
+    records: LocalSteps, clients: Tensor, frozen: Tensor | None, chunks: GradientChunks
+) -> Tensor:
     """Releases the sums of gradients of records without their ``frozen`` coordinates."""
     if frozen is not None:
         # Before the clip: a frozen coordinate must not use up a part of the norm.
@@ -370,6 +394,8 @@ def _release(records: LocalSteps, clients: Tensor, frozen: Tensor | None, chunks
 
 
 def address_of(keys: Tensor, round: int, step: int | Tensor) -> Tensor:
-    """Returns the addresses of the dropout masks of a local step: client keys (k,), and the number of the step, one or
-    (k,) -> int64 (k, 3)."""
-    return torch.stack([keys, torch.full_like(keys, round), torch.as_tensor(step).expand(len(keys))], dim=1)
+    """Returns the addresses of the dropout masks of a local step: client keys (k,), and the number
+    of the step, one or (k,) -> int64 (k, 3)."""
+    return torch.stack(
+        [keys, torch.full_like(keys, round), torch.as_tensor(step).expand(len(keys))], dim=1
+    )

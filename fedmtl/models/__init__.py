@@ -1,6 +1,8 @@
-"""Networks by name: those of the papers, torchvision's, models of tokens and of several inputs; low-rank adapters.
+"""Networks by name: those of the papers, torchvision's, models of tokens and of several inputs;
+low-rank adapters.
 
-A factory takes the shape of the data and returns a module, so that a model can be named before the data are read.
+A factory takes the shape of the data and returns a module, so that a model can be named before the
+data are read.
 """
 
 from .fix import fix

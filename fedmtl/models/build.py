@@ -15,7 +15,8 @@ from .networks import ModelFactory
 
 
 def build_module(model: nn.Module | ModelFactory, spec: DataSpec, seed: int) -> nn.Module:
-    """Returns the module, or the one that a factory makes, with the initial values that follow from a seed.
+    """Returns the module, or the one that a factory makes, with the initial values that follow from
+    a seed.
 
     Args:
         model: a module, or a function of the shape of the data.
@@ -47,14 +48,20 @@ def build_module(model: nn.Module | ModelFactory, spec: DataSpec, seed: int) -> 
         except FedmtlError:
             raise
         except Exception as error:
-            raise ModelError(f"The model cannot be made for data of {spec}: {first_line(error)}.") from error
+            raise ModelError(
+                f"The model cannot be made for data of {spec}: {first_line(error)}."
+            ) from error
     if not isinstance(module, nn.Module):
-        raise ConfigError(f"model is a function that returned {type(module).__name__}; it must return an nn.Module.")
+        raise ConfigError(
+            f"model is a function that returned {type(module).__name__}; it must "
+            "return an nn.Module."
+        )
     return _ready(module, spec, start)
 
 
 def _ready(module: nn.Module, spec: DataSpec, start: int) -> nn.Module:
-    """Returns the module with the shapes of its lazy parameters, whose values follow from the seed ``start``."""
+    """Returns the module with the shapes of its lazy parameters, whose values follow from the seed
+    ``start``."""
     check_layers(module)
     check_copyable(module)
     shaped = with_shapes(module, spec.sample(2, torch.float32), start)

@@ -15,17 +15,18 @@ from .networks import Model, transformed
 def fix(model: Model) -> Model:
     """Returns the model, or the factory of it, with layers that ``torch.func.vmap`` can batch.
 
-    ``nn.RNN``, ``nn.LSTM``, ``nn.GRU`` and ``nn.MultiheadAttention``, also within a transformer, become Opacus' layers
-    of the same parameters, which are written in single steps; their outputs are those of the given model. Every batch
-    normalization becomes one by groups, which has other outputs (:func:`~fedmtl.models.with_group_norm`). Everything
-    else stays; the given model is not changed.
+    ``nn.RNN``, ``nn.LSTM``, ``nn.GRU`` and ``nn.MultiheadAttention``, also within a transformer,
+    become Opacus' layers of the same parameters, which are written in single steps; their outputs
+    are those of the given model. Every batch normalization becomes one by groups, which has other
+    outputs (:func:`~fedmtl.models.with_group_norm`). Everything else stays; the given model is not
+    changed.
 
     Args:
         model: a module, or a factory.
 
     Raises:
-        ConfigError: neither of both, or a layer to be replaced of which some parameters are frozen and others not; for
-            a factory, when the model is built.
+        ConfigError: neither of both, or a layer to be replaced of which some parameters are frozen
+            and others not; for a factory, when the model is built.
     """
     result: Model = transformed("fix", _fixed, model)
     return result
@@ -39,7 +40,8 @@ def _fixed(module: nn.Module) -> nn.Module:
 
 
 def _replace(module: nn.Module, made: dict[nn.Module, nn.Module]) -> None:
-    """Replaces the layers within ``module``, in place; a layer with several places has one successor, in ``made``."""
+    """Replaces the layers within ``module``, in place; a layer with several places has one
+    successor, in ``made``."""
     for name, child in list(module._modules.items()):
         if child is None:
             continue
@@ -99,7 +101,8 @@ def _attention(layer: nn.MultiheadAttention) -> nn.Module:
         kind = BatchFirstAttention
     made: nn.Module = kind(
         embed_dim=layer.embed_dim, num_heads=layer.num_heads, dropout=layer.dropout,
-        bias=layer.in_proj_bias is not None, add_bias_kv=layer.bias_k is not None, add_zero_attn=layer.add_zero_attn,
+        bias=layer.in_proj_bias is not None, add_bias_kv=layer.bias_k is not None,
+        add_zero_attn=layer.add_zero_attn,
         kdim=layer.kdim, vdim=layer.vdim,
     )  # fmt: skip
     return made

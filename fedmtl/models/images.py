@@ -17,7 +17,8 @@ from .networks import factory
 def femnist_cnn(spec: DataSpec) -> nn.Module:
     """The FEMNIST network of Hu et al. 2023: conv5x5-32, pool, conv5x5-64, pool, linear.
 
-    115,646 parameters on 1 x 28 x 28 images with 62 classes: unpadded convolutions leave 64 x 4 x 4 features.
+    115,646 parameters on 1 x 28 x 28 images with 62 classes: unpadded convolutions leave 64 x 4 x 4
+    features.
     """
     layers, features = _two_convolutions(spec, "femnist_cnn", 32)
     return nn.Sequential(*layers, nn.Linear(features, spec.outputs))
@@ -31,10 +32,12 @@ def celeba_cnn(
     channels: Count = 32,
     groups: Count = 8,
 ) -> nn.Module:
-    """The CelebA network of LEAF and of Hu et al. 2023: four times conv3x3-32, norm, pool; then linear.
+    """The CelebA network of LEAF and of Hu et al. 2023: four times conv3x3-32, norm, pool; then
+    linear.
 
-    30,498 parameters on 3 x 84 x 84 images with 2 classes: padded convolutions leave 32 x 5 x 5 features. The papers
-    normalize by batch, whose statistics would leave the clients without noise; here it is by groups of channels.
+    30,498 parameters on 3 x 84 x 84 images with 2 classes: padded convolutions leave 32 x 5 x 5
+    features. The papers normalize by batch, whose statistics would leave the clients without noise;
+    here it is by groups of channels.
 
     Args:
         spec: the shape of the data.
@@ -51,18 +54,21 @@ def celeba_cnn(
             blocks.append(_group_norm(channels, groups))
         blocks += [nn.MaxPool2d(2), nn.ReLU()]
         incoming = channels
-    return nn.Sequential(*blocks, nn.Flatten(), nn.Linear(channels * (height // 16) * (width // 16), spec.outputs))
+    return nn.Sequential(
+        *blocks, nn.Flatten(), nn.Linear(channels * (height // 16) * (width // 16), spec.outputs)
+    )
 
 
 @factory
 def fedrep_cnn(spec: DataSpec) -> nn.Module:
-    """The CIFAR network of FedRep (Collins et al., ICML 2021): conv5x5-64, pool, conv5x5-64, pool, linear 120, linear
-    64, linear.
+    """The CIFAR network of FedRep (Collins et al., ICML 2021): conv5x5-64, pool, conv5x5-64, pool,
+    linear 120, linear 64, linear.
 
-    That of CENTAUR (Shen et al., "Share your representation only", 2023) is wider: 384 and 192 units in the code of its
-    table, 384 and 32 in a later one.
+    That of CENTAUR (Shen et al., "Share your representation only", 2023) is wider: 384 and 192
+    units in the code of its table, 384 and 32 in a later one.
 
-    307,842 parameters on 3 x 32 x 32 images with 10 classes; all but the last layer (650) are the representation.
+    307,842 parameters on 3 x 32 x 32 images with 10 classes; all but the last layer (650) are the
+    representation.
     """
     layers, features = _two_convolutions(spec, "fedrep_cnn", 64)
     layers += [nn.Linear(features, 120), nn.ReLU(), nn.Linear(120, 64), nn.ReLU()]
@@ -81,17 +87,19 @@ def torchvision_model(
 ) -> nn.Module:
     """A classification network of torchvision, by its name.
 
-    The last layer has the outputs of the data. Images with another number of channels than 3 get a first convolution of
-    theirs, with new weights.
+    The last layer has the outputs of the data. Images with another number of channels than 3 get a
+    first convolution of theirs, with new weights.
 
     Args:
         spec: the shape of the data.
         name: as in ``torchvision.models.list_models()``, such as ``"resnet18"``.
-        norm: ``"group"`` puts group normalization in the place of batch normalization, with its scale and shift;
-            ``"keep"`` changes nothing, and a network with batch normalization is refused when it is trained.
+        norm: ``"group"`` puts group normalization in the place of batch normalization, with its
+            scale and shift; ``"keep"`` changes nothing, and a network with batch normalization is
+            refused when it is trained.
         groups: of the group normalization, at most; their number divides the channels of a layer.
-        weights: pretrained weights by torchvision's name, such as ``"DEFAULT"``, downloaded where they are not cached;
-            None for random ones. What batch normalization had learned of other images is lost with it.
+        weights: pretrained weights by torchvision's name, such as ``"DEFAULT"``, downloaded where
+            they are not cached; None for random ones. What batch normalization had learned of other
+            images is lost with it.
         options: further arguments of the network.
 
     Raises:
@@ -108,11 +116,14 @@ def torchvision_model(
         raise ConfigError(f"torchvision_model.name is {name!r}; accepted: {', '.join(accepted)}.")
     try:
         start: dict[str, Any] = {"num_classes": spec.outputs}
-        if weights is not None:  # pretrained ones have the classes of other images; the last layer is replaced
+        # pretrained ones have the classes of other images; the last layer is replaced
+        if weights is not None:
             start = {"weights": weights}
         module: nn.Module = models.get_model(name, **start, **options)
     except (TypeError, ValueError, KeyError, OSError) as error:
-        raise ConfigError(f"torchvision_model: {name!r} with weights={weights!r} cannot be made: {error}.") from error
+        raise ConfigError(
+            f"torchvision_model: {name!r} with weights={weights!r} cannot be made: {error}."
+        ) from error
     if weights is not None:
         _replace_last(module, spec.outputs, name)
     if channels != 3:
@@ -124,15 +135,17 @@ def torchvision_model(
 
 @check_arguments
 def with_group_norm(module: nn.Module, groups: Count = 32) -> nn.Module:
-    """Puts group normalization in the place of every batch normalization, in place, and return the module.
+    """Puts group normalization in the place of every batch normalization, in place, and return the
+    module.
 
-    Scales and shifts are kept; running statistics are dropped (Wu and He, "Group normalization", ECCV 2018).
+    Scales and shifts are kept; running statistics are dropped (Wu and He, "Group normalization",
+    ECCV 2018).
 
     Args:
         module: any module.
-        groups: at most; the largest number of at most ``groups`` that divides the channels of a layer is taken. A layer
-            that may have vectors (``nn.BatchNorm1d``, ``nn.SyncBatchNorm``) has one group, since a group with a single
-            number would be constant.
+        groups: at most; the largest number of at most ``groups`` that divides the channels of a
+            layer is taken. A layer that may have vectors (``nn.BatchNorm1d``, ``nn.SyncBatchNorm``)
+            has one group, since a group with a single number would be constant.
     """
     for name, child in list(module.named_children()):
         if isinstance(child, _BatchNorm):
@@ -141,14 +154,18 @@ def with_group_norm(module: nn.Module, groups: Count = 32) -> nn.Module:
                 most = groups
             layer = _group_norm(child.num_features, most, eps=child.eps, affine=child.affine)
             if child.affine:
-                layer.load_state_dict({"weight": child.weight.detach(), "bias": child.bias.detach()})
+                layer.load_state_dict(
+                    {"weight": child.weight.detach(), "bias": child.bias.detach()}
+                )
             setattr(module, name, layer)
         else:
             with_group_norm(child, groups)
     return module
 
 
-def _group_norm(channels: int, groups: int, *, eps: float = 1e-5, affine: bool = True) -> nn.GroupNorm:
+def _group_norm(
+    channels: int, groups: int, *, eps: float = 1e-5, affine: bool = True
+) -> nn.GroupNorm:
     chosen = next(n for n in range(min(groups, channels), 0, -1) if channels % n == 0)
     return nn.GroupNorm(chosen, channels, eps=eps, affine=affine)
 
@@ -159,17 +176,24 @@ def _replace_first(module: nn.Module, channels: int, name: str) -> None:
         if isinstance(child, nn.Conv2d):
             # The pretrained filters of three colours do not fit, so they are drawn anew.
             child.in_channels = channels
-            child.weight = nn.Parameter(child.weight.new_empty(child.out_channels, channels, *child.kernel_size))
+            child.weight = nn.Parameter(
+                child.weight.new_empty(child.out_channels, channels, *child.kernel_size)
+            )
             child.reset_parameters()
             return
-    raise ModelError(f"torchvision_model: {name!r} has no convolution that could take {channels} channels.")
+    raise ModelError(
+        f"torchvision_model: {name!r} has no convolution that could take {channels} channels."
+    )
 
 
 def _replace_last(module: nn.Module, outputs: int, name: str) -> None:
     """Makes the last linear layer one of ``outputs`` outputs, in place, with new weights."""
     layers = [child for child in module.modules() if isinstance(child, nn.Linear)]
     if not layers:
-        raise ModelError(f"torchvision_model: {name!r} has no linear layer for {outputs} outputs; use weights=null.")
+        raise ModelError(
+            f"torchvision_model: {name!r} has no linear layer for {outputs} outputs; "
+            "use weights=null."
+        )
     last = layers[-1]
     last.out_features = outputs
     last.weight = nn.Parameter(last.weight.new_empty(outputs, last.in_features))
@@ -179,7 +203,8 @@ def _replace_last(module: nn.Module, outputs: int, name: str) -> None:
 
 
 def _two_convolutions(spec: DataSpec, name: str, first: int) -> tuple[list[nn.Module], int]:
-    """Returns conv5x5-``first``, pool, conv5x5-64, pool, flatten, without padding, and the number of features."""
+    """Returns conv5x5-``first``, pool, conv5x5-64, pool, flatten, without padding, and the number
+    of features."""
     channels, height, width = _image(spec, name, 16)
     side = [((n - 4) // 2 - 4) // 2 for n in (height, width)]
     layers = [nn.Conv2d(channels, first, 5), nn.ReLU(), nn.MaxPool2d(2)]
@@ -197,5 +222,7 @@ def _image(spec: DataSpec, model: str, least: int) -> tuple[int, int, int]:
         pixels = ""
         if least > 1:
             pixels = f" of {least} pixels or more"
-        raise ModelError(f"{model} needs images (channels, height, width){pixels}, not {spec.shape}.")
+        raise ModelError(
+            f"{model} needs images (channels, height, width){pixels}, not {spec.shape}."
+        )
     return spec.shape[0], spec.shape[1], spec.shape[2]

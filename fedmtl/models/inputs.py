@@ -64,13 +64,15 @@ class BoundedOutputs(nn.Module):
 
 
 class NamedInputs(nn.Module):
-    """A model of several inputs, or of a dictionary of them, that takes them as one row of numbers an example.
+    """A model of several inputs, or of a dictionary of them, that takes them as one row of numbers
+    an example.
 
-    A model whose forward has parameters of the inputs' names gets them by name; one with a single parameter gets a
-    dictionary.
+    A model whose forward has parameters of the inputs' names gets them by name; one with a single
+    parameter gets a dictionary.
 
     Args:
-        model: takes the inputs, (B, *shape) each, real ones in the dtype of the row and integer ones as int64.
+        model: takes the inputs, (B, *shape) each, real ones in the dtype of the row and integer
+            ones as int64.
         packed: the inputs in a row.
 
     Raises:
@@ -83,11 +85,17 @@ class NamedInputs(nn.Module):
         self.packed = packed
         names = [name for name, _, _ in packed.inputs]
         # *args of a forward take nothing by name.
-        taken = [p for p in inspect.signature(model.forward).parameters.values() if p.kind != p.VAR_POSITIONAL]
+        taken = [
+            p
+            for p in inspect.signature(model.forward).parameters.values()
+            if p.kind != p.VAR_POSITIONAL
+        ]
         required = [p.name for p in taken if p.default is p.empty and p.kind != p.VAR_KEYWORD]
         free = any(p.kind == p.VAR_KEYWORD for p in taken)
         # By name only if the forward takes every input and needs nothing else.
-        self.by_name = set(required) <= set(names) and (free or set(names) <= {p.name for p in taken})
+        self.by_name = set(required) <= set(names) and (
+            free or set(names) <= {p.name for p in taken}
+        )
         if not self.by_name and len(required) != 1:
             raise ModelError(
                 f"The forward of {type(model).__name__} takes {', '.join(p.name for p in taken)}, "
@@ -114,8 +122,11 @@ class NamedInputs(nn.Module):
         return outputs
 
     def pack(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Returns one row an example (B, D) of named inputs (B, *shape): what :meth:`forward` takes."""
-        rows = [inputs[name].float().reshape(len(inputs[name]), -1) for name, _, _ in self.packed.inputs]
+        """Returns one row an example (B, D) of named inputs (B, *shape): what :meth:`forward`
+        takes."""
+        rows = [
+            inputs[name].float().reshape(len(inputs[name]), -1) for name, _, _ in self.packed.inputs
+        ]
         return torch.cat(rows, 1)
 
     def extra_repr(self) -> str:

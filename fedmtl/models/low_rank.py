@@ -1,16 +1,18 @@
-"""Low-rank adapters: a frozen layer plus a product of two small matrices, and only the product is trained.
+"""Low-rank adapters: a frozen layer plus a product of two small matrices, and only the product is
+trained.
 
 Hu et al.: "LoRA: Low-Rank Adaptation of Large Language Models", ICLR 2022:
 
     h = W x + b + (alpha / rank) B A x        with W (o, i) frozen, A (rank, i), B (o, rank)
 
-B is 0 at the start, so that the adapted model is the given one. A and B keep the name of their layer and are called
-``lora_A`` and ``lora_B``; names in settings, such as ``"*.lora_B"``, choose among them. Noise that is added to both A
-and B is multiplied in their product; Sun et al., "Improving LoRA in Privacy-preserving Federated Learning" (FFA-LoRA),
-ICLR 2024, therefore train only B and leave A at its random start: ``trainable=("*.lora_B",)``.
+B is 0 at the start, so that the adapted model is the given one. A and B keep the name of their
+layer and are called ``lora_A`` and ``lora_B``; names in settings, such as ``"*.lora_B"``, choose
+among them. Noise that is added to both A and B is multiplied in their product; Sun et al.,
+"Improving LoRA in Privacy-preserving Federated Learning" (FFA-LoRA), ICLR 2024, therefore train
+only B and leave A at its random start: ``trainable=("*.lora_B",)``.
 
-Where K clients have adapters of their own, their layer is one product with the shared W and two batched products with
-the rows of A and B; no (K, o, i) weight is ever made.
+Where K clients have adapters of their own, their layer is one product with the shared W and two
+batched products with the rows of A and B; no (K, o, i) weight is ever made.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ from .networks import Model, transformed
 
 
 class _LowRank(nn.Module):
-    """What the adapted layers share: the two factors and their scale, beside all that the plain layer has."""
+    """What the adapted layers share: the two factors and their scale, beside all that the plain
+    layer has."""
 
     plain: type[nn.Module]
     lora_A: nn.Parameter
@@ -64,7 +67,9 @@ class LowRankLinear(_LowRank, nn.Linear):
     @staticmethod
     def factors(layer: nn.Module, rank: int) -> tuple[Tensor, Tensor]:
         weight = cast(nn.Linear, layer).weight
-        return _uniform(weight.new_empty(rank, weight.shape[1])), weight.new_zeros(weight.shape[0], rank)
+        return _uniform(weight.new_empty(rank, weight.shape[1])), weight.new_zeros(
+            weight.shape[0], rank
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         low = F.linear(F.linear(x, self.lora_A), self.lora_B)
@@ -75,10 +80,12 @@ class LowRankLinear(_LowRank, nn.Linear):
 
 
 class LowRankConv2d(_LowRank, nn.Conv2d):
-    """A convolution with A, one of the same window to ``rank`` channels (a group), and B, one of 1 x 1 from them.
+    """A convolution with A, one of the same window to ``rank`` channels (a group), and B, one of 1
+    x 1 from them.
 
     Shape:
-        (B, i, height, width) -> (B, o, height', width'); A (groups * rank, i / groups, *kernel), B (o, rank, 1, 1).
+        (B, i, height, width) -> (B, o, height', width'); A (groups * rank, i / groups, *kernel), B
+        (o, rank, 1, 1).
     """
 
     plain = nn.Conv2d
@@ -102,7 +109,8 @@ class LowRankConv2d(_LowRank, nn.Conv2d):
 
 
 class LowRankEmbedding(_LowRank, nn.Embedding):
-    """An embedding with A (rank, tokens), whose column of the padding is 0 at the start, and B (width, rank).
+    """An embedding with A (rank, tokens), whose column of the padding is 0 at the start, and B
+    (width, rank).
 
     Shape:
         int64 (...) -> (..., width).
@@ -133,25 +141,31 @@ _ADAPTED: dict[type[nn.Module], type[_LowRank]] = {
 
 
 @check_arguments
-def lora(model: Model, *, rank: Count = 4, alpha: Positive | None = None, targets: Sequence[str] = ("*",)) -> Model:
-    """Returns the model, or the factory of it, with low-rank adapters, and everything else of it frozen.
+def lora(
+    model: Model, *, rank: Count = 4, alpha: Positive | None = None, targets: Sequence[str] = ("*",)
+) -> Model:
+    """Returns the model, or the factory of it, with low-rank adapters, and everything else of it
+    frozen.
 
-    Its outputs are at first those of the given model, which is not changed. ``trainable`` of :class:`fedmtl.Trainer`
-    can choose among the adapters (``("*.lora_B",)``), or let layers without one move beside them (``("*.lora_*",
-    "head")``).
+    Its outputs are at first those of the given model, which is not changed. ``trainable`` of
+    :class:`fedmtl.Trainer` can choose among the adapters (``("*.lora_B",)``), or let layers without
+    one move beside them (``("*.lora_*", "head")``).
 
     Args:
-        model: a module, or a factory such as ``models.mlp()``. The random A of a module are drawn by PyTorch's global
-            generator, those of a factory with the start of the run, by its seed.
+        model: a module, or a factory such as ``models.mlp()``. The random A of a module are drawn
+            by PyTorch's global generator, those of a factory with the start of the run, by its
+            seed.
         rank: of every product.
         alpha: the products are multiplied by ``alpha / rank``; None for ``rank``, a factor of 1.
-        targets: names of the layers that get one, or of modules that hold them; ``*``, ``?`` and ``[...]`` stand for
-            what they do in names of files. Among them ``torch.nn.Linear``, ``Conv2d`` and ``Embedding`` are adapted;
-            subclasses, and layers with hooks or parametrizations, stay as they are.
+        targets: names of the layers that get one, or of modules that hold them; ``*``, ``?`` and
+            ``[...]`` stand for what they do in names of files. Among them ``torch.nn.Linear``,
+            ``Conv2d`` and ``Embedding`` are adapted; subclasses, and layers with hooks or
+            parametrizations, stay as they are.
 
     Raises:
-        ConfigError: a value outside these ranges, a name without such a layer, or a rank that is no less than the
-            smaller side of any layer's weight, so that nothing were low; for a factory, when the model is built.
+        ConfigError: a value outside these ranges, a name without such a layer, or a rank that is no
+            less than the smaller side of any layer's weight, so that nothing were low; for a
+            factory, when the model is built.
     """
     scale = 1.0
     if alpha is not None:
@@ -162,7 +176,8 @@ def lora(model: Model, *, rank: Count = 4, alpha: Positive | None = None, target
 
 
 def merge_lora(model: nn.Module) -> nn.Module:
-    """Returns a copy with plain layers and the same outputs: every weight W becomes W + (alpha / rank) B A.
+    """Returns a copy with plain layers and the same outputs: every weight W becomes W + (alpha /
+    rank) B A.
 
     All its parameters can be trained again.
 
@@ -186,17 +201,21 @@ def merge_lora(model: nn.Module) -> nn.Module:
 
 
 def _adapt(model: nn.Module, rank: int, scale: float, targets: Sequence[str]) -> nn.Module:
-    """Adapts the chosen layers in place: they keep their tensors and settings under a class with two factors."""
+    """Adapts the chosen layers in place: they keep their tensors and settings under a class with
+    two factors."""
     # Listed before the first change: an adapted layer is not adapted again.
     layers = list(_layers(model))
     kinds = "linear, convolutional or embedding layer"
     is_named = named_by(targets, [[name] for name, _ in layers], "lora.targets", kinds)
-    chosen = dict.fromkeys(layer for (_, layer), named in zip(layers, is_named, strict=True) if named)
+    chosen = dict.fromkeys(
+        layer for (_, layer), named in zip(layers, is_named, strict=True) if named
+    )
     weights = [cast(Tensor, layer.weight) for layer in chosen]
     largest = max(min(weight.shape[0], weight[0].numel()) for weight in weights)
     if rank > largest:
         raise ConfigError(
-            f"lora.rank is {rank}, but the weights it applies to have ranks up to {largest}; give {largest} or less."
+            f"lora.rank is {rank}, but the weights it applies to have ranks up to {largest}; give "
+            f"{largest} or less."
         )
     # The adapters are the only parameters that train.
     model.requires_grad_(False)
@@ -212,7 +231,8 @@ def _adapt(model: nn.Module, rank: int, scale: float, targets: Sequence[str]) ->
         low.lora_B = nn.Parameter(b)
     for parent in model.modules():
         if isinstance(parent, nn.TransformerEncoderLayer):
-            parent.activation_relu_or_gelu = 0  # else evaluation reads the weights of its layers and calls none
+            # else evaluation reads the weights of its layers and calls none
+            parent.activation_relu_or_gelu = 0
     return model
 
 

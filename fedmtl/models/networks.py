@@ -1,4 +1,5 @@
-"""Models before the data are read, linear models and perceptrons of features of any shape, and models of tokens."""
+"""Models before the data are read, linear models and perceptrons of features of any shape, and
+models of tokens."""
 
 from __future__ import annotations
 
@@ -27,13 +28,15 @@ Settings = ParamSpec("Settings")
 
 
 class NamedFactory(partial[nn.Module]):
-    """A factory that a run folder can describe: a function of :mod:`fedmtl.models`, and the settings that it has."""
+    """A factory that a run folder can describe: a function of :mod:`fedmtl.models`, and the
+    settings that it has."""
 
 
 def factory(
     build: Callable[Concatenate[DataSpec, Settings], nn.Module],
 ) -> Callable[Settings, ModelFactory]:
-    """Makes of a function (spec, settings) -> module the function of its settings that returns a factory.
+    """Makes of a function (spec, settings) -> module the function of its settings that returns a
+    factory.
 
     The settings are checked by their annotations before the data are read.
     """
@@ -48,7 +51,9 @@ def factory(
     return check_arguments(make)
 
 
-def transformed(name: str, change: Callable[[nn.Module], nn.Module], model: Model, **settings: Any) -> Any:
+def transformed(
+    name: str, change: Callable[[nn.Module], nn.Module], model: Model, **settings: Any
+) -> Any:
     """Returns a changed copy of a module, or the factory of the changed modules of a factory.
 
     Args:
@@ -66,7 +71,9 @@ def transformed(name: str, change: Callable[[nn.Module], nn.Module], model: Mode
         check_copyable(model)
         return change(copy.deepcopy(model))
     if isinstance(model, type) or not callable(model):
-        raise ConfigError(f"{name}.model is {model!r}; give a module, or a factory such as models.mlp().")
+        raise ConfigError(
+            f"{name}.model is {model!r}; give a module, or a factory such as models.mlp()."
+        )
 
     def build(spec: DataSpec, **described: Any) -> nn.Module:
         return change(model(spec))
@@ -78,7 +85,8 @@ def transformed(name: str, change: Callable[[nn.Module], nn.Module], model: Mode
 
 @factory
 def softmax_regression(spec: DataSpec, *, bias: bool = True) -> nn.Module:
-    """Multinomial logistic regression from zero weights (convex, so the start is only a convention)."""
+    """Multinomial logistic regression from zero weights (convex, so the start is only a
+    convention)."""
     return _linear(spec, spec.outputs, bias)
 
 
@@ -90,20 +98,24 @@ def linear_regression(spec: DataSpec, *, bias: bool = True) -> nn.Module:
 
 @factory
 def logistic_regression(spec: DataSpec, *, bias: bool = True) -> nn.Module:
-    """Logistic regression from zero weights: one logit for two classes, or one for each label of an example.
+    """Logistic regression from zero weights: one logit for two classes, or one for each label of an
+    example.
 
-    With 500 tags on 10,000 tokens, the StackOverflow model of Hu et al. 2023. More than two classes are for
-    :func:`softmax_regression`.
+    With 500 tags on 10,000 tokens, the StackOverflow model of Hu et al. 2023. More than two classes
+    are for :func:`softmax_regression`.
     """
     if spec.classes != 2:
         raise ModelError(
-            f"logistic_regression is for 2 classes or several labels, not {spec.classes}; use softmax_regression."
+            f"logistic_regression is for 2 classes or several labels, not {spec.classes}; use "
+            "softmax_regression."
         )
     return _linear(spec, math.prod(spec.targets), bias)
 
 
 @factory
-def mlp(spec: DataSpec, *, hidden: Count = 64, layers: Count = 1, dropout: float = 0.0) -> nn.Module:
+def mlp(
+    spec: DataSpec, *, hidden: Count = 64, layers: Count = 1, dropout: float = 0.0
+) -> nn.Module:
     """A perceptron with ``layers`` hidden layers of ``hidden`` rectified units."""
     blocks: list[nn.Module] = [nn.Flatten()]
     width = math.prod(spec.shape)

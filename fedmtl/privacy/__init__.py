@@ -1,7 +1,7 @@
 """Privacy: settings, samplers, typed releases, the ledger and the channel.
 
-No number leaves a client except through a :class:`Release`, and no release happens that the :class:`Ledger`
-has not already charged. :func:`open_channel` is the one door.
+No number leaves a client except through a :class:`Release`, and no release happens that the
+:class:`Ledger` has not already charged. :func:`open_channel` is the one door.
 """
 
 from ..random import distinct_numbers

@@ -1,7 +1,9 @@
-"""The account of a run: what has been charged, what that costs, and whether the next step still fits.
+"""The account of a run: what has been charged, what that costs, and whether the next step still
+fits.
 
-An account is a vector of accounts. Without caps it has one entry, and everybody is charged for every step; with caps it
-has n, and every client is charged for the steps in which it takes part, with a hard cap on their number.
+An account is a vector of accounts. Without caps it has one entry, and everybody is charged for
+every step; with caps it has n, and every client is charged for the steps in which it takes part,
+with a hard cap on their number.
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ class Account:
         steps: planned number of steps.
         prices: what uses cost, or None where nothing is noised (epsilon is then infinite).
         budget: epsilon that ends the run, or None.
-        caps: (n,) int64, the most participations of each client, where these are counted, and charged where there is a
-            ledger; None: everybody is charged for every step.
+        caps: (n,) int64, the most participations of each client, where these are counted, and
+            charged where there is a ledger; None: everybody is charged for every step.
         ledger: where charges are kept, or None where nothing is charged.
         replicates: R.
 
@@ -49,7 +51,9 @@ class Account:
     ) -> None:
         self.by_client = caps is not None
         if ledger is not None and self.by_client and replicates != 1:
-            raise PrivacyError("A ledger holds the charges of one run; repetitions are simulations without one.")
+            raise PrivacyError(
+                "A ledger holds the charges of one run; repetitions are simulations without one."
+            )
         self.prices = prices
         self.budget = budget
         self.caps = caps
@@ -72,7 +76,8 @@ class Account:
 
     @property
     def steps_charged(self) -> int:
-        """Return steps charged up to the current one; in secure mode with everything earlier sessions charged."""
+        """Return steps charged up to the current one; in secure mode with everything earlier
+        sessions charged."""
         if self.ledger is not None and (self._next is None or not self.ledger.replays_free):
             return self.ledger.charged
         return self._next or 0
@@ -86,8 +91,8 @@ class Account:
 
     @property
     def spent(self) -> np.ndarray:
-        """Return (R, m) int64 as :attr:`uses`, with what earlier sessions charged and this one has not reached again;
-        everything planned, where the rest is charged."""
+        """Return (R, m) int64 as :attr:`uses`, with what earlier sessions charged and this one has
+        not reached again; everything planned, where the rest is charged."""
         if self.ledger is None:
             return self.uses
         if self.caps is not None:
@@ -100,7 +105,8 @@ class Account:
     # What that costs
 
     def epsilons(self, *, spent: bool = False) -> np.ndarray:
-        """Return (R, m) float64 epsilon of every account after its uses, or after all that is ``spent``.
+        """Return (R, m) float64 epsilon of every account after its uses, or after all that is
+        ``spent``.
 
         Infinite without noise or where the accounting is refuted, 0 where nothing was charged.
         """
@@ -113,7 +119,8 @@ class Account:
         return self.prices.epsilons(uses)
 
     def epsilon_at(self, uses: np.ndarray | int) -> float:
-        """Return the largest epsilon after ``uses``, (m,) or of everybody: infinite where the accounting is refuted."""
+        """Return the largest epsilon after ``uses``, (m,) or of everybody: infinite where the
+        accounting is refuted."""
         refuted = self.prices is not None and self.prices.refuted is not None
         if refuted and np.any(uses):
             return math.inf
@@ -130,7 +137,8 @@ class Account:
     # Charging
 
     def start(self, step: int) -> None:
-        """Set the account to ``step``, the first of this session; seeded: later charged steps will be replays.
+        """Set the account to ``step``, the first of this session; seeded: later charged steps will
+        be replays.
 
         Raises:
             ResumeError: steps before this one are missing from the ledger.
@@ -141,25 +149,30 @@ class Account:
             return
         if self.ledger is not None and self.ledger.reached < step:
             raise ResumeError(
-                f"The run continues at step {step}, and in its ledger step {self.ledger.reached} is not charged."
+                f"The run continues at step {step}, and in its ledger step {self.ledger.reached} "
+                "is not charged."
             )
         if self.ledger is not None and self.ledger.replays_free and self.by_client:
             self.participations[0] = self.ledger.uses(before=step)
         self._next = step
 
     def charge(self, first: int, members: np.ndarray) -> np.ndarray | None:
-        """Charge a block of consecutive steps; on return the charge is written, in secure mode to the disk.
+        """Charge a block of consecutive steps; on return the charge is written, in secure mode to
+        the disk.
 
         Args:
             first: number of the first step; no step is charged twice in a session.
             members: (R, S, k) int64, who takes part in each step; -1 is no client.
 
         Returns:
-            (R, S, k) int64: in how many steps that client took part before, 0 where -1; None where that is not counted.
+            (R, S, k) int64: in how many steps that client took part before, 0 where -1; None where
+            that is not counted.
 
         Raises:
-            BudgetExhausted: a step does not fit the budget, or a client is at its cap; nothing is charged.
-            PrivacyError: a step that has begun already in this session, or does not follow the last one.
+            BudgetExhausted: a step does not fit the budget, or a client is at its cap; nothing is
+                charged.
+            PrivacyError: a step that has begun already in this session, or does not follow the last
+                one.
             ResumeError: charges of earlier steps are missing.
         """
         end = first + members.shape[1]
@@ -172,7 +185,8 @@ class Account:
             if over.size:
                 client = int(acting[1][over[0]])
                 raise BudgetExhausted(
-                    f"Steps {first} to {end - 1}: client {client} would take part {int(totals[over[0]])} times, above "
+                    f"Steps {first} to {end - 1}: client {client} would take part "
+                    f"{int(totals[over[0]])} times, above "
                     f"its cap of {int(self.caps[client])}."
                 )
         if self.ledger is not None:
@@ -180,7 +194,9 @@ class Account:
                 self._check_budget(self.ledger, first, end)
             cohorts = None
             if self.by_client:
-                cohorts = [sorted(client for client in step if client >= 0) for step in members[0].tolist()]
+                cohorts = [
+                    sorted(client for client in step if client >= 0) for step in members[0].tolist()
+                ]
             self.ledger.charge(first, end, cohorts)
         if before is not None:
             self.participations[acting] = totals
@@ -188,18 +204,19 @@ class Account:
         return before
 
     def charge_remaining(self, done: int) -> None:
-        """Charge everything that was planned. Called on early stopping after ``done`` steps, which depends on what was
-        released.
+        """Charge everything that was planned. Called on early stopping after ``done`` steps, which
+        depends on what was released.
 
-        Stopping is then post-processing of the whole run; the epsilon of the steps made would be wrong, since
-        whether it is read at all depends on the data.
+        Stopping is then post-processing of the whole run; the epsilon of the steps made would be
+        wrong, since whether it is read at all depends on the data.
         """
         if self.ledger is None:
             return
         charged = self.steps_charged
         if not self.by_client:
             charged += max(0, self._room(charged, max(0, self._steps - done)))
-        if self.ledger.remaining is None or charged > self.ledger.remaining:  # what a crash lost is charged beside it
+        # what a crash lost is charged beside it
+        if self.ledger.remaining is None or charged > self.ledger.remaining:
             self.ledger.charge_remaining(charged)
 
     @property
@@ -232,7 +249,8 @@ class Account:
     # Inside
 
     def within_caps(self, members: np.ndarray) -> np.ndarray:
-        """Return ``members`` (R, S, k), as for :meth:`charge`, with -1 in place of clients at their caps."""
+        """Return ``members`` (R, S, k), as for :meth:`charge`, with -1 in place of clients at their
+        caps."""
         if self.caps is None:
             return members
         before, _, _ = self._counted(members)
@@ -244,9 +262,11 @@ class Account:
         past = (self.within_caps(members) != members).any(2)
         return np.where(past.any(1), past.argmax(1), past.shape[1])
 
-    def _counted(self, members: np.ndarray) -> tuple[np.ndarray, tuple[np.ndarray, np.ndarray], np.ndarray]:
-        """Return participations before every entry of ``members`` (R, S, k); the pairs (replicates, clients) that take
-        part, and their participations after all of it."""
+    def _counted(
+        self, members: np.ndarray
+    ) -> tuple[np.ndarray, tuple[np.ndarray, np.ndarray], np.ndarray]:
+        """Return participations before every entry of ``members`` (R, S, k); the pairs (replicates,
+        clients) that take part, and their participations after all of it."""
         n = self.participations.shape[1]
         flat = members.reshape(len(members), -1)
         keys = np.where(flat >= 0, flat + n * np.arange(len(flat))[:, None], -1).ravel()
@@ -254,7 +274,8 @@ class Account:
         sorted_keys = keys[order]
         starts = np.flatnonzero(np.diff(sorted_keys, prepend=-2))
         lengths = np.diff(starts, append=keys.size)
-        place = np.arange(keys.size) - np.repeat(starts, lengths)  # in time order: the sort is stable
+        # in time order: the sort is stable
+        place = np.arange(keys.size) - np.repeat(starts, lengths)
         acting = sorted_keys[starts] >= 0
         pairs = np.divmod(sorted_keys[starts][acting], n)
         earlier = np.zeros(starts.size, dtype=np.int64)
@@ -264,7 +285,8 @@ class Account:
         return before.reshape(members.shape), pairs, earlier[acting] + lengths[acting]
 
     def _check_budget(self, ledger: Ledger, first: int, end: int) -> None:
-        """Raise BudgetExhausted unless the steps [first, end) that are not charged yet fit the budget."""
+        """Raise BudgetExhausted unless the steps [first, end) that are not charged yet fit the
+        budget."""
         if ledger.replays_free:
             new = end - max(first, ledger.reached)
         else:
@@ -292,7 +314,8 @@ class Account:
             planned = max(self._steps, charged + wanted)
             if most is not None:
                 planned = min(planned, most)
-            fits = self.claimed_at(planned) <= self.budget  # one figure answers for all the planned steps
+            # one figure answers for all the planned steps
+            fits = self.claimed_at(planned) <= self.budget
             if fits:
                 self._fitting = planned
             else:

@@ -1,6 +1,8 @@
-"""Activations: releases of clients that act one at a time, each a noised mean gradient of its own records.
+"""Activations: releases of clients that act one at a time, each a noised mean gradient of its own
+records.
 
-Order of a block: ``begin`` (the charge is written), then one ``release`` for each activation, in order.
+Order of a block: ``begin`` (the charge is written), then one ``release`` for each activation, in
+order.
 """
 
 from __future__ import annotations
@@ -33,11 +35,11 @@ class Window:
 
     Attributes:
         first: number of the first activation.
-        clients: (S, R) int64 who releases something; -1 is no client, also one without records, or at its cap where
-            it is silent.
+        clients: (S, R) int64 who releases something; -1 is no client, also one without records, or
+            at its cap where it is silent.
         answering: (S, R) bool, where it is a client.
-        groups: of each activation, the clients that release something in ascending order, with the replicates of each,
-            int64 (k,).
+        groups: of each activation, the clients that release something in ascending order, with the
+            replicates of each, int64 (k,).
         uses: (S, R) int64 how often it acted before.
         divisors: (S, R, 1) what sums are divided by.
         scales: (S, R) scale of the noise on a sum; 0 where no client acts.
@@ -96,21 +98,29 @@ class Activations(Channel):
             self._place = self._end = step
 
     def begin(self, first: int, members: Tensor) -> None:
-        """Charge a block of activations; on return the charge is written, in secure mode to the disk.
+        """Charge a block of activations; on return the charge is written, in secure mode to the
+        disk.
 
         Args:
             first: number of the first activation; each begins once.
-            members: int64 (R, S) or (R, S, 1), who acts in each of S activations of R replicates, -1 for no client.
+            members: int64 (R, S) or (R, S, 1), who acts in each of S activations of R replicates,
+                -1 for no client.
 
         Raises:
             BudgetExhausted: a client would exceed its cap; nothing is charged, no data are read.
-            PrivacyError: a block that does not follow the last one, or a last block that was not finished.
+            PrivacyError: a block that does not follow the last one, or a last block that was not
+                finished.
             ResumeError: charges of earlier steps are missing.
         """
         if self._place < self._end:
-            raise PrivacyError("The last block of activations has releases left; every one of them happens once.")
+            raise PrivacyError(
+                "The last block of activations has releases left; every one of them happens once."
+            )
         if first != self._end:
-            raise PrivacyError(f"Activation {first} does not follow {self._end - 1}; its noise could be used twice.")
+            raise PrivacyError(
+                f"Activation {first} does not follow {self._end - 1}; its noise "
+                "could be used twice."
+            )
         acting = self._acting(members.numpy().reshape(members.shape[:2]))
         uses = self.account.charge(first, acting[:, :, None])
         assert uses is not None
@@ -126,7 +136,8 @@ class Activations(Channel):
         high = clients.max(initial=0)
         if clients.shape != (self.replicates, clients.shape[-1]) or low < -1 or high >= n:
             raise PrivacyError(
-                f"Activations take clients of shape ({self.replicates}, S), from 0 to {n - 1} or -1 for no client, not "
+                f"Activations take clients of shape ({self.replicates}, S), from 0 to {n - 1} or "
+                "-1 for no client, not "
                 f"{clients.shape} with {low} to {high}."
             )
         clients = np.where(self.records.plan.counts[clients] > 0, clients, -1)
@@ -138,9 +149,19 @@ class Activations(Channel):
         divisors = np.where(acting >= 0, self.records.plan.expected[acting], 1.0)
         scales = self.records.scales(acting, uses)
         nothing = np.zeros((0, self.replicates, self.records.plan.dimension))
-        acting, uses, divisors, scales = (np.array(each.T, order="C") for each in (acting, uses, divisors, scales))
+        acting, uses, divisors, scales = (
+            np.array(each.T, order="C") for each in (acting, uses, divisors, scales)
+        )
         return Window(
-            first, acting, acting >= 0, _grouped(acting), uses, divisors[:, :, None], scales, nothing, np.zeros(0)
+            first,
+            acting,
+            acting >= 0,
+            _grouped(acting),
+            uses,
+            divisors[:, :, None],
+            scales,
+            nothing,
+            np.zeros(0),
         )
 
     @property
@@ -151,14 +172,14 @@ class Activations(Channel):
 
     @property
     def acting(self) -> list[tuple[int, np.ndarray]]:
-        """Return the clients that release something in the next activation, in ascending order, each with the
-        replicates in which it acts, int64 (k,); public."""
+        """Return the clients that release something in the next activation, in ascending order,
+        each with the replicates in which it acts, int64 (k,); public."""
         window, start = self._next()
         return window.groups[start]
 
     def members(self, client: int, runs: np.ndarray) -> np.ndarray | None:
-        """Return the records of a client that take part in its next release, for what it computes from them by itself;
-        they are secret.
+        """Return the records of a client that take part in its next release, for what it computes
+        from them by itself; they are secret.
 
         Args:
             client: who acts next.
@@ -180,15 +201,16 @@ class Activations(Channel):
         DP-SGD of one client.
 
         Args:
-            gradients: of the records of each client in :attr:`acting`, in its replicates: an array (k, n_i) of factors
-                of the client's rows, or a tensor (k, n_i, D), see :mod:`.records`. One that is not a number counts as
-                zero.
+            gradients: of the records of each client in :attr:`acting`, in its replicates: an array
+                (k, n_i) of factors of the client's rows, or a tensor (k, n_i, D), see
+                :mod:`.records`. One that is not a number counts as zero.
 
         Returns:
             ``(sum_j clip(g_j) + noise) / (q_i n_i)``, (R, D) float64, zero where no client acts.
 
         Raises:
-            PrivacyError: no activation that has begun is left, or gradients of more or fewer clients.
+            PrivacyError: no activation that has begun is left, or gradients of more or fewer
+                clients.
         """
         window, start = self._next()
         step = self._place
@@ -213,7 +235,10 @@ class Activations(Channel):
     def _next(self) -> tuple[Window, int]:
         """Return the block, and the place in it of the next activation."""
         if self._window is None or self._place >= self._end:
-            raise PrivacyError("No activation has begun that was not released, so nothing is charged for another one.")
+            raise PrivacyError(
+                "No activation has begun that was not released, so nothing is "
+                "charged for another one."
+            )
         return self._window, self._place - self._window.first
 
     def noise_std(self, name: str = GRADIENT) -> Tensor:
@@ -229,13 +254,15 @@ class Activations(Channel):
     # Sums and noise
 
     def _sums(self, gradients: Sequence[Gradients], window: Window, start: int) -> np.ndarray:
-        """Return (R, D): clipped sums over the records of the clients that act at place ``start`` and take part; zero
-        where no client acts."""
+        """Return (R, D): clipped sums over the records of the clients that act at place ``start``
+        and take part; zero where no client acts."""
         groups = window.groups[start]
         records = self.records
         parts = []
         if len(gradients) != len(groups):
-            raise PrivacyError(f"{len(groups)} clients act; gradients of {len(gradients)} were handed over.")
+            raise PrivacyError(
+                f"{len(groups)} clients act; gradients of {len(gradients)} were handed over."
+            )
         for (client, runs), rows in zip(groups, gradients, strict=True):
             drawn = None
             if records.sampled:
@@ -266,15 +293,22 @@ class Activations(Channel):
         means /= divisors
         if width is not None and window.clients[start, 0] >= 0:
             value = torch.from_numpy(means[0].copy())
-            self.on_grid[GRADIENT] = GridValue(window.first + start, value, width, float(divisors[0, 0]))
+            self.on_grid[GRADIENT] = GridValue(
+                window.first + start, value, width, float(divisors[0, 0])
+            )
         return means
 
     def _draw_noise(self, window: Window, start: int) -> None:
         """Draw the noise of the activations of the block from place ``start`` on."""
-        part = slice(start, start + max(1, _DRAWN // max(1, self.replicates * self.records.plan.dimension)))
+        part = slice(
+            start, start + max(1, _DRAWN // max(1, self.replicates * self.records.plan.dimension))
+        )
         clients = window.clients[part]
         acting = np.any(clients >= 0, axis=1)
-        of = (torch.from_numpy(each[part][acting]) for each in (window.clients, window.uses, window.scales))
+        of = (
+            torch.from_numpy(each[part][acting])
+            for each in (window.clients, window.uses, window.scales)
+        )
         drawn, widths = self.records.noise(*of)
         window.noise = np.zeros((acting.size, self.replicates, self.records.plan.dimension))
         window.noise[acting] = drawn.numpy()
@@ -299,7 +333,10 @@ class Activations(Channel):
                 most = f"{high}"
             else:
                 most = f"{low} to {high}"
-            text += f", and at most {most} of one client release something: later ones read no record and cost nothing"
+            text += (
+                f", and at most {most} of one client release something: later ones read no "
+                "record and cost nothing"
+            )
         if self.prices is not None:
             if any(price.weights is not None for price in self.prices.kinds):
                 text += "; activations have public weights, and noise in inverse proportion"

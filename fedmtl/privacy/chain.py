@@ -1,13 +1,14 @@
 """Lines of JSON in which every one carries the hash of the line before, as a ledger has them.
 
-The hash is SHA-256 over the bytes of a line as they are written, its newline included, so a line that is altered,
-removed or put in between is found by the line that follows it, and the hash of the last line (the head) stands for the
-whole file. A small file beside it, of the same name with the suffix ``.head``, is overwritten with the number of lines
-and the head after every line that has reached the disk: a chain from which whole lines at the end are missing is
-behind its head file. A line that was torn by a crash was never flushed; it is dropped.
+The hash is SHA-256 over the bytes of a line as they are written, its newline included, so a line
+that is altered, removed or put in between is found by the line that follows it, and the hash of the
+last line (the head) stands for the whole file. A small file beside it, of the same name with the
+suffix ``.head``, is overwritten with the number of lines and the head after every line that has
+reached the disk: a chain from which whole lines at the end are missing is behind its head file. A
+line that was torn by a crash was never flushed; it is dropped.
 
-A person who can write both files can rewrite both, undetected. The head that a checkpoint or a published report has
-kept is then what is left to compare with.
+A person who can write both files can rewrite both, undetected. The head that a checkpoint or a
+published report has kept is then what is left to compare with.
 """
 
 from __future__ import annotations
@@ -75,7 +76,9 @@ class Chain:
 
     def has(self, head: Head) -> bool:
         """Whether the chain once ended in ``head``."""
-        return head == START or (0 < head.lines <= len(self.digests) and self.digests[head.lines - 1] == head.digest)
+        return head == START or (
+            0 < head.lines <= len(self.digests) and self.digests[head.lines - 1] == head.digest
+        )
 
 
 def digest_of(line: bytes) -> str:
@@ -91,8 +94,8 @@ def read_chain(path: Path, *, version: int | None = None) -> Chain:
         version: that the first line must have.
 
     Raises:
-        ResumeError: damage before the last line, a line that does not follow the one before, a first line that is not
-            a header, or one of another version.
+        ResumeError: damage before the last line, a line that does not follow the one before, a
+            first line that is not a header, or one of another version.
     """
     return parse(path.read_bytes() if path.exists() else b"", path, version)
 
@@ -104,7 +107,8 @@ def head_file(path: Path) -> Path:
 
 
 def parse(raw: bytes, path: Path, version: int | None = None) -> Chain:
-    """Return the lines of the file at ``path``, whose bytes are ``raw``; arguments and errors of :func:`read_chain`."""
+    """Return the lines of the file at ``path``, whose bytes are ``raw``; arguments and errors of
+    :func:`read_chain`."""
     lines: list[dict[str, Any]] = []
     digests: list[str] = []
     good = 0
@@ -119,14 +123,18 @@ def parse(raw: bytes, path: Path, version: int | None = None) -> Chain:
             line = None
         if not isinstance(line, dict):
             if end >= 0 and end + 1 < len(raw):
-                raise ResumeError(f"{path}, line {len(lines) + 1}: the ledger is damaged before its last line.")
+                raise ResumeError(
+                    f"{path}, line {len(lines) + 1}: the ledger is damaged before its last line."
+                )
             break
         if not lines:
             _check_first(line, path, version)
         if version is not None and line.get(PREVIOUS) != (digests[-1] if digests else _NOTHING):
             raise ResumeError(
-                f"{path}, line {len(lines) + 1}: it does not follow the line before; a line was altered, removed or "
-                f"put in between, so the charges cannot be trusted. Start a new run in another folder."
+                f"{path}, line {len(lines) + 1}: it does not follow the line before; a line was "
+                "altered, removed or "
+                "put in between, so the charges cannot be trusted. Start a new run in another "
+                "folder."
             )
         lines.append(line)
         digests.append(digest_of(written))
@@ -139,7 +147,9 @@ def _check_first(line: Mapping[str, Any], path: Path, version: int | None) -> No
         raise ResumeError(f"{path} is not a ledger: its first line is not a header.")
     if version is not None and line.get("version") != version:
         raise ResumeError(
-            f"{path} is a ledger of version {line.get('version')!r}, this is version {version}, whose lines are "
-            f"chained by hashes: that no charge of the older one is missing cannot be told. Finish the run with the "
+            f"{path} is a ledger of version {line.get('version')!r}, this is version {version}, "
+            "whose lines are "
+            "chained by hashes: that no charge of the older one is missing cannot be told. Finish "
+            "the run with the "
             f"version of fedmtl that began it, or start a new run in another folder."
         )

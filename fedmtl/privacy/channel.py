@@ -1,15 +1,17 @@
 """The channel: the only path from private rows to public values.
 
 Clients take part in rounds (:class:`~fedmtl.privacy.rounds.Rounds`), or act one at a time
-(:class:`~fedmtl.privacy.activations.Activations`). Either way a step, a round or a block of activations, begins with
-its charge in the ledger, in secure mode on the disk (``BudgetExhausted`` before any data is read), and every release is
-clip, sum by segment (the cohort, or a client), noise of the sum's sensitivity, division by a public constant.
+(:class:`~fedmtl.privacy.activations.Activations`). Either way a step, a round or a block of
+activations, begins with its charge in the ledger, in secure mode on the disk (``BudgetExhausted``
+before any data is read), and every release is clip, sum by segment (the cohort, or a client), noise
+of the sum's sensitivity, division by a public constant.
 
-R replicates of a run, each with its own noise (and its own clients, where these act one at a time), are computed
-at once; they are simulations, and an epsilon is that of one of them.
+R replicates of a run, each with its own noise (and its own clients, where these act one at a time),
+are computed at once; they are simulations, and an epsilon is that of one of them.
 
-Over several ranks every rank has a channel, and hands it the rows of its own clients. Only the first rank draws
-cohorts, has the account and adds noise; a step begins, and a value is released, at all ranks at once.
+Over several ranks every rank has a channel, and hands it the rows of its own clients. Only the
+first rank draws cohorts, has the account and adds noise; a step begins, and a value is released, at
+all ranks at once.
 """
 
 from __future__ import annotations
@@ -46,8 +48,9 @@ from .settings import Privacy, RecordPrivacy
 
 Recording = Sequence[tuple[int, str, Tensor]]
 Tap = Callable[[int, str, Tensor, Tensor], None]
-"""(step, release, clients (k,) int64, rows (k, D)): called with the row of every client that takes part in a release,
-before clip and noise, also where a replay forces the released value. The rows are private; audits and tests use it."""
+"""(step, release, clients (k,) int64, rows (k, D)): called with the row of every client that takes
+part in a release, before clip and noise, also where a replay forces the released value. The rows
+are private; audits and tests use it."""
 
 
 class Channel(ABC):
@@ -55,7 +58,7 @@ class Channel(ABC):
 
     Attributes:
         settings: the privacy of all replicates, or of each; empty without privacy.
-        privacy: the settings, of replicates those of the loudest noise; None without privacy.
+        privacy: the settings, of replicates those with the largest epsilon; None without privacy.
         mechanism: name of the law of the noise; None without privacy.
         account: what has been charged.
         prices: what it costs; None without noise.
@@ -64,9 +67,11 @@ class Channel(ABC):
         ledger_name: of the ledger, for the report.
         notes: what else no epsilon covers.
         ranks: the processes that compute the run; the account of all but the first is empty.
-        record: set it to a list, and (step, name, value) of every release is appended; (step, "<name>/rows", rows) too
-            of what clients release to the server, where they add noise to their own rows.
-        tap: set it, and it is called with all that is handed to a release; None in every run but an audit's.
+        record: set it to a list, and (step, name, value) of every release is appended; (step,
+            "<name>/rows", rows) too of what clients release to the server, where they add noise to
+            their own rows.
+        tap: set it, and it is called with all that is handed to a release; None in every run but an
+            audit's.
         on_grid: in secure mode, the last value of every release with its grid, by name.
         records: what clients release of their own records, where the unit is one record; else None.
     """
@@ -112,7 +117,8 @@ class Channel(ABC):
 
     @property
     def bound(self) -> float:
-        """Return C on the norm of a row, or of one record's gradient, in the first step; infinite without privacy."""
+        """Return C on the norm of a row, or of one record's gradient, in the first step; infinite
+        without privacy."""
         if self.privacy is None:
             return math.inf
         return self.privacy.initial_norm
@@ -124,8 +130,9 @@ class Channel(ABC):
 
     @property
     def noise_multipliers(self) -> np.ndarray | None:
-        """Return z of every account (at a weight of 1, where uses have weights): (m,) float64, one number where
-        everybody has the same account, or (R, m) where replicates have settings of their own; None without noise."""
+        """Return z of every account (at a weight of 1, where uses have weights): (m,) float64, one
+        number where everybody has the same account, or (R, m) where replicates have settings of
+        their own; None without noise."""
         if self.prices is None:
             return None
         if len(self.settings) > 1:
@@ -153,7 +160,8 @@ class Channel(ABC):
     # A step
 
     def start(self, step: int) -> None:
-        """Say at which step this session begins, so that a run with no step left reports what it spent.
+        """Say at which step this session begins, so that a run with no step left reports what it
+        spent.
 
         Raises:
             ResumeError: charges of earlier steps are missing.
@@ -162,8 +170,9 @@ class Channel(ABC):
 
     @abstractmethod
     def noise_std(self, name: str) -> Tensor:
-        """Return (R,) float64: root mean square of a noised coordinate (of a matrix: a diagonal one) of ``name`` as
-        released in the step that has begun, or released last; 0 without noise, and where no client acted."""
+        """Return (R,) float64: root mean square of a noised coordinate (of a matrix: a diagonal
+        one) of ``name`` as released in the step that has begun, or released last; 0 without noise,
+        and where no client acted."""
 
     def replayed(self, step: int, name: str) -> Tensor | None:
         """Return the recorded value of a release; None where nothing is replayed."""
@@ -186,8 +195,8 @@ class Channel(ABC):
 
     @property
     def epsilons(self) -> np.ndarray:
-        """Return (R,) float64 epsilon of each replicate up to the current step, the largest of all clients; infinite
-        without noise, 0 when nothing has been released."""
+        """Return (R,) float64 epsilon of each replicate up to the current step, the largest of all
+        clients; infinite without noise, 0 when nothing has been released."""
         if not self.releases_anything:
             return np.zeros(self.replicates)
         return np.broadcast_to(self.account.epsilons().max(1, initial=0.0), self.replicates)
@@ -198,15 +207,17 @@ class Channel(ABC):
         return float(self.epsilons.max())
 
     def epsilon_at(self, uses: int) -> float:
-        """Return the epsilon of ``uses`` rounds (of participations of every client, where these are charged)."""
+        """Return the epsilon of ``uses`` rounds (of participations of every client, where these are
+        charged)."""
         if self.releases_anything:
             return self.account.epsilon_at(uses)
         return 0.0
 
     @abstractmethod
     def snr(self) -> SignalToNoise | None:
-        """Return the signal to noise of the loudest release, from public quantities only; None without noise, and where
-        no single figure says how loud the noise of clients that act one at a time is."""
+        """Return the signal to noise of the loudest release, from public quantities only; None
+        without noise, and where no single figure says how loud the noise of clients that act one at
+        a time is."""
 
     @property
     def report(self) -> PrivacyReport:
@@ -219,7 +230,8 @@ class Channel(ABC):
         """Return the fields of the report."""
 
     def _common_facts(self) -> dict[str, Any]:
-        """Returns the fields of the report that both kinds of channel have; of replicates, the worst of them."""
+        """Returns the fields of the report that both kinds of channel have; of replicates, the
+        worst of them."""
         account = self.account
         epsilon = 0.0
         if self.releases_anything:
@@ -241,8 +253,8 @@ class Channel(ABC):
         }
 
     def _clipping_facts(self) -> dict[str, Any]:
-        """Returns the fields of the report that say against whom data are protected, how they are clipped, and what
-        epsilon leaves out."""
+        """Returns the fields of the report that say against whom data are protected, how they are
+        clipped, and what epsilon leaves out."""
         if self.privacy is None:
             return {"observer": "none", "clip_norm": None, "clipping": "none", "outside": ()}
         outside: tuple[str, ...] = OUTSIDE
@@ -276,11 +288,14 @@ class Channel(ABC):
         return ON_GRID
 
     def _claimed(self) -> float | None:
-        """Return the figure of a published accounting that does not hold; None where none is used."""
+        """Return the figure of a published accounting that does not hold; None where none is
+        used."""
         account = self.account
         if self.prices is None or self.prices.refuted is None:
             return None
-        return account.claimed_at(account.spent[0] if account.by_client else int(account.spent.max()))
+        return account.claimed_at(
+            account.spent[0] if account.by_client else int(account.spent.max())
+        )
 
     def _records_of(self, plan: GradientPlan) -> Records:
         """Return the noised sums of gradients of a plan."""
@@ -292,7 +307,9 @@ class Channel(ABC):
         account = self.account
         plan = records.plan
         each_one = [each for each in self.settings if isinstance(each, RecordPrivacy)]
-        of_clients = {budget for each in each_one for budget in each.budgets(plan.ids) if budget is not None}
+        of_clients = {
+            budget for each in each_one for budget in each.budgets(plan.ids) if budget is not None
+        }
         facts["unit"] = "record"
         facts["relation"] = plan.relation
         facts["names"] = (GRADIENT,)
@@ -320,13 +337,15 @@ class Channel(ABC):
         self.account.restore(state)
 
     def sync(self) -> Head | None:
-        """Return the end of the ledger's chain of hashes once all of it is on the disk; None where no file is kept."""
+        """Return the end of the ledger's chain of hashes once all of it is on the disk; None where
+        no file is kept."""
         if self.account.ledger is None:
             return None
         return self.account.ledger.sync()
 
     def charge_remaining(self, done: int) -> None:
-        """Stop after ``done`` steps because of what was released: everything planned is charged, see the account."""
+        """Stop after ``done`` steps because of what was released: everything planned is charged,
+        see the account."""
         self.ranks.share(lambda: self.account.charge_remaining(done))
 
     def close(self) -> None:

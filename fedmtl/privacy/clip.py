@@ -1,14 +1,16 @@
 """Clipping: the only thing that bounds what one client, or one record, can do to a sum.
 
-Rows of clients are summed exactly. A clipped row is truncated to multiples of a public power of two g, each coordinate
-toward zero; g is such that sums of all clients' rows are at most 2**53 g, which float64 adds without rounding. The sum
-is then the same to the last bit in any order, and for any division of the clients over stacks, devices and processes.
+Rows of clients are summed exactly. A clipped row is truncated to multiples of a public power of two
+g, each coordinate toward zero; g is such that sums of all clients' rows are at most 2**53 g, which
+float64 adds without rounding. The sum is then the same to the last bit in any order, and for any
+division of the clients over stacks, devices and processes.
 
-Sensitivity. Write t(v) for the truncated vector: abs(t(v)_j) <= abs(v_j) for every coordinate j, so ||t(v)|| <= ||v||
-<= C in the L1 and in the L2 norm, C being the bound of the clip. As the sum is exact, neighbours that differ in one row
-v move it by t(v) itself where the row is added, removed or replaced by zero, so by at most C; and by t(v) - t(v') where
-another row replaces it, by at most ||t(v)|| + ||t(v')|| <= 2 C. Both are what the clip gives without truncation, and
-there is no further term. (Rounding to the nearest multiple would have one: it can make a row longer than C.)
+Sensitivity. Write t(v) for the truncated vector: abs(t(v)_j) <= abs(v_j) for every coordinate j, so
+||t(v)|| <= ||v|| <= C in the L1 and in the L2 norm, C being the bound of the clip. As the sum is
+exact, neighbours that differ in one row v move it by t(v) itself where the row is added, removed or
+replaced by zero, so by at most C; and by t(v) - t(v') where another row replaces it, by at most
+||t(v)|| + ||t(v')|| <= 2 C. Both are what the clip gives without truncation, and there is no
+further term. (Rounding to the nearest multiple would have one: it can make a row longer than C.)
 """
 
 from __future__ import annotations
@@ -31,11 +33,13 @@ if TYPE_CHECKING:
     from .release import Form
 
 MARGIN = 2.0**-20
-"""Relative slack below the clip norm: it absorbs rounding in float64 and, in secure mode, to a grid."""
+"""Relative slack below the clip norm: it absorbs rounding in float64 and, in secure mode, to a
+grid."""
 
 LEAST = 1e-100
 MOST = 1e100
-"""Between them lies every bound: squares of smaller numbers underflow, and sums of larger ones overflow."""
+"""Between them lies every bound: squares of smaller numbers underflow, and sums of larger ones
+overflow."""
 
 _BLOCK_ELEMENTS = 1 << 17  # in float64 a block stays in the cache, and needs no fresh pages
 _LONG = 1 << 14  # numbers of a row from which blocks of rows gain nothing
@@ -61,15 +65,18 @@ class Clip:
     def __post_init__(self) -> None:
         positive(self, bound=self.bound)
         if not LEAST <= self.bound <= MOST:
-            raise ConfigError(f"The clip norm is {self.bound:g}; it must be between {LEAST:g} and {MOST:g}.")
+            raise ConfigError(
+                f"The clip norm is {self.bound:g}; it must be between {LEAST:g} and {MOST:g}."
+            )
 
 
 def clip_factors(norms: Tensor, clip: Clip | None) -> Tensor:
-    """Return the factor of each row: ``min(1, C (1 - 2**-20) / norm)``, 0 where the norm is not finite, 1 without a
-    clip.
+    """Return the factor of each row: ``min(1, C (1 - 2**-20) / norm)``, 0 where the norm is not
+    finite, 1 without a clip.
 
-    A row within the limit but for rounding (2**-30 of it) has the factor 1, so that a row that is clipped stays as it
-    is; and one so long that its factor would lose digits (below 2**-1022) has the factor 0.
+    A row within the limit but for rounding (2**-30 of it) has the factor 1, so that a row that is
+    clipped stays as it is; and one so long that its factor would lose digits (below 2**-1022) has
+    the factor 0.
 
     Args:
         norms: (k,) float64 norms, L1 or L2 as the clip needs.
@@ -91,15 +98,18 @@ def are_long(dimension: int) -> bool:
 
 
 def _factors(norms: Tensor, limit: float) -> Tensor:
-    within = norms <= limit * (1 + 2.0**-30)  # rows that were clipped before are longer by rounding at most
+    # rows that were clipped before are longer by rounding at most
+    within = norms <= limit * (1 + 2.0**-30)
     factors = (limit / norms.clamp(min=limit)).masked_fill_(within, 1.0)
     return factors.masked_fill_(~torch.isfinite(norms) | (factors < 2.0**-1022), 0.0)
 
 
 def clip_rows(rows: Tensor, clip: Clip | None) -> Tensor:
-    """Return every row clipped, in its dtype: what a client that keeps an account of what it sent must add.
+    """Return every row clipped, in its dtype: what a client that keeps an account of what it sent
+    must add.
 
-    Rows that are cut end a further 2**-22 below the limit, so that a float32 result is not cut again.
+    Rows that are cut end a further 2**-22 below the limit, so that a float32 result is not cut
+    again.
 
     Args:
         rows: (k, D), any float dtype and device.
@@ -119,7 +129,8 @@ def clip_rows(rows: Tensor, clip: Clip | None) -> Tensor:
 
 
 def row_norms(rows: Tensor, clip: Clip | None) -> Tensor:
-    """Return the norm of each row before clipping, in the norm of ``clip`` (L2 without one): (k,) float64."""
+    """Return the norm of each row before clipping, in the norm of ``clip`` (L2 without one): (k,)
+    float64."""
     parts = [_with_norms(chunk, clip)[1] for chunk in rows.detach().split(_block_rows(rows))]
     if parts:
         return torch.cat(parts)
@@ -137,8 +148,9 @@ def not_finite(rows: Tensor) -> int:
 def sum_width(bound: float, rows: int) -> float:
     """Return g, the width of the grid on which sums of clipped rows are exact: a power of two.
 
-    A coordinate is at most ``bound`` <= 2**e, and a sum of ``rows`` <= 2**l of them at most 2**(e + l), so with
-    g = 2**(e + l - 53) it is a multiple of g up to 2**53 g. For a thousand rows g is about ``bound * 2**-43``.
+    A coordinate is at most ``bound`` <= 2**e, and a sum of ``rows`` <= 2**l of them at most 2**(e +
+    l), so with g = 2**(e + l - 53) it is a multiple of g up to 2**53 g. For a thousand rows g is
+    about ``bound * 2**-43``.
 
     Args:
         bound: on the absolute value of a coordinate; the clip's C, public.
@@ -150,15 +162,16 @@ def sum_width(bound: float, rows: int) -> float:
 
 
 def clipped_sum(rows: Tensor, clip: Clip | None, width: float | None = None) -> Tensor:
-    """Return the sum of clipped rows on their grid, exactly, without a float64 copy of the whole matrix.
+    """Return the sum of clipped rows on their grid, exactly, without a float64 copy of the whole
+    matrix.
 
     A row with a NaN or an infinity (or whose norm overflows float64) counts as zero.
 
     Args:
         rows: (k, D), any float dtype and device; k may be 0.
         clip: the bound, or None for no clipping.
-        width: g from :func:`sum_width`, the same for all parts of one sum; None for that of only these rows, by the
-            bound of the clip or, without one, by their largest norm.
+        width: g from :func:`sum_width`, the same for all parts of one sum; None for that of only
+            these rows, by the bound of the clip or, without one, by their largest norm.
 
     Returns:
         (D,) float64 on the CPU, whole multiples of g.
@@ -177,8 +190,8 @@ def clipped_sum(rows: Tensor, clip: Clip | None, width: float | None = None) -> 
 
 
 def whole_cells(rows: Tensor, limit: float, order: float, width: float) -> Tensor:
-    """Return the sum of clipped rows (k, D) in multiples of ``width``, each coordinate truncated toward zero: float64
-    (D,).
+    """Return the sum of clipped rows (k, D) in multiples of ``width``, each coordinate truncated
+    toward zero: float64 (D,).
 
     Args:
         rows: any float dtype; those that are not finite count as zero.
@@ -188,7 +201,9 @@ def whole_cells(rows: Tensor, limit: float, order: float, width: float) -> Tenso
     """
     block = _block_rows(rows)  # rows that are copied to float64 at once
     cells = torch.zeros([rows.shape[1]], dtype=torch.float64, device=rows.device)
-    buffer = torch.empty([min(block, rows.shape[0]), rows.shape[1]], dtype=torch.float64, device=rows.device)
+    buffer = torch.empty(
+        [min(block, rows.shape[0]), rows.shape[1]], dtype=torch.float64, device=rows.device
+    )
     for first in range(0, rows.shape[0], block):
         chunk = rows[first : first + block]
         wide = buffer[: chunk.shape[0]].copy_(chunk)
@@ -203,7 +218,8 @@ def whole_cells(rows: Tensor, limit: float, order: float, width: float) -> Tenso
 
 
 def whole_cells_by_row(rows: Tensor, limit: float, order: float, width: float) -> Tensor:
-    """:func:`whole_cells` of long rows on the CPU, one after another: what is made of a row stays in the cache."""
+    """:func:`whole_cells` of long rows on the CPU, one after another: what is made of a row stays
+    in the cache."""
     cells = torch.zeros([rows.shape[1]], dtype=torch.float64)
     for row in rows.unbind(0):
         add_clipped(cells, row, limit, order, width)
@@ -211,7 +227,8 @@ def whole_cells_by_row(rows: Tensor, limit: float, order: float, width: float) -
 
 
 def add_clipped(cells: Tensor, row: Tensor, limit: float, order: float, width: float) -> None:
-    """Add one clipped row to an exact sum, in multiples of ``width``, each coordinate truncated toward zero.
+    """Add one clipped row to an exact sum, in multiples of ``width``, each coordinate truncated
+    toward zero.
 
     Args:
         cells: float64 (D,), the sum, on the CPU.
@@ -221,7 +238,8 @@ def add_clipped(cells: Tensor, row: Tensor, limit: float, order: float, width: f
         width: of the grid.
     """
     wide = row.to(torch.float64, copy=True)
-    if order == 1.0 and wide.shape[0] >= 1 << 15:  # threads would share the sum, and its last bits show how many
+    # threads would share the sum, and its last bits show how many
+    if order == 1.0 and wide.shape[0] >= 1 << 15:
         parts = [torch.linalg.vector_norm(part, order) for part in wide.split(1 << 14)]
         norm = float(torch.stack(parts).sum())
     else:
@@ -240,18 +258,24 @@ def add_clipped(cells: Tensor, row: Tensor, limit: float, order: float, width: f
 class RowTotal:
     """The clipped sum of one release of one round, to which rows are added as clients make them.
 
-    It is the sum of :func:`clipped_sum` to the last bit: sums of rows on their grid are exact, in any order and any
-    parts. It is private, and :meth:`fedmtl.privacy.Rounds.release` takes it in place of the rows.
+    It is the sum of :func:`clipped_sum` to the last bit: sums of rows on their grid are exact, in
+    any order and any parts. It is private, and :meth:`fedmtl.privacy.Rounds.release` takes it in
+    place of the rows.
 
     Args:
         dimension: D, of a row.
         clip: of the rows.
         width: of the grid.
-        tap: is called with clients (k,) and the rows (k, D) that are added of them; None for no call.
+        tap: is called with clients (k,) and the rows (k, D) that are added of them; None for no
+            call.
     """
 
     def __init__(
-        self, dimension: int, clip: Clip, width: float, tap: Callable[[Tensor, Tensor], None] | None = None
+        self,
+        dimension: int,
+        clip: Clip,
+        width: float,
+        tap: Callable[[Tensor, Tensor], None] | None = None,
     ) -> None:
         self._width = width
         self._bounds = bounds_of(clip)
@@ -285,8 +309,11 @@ def largest_norm(rows: Tensor) -> float:
     return 0.0
 
 
-def contributions(rows: Tensor, clip: Clip | None, form: Form, width: float | None = None) -> Tensor:
-    """Return the clipped sum of rows, of their outer products or of the diagonals of these, as it is noised.
+def contributions(
+    rows: Tensor, clip: Clip | None, form: Form, width: float | None = None
+) -> Tensor:
+    """Return the clipped sum of rows, of their outer products or of the diagonals of these, as it
+    is noised.
 
     Args:
         rows: (..., k, d), any float dtype and device; rows that are not finite count as zero.
@@ -295,15 +322,16 @@ def contributions(rows: Tensor, clip: Clip | None, form: Form, width: float | No
         width: of that grid, see :func:`clipped_sum`.
 
     Returns:
-        float64 on the CPU: (..., d), or (..., d (d + 1) / 2) for ``"symmetric"``, in the isometric coordinates of
-        :func:`~fedmtl.privacy.noise.symmetric.svec`.
+        float64 on the CPU: (..., d), or (..., d (d + 1) / 2) for ``"symmetric"``, in the isometric
+        coordinates of :func:`~fedmtl.privacy.noise.symmetric.svec`.
     """
     if form == "vector":
         if rows.ndim == 2:
             return clipped_sum(rows, clip, width)
         return torch.stack([contributions(each, clip, form, width) for each in rows])
     wide = rows.detach().cpu().double()
-    if wide.ndim == 3 and len(wide) > 1 and wide.numel() > _MATRIX_ELEMENTS:  # a few matrices at a time, in the cache
+    # a few matrices at a time, in the cache
+    if wide.ndim == 3 and len(wide) > 1 and wide.numel() > _MATRIX_ELEMENTS:
         parts = wide.split(max(1, _MATRIX_ELEMENTS // wide[0].numel()))
         return torch.cat([contributions(part, clip, form) for part in parts])
     clipped = clip_rows(wide.reshape(-1, wide.shape[-1]), clip).reshape(wide.shape)
@@ -321,19 +349,22 @@ def clipped_segment_sums(
     onto: Tensor | None = None,
     width: Tensor | None = None,
 ) -> Tensor:
-    """Return sums of clipped rows by client: per-example clipping of many clients' examples at once.
+    """Return sums of clipped rows by client: per-example clipping of many clients' examples at
+    once.
 
-    A row with a NaN or an infinity (or whose norm overflows float64) counts as zero. The rows of a client are
-    added in the order in which they come, whatever stands between them; with ``width`` the sums are exact, as those of
-    clients' rows, and their order does not matter.
+    A row with a NaN or an infinity (or whose norm overflows float64) counts as zero. The rows of a
+    client are added in the order in which they come, whatever stands between them; with ``width``
+    the sums are exact, as those of clients' rows, and their order does not matter.
 
     Args:
         rows: (N, D), any float dtype and device; N may be 0.
         client: (N,) int64 on the same device, each in [0, count).
         count: k, number of clients.
         clip: the bound on one row, or None for no clipping.
-        onto: what this returned of earlier rows, which these are added to one by one; may be overwritten.
-        width: (k,) float64 of each client's grid, from :func:`sum_width` of its most rows; None sums in float64.
+        onto: what this returned of earlier rows, which these are added to one by one; may be
+            overwritten.
+        width: (k,) float64 of each client's grid, from :func:`sum_width` of its most rows; None
+            sums in float64.
 
     Returns:
         (k, D) float64 on the device of ``rows``, zero for clients without rows.
@@ -343,7 +374,8 @@ def clipped_segment_sums(
     """
     if rows.ndim != 2 or client.shape != rows.shape[:1] or client.dtype != torch.int64:
         raise ConfigError(
-            f"clipped_segment_sums takes rows (N, D) and client (N,) int64, not {tuple(rows.shape)} and "
+            "clipped_segment_sums takes rows (N, D) and client (N,) int64, not "
+            f"{tuple(rows.shape)} and "
             f"{tuple(client.shape)} {client.dtype}."
         )
     if onto is None:
@@ -389,7 +421,8 @@ def _block_rows(rows: Tensor) -> int:
 
 
 def _with_norms(rows: Tensor, clip: Clip | None) -> tuple[Tensor, Tensor]:
-    """Return rows in float64, those that are not finite as zeros, and their norms before that, (k,) float64."""
+    """Return rows in float64, those that are not finite as zeros, and their norms before that, (k,)
+    float64."""
     wide = rows.to(torch.float64)
     norms = torch.linalg.vector_norm(wide, ord=bounds_of(clip)[1], dim=1)
     finite = torch.isfinite(norms)

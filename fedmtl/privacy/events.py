@@ -1,8 +1,9 @@
 """The events of ``dp_accounting``: what a release does, for accountants.
 
-That package imports all its accountants and, for these, ``scipy.stats`` and ``scipy.signal``, half a second of which a
-run whose noise is accounted by :mod:`.accounting.pld` uses nothing. Its module of events is therefore loaded by itself,
-under its own name, so that an ``import dp_accounting`` before or after has the same classes.
+That package imports all its accountants and, for these, ``scipy.stats`` and ``scipy.signal``, half
+a second of which a run whose noise is accounted by :mod:`.accounting.pld` uses nothing. Its module
+of events is therefore loaded by itself, under its own name, so that an ``import dp_accounting``
+before or after has the same classes.
 """
 
 from __future__ import annotations

@@ -1,14 +1,16 @@
-"""Releases whose unit is one record: clipped, noised gradients of single records, by the client that has them.
+"""Releases whose unit is one record: clipped, noised gradients of single records, by the client
+that has them.
 
-Two ways lead to them. In rounds, clients train locally by DP-SGD: a participation is a number of local steps, each on a
-secret Poisson subset of the client's records, and neighbours differ by one record replaced by nothing ("zero_out").
-Clients that act one at a time release a mean gradient in each activation, and neighbours differ by one record replaced
-by another ("replace"). Either way the numbers of records n_i are public, the participation of clients is public and
-amplifies nothing, and every client has an account of its own with a hard cap on its uses, to which its noise is
+Two ways lead to them. In rounds, clients train locally by DP-SGD: a participation is a number of
+local steps, each on a secret Poisson subset of the client's records, and neighbours differ by one
+record replaced by nothing ("zero_out"). Clients that act one at a time release a mean gradient in
+each activation, and neighbours differ by one record replaced by another ("replace"). Either way the
+numbers of records n_i are public, the participation of clients is public and amplifies nothing, and
+every client has an account of its own with a hard cap on its uses, to which its noise is
 calibrated.
 
-The uses of a client may have positive public weights of mean 1: the k-th has the noise multiplier z / w_k, so a larger
-weight is more budget and less noise.
+The uses of a client may have positive public weights of mean 1: the k-th has the noise multiplier z
+/ w_k, so a larger weight is more budget and less noise.
 """
 
 from __future__ import annotations
@@ -35,12 +37,14 @@ RecordRelation = Literal["zero_out", "replace"]
 
 @dataclass(frozen=True)
 class PublishedClaim:
-    """A published accounting that does not hold: the report prints its figure beside an infinite epsilon.
+    """A published accounting that does not hold: the report prints its figure beside an infinite
+    epsilon.
 
     Attributes:
         claim: from a client's noise multiplier to the epsilon that is claimed of one activation.
         why_invalid: why it does not hold, in words.
-        norm: in which the records' gradients are clipped there; None: that which the law of the noise needs.
+        norm: in which the records' gradients are clipped there; None: that which the law of the
+            noise needs.
     """
 
     claim: Callable[[float], float]
@@ -50,26 +54,31 @@ class PublishedClaim:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class GradientPlan:
-    """What an algorithm, or local training, says about its releases of gradients before anything runs.
+    """What an algorithm, or local training, says about its releases of gradients before anything
+    runs.
 
     Args:
         ids: of the n clients.
         counts: (n,) whole numbers, n_i: the public numbers of records.
         dimension: D, length of a gradient.
-        caps: (n,) whole numbers, the most activations of each client; None in rounds, where the schedule sets the most
-            participations.
+        caps: (n,) whole numbers, the most activations of each client; None in rounds, where the
+            schedule sets the most participations.
         keys: int64 (n,), address of each client's random numbers; None: its position.
-        x: (n_i, D) rows of each client's records, of which gradients are multiples; None where they are of none.
-        rate: q in (0, 1], one for all or (n,): a record takes part in a release with that probability, by secret coins
-            of its own; sums are divided by q n_i.
-        at_cap: what an activation of a client at its cap is: ``"stop"``: the end of the run; ``"silent"``: one that
-            releases nothing and costs nothing.
-        allocation: (caps[i],) public positive weights of the first, second, ... activation of client i, of any mean.
-        published: an accounting that a paper claims and that does not hold. The caps and the calibration are the
-            same, and the epsilon is infinite.
-        steps: (n,) int64, noised sums of one use: the local steps of one participation, of all its trainings.
+        x: (n_i, D) rows of each client's records, of which gradients are multiples; None where they
+            are of none.
+        rate: q in (0, 1], one for all or (n,): a record takes part in a release with that
+            probability, by secret coins of its own; sums are divided by q n_i.
+        at_cap: what an activation of a client at its cap is: ``"stop"``: the end of the run;
+            ``"silent"``: one that releases nothing and costs nothing.
+        allocation: (caps[i],) public positive weights of the first, second, ... activation of
+            client i, of any mean.
+        published: an accounting that a paper claims and that does not hold. The caps and the
+            calibration are the same, and the epsilon is infinite.
+        steps: (n,) int64, noised sums of one use: the local steps of one participation, of all its
+            trainings.
         trainings: local trainings of one participation, each with the same number of local steps.
-        batch_size: expected records of one local step, B: q is B / n_i, and 1 of a client with fewer; None: ``rate``.
+        batch_size: expected records of one local step, B: q is B / n_i, and 1 of a client with
+            fewer; None: ``rate``.
         notes: what else no epsilon covers, for the report.
         given_noise: further arguments, by name, that depend on the settings of a run with noise.
 
@@ -97,21 +106,32 @@ class GradientPlan:
         n = len(self.ids)
         set_ = object.__setattr__
         x = self.x
-        positive_int(self, **given(dimension=self.dimension, trainings=self.trainings, batch_size=self.batch_size))
-        if x is not None and (len(x) != n or any(rows.ndim != 2 or rows.shape[1] != self.dimension for rows in x)):
+        positive_int(
+            self,
+            **given(dimension=self.dimension, trainings=self.trainings, batch_size=self.batch_size),
+        )
+        if x is not None and (
+            len(x) != n or any(rows.ndim != 2 or rows.shape[1] != self.dimension for rows in x)
+        ):
             raise ConfigError(f"x must have rows (n_i, {self.dimension}) of each of {n:,} clients.")
         set_(self, "counts", whole_numbers("counts", self.counts, n))
         if self.caps is not None:
             set_(self, "caps", whole_numbers("caps", self.caps, n))
         if self.addresses.shape != (n,) or self.addresses.unique().numel() != n:
-            raise ConfigError(f"keys must be {n:,} numbers, all different, one a client: they address the noise.")
+            raise ConfigError(
+                f"keys must be {n:,} numbers, all different, one a client: they address the noise."
+            )
         _ = self.rates  # refuses what is none
         if (self.local_steps % self.trainings != 0).any():
-            raise PrivacyError(f"{self.trainings} trainings cannot share the local steps of a participation equally.")
+            raise PrivacyError(
+                f"{self.trainings} trainings cannot share the local steps of a "
+                "participation equally."
+            )
 
     def with_canaries(self, canaries: int) -> GradientPlan:
-        """Return this plan with about ``canaries`` records more, equally many of every client that has the most common
-        number of records, or of uses where each has a cap of its own, so that these clients have one price."""
+        """Return this plan with about ``canaries`` records more, equally many of every client that
+        has the most common number of records, or of uses where each has a cap of its own, so that
+        these clients have one price."""
         if self.caps is None:
             sizes = self.counts
         else:
@@ -130,22 +150,28 @@ class GradientPlan:
             PrivacyError: named.
         """
         if clients is None and self.caps is None:
-            raise PrivacyError("Clients that act one at a time need GradientPlan(caps=...), the most uses of each.")
+            raise PrivacyError(
+                "Clients that act one at a time need GradientPlan(caps=...), the most uses of each."
+            )
         what = "clients that act one at a time"
         unused = ["batch_size", "steps"]
         if clients is not None:
             what = "rounds"
             unused = ["caps", "allocation", "published"]
             if clients != len(self.ids):
-                raise PrivacyError(f"The GradientPlan has {len(self.ids):,} clients, and the sampler {clients:,}.")
+                raise PrivacyError(
+                    f"The GradientPlan has {len(self.ids):,} clients, and the sampler {clients:,}."
+                )
         for name in unused:
             if getattr(self, name) is not None:
                 raise PrivacyError(
-                    f"GradientPlan({name}=...) is not for {what}, whose releases do not follow it; leave it out."
+                    f"GradientPlan({name}=...) is not for {what}, whose releases do not follow it; "
+                    "leave it out."
                 )
 
     def under(self, privacy: Sequence[RecordPrivacy]) -> GradientPlan:
-        """Return this plan with what depends on the settings of a run, those of all repetitions or of each."""
+        """Return this plan with what depends on the settings of a run, those of all repetitions or
+        of each."""
         noised = next((each for each in privacy if not each.noiseless), None)
         if noised is None or self.given_noise is None:
             return self
@@ -169,7 +195,10 @@ class GradientPlan:
         n = len(self.ids)
         fits = values.shape in ((), (n,)) and values.dtype.kind in "fiu"
         if not fits or not bool(((values > 0) & (values <= 1)).all()):
-            raise ConfigError(f"rate is {self.rate!r}; it must be in (0, 1], one for all or for each of {n:,} clients.")
+            raise ConfigError(
+                f"rate is {self.rate!r}; it must be in (0, 1], one for all or for "
+                f"each of {n:,} clients."
+            )
         return np.array(np.broadcast_to(values, (n,)), dtype=np.float64)
 
     @cached_property
@@ -189,14 +218,18 @@ class GradientPlan:
 
     @property
     def expected(self) -> np.ndarray:
-        """Return (n,) float64: q_i n_i, the public numbers by which sums over all records are divided."""
+        """Return (n,) float64: q_i n_i, the public numbers by which sums over all records are
+        divided."""
         return self.rates * self.counts
 
     @property
     def public_digest(self) -> str:
-        """Return a digest of public numbers that the noise depends on: a resumed run must have the same ones."""
+        """Return a digest of public numbers that the noise depends on: a resumed run must have the
+        same ones."""
         counts = np.ascontiguousarray(self.counts)
-        digest = hashlib.blake2b(f"{counts.dtype} {counts.shape} ".encode() + counts.tobytes(), digest_size=16)
+        digest = hashlib.blake2b(
+            f"{counts.dtype} {counts.shape} ".encode() + counts.tobytes(), digest_size=16
+        )
         return digest.hexdigest()
 
     def describe(self) -> str:
@@ -204,7 +237,10 @@ class GradientPlan:
         low = float(self.rates.min(initial=1.0))
         high = float(self.rates.max(initial=0.0))
         if self.batch_size is not None:
-            return f"Poisson over records, expected batch {self.batch_size} (q = {low:.4g} to {high:.4g} by client)"
+            return (
+                f"Poisson over records, expected batch {self.batch_size} (q = {low:.4g} to "
+                f"{high:.4g} by client)"
+            )
         if self.relation == "zero_out":
             return "all records of a client in every local step"
         if low == 1.0:
@@ -213,7 +249,9 @@ class GradientPlan:
             q = f"q = {low:.4g}"
         else:
             q = f"q = {low:.4g} to {high:.4g} by client"
-        return f"Poisson over the records of a client, {q}: drawn anew for every activation and secret"
+        return (
+            f"Poisson over the records of a client, {q}: drawn anew for every activation and secret"
+        )
 
 
 def whole_numbers(name: str, values: Any, clients: int) -> np.ndarray:
@@ -225,7 +263,8 @@ def whole_numbers(name: str, values: Any, clients: int) -> np.ndarray:
     entries = np.asarray(values)
     if entries.shape != (clients,) or entries.dtype.kind not in "iu" or bool((entries < 0).any()):
         raise ConfigError(
-            f"{name} has shape {entries.shape} and dtype {entries.dtype}; it must be a whole number of at least 0 for "
+            f"{name} has shape {entries.shape} and dtype {entries.dtype}; it must be a whole "
+            "number of at least 0 for "
             f"each of {clients:,} clients."
         )
     return entries.astype(np.int64)
@@ -249,19 +288,22 @@ def record_prices(
         plan: the releases.
         caps: (n,) int64, most uses of each client.
         delta: of every epsilon.
-        header: of the ledger that is resumed: its noise and caps are taken, and the ledger refuses it if the
-            rest differs.
+        header: of the ledger that is resumed: its noise and caps are taken, and the ledger refuses
+            it if the rest differs.
 
     Returns:
-        The prices of all clients, and int64 (n,) the most uses of each: fewer than ``caps`` where a fixed noise
-        multiplier and a budget are given.
+        The prices of all clients, and int64 (n,) the most uses of each: fewer than ``caps`` where a
+        fixed noise multiplier and a budget are given.
 
     Raises:
         ConfigError: a budget that cannot be met, or weights that do not fit.
     """
-    if len(privacy) > 1 and any(each.epsilon is not None and each.noise_multiplier is not None for each in privacy):
+    if len(privacy) > 1 and any(
+        each.epsilon is not None and each.noise_multiplier is not None for each in privacy
+    ):
         raise ConfigError(
-            "Repetitions with settings of their own have the caps of all; give epsilon or noise_multiplier."
+            "Repetitions with settings of their own have the caps of all; give epsilon or "
+            "noise_multiplier."
         )
 
     @cache
@@ -276,7 +318,9 @@ def record_prices(
             weights=weights,
         )
 
-    uses = map(price, plan.rates.tolist(), plan.local_steps.tolist(), _weights(plan.allocation, caps))
+    uses = map(
+        price, plan.rates.tolist(), plan.local_steps.tolist(), _weights(plan.allocation, caps)
+    )
     accounts = list(zip(uses, caps.tolist(), strict=True))
     asked = [
         [
@@ -291,18 +335,25 @@ def record_prices(
     return calibrated(asked, header or {}, ids=plan.ids, refuted=refuted)
 
 
-def _weights(allocation: Sequence[np.ndarray] | None, caps: np.ndarray) -> list[tuple[float, ...] | None]:
+def _weights(
+    allocation: Sequence[np.ndarray] | None, caps: np.ndarray
+) -> list[tuple[float, ...] | None]:
     """Return normalized weights by client; None where all are equal."""
     if allocation is None:
         return [None] * caps.size
     if len(allocation) != caps.size:
-        raise ConfigError(f"The allocation has weights for {len(allocation):,} clients, there are {caps.size:,}.")
+        raise ConfigError(
+            f"The allocation has weights for {len(allocation):,} clients, there are {caps.size:,}."
+        )
     by_client = list[tuple[float, ...] | None]()
     scaled = lru_cache(normalized)
     for client, (values, cap) in enumerate(zip(allocation, caps.tolist(), strict=True)):
         array = np.asarray(values, dtype=np.float64)
         if array.shape != (cap,):
-            raise ConfigError(f"The allocation of client {client} has shape {array.shape}; it may act {cap} times.")
+            raise ConfigError(
+                f"The allocation of client {client} has shape {array.shape}; it may "
+                f"act {cap} times."
+            )
         equal = cap == 0 or bool((array == array[0]).all() and 0 < array[0] < math.inf)
         by_client.append(None if equal else scaled(tuple(array.tolist())))
     return by_client

@@ -1,27 +1,30 @@
 """The ledger: what has been charged, written before the noise it pays for is drawn.
 
-Format: JSON lines, append-only, each with the hash of the line before (:mod:`.chain`). The lines are
+Format: JSON lines, append-only, each with the hash of the line before (:mod:`.chain`). The lines
+are
 
-- the header: settings, releases, noise, fingerprint, and a random number of the run, so that no two runs have the same
-  hashes;
-- ``open``: a process begins, with its session number. A resumed run writes it before its first charge, so that one that
-  charges nothing leaves the file as it is;
+- the header: settings, releases, noise, fingerprint, and a random number of the run, so that no two
+  runs have the same hashes;
+- ``open``: a process begins, with its session number. A resumed run writes it before its first
+  charge, so that one that charges nothing leaves the file as it is;
 - ``charge``: consecutive steps, with the cohort of each where participations are charged;
 - ``remaining``: the run stopped early and is charged as if it had continued;
 - ``close``: a clean end.
 
-A charge is a line that stays. The steps of a session follow one another, so what a session has charged is one interval,
-and it begins at most at the end of what was charged before. The releases of an account share every step, so lines hold
-only steps. In seeded mode a replayed step is the same release and is charged once; the fingerprint guarantees that it
-is the same. In secure mode every session draws fresh noise, so a replayed step is a new charge. A torn last line was
-never flushed, so its noise was never drawn: it is dropped.
+A charge is a line that stays. The steps of a session follow one another, so what a session has
+charged is one interval, and it begins at most at the end of what was charged before. The releases
+of an account share every step, so lines hold only steps. In seeded mode a replayed step is the same
+release and is charged once; the fingerprint guarantees that it is the same. In secure mode every
+session draws fresh noise, so a replayed step is a new charge. A torn last line was never flushed,
+so its noise was never drawn: it is dropped.
 
-In secure mode every line is on the disk before its noise is drawn. A seeded run is a simulation, whose noise can be
-drawn again: its lines are handed to the system, which keeps them if the process is killed, and are on the disk with
-every checkpoint.
+In secure mode every line is on the disk before its noise is drawn. A seeded run is a simulation,
+whose noise can be drawn again: its lines are handed to the system, which keeps them if the process
+is killed, and are on the disk with every checkpoint.
 
-In secure mode the file is locked, and its last line is compared with the head file and with the checkpoint. A second
-copy of the folder that is resumed as well releases twice under one charge, and no file can tell: the report says so.
+In secure mode the file is locked, and its last line is compared with the head file and with the
+checkpoint. A second copy of the folder that is resumed as well releases twice under one charge, and
+no file can tell: the report says so.
 """
 
 from __future__ import annotations
@@ -53,18 +56,19 @@ class Ledger:
         header: JSON object that describes the account; a resume must bring an equal one.
         fingerprint: identifies data, configuration and execution.
         replays_free: True in seeded mode: a step charged once is never charged again.
-        clients: population size where participations are charged; None where everybody is charged for each
-            step.
+        clients: population size where participations are charged; None where everybody is charged
+            for each step.
         resume: continue the ledger at ``path`` (or begin one, if there is none yet).
-        single: the file must not be used by two processes: file locks and the head file are needed, and every line is
-            on the disk when it is written; None: where replays are not free. Otherwise the lock is taken where the
-            system has one.
+        single: the file must not be used by two processes: file locks and the head file are needed,
+            and every line is on the disk when it is written; None: where replays are not free.
+            Otherwise the lock is taken where the system has one.
 
     Attributes:
         header: see above.
         head: number of lines and hash of the last one, also after :meth:`close`; None in memory.
         session: number of times that this ledger has been opened, this one included.
-        run: identity of the run: the hash of the header, which holds a random number; None in memory.
+        run: identity of the run: the hash of the header, which holds a random number; None in
+            memory.
         replays_free: see above.
         charged: charged steps: distinct ones in seeded mode, those of every session in secure mode.
         reached: the first step after all that were ever charged, in whatever session.
@@ -72,8 +76,8 @@ class Ledger:
 
     Raises:
         PrivacyError: ``single`` without file locks.
-        ResumeError: the file exists and ``resume`` is False, is in use, is damaged, was rolled back, or belongs to
-            another run.
+        ResumeError: the file exists and ``resume`` is False, is in use, is damaged, was rolled
+            back, or belongs to another run.
     """
 
     def __init__(
@@ -99,7 +103,8 @@ class Ledger:
             self._single = not replays_free
         else:
             self._single = single
-        self._cohorts: list[tuple[int, np.ndarray, np.ndarray]] = []  # first step, sizes of cohorts, their clients
+        # first step, sizes of cohorts, their clients
+        self._cohorts: list[tuple[int, np.ndarray, np.ndarray]] = []
         self._next: int | None = None  # the step after those of this session
         self._opened = False  # whether the line of this session is written
         self._files: tuple[IO[bytes], IO[bytes]] | None = None  # of the lines and of the head
@@ -139,8 +144,8 @@ class Ledger:
     # reading
 
     def uses(self, before: int | None = None) -> np.ndarray:
-        """Return (n,) int64 charged participations by client, in steps below ``before``, for an account that charges
-        participations."""
+        """Return (n,) int64 charged participations by client, in steps below ``before``, for an
+        account that charges participations."""
         chosen = [np.zeros(0, dtype=np.int64)]
         for first, sizes, clients in self._cohorts:
             some = None
@@ -152,21 +157,25 @@ class Ledger:
     # writing
 
     def charge(self, first: int, end: int, cohorts: Sequence[list[int]] | None = None) -> None:
-        """Charge steps ``[first, end)``; returns once the line is written, in secure mode to the disk. Steps that are
-        charged already are not charged again in seeded mode.
+        """Charge steps ``[first, end)``; returns once the line is written, in secure mode to the
+        disk. Steps that are charged already are not charged again in seeded mode.
 
         Args:
-            first, end: consecutive steps; in a file they follow those that this session has charged.
+            first, end: consecutive steps; in a file they follow those that this session has
+                charged.
             cohorts: for each step, the clients that take part, where participations are charged.
 
         Raises:
-            PrivacyError: in a file, a step that this session has charged already, or one after a step that was never
-                charged.
+            PrivacyError: in a file, a step that this session has charged already, or one after a
+                step that was never charged.
         """
         if self._closed:
             raise PrivacyError("The ledger is closed.")
         if not self._follows(first):
-            raise PrivacyError(f"Step {first} does not follow the steps that are charged; they are charged in order.")
+            raise PrivacyError(
+                f"Step {first} does not follow the steps that are charged; they are "
+                "charged in order."
+            )
         if self.replays_free:
             new = min(max(first, self.reached), end)
         else:
@@ -181,7 +190,8 @@ class Ledger:
         self._next = end
 
     def charge_remaining(self, uses: int) -> None:
-        """Raise the charge to ``uses`` steps for good (or to the caps, where participations are charged)."""
+        """Raise the charge to ``uses`` steps for good (or to the caps, where participations are
+        charged)."""
         self._open()
         self._append({"kind": "remaining", "uses": uses})
         self.remaining = uses
@@ -206,7 +216,10 @@ class Ledger:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -217,14 +230,16 @@ class Ledger:
             self._opened = True
 
     def _append(self, line: Mapping[str, Any]) -> None:
-        """Write a line with the hash of the one before: where the file is ``single`` to the disk, else to the system,
-        which keeps it if the process ends."""
+        """Write a line with the hash of the one before: where the file is ``single`` to the disk,
+        else to the system, which keeps it if the process ends."""
         if self._closed:
             raise PrivacyError("The ledger is closed.")
         if self._files is None or self.head is None:
             return
         file, beside = self._files
-        written = json.dumps({**line, PREVIOUS: self.head.digest}, separators=(",", ":")).encode() + b"\n"
+        written = (
+            json.dumps({**line, PREVIOUS: self.head.digest}, separators=(",", ":")).encode() + b"\n"
+        )
         file.write(written)
         file.flush()
         if self._single:
@@ -235,7 +250,8 @@ class Ledger:
     # the files
 
     def _open_files(self, path: Path, resume: bool) -> Chain:
-        """Open the file of the ledger, under an exclusive lock, and that of its head; return the lines so far."""
+        """Open the file of the ledger, under an exclusive lock, and that of its head; return the
+        lines so far."""
         path.parent.mkdir(parents=True, exist_ok=True)
         created, file = not path.exists(), open(path, "a+b")  # noqa: SIM115 - held until close
         try:
@@ -245,7 +261,10 @@ class Ledger:
             before = parse(raw, path, VERSION)
             self.head = before.head
             if before.lines and not resume:
-                raise ResumeError(f"{path} already holds the charges of a run; resume it, or choose another folder.")
+                raise ResumeError(
+                    f"{path} already holds the charges of a run; resume it, or "
+                    "choose another folder."
+                )
             if before.lines:
                 self._check_head(path, before)
             if before.size < len(raw):
@@ -270,18 +289,22 @@ class Ledger:
             existing = Head.parse(place.read_text(errors="replace"))
         if existing is None and self._single:
             raise ResumeError(
-                f"{place} is missing or unreadable; it says how long {path} was, so whether charges were taken back "
+                f"{place} is missing or unreadable; it says how long {path} was, so whether "
+                "charges were taken back "
                 f"cannot be told. Start a new run in another folder."
             )
         if existing is not None and not before.has(existing):
             raise ResumeError(
-                f"{path} has {len(before.lines):,} lines and does not have line {existing.lines:,} that {place.name} "
-                f"has recorded: the ledger was rolled back or replaced, and charges of releases that were made are "
+                f"{path} has {len(before.lines):,} lines and does not have line {existing.lines:,} "
+                f"that {place.name} "
+                "has recorded: the ledger was rolled back or replaced, and charges of releases "
+                "that were made are "
                 f"missing. Restore the ledger, or start a new run in another folder."
             )
 
     def _note_head(self, file: IO[bytes]) -> None:
-        """Overwrite the head in place: it may lag behind the lines after a crash of the system, and is never ahead."""
+        """Overwrite the head in place: it may lag behind the lines after a crash of the system, and
+        is never ahead."""
         assert self.head is not None
         file.seek(0)
         file.write(self.head.text().encode())
@@ -298,9 +321,16 @@ class Ledger:
         cohorts = line.get("cohorts")
         if cohorts is not None:
             sizes = np.array([len(cohort) for cohort in cohorts], dtype=np.int64)
-            clients = np.fromiter(chain.from_iterable(cohorts), dtype=np.int64, count=int(sizes.sum()))
-            if len(sizes) != end - first or (clients.size and not 0 <= clients.min() <= clients.max() < self._clients):
-                raise ValueError(f"cohorts of steps {first} to {end - 1} are not those of {self._clients} clients")
+            clients = np.fromiter(
+                chain.from_iterable(cohorts), dtype=np.int64, count=int(sizes.sum())
+            )
+            if len(sizes) != end - first or (
+                clients.size and not 0 <= clients.min() <= clients.max() < self._clients
+            ):
+                raise ValueError(
+                    f"cohorts of steps {first} to {end - 1} are not those of "
+                    f"{self._clients} clients"
+                )
             self._cohorts.append((first, sizes, clients))
         self.charged += end - first
         self.reached = max(self.reached, end)
@@ -310,7 +340,11 @@ class Ledger:
         """Returns True if step ``first`` follows the steps of this session, or without any the
         steps that were ever charged. No session follows one in memory, so its steps may begin
         anywhere."""
-        return self._files is None or first == self._next or (self._next is None and first <= self.reached)
+        return (
+            self._files is None
+            or first == self._next
+            or (self._next is None and first <= self.reached)
+        )
 
     def _apply(self, line: Mapping[str, Any], number: int) -> None:
         try:
@@ -319,29 +353,40 @@ class Ledger:
                 self._next = None
             elif line["kind"] == "charge":
                 if not (self._follows(line["first"]) and 0 <= line["first"] < line["end"]):
-                    raise ValueError(f"steps {line['first']} to {line['end'] - 1} do not follow those before")
+                    raise ValueError(
+                        f"steps {line['first']} to {line['end'] - 1} do not follow those before"
+                    )
                 self._charge(line)
             elif line["kind"] == "remaining":
                 self.remaining = int(line["uses"])
             elif line["kind"] != "close":
                 raise KeyError(line["kind"])
         except (KeyError, TypeError, ValueError) as error:
-            raise ResumeError(f"{self._path}, line {number}: not a line of a ledger ({error!r}).") from error
+            raise ResumeError(
+                f"{self._path}, line {number}: not a line of a ledger ({error!r})."
+            ) from error
 
     def _check_header(self, stored: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
         for key in {**stored, **expected}:
             if key in ("run", PREVIOUS):
                 continue
-            if stored.get(key) == expected.get(key) or (key == "fingerprint" and not self.replays_free):
+            if stored.get(key) == expected.get(key) or (
+                key == "fingerprint" and not self.replays_free
+            ):
                 continue
             if key == "fingerprint":
-                names = ", ".join(differing(stored.get(key, ""), expected[key])) or "data, settings or execution"
+                names = (
+                    ", ".join(differing(stored.get(key, ""), expected[key]))
+                    or "data, settings or execution"
+                )
                 raise ResumeError(
-                    f"{self._path} was written for other {names}. The same seed would give the same noise on other "
+                    f"{self._path} was written for other {names}. The same seed would give the "
+                    "same noise on other "
                     "data, and their difference would reveal it; start a new run in another folder."
                 )
             raise ResumeError(
-                f"{self._path} was written with {key} = {stored.get(key)!r}, but this run has {expected.get(key)!r}."
+                f"{self._path} was written with {key} = {stored.get(key)!r}, but this run has "
+                f"{expected.get(key)!r}."
             )
 
 
@@ -365,6 +410,8 @@ def _lock(file: IO[bytes], path: Path, *, needed: bool) -> None:
     except OSError as error:
         if needed:
             raise PrivacyError(
-                f"{path} cannot be locked ({error}), and a run with source='secure' needs file locks, so that no "
-                f"second process releases under the same charges. Use a folder on a local disk, or source='seeded'."
+                f"{path} cannot be locked ({error}), and a run with source='secure' needs file "
+                "locks, so that no "
+                "second process releases under the same charges. Use a folder on a local disk, or "
+                "source='seeded'."
             ) from error

@@ -35,7 +35,8 @@ from .settings import ClientPrivacy, Privacy, RecordPrivacy
 
 Plan = ReleasePlan | GradientPlan
 OF_RECORDS = {"relation": "zero_out", "amplified": False, "per_participation": True}
-"""What is assumed of the cohorts of rounds whose unit is one record, whatever draws them: they are public."""
+"""What is assumed of the cohorts of rounds whose unit is one record, whatever draws them: they are
+public."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +45,8 @@ class _Terms:
 
     Attributes:
         settings: the privacy of all replicates, or of each.
-        caps: int64 (n,), the most uses of each client, where clients have accounts of their own; else None.
+        caps: int64 (n,), the most uses of each client, where clients have accounts of their own;
+            else None.
         prices: what uses cost; None where nothing is noised.
         facts: what the header of the ledger has beside the settings and the prices.
         options: of :class:`Rounds` or :class:`Activations`.
@@ -61,7 +63,11 @@ class _Terms:
         """Return the header of the ledger; None where nothing is charged."""
         if self.prices is None:
             return None
-        about = {"privacy": asdict(self.settings[0]), "delta": self.prices.delta, "refuted": self.prices.refuted}
+        about = {
+            "privacy": asdict(self.settings[0]),
+            "delta": self.prices.delta,
+            "refuted": self.prices.refuted,
+        }
         return {**about, **self.facts, **self.prices.header(self.caps)}
 
 
@@ -83,43 +89,52 @@ def open_channel(
     order: Tensor | None = None,
     kind: type[Rounds | Activations] | None = None,
 ) -> Rounds | Activations:
-    """Calibrate the noise, open the ledger and return the channel of one run, or of R replicates of it:
-    :class:`~fedmtl.privacy.Rounds`, or :class:`~fedmtl.privacy.Activations` where clients act one at a time.
+    """Calibrate the noise, open the ledger and return the channel of one run, or of R replicates of
+    it: :class:`~fedmtl.privacy.Rounds`, or :class:`~fedmtl.privacy.Activations` where clients act
+    one at a time.
 
     Args:
-        privacy: settings, or None for neither clip nor noise. For replicates also a sequence of R settings that
-            differ only in epsilon or noise_multiplier, one for each.
-        plans: the algorithm's releases. Rows of clients are released in every step; a :class:`GradientPlan` is needed
-            by :class:`RecordPrivacy`, and wherever clients act one at a time. Empty for algorithms that release
-            nothing.
-        schedule: a sampler bound to the population, or one phrase on the public schedule of clients that act one at a
-            time.
+        privacy: settings, or None for neither clip nor noise. For replicates also a sequence of R
+            settings that differ only in epsilon or noise_multiplier, one for each.
+        plans: the algorithm's releases. Rows of clients are released in every step; a
+            :class:`GradientPlan` is needed by :class:`RecordPrivacy`, and wherever clients act one
+            at a time. Empty for algorithms that release nothing.
+        schedule: a sampler bound to the population, or one phrase on the public schedule of clients
+            that act one at a time.
         seed: of seeded noise and cohorts; unused by ``source="secure"``.
         steps: number of rounds that the noise is calibrated for; activations have caps by client.
-        source: of the noise and cohorts, in place of the one that ``privacy.source`` and ``seed`` give; of the same
-            kind. Not for replicates.
-        fingerprint: identifies data, configuration and execution; a seeded resume needs the same one.
-        ledger_path: JSON-lines file, or None to keep charges in memory. Nothing is written where nothing is
-            charged.
+        source: of the noise and cohorts, in place of the one that ``privacy.source`` and ``seed``
+            give; of the same kind. Not for replicates.
+        fingerprint: identifies data, configuration and execution; a seeded resume needs the same
+            one.
+        ledger_path: JSON-lines file, or None to keep charges in memory. Nothing is written where
+            nothing is charged.
         resume: continue the ledger at ``ledger_path``; its noise multiplier is used as it stands.
-        replay: ``record`` of another run; releases return its values (steps are still charged and checked).
+        replay: ``record`` of another run; releases return its values (steps are still charged and
+            checked).
         notes: what the data's own preparation leaves outside of every epsilon; for the report.
-        replicates: R replicates, each with its own noise, released at once: simulations in memory. In rounds,
-            everybody takes part in every step. An epsilon is that of one of them.
-        ranks: the processes that compute the run; the first one calibrates the noise and keeps the ledger.
-        order: int64 (n,), the clients in the order by which the sampler of rounds numbers them; None: their positions.
-        kind: class of the channel, a subclass of these two, such as one with canaries; None for these themselves.
+        replicates: R replicates, each with its own noise, released at once: simulations in memory.
+            In rounds, everybody takes part in every step. An epsilon is that of one of them.
+        ranks: the processes that compute the run; the first one calibrates the noise and keeps the
+            ledger.
+        order: int64 (n,), the clients in the order by which the sampler of rounds numbers them;
+            None: their positions.
+        kind: class of the channel, a subclass of these two, such as one with canaries; None for
+            these themselves.
 
     Raises:
         ConfigError: a budget that cannot be met, or replicates of a private, kept or sampled run.
         PrivacyError: a combination that no accountant supports.
-        ResumeError: the ledger belongs to another run, is in use or damaged, or exists without ``resume``.
+        ResumeError: the ledger belongs to another run, is in use or damaged, or exists without
+            ``resume``.
     """
     positive_int("open_channel", replicates=replicates)
     rows = tuple(plan for plan in plans if isinstance(plan, ReleasePlan))
     several = [plan for plan in plans if isinstance(plan, GradientPlan)]
     if len(several) > 1:
-        raise PrivacyError(f"There are {len(several)} GradientPlans; a run has one, of all its clients.")
+        raise PrivacyError(
+            f"There are {len(several)} GradientPlans; a run has one, of all its clients."
+        )
     settings = _settings(privacy, replicates)
     sources = _sources(settings, seed, replicates, source, ledger_path)
     sampler = None
@@ -164,7 +179,8 @@ def open_channel(
 
 @dataclass(frozen=True, kw_only=True)
 class _Opening:
-    """The arguments of :func:`open_channel` after their checks: one channel is opened from them at every rank.
+    """The arguments of :func:`open_channel` after their checks: one channel is opened from them at
+    every rank.
 
     Attributes:
         settings: the privacy of all replicates, or of each; empty without privacy.
@@ -195,8 +211,8 @@ class _Opening:
         """Calibrates the noise, opens the ledger and returns the channel.
 
         Args:
-            prior: header of the ledger that is resumed; its noise multipliers are used as they stand. Empty without
-                one.
+            prior: header of the ledger that is resumed; its noise multipliers are used as they
+                stand. Empty without one.
             path: file of the ledger; None keeps charges in memory.
         """
         terms = self._terms(prior)
@@ -219,21 +235,37 @@ class _Opening:
             ledger=ledger,
             replicates=len(self.sources),
         )
-        options = {**terms.options, **self.options, "notes": outside, "ledger_name": _ledger_name(ledger, path)}
+        options = {
+            **terms.options,
+            **self.options,
+            "notes": outside,
+            "ledger_name": _ledger_name(ledger, path),
+        }
         if self.sampler is None:
             make = self.kind or Activations
-            return make(terms.settings, account, self.sources, schedule=str(self.schedule), **options)
+            return make(
+                terms.settings, account, self.sources, schedule=str(self.schedule), **options
+            )
         make = self.kind or Rounds
         return make(terms.settings, account, self.sources, order=self.order, **options)
 
     def _terms(self, prior: Mapping[str, Any]) -> _Terms:
-        """Returns the terms of rows of clients if the unit is a client, otherwise those of records."""
+        """Returns the terms of rows of clients if the unit is a client, otherwise those of
+        records."""
         of_records = any(isinstance(each, RecordPrivacy) for each in self.settings)
         if self.sampler is None or of_records:
             return _terms_of_records(
-                self.settings, self.rows, self.gradients, self.sampler, self.steps, self.sources, prior
+                self.settings,
+                self.rows,
+                self.gradients,
+                self.sampler,
+                self.steps,
+                self.sources,
+                prior,
             )
-        return _terms_of_rows(self.settings, self.rows, self.sampler, self.steps, self.sources, prior)
+        return _terms_of_rows(
+            self.settings, self.rows, self.sampler, self.steps, self.sources, prior
+        )
 
     def _budget(self) -> float | None:
         """Returns the budget that ends a run early: that of one run whose unit is a client."""
@@ -241,9 +273,11 @@ class _Opening:
             return self.settings[0].epsilon
         return None
 
-    def _ledger(self, terms: _Terms, clients: int, outside: tuple[str, ...], path: Path | None) -> Ledger | None:
-        """Returns the open ledger; None if nothing is charged, and for replicates with accounts by client, which are
-        simulations."""
+    def _ledger(
+        self, terms: _Terms, clients: int, outside: tuple[str, ...], path: Path | None
+    ) -> Ledger | None:
+        """Returns the open ledger; None if nothing is charged, and for replicates with accounts by
+        client, which are simulations."""
         header = terms.header
         if header is None:
             return None
@@ -281,7 +315,9 @@ def _check_rounds(
     """Refuses releases, replicates and an order of clients that rounds cannot have."""
     _check_rows(rows, steps)
     if order is not None and not torch.equal(order.sort().values, torch.arange(sampler.n)):
-        raise ConfigError(f"order must have each of 0 to {sampler.n - 1} once, a number for each client.")
+        raise ConfigError(
+            f"order must have each of 0 to {sampler.n - 1} once, a number for each client."
+        )
     if replicates > 1:
         _check_replicates(settings, sampler)
 
@@ -294,17 +330,25 @@ def _header(path: Path | None, resume: bool) -> Mapping[str, Any]:
 
 
 def _sources(
-    settings: tuple[Privacy, ...], seed: int, replicates: int, source: NoiseSource | None, path: Path | None
+    settings: tuple[Privacy, ...],
+    seed: int,
+    replicates: int,
+    source: NoiseSource | None,
+    path: Path | None,
 ) -> tuple[NoiseSource, ...]:
     """Return the source of each replicate's noise and cohorts."""
     secure = any(each.source == "secure" for each in settings)
     if replicates > 1 and (secure or path is not None):
-        raise ConfigError(f"{replicates} replicates are a simulation: they need source='seeded' and no folder.")
+        raise ConfigError(
+            f"{replicates} replicates are a simulation: they need source='seeded' and no folder."
+        )
     if replicates > 1 and source is not None:
         raise ConfigError(f"{replicates} replicates have noise of their own; leave source out.")
     if source is not None:
         if source.name != ("secure" if secure else "seeded"):
-            raise PrivacyError(f"The source of the noise is {source.name}, but the settings ask for another one.")
+            raise PrivacyError(
+                f"The source of the noise is {source.name}, but the settings ask for another one."
+            )
         return (source,)
     if secure:
         return (SecureSource(),)
@@ -328,10 +372,12 @@ def _terms_of_rows(
     sources: tuple[NoiseSource, ...],
     prior: Mapping[str, Any],
 ) -> _Terms:
-    """Return the terms of R replicates whose protected unit is a client; without ``settings``, of no privacy."""
+    """Return the terms of R replicates whose protected unit is a client; without ``settings``, of
+    no privacy."""
     clients = tuple(each for each in settings if isinstance(each, ClientPrivacy))
     replicates = len(sources)
-    privacy = max(clients, key=lambda c: (not c.noiseless, c.epsilon or 0.0), default=None)  # loudest in reports
+    # the largest epsilon in reports
+    privacy = max(clients, key=lambda c: (not c.noiseless, c.epsilon or 0.0), default=None)
     if privacy is None or privacy.noiseless or not plans:
         refuse_rows(plans)
         releases = bind_releases(plans, sampler, privacy)
@@ -351,8 +397,10 @@ def _terms_of_rows(
     price = step_price(plans, sampler, privacy, delta=delta, most=most, bands=bands)
     if sampler.per_participation and price.weights is not None:
         raise PrivacyError(
-            "An allocation of the budget over the steps needs everybody to be charged for each step; "
-            f"{sampler.describe()} charges a client for the steps it took part in. Use FullParticipation()."
+            "An allocation of the budget over the steps needs everybody to be charged for each "
+            "step; "
+            f"{sampler.describe()} charges a client for the steps it took part in. Use "
+            "FullParticipation()."
         )
     sampler = sampler.capped(steps)
     uses = steps if sampler.cap is None else sampler.cap
@@ -365,10 +413,14 @@ def _terms_of_rows(
     for release in releases.values():
         if release.noise is not None:
             sensitivity, bound = release.independent
-            largest = replace(release.noise, multiplier=release.noise.multiplier / min(price.weights or (1.0,)))
+            largest = replace(
+                release.noise, multiplier=release.noise.multiplier / min(price.weights or (1.0,))
+            )
             check_drawable(largest, sources[0], release.size, sensitivity=sensitivity, bound=bound)
     rows = bind_rows(plans, releases, steps, delta, prior)
-    facts = _facts(sampler) | {"releases": [[plan.name, plan.form, plan.dimension] for plan in plans]}
+    facts = _facts(sampler) | {
+        "releases": [[plan.name, plan.form, plan.dimension] for plan in plans]
+    }
     without_data = [plan.name for plan in plans if plan.without_data]
     if without_data:
         facts["without_data"] = without_data
@@ -376,33 +428,45 @@ def _terms_of_rows(
         facts["bands"] = list(bands.coefficients)
     facts |= row_facts(plans, rows)
     options = {"sampler": sampler, "releases": releases, "rows": rows}
-    return _Terms(settings=(privacy,), caps=_caps(sampler), prices=prices, facts=facts, options=options)
+    return _Terms(
+        settings=(privacy,), caps=_caps(sampler), prices=prices, facts=facts, options=options
+    )
 
 
-def calibrated_release(privacy: ClientPrivacy, plan: ReleasePlan, sampler: BoundSampler, steps: int) -> Release:
-    """Return the release of a run in which it is the only one, with its noise; nothing is opened or charged."""
+def calibrated_release(
+    privacy: ClientPrivacy, plan: ReleasePlan, sampler: BoundSampler, steps: int
+) -> Release:
+    """Return the release of a run in which it is the only one, with its noise; nothing is opened or
+    charged."""
     terms = _terms_of_rows((privacy,), (plan,), sampler, steps, (SeededSource(0),), {})
     release: Release = terms.options["releases"][plan.name]
     return release
 
 
-def _bands(privacy: ClientPrivacy, plans: tuple[ReleasePlan, ...], sampler: BoundSampler, steps: int) -> Bands | None:
+def _bands(
+    privacy: ClientPrivacy, plans: tuple[ReleasePlan, ...], sampler: BoundSampler, steps: int
+) -> Bands | None:
     """Returns the correlation of the noise over rounds. :mod:`.noise.banded` states its demands
     on the schedule.
 
     Raises:
-        PrivacyError: participations that may follow each other more closely, or cohorts that are not public.
+        PrivacyError: participations that may follow each other more closely, or cohorts that are
+            not public.
     """
     if privacy.bands is None:
         return None
     if sampler.relation != "zero_out":
         raise PrivacyError(
-            f"ClientPrivacy.bands needs a public schedule in which a client stays away between its turns, so "
-            f"CyclicCohorts(...); not {sampler.describe()}, where it may take part in two rounds running. Leave bands "
+            "ClientPrivacy.bands needs a public schedule in which a client stays away between its "
+            "turns, so "
+            f"CyclicCohorts(...); not {sampler.describe()}, where it may take part in two rounds "
+            "running. Leave bands "
             f"out for independent noise."
         )
     if any(plan.rows is not None for plan in plans):
-        raise PrivacyError("ClientPrivacy.bands is for noise that the server adds; clients add independent noise.")
+        raise PrivacyError(
+            "ClientPrivacy.bands is for noise that the server adds; clients add independent noise."
+        )
     least = sampler.separation
     automatic = privacy.bands == "auto"
     count = min(least, steps) if automatic else int(privacy.bands)
@@ -410,7 +474,8 @@ def _bands(privacy: ClientPrivacy, plans: tuple[ReleasePlan, ...], sampler: Boun
         asked = "is" if automatic else f"is {count}, at most"
         remedy = "Take smaller cohorts" if least == 1 else "Take fewer bands"
         raise PrivacyError(
-            f"ClientPrivacy.bands {asked} the number of rounds between two turns of a client, which "
+            f"ClientPrivacy.bands {asked} the number of rounds between two turns of a client, "
+            "which "
             f"{sampler.describe()} makes {least}. {remedy}."
         )
     return Bands.square_root(count)
@@ -430,7 +495,8 @@ def _check_rows(plans: tuple[ReleasePlan, ...], steps: int) -> None:
     for plan in plans:
         if plan.allocation is not None and len(plan.allocation) != steps:
             raise PrivacyError(
-                f"Release {plan.name!r} has an allocation of {len(plan.allocation)} weights; the run has {steps} "
+                f"Release {plan.name!r} has an allocation of {len(plan.allocation)} weights; the "
+                f"run has {steps} "
                 f"steps, each with a weight."
             )
 
@@ -447,15 +513,23 @@ def _terms_of_records(
     sources: tuple[NoiseSource, ...],
     prior: Mapping[str, Any],
 ) -> _Terms:
-    """Return the terms of gradients of single records, in rounds of local training, or of clients that act one at a
-    time where there is no sampler."""
+    """Return the terms of gradients of single records, in rounds of local training, or of clients
+    that act one at a time where there is no sampler."""
     records = tuple(each for each in settings if isinstance(each, RecordPrivacy))
     if len(records) < len(settings):
-        raise PrivacyError("Clients that act one at a time protect single records: use RecordPrivacy.")
+        raise PrivacyError(
+            "Clients that act one at a time protect single records: use RecordPrivacy."
+        )
     if plan is None:
-        raise PrivacyError("RecordPrivacy needs a GradientPlan: whose records there are, and what is released of them.")
+        raise PrivacyError(
+            "RecordPrivacy needs a GradientPlan: whose records there are, and what "
+            "is released of them."
+        )
     if sampler is None and rows:
-        raise PrivacyError(f"Release {rows[0].name!r} is of rows; clients that act one at a time release gradients.")
+        raise PrivacyError(
+            f"Release {rows[0].name!r} is of rows; clients that act one at a time "
+            "release gradients."
+        )
     plan = plan.under(records)
     plan.check(clients=None if sampler is None else sampler.n)
     options: dict[str, Any] = {"gradients": plan}
@@ -485,7 +559,9 @@ def _terms_of_records(
         least = min(weight for price in prices.kinds for weight in price.weights or (1.0,))
         moved = privacy.initial_norm * (2.0 if plan.relation == "replace" else 1.0)
         loudest = LAWS[privacy.mechanism](max(prices.multipliers) / least)
-        check_drawable(loudest, sources[0], plan.dimension, sensitivity=moved, bound=privacy.initial_norm)
+        check_drawable(
+            loudest, sources[0], plan.dimension, sensitivity=moved, bound=privacy.initial_norm
+        )
     return replace(terms, caps=caps, prices=prices)
 
 
@@ -493,17 +569,20 @@ def _check_post_processing(plans: tuple[ReleasePlan, ...]) -> None:
     for plan in plans:
         if plan.allocation is not None or plan.rows is not None:
             raise PrivacyError(
-                f"RecordPrivacy: release {plan.name!r} has an allocation or noise on rows; it has no noise of its own."
+                f"RecordPrivacy: release {plan.name!r} has an allocation or noise on rows; it has "
+                "no noise of its own."
             )
         if not plan.from_training:
             raise PrivacyError(
-                f"RecordPrivacy: release {plan.name!r} is not made only of locally trained models, so the noise on "
+                f"RecordPrivacy: release {plan.name!r} is not made only of locally trained models, "
+                "so the noise on "
                 f"their gradients does not cover it. Use ClientPrivacy."
             )
 
 
 def most_participations(sampler: BoundSampler, steps: int) -> int:
-    """Return the hard cap on the participations of one client: the sampler's, or one above the average, rounded up."""
+    """Return the hard cap on the participations of one client: the sampler's, or one above the
+    average, rounded up."""
     if sampler.cap is not None:
         return sampler.cap
     return min(steps, math.ceil(steps * sampler.probability) + 1)
@@ -513,21 +592,34 @@ def most_participations(sampler: BoundSampler, steps: int) -> int:
 
 
 def _settings(privacy: Privacy | Sequence[Privacy] | None, replicates: int) -> tuple[Privacy, ...]:
-    """Return settings of all replicates, or of each, which differ only in their budgets; none without privacy."""
+    """Return settings of all replicates, or of each, which differ only in their budgets; none
+    without privacy."""
     if privacy is None:
         return ()
     if isinstance(privacy, (ClientPrivacy, RecordPrivacy)):
         return (privacy,)
     values = tuple(privacy)
     if len(values) != replicates:
-        raise ConfigError(f"{len(values)} privacy settings were given for {replicates} replicates; give one each.")
+        raise ConfigError(
+            f"{len(values)} privacy settings were given for {replicates} replicates; give one each."
+        )
     for each in values:
         if not isinstance(each, (ClientPrivacy, RecordPrivacy)):
-            raise ConfigError(f"The privacy of a replicate is {each!r}; give ClientPrivacy(...) or RecordPrivacy(...).")
+            raise ConfigError(
+                f"The privacy of a replicate is {each!r}; give ClientPrivacy(...) or "
+                "RecordPrivacy(...)."
+            )
         if type(each) is not type(values[0]):
-            raise ConfigError("Replicates have ClientPrivacy or RecordPrivacy, all of them the same.")
-        if replace(each, epsilon=1.0, noise_multiplier=None) != replace(values[0], epsilon=1.0, noise_multiplier=None):
-            raise ConfigError(f"Replicates differ only in epsilon or noise_multiplier, not as {values[0]} and {each}.")
+            raise ConfigError(
+                "Replicates have ClientPrivacy or RecordPrivacy, all of them the same."
+            )
+        if replace(each, epsilon=1.0, noise_multiplier=None) != replace(
+            values[0], epsilon=1.0, noise_multiplier=None
+        ):
+            raise ConfigError(
+                "Replicates differ only in epsilon or noise_multiplier, not as "
+                f"{values[0]} and {each}."
+            )
     return values
 
 
@@ -535,10 +627,15 @@ def _check_replicates(settings: tuple[Privacy, ...], sampler: BoundSampler) -> N
     """Raise ConfigError where replicates in rounds cannot be computed at once."""
     if not isinstance(sampler, BoundFull):
         raise ConfigError(
-            f"Replicates in rounds need FullParticipation(), where all have the same cohort; not {sampler.describe()}."
+            "Replicates in rounds need FullParticipation(), where all have the same cohort; not "
+            f"{sampler.describe()}."
         )
     for each in settings:
         if not isinstance(each, ClientPrivacy) or isinstance(each.clip_norm, QuantileClip):
-            raise ConfigError("Replicates in rounds need ClientPrivacy(...) with a number as clip_norm.")
+            raise ConfigError(
+                "Replicates in rounds need ClientPrivacy(...) with a number as clip_norm."
+            )
         if each.noise_multiplier is not None and each.epsilon is not None:
-            raise ConfigError("Replicates take epsilon or noise_multiplier, not both: none of them stops early.")
+            raise ConfigError(
+                "Replicates take epsilon or noise_multiplier, not both: none of them stops early."
+            )

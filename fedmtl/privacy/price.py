@@ -1,8 +1,10 @@
-"""Prices: what the uses of an account cost at a noise multiplier, and which multiplier a budget affords.
+"""Prices: what the uses of an account cost at a noise multiplier, and which multiplier a budget
+affords.
 
-A use is a round, or what a client does when it takes part: an activation, or all its local steps. Everything that is
-said about epsilon (calibration, the budget of a run, its report, its ledger, a search and the audit) is composed from a
-:class:`Price`, which is plain data and stands as JSON in the header of the ledger.
+A use is a round, or what a client does when it takes part: an activation, or all its local steps.
+Everything that is said about epsilon (calibration, the budget of a run, its report, its ledger, a
+search and the audit) is composed from a :class:`Price`, which is plain data and stands as JSON in
+the header of the ledger.
 """
 
 from __future__ import annotations
@@ -27,20 +29,22 @@ from .noise.laws import LAWS
 
 @dataclass(frozen=True, kw_only=True)
 class Price:
-    """What the uses of one account cost, as a function of the noise multiplier z (scale of the noise over the
-    sensitivity).
+    """What the uses of one account cost, as a function of the noise multiplier z (scale of the
+    noise over the sensitivity).
 
-    Several releases of one use share the coin of each client, so Gaussian ones are one Gaussian release of the
-    concatenated vector with multiplier ``sum(z ** -2) ** -0.5``, sampled once; composing them as independently sampled
-    would understate epsilon. Releases with other noise are composed where nothing is sampled, and refused elsewhere.
+    Several releases of one use share the coin of each client, so Gaussian ones are one Gaussian
+    release of the concatenated vector with multiplier ``sum(z ** -2) ** -0.5``, sampled once;
+    composing them as independently sampled would understate epsilon. Releases with other noise are
+    composed where nothing is sampled, and refused elsewhere.
 
     Args:
         mechanism: name of the law of the noise.
         sizes: noised coordinates of each release of one use.
         delta: of every epsilon, in [0, 1).
-        sampled: q, the probability that the protected unit takes part, by a secret coin for each sum; 1 without
-            sampling.
-        replaced: whether neighbours differ by a unit that is replaced by another one, where units are sampled.
+        sampled: q, the probability that the protected unit takes part, by a secret coin for each
+            sum; 1 without sampling.
+        replaced: whether neighbours differ by a unit that is replaced by another one, where units
+            are sampled.
         sums: noised sums of one use: the local steps of one participation.
         weights: of the uses, with mean 1: use t has the multiplier z / w_t. None: all are alike.
         most: the largest number of uses; None without a limit. With weights it is their number.
@@ -65,13 +69,15 @@ class Price:
             object.__setattr__(self, "most", len(self.weights))
         if len(self.sizes) > 1 and self.sampled < 1 and not LAWS[self.mechanism].joint:
             raise PrivacyError(
-                f"{len(self.sizes)} releases with mechanism={self.mechanism!r} under one sampled cohort are not "
-                f"supported: they share its coins. Use mechanism='gaussian', or a schedule without sampling."
+                f"{len(self.sizes)} releases with mechanism={self.mechanism!r} under one sampled "
+                "cohort are not "
+                "supported: they share its coins. Use mechanism='gaussian', or a schedule without "
+                "sampling."
             )
 
     def event(self, multiplier: float, use: int = 0) -> Any:
-        """Return the ``dp_accounting`` event of one noised sum in use number ``use``, from 0, whose cost is finite: of
-        all its releases. A multiplier of 0 is no noise."""
+        """Return the ``dp_accounting`` event of one noised sum in use number ``use``, from 0, whose
+        cost is finite: of all its releases. A multiplier of 0 is no noise."""
         if multiplier == 0:
             return dp_event.NonPrivateDpEvent()
         z = multiplier / (1.0 if self.weights is None else self.weights[use])
@@ -96,7 +102,8 @@ class Price:
         """Returns the part of the privacy loss that ``epsilon`` after ``uses`` uses leaves out.
         In secure mode Gaussian noise is drawn as whole numbers, see :mod:`.noise.discrete`.
         Other noise has none."""
-        numbers = 3 * sum(self.sizes) * uses * self.sums * self.bands  # at least, with a count and a score beside it
+        # at least, with a count and a score beside it
+        numbers = 3 * sum(self.sizes) * uses * self.sums * self.bands
         if LAWS[self.mechanism].joint:
             return slack(numbers, epsilon)
         return 0.0
@@ -111,7 +118,8 @@ class Price:
         return dp_event.SelfComposedDpEvent(event, count)
 
     def epsilon(self, uses: int, multiplier: float, *, coarsen: float = 1.0) -> float:
-        """Return an upper bound on epsilon after ``uses`` uses; infinite without noise, 0 of no use.
+        """Return an upper bound on epsilon after ``uses`` uses; infinite without noise, 0 of no
+        use.
 
         Args:
             uses: at least 0.
@@ -130,7 +138,8 @@ class Price:
         return value + self.slack(uses, value)
 
     def affordable(self, budget: float, multiplier: float, most: int | None = None) -> int:
-        """Return the largest number of uses, up to ``most``, whose epsilon is at most ``budget``."""
+        """Return the largest number of uses, up to ``most``, whose epsilon is at most
+        ``budget``."""
         limits = [limit for limit in (most, self.most) if limit is not None]
         if limits:
             top = min(limits)
@@ -144,12 +153,14 @@ class Price:
         high = min(high, top + 1)
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (middle, high) if self.epsilon(middle, multiplier) <= budget else (low, middle)
+            low, high = (
+                (middle, high) if self.epsilon(middle, multiplier) <= budget else (low, middle)
+            )
         return low
 
     def multiplier(self, budget: float, uses: int) -> float:
-        """Return the noise multiplier whose ``uses`` uses cost at most ``budget``, within 1e-5 relative of the smallest
-        one; cached.
+        """Return the noise multiplier whose ``uses`` uses cost at most ``budget``, within 1e-5
+        relative of the smallest one; cached.
 
         Raises:
             ConfigError: a budget that cannot be met, or that needs no noise.
@@ -159,8 +170,8 @@ class Price:
     def calibrated(
         self, budget: float | None, multiplier: float | None, uses: int, *, of: str = ""
     ) -> tuple[float, int]:
-        """Return the noise multiplier that settings ask for, and how many of ``uses`` planned uses the budget affords:
-        all of them unless both ``budget`` and ``multiplier`` are given.
+        """Return the noise multiplier that settings ask for, and how many of ``uses`` planned uses
+        the budget affords: all of them unless both ``budget`` and ``multiplier`` are given.
 
         Args:
             budget: epsilon; infinite for no noise (a multiplier of 0), None for no limit.
@@ -169,8 +180,8 @@ class Price:
             of: whose budget it is, for errors.
 
         Raises:
-            ConfigError: no noise meets the budget; or one use with ``multiplier`` exceeds it, unless neighbours
-                replace rows.
+            ConfigError: no noise meets the budget; or one use with ``multiplier`` exceeds it,
+                unless neighbours replace rows.
         """
         if budget == math.inf:
             return 0.0, uses
@@ -183,8 +194,10 @@ class Price:
             fitting = self.affordable(budget, multiplier, uses)
         if budget is not None and fitting < min(uses, 1) and not self.replaced:
             raise ConfigError(
-                f"noise_multiplier {multiplier:g} spends more than epsilon = {rounded_up(budget, 6)}{of} in one round "
-                f"at delta = {rounded_up(self.delta, 6)}. Raise noise_multiplier or epsilon, or leave the former out."
+                f"noise_multiplier {multiplier:g} spends more than epsilon = "
+                f"{rounded_up(budget, 6)}{of} in one round "
+                f"at delta = {rounded_up(self.delta, 6)}. Raise noise_multiplier or epsilon, or "
+                "leave the former out."
             )
         return float(multiplier), fitting
 
@@ -200,16 +213,22 @@ class Price:
         Raises:
             TypeError, KeyError: values that are no price.
         """
-        own: dict[str, Any] = {key: tuple(each) if isinstance(each, list) else each for key, each in values.items()}
+        own: dict[str, Any] = {
+            key: tuple(each) if isinstance(each, list) else each for key, each in values.items()
+        }
         return cls(**own)
 
     def _composed(self, uses: int, multiplier: float) -> tuple[Any, int]:
         """Return an event and how often it happens in ``uses`` uses."""
         if self.most is not None and uses > self.most:
-            raise PrivacyError(f"{uses} uses were charged, but the budget is allocated to {self.most}.")
+            raise PrivacyError(
+                f"{uses} uses were charged, but the budget is allocated to {self.most}."
+            )
         if self.weights is None:
             return self.event(multiplier), uses * self.sums
-        return dp_event.ComposedDpEvent([self.event(multiplier, use) for use in range(uses)]), self.sums
+        return dp_event.ComposedDpEvent(
+            [self.event(multiplier, use) for use in range(uses)]
+        ), self.sums
 
 
 @lru_cache(maxsize=1024)
@@ -217,20 +236,26 @@ def _multiplier(price: Price, budget: float, uses: int) -> float:
     def cost(multiplier: float, coarsen: float) -> float:
         return price.epsilon(uses, multiplier, coarsen=coarsen)
 
-    return smallest_multiplier(cost, target=budget, delta=price.delta, what=f"{uses * price.sums} steps")
+    return smallest_multiplier(
+        cost, target=budget, delta=price.delta, what=f"{uses * price.sums} steps"
+    )
 
 
 @dataclass(frozen=True, eq=False)
 class Prices:
-    """The prices of all accounts of a run: those of one kind have the same price and noise multiplier.
+    """The prices of all accounts of a run: those of one kind have the same price and noise
+    multiplier.
 
-    One account means that everybody is charged for every step, n accounts that every client has its own.
+    One account means that everybody is charged for every step, n accounts that every client has its
+    own.
 
     Attributes:
         kinds: distinct prices.
         multipliers: z of each kind, at a weight of 1; 0 is no noise.
-        kind: int64 (P, m), the kind of every account; P is 1, or R where repetitions have settings of their own.
-        refuted: why the published accounting, which the events are, does not hold; epsilon is then infinite.
+        kind: int64 (P, m), the kind of every account; P is 1, or R where repetitions have settings
+            of their own.
+        refuted: why the published accounting, which the events are, does not hold; epsilon is then
+            infinite.
     """
 
     kinds: tuple[Price, ...]
@@ -254,28 +279,36 @@ class Prices:
         return self.kinds[kind].event(self.multipliers[kind], use)
 
     def epsilons(self, uses: np.ndarray | int) -> np.ndarray:
-        """Return float64 (R, m), the epsilon of every account after ``uses``, (R, m), (m,) or one for all: that of the
-        events, also where these are refuted. R is P at least."""
+        """Return float64 (R, m), the epsilon of every account after ``uses``, (R, m), (m,) or one
+        for all: that of the events, also where these are refuted. R is P at least."""
         kind, charges = np.broadcast_arrays(self.kind, np.asarray(uses))
         base = int(charges.max(initial=0)) + 1
         asked, index = np.unique(kind * base + charges, return_inverse=True)
         pairs = [divmod(int(item), base) for item in asked]
-        each = np.array([self.kinds[k].epsilon(u, self.multipliers[k]) for k, u in pairs], dtype=np.float64)
+        each = np.array(
+            [self.kinds[k].epsilon(u, self.multipliers[k]) for k, u in pairs], dtype=np.float64
+        )
         return each[index.reshape(kind.shape)]
 
     def epsilon(self, uses: np.ndarray | int) -> float:
-        """Return the largest epsilon after ``uses``, as for :meth:`epsilons`; of one account the most uses count."""
+        """Return the largest epsilon after ``uses``, as for :meth:`epsilons`; of one account the
+        most uses count."""
         return float(self.epsilons(uses).max())
 
     def affordable(self, budget: float) -> int:
-        """Return the largest number of uses of the first account whose epsilon is at most ``budget``."""
+        """Return the largest number of uses of the first account whose epsilon is at most
+        ``budget``."""
         kind = self.kind[0, 0]
         return self.kinds[kind].affordable(budget, self.multipliers[kind])
 
     def header(self, caps: np.ndarray | None) -> dict[str, Any]:
-        """Return JSON for a ledger: the number of accounts; one entry for every kind of them, with the cap on its uses
-        of ``caps`` (m,), or None; and the kind of every account where there are several."""
-        most = [None if caps is None else int(caps[self.kind[0] == k].max(initial=0)) for k in range(len(self.kinds))]
+        """Return JSON for a ledger: the number of accounts; one entry for every kind of them, with
+        the cap on its uses of ``caps`` (m,), or None; and the kind of every account where there are
+        several."""
+        most = [
+            None if caps is None else int(caps[self.kind[0] == k].max(initial=0))
+            for k in range(len(self.kinds))
+        ]
         kinds = [
             {"price": price.to_dict(), "multiplier": z, "cap": cap}
             for price, z, cap in zip(self.kinds, self.multipliers, most, strict=True)
@@ -292,8 +325,8 @@ class Prices:
         return np.array(self.multipliers)[self.kind]
 
     def of_uses(self, accounts: np.ndarray, uses: np.ndarray) -> np.ndarray:
-        """Return the noise multipliers of the uses ``uses`` (from 0) of ``accounts``, both (R, S): (R, S) float64; 0 of
-        account -1."""
+        """Return the noise multipliers of the uses ``uses`` (from 0) of ``accounts``, both (R, S):
+        (R, S) float64; 0 of account -1."""
         rows: int | np.ndarray = 0
         if len(self.kind) > 1:
             rows = np.arange(len(accounts))[:, None]
@@ -307,7 +340,8 @@ class Prices:
 
     @cached_property
     def _weights(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the weights of all kinds one after another, and where each kind's begin: -1 where it has none."""
+        """Return the weights of all kinds one after another, and where each kind's begin: -1 where
+        it has none."""
         start = np.full(len(self.kinds), -1)
         weights = [1.0]
         for k, price in enumerate(self.kinds):
@@ -327,10 +361,11 @@ def calibrated(
     """Calibrate the noise of every kind of account.
 
     Args:
-        asked: of each of m accounts, in each repetition with settings of its own: the price, and the arguments of
-            :meth:`Price.calibrated`. Accounts of which the same is asked are of one kind.
-        header: of the ledger that is resumed: its noise and caps are taken, and the ledger refuses it if the rest
-            differs.
+        asked: of each of m accounts, in each repetition with settings of its own: the price, and
+            the arguments of :meth:`Price.calibrated`. Accounts of which the same is asked are of
+            one kind.
+        header: of the ledger that is resumed: its noise and caps are taken, and the ledger refuses
+            it if the rest differs.
         ids: of the accounts, for errors.
         refuted: see :class:`Prices`.
 
@@ -341,11 +376,19 @@ def calibrated(
         ConfigError: a budget that cannot be met.
     """
     kinds: dict[tuple[Price, float | None, float | None, int], int] = {}
-    kind = np.array([[kinds.setdefault(each, len(kinds)) for each in row] for row in asked], dtype=np.int64)
+    kind = np.array(
+        [[kinds.setdefault(each, len(kinds)) for each in row] for row in asked], dtype=np.int64
+    )
     noise = [(float(each["multiplier"]), each["cap"] or 0) for each in header.get("kinds", ())]
     if len(noise) != len(kinds):
-        names = [f" of client {ids[(kind == k).any(0).argmax()]!r}" if ids else "" for k in kinds.values()]
-        noise = [p.calibrated(budget, z, uses, of=of) for (p, budget, z, uses), of in zip(kinds, names, strict=True)]
+        names = [
+            f" of client {ids[(kind == k).any(0).argmax()]!r}" if ids else ""
+            for k in kinds.values()
+        ]
+        noise = [
+            p.calibrated(budget, z, uses, of=of)
+            for (p, budget, z, uses), of in zip(kinds, names, strict=True)
+        ]
     prices = Prices(tuple(price for price, *_ in kinds), tuple(z for z, _ in noise), kind, refuted)
     return prices, np.array([uses for _, uses in noise], dtype=np.int64)[kind[0]]
 

@@ -1,9 +1,9 @@
 """Adaptive clipping: the clip norm follows a quantile of the norms of updates, privately.
 
-Andrew, Thakkar, McMahan, Ramaswamy, "Differentially private learning with adaptive clipping", NeurIPS 2021,
-Algorithm 1. In every step a second release counts the clients whose update is at most C; it shares the cohort with
-the update, so both are one Gaussian release of joint multiplier z (Theorem 1 there), and the update's own
-multiplier grows a little to make room.
+Andrew, Thakkar, McMahan, Ramaswamy, "Differentially private learning with adaptive clipping",
+NeurIPS 2021, Algorithm 1. In every step a second release counts the clients whose update is at most
+C; it shares the cohort with the update, so both are one Gaussian release of joint multiplier z
+(Theorem 1 there), and the update's own multiplier grows a little to make room.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class QuantileClip(Checked):
         initial: the clip norm of the first step, above 0, in units of the updates.
         quantile: gamma, the fraction of clients not clipped that is aimed at, in (0, 1).
         lr: eta_C, the rate of the geometric update, above 0.
-        count_noise: sigma_b, standard deviation of the noise on the count, in clients; None for a twentieth of the
-            expected cohort, as in the paper.
+        count_noise: sigma_b, standard deviation of the noise on the count, in clients; None for a
+            twentieth of the expected cohort, as in the paper.
 
     Example:
         >>> from fedmtl import QuantileClip
@@ -69,11 +69,13 @@ class QuantileClip(Checked):
         return self.count_std(denominator) / count_sensitivity(relation)
 
     def updated_norm(self, norm: float, noisy_fraction: float) -> float:
-        """Return the next clip norm, C exp(-eta_C (b - gamma)): Algorithm 1, within the bounds of every clip.
+        """Return the next clip norm, C exp(-eta_C (b - gamma)): Algorithm 1, within the bounds of
+        every clip.
 
         Args:
             norm: C, above 0.
-            noisy_fraction: b, the released mean of ``b_k - 1/2``, plus 1/2; it may lie outside [0, 1].
+            noisy_fraction: b, the released mean of ``b_k - 1/2``, plus 1/2; it may lie outside [0,
+                1].
         """
         exponent = -self.lr * (noisy_fraction - self.quantile)
         return min(max(norm * math.exp(min(max(exponent, -500.0), 500.0)), LEAST), MOST)
@@ -82,29 +84,32 @@ class QuantileClip(Checked):
 def count_sensitivity(relation: Relation) -> float:
     """Return the most that the sum of ``b - 1/2`` over a cohort moves between neighbours.
 
-    A client whose row is in the sum adds 1/2 or -1/2, one whose row is not there adds 0, and the others add the same
-    for both neighbours. So the sum moves by
+    A client whose row is in the sum adds 1/2 or -1/2, one whose row is not there adds 0, and the
+    others add the same for both neighbours. So the sum moves by
 
     - 1/2 for add/remove: a row is there or not;
     - 1 for replace-one: from 1/2 to -1/2, by a row within the clip norm and one beyond it;
     - 1/2 for zero-out where a client without data sends no row: 1/2 or -1/2, and 0 for nothing;
-    - 1 for zero-out where a client without data sends a row as well: that row may be within the clip norm (as 0 is) and
-      the row of its data beyond it, which is replace-one. :attr:`Release.relation
-      <fedmtl.privacy.release.Release.relation>` says so.
+    - 1 for zero-out where a client without data sends a row as well: that row may be within the
+      clip norm (as 0 is) and the row of its data beyond it, which is replace-one.
+      :attr:`Release.relation <fedmtl.privacy.release.Release.relation>` says so.
 
     Each bound is attained by a cohort of one client.
 
     Args:
-        relation: how the rows of neighbours differ: ``"replace"`` for zero-out too if clients without data send rows.
+        relation: how the rows of neighbours differ: ``"replace"`` for zero-out too if clients
+            without data send rows.
     """
     return COUNT_BOUND * (2.0 if relation == "replace" else 1.0)
 
 
 def count_rows(norms: Tensor, norm: float) -> Tensor:
-    """Return ``b_k - 1/2`` with ``b_k = 1`` where the norm is at most C: what a client adds to the count.
+    """Return ``b_k - 1/2`` with ``b_k = 1`` where the norm is at most C: what a client adds to the
+    count.
 
     Args:
-        norms: (k,) float norms of updates before clipping; one that is not finite counts as above C.
+        norms: (k,) float norms of updates before clipping; one that is not finite counts as above
+            C.
         norm: C.
 
     Returns:
@@ -115,7 +120,8 @@ def count_rows(norms: Tensor, norm: float) -> Tensor:
 
 
 def split_multiplier(multiplier: float, count_multiplier: float) -> float:
-    """Return the update's multiplier when the count shares its step, z_delta = (z^-2 - z_b^-2)^-1/2 (Theorem 1).
+    """Return the update's multiplier when the count shares its step, z_delta = (z^-2 - z_b^-2)^-1/2
+    (Theorem 1).
 
     Args:
         multiplier: z of both releases, above 0.
@@ -127,8 +133,10 @@ def split_multiplier(multiplier: float, count_multiplier: float) -> float:
     positive("split_multiplier", multiplier=multiplier, count_multiplier=count_multiplier)
     if count_multiplier <= multiplier:
         raise PrivacyError(
-            f"Adaptive clipping: the count's noise multiplier {count_multiplier:.6g} must be above the total "
-            f"{multiplier:.6g}, or nothing is left for the update; use a larger count_noise or cohort, or less "
+            f"Adaptive clipping: the count's noise multiplier {count_multiplier:.6g} must be above "
+            "the total "
+            f"{multiplier:.6g}, or nothing is left for the update; use a larger count_noise or "
+            "cohort, or less "
             f"noise in total."
         )
     ratio = multiplier / count_multiplier

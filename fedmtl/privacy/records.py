@@ -1,9 +1,10 @@
 """Records: what clients release of their own records, noised sums of clipped gradients.
 
-Gradients of a client's records are multiples of its rows, of which the factors are enough, or any tensors. A sum is
-over all records of its client, or over a secret Poisson subset of them. The client and the number of its sums so far
-address the subset and the noise, whoever else takes part. That holds in rounds, where clients make the local steps of
-DP-SGD (:class:`LocalSteps`), and where they act one at a time (:class:`~fedmtl.privacy.Activations`).
+Gradients of a client's records are multiples of its rows, of which the factors are enough, or any
+tensors. A sum is over all records of its client, or over a secret Poisson subset of them. The
+client and the number of its sums so far address the subset and the noise, whoever else takes part.
+That holds in rounds, where clients make the local steps of DP-SGD (:class:`LocalSteps`), and where
+they act one at a time (:class:`~fedmtl.privacy.Activations`).
 """
 
 from __future__ import annotations
@@ -34,15 +35,16 @@ _LEAST_NORM = 1e-140
 _IN_FLOAT64 = 1 << 15  # records of which sums in float64 move by less than the margin of the clip
 Array = np.ndarray
 Gradients = Array | Tensor
-"""Of the n_i records of one client in k replicates: an array (k, n_i) of float64 has the factors s_j of the rows x_j
-that the plan has of the client, and a floating tensor (k, n_i, D) the gradients themselves."""
+"""Of the n_i records of one client in k replicates: an array (k, n_i) of float64 has the factors
+s_j of the rows x_j that the plan has of the client, and a floating tensor (k, n_i, D) the gradients
+themselves."""
 
 
 def usable_rows(x: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
     """Return rows (n_i, D), of which gradients are multiples, as float64, and their norms (n_i,).
 
-    A row that is not finite, or whose norm is below 1e-140 (its squares underflow), counts as zero: no limit on its
-    factor would bound its gradient.
+    A row that is not finite, or whose norm is below 1e-140 (its squares underflow), counts as zero:
+    no limit on its factor would bound its gradient.
     """
     wide = x.detach().double()
     norms = torch.linalg.vector_norm(wide, ord=1 if norm == "l1" else 2, dim=1)
@@ -94,7 +96,10 @@ class Records:
         self._keys = plan.addresses.numpy()
         self._limit = bound * (1 - MARGIN)
         self._prepared: dict[int, tuple[Array, Array, Array]] = {}
-        widths = [sum_width(bound, max(1, n)) if self.clip is not None else 1.0 for n in plan.counts.tolist()]
+        widths = [
+            sum_width(bound, max(1, n)) if self.clip is not None else 1.0
+            for n in plan.counts.tolist()
+        ]
         self._widths = torch.tensor(
             widths, dtype=torch.float64
         )  # of the grids on which sums over the records of each client are exact
@@ -107,14 +112,15 @@ class Records:
 
         Args:
             client: whose records.
-            factors: s, float64; one that is not a number counts as zero, and an infinite one as any that is clipped
-                (as zero where nothing is clipped).
+            factors: s, float64; one that is not a number counts as zero, and an infinite one as any
+                that is clipped (as zero where nothing is clipped).
             drawn: (k, n_i) bool, the records that take part, or None for all.
         """
         x, low, high = self._rows(client)
         total = self._bounded_sum(factors, x, low, high, drawn)
         first = total[:, 0]
-        if math.isfinite(first.dot(first)):  # rows are finite, so a factor that is not shows in every coordinate
+        # rows are finite, so a factor that is not shows in every coordinate
+        if math.isfinite(first.dot(first)):
             return total
         if self.clip is not None:
             wrong = np.isnan(factors)
@@ -123,20 +129,28 @@ class Records:
         return self._bounded_sum(np.where(wrong, 0.0, factors), x, low, high, drawn)
 
     def _rows(self, client: int) -> tuple[Array, Array, Array]:
-        """Return the rows of a client (n_i, D), and the least and largest factors (1, n_i) of each."""
+        """Return the rows of a client (n_i, D), and the least and largest factors (1, n_i) of
+        each."""
         if client not in self._prepared:
             if self.plan.x is None:
-                raise ConfigError("The channel was opened without rows; factors of rows need them, gradients do not.")
+                raise ConfigError(
+                    "The channel was opened without rows; factors of rows need them, "
+                    "gradients do not."
+                )
             x, norms = usable_rows(self.plan.x[client], self.norm)
             limits = torch.clamp(self._limit / norms, max=torch.finfo(torch.float64).max)
-            limits[limits < torch.finfo(torch.float64).tiny] = 0.0  # it would have few digits, and may be rounded up
+            # it would have few digits, and may be rounded up
+            limits[limits < torch.finfo(torch.float64).tiny] = 0.0
             self._prepared[client] = x.numpy(), -limits.numpy()[None], limits.numpy()[None]
         return self._prepared[client]
 
-    def _bounded_sum(self, factors: Array, x: Array, low: Array, high: Array, drawn: Array | None) -> Array:
-        """Return the sums (k, D) of rows (n_i, D) times clipped ``factors`` (k, n_i): up to 2**15 of them in float64,
-        for which the clip leaves room (see :func:`~fedmtl.privacy.noise.grid.grid_width`); more exactly, on the grid of
-        sums of so many."""
+    def _bounded_sum(
+        self, factors: Array, x: Array, low: Array, high: Array, drawn: Array | None
+    ) -> Array:
+        """Return the sums (k, D) of rows (n_i, D) times clipped ``factors`` (k, n_i): up to 2**15
+        of them in float64, for which the clip leaves room (see
+        :func:`~fedmtl.privacy.noise.grid.grid_width`); more exactly, on the grid of sums of so
+        many."""
         if self.clip is not None:
             factors = np.maximum(factors, low)  # |s_j| ||x_j|| <= C
             np.minimum(factors, high, out=factors)
@@ -156,10 +170,14 @@ class Records:
         return total * width
 
     def of_gradients(self, client: int, gradients: Tensor, drawn: Array | None = None) -> Array:
-        """Sums of ``gradients`` (k, n_i, D), clipped: (k, D) float64; one that is not finite counts as zero."""
+        """Sums of ``gradients`` (k, n_i, D), clipped: (k, D) float64; one that is not finite counts
+        as zero."""
         shape = (len(gradients), int(self.counts[client]), self.plan.dimension)
         if tuple(gradients.shape) != shape:
-            raise ConfigError(f"Gradients of client {client} are of shape {tuple(gradients.shape)}; needed: {shape}.")
+            raise ConfigError(
+                f"Gradients of client {client} are of shape "
+                f"{tuple(gradients.shape)}; needed: {shape}."
+            )
         place = torch.arange(shape[0]).repeat_interleave(shape[1])
         flat = gradients.reshape(-1, shape[2])
         if drawn is not None:
@@ -170,8 +188,8 @@ class Records:
         return sums.cpu().double().numpy()
 
     def of_chunks(self, chunks: Iterable[tuple[Tensor, Tensor]], clients: Tensor) -> Tensor:
-        """Sums of chunks of gradients by the place of their client among ``clients`` (A,): (A, D) on the device of the
-        gradients.
+        """Sums of chunks of gradients by the place of their client among ``clients`` (A,): (A, D)
+        on the device of the gradients.
 
         Raises:
             ConfigError: there is not even an empty chunk.
@@ -183,7 +201,10 @@ class Records:
         for rows, place in chunks:
             total = clipped_segment_sums(rows, place, len(clients), self.clip, total, width)
         if total is None:
-            raise ConfigError("No gradients were given to the release; a step without records gives an empty chunk.")
+            raise ConfigError(
+                "No gradients were given to the release; a step without records "
+                "gives an empty chunk."
+            )
         return total
 
     # Which records
@@ -204,7 +225,10 @@ class Records:
         key = client, numbers.tobytes(), replicates.tobytes()
         if key != self._latest[0]:
             coins = [self.coins[replicate] for replicate in replicates.tolist()]
-            self._latest = key, self._subsets(np.full((1, len(numbers)), client), numbers[None], coins)[0]
+            self._latest = (
+                key,
+                self._subsets(np.full((1, len(numbers)), client), numbers[None], coins)[0],
+            )
         return self._latest[1]
 
     def batch(self, clients: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
@@ -215,10 +239,12 @@ class Records:
             numbers: int64 (A,), of the sums.
 
         Returns:
-            Positions within each client's own records, int64 (A, B), padded with 0, and which of them are drawn, bool
-            (A, B); B is the largest subset, at least 1.
+            Positions within each client's own records, int64 (A, B), padded with 0, and which of
+            them are drawn, bool (A, B); B is the largest subset, at least 1.
         """
-        subsets = self._subsets(clients[:, None].numpy(), numbers[:, None].numpy(), self.coins)[:, 0]
+        subsets = self._subsets(clients[:, None].numpy(), numbers[:, None].numpy(), self.coins)[
+            :, 0
+        ]
         drawn = torch.from_numpy(subsets)
         widest = int(subsets.sum(1).max(initial=1))
         order = torch.argsort((~drawn).to(torch.uint8), dim=1, stable=True)[:, :widest]
@@ -226,8 +252,8 @@ class Records:
         return torch.where(mask, order, 0), mask
 
     def _subsets(self, clients: Array, numbers: Array, sources: Sequence[NoiseSource]) -> Array:
-        """Return which records take part in sums of ``clients``, int64 (S, R), by the coins of R sources: bool
-        (S, R, n), n the most records of one of them."""
+        """Return which records take part in sums of ``clients``, int64 (S, R), by the coins of R
+        sources: bool (S, R, n), n the most records of one of them."""
         counts = self.plan.counts[clients]
         rates = self.plan.rates[clients]
         keys = self._keys[clients]
@@ -235,14 +261,15 @@ class Records:
         if (rates == 1).all():
             return inside
         of = torch.from_numpy(numbers), torch.from_numpy(keys), inside.shape[-1]
-        inside &= 2.0 * client_tails(sources, "records", *of)[1] < rates[..., None]  # tails are uniform on (0, 1/2)
+        # tails are uniform on (0, 1/2)
+        inside &= 2.0 * client_tails(sources, "records", *of)[1] < rates[..., None]
         return inside
 
     # Noise
 
     def scales(self, clients: Array, numbers: Array) -> Array:
-        """Return the scale of the noise on sums ``numbers`` of ``clients``, (R, S) both: (R, S) float64; 0 without
-        noise and of client -1."""
+        """Return the scale of the noise on sums ``numbers`` of ``clients``, (R, S) both: (R, S)
+        float64; 0 without noise and of client -1."""
         if self.prices is None:
             return np.zeros(clients.shape)
         if self.plan.relation == "replace":
@@ -251,9 +278,11 @@ class Records:
             moved = self.bound
         return moved * self.prices.of_uses(clients, numbers)
 
-    def noise(self, clients: Tensor, numbers: Tensor, scales: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return the noise (S, R, D) on sums ``numbers`` of ``clients``, and the widths of its grids (S, R) in secure
-        mode; all arguments are (S, R)."""
+    def noise(
+        self, clients: Tensor, numbers: Tensor, scales: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the noise (S, R, D) on sums ``numbers`` of ``clients``, and the widths of its
+        grids (S, R) in secure mode; all arguments are (S, R)."""
         keys = self.plan.addresses[clients]
         size = self.plan.dimension
         of = self.law, self.sources, "noise/gradient", numbers, keys, size
@@ -263,8 +292,8 @@ class Records:
 class LocalSteps:
     """The local steps of one round, which every client makes in order.
 
-    The number of a step in its client's own participation addresses its noise and its subset of records, so that
-    neither depends on who else takes part.
+    The number of a step in its client's own participation addresses its noise and its subset of
+    records, so that neither depends on who else takes part.
 
     Args:
         channel: of the run.
@@ -283,12 +312,13 @@ class LocalSteps:
         self._charged[clients] = torch.from_numpy(self.plan.local_steps)[clients]
 
     def steps(self, clients: Tensor) -> Tensor:
-        """Return local steps of one training in this round: int64 (k,) clients -> int64 (k,); 0 for clients that do not
-        take part."""
+        """Return local steps of one training in this round: int64 (k,) clients -> int64 (k,); 0 for
+        clients that do not take part."""
         return self._charged[clients] // self.plan.trainings
 
     def numbers(self, clients: Tensor) -> Tensor:
-        """Return int64 (k,): the number of the next local step in the participation of each of ``clients``.
+        """Return int64 (k,): the number of the next local step in the participation of each of
+        ``clients``.
 
         Raises:
             PrivacyError: a client that is named twice, or has made all the steps that are charged.
@@ -296,19 +326,23 @@ class LocalSteps:
         made = self._made[clients]
         if torch.unique(clients).numel() != clients.numel():
             raise PrivacyError(
-                f"A local step of round {self._round}: a client is named twice, but each makes the step once. "
-                f"Train every model of a client in a call of its own, and set ReleasePlan(trainings=...)."
+                f"A local step of round {self._round}: a client is named twice, but each makes the "
+                "step once. "
+                "Train every model of a client in a call of its own, and set "
+                "ReleasePlan(trainings=...)."
             )
         if bool((made >= self._charged[clients]).any()):
             raise PrivacyError(
-                f"Round {self._round}: a local step is not charged. Its client is not in the round, or has made the "
+                f"Round {self._round}: a local step is not charged. Its client is not in the "
+                "round, or has made the "
                 f"steps of all local trainings that the algorithm declares: ReleasePlan(trainings="
                 f"{self.plan.trainings})."
             )
         return made
 
     def make(self, clients: Tensor) -> None:
-        """Note that ``clients``, int64 (A,), make their next local step: once there is noise, its address is used.
+        """Note that ``clients``, int64 (A,), make their next local step: once there is noise, its
+        address is used.
 
         Raises:
             PrivacyError: as for :meth:`numbers`.
@@ -321,12 +355,13 @@ class LocalSteps:
         return self._records.batch(clients, self._addresses(clients, self.numbers(clients)))
 
     def release(self, clients: Tensor, chunks: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
-        """Return ``(sum_j clip(g_j) + noise) / (q_i n_i)`` in the next local step of every client: a public value.
+        """Return ``(sum_j clip(g_j) + noise) / (q_i n_i)`` in the next local step of every client:
+        a public value.
 
         Args:
             clients: int64 (A,), each with a local step that is charged and not yet made.
-            chunks: pairs of gradients of single records (N, D), any float dtype and device, and the place of each
-                record's client among ``clients``, int64 (N,).
+            chunks: pairs of gradients of single records (N, D), any float dtype and device, and the
+                place of each record's client among ``clients``, int64 (N,).
 
         Returns:
             (A, D) float64 on the device of the gradients.
@@ -339,14 +374,19 @@ class LocalSteps:
         if channel.local is not self:
             raise PrivacyError(f"Round {round} is over; its local steps cannot be made any more.")
         steps = self.numbers(clients)
-        names = [f"{GRADIENT}/{self.plan.ids[k]}/{t}" for k, t in zip(clients.tolist(), steps.tolist(), strict=True)]
+        names = [
+            f"{GRADIENT}/{self.plan.ids[k]}/{t}"
+            for k, t in zip(clients.tolist(), steps.tolist(), strict=True)
+        ]
         forced = [value for name in names if (value := channel.replayed(round, name)) is not None]
         if forced and channel.tap is None:
             sums = None
         else:
             sums = self._records.of_chunks(chunks, clients)
         if channel.tap is not None and sums is not None:
-            for client, step, row in zip(clients.split(1), steps.tolist(), sums.split(1), strict=True):
+            for client, step, row in zip(
+                clients.split(1), steps.tolist(), sums.split(1), strict=True
+            ):
                 channel.tap(round, f"{GRADIENT}/{step}", client, row)
         self.make(clients)
         if forced or sums is None:
@@ -354,7 +394,9 @@ class LocalSteps:
         else:
             value = self._noised(sums, clients, steps)
         if channel.record is not None:
-            channel.record += [(round, name, row.clone()) for name, row in zip(names, value.cpu(), strict=True)]
+            channel.record += [
+                (round, name, row.clone()) for name, row in zip(names, value.cpu(), strict=True)
+            ]
         return value
 
     def _addresses(self, clients: Tensor, steps: Tensor) -> Tensor:
@@ -369,18 +411,24 @@ class LocalSteps:
         if channel.noised:
             addresses = self._addresses(clients, steps)
             scales = self._scale(clients)
-            noise, widths = self._records.noise(clients[:, None], addresses[:, None], scales[:, None])
+            noise, widths = self._records.noise(
+                clients[:, None], addresses[:, None], scales[:, None]
+            )
             width = None
             if widths is not None:
                 width = widths.to(total.device)
             total = noised(total, noise[:, 0].to(total.device), width)
         value = total / expected[:, None].to(total.device)
         if width is not None and len(clients):
-            channel.on_grid[GRADIENT] = GridValue(self._round, value[-1].cpu(), float(width[-1]), float(expected[-1]))
+            channel.on_grid[GRADIENT] = GridValue(
+                self._round, value[-1].cpu(), float(width[-1]), float(expected[-1])
+            )
         return value
 
     def _scale(self, clients: Tensor) -> Tensor:
         """Return the scale of the noise on the sums of ``clients``, float64 (A,)."""
         return torch.from_numpy(
-            self._records.scales(clients[None].numpy(), np.zeros((1, len(clients)), dtype=np.int64))[0]
+            self._records.scales(
+                clients[None].numpy(), np.zeros((1, len(clients)), dtype=np.int64)
+            )[0]
         )

@@ -1,7 +1,7 @@
 """What is released, typed: the unit, the relation, the clip, the noise and the sampling.
 
-Sensitivity is computed from these and never typed in, and the accounting event comes from the sampler that
-draws the cohort, so the noise, the sampling and the accountant cannot disagree.
+Sensitivity is computed from these and never typed in, and the accounting event comes from the
+sampler that draws the cohort, so the noise, the sampling and the accountant cannot disagree.
 """
 
 from __future__ import annotations
@@ -30,26 +30,30 @@ Form = Literal["vector", "symmetric", "diagonal"]
 
 @dataclass(frozen=True, kw_only=True)
 class ReleasePlan:
-    """What an algorithm says about one of its releases, before anything runs: each happens in every step.
+    """What an algorithm says about one of its releases, before anything runs: each happens in every
+    step.
 
     Args:
         name: key of the release, unique within an algorithm, such as ``"update"``.
         dimension: length d of the row that each client contributes.
-        form: what is released of the rows w_k: ``"vector"``, sum_k w_k, (d,); ``"symmetric"``, sum_k w_k w_k^T,
-            (d, d); ``"diagonal"``, the diagonal of the latter, (d,).
+        form: what is released of the rows w_k: ``"vector"``, sum_k w_k, (d,); ``"symmetric"``,
+            sum_k w_k w_k^T, (d, d); ``"diagonal"``, the diagonal of the latter, (d,).
         from_training: whether the rows depend on private data only through ``Cohort.train``; under
             :class:`RecordPrivacy` they are then post-processing of noised gradients.
-        trainings: calls of ``Cohort.train`` by one client in one step; under :class:`RecordPrivacy` each of
-            them is charged, and no more are made.
-        allocation: positive public weights of the steps, with mean 1: step t has the noise multiplier z / w_t, so a
-            larger weight is a larger part of the budget and less noise. None: all equal.
-        rows: noise that every client adds to its own row, against the server (see :mod:`.row_noise`), or None.
-        without_data: whether clients without training examples send a row too, as those of an algorithm that
-            ``accepts_empty_clients`` do. A client whose data are replaced by nothing then replaces its row by another.
+        trainings: calls of ``Cohort.train`` by one client in one step; under :class:`RecordPrivacy`
+            each of them is charged, and no more are made.
+        allocation: positive public weights of the steps, with mean 1: step t has the noise
+            multiplier z / w_t, so a larger weight is a larger part of the budget and less noise.
+            None: all equal.
+        rows: noise that every client adds to its own row, against the server (see
+            :mod:`.row_noise`), or None.
+        without_data: whether clients without training examples send a row too, as those of an
+            algorithm that ``accepts_empty_clients`` do. A client whose data are replaced by nothing
+            then replaces its row by another.
 
     Raises:
-        ConfigError: an empty name or one that ends in ``/count``, a dimension or number of trainings below 1, or
-            weights that are not positive and 1 on average.
+        ConfigError: an empty name or one that ends in ``/count``, a dimension or number of
+            trainings below 1, or weights that are not positive and 1 on average.
     """
 
     name: str
@@ -95,15 +99,21 @@ class ReleasePlan:
 def check_allocation(owner: str, weights: Sequence[float]) -> None:
     """Raise ConfigError unless the weights are positive and have mean 1."""
     if not all(0 < weight < math.inf for weight in weights):
-        raise ConfigError(f"{owner}: an allocation has positive finite weights; one is {min(weights):g}.")
+        raise ConfigError(
+            f"{owner}: an allocation has positive finite weights; one is {min(weights):g}."
+        )
     mean = math.fsum(weights) / max(1, len(weights))
     if abs(mean - 1.0) > 1e-9:
-        raise ConfigError(f"{owner}: the weights of an allocation have mean 1; these have {mean:.9g}. Divide by it.")
+        raise ConfigError(
+            f"{owner}: the weights of an allocation have mean 1; these have "
+            f"{mean:.9g}. Divide by it."
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Release(ReleasePlan):
-    """One release of a noised, clipped sum over a cohort of clients, the protected units, divided by a public constant.
+    """One release of a noised, clipped sum over a cohort of clients, the protected units, divided
+    by a public constant.
 
     Attributes:
         sampling: who takes part.
@@ -122,14 +132,18 @@ class Release(ReleasePlan):
             return
         if self.form == "vector" and self.noise.norm != self.clip.norm:
             raise PrivacyError(
-                f"Release {self.name!r}: {type(self.noise).__name__} needs a bound on the {self.noise.norm} "
+                f"Release {self.name!r}: {type(self.noise).__name__} needs a bound on the "
+                f"{self.noise.norm} "
                 f"norm, but the clip bounds the {self.clip.norm} norm."
             )
         if self.form != "vector" and self.clip.norm != "l2":
-            raise PrivacyError(f"Release {self.name!r}: a {self.form} release needs an L2 clip of the rows.")
+            raise PrivacyError(
+                f"Release {self.name!r}: a {self.form} release needs an L2 clip of the rows."
+            )
         if self.form == "symmetric" and self.noise.norm != "l2":
             raise PrivacyError(
-                f"Release {self.name!r}: {type(self.noise).__name__} on a symmetric matrix is not supported; use "
+                f"Release {self.name!r}: {type(self.noise).__name__} on a symmetric matrix is not "
+                "supported; use "
                 f"GaussianNoise or L2LaplaceNoise, or release the diagonal."
             )
 
@@ -169,11 +183,13 @@ class Release(ReleasePlan):
 
     @property
     def independent(self) -> tuple[float, float]:
-        """Return the sensitivity and the bound on one client at which the independent noise of a step is drawn; see
-        :mod:`.noise.banded` for noise that is correlated."""
+        """Return the sensitivity and the bound on one client at which the independent noise of a
+        step is drawn; see :mod:`.noise.banded` for noise that is correlated."""
         if self.bands is None:
             return self.sensitivity, self.contribution_bound
-        return self.sensitivity / self.bands.coefficients[0], self.contribution_bound / (2 * len(self.bands))
+        return self.sensitivity / self.bands.coefficients[0], self.contribution_bound / (
+            2 * len(self.bands)
+        )
 
     @property
     def denominator(self) -> float:
@@ -182,15 +198,16 @@ class Release(ReleasePlan):
 
     @property
     def noise_std(self) -> float:
-        """Return the root mean square of one noised coordinate of the released mean; 0 without noise. Of correlated
-        noise, what it approaches in the course of the rounds."""
+        """Return the root mean square of one noised coordinate of the released mean; 0 without
+        noise. Of correlated noise, what it approaches in the course of the rounds."""
         if self.noise is None:
             return 0.0
         gain = 1.0 if self.bands is None else self.bands.gain
         return gain * self.noise.std(self.sensitivity, self.size) / self.denominator
 
     def weighted(self, use: int) -> Release:
-        """Return this release in its use numbered ``use`` from 0: the noise multiplier is divided by the weight."""
+        """Return this release in its use numbered ``use`` from 0: the noise multiplier is divided
+        by the weight."""
         if self.noise is None:
             return self
         return self.with_multiplier(self.noise.multiplier / self.weight(use))
@@ -199,7 +216,9 @@ class Release(ReleasePlan):
         """Return this release with another noise multiplier, 0 for no noise."""
         if self.noise is None or self.noise.multiplier == multiplier:
             return self
-        return replace(self, noise=replace(self.noise, multiplier=multiplier) if multiplier else None)
+        return replace(
+            self, noise=replace(self.noise, multiplier=multiplier) if multiplier else None
+        )
 
     def clipped_at(self, bound: float) -> Release:
         """Return this release with another clip norm."""
@@ -227,21 +246,27 @@ def step_price(
 
     Raises:
         ConfigError: an allocation beside a clip norm that follows a quantile.
-        PrivacyError: releases with different allocations, or a combination no accountant supports, named.
+        PrivacyError: releases with different allocations, or a combination no accountant supports,
+            named.
     """
     allocation = plans[0].allocation
     for plan in plans:
         if plan.allocation != allocation:
             raise PrivacyError(
-                f"Releases {plans[0].name!r} and {plan.name!r} have different allocations; those of one step share its "
+                f"Releases {plans[0].name!r} and {plan.name!r} have different allocations; those "
+                "of one step share its "
                 f"budget, so ReleasePlan.allocation is the same for all."
             )
         if LAWS[privacy.mechanism].matrices and plan.form != "symmetric":
             raise PrivacyError(
-                f"Release {plan.name!r}: mechanism={privacy.mechanism!r} is noise on symmetric matrices only."
+                f"Release {plan.name!r}: mechanism={privacy.mechanism!r} is noise on symmetric "
+                "matrices only."
             )
     if allocation is not None and isinstance(privacy.clip_norm, QuantileClip):
-        raise ConfigError("An allocation of the budget needs a fixed clip norm; ClientPrivacy.clip_norm is a number.")
+        raise ConfigError(
+            "An allocation of the budget needs a fixed clip norm; "
+            "ClientPrivacy.clip_norm is a number."
+        )
     return Price(
         mechanism=privacy.mechanism,
         sizes=tuple(plan.size for plan in plans),
@@ -260,8 +285,8 @@ def bind_releases(
     multiplier: float = 0.0,
     bands: Bands | None = None,
 ) -> dict[str, Release]:
-    """Return the typed releases of an algorithm, by name: without ``privacy`` with neither clip nor noise; with a
-    :class:`QuantileClip`, with what the count leaves of the noise."""
+    """Return the typed releases of an algorithm, by name: without ``privacy`` with neither clip nor
+    noise; with a :class:`QuantileClip`, with what the count leaves of the noise."""
     options: dict[str, Any] = {}
     releases = {}
     for plan in plans:
@@ -270,8 +295,12 @@ def bind_releases(
             own = multiplier
             if multiplier and isinstance(privacy.clip_norm, QuantileClip):
                 relation = plan.relation_of_rows(sampler.relation)
-                own = split_multiplier(multiplier, privacy.clip_norm.count_multiplier(sampler.denominator, relation))
+                own = split_multiplier(
+                    multiplier, privacy.clip_norm.count_multiplier(sampler.denominator, relation)
+                )
             options = {"noise": law(own) if own else None, "bands": bands}
-            options["clip"] = Clip(privacy.initial_norm, law.norm if plan.form == "vector" else "l2")
+            options["clip"] = Clip(
+                privacy.initial_norm, law.norm if plan.form == "vector" else "l2"
+            )
         releases[plan.name] = Release(**vars(plan), sampling=sampler, **options)
     return releases

@@ -23,17 +23,21 @@ OUTSIDE = (
     "metrics on private data printed during the run (private/ folder)",
 )
 SECURE_OUTSIDE = (
-    "a second copy of this run's folder that is resumed as well: each of them releases under the charges of both",
+    "a second copy of this run's folder that is resumed as well: each of them releases under the "
+    "charges of both",
 )
 EXACT_OUTSIDE = ("how long the noise of a release took to draw, which depends on it",)
 ROUNDED_OUTSIDE = (
-    "the precision of the noise: it is computed in float64 and then rounded to the public grid, and what its law loses "
+    "the precision of the noise: it is computed in float64 and then rounded to the public grid, "
+    "and what its law loses "
     "by that is not accounted for",
 )
 _WIDTH = 110  # of a printed block
 EXACT = "sums and noise in whole numbers of a public power of two, exact in law"
 ON_GRID = "float64 on a public power-of-two grid"
-RECORDS_OUTSIDE = ("the number of records of each client and who takes part when, which are public",)
+RECORDS_OUTSIDE = (
+    "the number of records of each client and who takes part when, which are public",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,31 +46,36 @@ class PrivacyReport:
 
     Attributes:
         unit, relation, observer: what is protected, how neighbours differ, from whom.
-        epsilon, delta: spent so far; epsilon is infinite without noise and 0 when nothing was released. Where every
-            client has an account of its own, epsilon is the largest.
+        epsilon, delta: spent so far; epsilon is infinite without noise and 0 when nothing was
+            released. Where every client has an account of its own, epsilon is the largest.
         claimed: the figure of a published accounting that does not hold; None elsewhere.
         refuted: why it does not hold (epsilon is then infinite), or None.
         by_client: smallest, median and largest epsilon of the clients' own accounts, or None.
         budget: the epsilon that ends the run (the largest of the clients' own), or None.
-        clip_norm, noise_multiplier, noise_std: C; noise scale over sensitivity; standard deviation of
-            one coordinate of a released mean. A range of multipliers is written as its largest.
+        clip_norm, noise_multiplier, noise_std: C; noise scale over sensitivity; standard deviation
+            of one coordinate of a released mean. A range of multipliers is written as its largest.
         clipping: which norm is bounded, and how C adapts, in words.
         mechanism: the law of the noise.
         sampler: the cohort's law, in words.
-        records: the law of the records drawn by a client, in words; None where the unit is a client.
-        server: what clients' own noise on their rows guarantees against the server, in words, or None.
+        records: the law of the records drawn by a client, in words; None where the unit is a
+            client.
+        server: what clients' own noise on their rows guarantees against the server, in words, or
+            None.
         releases: number of releases charged; ``names`` of the vectors.
         accountant, source, numerics: how the figure and the noise were computed.
         ledger: where the charges are kept.
         run: identity of the run, the hash of its ledger's first line; None where no file is kept.
-        ledger_lines, ledger_head: number of lines of the ledger and hash of the last one, when the run ended.
+        ledger_lines, ledger_head: number of lines of the ledger and hash of the last one, when the
+            run ended.
         remaining_charged: whether the run stopped early and is charged for all its planned steps.
         interval: what an attack on canaries in this run has measured, see
             :func:`fedmtl.audit.Interval.certificate`; None where there were none.
-        search: of a private search, whose figures these are: its ``candidates``, ``mean`` and ``shape`` (``"inf"`` for
-            Poisson) of the law of the number of repetitions, the ``score`` that was compared, in words, and the
-            standard deviation of its noise, ``score_noise``; None elsewhere.
-        elsewhere: who keeps the accounts, where this is the report of a server that keeps none; None elsewhere.
+        search: of a private search, whose figures these are: its ``candidates``, ``mean`` and
+            ``shape`` (``"inf"`` for Poisson) of the law of the number of repetitions, the ``score``
+            that was compared, in words, and the standard deviation of its noise, ``score_noise``;
+            None elsewhere.
+        elsewhere: who keeps the accounts, where this is the report of a server that keeps none;
+            None elsewhere.
         outside: what the epsilon does not cover.
     """
 
@@ -103,24 +112,30 @@ class PrivacyReport:
     outside: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON-ready fields, the headline first; an infinite epsilon or budget is the string ``"inf"``."""
+        """Return JSON-ready fields, the headline first; an infinite epsilon or budget is the string
+        ``"inf"``."""
         values = {"headline": self.headline, **asdict(self)}
         for name in ("elsewhere", "interval", "search"):
             if values[name] is None:
                 del values[name]
-        values = {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
+        values = {
+            key: list(value) if isinstance(value, tuple) else value for key, value in values.items()
+        }
         return {key: "inf" if value == math.inf else value for key, value in values.items()}
 
     def with_ledger(self, ledger: Ledger | None) -> PrivacyReport:
-        """Return this report with the identity of the run and the end of its ledger, as it is now."""
+        """Return this report with the identity of the run and the end of its ledger, as it is
+        now."""
         if ledger is None or ledger.head is None:
             return self
-        return replace(self, run=ledger.run, ledger_lines=ledger.head.lines, ledger_head=ledger.head.digest)
+        return replace(
+            self, run=ledger.run, ledger_lines=ledger.head.lines, ledger_head=ledger.head.digest
+        )
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> PrivacyReport:
-        """Return the report that :meth:`to_dict` wrote, as a ``privacy.json`` has it; keys of further figures are left
-        out.
+        """Return the report that :meth:`to_dict` wrote, as a ``privacy.json`` has it; keys of
+        further figures are left out.
 
         Raises:
             ValueError, TypeError: values that are no report.
@@ -141,7 +156,8 @@ class PrivacyReport:
 
     @property
     def _standing(self) -> tuple[str, str, str]:
-        """Return the headline, whether what was released may be published, and who must be trusted, in words."""
+        """Return the headline, whether what was released may be published, and who must be trusted,
+        in words."""
         refused = "not private: epsilon = inf"
         kept = "not private, to be kept like private/"
         everybody = "everybody: no finite epsilon holds"
@@ -164,7 +180,11 @@ class PrivacyReport:
         elif self.server is not None:
             trusted = f"the server for this figure; against the server itself: {self.server}"
         if self.source == "seeded":
-            return SIMULATED, "a simulation, not private; to publish, run with privacy.source=secure", trusted
+            return (
+                SIMULATED,
+                "a simulation, not private; to publish, run with privacy.source=secure",
+                trusted,
+            )
         epsilon = f"epsilon = {rounded_up(self.epsilon)}"
         at = f"private: {epsilon} at delta = {rounded_up(self.delta or 0.0, 3)}"
         return at, f"may be published, at {epsilon}", trusted
@@ -186,8 +206,8 @@ class PrivacyReport:
         return self._standing[2]
 
     def rows(self) -> list[tuple[str, str]]:
-        """Return the lines of the printed block under its headline: what each is about, and its text. None without
-        privacy, but where nothing is released for what is said of that."""
+        """Return the lines of the printed block under its headline: what each is about, and its
+        text. None without privacy, but where nothing is released for what is said of that."""
         outside = ("outside", "; ".join(self.outside))
         if not self.private:
             if self.outside and not self.names:
@@ -196,7 +216,12 @@ class PrivacyReport:
         at = ""
         if self.delta is not None:
             at = f" at delta = {rounded_up(self.delta, 3)}"
-        rows = [("epsilon", f"{rounded_up(self.epsilon)}{at}" if self.elsewhere is None else self.elsewhere)]
+        rows = [
+            (
+                "epsilon",
+                f"{rounded_up(self.epsilon)}{at}" if self.elsewhere is None else self.elsewhere,
+            )
+        ]
         if self.search is not None:
             rows += searched_rows(self.search)
         if self.interval is not None:
@@ -207,7 +232,12 @@ class PrivacyReport:
         if self.claimed is not None:
             rows.append(("claimed", f"{rounded_up(self.claimed)}{at}, by the published accounting"))
         if self.remaining_charged:
-            rows.append(("stopped", "early, because of what was released: charged as all the planned rounds"))
+            rows.append(
+                (
+                    "stopped",
+                    "early, because of what was released: charged as all the planned rounds",
+                )
+            )
         if self.refuted is not None:
             rows.append(("refuted", self.refuted))
         noise = "none"
@@ -252,14 +282,18 @@ def searched_rows(search: Mapping[str, Any]) -> list[tuple[str, str]]:
         law = f"truncated negative binomial, shape {search['shape']:g}"
     secret = "number of repetitions: secret, and which of them won"
     return [
-        ("search", f"the best of a random number of runs; {law}, mean {search['mean']:g}; {secret}"),
+        (
+            "search",
+            f"the best of a random number of runs; {law}, mean {search['mean']:g}; {secret}",
+        ),
         ("candidates", f"{len(candidates)}, drawn uniformly: {'; '.join(candidates)}"),
         ("score", f"{search['score']}, noise of standard deviation {search['score_noise']:g}"),
     ]
 
 
 def measured_rows(interval: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the lines of a report on a certificate of :func:`fedmtl.audit.Interval.certificate`."""
+    """Return the lines of a report on a certificate of
+    :func:`fedmtl.audit.Interval.certificate`."""
     share = f"{100 * interval['confidence']:.4g}%"
     claimed = rounded_up(interval["claimed"])
     least = rounded_down(interval["measured"])
@@ -269,11 +303,15 @@ def measured_rows(interval: Mapping[str, Any]) -> list[tuple[str, str]]:
         for bound in one["bounds"]:
             kind = "independent" if bound["independent"] else "any"
             guesses = f"{bound['right']:,} of {bound['made']:,} guesses right"
-            bounds.append(f"at least {rounded_down(bound['epsilon'])} for {kind} canaries ({guesses})")
+            bounds.append(
+                f"at least {rounded_down(bound['epsilon'])} for {kind} canaries ({guesses})"
+            )
         rows.append((one["observer"], f"{', '.join(bounds)}; {one['attack']}"))
     if interval.get("dependence") is not None:
         rows.append(("independent", f"no bound for independent canaries: {interval['dependence']}"))
-    count = f"{interval['canaries']:,} canary {interval['unit']}s took part, as long as the clip allows"
+    count = (
+        f"{interval['canaries']:,} canary {interval['unit']}s took part, as long as the clip allows"
+    )
     return [*rows, ("canaries", f"{count}, each in or out by a coin")]
 
 
@@ -282,11 +320,12 @@ class SignalToNoise:
     """How loud the noise is, from public quantities only.
 
     Attributes:
-        noise_norm: expected L2 norm of the noise on a released mean, about std sqrt(D), the loudest release
-            of a step.
+        noise_norm: expected L2 norm of the noise on a released mean, about std sqrt(D), the loudest
+            release of a step.
         clip_norm: C, the most that the mean of a full cohort can amount to.
         what: the kind of release.
-        first: whether both are those of the first step, since the clip adapts, and the noise with it.
+        first: whether both are those of the first step, since the clip adapts, and the noise with
+            it.
     """
 
     noise_norm: float
@@ -305,7 +344,8 @@ class SignalToNoise:
         if self.ratio <= 10:
             return None
         return (
-            f"{self.text()}: little will be learned. Use a larger cohort, fewer rounds, a smaller model or "
+            f"{self.text()}: little will be learned. Use a larger cohort, fewer rounds, a smaller "
+            "model or "
             f"a larger epsilon."
         )
 

@@ -1,9 +1,9 @@
 """Rounds: releases of sums over the rows of a cohort.
 
-Order of a round: ``draw`` the cohort, ``begin`` (the charge is written), then ``release`` once for each declared name.
-All releases of a round are charged as one Gaussian release of the concatenated vector under one cohort. Under
-record-level privacy the local steps of DP-SGD are released through ``local``, and what clients send is post-processing,
-which ``release`` adds up as it is.
+Order of a round: ``draw`` the cohort, ``begin`` (the charge is written), then ``release`` once for
+each declared name. All releases of a round are charged as one Gaussian release of the concatenated
+vector under one cohort. Under record-level privacy the local steps of DP-SGD are released through
+``local``, and what clients send is post-processing, which ``release`` adds up as it is.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ from .samplers import BoundSampler
 from .settings import ClientPrivacy, Privacy
 
 Message = Tensor | RowTotal
-"""What the clients of a cohort send for one release: their rows, or the sum that they were added to."""
+"""What the clients of a cohort send for one release: their rows, or the sum that they were added
+to."""
 
 
 class Rounds(Channel):
@@ -48,7 +49,8 @@ class Rounds(Channel):
         releases: the typed releases, by name.
         local: the local steps of the round that has begun, where the unit is one record; else None.
         rows: noise that clients add to their own rows, by release.
-        rows_are_noised: set it where clients are processes of their own: their rows arrive with that noise.
+        rows_are_noised: set it where clients are processes of their own: their rows arrive with
+            that noise.
     """
 
     def __init__(
@@ -71,7 +73,9 @@ class Rounds(Channel):
         self.rows_are_noised = False
         self._multipliers = [0.0] * self.replicates  # of releases, 0 without noise
         if self.prices is not None:
-            self._multipliers = np.broadcast_to(self.prices.by_account[:, 0], self.replicates).tolist()
+            self._multipliers = np.broadcast_to(
+                self.prices.by_account[:, 0], self.replicates
+            ).tolist()
         self.local: LocalSteps | None = None
         self._adaptive = settings[0].clip_norm if settings else None
         self._norms: dict[str, float] = {}  # of the next round, where clip norms adapt
@@ -108,8 +112,8 @@ class Rounds(Channel):
     # A round
 
     def draw(self, step: int) -> Tensor:
-        """Return the cohort of round ``step``: int64 (k,), clients in the order of the sampler; the same cohort until
-        the round begins.
+        """Return the cohort of round ``step``: int64 (k,), clients in the order of the sampler; the
+        same cohort until the round begins.
 
         Raises:
             BudgetExhausted: a fixed cohort can no longer be filled under its cap.
@@ -125,7 +129,9 @@ class Rounds(Channel):
     def _sample(self, step: int) -> Tensor:
         uses = torch.from_numpy(self.account.participations[0])
         caps = self.account.caps
-        clients = self._order[self.sampler.draw(step, self.source.coins("cohort", step), uses[self._order])]
+        clients = self._order[
+            self.sampler.draw(step, self.source.coins("cohort", step), uses[self._order])
+        ]
         if self.records is None or caps is None:
             return clients
         return clients[(uses < torch.from_numpy(caps))[clients]]  # a client at its cap stays out
@@ -138,7 +144,8 @@ class Rounds(Channel):
             members: (k,) the cohort that :meth:`draw` returned, in any order and shape.
 
         Raises:
-            BudgetExhausted: it would exceed the budget, or a client its cap; nothing is charged, no data are read.
+            BudgetExhausted: it would exceed the budget, or a client its cap; nothing is charged, no
+                data are read.
             PrivacyError: it has begun already, or ``members`` are not the cohort drawn.
             ResumeError: charges of earlier steps are missing.
         """
@@ -155,10 +162,14 @@ class Rounds(Channel):
             self.local = LocalSteps(self, step, clients)
 
     def _charge(self, step: int, clients: Tensor) -> int:
-        """Charge the accounts of ``clients``; return the number of this use, from 0, where everybody is charged."""
-        if step not in self._drawn or not torch.equal(self._drawn[step].sort().values, clients.sort().values):
+        """Charge the accounts of ``clients``; return the number of this use, from 0, where
+        everybody is charged."""
+        if step not in self._drawn or not torch.equal(
+            self._drawn[step].sort().values, clients.sort().values
+        ):
             raise PrivacyError(
-                f"Step {step} does not begin with the cohort that was drawn for it; the accounting holds for "
+                f"Step {step} does not begin with the cohort that was drawn for it; the accounting "
+                "holds for "
                 f"that cohort only. Call draw(step) first."
             )
         self._step = self.local = None
@@ -171,27 +182,29 @@ class Rounds(Channel):
 
         Args:
             name: a declared release, once a round.
-            rows: (k, D) float rows of the cohort's clients, any float dtype and device; k may be 0; (R, k, D) of
-                R > 1 replicates; or the sum that they were added to, of :meth:`total`. A row with a NaN or infinity
-                counts as zero and the denominator stays; an empty cohort still releases noise.
-            clients: (k,) int64, positions of the clients that the rows are of, each in the cohort, and once over all
-                ranks.
+            rows: (k, D) float rows of the cohort's clients, any float dtype and device; k may be 0;
+                (R, k, D) of R > 1 replicates; or the sum that they were added to, of :meth:`total`.
+                A row with a NaN or infinity counts as zero and the denominator stays; an empty
+                cohort still releases noise.
+            clients: (k,) int64, positions of the clients that the rows are of, each in the cohort,
+                and once over all ranks.
 
         Returns:
-            ``(sum_k clip(rows_k) + noise) / m``: (D,) float64 on the CPU; (D, D) for a symmetric release; (R, D) or
-            (R, D, D) for R > 1 replicates.
+            ``(sum_k clip(rows_k) + noise) / m``: (D,) float64 on the CPU; (D, D) for a symmetric
+            release; (R, D) or (R, D, D) for R > 1 replicates.
 
         Raises:
-            PrivacyError: an undeclared name, a second release of the name in this round, no round that has begun, rows
-                of the wrong shape, or of clients that were not drawn; another sum than that of :meth:`total`, or one of
-                other clients' rows.
+            PrivacyError: an undeclared name, a second release of the name in this round, no round
+                that has begun, rows of the wrong shape, or of clients that were not drawn; another
+                sum than that of :meth:`total`, or one of other clients' rows.
         """
         step = self._checked_step(name, rows, clients)
         self._released.add(name)
         if self.tap is not None and isinstance(rows, Tensor):
             for each in self._each(rows):
                 self.tap(step, name, clients, each)
-        forced = self._replay is not None and self.records is None  # elsewhere it is post-processing
+        # elsewhere it is post-processing
+        forced = self._replay is not None and self.records is None
         value = None
         if forced:
             value = self.replayed(step, name)
@@ -206,15 +219,16 @@ class Rounds(Channel):
         return value
 
     def _value(self, name: str, rows: Message, clients: Tensor, step: int) -> Tensor:
-        """Return the noised sum of the rows over the public denominator, as :meth:`release` does."""
+        """Return the noised sum of the rows over the public denominator, as :meth:`release`
+        does."""
         total = self._sum(name, rows, clients)
         return self.ranks.share(lambda: self._noised_sum(name, total, step))
 
     def total(self, name: str) -> RowTotal | None:
-        """Return a new sum for the round that has begun, to which rows are added as they are made. :meth:`release`
-        takes only the last one, so that rows of an attempt that failed are in no release. Returns None if the release
-        needs the single rows: short ones, those of replicates, matrices, and with an adaptive clip or noise that
-        clients add.
+        """Return a new sum for the round that has begun, to which rows are added as they are made.
+        :meth:`release` takes only the last one, so that rows of an attempt that failed are in no
+        release. Returns None if the release needs the single rows: short ones, those of replicates,
+        matrices, and with an adaptive clip or noise that clients add.
 
         Args:
             name: a declared release.
@@ -225,21 +239,30 @@ class Rounds(Channel):
         release = self._declared(name)
         clip = release.clip
         short = not are_long(release.dimension)
-        if clip is None or self._step is None or self.replicates > 1 or release.form != "vector" or short:
+        if (
+            clip is None
+            or self._step is None
+            or self.replicates > 1
+            or release.form != "vector"
+            or short
+        ):
             return None
         if name in self.rows or isinstance(self._adaptive, QuantileClip):
             return None
         tap = None
         if self.tap is not None:
             tap = partial(self.tap, self._step, name)
-        self._totals[name] = RowTotal(release.dimension, clip, sum_width(clip.bound, self.sampler.n), tap)
+        self._totals[name] = RowTotal(
+            release.dimension, clip, sum_width(clip.bound, self.sampler.n), tap
+        )
         return self._totals[name]
 
     def _sum(self, name: str, rows: Message, clients: Tensor) -> Tensor:
-        """Return the clipped sum of the rows of a cohort, complete on the first rank only; ignore it on others.
+        """Return the clipped sum of the rows of a cohort, complete on the first rank only; ignore
+        it on others.
 
-        That of vectors is exact, so the ranks add up their own. Matrices are summed at the first rank, from all rows
-        in the order of the clients.
+        That of vectors is exact, so the ranks add up their own. Matrices are summed at the first
+        rank, from all rows in the order of the clients.
         """
         if isinstance(rows, RowTotal):
             return self.ranks.sum(rows.sum())
@@ -263,13 +286,17 @@ class Rounds(Channel):
         """Return the rows as the server gets them, with noise of their own."""
         if self.rows_are_noised:
             return rows
-        each = [noise.added(item, clients, step, of) for item, of in zip(self._each(rows), self.sources, strict=True)]
+        each = [
+            noise.added(item, clients, step, of)
+            for item, of in zip(self._each(rows), self.sources, strict=True)
+        ]
         if self.replicates == 1:
             return each[0]
         return torch.stack(each)
 
     def clip(self, name: str, rows: Tensor) -> Tensor:
-        """Return each row as :meth:`release` counts it, for clients that keep what they sent; the result is private.
+        """Return each row as :meth:`release` counts it, for clients that keep what they sent; the
+        result is private.
 
         Args:
             name: a declared release.
@@ -279,12 +306,15 @@ class Rounds(Channel):
             The shape, dtype and device of ``rows``.
         """
         self._checked_rows(name, rows)
-        return clip_rows(rows.reshape(-1, rows.shape[-1]), self.releases[name].clip).reshape(rows.shape)
+        return clip_rows(rows.reshape(-1, rows.shape[-1]), self.releases[name].clip).reshape(
+            rows.shape
+        )
 
     def sent(self, name: str, row: Message, client: int, step: int) -> Tensor:
-        """Return one client's row as it leaves a process of its own, float64 on the CPU: with its own noise where the
-        server is to see none without; else as its release adds it up, so that to clip it again changes nothing. Where
-        the clip norm adapts it is clipped at twice the norm: the server counts who is above it.
+        """Return one client's row as it leaves a process of its own, float64 on the CPU: with its
+        own noise where the server is to see none without; else as its release adds it up, so that
+        to clip it again changes nothing. Where the clip norm adapts it is clipped at twice the
+        norm: the server counts who is above it.
 
         Args:
             name: a declared release.
@@ -306,42 +336,55 @@ class Rounds(Channel):
     def noise_std(self, name: str) -> Tensor:
         if self._step is None:
             raise PrivacyError(f"Release {name!r}: no step has begun, so its noise is not known.")
-        return torch.tensor([release.noise_std for release in self._current(name)], dtype=torch.float64)
+        return torch.tensor(
+            [release.noise_std for release in self._current(name)], dtype=torch.float64
+        )
 
     def _current(self, name: str) -> list[Release]:
-        """Return the release in the round that has begun, by repetition, with the noise of this use."""
+        """Return the release in the round that has begun, by repetition, with the noise of this
+        use."""
         release = self.releases[name]
         if release.noise is None or self.replicates == 1:
             return [release.weighted(self._use)] * self.replicates
         return [release.with_multiplier(z).weighted(self._use) for z in self._multipliers]
 
     def _noised_sum(self, name: str, total: Tensor, step: int) -> Tensor:
-        """Return noised coordinates over the public denominator, in the form that is released: those of R
-        repetitions."""
-        for release, source, each in zip(self._current(name), self.sources, self._each(total), strict=True):
+        """Return noised coordinates over the public denominator, in the form that is released:
+        those of R repetitions."""
+        for release, source, each in zip(
+            self._current(name), self.sources, self._each(total), strict=True
+        ):
             if release.noise is not None:
                 noise, width = self._noise(name, release, source, step)
                 each.copy_(noised(each, noise, width))
                 if width is not None:
-                    self.on_grid[name] = GridValue(step, each / self.denominator, width, self.denominator)
+                    self.on_grid[name] = GridValue(
+                        step, each / self.denominator, width, self.denominator
+                    )
         value = total / self.denominator
         if self.releases[name].form == "symmetric":
             return smat(value)
         return value
 
-    def _noise(self, name: str, release: Release, source: NoiseSource, step: int) -> tuple[Tensor, float | None]:
+    def _noise(
+        self, name: str, release: Release, source: NoiseSource, step: int
+    ) -> tuple[Tensor, float | None]:
         """Return the noise of a release, (size,) float64, and the width of its grid."""
         law = release.noise
         sensitivity, bound = release.independent
         assert law is not None
 
         def draw(at: int) -> tuple[Tensor, float | None]:
-            return release_noise(law, source, f"noise/{name}", at, release.size, sensitivity=sensitivity, bound=bound)
+            return release_noise(
+                law, source, f"noise/{name}", at, release.size, sensitivity=sensitivity, bound=bound
+            )
 
         if release.bands is None:
             return draw(step)
         if name not in self._correlated:  # the steps of a run share one multiplier
-            self._correlated[name] = CorrelatedNoise(release.bands, draw, repeatable=source.name == "seeded")
+            self._correlated[name] = CorrelatedNoise(
+                release.bands, draw, repeatable=source.name == "seeded"
+            )
         return self._correlated[name].at(step)
 
     def _each(self, values: Tensor) -> Sequence[Tensor]:
@@ -357,25 +400,34 @@ class Rounds(Channel):
         if value is None:
             count = count_rows(row_norms(rows, release.clip), release.bound).double().sum(0).cpu()
             total = self.ranks.sum(count)
-            value = self.ranks.share(lambda: self._noised_count(key, total, step, settings, release))
+            value = self.ranks.share(
+                lambda: self._noised_count(key, total, step, settings, release)
+            )
         self._note(step, key, value)
         self._norms[name] = settings.updated_norm(release.bound, float(value) + COUNT_BOUND)
 
-    def _noised_count(self, key: str, total: Tensor, step: int, settings: QuantileClip, release: Release) -> Tensor:
+    def _noised_count(
+        self, key: str, total: Tensor, step: int, settings: QuantileClip, release: Release
+    ) -> Tensor:
         std = settings.count_std(self.denominator)
         bound = count_sensitivity(release.relation)
         law = GaussianNoise(std / bound)
-        noise = release_noise(law, self.source, f"noise/{key}", step, 1, sensitivity=bound, bound=bound)
+        noise = release_noise(
+            law, self.source, f"noise/{key}", step, 1, sensitivity=bound, bound=bound
+        )
         return noised(total, *noise) / self.denominator
 
     def _checked_step(self, name: str, rows: Message, clients: Tensor) -> int:
         if self._step is None:
-            raise PrivacyError(f"Release {name!r}: no step has begun, so nothing is charged for it.")
+            raise PrivacyError(
+                f"Release {name!r}: no step has begun, so nothing is charged for it."
+            )
         if isinstance(rows, Tensor):
             self._checked_rows(name, rows)
         elif rows is not self._totals.get(name) or rows.clients != sorted(clients.tolist()):
             raise PrivacyError(
-                f"Release {name!r} got a sum of {len(rows.clients)} rows that Rounds.total did not make last in step "
+                f"Release {name!r} got a sum of {len(rows.clients)} rows that Rounds.total did not "
+                "make last in step "
                 f"{self._step}, or of others than one row from each of {clients.numel()} clients."
             )
         if isinstance(rows, RowTotal):
@@ -383,14 +435,19 @@ class Rounds(Channel):
         else:
             count = rows.shape[-2]
         if name in self._released:
-            raise PrivacyError(f"Release {name!r} happened already in step {self._step}; once is the rule.")
+            raise PrivacyError(
+                f"Release {name!r} happened already in step {self._step}; once is the rule."
+            )
         named = torch.cat(self.ranks.gather(clients.cpu().reshape(-1)))
         if clients.shape != (count,) or torch.unique(named).numel() != named.numel():
-            raise PrivacyError(f"Release {name!r} needs one row from each client, and each client once.")
+            raise PrivacyError(
+                f"Release {name!r} needs one row from each client, and each client once."
+            )
         others = named[~torch.isin(named, self._cohort)]
         if len(others):
             raise PrivacyError(
-                f"Release {name!r} got a row of client {int(others[0])}, who was not drawn for step {self._step}; the "
+                f"Release {name!r} got a row of client {int(others[0])}, who was not drawn for "
+                f"step {self._step}; the "
                 f"accounting holds for the cohort that was drawn."
             )
         return self._step
@@ -407,12 +464,15 @@ class Rounds(Channel):
         ):
             shape = ", ".join(str(n) for n in (*lead, "k", dimension))
             raise PrivacyError(
-                f"Release {name!r} takes float rows of shape ({shape}), not {tuple(rows.shape)} of {rows.dtype}."
+                f"Release {name!r} takes float rows of shape ({shape}), not {tuple(rows.shape)} of "
+                f"{rows.dtype}."
             )
 
     def _declared(self, name: str) -> Release:
         if name not in self.releases:
-            raise PrivacyError(f"Release {name!r} was not declared; the plan has {sorted(self.releases)}.")
+            raise PrivacyError(
+                f"Release {name!r} was not declared; the plan has {sorted(self.releases)}."
+            )
         return self.releases[name]
 
     # Its report, and what a checkpoint keeps
@@ -425,9 +485,14 @@ class Rounds(Channel):
             std = np.median(self.prices.by_account[0] / self.records.plan.expected)
             norm = float(std) * self.records.law.std(self.bound, size) * math.sqrt(size)
             return SignalToNoise(norm, self.bound, what="gradient")
-        loudest = max(self.releases.values(), key=lambda r: r.noise_std * math.sqrt(r.size) / r.contribution_bound)
+        loudest = max(
+            self.releases.values(),
+            key=lambda r: r.noise_std * math.sqrt(r.size) / r.contribution_bound,
+        )
         first = isinstance(self._adaptive, QuantileClip)
-        return SignalToNoise(loudest.noise_std * math.sqrt(loudest.size), loudest.contribution_bound, first=first)
+        return SignalToNoise(
+            loudest.noise_std * math.sqrt(loudest.size), loudest.contribution_bound, first=first
+        )
 
     def _facts(self) -> dict[str, Any]:
         if self.records is not None:
@@ -448,7 +513,9 @@ class Rounds(Channel):
         facts["releases"] = charged * len(self.releases)
         facts["budget"] = None if privacy is None else privacy.epsilon
         facts["sampler"] = self._schedule()
-        facts["server"] = "; ".join(noise.text(int(account.spent.max())) for noise in self.rows.values()) or None
+        facts["server"] = (
+            "; ".join(noise.text(int(account.spent.max())) for noise in self.rows.values()) or None
+        )
         if releases and privacy is not None:
             facts["clip_norm"] = max(release.bound for release in releases)
         if self.noised:
@@ -457,7 +524,10 @@ class Rounds(Channel):
             if bands is not None:
                 facts["mechanism"] += f", correlated over {len(bands)} rounds"
         if privacy is not None and isinstance(adapts := privacy.clip_norm, QuantileClip):
-            towards = f"from {adapts.initial:g} on towards the quantile {adapts.quantile:g}, within the budget"
+            towards = (
+                f"from {adapts.initial:g} on towards the quantile {adapts.quantile:g}, "
+                "within the budget"
+            )
             facts["clipping"] += f"; {towards}"
         low = min(self._multipliers)
         high = max(self._multipliers)
@@ -477,9 +547,15 @@ class Rounds(Channel):
         if weights:
             low = min(weights)
             high = max(weights)
-            text += f"; steps have public weights {low:.3g} to {high:.3g}, and noise in inverse proportion"
+            text += (
+                f"; steps have public weights {low:.3g} to {high:.3g}, and noise in inverse "
+                "proportion"
+            )
         if any(release.bands is not None for release in self.releases.values()):
-            text += f"; {self.sampler.separation} rounds from one to the next at least, which correlated noise needs"
+            text += (
+                f"; {self.sampler.separation} rounds from one to the next at least, which "
+                "correlated noise needs"
+            )
         return text
 
     def state(self) -> dict[str, Tensor]:
@@ -492,24 +568,31 @@ class Rounds(Channel):
             super().restore(state)
 
     def norms(self) -> dict[str, Tensor]:
-        """Return the clip norms of the last round and of the next one, float64 (2,) for each release; none where they
-        do not adapt."""
+        """Return the clip norms of the last round and of the next one, float64 (2,) for each
+        release; none where they do not adapt."""
         if not isinstance(self._adaptive, QuantileClip):
             return {}
-        norms = {name: (r.bound, self._norms.get(name, r.bound)) for name, r in self.releases.items()}
+        norms = {
+            name: (r.bound, self._norms.get(name, r.bound)) for name, r in self.releases.items()
+        }
         return {name: torch.tensor(pair, dtype=torch.float64) for name, pair in norms.items()}
 
     def set_norms(self, norms: Mapping[str, Tensor]) -> None:
         """Take the clip norms of :meth:`norms`, and nothing else.
 
         Raises:
-            ConfigError: other names than those of releases whose clip norms adapt, or values that are no norms.
+            ConfigError: other names than those of releases whose clip norms adapt, or values that
+                are no norms.
         """
         own = self.norms()
         if set(norms) - set(own):
-            raise ConfigError(f"clip norms of {', '.join(sorted(norms))}; accepted: {', '.join(own) or 'none'}.")
+            raise ConfigError(
+                f"clip norms of {', '.join(sorted(norms))}; accepted: {', '.join(own) or 'none'}."
+            )
         for name, pair in norms.items():
             if pair.shape != (2,) or not bool((torch.isfinite(pair) & (pair > 0)).all()):
-                raise ConfigError(f"the clip norms of {name} are {pair.tolist()}; accepted: two numbers above 0.")
+                raise ConfigError(
+                    f"the clip norms of {name} are {pair.tolist()}; accepted: two numbers above 0."
+                )
             last, self._norms[name] = pair.tolist()
             self.releases[name] = self.releases[name].clipped_at(last)

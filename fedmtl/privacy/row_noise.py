@@ -1,9 +1,11 @@
-"""Noise that every client adds to its own row before it leaves: protection from the server that adds the rows up.
+"""Noise that every client adds to its own row before it leaves: protection from the server that
+adds the rows up.
 
-A clipped row has norm C at most, so any two of them are within 2 C. L2-Laplace noise of that sensitivity on each row
-hides which data the client has, all of them and so every single record, from the receiver of the rows (Liang et al.
-2020, Algorithm 5). It is an account of its own, beside that of the released sums: another protected unit (a record, or
-all records, of one client: replace-one), and another observer (the server).
+A clipped row has norm C at most, so any two of them are within 2 C. L2-Laplace noise of that
+sensitivity on each row hides which data the client has, all of them and so every single record,
+from the receiver of the rows (Liang et al. 2020, Algorithm 5). It is an account of its own, beside
+that of the released sums: another protected unit (a record, or all records, of one client:
+replace-one), and another observer (the server).
 """
 
 from __future__ import annotations
@@ -74,7 +76,8 @@ class BoundRowNoise:
             step: number of the step.
             source: of the noise.
         """
-        clipped = clip_rows(rows.detach().cpu().double().contiguous(), self.release.clip)  # strides change last bits
+        # strides change last bits
+        clipped = clip_rows(rows.detach().cpu().double().contiguous(), self.release.clip)
         noise, width = client_noise(
             L2LaplaceNoise(self.multiplier),
             [source],
@@ -95,8 +98,10 @@ class BoundRowNoise:
 def rows_text(price: Price, multiplier: float, uses: int) -> str:
     """Return one line for the report on noise of this price and ``multiplier`` after ``uses``."""
     return (
-        f"epsilon {rounded_up(price.epsilon(uses, multiplier))} at delta = {rounded_up(price.delta, 3)} for the data "
-        f"of one client against the server (relation replace): l2_laplace on its row, multiplier {multiplier:.5g}"
+        f"epsilon {rounded_up(price.epsilon(uses, multiplier))} at delta = "
+        f"{rounded_up(price.delta, 3)} for the data "
+        "of one client against the server (relation replace): l2_laplace on its row, multiplier "
+        f"{multiplier:.5g}"
     )
 
 
@@ -127,10 +132,14 @@ def bind_rows(
             continue
         release = releases[plan.name]
         if release.clip is None or release.clip.norm != "l2":
-            raise PrivacyError(f"Release {plan.name!r}: noise on rows needs rows that are clipped in the L2 norm.")
+            raise PrivacyError(
+                f"Release {plan.name!r}: noise on rows needs rows that are clipped in the L2 norm."
+            )
 
         price = Price(
-            mechanism="l2_laplace", sizes=(plan.dimension,), delta=delta if asked.delta is None else asked.delta
+            mechanism="l2_laplace",
+            sizes=(plan.dimension,),
+            delta=delta if asked.delta is None else asked.delta,
         )
         z = prior.get(row_key(plan.name)) or price.multiplier(asked.epsilon, steps)
         bound[plan.name] = BoundRowNoise(release, z, price)
@@ -141,7 +150,9 @@ def row_facts(plans: tuple[ReleasePlan, ...], rows: Mapping[str, BoundRowNoise])
     """Returns the facts about noise on rows for the header of a ledger: each multiplier and its
     target."""
     facts: dict[str, Any] = {row_key(name): noise.multiplier for name, noise in rows.items()}
-    return facts | {f"rows of {plan.name}": asdict(plan.rows) for plan in plans if plan.rows is not None}
+    return facts | {
+        f"rows of {plan.name}": asdict(plan.rows) for plan in plans if plan.rows is not None
+    }
 
 
 def row_key(name: str) -> str:
@@ -154,6 +165,7 @@ def refuse_rows(plans: tuple[ReleasePlan, ...]) -> None:
     for plan in plans:
         if plan.rows is not None:
             raise PrivacyError(
-                f"Release {plan.name!r} asks for noise on the rows of clients in a run without noise: set a finite "
+                f"Release {plan.name!r} asks for noise on the rows of clients in a run without "
+                "noise: set a finite "
                 f"epsilon, or leave it out."
             )

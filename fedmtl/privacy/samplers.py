@@ -1,32 +1,35 @@
-"""Who takes part in a step: samplers draw the cohort *and* say what the accountant may assume of it.
+"""Who takes part in a step: samplers draw the cohort *and* say what the accountant may assume of
+it.
 
 Why stateful clients change nothing under Poisson sampling
 -----------------------------------------------------------
-In personalized learning a client's message depends on what it did in earlier rounds, so on its own past
-coins. The subsampled Gaussian's epsilon holds all the same. Let y = (y_1 .. y_T) be the releases, D a
-population with client k, D' the same without k, B_t ~ Bernoulli(q) the coins of k.
+In personalized learning a client's message depends on what it did in earlier rounds, so on its own
+past coins. The subsampled Gaussian's epsilon holds all the same. Let y = (y_1 .. y_T) be the
+releases, D a population with client k, D' the same without k, B_t ~ Bernoulli(q) the coins of k.
 
-1. Condition on the coins and local randomness c of all *other* clients. Both laws of y are mixtures over c
-   with the same weights, because c is drawn independently of everything k does. The hockey-stick divergence
-   H_a(P || Q) = integral of max(P - a Q, 0) is jointly convex, so H_a(E_c P_c || E_c Q_c) <= sup_c H_a(P_c ||
-   Q_c). This also covers an observer who *is* one of the other clients and knows its own coins.
-2. With c fixed, under D' the law of y_t given y_<t is Q_t = N(mu_t(y_<t), s^2 I). Under D, given y_<t and k's
-   past coins b = b_<t, it is P_t^b = (1 - q) N(mu_t, s^2 I) + q N(mu_t + g_t(b, y_<t), s^2 I) with ||g_t|| <=
-   C: B_t is independent of (b, y_<t), so the weight is q whatever state k is in. The observer does not see b;
-   the law of y_t given only y_<t is a mixture of the P_t^b with the posterior weights of b.
-3. Every P_t^b is dominated by the pair ((1 - q) N(0, s^2) + q N(C, s^2), N(0, s^2)); Q_t does not depend on
-   b. By convexity in the first argument (in the second, for the reverse direction) the mixture is dominated
-   by the same pair, for every history y_<t.
-4. Adaptive composition of dominating pairs (Zhu, Dong, Wang, "Optimal accounting of differential privacy via
-   characteristic function", AISTATS 2022, Theorem 10) gives the T-fold composition that the accountant
-   computes.
+1. Condition on the coins and local randomness c of all *other* clients. Both laws of y are mixtures
+   over c with the same weights, because c is drawn independently of everything k does. The
+   hockey-stick divergence H_a(P || Q) = integral of max(P - a Q, 0) is jointly convex, so H_a(E_c
+   P_c || E_c Q_c) <= sup_c H_a(P_c || Q_c). This also covers an observer who *is* one of the other
+   clients and knows its own coins.
+2. With c fixed, under D' the law of y_t given y_<t is Q_t = N(mu_t(y_<t), s^2 I). Under D, given
+   y_<t and k's past coins b = b_<t, it is P_t^b = (1 - q) N(mu_t, s^2 I) + q N(mu_t + g_t(b, y_<t),
+   s^2 I) with ||g_t|| <= C: B_t is independent of (b, y_<t), so the weight is q whatever state k is
+   in. The observer does not see b; the law of y_t given only y_<t is a mixture of the P_t^b with
+   the posterior weights of b.
+3. Every P_t^b is dominated by the pair ((1 - q) N(0, s^2) + q N(C, s^2), N(0, s^2)); Q_t does not
+   depend on b. By convexity in the first argument (in the second, for the reverse direction) the
+   mixture is dominated by the same pair, for every history y_<t.
+4. Adaptive composition of dominating pairs (Zhu, Dong, Wang, "Optimal accounting of differential
+   privacy via characteristic function", AISTATS 2022, Theorem 10) gives the T-fold composition that
+   the accountant computes.
 
-Step 1 needs the coins of different clients to be independent, and step 2 needs B_t to be independent of the
-past.
-Cohorts of a fixed size have neither property against clients: the coalition of the other clients knows whether k was
-drawn, and the state of k remembers it, so every participation is charged in full. Two releases in one step
-share B_t; they are one Gaussian release of the concatenated vector under one coin, and are accounted as that
-(see ``channel``).
+Step 1 needs the coins of different clients to be independent, and step 2 needs B_t to be
+independent of the past.
+Cohorts of a fixed size have neither property against clients: the coalition of the other clients
+knows whether k was drawn, and the state of k remembers it, so every participation is charged in
+full. Two releases in one step share B_t; they are one Gaussian release of the concatenated vector
+under one coin, and are accounted as that (see ``channel``).
 """
 
 from __future__ import annotations
@@ -46,24 +49,25 @@ from ..random import Coins, distinct_numbers
 
 USUAL_COHORT = 100
 Relation = Literal["add_remove", "replace", "zero_out"]
-"""How neighbours differ: one unit added or removed; one replaced; or one whose data are replaced by nothing, where who
-takes part when is public."""
+"""How neighbours differ: one unit added or removed; one replaced; or one whose data are replaced by
+nothing, where who takes part when is public."""
 
 
 @dataclass(frozen=True)
 class BoundSampler(ABC):
     """A sampler bound to a population of ``n`` clients, which it numbers from 0 to n - 1.
 
-    A channel numbers clients in the order of their keys, so that draws do not depend on the order in which the data
-    list them.
+    A channel numbers clients in the order of their keys, so that draws do not depend on the order
+    in which the data list them.
 
     Attributes:
         n: the population.
         cohort: m, the expected size of a cohort.
-        relation: how neighbouring populations differ, against a coalition of all other clients, which keeps state
-            between steps.
+        relation: how neighbouring populations differ, against a coalition of all other clients,
+            which keeps state between steps.
         amplified: whether the event of one step accounts for secrecy of the sample.
-        per_participation: whether a client is charged for each step it took part in, not everybody for every step.
+        per_participation: whether a client is charged for each step it took part in, not everybody
+            for every step.
     """
 
     n: int
@@ -89,7 +93,8 @@ class BoundSampler(ABC):
 
     @property
     def separation(self) -> int:
-        """Return the number of rounds that certainly pass from one participation of a client to its next, at least."""
+        """Return the number of rounds that certainly pass from one participation of a client to its
+        next, at least."""
         return 1
 
     def capped(self, steps: int) -> BoundSampler:
@@ -103,7 +108,9 @@ class BoundSampler(ABC):
     @property
     def facts(self) -> dict[str, Any]:
         """Returns the assumptions of the accountant by name."""
-        return {name: getattr(self, name) for name in ("relation", "amplified", "per_participation")}
+        return {
+            name: getattr(self, name) for name in ("relation", "amplified", "per_participation")
+        }
 
     @abstractmethod
     def draw(self, step: int, coins: Coins, uses: Tensor | None = None) -> Tensor:
@@ -112,7 +119,8 @@ class BoundSampler(ABC):
         Args:
             step: number of the step (the coins are already specific to it).
             coins: source of uniform numbers.
-            uses: (n,) int64, participations so far by number; needed under a cap, ignored otherwise.
+            uses: (n,) int64, participations so far by number; needed under a cap, ignored
+                otherwise.
 
         Returns:
             Sorted int64 numbers of clients, distinct.
@@ -133,7 +141,10 @@ class BoundPoisson(BoundSampler):
         return torch.from_numpy(distinct_numbers(self.n, size, coins))
 
     def describe(self) -> str:
-        return f"Poisson, expected cohort {self.cohort:g} of {self.n} clients (q = {self.probability:.6g})"
+        return (
+            f"Poisson, expected cohort {self.cohort:g} of {self.n} clients (q = "
+            f"{self.probability:.6g})"
+        )
 
 
 @dataclass(frozen=True)
@@ -179,11 +190,14 @@ class BoundFixed(_BoundCohort):
         if self.max_uses is None:
             return torch.from_numpy(distinct_numbers(self.n, self.cohort, coins))
         if uses is None:
-            raise ConfigError("FixedCohort with a cap on uses needs the participations so far to draw a cohort.")
+            raise ConfigError(
+                "FixedCohort with a cap on uses needs the participations so far to draw a cohort."
+            )
         eligible = torch.nonzero(uses < self.max_uses).flatten()
         if eligible.numel() < self.cohort:
             raise BudgetExhausted(
-                f"Step {step} needs {self.cohort} clients, but only {eligible.numel()} have taken part fewer "
+                f"Step {step} needs {self.cohort} clients, but only {eligible.numel()} have taken "
+                "part fewer "
                 f"than {self.max_uses} times (the cap on uses of one client)."
             )
         return eligible[torch.from_numpy(distinct_numbers(eligible.numel(), self.cohort, coins))]
@@ -203,7 +217,8 @@ class BoundCyclic(_BoundCohort):
 
     @property
     def separation(self) -> int:
-        """Return floor(n / cohort): turns are at distance n in the order, of which a round takes ``cohort``."""
+        """Return floor(n / cohort): turns are at distance n in the order, of which a round takes
+        ``cohort``."""
         return self.n // self.cohort
 
     def draw(self, step: int, coins: Coins, uses: Tensor | None = None) -> Tensor:
@@ -226,14 +241,16 @@ class BoundFull(BoundSampler):
 
 @dataclass(frozen=True)
 class BoundAsked(BoundSampler):
-    """One client in a process of its own, which takes part when a server asks it, and is charged each time.
+    """One client in a process of its own, which takes part when a server asks it, and is charged
+    each time.
 
     No client can check how the server draws, so sampling amplifies nothing.
 
     Args:
         n, cohort: 1.
         cohorts: how the server says that it draws.
-        max_uses: hard cap on the steps in which the client takes part; None where nothing is charged.
+        max_uses: hard cap on the steps in which the client takes part; None where nothing is
+            charged.
     """
 
     cohorts: str
@@ -257,11 +274,12 @@ class BoundAsked(BoundSampler):
 
 @dataclass(frozen=True)
 class PoissonSampling(Checked):
-    """Every client takes part independently with probability ``cohort / n``; the size of a cohort varies.
+    """Every client takes part independently with probability ``cohort / n``; the size of a cohort
+    varies.
 
     Args:
-        cohort: expected number of clients a step, above 0 and at most the population; the public denominator. None for
-            100, or all clients in every step where there are fewer.
+        cohort: expected number of clients a step, above 0 and at most the population; the public
+            denominator. None for 100, or all clients in every step where there are fewer.
 
     Example:
         >>> from fedmtl import PoissonSampling
@@ -272,7 +290,8 @@ class PoissonSampling(Checked):
     cohort: Positive | None = None
 
     def bind(self, n: int) -> BoundPoisson | BoundFull:
-        """Attach the population size; :class:`~fedmtl.errors.ConfigError` if the cohort exceeds it."""
+        """Attach the population size; :class:`~fedmtl.errors.ConfigError` if the cohort exceeds
+        it."""
         _fits(self, self.cohort or 0, n)
         if self.cohort is None and n < USUAL_COHORT:
             return BoundFull(n, n)
@@ -283,9 +302,9 @@ class PoissonSampling(Checked):
 class FixedCohort(Checked):
     """Exactly ``cohort`` clients a step, uniformly without replacement.
 
-    Against other clients nothing is amplified: a client is charged, replace-one, for each participation, and
-    ``max_uses`` is a hard cap on them (default under noise: one above the average number of uses, rounded
-    up).
+    Against other clients nothing is amplified: a client is charged, replace-one, for each
+    participation, and ``max_uses`` is a hard cap on them (default under noise: one above the
+    average number of uses, rounded up).
 
     Args:
         cohort: number of clients a step, at most the population.
@@ -301,17 +320,19 @@ class FixedCohort(Checked):
     max_uses: Count | None = None
 
     def bind(self, n: int) -> BoundFixed:
-        """Attach the population size; :class:`~fedmtl.errors.ConfigError` if the cohort exceeds it."""
+        """Attach the population size; :class:`~fedmtl.errors.ConfigError` if the cohort exceeds
+        it."""
         _fits(self, self.cohort, n)
         return BoundFixed(n, self.cohort, self.max_uses)
 
 
 @dataclass(frozen=True)
 class CyclicCohorts(Checked):
-    """Clients take turns, ``cohort`` at a time, in a fixed public order: no coin, so nothing is amplified.
+    """Clients take turns, ``cohort`` at a time, in a fixed public order: no coin, so nothing is
+    amplified.
 
-    Who takes part when is public, so neighbours differ by one client whose data are replaced by nothing
-    ("zero_out"); a client is charged for each of its turns.
+    Who takes part when is public, so neighbours differ by one client whose data are replaced by
+    nothing ("zero_out"); a client is charged for each of its turns.
 
     Args:
         cohort: number of clients a step, at most the population.
@@ -325,7 +346,8 @@ class CyclicCohorts(Checked):
     cohort: Count
 
     def bind(self, n: int) -> BoundCyclic:
-        """Attach the population size; :class:`~fedmtl.errors.ConfigError` if the cohort exceeds it."""
+        """Attach the population size; :class:`~fedmtl.errors.ConfigError` if the cohort exceeds
+        it."""
         _fits(self, self.cohort, n)
         return BoundCyclic(n, self.cohort)
 
@@ -350,7 +372,8 @@ Sampler = PoissonSampling | FixedCohort | CyclicCohorts | FullParticipation
 
 
 def binomial_quantile(coin: float, n: int, probability: float) -> int:
-    """Return the least k of at least 0 with P(Binomial(n, probability) <= k) >= coin, a number in [0, 1).
+    """Return the least k of at least 0 with P(Binomial(n, probability) <= k) >= coin, a number in
+    [0, 1).
 
     It is what ``scipy.stats.binom.ppf`` returns, whose import takes longer than many runs.
     """

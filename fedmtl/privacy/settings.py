@@ -1,4 +1,5 @@
-"""What a user asks of privacy; everything else (sensitivity, noise, accounting) is derived from it."""
+"""What a user asks of privacy; everything else (sensitivity, noise, accounting) is derived from
+it."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ _MOST = 1e100
 
 
 LEAST_DELTA = 1e-18
-"""Smallest delta of settings: the accountant is compared with closed forms down to it (tests/privacy/test_delta.py)."""
+"""Smallest delta of settings: the accountant is compared with closed forms down to it
+(tests/privacy/test_delta.py)."""
 
 
 class _Budgeted:
@@ -52,24 +54,28 @@ class _Budgeted:
         if norm is None:
             name = type(self).__name__
             raise ConfigError(
-                f"{name}.clip_norm is missing, and only the automatic settings choose one; give a number."
+                f"{name}.clip_norm is missing, and only the automatic settings choose one; give a "
+                "number."
             )
         return float(norm)
 
     def resolved_delta(self, units: int) -> float:
-        """Return the delta of ``units`` clients or records: the one given, or ``min(1e-5, units ** -1.1)``."""
+        """Return the delta of ``units`` clients or records: the one given, or
+        ``min(1e-5, units ** -1.1)``."""
         if self.delta is not None:
             return self.delta
         return min(1e-5, max(1.0, units) ** -1.1)
 
     def loose_delta(self, units: int) -> str | None:
-        """Return a warning of a delta at which one of ``units`` clients or records may be given away whole; None of a
-        smaller one, and where nothing is noised."""
+        """Return a warning of a delta at which one of ``units`` clients or records may be given
+        away whole; None of a smaller one, and where nothing is noised."""
         if self.delta is None or self.noiseless or self.delta <= 1 / max(1, units):
             return None
         return (
-            f"delta = {rounded_up(self.delta, 3)} is above 1 / {units:,}, one over the number of {self.units}: it "
-            f"would allow that everything of one of them is released as it is, whatever epsilon says."
+            f"delta = {rounded_up(self.delta, 3)} is above 1 / {units:,}, one over the number of "
+            f"{self.units}: it "
+            "would allow that everything of one of them is released as it is, whatever epsilon "
+            "says."
         )
 
 
@@ -77,26 +83,32 @@ class _Budgeted:
 class ClientPrivacy(_Budgeted):
     """Differential privacy whose protected unit is a client with all its examples.
 
-    It holds against a coalition of all other clients, which know who of them took part in a step, and so, where
-    cohorts have a fixed size, whether the protected client did.
+    It holds against a coalition of all other clients, which know who of them took part in a step,
+    and so, where cohorts have a fixed size, whether the protected client did.
 
     Args:
-        clip_norm: bound C on the norm of everything one client contributes to one release, above 0: the L1 norm for
-            ``mechanism="laplace"``, else the L2 norm. A :class:`QuantileClip` follows a quantile of the clients' norms
-            instead, whose cost is part of the same budget. None for that of the automatic settings.
-        epsilon: the budget. Without ``noise_multiplier`` the noise is calibrated to it; with one it is a hard
-            budget that ends the run. ``math.inf`` clips without noise; the reported epsilon is then infinite.
-        noise_multiplier: scale of the noise over the *sensitivity* of the sum (``clip_norm`` for add/remove,
-            ``2 * clip_norm`` for replace-one), so that equal multipliers mean equal privacy. The scale is the standard
-            deviation of Gaussian noise, and 1 / epsilon of one release for the Laplace laws.
-        delta: probability of failure, from 1e-18 to below 1; default ``min(1e-5, n ** -1.1)`` for n clients.
-        mechanism: ``"gaussian"`` (in secure mode drawn in whole numbers, exact in law, see :mod:`.noise.discrete`),
-            ``"laplace"`` (independent coordinates), ``"l2_laplace"`` (density decreasing in the L2 norm), or a law that
-            a published method registers, such as ``"wishart"``, which protects nothing: epsilon is infinite, and what
-            the paper claims stands beside it.
-        bands: rounds over which Gaussian noise is correlated, so that much of it cancels in the sum of the releases
-            (see :mod:`.noise.banded`); ``"auto"`` for as many as the schedule allows, None for independent noise. Only
-            with :class:`CyclicCohorts`, where a client is known to stay away between its turns, and at most that long.
+        clip_norm: bound C on the norm of everything one client contributes to one release, above 0:
+            the L1 norm for ``mechanism="laplace"``, else the L2 norm. A :class:`QuantileClip`
+            follows a quantile of the clients' norms instead, whose cost is part of the same budget.
+            None for that of the automatic settings.
+        epsilon: the budget. Without ``noise_multiplier`` the noise is calibrated to it; with one it
+            is a hard budget that ends the run. ``math.inf`` clips without noise; the reported
+            epsilon is then infinite.
+        noise_multiplier: scale of the noise over the *sensitivity* of the sum (``clip_norm`` for
+            add/remove, ``2 * clip_norm`` for replace-one), so that equal multipliers mean equal
+            privacy. The scale is the standard deviation of Gaussian noise, and 1 / epsilon of one
+            release for the Laplace laws.
+        delta: probability of failure, from 1e-18 to below 1; default ``min(1e-5, n ** -1.1)`` for n
+            clients.
+        mechanism: ``"gaussian"`` (in secure mode drawn in whole numbers, exact in law, see
+            :mod:`.noise.discrete`), ``"laplace"`` (independent coordinates), ``"l2_laplace"``
+            (density decreasing in the L2 norm), or a law that a published method registers, such as
+            ``"wishart"``, which protects nothing: epsilon is infinite, and what the paper claims
+            stands beside it.
+        bands: rounds over which Gaussian noise is correlated, so that much of it cancels in the sum
+            of the releases (see :mod:`.noise.banded`); ``"auto"`` for as many as the schedule
+            allows, None for independent noise. Only with :class:`CyclicCohorts`, where a client is
+            known to stay away between its turns, and at most that long.
         source: ``"seeded"`` (reproducible simulation) or ``"secure"`` (operating system entropy).
 
     Raises:
@@ -122,8 +134,13 @@ class ClientPrivacy(_Budgeted):
         if not isinstance(self.clip_norm, QuantileClip):
             positive(self, **given(clip_norm=self.clip_norm))
         _check_laws(self, tuple(LAWS), self.mechanism, self.source)
-        if isinstance(self.clip_norm, QuantileClip) and (not LAWS[self.mechanism].joint or self.noiseless):
-            raise ConfigError("ClientPrivacy.clip_norm follows a quantile only with Gaussian noise; give a number.")
+        if isinstance(self.clip_norm, QuantileClip) and (
+            not LAWS[self.mechanism].joint or self.noiseless
+        ):
+            raise ConfigError(
+                "ClientPrivacy.clip_norm follows a quantile only with Gaussian "
+                "noise; give a number."
+            )
         self._check_bands()
 
     def _check_bands(self) -> None:
@@ -133,7 +150,8 @@ class ClientPrivacy(_Budgeted):
             positive_int(self, bands=self.bands)
         if self.mechanism != "gaussian" or isinstance(self.clip_norm, QuantileClip):
             raise ConfigError(
-                "ClientPrivacy.bands correlates Gaussian noise at a fixed clip norm; use mechanism='gaussian' and a "
+                "ClientPrivacy.bands correlates Gaussian noise at a fixed clip norm; use "
+                "mechanism='gaussian' and a "
                 "number as clip_norm, or leave bands out."
             )
 
@@ -145,18 +163,20 @@ class ClientPrivacy(_Budgeted):
 class RecordPrivacy(_Budgeted):
     """Differential privacy whose protected unit is one record (example) of one client.
 
-    Every client perturbs the gradients of its own local training, so whatever it sends afterwards, and its own model,
-    are functions of noised values. Every client has an account of its own. The number of records of each client is
-    public: in rounds, neighbours differ by one record replaced by nothing (``"zero_out"``), and where clients act one
-    at a time by one record replaced by another (``"replace"``).
+    Every client perturbs the gradients of its own local training, so whatever it sends afterwards,
+    and its own model, are functions of noised values. Every client has an account of its own. The
+    number of records of each client is public: in rounds, neighbours differ by one record replaced
+    by nothing (``"zero_out"``), and where clients act one at a time by one record replaced by
+    another (``"replace"``).
 
     Args:
-        clip_norm: bound C on the norm of one record's gradient, above 0: the L1 norm for ``mechanism="laplace"``,
-            else the L2 norm. None for that of the automatic settings.
-        epsilon: the budget of every client, or one for each by its id. As for :class:`ClientPrivacy`.
+        clip_norm: bound C on the norm of one record's gradient, above 0: the L1 norm for
+            ``mechanism="laplace"``, else the L2 norm. None for that of the automatic settings.
+        epsilon: the budget of every client, or one for each by its id. As for
+            :class:`ClientPrivacy`.
         noise_multiplier: scale of the noise over the sensitivity C, the same for every client.
-        delta: from 1e-18 to below 1, or 0 (pure epsilon) without Gaussian noise; default ``min(1e-5, N ** -1.1)`` for N
-            records of all clients.
+        delta: from 1e-18 to below 1, or 0 (pure epsilon) without Gaussian noise; default
+            ``min(1e-5, N ** -1.1)`` for N records of all clients.
         mechanism: ``"gaussian"``, ``"laplace"`` or ``"l2_laplace"``.
         source: as for :class:`ClientPrivacy`.
 
@@ -188,7 +208,8 @@ class RecordPrivacy(_Budgeted):
             _check_budget(self, value, self.noise_multiplier, None if pure else self.delta)
         if isinstance(self.epsilon, Mapping) and math.inf in self.epsilon.values():
             raise ConfigError(
-                "RecordPrivacy.epsilon is inf for some clients; give each a finite budget, or inf to all."
+                "RecordPrivacy.epsilon is inf for some clients; give each a finite budget, or inf "
+                "to all."
             )
         accepted = tuple(name for name, law in LAWS.items() if law.refuted is None)
         _check_laws(self, accepted, self.mechanism, self.source)
@@ -208,10 +229,16 @@ class RecordPrivacy(_Budgeted):
         stated = {id_of(name): budget for name, budget in self.epsilon.items()}
         for name in stated:
             if name not in known:
-                raise ConfigError(f"RecordPrivacy.epsilon names {name!r}; the clients are {ids[0]!r} .. {ids[-1]!r}.")
+                raise ConfigError(
+                    f"RecordPrivacy.epsilon names {name!r}; the clients are "
+                    f"{ids[0]!r} .. {ids[-1]!r}."
+                )
         for name in ids:
             if name not in stated:
-                raise ConfigError(f"RecordPrivacy.epsilon has no budget for client {name!r}; give one to every client.")
+                raise ConfigError(
+                    f"RecordPrivacy.epsilon has no budget for client {name!r}; give "
+                    "one to every client."
+                )
         return tuple(float(stated[name]) for name in ids)
 
 
@@ -223,22 +250,32 @@ def _check_laws(owner: object, accepted: tuple[str, ...], mechanism: str, source
     one_of(owner, ("seeded", "secure"), source=source)
 
 
-def _check_budget(owner: object, epsilon: float | None, noise_multiplier: float | None, delta: float | None) -> None:
+def _check_budget(
+    owner: object, epsilon: float | None, noise_multiplier: float | None, delta: float | None
+) -> None:
     name = type(owner).__name__
     if epsilon is None and noise_multiplier is None:
-        raise ConfigError(f"{name} needs epsilon (the noise is calibrated to it), noise_multiplier, or both.")
-    bounded(owner, given(epsilon=epsilon), Range(lambda v: v > 0, "a number above 0, inf for no noise"))
+        raise ConfigError(
+            f"{name} needs epsilon (the noise is calibrated to it), noise_multiplier, or both."
+        )
+    bounded(
+        owner, given(epsilon=epsilon), Range(lambda v: v > 0, "a number above 0, inf for no noise")
+    )
     if noise_multiplier is not None:
         positive(owner, noise_multiplier=noise_multiplier)
         if not _LEAST <= float(noise_multiplier) <= _MOST:
             raise ConfigError(
-                f"{name}.noise_multiplier is {noise_multiplier:g}; it must be between {_LEAST:g} and {_MOST:g}."
+                f"{name}.noise_multiplier is {noise_multiplier:g}; it must be between {_LEAST:g} "
+                f"and {_MOST:g}."
             )
         if epsilon == math.inf:
-            raise ConfigError(f"{name}.epsilon=inf means no noise; leave noise_multiplier out, or epsilon.")
+            raise ConfigError(
+                f"{name}.epsilon=inf means no noise; leave noise_multiplier out, or epsilon."
+            )
     if delta is not None:
         fraction(owner, delta=delta)
         if delta < LEAST_DELTA:
             raise ConfigError(
-                f"{name}.delta is {delta!r}; the accountant was measured down to {LEAST_DELTA!r}, the least."
+                f"{name}.delta is {delta!r}; the accountant was measured down to {LEAST_DELTA!r}, "
+                "the least."
             )

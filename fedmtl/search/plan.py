@@ -1,8 +1,9 @@
-"""The plan of a private search: all candidates must cost the same, and their noise is calibrated to one budget.
+"""The plan of a private search: all candidates must cost the same, and their noise is calibrated to
+one budget.
 
-One candidate is a whole run of T steps and the release of its score. The event of the search is that candidate
-repeated a random number of times of which the best is kept (:mod:`fedmtl.privacy.accounting.selection`), so every
-candidate must have the same event.
+One candidate is a whole run of T steps and the release of its score. The event of the search is
+that candidate repeated a random number of times of which the best is kept
+(:mod:`fedmtl.privacy.accounting.selection`), so every candidate must have the same event.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ class SearchPlan:
     """A search, ready to run.
 
     Attributes:
-        trainers: by candidate, with the calibrated noise and the budget of one run, and without folder, baselines,
-            callbacks and progress.
+        trainers: by candidate, with the calibrated noise and the budget of one run, and without
+            folder, baselines, callbacks and progress.
         fingerprints: by candidate: everything its released numbers depend on but the secret coins.
         report: what the first candidate's run states before its first step.
         noise_multiplier: of every release of every candidate.
@@ -66,7 +67,8 @@ class SearchPlan:
 
 
 def check_candidates(candidates: Mapping[str, Trainer]) -> None:
-    """Check that candidates differ in nothing that enters the accounting, under privacy that a search covers.
+    """Check that candidates differ in nothing that enters the accounting, under privacy that a
+    search covers.
 
     Raises:
         ConfigError: names the candidate and the field.
@@ -75,9 +77,13 @@ def check_candidates(candidates: Mapping[str, Trainer]) -> None:
         raise ConfigError("PrivateSearch.candidates is empty; give a mapping of names to trainers.")
     for name, trainer in candidates.items():
         if not isinstance(name, str) or not name:
-            raise ConfigError(f"PrivateSearch.candidates has the name {name!r}; names are non-empty strings.")
+            raise ConfigError(
+                f"PrivateSearch.candidates has the name {name!r}; names are non-empty strings."
+            )
         if not isinstance(trainer, Trainer):
-            raise ConfigError(f"PrivateSearch.candidates[{name!r}] is {trainer!r}; it must be a Trainer.")
+            raise ConfigError(
+                f"PrivateSearch.candidates[{name!r}] is {trainer!r}; it must be a Trainer."
+            )
         objection = next(_objections(trainer), None)
         if objection is not None:
             raise ConfigError(f"candidate {name!r}: {objection}")
@@ -94,15 +100,27 @@ def _objections(trainer: Trainer) -> Iterator[str]:
         yield f"privacy is {kind}; a search is accounted for ClientPrivacy only (privacy=client)."
         return
     if privacy.epsilon is None or privacy.noiseless:
-        yield f"privacy.epsilon is {privacy.epsilon}; it must be finite, the budget of the whole search."
+        yield (
+            f"privacy.epsilon is {privacy.epsilon}; it must be finite, the budget of the whole "
+            "search."
+        )
     if privacy.noise_multiplier is not None:
-        yield f"privacy.noise_multiplier is {privacy.noise_multiplier}; leave it out, privacy.epsilon calibrates it."
+        yield (
+            f"privacy.noise_multiplier is {privacy.noise_multiplier}; leave it out, "
+            "privacy.epsilon calibrates it."
+        )
     if LAWS[privacy.mechanism].refuted is not None:
         yield f"privacy.mechanism is {privacy.mechanism!r}, which protects nothing."
     if trainer.early_stopping is not None:
-        yield "early_stopping ends a run by private numbers, which the accounting does not cover; leave it out."
+        yield (
+            "early_stopping ends a run by private numbers, which the accounting does not cover; "
+            "leave it out."
+        )
     if trainer.audit is not None:
-        yield "audit adds canaries to one run; leave it out, and audit the run of the chosen settings."
+        yield (
+            "audit adds canaries to one run; leave it out, and audit the run of the chosen "
+            "settings."
+        )
     if trainer.evaluate_clients is not None:
         yield "evaluate_clients is set, but a search scores all clients; leave it out."
     if trainer.runs > 1:
@@ -111,7 +129,9 @@ def _objections(trainer: Trainer) -> Iterator[str]:
 
 def _accounted(trainer: Trainer) -> dict[str, Any]:
     """Returns the settings that enter the accounting."""
-    fields = [field.name for field in dataclasses.fields(ClientPrivacy) if field.name != "clip_norm"]
+    fields = [
+        field.name for field in dataclasses.fields(ClientPrivacy) if field.name != "clip_norm"
+    ]
     return {
         "rounds": trainer.rounds,
         "seed": trainer.seed,
@@ -135,9 +155,11 @@ def _check_equal(facts: Mapping[str, Mapping[str, Any]]) -> None:
                 )
 
 
-def plan_search(candidates: Mapping[str, Trainer], *, mean: float, shape: float, score_noise: float) -> SearchPlan:
-    """Calibrates the noise of every candidate such that the whole search costs at most the budget, and log how loud it
-    is.
+def plan_search(
+    candidates: Mapping[str, Trainer], *, mean: float, shape: float, score_noise: float
+) -> SearchPlan:
+    """Calibrates the noise of every candidate such that the whole search costs at most the budget,
+    and log how loud it is.
 
     Args:
         candidates: checked by :func:`check_candidates`.
@@ -173,7 +195,8 @@ def plan_search(candidates: Mapping[str, Trainer], *, mean: float, shape: float,
         sensitivity = 2 * SCORE_BOUND
     score = dp_event.GaussianDpEvent(score_noise * n / sensitivity)
     largest = max(plans.values(), key=lambda declared: sum(plan.size for plan in declared))
-    price = step_price(largest, sampler, privacy, delta=delta)  # of Gaussian noise the sizes may differ
+    # of Gaussian noise the sizes may differ
+    price = step_price(largest, sampler, privacy, delta=delta)
 
     def candidate(multiplier: float) -> Any:
         return dp_event.ComposedDpEvent([price.after(uses, multiplier), score])
@@ -181,19 +204,24 @@ def plan_search(candidates: Mapping[str, Trainer], *, mean: float, shape: float,
     runs = most_repetitions(mean, shape)
 
     def rounded(value: float) -> float:
-        """Returns the part of an epsilon that noise in whole numbers, of all runs and scores, adds."""
+        """Returns the part of an epsilon that noise in whole numbers, of all runs and scores,
+        adds."""
         return price.slack(uses * runs, value) + slack(runs, value)
 
     # Noise in whole numbers adds to delta as well as to epsilon.
     within_delta = delta / (1 + rounded(0.0))
     try:
         within = privacy.epsilon - rounded(privacy.epsilon)
-        z = calibrate_selection(candidate, target=within, delta=within_delta, mean=mean, shape=shape)
+        z = calibrate_selection(
+            candidate, target=within, delta=within_delta, mean=mean, shape=shape
+        )
     except ConfigError as error:
         half = _least_score_noise(within / 2, within_delta, mean, shape) * sensitivity / n
         raise ConfigError(f"{error} {_remedy(score_noise, half, n)}") from error
     except PrivacyError as error:
-        raise PrivacyError(f"A search over runs with schedule {sampler.describe()}: {error}") from error
+        raise PrivacyError(
+            f"A search over runs with schedule {sampler.describe()}: {error}"
+        ) from error
     # A run stops by itself at the planned steps, by a budget that holds no further one.
     budget = _run_budget(price, z, uses, per_participation=sampler.per_participation)
     trainers: dict[str, Trainer] = {}
@@ -219,15 +247,17 @@ def plan_search(candidates: Mapping[str, Trainer], *, mean: float, shape: float,
 
 
 def _least_score_noise(target: float, delta: float, mean: float, shape: float) -> float:
-    """Returns the smallest noise multiplier with which the scores of a search alone cost at most ``target``; infinite
-    where there is none.
+    """Returns the smallest noise multiplier with which the scores of a search alone cost at most
+    ``target``; infinite where there is none.
 
     Args:
         target, delta: of all scores.
         mean, shape: of the number of repetitions.
     """
     try:
-        return calibrate_selection(dp_event.GaussianDpEvent, target=target, delta=delta, mean=mean, shape=shape)
+        return calibrate_selection(
+            dp_event.GaussianDpEvent, target=target, delta=delta, mean=mean, shape=shape
+        )
     except ConfigError:
         return math.inf
 
@@ -257,7 +287,10 @@ def _released(name: str, plans: tuple[ReleasePlan, ...], privacy: ClientPrivacy)
         ConfigError: no release, or noise of the clients.
     """
     if not plans:
-        raise ConfigError(f"candidate {name!r}: its algorithm releases nothing, so there is no noise to calibrate.")
+        raise ConfigError(
+            f"candidate {name!r}: its algorithm releases nothing, so there is no "
+            "noise to calibrate."
+        )
     if any(plan.rows is not None for plan in plans):
         raise ConfigError(
             f"candidate {name!r}: its clients add noise to their own rows, an account that a "
@@ -288,8 +321,9 @@ def _run_budget(price: Price, multiplier: float, uses: int, *, per_participation
 
 
 def _opened(name: str, trainer: Trainer, problem: Problem) -> tuple[str, PrivacyReport]:
-    """Returns the run's fingerprint and its channel's report before the first step, and log how loud its noise is: a
-    line a repetition would tell how many there are. Refuses what the run would refuse."""
+    """Returns the run's fingerprint and its channel's report before the first step, and log how
+    loud its noise is: a line a repetition would tell how many there are. Refuses what the run would
+    refuse."""
     assert isinstance(trainer.bound, BoundSampler)
     with operation_threads(trainer.bound.denominator * problem.dimension):
         mark = fingerprint(problem, trainer)

@@ -15,7 +15,8 @@ SEARCH_OUTSIDE = (
     OUTSIDE[0],
     "the list of candidates and the law of the number of repetitions, which are public",
     "how long the search took, which tells the number of repetitions",
-    "copies of the search's folder that are continued elsewhere, each of which is a search of its own",
+    "copies of the search's folder that are continued elsewhere, each of which is a search of its "
+    "own",
     "the server and the other clients, who take part in every repetition",
     OUTSIDE[2],
 )
@@ -42,9 +43,11 @@ class SearchResult:
     Attributes:
         chosen: name of the candidate with the best noised score; None where nothing is released.
         score: its noised score, released.
-        best: the chosen run; its ``privacy``, ``epsilon`` and history carry the epsilon of the whole search.
+        best: the chosen run; its ``privacy``, ``epsilon`` and history carry the epsilon of the
+            whole search.
         privacy: everything that epsilon depends on.
-        repetitions: all repetitions in order. Private, as is their number: neither is part of what is released.
+        repetitions: all repetitions in order. Private, as is their number: neither is part of what
+            is released.
         folder: of the search, if any.
     """
 
@@ -61,11 +64,15 @@ class SearchResult:
         return self.privacy.epsilon
 
     def summary(self) -> str:
-        """Returns the printed summary: what was chosen, its accuracy over clients, and the privacy block."""
+        """Returns the printed summary: what was chosen, its accuracy over clients, and the privacy
+        block."""
         search = self.privacy.search or {}
         count = len(search["candidates"])
         if self.best is None or self.score is None:
-            return f"private search over {count} candidates: nothing is released\n\n{self.privacy.text()}"
+            return (
+                f"private search over {count} candidates: nothing is "
+                f"released\n\n{self.privacy.text()}"
+            )
         head = (
             f"private search over {count} candidates\n  chosen    {self.chosen}\n  score     "
             f"{self.score:.3f}, released with noise of standard deviation "

@@ -27,8 +27,8 @@ def client_scores(values: Tensor, bound: float | None) -> Tensor:
 def best_of(scores: list[float]) -> int | None:
     """Returns the first repetition with the highest score, or None without one.
 
-    Repetitions have one law and are independent, so the first of several equal ones has the law of one drawn at random:
-    the rule that breaks ties tells nothing.
+    Repetitions have one law and are independent, so the first of several equal ones has the law of
+    one drawn at random: the rule that breaks ties tells nothing.
     """
     if not scores:
         return None

@@ -6,15 +6,16 @@ Papernot, Steinke, "Hyperparameter tuning with Renyi differential privacy", ICLR
     result = search.fit()
     print(result.summary())
 
-One repetition draws a candidate uniformly, trains it under calibrated noise, and releases its score with noise. It is
-repeated K times, K drawn from a public law and kept secret, and the repetition with the best noised score is the
-output; nothing else of the search leaves the private folder.
+One repetition draws a candidate uniformly, trains it under calibrated noise, and releases its score
+with noise. It is repeated K times, K drawn from a public law and kept secret, and the repetition
+with the best noised score is the output; nothing else of the search leaves the private folder.
 
-The bound holds for repetitions of one and the same mechanism, of which only the output of the best is seen: which of
-them it was must stay as secret as their number. So all have the seed of the search, and with it the start, the batches
-and everything else that is public; they differ only in their secret coins (candidate, cohorts, noise), which in seeded
-mode are addressed by the number of the repetition. What is published is a function of the chosen candidate and of what
-its run released.
+The bound holds for repetitions of one and the same mechanism, of which only the output of the best
+is seen: which of them it was must stay as secret as their number. So all have the seed of the
+search, and with it the start, the batches and everything else that is public; they differ only in
+their secret coins (candidate, cohorts, noise), which in seeded mode are addressed by the number of
+the repetition. What is published is a function of the chosen candidate and of what its run
+released.
 """
 
 from __future__ import annotations
@@ -67,24 +68,27 @@ SCORE = "search/score"
 class PrivateSearch(Checked):
     """Chooses the best of several trainers under one privacy budget.
 
-    The budget is the ``privacy.epsilon`` that all candidates have, for the whole search; the noise is calibrated to it
-    by Renyi divergences. It holds against outsiders, who see what is released: the chosen run's public files, its name
-    and its noised score.
+    The budget is the ``privacy.epsilon`` that all candidates have, for the whole search; the noise
+    is calibrated to it by Renyi divergences. It holds against outsiders, who see what is released:
+    the chosen run's public files, its name and its noised score.
 
     Args:
-        candidates: trainers by name, which differ only in what costs nothing: the algorithm's settings, the model and
-            ``privacy.clip_norm``. Their folder, baselines, callbacks and progress are not used.
+        candidates: trainers by name, which differ only in what costs nothing: the algorithm's
+            settings, the model and ``privacy.clip_norm``. Their folder, baselines, callbacks and
+            progress are not used.
         mean: expected number of repetitions, at least 1.
-        shape: eta of the law of the number of repetitions, at least 0: 0 logarithmic, 1 geometric, ``inf`` Poisson
-            (which may release nothing).
-        score_noise: standard deviation of the noise on a score, above 0. A score is the mean over all clients of the
-            test metric of the client's own model.
-        score_bound: where the metric is a mean squared error, the public b of the score ``1 - min(mse, b) / b``.
+        shape: eta of the law of the number of repetitions, at least 0: 0 logarithmic, 1 geometric,
+            ``inf`` Poisson (which may release nothing).
+        score_noise: standard deviation of the noise on a score, above 0. A score is the mean over
+            all clients of the test metric of the client's own model.
+        score_bound: where the metric is a mean squared error, the public b of the score
+            ``1 - min(mse, b) / b``.
         folder: where the search is kept; ``None`` keeps nothing.
         progress: print one line for each repetition on standard error. Private, as the scores are.
 
     Raises:
-        ConfigError: a value outside its range, or candidates that differ in what the accounting needs equal.
+        ConfigError: a value outside its range, or candidates that differ in what the accounting
+            needs equal.
 
     Example:
         >>> from fedmtl import ClientPrivacy, FedAvg, FullParticipation, LocalSGD
@@ -126,7 +130,9 @@ class PrivateSearch(Checked):
                 "PrivateSearch(score_bound=BOUND) in Python."
             )
         if not regression and self.score_bound is not None:
-            raise ConfigError("score_bound is for regression; the accuracy is in [0, 1]. Leave it out.")
+            raise ConfigError(
+                "score_bound is for regression; the accuracy is in [0, 1]. Leave it out."
+            )
 
     @property
     def _first(self) -> Trainer:
@@ -138,16 +144,19 @@ class PrivateSearch(Checked):
         Raises:
             ConfigError, PrivacyError: as :meth:`fit`.
         """
-        return plan_search(self.candidates, mean=self.mean, shape=self.shape, score_noise=self.score_noise)
+        return plan_search(
+            self.candidates, mean=self.mean, shape=self.shape, score_noise=self.score_noise
+        )
 
     def fit(self, *, resume: bool = False) -> SearchResult:
         """Run every repetition, choose, and save what is released.
 
         Args:
-            resume: continue the search in ``folder``. In seeded mode the result is that of an undisturbed search. In
-                secure mode the repetition that was interrupted is begun anew: continued, it would have had other noise
-                than the others and perhaps fewer steps, and could be told from them. Nothing of what it released
-                before has left the private folder.
+            resume: continue the search in ``folder``. In seeded mode the result is that of an
+                undisturbed search. In secure mode the repetition that was interrupted is begun
+                anew: continued, it would have had other noise than the others and perhaps fewer
+                steps, and could be told from them. Nothing of what it released before has left the
+                private folder.
 
         Raises:
             ConfigError: a budget that cannot be met, or candidates whose releases differ.
@@ -164,7 +173,8 @@ class PrivateSearch(Checked):
 
 
 def searched(settings: PrivateSearch, resume: bool) -> SearchResult:
-    """Returns the result of the search in a folder that is claimed; see :meth:`PrivateSearch.fit`."""
+    """Returns the result of the search in a folder that is claimed; see
+    :meth:`PrivateSearch.fit`."""
     root = RunFolder.of(settings.folder)
     search = _Search(settings, settings.plan(), root)
     header = {
@@ -176,12 +186,14 @@ def searched(settings: PrivateSearch, resume: bool) -> SearchResult:
         "noise_multiplier": search.plan.noise_multiplier,
         "candidates": dict(search.plan.fingerprints),
     }
-    # The search's own ledger pins its settings and locks its folder; charges are in those of its runs. A copy of a
-    # secure search would release a second choice.
+    # The search's own ledger pins its settings and locks its folder; charges are in those of its
+    # runs. A copy of a secure search would release a second choice.
     path: Path | None = None
     if root is not None:
         path = root.ledger
-    with Ledger(path, header, fingerprint="search", replays_free=True, resume=resume, single=search.secure):
+    with Ledger(
+        path, header, fingerprint="search", replays_free=True, resume=resume, single=search.secure
+    ):
         result = search.run()
     if root is not None:
         root.write_lists()
@@ -236,16 +248,20 @@ class _Search:
         return self.root.private / "search.json"
 
     def _begin(self) -> tuple[list[int], list[float]]:
-        """Returns the candidate of each repetition, and the scores that are there already. Drawn once, before any
-        training."""
+        """Returns the candidate of each repetition, and the scores that are there already. Drawn
+        once, before any training."""
         path = self._state
         if path is not None and path.exists():
             try:
                 state = json.loads(path.read_text(encoding="utf-8"))
                 self.began = float(state["began"])
-                return [self.names.index(name) for name in state["candidates"]], list(state["scores"])
+                return [self.names.index(name) for name in state["candidates"]], list(
+                    state["scores"]
+                )
             except (OSError, ValueError, KeyError, TypeError) as error:
-                raise ResumeError(f"{path} cannot be read as the state of this search: {error!r}") from error
+                raise ResumeError(
+                    f"{path} cannot be read as the state of this search: {error!r}"
+                ) from error
         if path is not None and (path.parent / "candidates").exists():
             raise ResumeError(
                 f"{path} is missing, but repetitions have been run. Their number cannot be drawn "
@@ -253,8 +269,12 @@ class _Search:
                 f"another folder."
             )
         # The number of repetitions is secret; it is drawn once and kept in the private folder.
-        count = draw_repetitions(self.source.coins("search/repetitions", 0), self.settings.mean, self.settings.shape)
-        uniform = np.asarray(self.source.coins("search/candidates", 0).uniform(max(1, count)))[:count]
+        count = draw_repetitions(
+            self.source.coins("search/repetitions", 0), self.settings.mean, self.settings.shape
+        )
+        uniform = np.asarray(self.source.coins("search/candidates", 0).uniform(max(1, count)))[
+            :count
+        ]
         chosen = [int(number) for number in np.floor(uniform * len(self.names))]
         self._write(chosen, [])
         return chosen, []
@@ -272,20 +292,22 @@ class _Search:
         return RunFolder(self.root.private / "candidates" / str(index))
 
     def _coins(self, index: int) -> NoiseSource:
-        """Returns the coins of the cohorts and noise of one repetition: all that its number addresses."""
+        """Returns the coins of the cohorts and noise of one repetition: all that its number
+        addresses."""
         if self.secure:
             return SecureSource()
         return SeededSource(self.seed, index + 1)
 
     def _clear(self, index: int) -> None:
-        """Takes away what an interruption has left of a repetition without a score, where its noise cannot be drawn
-        again."""
+        """Takes away what an interruption has left of a repetition without a score, where its noise
+        cannot be drawn again."""
         place = self._place(index)
         if place is not None and self.secure and place.root.exists():
             shutil.rmtree(place.root)
 
     def _train(self, index: int, candidate: int) -> Result:
-        """Returns the run of one repetition, from where it stopped; nothing is left to do in one that has ended."""
+        """Returns the run of one repetition, from where it stopped; nothing is left to do in one
+        that has ended."""
         name = self.names[candidate]
         trainer = self.plan.trainers[name]  # has no folder of its own
         place = self._place(index)
@@ -331,7 +353,8 @@ class _Search:
             everyone = channel.draw(0)
             channel.begin(0, everyone)
             # Scores less 1/2 are released: their range is symmetric, and halves the sensitivity.
-            scores = torch.full((n,), 0.5, dtype=torch.float64)  # a client that has nothing to test on adds nothing
+            # a client that has nothing to test on adds nothing
+            scores = torch.full((n,), 0.5, dtype=torch.float64)
             own = torch.tensor([client in result.personal_accuracy for client in result.ids])
             scores[own] = client_scores(
                 torch.tensor(list(result.personal_accuracy.values())), self.settings.score_bound
@@ -349,7 +372,9 @@ class _Search:
 
     # What is released
 
-    def _result(self, chosen: list[int], scores: list[float], best: int | None, run: Result | None) -> SearchResult:
+    def _result(
+        self, chosen: list[int], scores: list[float], best: int | None, run: Result | None
+    ) -> SearchResult:
         settings = self.settings
         accuracy = "test accuracy"
         if settings.score_bound is not None:
@@ -370,7 +395,9 @@ class _Search:
             "score_noise": settings.score_noise,
         }
         budget = float(self.privacy.epsilon or 0.0)
-        report = search_report(own, search, epsilon=self.plan.epsilon, budget=budget, releases=releases)
+        report = search_report(
+            own, search, epsilon=self.plan.epsilon, budget=budget, releases=releases
+        )
         folder: Path | None = None
         if self.root is not None:
             folder = self.root.root
@@ -387,7 +414,9 @@ class _Search:
             score=score,
             best=run,
             privacy=report,
-            repetitions=tuple(Repetition(self.names[k], value) for k, value in zip(chosen, scores, strict=True)),
+            repetitions=tuple(
+                Repetition(self.names[k], value) for k, value in zip(chosen, scores, strict=True)
+            ),
             folder=folder,
         )
         if self.root is not None:
@@ -410,7 +439,8 @@ class _Search:
         root.write_result(result.best, settings, trainer.data)
 
     def date(self, public: Path) -> None:
-        """Dates the published files at the start of the search: its end would tell the number of repetitions."""
+        """Dates the published files at the start of the search: its end would tell the number of
+        repetitions."""
         # The folder last, since writing a file changes its date.
         for path in (*public.iterdir(), public):
             os.utime(path, (self.began, self.began))

@@ -34,7 +34,8 @@ class Callback:
     A callback must not write private numbers where observers can see them.
 
     Example:
-        >>> from fedmtl import Callback, FullParticipation, Local, LocalSGD, Trainer, load_data, models
+        >>> from fedmtl import Callback, FullParticipation, Local
+        >>> from fedmtl import LocalSGD, Trainer, load_data, models
         >>> class Count(Callback):
         ...     rounds = 0
         ...     def on_event(self, event, state):
@@ -55,10 +56,12 @@ class Callback:
     """
 
     def on_start(self, name: str, rounds: int, step: int) -> None:
-        """Before the first event of this process: the method's name, planned rounds, rounds already done."""
+        """Before the first event of this process: the method's name, planned rounds, rounds already
+        done."""
 
     def on_event(self, block: Block, state: State) -> None:
-        """After each round, or block of activations: ``block.step`` is the number of its last step."""
+        """After each round, or block of activations: ``block.step`` is the number of its last
+        step."""
 
     def on_evaluate(self, row: Mapping[str, Any]) -> None:
         """After each evaluation: one row of the history."""
@@ -70,7 +73,8 @@ class Callback:
 class ProgressBar(Callback):
     """A bar with round, loss, accuracy, epsilon spent and time left, on standard error.
 
-    Without a terminal it prints lines instead: that of the last evaluation, and before it one about every ten seconds.
+    Without a terminal it prints lines instead: that of the last evaluation, and before it one about
+    every ten seconds.
     """
 
     def __init__(self) -> None:
@@ -102,18 +106,25 @@ class ProgressBar(Callback):
         epsilon = "none"
         if not math.isinf(row["epsilon"]):
             epsilon = rounded_up(row["epsilon"], 3)
-        numbers = f"loss {number_text(row['loss'])}  {metric.replace('_', ' ')} {number_text(row[metric])}"
+        numbers = (
+            f"loss {number_text(row['loss'])}  {metric.replace('_', ' ')} "
+            f"{number_text(row[metric])}"
+        )
         numbers += f"  epsilon {epsilon}"
         self._bar.update(self._task, numbers=numbers)
         now = time.monotonic()
-        due = row["round"] in (self._round, self._rounds) or now - self._printed >= _LINE_SECONDS  # of each budget
+        # of each budget
+        due = row["round"] in (self._round, self._rounds) or now - self._printed >= _LINE_SECONDS
         if not self._live and due:
             self._printed = now
             self._round = row["round"]
             budget = ""
             if row.get("budget") is not None:
                 budget = f", budget {rounded_up(row['budget'], 6)}"
-            line = f"{self._name} {row['round']}/{self._rounds}{budget}  {numbers}  {now - self._began:.0f} s"
+            line = (
+                f"{self._name} {row['round']}/{self._rounds}{budget}  {numbers}  "
+                f"{now - self._began:.0f} s"
+            )
             self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def on_end(self, result: Result | None) -> None:
@@ -122,7 +133,8 @@ class ProgressBar(Callback):
 
 
 class TensorBoard(Callback):
-    """Writes every number of the history to TensorBoard event files (needs the ``tensorboard`` extra).
+    """Writes every number of the history to TensorBoard event files (needs the ``tensorboard``
+    extra).
 
     Args:
         folder: of the event files; keep it private, the numbers are computed on the clients' data.
@@ -147,9 +159,9 @@ class TensorBoard(Callback):
 class MLflow(Callback):
     """Logs the settings and every number of the history to MLflow (needs the ``mlflow`` extra).
 
-    These numbers are computed on the clients' data, so they are kept in ``folder``, whose ``mlflow.db`` is read by
-    ``mlflow ui --backend-store-uri sqlite:///FOLDER/mlflow.db``; nothing is written elsewhere. A run that is resumed
-    continues under its name there.
+    These numbers are computed on the clients' data, so they are kept in ``folder``, whose
+    ``mlflow.db`` is read by ``mlflow ui --backend-store-uri sqlite:///FOLDER/mlflow.db``; nothing
+    is written elsewhere. A run that is resumed continues under its name there.
 
     Args:
         folder: of the database; keep it private. None with ``tracking_uri``.
@@ -170,7 +182,8 @@ class MLflow(Callback):
     ) -> None:
         if folder is None and tracking_uri is None:
             raise ConfigError("MLflow needs folder, for its database, or tracking_uri.")
-        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # before the import; nothing is sent unasked
+        # before the import; nothing is sent unasked
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         try:
             import mlflow
         except ImportError as error:
@@ -216,11 +229,14 @@ class MLflow(Callback):
 
 
 def _missing(extra: str) -> ConfigError:
-    return ConfigError(f'logger={extra} needs a package that is not here: pip install "fedmtl[{extra}]".')
+    return ConfigError(
+        f'logger={extra} needs a package that is not here: pip install "fedmtl[{extra}]".'
+    )
 
 
 def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
-    """The finite numbers of a row; where a round has a row for each budget, the budget is part of their names."""
+    """The finite numbers of a row; where a round has a row for each budget, the budget is part of
+    their names."""
     budget = row.get("budget")
     prefix = ""
     if budget is not None:

@@ -1,5 +1,5 @@
-"""What can be said of data before anything is trained: who takes part, and whether the noise at an epsilon allows
-sharing."""
+"""What can be said of data before anything is trained: who takes part, and whether the noise at an
+epsilon allows sharing."""
 
 from __future__ import annotations
 
@@ -35,10 +35,11 @@ def check(
 ) -> str:
     """Return a summary of the data, the automatic settings, and whether the noise allows sharing.
 
-    The latter depends on nu, the noise relative to what a client may contribute. Whether sharing helps depends also on
-    how alike clients are, which no public fact says: a run measures it, beside local training. In 108 settings on eight
-    tables, with nu below 1 sharing lowered the error by more than 2% in two thirds of them, and raised it by as much in
-    6%; from 1 to 4 it lowered the error in about half; above 4 clients got little more than the average of their own
+    The latter depends on nu, the noise relative to what a client may contribute. Whether sharing
+    helps depends also on how alike clients are, which no public fact says: a run measures it,
+    beside local training. In 108 settings on eight tables, with nu below 1 sharing lowered the
+    error by more than 2% in two thirds of them, and raised it by as much in 6%; from 1 to 4 it
+    lowered the error in about half; above 4 clients got little more than the average of their own
     models.
 
     Args:
@@ -48,12 +49,13 @@ def check(
         public: leave out the lines that are computed from private records, which no epsilon covers.
 
     Raises:
-        ConfigError: data without automatic settings, or ``public`` and a number of classes or categories that was
-            inferred from the records.
+        ConfigError: data without automatic settings, or ``public`` and a number of classes or
+            categories that was inferred from the records.
 
     Example:
         >>> from fedmtl import ClientPrivacy, check, load_data
-        >>> print(check(load_data("digits", clients=10), ClientPrivacy(epsilon=8.0), public=True).splitlines()[0])
+        >>> data = load_data("digits", clients=10)
+        >>> print(check(data, ClientPrivacy(epsilon=8.0), public=True).splitlines()[0])
         digits: 10 clients, 64 features, 10 classes
     """
     data = as_data(data)
@@ -62,19 +64,30 @@ def check(
     shape = [name for name in data.inferred if not name.startswith("range.")]
     if public and shape:
         raise ConfigError(
-            f"{data.name}: {', '.join(shape)} came from private records, and so would what is printed; declare "
-            "them (data.classes=K, null for a regression; data.bounds={COLUMN: [A, B]}), or leave --public out."
+            f"{data.name}: {', '.join(shape)} came from private records, and so would what is "
+            "printed; declare "
+            "them (data.classes=K, null for a regression; data.bounds={COLUMN: [A, B]}), or leave "
+            "--public out."
         )
-    given = {"model": None if model is None else as_model(model), "rounds": rounds, "schedule": schedule}
+    given = {
+        "model": None if model is None else as_model(model),
+        "rounds": rounds,
+        "schedule": schedule,
+    }
     chosen = automatic(data, privacy, **given)  # type: ignore[arg-type]
     target = "a real target"
     if data.classes is not None:
         target = f"{data.classes} classes"
-    lines = [f"{data.name}: {len(data):,} clients, {math.prod(data.spec.shape):,} features, {target}"]
+    lines = [
+        f"{data.name}: {len(data):,} clients, {math.prod(data.spec.shape):,} features, {target}"
+    ]
     if not public:
         counts = data.train.counts
         low, middle, high = (int(value) for value in (counts.min(), counts.median(), counts.max()))
-        lines.append(f"training rows a client, private: {low:,} smallest, {middle:,} median, {high:,} largest")
+        lines.append(
+            f"training rows a client, private: {low:,} smallest, {middle:,} median, "
+            f"{high:,} largest"
+        )
         lines += [text for text in (unscaled(data), wide_ranges(data)) if text]
     if data.inferred:
         lines.append(f"not declared, and refused with noise: {', '.join(data.inferred)}")
@@ -85,8 +98,8 @@ def check(
 
 
 def wide_ranges(data: FederatedDataset) -> str:
-    """Return which declared ranges of a table are much wider than its values, and what that costs; empty for none. It
-    is computed from private records.
+    """Return which declared ranges of a table are much wider than its values, and what that costs;
+    empty for none. It is computed from private records.
 
     Args:
         data: of a table; of other data nothing is known.
@@ -109,9 +122,12 @@ def wide_ranges(data: FederatedDataset) -> str:
     if not wide:
         return ""
     return textwrap.fill(
-        "bounds that are much wider than the values, by how many times (private: covered by no epsilon): "
-        f"{', '.join(wide)}. On six tables too wide bounds of all columns raised the error by up to 4% at three times, "
-        "and at ten times by 3% in the median and up to 24%; narrower ones help if they are public, too",
+        "bounds that are much wider than the values, by how many times (private: covered by no "
+        "epsilon): "
+        f"{', '.join(wide)}. On six tables too wide bounds of all columns raised the error by up "
+        "to 4% at three times, "
+        "and at ten times by 3% in the median and up to 24%; narrower ones help if they are "
+        "public, too",
         width=120,
         subsequent_indent="  ",
     )
@@ -128,7 +144,9 @@ def _times(values: Tensor) -> float:
     return 1.0
 
 
-def _enough(data: FederatedDataset, privacy: Privacy, noise: float, given: Mapping[str, Any]) -> str:
+def _enough(
+    data: FederatedDataset, privacy: Privacy, noise: float, given: Mapping[str, Any]
+) -> str:
     """Return at which epsilon or number of clients nu would be 1, where it is ``noise``."""
 
     def excess(log_epsilon: float) -> float:
@@ -141,4 +159,7 @@ def _enough(data: FederatedDataset, privacy: Privacy, noise: float, given: Mappi
     else:
         epsilon = math.nan
     clients = math.ceil(len(data) * (noise if isinstance(privacy, ClientPrivacy) else noise**2))
-    return f"nu is 1 at epsilon {float(rounded_up(epsilon, 2)):g}, or with about {clients:,} clients of as many records"
+    return (
+        f"nu is 1 at epsilon {float(rounded_up(epsilon, 2)):g}, or with about {clients:,} "
+        "clients of as many records"
+    )

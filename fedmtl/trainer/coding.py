@@ -1,4 +1,5 @@
-"""Models on raw rows of a table: from columns to inputs, and from outputs to predictions in the target's units."""
+"""Models on raw rows of a table: from columns to inputs, and from outputs to predictions in the
+target's units."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ class Coding:
     Args:
         schema: from columns to features, and from outputs to the target's values.
         transform: from features to inputs.
-        odds: from outputs to probabilities of classes; None where the loss of the run gives them no such meaning.
+        odds: from outputs to probabilities of classes; None where the loss of the run gives them no
+            such meaning.
         limit: public bound on predictions, in the units of the outputs; infinite for none.
     """
 
@@ -48,8 +50,8 @@ class Coding:
 
     @classmethod
     def of(cls, data: FederatedDataset, loss: Loss, own_loss: Any = None) -> Coding | None:
-        """Return the coding of the data of a run; None of data that are no table, or have another transform than those
-        of this package for tables.
+        """Return the coding of the data of a run; None of data that are no table, or have another
+        transform than those of this package for tables.
 
         Args:
             data: of the run.
@@ -84,16 +86,20 @@ class Coding:
         return features
 
     def check_odds(self) -> None:
-        """Raise :class:`ConfigError` if the outputs of the model have no meaning as probabilities."""
+        """Raise :class:`ConfigError` if the outputs of the model have no meaning as
+        probabilities."""
         if self.odds is not None:
             return
         why = "was trained with a loss that gives its outputs no probabilities"
         if self.schema.classes is None:
             why = "predicts a number"
-        raise ConfigError(f"the model {why}; leave probabilities out, or train with a cross-entropy.")
+        raise ConfigError(
+            f"the model {why}; leave probabilities out, or train with a cross-entropy."
+        )
 
     def chances(self, outputs: Tensor) -> Tensor:
-        """Return the probabilities of the classes, float64 (n, classes), of the outputs of a model, (n, outputs)."""
+        """Return the probabilities of the classes, float64 (n, classes), of the outputs of a model,
+        (n, outputs)."""
         if self.odds == "softmax":
             return outputs.double().softmax(1)
         second = outputs.double()[:, 0].sigmoid()
@@ -103,7 +109,12 @@ class Coding:
         """Return the coding as plain values, JSON-ready."""
         transform = {"class": type(self.transform).__name__, **asdict(self.transform)}  # type: ignore[call-overload]
         limit = None if math.isinf(self.limit) else self.limit
-        return {"table": self.schema.to_dict(), "transform": transform, "odds": self.odds, "limit": limit}
+        return {
+            "table": self.schema.to_dict(),
+            "transform": transform,
+            "odds": self.odds,
+            "limit": limit,
+        }
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Coding:
@@ -123,7 +134,10 @@ class Coding:
         if limit is not None and not (type(limit) in (int, float) and 0 < limit < math.inf):
             raise DataError(f"limit is {limit!r}; it must be null, or a number above 0.")
         if not isinstance(transform, dict) or transform.get("class") not in _TRANSFORMS:
-            raise DataError(f"transform is {transform!r}; accepted: {', '.join(_TRANSFORMS)}, with its settings.")
+            raise DataError(
+                f"transform is {transform!r}; accepted: {', '.join(_TRANSFORMS)}, with "
+                "its settings."
+            )
         settings = {name: value for name, value in transform.items() if name != "class"}
         try:
             made = _TRANSFORMS[transform["class"]](**settings)
@@ -148,20 +162,20 @@ class Predictor:
     def __call__(self, rows: DataFrame, *, probabilities: bool = False) -> Series | DataFrame:
         """Return the prediction of every row: a number or the label of a class.
 
-        Values beyond the public range of a column are cut there, and one warning counts them. Columns that the model
-        does not take, such as the target, are left out.
+        Values beyond the public range of a column are cut there, and one warning counts them.
+        Columns that the model does not take, such as the target, are left out.
 
         Args:
             rows: n rows with the columns of the run, as they were in its table.
             probabilities: of all classes in place of the most likely one.
 
         Returns:
-            (n,), with the index of ``rows`` and the target's name; with ``probabilities`` (n, classes), a column a
-            class.
+            (n,), with the index of ``rows`` and the target's name; with ``probabilities`` (n,
+            classes), a column a class.
 
         Raises:
-            DataError: a missing column, a missing or infinite value, a text in place of a number, or an unknown
-                category, each with the row.
+            DataError: a missing column, a missing or infinite value, a text in place of a number,
+                or an unknown category, each with the row.
             ConfigError: probabilities of a model whose outputs have no such meaning.
         """
         import pandas as pd
@@ -171,7 +185,9 @@ class Predictor:
             self.coding.check_odds()
         outputs = self.outputs(self.coding.features(rows))
         if probabilities:
-            return pd.DataFrame(self.coding.chances(outputs).cpu().numpy(), index=rows.index, columns=schema.names)
+            return pd.DataFrame(
+                self.coding.chances(outputs).cpu().numpy(), index=rows.index, columns=schema.names
+            )
         return pd.Series(schema.decode(outputs), index=rows.index, name=schema.target)
 
     def outputs(self, features: Tensor) -> Tensor:
@@ -181,8 +197,8 @@ class Predictor:
             features: of n rows, as :meth:`Coding.features` returns them.
 
         Raises:
-            DataError: a whole number that an embedding of the model has no row for, an output that is not finite, or a
-                model of another number of outputs than the target needs.
+            DataError: a whole number that an embedding of the model has no row for, an output that
+                is not finite, or a model of another number of outputs than the target needs.
         """
         schema = self.coding.schema
         if not len(features):
@@ -196,7 +212,8 @@ class Predictor:
                 ]
         except IndexError as error:
             raise DataError(
-                f"an embedding of the model has no row for one of the whole numbers from {features.min():g} to "
+                "an embedding of the model has no row for one of the whole numbers from "
+                f"{features.min():g} to "
                 f"{features.max():g} ({first_line(error)}); give numbers that the run had."
             ) from error
         outputs = torch.cat(parts)
@@ -211,7 +228,8 @@ class Predictor:
             )
         if not torch.isfinite(outputs).all():
             raise DataError(
-                "a prediction is not finite: the training of this model diverged, or a value is far beyond those of "
+                "a prediction is not finite: the training of this model diverged, or a value is "
+                "far beyond those of "
                 "the run."
             )
         return outputs

@@ -1,4 +1,5 @@
-"""How the releases of a run are opened, and where its clients compute: in this process and its ranks."""
+"""How the releases of a run are opened, and where its clients compute: in this process and its
+ranks."""
 
 from __future__ import annotations
 
@@ -39,9 +40,11 @@ if TYPE_CHECKING:
 Schedule = Sampler | AsynchronousSchedule
 
 
-def bind_schedule(schedule: Schedule, data: FederatedDataset, canaries: int = 0) -> BoundSampler | BoundSchedule:
-    """Return the schedule of the clients of ``data`` and of ``canaries`` behind them, by their number, or by the names
-    and keys of the clients where they act one at a time."""
+def bind_schedule(
+    schedule: Schedule, data: FederatedDataset, canaries: int = 0
+) -> BoundSampler | BoundSchedule:
+    """Return the schedule of the clients of ``data`` and of ``canaries`` behind them, by their
+    number, or by the names and keys of the clients where they act one at a time."""
     if isinstance(schedule, AsynchronousSchedule):
         return schedule.bind(len(data), names=data.ids, keys=data.keys)
     if schedule == PoissonSampling() and len(data) < USUAL_COHORT:  # with canaries as without
@@ -52,23 +55,27 @@ def bind_schedule(schedule: Schedule, data: FederatedDataset, canaries: int = 0)
 def releases_of(
     algorithm: Algorithm, problem: Problem, schedule: BoundSampler | BoundSchedule
 ) -> tuple[ReleasePlan | GradientPlan, ...]:
-    """Return every release of a run: the algorithm's own, and where records are protected the gradients of local
-    training, whose number of steps and of records a step follows from the local solver. Rows of clients without data
-    are among them if the algorithm accepts such clients.
+    """Return every release of a run: the algorithm's own, and where records are protected the
+    gradients of local training, whose number of steps and of records a step follows from the local
+    solver. Rows of clients without data are among them if the algorithm accepts such clients.
 
     Raises:
         ConfigError: records are protected, and the algorithm does not train locally.
     """
     plans = tuple(algorithm.plan(problem, schedule))
     if algorithm.accepts_empty_clients:
-        plans = tuple(replace(plan, without_data=True) if isinstance(plan, ReleasePlan) else plan for plan in plans)
+        plans = tuple(
+            replace(plan, without_data=True) if isinstance(plan, ReleasePlan) else plan
+            for plan in plans
+        )
     if not problem.protects_records:
         return plans
     solver = algorithm.local
     counts = problem.data.train.counts
     if solver is None:
         raise ConfigError(
-            f"RecordPrivacy protects the gradients of local training, but {algorithm.name} has no local solver; "
+            f"RecordPrivacy protects the gradients of local training, but {algorithm.name} has no "
+            "local solver; "
             f"use pmtl, ditto, fedavg or fedprox."
         )
     trainings = max((plan.trainings for plan in plans if isinstance(plan, ReleasePlan)), default=1)
@@ -102,7 +109,8 @@ def open_run(
         problem: of the run.
         fingerprint, resume, replay: see :func:`~fedmtl.privacy.open_channel`.
         sampler: who takes part, in place of the settings' schedule.
-        ledger: its file; None keeps charges in memory, as those of replicates, which are simulations, are in any case.
+        ledger: its file; None keeps charges in memory, as those of replicates, which are
+            simulations, are in any case.
         coins: source of the noise and of cohorts, in place of the seed's.
 
     Raises:
@@ -115,17 +123,22 @@ def open_run(
     if len(empty) and not algorithm.accepts_empty_clients:
         name = problem.data.ids[int(empty[0])]
         raise ConfigError(
-            f"{problem.data.name}: client {name!r} has no training examples; {algorithm.name} needs them of everyone."
+            f"{problem.data.name}: client {name!r} has no training examples; {algorithm.name} "
+            "needs them of everyone."
         )
     options: dict[str, Any] = {}
     plans = releases_of(algorithm, problem, bound)
     audit = settings.audit
     if audit is not None:  # of records; clients that are canaries are in the schedule
         number = audit.canaries
-        plans = tuple(plan.with_canaries(number) if isinstance(plan, GradientPlan) else plan for plan in plans)
+        plans = tuple(
+            plan.with_canaries(number) if isinstance(plan, GradientPlan) else plan for plan in plans
+        )
     if isinstance(bound, BoundSampler):
-        order = torch.argsort(problem.data.keys, stable=True)  # cohorts do not depend on the order of the data
-        order = torch.cat([order, torch.arange(len(order), bound.n)])  # canaries come behind the clients
+        # cohorts do not depend on the order of the data
+        order = torch.argsort(problem.data.keys, stable=True)
+        # canaries come behind the clients
+        order = torch.cat([order, torch.arange(len(order), bound.n)])
         options = {"steps": problem.rounds, "order": order}
     channel: Rounds | Activations = open_channel(
         privacies if len(privacies) > 1 else privacies[0],  # type: ignore[arg-type]
@@ -154,8 +167,8 @@ class Engine:
 
     Args:
         ranks: the processes that were started; a run of one may start others.
-        coins: where the noise and the cohorts come from, in place of the seed; all that is public stays that of the
-            seed, and nothing is logged, nor are local trainings counted.
+        coins: where the noise and the cohorts come from, in place of the seed; all that is public
+            stays that of the seed, and nothing is logged, nor are local trainings counted.
         facts: what the run's report has in place of the facts of its channel.
     """
 
@@ -165,7 +178,14 @@ class Engine:
 
     def open(self, run: Run, resume: bool) -> Rounds | Activations:
         """Return the channel of the run."""
-        return open_run(run.settings, run.problem, run.fingerprint, ledger=run.ledger, resume=resume, coins=self.coins)
+        return open_run(
+            run.settings,
+            run.problem,
+            run.fingerprint,
+            ledger=run.ledger,
+            resume=resume,
+            coins=self.coins,
+        )
 
     def init(self, run: Run) -> State:
         """Return the state before the first step."""
@@ -176,8 +196,8 @@ class Engine:
         return run.algorithm.step(run.problem, state, block, run.channel)
 
     def measure(self, run: Run, state: State) -> tuple[list[dict[str, float]], dict[str, Metrics]]:
-        """Return the numbers of every repetition, and the scores of the first one by model, those of the personal
-        models last; none where nothing is scored."""
+        """Return the numbers of every repetition, and the scores of the first one by model, those
+        of the personal models last; none where nothing is scored."""
         problem = run.problem
         algorithm = run.algorithm
         evaluated = run.evaluated
@@ -188,7 +208,9 @@ class Engine:
             each = evaluate_models(problem, models, metrics)
         else:
             if (model := algorithm.shared(state)) is not None:
-                scores["shared"] = evaluate_models(evaluated, model.expand(1, evaluated.clients, -1), metrics)[0]
+                scores["shared"] = evaluate_models(
+                    evaluated, model.expand(1, evaluated.clients, -1), metrics
+                )[0]
             if _is_everyones(run, model, state):
                 each = [scores["shared"]]
             else:
@@ -199,21 +221,26 @@ class Engine:
         objective = algorithm.objective(problem, state)
         numbers = [numbers_of(evaluated, own) for own in each]
         if objective is not None:
-            numbers = [row | {"objective": value} for row, value in zip(numbers, objective.tolist(), strict=True)]
+            numbers = [
+                row | {"objective": value}
+                for row, value in zip(numbers, objective.tolist(), strict=True)
+            ]
         if scores:
             numbers[0] |= summarize(evaluated, scores["shared"], "global_")
         return numbers, scores | {"personal": each[0]}
 
     def models(self, run: Run, state: State) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the personal models (n, D) after the last step, and their parts by name; only the models (k, D) of
-        clients that were drawn for evaluation."""
+        """Return the personal models (n, D) after the last step, and their parts by name; only the
+        models (k, D) of clients that were drawn for evaluation."""
         problem = run.problem
         algorithm = run.algorithm
         clients = run.clients
         if _is_everyones(run, algorithm.shared(state), state):
             personal = algorithm.personalize(problem, state, clients)
         else:
-            personal = problem.spread(lambda own: algorithm.personalize(problem, state, own), clients)
+            personal = problem.spread(
+                lambda own: algorithm.personalize(problem, state, own), clients
+            )
         if len(clients) < problem.clients or type(algorithm).parts is Algorithm.parts:
             return personal, {}
         whole = State(state.public, problem.gathered(state.private))

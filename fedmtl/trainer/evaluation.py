@@ -1,9 +1,10 @@
 """Scores, losses and further metrics of personal and shared models, client by client.
 
-The score is that of :func:`~fedmtl.trainer.metrics.main_metric`: accuracy for classes, the mean squared error for real
-targets, recall at 5 for more than 5 labels an example. A client without test examples, or without a label in any where
-the score is recall, has no score. Losses and scores are sums over examples that are never all in memory; other metrics
-(:mod:`fedmtl.trainer.metrics`) see all outputs of one client.
+The score is that of :func:`~fedmtl.trainer.metrics.main_metric`: accuracy for classes, the mean
+squared error for real targets, recall at 5 for more than 5 labels an example. A client without test
+examples, or without a label in any where the score is recall, has no score. Losses and scores are
+sums over examples that are never all in memory; other metrics (:mod:`fedmtl.trainer.metrics`) see
+all outputs of one client.
 """
 
 from __future__ import annotations
@@ -57,8 +58,10 @@ class Metrics:
     Attributes:
         loss: float64 (k,), mean loss over a client's own examples; NaN without any.
         score: float64 (k,), the main metric of a client's own examples; NaN where ``weight`` is 0.
-        weight: float64 (k,), what is behind each score: a number of examples, or for recall of labels that are there.
-        others: float64 (k,) by name, the metrics that were asked for; NaN where they are not defined.
+        weight: float64 (k,), what is behind each score: a number of examples, or for recall of
+            labels that are there.
+        others: float64 (k,) by name, the metrics that were asked for; NaN where they are not
+            defined.
     """
 
     loss: Tensor
@@ -70,13 +73,21 @@ class Metrics:
     def of(cls, table: Tensor, metrics: Sequence[Metric]) -> Metrics:
         """Return the columns of a table (k, 3 + m): losses, scores, weights, and ``metrics``."""
         loss, score, weight, *others = table.unbind(1)
-        return cls(loss, score, weight, {metric.name: column for metric, column in zip(metrics, others, strict=True)})
+        return cls(
+            loss,
+            score,
+            weight,
+            {metric.name: column for metric, column in zip(metrics, others, strict=True)},
+        )
 
     def by_client(self, problem: Problem) -> dict[str, dict[str, float]]:
-        """Return every metric of every client of the problem for which it is defined, by name and id: the loss, the
-        main metric, the nMSE of one real target, and the others."""
+        """Return every metric of every client of the problem for which it is defined, by name and
+        id: the loss, the main metric, the nMSE of one real target, and the others."""
         tested = problem.data.test.counts > 0
-        columns = {"loss": (self.loss, tested), main_metric(problem.data.spec).name: (self.score, self.weight > 0)}
+        columns = {
+            "loss": (self.loss, tested),
+            main_metric(problem.data.spec).name: (self.score, self.weight > 0),
+        }
         if kind_of(problem.data.spec) == "number":
             part = problem.data.test
             task, _ = normalized(self.score, problem.data.in_units(part.y.cpu()), part.offsets)
@@ -85,17 +96,20 @@ class Metrics:
         return {
             name: {
                 problem.data.ids[client]: value
-                for client, value in zip(defined.nonzero()[:, 0].tolist(), values[defined].tolist(), strict=True)
+                for client, value in zip(
+                    defined.nonzero()[:, 0].tolist(), values[defined].tolist(), strict=True
+                )
             }
             for name, (values, defined) in columns.items()
         }
 
 
 def evaluated_clients(problem: Problem, count: int | None) -> tuple[Tensor, Problem]:
-    """Return the clients that are evaluated, int64 (k,), ascending, and the problem with the data of these only.
+    """Return the clients that are evaluated, int64 (k,), ascending, and the problem with the data
+    of these only.
 
-    They are ``count`` clients that have test examples, drawn without replacement by the run's seed and the clients'
-    ids; all clients where it is None or not below the number of those.
+    They are ``count`` clients that have test examples, drawn without replacement by the run's seed
+    and the clients' ids; all clients where it is None or not below the number of those.
     """
     tested = problem.data.test.counts > 0
     if count is None or count >= int(tested.sum()):
@@ -117,16 +131,21 @@ def try_metrics(problem: Problem, metrics: Sequence[Metric]) -> None:
         ConfigError: one that raises, or does not return a number, on invented rows.
     """
     with torch.no_grad():
-        shape = tuple(problem.module(problem.data.spec.sample(2, problem.initial.dtype).cpu()).shape[1:])
+        shape = tuple(
+            problem.module(problem.data.spec.sample(2, problem.initial.dtype).cpu()).shape[1:]
+        )
     for metric in further_metrics(metrics, problem.data.spec):
         metric.number(*invented_rows(problem.data.spec, shape))
 
 
 def evaluate_each(
-    problem: Problem, models: Callable[[Tensor], Tensor], clients: Tensor, asked: Sequence[Metric] = ()
+    problem: Problem,
+    models: Callable[[Tensor], Tensor],
+    clients: Tensor,
+    asked: Sequence[Metric] = (),
 ) -> Metrics:
-    """The model of each of ``clients``, int64 (k,), on its own test examples, a block of clients at a time; of several
-    ranks each computes its own clients.
+    """The model of each of ``clients``, int64 (k,), on its own test examples, a block of clients at
+    a time; of several ranks each computes its own clients.
 
     Args:
         problem: data, loss and executor.
@@ -138,19 +157,25 @@ def evaluate_each(
 
     def table(own: Tensor) -> Tensor:
         blocks = own.split(max_clients(problem.dimension))
-        return torch.cat([_each_on_its_own(problem, models(some), some, metrics) for some in blocks])
+        return torch.cat(
+            [_each_on_its_own(problem, models(some), some, metrics) for some in blocks]
+        )
 
     return Metrics.of(problem.spread(table, clients), metrics)
 
 
-def _each_on_its_own(problem: Problem, rows: Tensor, clients: Tensor, metrics: Sequence[Metric]) -> Tensor:
-    """Return the table (k, 3 + m) of model ``rows[i]`` (k, D) on the test examples of client ``clients[i]`` (k,)."""
+def _each_on_its_own(
+    problem: Problem, rows: Tensor, clients: Tensor, metrics: Sequence[Metric]
+) -> Tensor:
+    """Return the table (k, 3 + m) of model ``rows[i]`` (k, D) on the test examples of client
+    ``clients[i]`` (k,)."""
     test = problem.data.test
     counts = test.counts[clients]
     first = test.offsets[clients]
     widths = batch_widths(counts, None) * (counts > 0)
     table = _unscored(len(clients), metrics)
-    for width in widths[widths > 0].unique().tolist():  # a client's own number of examples decides its shapes
+    # a client's own number of examples decides its shapes
+    for width in widths[widths > 0].unique().tolist():
         alike = (widths == width).nonzero()[:, 0]
         grain = grain_of(width, problem.executor.chunk)
         chosen, real = places(counts[alike], clients[alike] % LANES, grain)
@@ -159,7 +184,9 @@ def _each_on_its_own(problem: Problem, rows: Tensor, clients: Tensor, metrics: S
             own = real[part]
             mask = torch.arange(width) < counts[members][:, None]
             index = first[members][:, None] + torch.where(mask, torch.arange(width), 0)
-            outputs, y, values = _predicted(problem, rows[members.to(rows.device)], index, _EXAMPLES)
+            outputs, y, values = _predicted(
+                problem, rows[members.to(rows.device)], index, _EXAMPLES
+            )
             mask &= own[:, None]
             there = mask.to(outputs.device)
             scored = outputs[there][None], y[there], values[:, None, mask]
@@ -168,8 +195,8 @@ def _each_on_its_own(problem: Problem, rows: Tensor, clients: Tensor, metrics: S
 
 
 def _common(problem: Problem, models: Tensor, clients: Tensor, metrics: Sequence[Metric]) -> Tensor:
-    """Return the tables (M, k, 3 + m) of M models (M, D) that ``clients``, int64 (k,), consecutive positions, have in
-    common, on the test examples of each."""
+    """Return the tables (M, k, 3 + m) of M models (M, D) that ``clients``, int64 (k,), consecutive
+    positions, have in common, on the test examples of each."""
     test = problem.data.test
     count = len(models)
     index = torch.arange(int(test.offsets[clients[0]]), int(test.offsets[clients[-1] + 1]))
@@ -183,11 +210,14 @@ def _common(problem: Problem, models: Tensor, clients: Tensor, metrics: Sequence
     return _table(problem, outputs, y[0], values, test.counts[clients], metrics)
 
 
-def _predicted(problem: Problem, models: Tensor, index: Tensor, columns: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return predictions and targets (K, B, ...), and losses, scores and weights, float64 (3, K, B) on the host.
+def _predicted(
+    problem: Problem, models: Tensor, index: Tensor, columns: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return predictions and targets (K, B, ...), and losses, scores and weights, float64 (3, K, B)
+    on the host.
 
-    They are those of models (K, D) on the test examples ``index``, int64 (K, B), or (1, B) for all of them; ``columns``
-    of them at once.
+    They are those of models (K, D) on the test examples ``index``, int64 (K, B), or (1, B) for all
+    of them; ``columns`` of them at once.
     """
     batches = list[tuple[Tensor, Tensor]]()
     limit = problem.data.limit
@@ -210,9 +240,15 @@ def _unscored(clients: int, metrics: Sequence[Metric]) -> Tensor:
 
 
 def _table(
-    problem: Problem, outputs: Tensor, y: Tensor, values: Tensor, counts: Tensor, metrics: Sequence[Metric]
+    problem: Problem,
+    outputs: Tensor,
+    y: Tensor,
+    values: Tensor,
+    counts: Tensor,
+    metrics: Sequence[Metric],
 ) -> Tensor:
-    """Return the mean losses and scores, the weights, and other metrics of k clients by M models, (M, k, 3 + m).
+    """Return the mean losses and scores, the weights, and other metrics of k clients by M models,
+    (M, k, 3 + m).
 
     Args:
         problem: whose units they are.
@@ -229,7 +265,9 @@ def _table(
         whole = problem.data.in_units(outputs.detach().cpu())
         true = problem.data.in_units(y.cpu())
         sizes = counts.tolist()
-        for place, (own, labels) in enumerate(zip(whole.split(sizes, 1), true.split(sizes), strict=True)):
+        for place, (own, labels) in enumerate(
+            zip(whole.split(sizes, 1), true.split(sizes), strict=True)
+        ):
             for model in range(len(own)) if len(labels) else ():
                 row = [metric.value(own[model], labels) for metric in metrics]
                 others[:, model, place] = torch.tensor(row, dtype=torch.float64)
@@ -237,8 +275,9 @@ def _table(
 
 
 def summarize(problem: Problem, scores: Metrics, prefix: str = "") -> dict[str, float]:
-    """Return the main metric's mean over clients, over examples and of the worst tenth of clients, its standard
-    deviation over clients, and the mean of every further metric over the clients for which it is defined.
+    """Return the main metric's mean over clients, over examples and of the worst tenth of clients,
+    its standard deviation over clients, and the mean of every further metric over the clients for
+    which it is defined.
 
     Args:
         problem: whose clients are scored.
@@ -261,8 +300,8 @@ def summarize(problem: Problem, scores: Metrics, prefix: str = "") -> dict[str, 
 
 
 def constant_loss(problem: Problem) -> float | None:
-    """Return the least mean over clients of the test loss of a model that has the same outputs for every example; None
-    for a loss of the caller's own, of which the least has no closed form."""
+    """Return the least mean over clients of the test loss of a model that has the same outputs for
+    every example; None for a loss of the caller's own, of which the least has no closed form."""
     test = problem.data.test
     loss = problem.loss
     if loss not in LOSSES.values():
@@ -272,9 +311,12 @@ def constant_loss(problem: Problem) -> float | None:
     square = torch.zeros(())
     for index in torch.arange(len(weights)).split(_FLAT):
         y = take(test.y, index.to(test.y.device)).cpu()
-        y = (F.one_hot(y.long(), problem.data.spec.classes or 0) if loss is cross_entropy else y).double()
+        y = (
+            F.one_hot(y.long(), problem.data.spec.classes or 0) if loss is cross_entropy else y
+        ).double()
         mean, square = (
-            total + torch.tensordot(weights[index], part, 1) for total, part in ((mean, y), (square, y * y))
+            total + torch.tensordot(weights[index], part, 1)
+            for total, part in ((mean, y), (square, y * y))
         )
     if loss is cross_entropy:
         return float(torch.special.entr(mean).sum())
@@ -284,8 +326,9 @@ def constant_loss(problem: Problem) -> float | None:
 
 
 def own_constants(problem: Problem) -> dict[str, float]:
-    """Return each client's test error of predicting the mean of its own training targets as they are stored, by id and
-    in the target's own units; empty but for one real target an example, and of a quantile, which is no mean.
+    """Return each client's test error of predicting the mean of its own training targets as they
+    are stored, by id and in the target's own units; empty but for one real target an example, and
+    of a quantile, which is no mean.
 
     Clients without records on both sides are left out.
     """
@@ -298,15 +341,20 @@ def own_constants(problem: Problem) -> dict[str, float]:
             part.y[slice(*part.offsets[client : client + 2].tolist())].double().cpu()
             for part in (data.train, data.test)
         )
-        found[data.ids[client]] = float((data.in_units(tested) - data.in_units(own.mean())).square().mean())
+        found[data.ids[client]] = float(
+            (data.in_units(tested) - data.in_units(own.mean())).square().mean()
+        )
     return found
 
 
-def per_example(problem: Problem, outputs: Tensor, predictions: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Loss, score and weight of every example: (K, B, ...) three times -> float64 (K, B) three times.
+def per_example(
+    problem: Problem, outputs: Tensor, predictions: Tensor, y: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Loss, score and weight of every example: (K, B, ...) three times -> float64 (K, B) three
+    times.
 
-    The score of several examples is the sum of their scores over that of their weights, which are 1, or for recall the
-    number of labels that are there.
+    The score of several examples is the sum of their scores over that of their weights, which are
+    1, or for recall the number of labels that are there.
     """
     losses = example_losses(problem.loss, outputs, y).to(torch.float64)
     if problem.data.spec.labels > RECALL_AT:
@@ -323,7 +371,9 @@ def per_example(problem: Problem, outputs: Tensor, predictions: Tensor, y: Tenso
 
 def numbers_of(problem: Problem, metrics: Metrics) -> dict[str, float]:
     """Returns the numbers of a row of the history from the scores of all clients, (n,) each."""
-    numbers = {"loss": float(metrics.loss[problem.data.test.counts > 0].mean())} | summarize(problem, metrics)
+    numbers = {"loss": float(metrics.loss[problem.data.test.counts > 0].mean())} | summarize(
+        problem, metrics
+    )
     if kind_of(problem.data.spec) == "number":
         part = problem.data.test
         y = problem.data.in_units(part.y.cpu())
@@ -333,9 +383,12 @@ def numbers_of(problem: Problem, metrics: Metrics) -> dict[str, float]:
     return numbers
 
 
-def evaluate_models(problem: Problem, models: Tensor, asked: Sequence[Metric] = ()) -> list[Metrics]:
-    """Return the test scores of M models of every client, (M, n, D); expanded along the clients where they have the
-    same model: then several clients make a batch, which a rank takes in turn."""
+def evaluate_models(
+    problem: Problem, models: Tensor, asked: Sequence[Metric] = ()
+) -> list[Metrics]:
+    """Return the test scores of M models of every client, (M, n, D); expanded along the clients
+    where they have the same model: then several clients make a batch, which a rank takes in
+    turn."""
     clients = torch.arange(problem.clients)
     ranks = problem.ranks
     common = len(clients) == 1 or models.stride(1) == 0
@@ -354,8 +407,8 @@ def evaluate_models(problem: Problem, models: Tensor, asked: Sequence[Metric] = 
 
 
 def bands(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the mean of every number of the runs of one budget under its name, and of several runs its percentiles
-    under NAME_p5, ..."""
+    """Return the mean of every number of the runs of one budget under its name, and of several runs
+    its percentiles under NAME_p5, ..."""
     share = torch.tensor(PERCENTILES, dtype=torch.float64) / 100
     row: dict[str, float] = {}
     for name in runs[0]:

@@ -1,7 +1,8 @@
-"""A model of a table as a program: raw rows of numbers in, predictions in the target's units out, without this package.
+"""A model of a table as a program: raw rows of numbers in, predictions in the target's units out,
+without this package.
 
-The program is a file of ``torch.export`` or ONNX. It holds the coding of the columns, the model and the units, and in
-its notes what the columns are.
+The program is a file of ``torch.export`` or ONNX. It holds the coding of the columns, the model and
+the units, and in its notes what the columns are.
 """
 
 from __future__ import annotations
@@ -26,9 +27,11 @@ from .coding import Coding, Predictor
 
 SUFFIXES = (".pt2", ".onnx")
 NOTES = "fedmtl"
-"""Name of the notes in a file, a JSON text: in ONNX of the metadata, in ``torch.export`` of an extra file."""
+"""Name of the notes in a file, a JSON text: in ONNX of the metadata, in ``torch.export`` of an
+extra file."""
 _EPOCH = datetime.date(1970, 1, 1).toordinal()
-_MARCH = _EPOCH - datetime.date(1, 3, 1).toordinal() + 365  # days from the first of March of the year 0 to 1970
+# days from the first of March of the year 0 to 1970
+_MARCH = _EPOCH - datetime.date(1, 3, 1).toordinal() + 365
 
 
 class Program(nn.Module):
@@ -38,10 +41,11 @@ class Program(nn.Module):
         predictor: the model with its coding.
 
     Shape:
-        float64 (n, columns), a number for each column of the schema, see :func:`described`. Returns a dictionary:
-        ``"prediction"``, (n,), a real number, float64, or the number of a class, int64; and of classes whose loss gives
-        probabilities, ``"probabilities"``, float64 (n, classes). A row with a value that the columns do not take has
-        the prediction NaN or the class -1, and probabilities NaN.
+        float64 (n, columns), a number for each column of the schema, see :func:`described`. Returns
+        a dictionary: ``"prediction"``, (n,), a real number, float64, or the number of a class,
+        int64; and of classes whose loss gives probabilities, ``"probabilities"``, float64 (n,
+        classes). A row with a value that the columns do not take has the prediction NaN or the
+        class -1, and probabilities NaN.
     """
 
     def __init__(self, predictor: Predictor) -> None:
@@ -94,9 +98,12 @@ class Program(nn.Module):
 
 
 def _ends_of(column: Column) -> tuple[float, float]:
-    """Return the range of a column, of dates the first and the last in days since 1970-01-01; (0, 0) without one."""
+    """Return the range of a column, of dates the first and the last in days since 1970-01-01; (0,
+    0) without one."""
     if column.period is not None:
-        first, last = (datetime.date.fromisoformat(end).toordinal() - _EPOCH for end in column.period)
+        first, last = (
+            datetime.date.fromisoformat(end).toordinal() - _EPOCH for end in column.period
+        )
         return float(first), float(last)
     if column.range is not None:
         return column.range
@@ -104,11 +111,13 @@ def _ends_of(column: Column) -> tuple[float, float]:
 
 
 def _features(column: Column, value: Tensor, ends: Tensor, *, whole: bool) -> tuple[Tensor, Tensor]:
-    """Return the features of a column, float64 (n, width), and the rows in which its value is accepted, bool (n, 1).
+    """Return the features of a column, float64 (n, width), and the rows in which its value is
+    accepted, bool (n, 1).
 
     Args:
         column: how it is coded.
-        value: float64 (n, 1), a number, that of a category, or days since 1970-01-01; NaN for a missing one.
+        value: float64 (n, 1), a number, that of a category, or days since 1970-01-01; NaN for a
+            missing one.
         ends: of its range, float64 (2,).
         whole: only whole numbers are accepted.
     """
@@ -138,8 +147,8 @@ def _features(column: Column, value: Tensor, ends: Tensor, *, whole: bool) -> tu
 def _dated(column: Column, days: Tensor, ends: Tensor) -> Tensor:
     """Return the features of dates, float64 (n, 4), of whole days since 1970-01-01, float64 (n, 1).
 
-    Years and months are counted from March on in periods of 400 years, which have 146,097 days each: a leap day is then
-    the last day of its year, and the months before it follow one rule.
+    Years and months are counted from March on in periods of 400 years, which have 146,097 days
+    each: a leap day is then the last day of its year, and the months before it follow one rule.
     """
     assert column.period is not None
     first, last = (datetime.date.fromisoformat(end) for end in column.period)
@@ -157,7 +166,15 @@ def _dated(column: Column, days: Tensor, ends: Tensor) -> Tensor:
     years = torch.zeros_like(year)
     if first.year < last.year:
         years = _mapped(year, float(first.year), float(last.year))
-    return torch.cat((years, _mapped(month, 1.0, 12.0), _mapped(weekday, 0.0, 6.0), _mapped(days, *ends.unbind())), 1)
+    return torch.cat(
+        (
+            years,
+            _mapped(month, 1.0, 12.0),
+            _mapped(weekday, 0.0, 6.0),
+            _mapped(days, *ends.unbind()),
+        ),
+        1,
+    )
 
 
 def _mapped(value: Tensor, low: Tensor | float, high: Tensor | float) -> Tensor:
@@ -168,17 +185,21 @@ def _mapped(value: Tensor, low: Tensor | float, high: Tensor | float) -> Tensor:
 def described(coding: Coding) -> dict[str, Any]:
     """Returns the description of the inputs and outputs of a program, ready for JSON.
 
-    ``columns`` are those of its rows, in their order. Each has its ``name``, ``missing``, whether NaN stands for a
-    missing value, and one of three: ``categories``, of which a row has the number, counted from 0; the ``period`` of
-    dates, at which they are cut off, of which a row has the days since 1970-01-01; the ``range`` at which a number is
-    cut off, null for none. ``target`` is what it predicts, ``classes`` its classes in the order of their numbers, null
-    for a real number.
+    ``columns`` are those of its rows, in their order. Each has its ``name``, ``missing``, whether
+    NaN stands for a missing value, and one of three: ``categories``, of which a row has the number,
+    counted from 0; the ``period`` of dates, at which they are cut off, of which a row has the days
+    since 1970-01-01; the ``range`` at which a number is cut off, null for none. ``target`` is what
+    it predicts, ``classes`` its classes in the order of their numbers, null for a real number.
     """
     schema = coding.schema
     classes = None
     if schema.classes is not None:
         classes = schema.names
-    return {"columns": list(map(_described, schema.columns)), "target": schema.target, "classes": classes}
+    return {
+        "columns": list(map(_described, schema.columns)),
+        "target": schema.target,
+        "classes": classes,
+    }
 
 
 def _described(column: Column) -> dict[str, Any]:
@@ -191,9 +212,12 @@ def _described(column: Column) -> dict[str, Any]:
 
 
 def check_path(path: Path) -> None:
-    """Raise :class:`ConfigError` unless a file's suffix is that of a program, and its packages are here."""
+    """Raise :class:`ConfigError` unless a file's suffix is that of a program, and its packages are
+    here."""
     if path.suffix not in SUFFIXES or path.is_dir():
-        raise ConfigError(f"{path} is no program to write; give a file that ends in {' or '.join(SUFFIXES)}.")
+        raise ConfigError(
+            f"{path} is no program to write; give a file that ends in {' or '.join(SUFFIXES)}."
+        )
     if path.suffix == ".onnx":
         try:
             import onnx  # noqa: F401
@@ -201,7 +225,8 @@ def check_path(path: Path) -> None:
             import onnxscript  # noqa: F401
         except ImportError as error:
             raise ConfigError(
-                f'{path} is ONNX, which needs a package that is not here: pip install "fedmtl[export]"; a file that '
+                f"{path} is ONNX, which needs a package that is not here: pip install "
+                '"fedmtl[export]"; a file that '
                 "ends in .pt2 needs none."
             ) from error
 
@@ -230,7 +255,8 @@ def write_program(predictor: Predictor, path: Path) -> None:
                 content = _saved(program, notes)
         except Exception as error:  # of any kind: the model may be the user's own
             raise ModelError(
-                f"the model cannot be written as {path.suffix}: {type(error).__name__}: {first_line(error)}."
+                f"the model cannot be written as {path.suffix}: {type(error).__name__}: "
+                f"{first_line(error)}."
             ) from error
     write_bytes(path, content)
 
@@ -242,7 +268,8 @@ def _exported(module: Program) -> torch.export.ExportedProgram:
     with torch.no_grad():
         try:
             program = torch.export.export(module, (rows,), strict=False, **options)
-        except Exception:  # of any kind; a strict one also takes models with len(x), but more slowly
+        # of any kind; a strict one also takes models with len(x), but more slowly
+        except Exception:
             program = torch.export.export(module, (rows,), strict=True, **options)
     for node in program.graph.nodes:
         for name in ("stack_trace", "nn_module_stack", "source_fn_stack", "torch_fn"):
@@ -257,7 +284,8 @@ def _saved(program: torch.export.ExportedProgram, notes: str) -> bytes:
 
 
 def _onnx(program: torch.export.ExportedProgram, notes: str) -> bytes:
-    """Return the program as ONNX, with inputs and outputs by name, after one row has the same outputs from both.
+    """Return the program as ONNX, with inputs and outputs by name, after one row has the same
+    outputs from both.
 
     Raises:
         ModelError: others.
@@ -267,7 +295,13 @@ def _onnx(program: torch.export.ExportedProgram, notes: str) -> bytes:
     (sample, *_), _ = program.example_inputs
     expected = program.module()(sample[:1])
     made = torch.onnx.export(
-        program, (), dynamo=True, input_names=["rows"], output_names=list(expected), verbose=False, optimize=True
+        program,
+        (),
+        dynamo=True,
+        input_names=["rows"],
+        output_names=list(expected),
+        verbose=False,
+        optimize=True,
     )
     assert made is not None
     made.model.metadata_props[NOTES] = notes
@@ -278,5 +312,8 @@ def _onnx(program: torch.export.ExportedProgram, notes: str) -> bytes:
     found = session.run(list(expected), {"rows": sample[:1].numpy()})
     for name, value in zip(expected, found, strict=True):
         if not np.allclose(value, expected[name].numpy(), rtol=1e-4, atol=1e-6, equal_nan=True):
-            raise ModelError(f"{name} of a row of zeros is {value} by ONNX and {expected[name].numpy()} by PyTorch")
+            raise ModelError(
+                f"{name} of a row of zeros is {value} by ONNX and "
+                f"{expected[name].numpy()} by PyTorch"
+            )
     return content

@@ -1,7 +1,8 @@
-"""The run folder: ``public/`` holds what the epsilon covers, ``private/`` what it does not, with the checkpoint.
+"""The run folder: ``public/`` holds what the epsilon covers, ``private/`` what it does not, with
+the checkpoint.
 
-Everything is written to a temporary name, synced and renamed. Nothing is pickled. A run holds its folder while it
-writes there (:meth:`RunFolder.claimed`).
+Everything is written to a temporary name, synced and renamed. Nothing is pickled. A run holds its
+folder while it writes there (:meth:`RunFolder.claimed`).
 """
 
 from __future__ import annotations
@@ -25,7 +26,15 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from .._files import CLAIM, claimed, parse_json, read_json, remove_empty, remove_temporary, write_bytes
+from .._files import (
+    CLAIM,
+    claimed,
+    parse_json,
+    read_json,
+    remove_empty,
+    remove_temporary,
+    write_bytes,
+)
 from .._fingerprint import differing
 from .._imports import uncollected
 from .._text import cell
@@ -54,12 +63,14 @@ if TYPE_CHECKING:
 
 
 def write_json(path: Path, value: Any, *, indent: int | None = 2) -> None:
-    """Write ``value`` as JSON, by :func:`write_bytes`: with ``indent=None``, for many numbers, in one line and in a
-    tenth of the time."""
+    """Write ``value`` as JSON, by :func:`write_bytes`: with ``indent=None``, for many numbers, in
+    one line and in a tenth of the time."""
     write_bytes(path, (json.dumps(value, indent=indent) + "\n").encode())
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+def write_tensors(
+    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+) -> None:
     """Write tensors as safetensors, by :func:`write_bytes`: equal arguments give equal bytes."""
     ready = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     write_bytes(path, _in_order(save(ready, metadata=dict(metadata or {}))))
@@ -97,9 +108,16 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118 - no mapping
 
 
-def write_parts(path: Path, parts: Mapping[str, Mapping[str, Tensor]], notes: Mapping[str, Any]) -> None:
-    """Write tensors by part and name, with notes of plain values and dataclasses of them, as one safetensors file."""
-    tensors = {f"{part}.{name}": row.clone() for part, named in parts.items() for name, row in named.items()}
+def write_parts(
+    path: Path, parts: Mapping[str, Mapping[str, Tensor]], notes: Mapping[str, Any]
+) -> None:
+    """Write tensors by part and name, with notes of plain values and dataclasses of them, as one
+    safetensors file."""
+    tensors = {
+        f"{part}.{name}": row.clone()
+        for part, named in parts.items()
+        for name, row in named.items()
+    }
     write_tensors(path, tensors, {"notes": json.dumps(notes, default=asdict)})
 
 
@@ -154,7 +172,9 @@ class Checkpoint:
     def write(self, path: Path) -> None:
         """Write one atomic safetensors file."""
         parts = {"public": self.public, "channel": self.channel}
-        write_parts(path, parts, {name: value for name, value in vars(self).items() if name not in parts})
+        write_parts(
+            path, parts, {name: value for name, value in vars(self).items() if name not in parts}
+        )
 
     @classmethod
     def read(cls, path: Path) -> Checkpoint:
@@ -188,9 +208,13 @@ class Checkpoint:
             ResumeError: it was written by a run with other data, settings or execution.
         """
         if self.fingerprint != fingerprint:
-            names = ", ".join(differing(self.fingerprint, fingerprint)) or "data, settings, seed, device or execution"
+            names = (
+                ", ".join(differing(self.fingerprint, fingerprint))
+                or "data, settings, seed, device or execution"
+            )
             raise ResumeError(
-                f"{path} was written with other {names} than this run has; resume with the same ones, or start in "
+                f"{path} was written with other {names} than this run has; resume with the same "
+                "ones, or start in "
                 "another folder."
             )
 
@@ -199,29 +223,43 @@ MANIFEST = "manifest.json"
 OUTCOME = "outcome.json"
 COLUMNS = "columns.json"
 MODEL = "model.safetensors"
-_ELSEWHERE = ("personal", "shared", "parts", "released", "privacy", "module", "folder", "baselines", "coding")
-"""Fields of a result that are not in its outcome: in files of their own, or known without a file."""
+_ELSEWHERE = (
+    "personal",
+    "shared",
+    "parts",
+    "released",
+    "privacy",
+    "module",
+    "folder",
+    "baselines",
+    "coding",
+)
+"""Fields of a result that are not in its outcome: in files of their own, or known without a
+file."""
 
 
 class RunFolder:
     """Paths of one run, and how they are written.
 
-    ``public/`` holds the shared model, privacy.json, plots of public quantities, in secure mode the last value of every
-    release, and a list of these files with their hashes. ``private/`` holds the personal
-    models, metrics, per-client plots, checkpoint, ledger, configuration with the seed, what :meth:`Result.load
-    <fedmtl.Result.load>` reads beside these (``outcome.json``), and the baselines' runs.
+    ``public/`` holds the shared model, privacy.json, plots of public quantities, in secure mode the
+    last value of every release, and a list of these files with their hashes. ``private/`` holds the
+    personal models, metrics, per-client plots, checkpoint, ledger, configuration with the seed,
+    what :meth:`Result.load <fedmtl.Result.load>` reads beside these (``outcome.json``), and the
+    baselines' runs.
 
-    Models are safetensors files: ``public/model.safetensors`` has the model's state by name, as ``load_state_dict``
-    takes it, with the names of what is frozen in the metadata under ``frozen``, and under ``tied`` every further name
-    of a tied weight with its first one; ``private/models.safetensors`` has the tensor ``models`` (n, D) of what is
-    trained, with the ids in the metadata under ``ids``: of all clients, or of those that were drawn for evaluation;
-    ``private/parts.safetensors`` has the :attr:`~fedmtl.Result.parts` of the methods that have some.
-    Of a table, ``columns.json`` says how raw rows become inputs of the models and outputs predictions, and how the
-    network is built. It is in ``public/`` if names and categories of its columns were settings of the run, and in
-    ``private/`` if some were read off the table.
-    Where the algorithm bounds features, the metadata have ``bound``, such as ``{"bound": 1.0, "norm": "l2"}``, and a
-    model predicts on records that :class:`fedmtl.data.RowBound` has scaled down to it
-    (:class:`fedmtl.models.BoundedInputs` does so).
+    Models are safetensors files: ``public/model.safetensors`` has the model's state by name, as
+    ``load_state_dict`` takes it, with the names of what is frozen in the metadata under ``frozen``,
+    and under ``tied`` every further name of a tied weight with its first one;
+    ``private/models.safetensors`` has the tensor ``models`` (n, D) of what is trained, with the ids
+    in the metadata under ``ids``: of all clients, or of those that were drawn for evaluation;
+    ``private/parts.safetensors`` has the :attr:`~fedmtl.Result.parts` of the methods that have
+    some. Of a table, ``columns.json`` says how raw rows become inputs of the models and outputs
+    predictions, and how the network is built. It is in ``public/`` if names and categories of its
+    columns were settings of the run, and in ``private/`` if some were read off the table. Where the
+    algorithm bounds features, the metadata have ``bound``, such as
+    ``{"bound": 1.0, "norm": "l2"}``, and a model predicts on records that
+    :class:`fedmtl.data.RowBound` has scaled down to it (:class:`fedmtl.models.BoundedInputs` does
+    so).
 
     Args:
         root: the folder.
@@ -233,7 +271,8 @@ class RunFolder:
         self.private = root / "private"
         self.ledger = self.private / "ledger.jsonl"
         self.checkpoint = self.private / "checkpoint.safetensors"
-        self.clients = self.private / "clients"  # files of the clients' own tensors, which the checkpoint names
+        # files of the clients' own tensors, which the checkpoint names
+        self.clients = self.private / "clients"
 
     @classmethod
     def of(cls, folder: str | Path | None) -> RunFolder | None:
@@ -251,13 +290,15 @@ class RunFolder:
         """Make the folder of a run.
 
         Raises:
-            ConfigError: no file can be written there, or it would be in the public part of another run.
+            ConfigError: no file can be written there, or it would be in the public part of another
+                run.
         """
         root = self.root.absolute()
         runs = (place.parent for place in (root, *root.parents) if place.name == "public")
         if other := next((run for run in runs if RunFolder(run).started), None):
             raise ConfigError(
-                f"folder is {str(self.root)!r}, in the public part of the run in {other}, and a run has a private "
+                f"folder is {str(self.root)!r}, in the public part of the run in {other}, and a "
+                "run has a private "
                 f"part; choose another folder."
             )
         try:
@@ -266,15 +307,17 @@ class RunFolder:
                 pass
         except OSError as error:
             raise ConfigError(
-                f"folder is {str(self.root)!r}, where no file can be written ({error}); choose another folder."
+                f"folder is {str(self.root)!r}, where no file can be written ({error}); choose "
+                "another folder."
             ) from error
 
     @contextmanager
     def claimed(self, *, resume: bool) -> Iterator[None]:
-        """Hold the folder for this block alone. A run writes nothing in a folder that it does not hold.
+        """Hold the folder for this block alone. A run writes nothing in a folder that it does not
+        hold.
 
-        The claim is that of :func:`fedmtl._files.claimed` on ``private/``; what killed processes have left of files is
-        removed.
+        The claim is that of :func:`fedmtl._files.claimed` on ``private/``; what killed processes
+        have left of files is removed.
 
         Args:
             resume: whether a run that has begun here is continued.
@@ -293,7 +336,8 @@ class RunFolder:
                 stack.enter_context(claimed(self.private))
             except BlockingIOError as error:
                 raise ConfigError(
-                    f"folder is {str(self.root)!r}, in which another process is running; choose another folder, or "
+                    f"folder is {str(self.root)!r}, in which another process is running; choose "
+                    "another folder, or "
                     "wait until it has ended."
                 ) from error
             self._refuse_started(resume)  # in the meantime
@@ -303,18 +347,21 @@ class RunFolder:
 
     def _refuse_started(self, resume: bool) -> None:
         if self.started and not resume:
-            raise ResumeError(f"{self.root} already holds a run; give another folder, or fit(resume=True).")
+            raise ResumeError(
+                f"{self.root} already holds a run; give another folder, or fit(resume=True)."
+            )
 
     def reopen(self) -> None:
-        """Remove the mark of a finished run, before a file of it changes: until they are all written, it has not."""
+        """Remove the mark of a finished run, before a file of it changes: until they are all
+        written, it has not."""
         (self.private / "result.json").unlink(missing_ok=True)
 
     def read_checkpoint(self) -> Checkpoint | None:
         """Return the checkpoint of the run; None before the first.
 
         Raises:
-            ResumeError: it cannot be read; or the ledger does not hold what it was written with, being missing, rolled
-                back behind it, or that of another run.
+            ResumeError: it cannot be read; or the ledger does not hold what it was written with,
+                being missing, rolled back behind it, or that of another run.
         """
         if not self.checkpoint.exists():
             return None
@@ -322,8 +369,10 @@ class RunFolder:
         head = checkpoint.ledger
         if head is not None and not read_chain(self.ledger).has(head):
             raise ResumeError(
-                f"{self.ledger} does not have line {head.lines} with which {self.checkpoint.name} was written: the "
-                f"ledger is missing, was rolled back or belongs to another run, and charges of releases that were made "
+                f"{self.ledger} does not have line {head.lines} with which {self.checkpoint.name} "
+                "was written: the "
+                "ledger is missing, was rolled back or belongs to another run, and charges of "
+                "releases that were made "
                 f"are missing. Restore the ledger, or start a new run in another folder."
             )
         return checkpoint
@@ -333,21 +382,28 @@ class RunFolder:
         return RunFolder(self.private / "baselines" / name)
 
     def write_run(self, result: Result, problem: Problem, model: nn.Module | ModelFactory) -> None:
-        """Write models, metrics and the privacy report of one run, and how its ``model`` is built."""
+        """Write models, metrics and the privacy report of one run, and how its ``model`` is
+        built."""
         write_json(self.public / "privacy.json", result.privacy.to_dict())
         bound = bound_note(result.bound)
         if result.shared is not None:
             write_model(self.public / MODEL, problem, result.shared, bound)
         if result.released:
             grids = {
-                name: json.dumps({"step": release.step, "width": release.width, "divisor": release.divisor})
+                name: json.dumps(
+                    {"step": release.step, "width": release.width, "divisor": release.divisor}
+                )
                 for name, release in result.released.items()
             }
             values = {name: release.value for name, release in result.released.items()}
             write_tensors(self.public / "releases.safetensors", values, grids)
         if result.personal.stride(0) != 0:  # a model of their own, not the shared one repeated
             ids = json.dumps(result.owners)
-            write_tensors(self.private / "models.safetensors", {"models": result.personal}, {"ids": ids} | bound)
+            write_tensors(
+                self.private / "models.safetensors",
+                {"models": result.personal},
+                {"ids": ids} | bound,
+            )
         if result.parts:
             write_tensors(self.private / "parts.safetensors", result.parts)
         self.write_history(result.history)
@@ -359,14 +415,20 @@ class RunFolder:
                 part = self.public
             else:
                 part = self.private
-            write_json(part / COLUMNS, result.coding.to_dict() | {"network": _public_network(problem, model)})
+            write_json(
+                part / COLUMNS,
+                result.coding.to_dict() | {"network": _public_network(problem, model)},
+            )
 
     def write_history(self, history: list[dict[str, Any]]) -> None:
         """Write metrics.csv: the evaluations so far."""
         write_bytes(self.private / "metrics.csv", csv_bytes(history))
 
-    def write_result(self, result: Result, settings: dict[str, Any], data: FederatedDataset) -> None:
-        """Write the plots, the clients with the baselines, and result.json, the mark of a finished run."""
+    def write_result(
+        self, result: Result, settings: dict[str, Any], data: FederatedDataset
+    ) -> None:
+        """Write the plots, the clients with the baselines, and result.json, the mark of a finished
+        run."""
         with uncollected():
             from .plots import plot_result
 
@@ -379,7 +441,10 @@ class RunFolder:
         frame = frame.rename(index=cell, columns=cell)
         if "chosen" in frame:
             frame["chosen"] = frame["chosen"].map(cell)
-        write_bytes(self.private / "clients.csv", frame.to_csv(index_label="client", lineterminator="\n").encode())
+        write_bytes(
+            self.private / "clients.csv",
+            frame.to_csv(index_label="client", lineterminator="\n").encode(),
+        )
         report = result.privacy.to_dict()
         summary = settings | {"clients": len(result.ids)} | report | result.numbers()
         summary["rounds"] = result.final["round"]
@@ -393,7 +458,10 @@ class RunFolder:
         write_json(self.private / "result.json", plain(summary))
 
     def read_run(
-        self, kind: type[Result], model: nn.Module | ModelFactory | None = None, trust: Sequence[str] = ()
+        self,
+        kind: type[Result],
+        model: nn.Module | ModelFactory | None = None,
+        trust: Sequence[str] = (),
     ) -> Result:
         """Return the result of a finished run, with its baselines.
 
@@ -411,8 +479,10 @@ class RunFolder:
         for path in (self.private / name for name in ("result.json", OUTCOME)[is_baseline:]):
             if not path.is_file():
                 raise ConfigError(
-                    f"{self.root} holds no finished run that can be loaded: {path} is missing; fedmtl resume "
-                    f"{self.root} continues a run that has not finished, and writes the files of one of an earlier "
+                    f"{self.root} holds no finished run that can be loaded: {path} is missing; "
+                    "fedmtl resume "
+                    f"{self.root} continues a run that has not finished, and writes the files of "
+                    "one of an earlier "
                     "version."
                 )
         try:
@@ -420,17 +490,28 @@ class RunFolder:
         except FedmtlError:
             raise
         except (KeyError, TypeError, ValueError) as error:
-            raise DataError(f"{self.private / OUTCOME} is no outcome of a run: {error!r}.") from error
+            raise DataError(
+                f"{self.private / OUTCOME} is no outcome of a run: {error!r}."
+            ) from error
         names: Any = ()
         if not is_baseline:
             names = read_json(self.private / "result.json").get("baselines", ())
         for name in names:
             if name in ("", ".", "..") or "/" in name or "\\" in name:
-                raise DataError(f"{self.private / 'result.json'}: {name!r} is no name of a baseline.")
-        return kind(**values, baselines={name: self.baseline(name).read_run(kind, model, trust) for name in names})
+                raise DataError(
+                    f"{self.private / 'result.json'}: {name!r} is no name of a baseline."
+                )
+        return kind(
+            **values,
+            baselines={name: self.baseline(name).read_run(kind, model, trust) for name in names},
+        )
 
     def _fields(
-        self, kind: type[Result], outcome: dict[str, Any], model: nn.Module | ModelFactory | None, trust: Sequence[str]
+        self,
+        kind: type[Result],
+        outcome: dict[str, Any],
+        model: nn.Module | ModelFactory | None,
+        trust: Sequence[str],
     ) -> dict[str, Any]:
         """Return the fields of a result from its files, without the baselines."""
         network = outcome.pop("network")
@@ -441,7 +522,9 @@ class RunFolder:
         if finetuned is not None:
             settings = restored(finetuned["settings"], trust)
             diverged = tuple(finetuned["diverged"])
-            outcome["finetuned"] = Finetuned(**finetuned | {"settings": settings, "diverged": diverged})
+            outcome["finetuned"] = Finetuned(
+                **finetuned | {"settings": settings, "diverged": diverged}
+            )
         try:
             outcome["terms"] = restored(outcome["terms"], trust)
         except ConfigError:  # objects of the caller's own
@@ -461,7 +544,9 @@ class RunFolder:
             "module": _module_of(network, model),
             "coding": self._coding(),
             "folder": self.root,
-            "released": {name: GridValue(value=x, **json.loads(grids[name])) for name, x in released.items()},
+            "released": {
+                name: GridValue(value=x, **json.loads(grids[name])) for name, x in released.items()
+            },
             "bound": restored(outcome["bound"]),
             "asked": tuple(
                 REGISTRY.get(metric["name"]) or Metric(metric["name"], None, metric["up"], own=True)
@@ -483,24 +568,30 @@ class RunFolder:
                 try:
                     return Coding.from_dict(read_json(path))
                 except DataError as error:
-                    raise DataError(f"{path} does not say how columns are coded: {error}") from error
+                    raise DataError(
+                        f"{path} does not say how columns are coded: {error}"
+                    ) from error
         return None
 
     def write_lists(self) -> None:
-        """List every file of the finished run with its hash: those of ``private/``, the ledger included, in
-        ``private/manifest.json``, and those of ``public/`` with the hash of that list in ``public/manifest.json``, so
-        that the hash of the latter, :attr:`seal`, stands for all of them.
+        """List every file of the finished run with its hash: those of ``private/``, the ledger
+        included, in ``private/manifest.json``, and those of ``public/`` with the hash of that list
+        in ``public/manifest.json``, so that the hash of the latter, :attr:`seal`, stands for all of
+        them.
 
-        The private list has a random number of its own: its hash is published, and must not tell one guess at the
-        private files from another.
+        The private list has a random number of its own: its hash is published, and must not tell
+        one guess at the private files from another.
         """
         chain = read_chain(self.ledger)
         run = None
         if chain.digests:
             run = chain.digests[0]
         for part in (self.private, self.public):
-            unlisted = {part / MANIFEST, part / CLAIM, *part.glob("*.head")}  # not itself, nor what changes
-            names = sorted(path.name for path in part.iterdir() if path.is_file() and path not in unlisted)
+            # not itself, nor what changes
+            unlisted = {part / MANIFEST, part / CLAIM, *part.glob("*.head")}
+            names = sorted(
+                path.name for path in part.iterdir() if path.is_file() and path not in unlisted
+            )
             files = {name: sha256(part / name) for name in names}
             private = part == self.private
             if private:
@@ -511,19 +602,28 @@ class RunFolder:
 
     @property
     def seal(self) -> str:
-        """Return the hash of ``public/manifest.json``, 64 hexadecimal digits, to be published when a run has ended."""
+        """Return the hash of ``public/manifest.json``, 64 hexadecimal digits, to be published when
+        a run has ended."""
         return sha256(self.public / MANIFEST)
 
 
 def _outcome(result: Result, problem: Problem, model: nn.Module | ModelFactory) -> dict[str, Any]:
     """Returns the fields of a result beside its tensors and privacy report, ready for JSON."""
-    values = {each.name: getattr(result, each.name) for each in fields(result) if each.name not in _ELSEWHERE}
+    values = {
+        each.name: getattr(result, each.name)
+        for each in fields(result)
+        if each.name not in _ELSEWHERE
+    }
     finetuned = result.finetuned
     terms = result.terms
-    if terms is not None and not all(isinstance(value, str) for value in (terms["loss"], *terms["metrics"])):
+    if terms is not None and not all(
+        isinstance(value, str) for value in (terms["loss"], *terms["metrics"])
+    ):
         terms = None  # functions of the caller's own
     return values | {
-        "finetuned": None if finetuned is None else vars(finetuned) | {"settings": describe(finetuned.settings)},
+        "finetuned": None
+        if finetuned is None
+        else vars(finetuned) | {"settings": describe(finetuned.settings)},
         "bound": describe(result.bound),
         "asked": [{"name": metric.name, "up": metric.higher_is_better} for metric in result.asked],
         "terms": describe(terms),
@@ -563,7 +663,9 @@ def _module_of(network: dict[str, Any], model: nn.Module | ModelFactory | None) 
     spec = restored(network["spec"])
     kind = getattr(torch, network["dtype"])
     module = build_module(as_model(model), spec, network["seed"])
-    module = prepare_module(module, spec.sample(2, kind), seed=network["seed"], dtype=kind, trainable=network["names"])
+    module = prepare_module(
+        module, spec.sample(2, kind), seed=network["seed"], dtype=kind, trainable=network["names"]
+    )
     layout = Layout.of(module)
     shapes = dict(zip(network["names"], map(tuple, network["shapes"]), strict=True))
     built = dict(zip(layout.names, layout.shapes, strict=True))
@@ -573,7 +675,8 @@ def _module_of(network: dict[str, Any], model: nn.Module | ModelFactory | None) 
 
 
 def _tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return the tensors of a file by name, and its metadata; none of either where there is no such file.
+    """Return the tensors of a file by name, and its metadata; none of either where there is no such
+    file.
 
     Raises:
         ConfigError: it cannot be read.
@@ -587,27 +690,38 @@ def _tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def bound_note(bound: RowBound | None) -> dict[str, str]:
-    """Return the metadata of the models of an algorithm that bounds features; none where it does not."""
+    """Return the metadata of the models of an algorithm that bounds features; none where it does
+    not."""
     if bound is None:
         return {}
     return {"bound": json.dumps(asdict(bound))}
 
 
 def write_model(path: Path, problem: Problem, row: Tensor, metadata: Mapping[str, str]) -> None:
-    """Write the complete state of the model ``row`` (D,), with ``metadata`` and those of :func:`model_state`."""
+    """Write the complete state of the model ``row`` (D,), with ``metadata`` and those of
+    :func:`model_state`."""
     state, names = model_state(problem, row)
     write_tensors(path, state, {**metadata, **names})
 
 
 def model_state(problem: Problem, row: Tensor) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return the complete state of the model ``row`` (D,), as ``load_state_dict`` takes it, and metadata that name the
-    tensors of it that are frozen and the further names of tied ones; none where none are."""
+    """Return the complete state of the model ``row`` (D,), as ``load_state_dict`` takes it, and
+    metadata that name the tensors of it that are frozen and the further names of tied ones; none
+    where none are."""
     module = problem.layout.load(copy.deepcopy(problem.module).to(dtype=row.dtype), row)
-    whole = module.state_dict()  # with what get_extra_state returns, which is the same for all and stays in the code
+    # with what get_extra_state returns, which is the same for all and stays in the code
+    whole = module.state_dict()
     state = {name: value.clone() for name, value in whole.items() if isinstance(value, Tensor)}
     frozen = list(problem.layout.frozen(module))
-    tied = {name: first for first, *others in problem.layout.all_names for name in others if name in state}
-    return state, {key: json.dumps(value) for key, value in (("frozen", frozen), ("tied", tied)) if value}
+    tied = {
+        name: first
+        for first, *others in problem.layout.all_names
+        for name in others
+        if name in state
+    }
+    return state, {
+        key: json.dumps(value) for key, value in (("frozen", frozen), ("tied", tied)) if value
+    }
 
 
 def sha256(path: Path) -> str:
@@ -616,7 +730,8 @@ def sha256(path: Path) -> str:
 
 
 def clients_frame(scored: Scored, ids: tuple[str, ...]) -> DataFrame:
-    """Return a row for each client: its scores as :meth:`Scored.to_frame` has them, and the model that it chose."""
+    """Return a row for each client: its scores as :meth:`Scored.to_frame` has them, and the model
+    that it chose."""
     frame = scored.to_frame().reindex(ids)
     if scored.finetuned is not None and scored.finetuned.chosen:
         frame["chosen"] = frame.index.map(scored.finetuned.chosen.get)
@@ -624,8 +739,8 @@ def clients_frame(scored: Scored, ids: tuple[str, ...]) -> DataFrame:
 
 
 def csv_bytes(rows: list[dict[str, Any]]) -> bytes:
-    """Return rows as CSV under the names of all their keys, as :func:`cell` writes texts; a cell that a row lacks is
-    empty."""
+    """Return rows as CSV under the names of all their keys, as :func:`cell` writes texts; a cell
+    that a row lacks is empty."""
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     names = list(dict.fromkeys(name for row in rows for name in row))

@@ -1,6 +1,7 @@
 """The interface of an audit that takes part in a run.
 
-The trainer knows audits by this interface alone; :class:`fedmtl.Interval` of :mod:`fedmtl.audit` is one.
+The trainer knows audits by this interface alone; :class:`fedmtl.Interval` of :mod:`fedmtl.audit` is
+one.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ if TYPE_CHECKING:
 
 
 class RunAudit(ABC):
-    """An audit in the run: it adds canaries to the participants and measures what the run releases of them.
+    """An audit in the run: it adds canaries to the participants and measures what the run releases
+    of them.
 
-    The trainer calls the hooks in the order in which they are listed here. A run with an audit has one replicate and
-    one process.
+    The trainer calls the hooks in the order in which they are listed here. A run with an audit has
+    one replicate and one process.
 
     Attributes:
         canaries: number of canaries.
@@ -66,5 +68,6 @@ class RunAudit(ABC):
         Args:
             channel: of the run, with its canaries.
             epsilon: the claim.
-            change: (D,), change of the shared model from its start to its end; None if there is no shared model.
+            change: (D,), change of the shared model from its start to its end; None if there is no
+                shared model.
         """

@@ -1,16 +1,17 @@
 """Metrics of a client's test rows: by name, or a function of the caller's own.
 
-A metric is a function of the outputs (N, ...) and the targets (N, ...) of one client, in this one place; a run's number
-is the mean over clients. Where it is not defined for a client (AUC of a single class) it is NaN, and the client is left
-out of the mean.
+A metric is a function of the outputs (N, ...) and the targets (N, ...) of one client, in this one
+place; a run's number is the mean over clients. Where it is not defined for a client (AUC of a
+single class) it is NaN, and the client is left out of the mean.
 
-The normalized mean squared error (nMSE) is the mean squared error over the variance of the targets (Liang et al.,
-"Model-protected multi-task learning", section 5.3, which does not say which variance). Here it is the variance of the
-evaluated targets themselves (the test side's for a test error) with divisor n: so a constant prediction at the mean of
-these targets scores exactly 1, and a number is comparable between methods whatever they were trained on. Each task is
-normalized by its own variance; the pooled error takes all examples as those of one task. Recall at 5 is the share of
-the labels that are there which are among the 5 largest outputs, over all examples of a client: the metric of
-StackOverflow tag prediction (Reddi et al., "Adaptive federated optimization", ICLR 2021).
+The normalized mean squared error (nMSE) is the mean squared error over the variance of the targets
+(Liang et al., "Model-protected multi-task learning", section 5.3, which does not say which
+variance). Here it is the variance of the evaluated targets themselves (the test side's for a test
+error) with divisor n: so a constant prediction at the mean of these targets scores exactly 1, and a
+number is comparable between methods whatever they were trained on. Each task is normalized by its
+own variance; the pooled error takes all examples as those of one task. Recall at 5 is the share of
+the labels that are there which are among the 5 largest outputs, over all examples of a client: the
+metric of StackOverflow tag prediction (Reddi et al., "Adaptive federated optimization", ICLR 2021).
 
 All numbers come from records without noise: on private records they are not private.
 """
@@ -33,12 +34,13 @@ from ..errors import ConfigError
 
 RECALL_AT = 5
 CUSTOM = "custom_"
-"""How the names of metrics begin that are functions of the caller's: no other column has such a name."""
+"""How the names of metrics begin that are functions of the caller's: no other column has such a
+name."""
 Kind = Literal["classes", "labels", "many labels", "numbers", "number"]
 """What is predicted: one class, up to 5 labels, more labels, several real targets, or one."""
 MetricFunction = Callable[[Tensor, Tensor], float]
-"""(outputs (N, ...), targets (N, ...)) of the N >= 1 test rows of one client, on the CPU -> a number; NaN where it is
-not defined."""
+"""(outputs (N, ...), targets (N, ...)) of the N >= 1 test rows of one client, on the CPU -> a
+number; NaN where it is not defined."""
 
 
 def normalized(mse: Tensor, targets: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
@@ -50,9 +52,9 @@ def normalized(mse: Tensor, targets: Tensor, offsets: Tensor) -> tuple[Tensor, T
         offsets: int64 (n + 1,); task t has the examples ``offsets[t]:offsets[t + 1]``.
 
     Returns:
-        float64 (..., n), each task's error over the variance of its own targets, NaN where they do not vary or where
-        there are none; and float64 (...), squared errors of all examples over their squared distances from the common
-        mean, NaN where no target varies.
+        float64 (..., n), each task's error over the variance of its own targets, NaN where they do
+        not vary or where there are none; and float64 (...), squared errors of all examples over
+        their squared distances from the common mean, NaN where no target varies.
     """
     y = targets.double()
     counts = offsets.diff()
@@ -71,7 +73,8 @@ def normalized(mse: Tensor, targets: Tensor, offsets: Tensor) -> tuple[Tensor, T
 
 
 def example_scores(outputs: Tensor, y: Tensor) -> Tensor:
-    """Return the accuracy, or for floating targets the squared error, of every example of K clients.
+    """Return the accuracy, or for floating targets the squared error, of every example of K
+    clients.
 
     Args:
         outputs: (K, B, ...); one logit, one a class, or one a label or target.
@@ -90,7 +93,8 @@ def example_scores(outputs: Tensor, y: Tensor) -> Tensor:
 
 
 def found_labels(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the labels of every example that are among its 5 largest outputs, and the labels that are there.
+    """Return the labels of every example that are among its 5 largest outputs, and the labels that
+    are there.
 
     Args:
         outputs, y: (K, B, T) each, T > 5.
@@ -151,8 +155,8 @@ def class_scores(outputs: Tensor) -> Tensor:
 
 
 def _columns_auc(scores: Tensor, there: Tensor) -> float:
-    """Mean area under the ROC curve, by the sum of the positive examples' ranks, of the columns (N, T) in which both
-    classes occur; NaN if there is none."""
+    """Mean area under the ROC curve, by the sum of the positive examples' ranks, of the columns (N,
+    T) in which both classes occur; NaN if there is none."""
     from scipy.stats import rankdata
 
     positive = there.numpy() > 0.5
@@ -187,7 +191,9 @@ def _counts(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     else:
         flat = outputs.reshape(len(y), -1)
         classes = max(2, flat.shape[1])
-        guess, true = (torch.nn.functional.one_hot(labels, classes).double() for labels in (_guess(flat), y))
+        guess, true = (
+            torch.nn.functional.one_hot(labels, classes).double() for labels in (_guess(flat), y)
+        )
     return (guess * true).sum(0), guess.sum(0), true.sum(0)
 
 
@@ -208,8 +214,8 @@ class Metric:
 
     Args:
         name: in the history, tables and files.
-        function: of outputs and targets; none of ``"loss"``, which is the run's own, and ``"nmse"``, which follows from
-            the mean squared error.
+        function: of outputs and targets; none of ``"loss"``, which is the run's own, and
+            ``"nmse"``, which follows from the mean squared error.
         higher_is_better: False for errors.
         kinds: the tasks that have it by name.
         own: whether the function is the caller's, who may err.
@@ -224,11 +230,12 @@ class Metric:
     def resolution(self, dtype: torch.dtype) -> float:
         """Return the relative difference up to which two values are equal.
 
-        One model has values that differ in their rounding, by the way in which it was computed. Where more is better
-        a metric of the registry is a ratio of whole numbers, rounded in float64: sums of thousands of such numbers
-        agree to 2^-40, and two different ones of n examples differ by more than 1 / n^2. Others follow the outputs,
-        which are computed in ``dtype`` with the relative error eps: a squared residual that is sqrt(eps) times as
-        large as the output it is made of has half of the digits, so values agree to sqrt(eps).
+        One model has values that differ in their rounding, by the way in which it was computed.
+        Where more is better a metric of the registry is a ratio of whole numbers, rounded in
+        float64: sums of thousands of such numbers agree to 2^-40, and two different ones of n
+        examples differ by more than 1 / n^2. Others follow the outputs, which are computed in
+        ``dtype`` with the relative error eps: a squared residual that is sqrt(eps) times as large
+        as the output it is made of has half of the digits, so values agree to sqrt(eps).
 
         Args:
             dtype: of the models.
@@ -238,8 +245,8 @@ class Metric:
         return math.sqrt(torch.finfo(dtype).eps)
 
     def value(self, outputs: Tensor, targets: Tensor) -> float:
-        """Return the number; NaN where it is not defined or not finite, or where the caller's function raises, with a
-        warning: a metric ends no run.
+        """Return the number; NaN where it is not defined or not finite, or where the caller's
+        function raises, with a warning: a metric ends no run.
 
         Args:
             outputs, targets: (N, ...) each, N >= 1.
@@ -260,7 +267,8 @@ class Metric:
             outputs, targets: (N, ...) each, N >= 1.
 
         Raises:
-            ConfigError: a function of the caller's that raises, or returns something else than a number.
+            ConfigError: a function of the caller's that raises, or returns something else than a
+                number.
         """
         assert self.function is not None
         if not self.own:
@@ -268,8 +276,13 @@ class Metric:
         try:
             value: Any = self.function(outputs.clone(), targets.clone())  # may write in place
         except Exception as error:
-            shapes = f"outputs (N, *{tuple(outputs.shape[1:])}) and targets (N, *{tuple(targets.shape[1:])})"
-            raise ConfigError(f"metric {self.name!r} raises {type(error).__name__} on {shapes}: {error}.") from error
+            shapes = (
+                f"outputs (N, *{tuple(outputs.shape[1:])}) and targets (N, "
+                f"*{tuple(targets.shape[1:])})"
+            )
+            raise ConfigError(
+                f"metric {self.name!r} raises {type(error).__name__} on {shapes}: {error}."
+            ) from error
         size = 1
         if isinstance(value, (Tensor, np.ndarray)):
             size = math.prod(value.shape)
@@ -280,7 +293,8 @@ class Metric:
         else:
             what = f"{size} numbers"
         raise ConfigError(
-            f"metric {self.name!r} returns {what}; it must return one number for all rows of a client, such as the "
+            f"metric {self.name!r} returns {what}; it must return one number for all rows of a "
+            "client, such as the "
             "mean."
         )
 
@@ -292,16 +306,23 @@ REGISTRY: Mapping[str, Metric] = {
     metric.name: metric
     for metric in (
         Metric("loss", None, False, (*_CLASSES, *_NUMBERS)),  # the loss of the run
-        Metric("accuracy", _mean_score, True, _CLASSES),  # share of right classes, or of right labels
-        Metric("auc", _auc, True, _CLASSES),  # area under the ROC curve; mean of classes against the rest, or of labels
-        Metric("auc_micro", _micro_auc, True, _LABELS),  # area under the ROC curve, pooled over labels and examples
-        Metric("f1", _f1, True, _CLASSES),  # mean F1 of the classes or labels that are there or predicted
-        Metric("balanced_accuracy", _balanced_accuracy, True, ("classes",)),  # mean recall of the classes there
-        Metric("recall_at_5", _recall, True, ("many labels",)),  # share of the labels among the 5 largest outputs
+        # share of right classes, or of right labels
+        Metric("accuracy", _mean_score, True, _CLASSES),
+        # area under the ROC curve; mean of classes against the rest, or of labels
+        Metric("auc", _auc, True, _CLASSES),
+        # area under the ROC curve, pooled over labels and examples
+        Metric("auc_micro", _micro_auc, True, _LABELS),
+        # mean F1 of the classes or labels that are there or predicted
+        Metric("f1", _f1, True, _CLASSES),
+        # mean recall of the classes there
+        Metric("balanced_accuracy", _balanced_accuracy, True, ("classes",)),
+        # share of the labels among the 5 largest outputs
+        Metric("recall_at_5", _recall, True, ("many labels",)),
         Metric("mse", _mean_score, False, _NUMBERS),  # mean squared error
         Metric("rmse", _rmse, False, _NUMBERS),  # root of the mean squared error
         Metric("mae", _mae, False, _NUMBERS),  # mean absolute error
-        Metric("nmse", None, False, ("number",)),  # mean squared error over the variance of the targets
+        # mean squared error over the variance of the targets
+        Metric("nmse", None, False, ("number",)),
     )
 }
 
@@ -320,7 +341,8 @@ def kind_of(spec: DataSpec) -> Kind:
 
 
 def main_metric(spec: DataSpec) -> Metric:
-    """Return ``mse`` for real targets, ``recall_at_5`` for more than 5 labels an example, else ``accuracy``."""
+    """Return ``mse`` for real targets, ``recall_at_5`` for more than 5 labels an example, else
+    ``accuracy``."""
     kind = kind_of(spec)
     if kind in _NUMBERS:
         return REGISTRY["mse"]
@@ -330,8 +352,8 @@ def main_metric(spec: DataSpec) -> Metric:
 
 
 def further_metrics(asked: Sequence[Metric], spec: DataSpec) -> tuple[Metric, ...]:
-    """Return the metrics that are not measured in any case, as the loss, the main one and the nMSE of one real target
-    are."""
+    """Return the metrics that are not measured in any case, as the loss, the main one and the nMSE
+    of one real target are."""
     usual = ("loss", main_metric(spec).name, *(("nmse",) if kind_of(spec) == "number" else ()))
     return tuple(metric for metric in asked if metric.name not in usual)
 
@@ -344,19 +366,24 @@ def check_metrics(metrics: Sequence[str | MetricFunction]) -> None:
     """
     if isinstance(metrics, str) or not isinstance(metrics, Sequence):
         raise ConfigError(f"metrics is {metrics!r}; give a list, such as ['auc', 'f1'].")
-    names = [metric if isinstance(metric, str) else getattr(metric, "__name__", "") for metric in metrics]
+    names = [
+        metric if isinstance(metric, str) else getattr(metric, "__name__", "") for metric in metrics
+    ]
     for metric, name in zip(metrics, names, strict=True):
         is_function = callable(metric) and not isinstance(metric, type) and name.isidentifier()
         if name not in REGISTRY if isinstance(metric, str) else not is_function:
             raise ConfigError(
-                f"metrics has {metric!r}; accepted: {', '.join(REGISTRY)}, or in Python functions with a name of their "
+                f"metrics has {metric!r}; accepted: {', '.join(REGISTRY)}, or in Python functions "
+                "with a name of their "
                 "own (def) that take outputs and targets and return a number."
             )
         if names.count(name) > 1:
             raise ConfigError(f"metrics has {name!r} twice.")
 
 
-def resolve_metrics(metrics: Sequence[str | MetricFunction], spec: DataSpec, name: str = "data") -> tuple[Metric, ...]:
+def resolve_metrics(
+    metrics: Sequence[str | MetricFunction], spec: DataSpec, name: str = "data"
+) -> tuple[Metric, ...]:
     """Return the metrics that were asked for.
 
     Args:
@@ -372,11 +399,17 @@ def resolve_metrics(metrics: Sequence[str | MetricFunction], spec: DataSpec, nam
     resolved = []
     for asked in metrics:
         if not isinstance(asked, str):
-            better, column = bool(getattr(asked, "higher_is_better", True)), f"{CUSTOM}{asked.__name__}"  # type: ignore[attr-defined]
+            better, column = (
+                bool(getattr(asked, "higher_is_better", True)),
+                f"{CUSTOM}{asked.__name__}",
+            )  # type: ignore[attr-defined]
             resolved.append(Metric(column, asked, better, own=True))
         elif kind not in REGISTRY[asked].kinds:
             accepted = ", ".join(other.name for other in REGISTRY.values() if kind in other.kinds)
-            raise ConfigError(f"metrics has {asked!r}, which is not for {name} ({_WORDS[kind]}); accepted: {accepted}.")
+            raise ConfigError(
+                f"metrics has {asked!r}, which is not for {name} ({_WORDS[kind]}); "
+                f"accepted: {accepted}."
+            )
         else:
             resolved.append(REGISTRY[asked])
     return tuple(resolved)
@@ -391,7 +424,9 @@ _WORDS: Mapping[Kind, str] = {
 }
 
 
-def invented_rows(spec: DataSpec, outputs: tuple[int, ...], rows: int = 16) -> tuple[Tensor, Tensor]:
+def invented_rows(
+    spec: DataSpec, outputs: tuple[int, ...], rows: int = 16
+) -> tuple[Tensor, Tensor]:
     """Return outputs (N, ...) and targets (N, ...) that come from no record, to try a metric on.
 
     Args:
@@ -409,11 +444,11 @@ def invented_rows(spec: DataSpec, outputs: tuple[int, ...], rows: int = 16) -> t
 
 
 def distribution(scores: Tensor, *, higher_is_better: bool) -> dict[str, float]:
-    """Return the mean, median, mean of the worst tenth and standard deviation of clients' scores, and their number; NaN
-    and 0 without any.
+    """Return the mean, median, mean of the worst tenth and standard deviation of clients' scores,
+    and their number; NaN and 0 without any.
 
-    The worst tenth are the ceil(n / 10) clients with the lowest scores, of an error those with the largest. The
-    deviation has divisor n.
+    The worst tenth are the ceil(n / 10) clients with the lowest scores, of an error those with the
+    largest. The deviation has divisor n.
 
     Args:
         scores: (n,).
@@ -430,19 +465,25 @@ def distribution(scores: Tensor, *, higher_is_better: bool) -> dict[str, float]:
     }
 
 
-def compared(scores: Tensor, others: Tensor, *, higher_is_better: bool, resolution: float = 0.0) -> Tensor:
-    """Return by client 1 where its score is better than the other one, 0 where they are equal and -1 where it is worse,
-    int64 (n,). What is not finite is worse than every number.
+def compared(
+    scores: Tensor, others: Tensor, *, higher_is_better: bool, resolution: float = 0.0
+) -> Tensor:
+    """Return by client 1 where its score is better than the other one, 0 where they are equal and
+    -1 where it is worse, int64 (n,). What is not finite is worse than every number.
 
     Args:
         scores, others: (n,).
         higher_is_better: False for errors.
-        resolution: relative difference up to which two scores are equal, see :meth:`Metric.resolution`.
+        resolution: relative difference up to which two scores are equal, see
+            :meth:`Metric.resolution`.
     """
     sign = 1.0
     if not higher_is_better:
         sign = -1.0
-    own, other = (torch.where(torch.isfinite(values), sign * values.double(), -1e300) for values in (scores, others))
+    own, other = (
+        torch.where(torch.isfinite(values), sign * values.double(), -1e300)
+        for values in (scores, others)
+    )
     equal = (own - other).abs() <= resolution * torch.maximum(own.abs(), other.abs())
     return torch.where(equal, 0, torch.where(own > other, 1, -1))
 
@@ -450,7 +491,8 @@ def compared(scores: Tensor, others: Tensor, *, higher_is_better: bool, resoluti
 def shares(
     scores: Tensor, others: Tensor, *, higher_is_better: bool, resolution: float = 0.0
 ) -> tuple[float, float, float]:
-    """Return the shares of the clients that score better, equal and worse than ``others``, see :func:`compared`."""
+    """Return the shares of the clients that score better, equal and worse than ``others``, see
+    :func:`compared`."""
     signs = compared(scores, others, higher_is_better=higher_is_better, resolution=resolution)
     better, equal, worse = ((signs == sign).double().mean().item() for sign in (1, 0, -1))
     return better, equal, worse

@@ -1,4 +1,5 @@
-"""Personal models after a run: finetuning of the clients of the run, and new clients that start from its model."""
+"""Personal models after a run: finetuning of the clients of the run, and new clients that start
+from its model."""
 
 from __future__ import annotations
 
@@ -39,11 +40,14 @@ logger = logging.getLogger("fedmtl")
 Models = TypeVar("Models", bound=Scored)
 
 CLIENT_LEVEL = (
-    "the finetuned models: every client makes its own from what was released and from its own data, and sends nothing, "
-    "so they cost no epsilon; it covers them as long as each stays with its client (private/ folder)"
+    "the finetuned models: every client makes its own from what was released and from its own "
+    "data, and sends nothing, "
+    "so they cost no epsilon; it covers them as long as each stays with its client (private/ "
+    "folder)"
 )
 RECORD_LEVEL = (
-    "the finetuned models: every client trains its own on its records without noise and sends nothing, so nothing is "
+    "the finetuned models: every client trains its own on its records without noise and sends "
+    "nothing, so nothing is "
     "charged; whoever else gets one is outside (private/ folder)"
 )
 _HOLD_OUT_SEED = 1 << 40  # of the validation records: other draws than those of any test split
@@ -52,15 +56,21 @@ _HOLD_OUT_SEED = 1 << 40  # of the validation records: other draws than those of
 def held_out(
     data: FederatedDataset, finetune: Personalization | None
 ) -> tuple[FederatedDataset, FederatedDataset | None]:
-    """The data of the run, and those with the clients' validation records as test side, where they choose.
+    """The data of the run, and those with the clients' validation records as test side, where they
+    choose.
 
-    The split of a client depends only on its own id and number of records; one with a single record trains on it.
+    The split of a client depends only on its own id and number of records; one with a single record
+    trains on it.
     """
     if finetune is None or not finetune.validation:
         return data, None
     where = f"{data.name} (validation)"
-    fit, validation = cut(data.train, data.ids, test_fraction=finetune.validation, seed=_HOLD_OUT_SEED, where=where)
-    return replace(data, train=fit, verify=False), replace(data, train=fit, test=validation, verify=False)
+    fit, validation = cut(
+        data.train, data.ids, test_fraction=finetune.validation, seed=_HOLD_OUT_SEED, where=where
+    )
+    return replace(data, train=fit, verify=False), replace(
+        data, train=fit, test=validation, verify=False
+    )
 
 
 def usual_finetuning(finetune: Personalization, problem: Problem) -> Personalization:
@@ -116,7 +126,9 @@ def finetuned(
     if trained.shared is not None:
         models = {"shared": trained.shared.expand(problem.clients, -1)} | models
     with noticed(f"{name}: finetuning {problem.clients:,} clients, {finetune.text()}"):
-        reached = problem.spread(lambda own: finetune.reach(problem, rows_at(start, own), own), everyone)
+        reached = problem.spread(
+            lambda own: finetune.reach(problem, rows_at(start, own), own), everyone
+        )
     reached, weights = reached.split([problem.dimension, len(finetune.parts)], 1)
     models["finetuned"], diverging = settled(reached, start)
     final = models["finetuned"]
@@ -125,17 +137,23 @@ def finetuned(
     if validation is not None:
         assert isinstance(finetune, Finetune)  # no other one has a choice
         local = replace(finetune, kind="vanilla")
-        models["local"] = problem.spread(lambda own: local.train(problem, problem.initial, own), everyone)
+        models["local"] = problem.spread(
+            lambda own: local.train(problem, problem.initial, own), everyone
+        )
         scored("local", models["local"])
         final, chosen = _chosen(problem, models, validation)
         measured = scored("chosen", final)
-    lost = {ids[place] for place in diverging.nonzero()[:, 0].cpu().tolist()} | Stage("", scores["finetuned"]).left_out
+    lost = {ids[place] for place in diverging.nonzero()[:, 0].cpu().tolist()} | Stage(
+        "", scores["finetuned"]
+    ).left_out
     diverged = tuple(client for client in ids if client in lost)
     if diverged and problem.ranks.first:
         text = "%s: finetuning diverged for %d of %d clients, who keep the %s model; "
         text += "a smaller learning rate (finetune.local.lr) may help"
         logger.warning(text, name, len(diverged), len(ids), origin)
-    before = Stage(origin, scores[origin], diverged=trained.untrained if origin == "personal" else ())
+    before = Stage(
+        origin, scores[origin], diverged=trained.untrained if origin == "personal" else ()
+    )
     after = Stage("finetuned", list(scores.values())[-1], diverged=diverged)
     compared = beside(after, before, REGISTRY[trained.metric], final.dtype) or (math.nan,) * 3
     shares = dict(zip(finetune.parts, weights.double().mean(0).tolist(), strict=True))
@@ -153,13 +171,16 @@ def rows_at(models: Tensor, clients: Tensor) -> Tensor:
 def _chosen(
     problem: Problem, models: Mapping[str, Tensor], validation: FederatedDataset
 ) -> tuple[Tensor, dict[str, str]]:
-    """Each client's model of the least mean loss on its own validation records, the finetuned one without any."""
+    """Each client's model of the least mean loss on its own validation records, the finetuned one
+    without any."""
     everyone = torch.arange(problem.clients)
     names = ["finetuned", *(n for n in models if n != "finetuned")]
     judged = replace(problem, data=validation)
 
     def losses_of(rows: Tensor) -> Tensor:
-        return judged.spread(lambda own: own_losses(judged, rows_at(rows, own), own, "test"), everyone)
+        return judged.spread(
+            lambda own: own_losses(judged, rows_at(rows, own), own, "test"), everyone
+        )
 
     losses = torch.stack([losses_of(models[name]) for name in names])
     best = losses.nan_to_num(nan=torch.inf).argmin(0)
@@ -167,18 +188,22 @@ def _chosen(
     rows = models["finetuned"].clone()
     for number, name in enumerate(names):
         rows[place == number] = models[name][place == number]
-    return rows, {client: names[k] for client, k in zip(problem.data.ids, best.tolist(), strict=True)}
+    return rows, {
+        client: names[k] for client, k in zip(problem.data.ids, best.tolist(), strict=True)
+    }
 
 
 NOTHING_SENT = (
-    "nothing was sent: these models cost no epsilon. What the clients of the run may lose is bounded by the epsilon of "
-    "the released model; of the new clients nobody learns anything while their models and scores stay with them"
+    "nothing was sent: these models cost no epsilon. What the clients of the run may lose is "
+    "bounded by the epsilon of "
+    "the released model; of the new clients nobody learns anything while their models and scores "
+    "stay with them"
 )
 
 
 def not_covered(algorithm: Algorithm, privacy: Privacy | None) -> tuple[str, ...]:
-    """Return why nothing is charged for finetuned models, for the report; nothing without privacy, but where new
-    clients start from a model that an earlier run has released."""
+    """Return why nothing is charged for finetuned models, for the report; nothing without privacy,
+    but where new clients start from a model that an earlier run has released."""
     if isinstance(algorithm, Released):
         return (NOTHING_SENT,)
     if privacy is None:
@@ -189,9 +214,9 @@ def not_covered(algorithm: Algorithm, privacy: Privacy | None) -> tuple[str, ...
 
 
 def terms_of(settings: Trainer) -> dict[str, Any] | None:
-    """Return the arguments of :func:`personalize` by which new clients make models of their own from the model of a run
-    with these settings, without a choice, and its local solver, which they take where the run did not finetune; None
-    where the algorithm has a loss of its own."""
+    """Return the arguments of :func:`personalize` by which new clients make models of their own
+    from the model of a run with these settings, without a choice, and its local solver, which they
+    take where the run did not finetune; None where the algorithm has a loss of its own."""
     algorithm = settings.algorithm
     finetune = settings.finetune
     if algorithm.loss is not None:
@@ -201,12 +226,18 @@ def terms_of(settings: Trainer) -> dict[str, Any] | None:
         finetune = None
     else:
         finetune = finetune.of_new_clients()
-    return {"finetune": finetune, "local": algorithm.local, "metrics": tuple(settings.metrics), **values}
+    return {
+        "finetune": finetune,
+        "local": algorithm.local,
+        "metrics": tuple(settings.metrics),
+        **values,
+    }
 
 
 @dataclass(frozen=True)
 class Released(Algorithm):
-    """The released model for everybody: nothing is trained before the clients finetune, and nothing leaves them."""
+    """The released model for everybody: nothing is trained before the clients finetune, and nothing
+    leaves them."""
 
     name = "released"
     title = "Released model"
@@ -226,7 +257,8 @@ class Released(Algorithm):
 
 
 def check_columns(old: TableSchema | None, new: TableSchema | None, name: str) -> None:
-    """Refuse a table of new clients whose columns become other features, or another target, than those of the run.
+    """Refuse a table of new clients whose columns become other features, or another target, than
+    those of the run.
 
     Args:
         old: of the table of the run; None of other data.
@@ -239,15 +271,25 @@ def check_columns(old: TableSchema | None, new: TableSchema | None, name: str) -
     if old is None or new is None:
         return
     names = [[column.name for column in schema.columns] for schema in (old, new)]
-    remedy = "; give data.features, data.bounds and data.labels of the run, which fedmtl adapt RUN FILE keeps"
+    remedy = (
+        "; give data.features, data.bounds and data.labels of the run, which fedmtl adapt "
+        "RUN "
+        "FILE keeps"
+    )
     if names[0] != names[1]:
         first, second = (", ".join(map(repr, each)) for each in names)
-        raise DataError(f"{name}: the features are {second}, and those of the run {first}, in this order{remedy}.")
+        raise DataError(
+            f"{name}: the features are {second}, and those of the run {first}, in this "
+            f"order{remedy}."
+        )
     for one, other in zip(old.columns, new.columns, strict=True):
         if one != other:
             differing = _differing(one, other)
             raise DataError(f"{name}: the column {one.name!r} has {differing}{remedy}.")
-    targets = [replace(schema, columns=(), target="", client=None, form=None, declared=True) for schema in (old, new)]
+    targets = [
+        replace(schema, columns=(), target="", client=None, form=None, declared=True)
+        for schema in (old, new)
+    ]
     if targets[0] != targets[1]:
         raise DataError(f"{name}: the target {new.target!r} has {_differing(*targets)}{remedy}.")
 
@@ -263,7 +305,8 @@ def _differing(old: Any, new: Any) -> str:
 
 @dataclass(frozen=True)
 class FromZero(Local):
-    """Local training of every client from zero parameters, in place of the given model. Nothing leaves a client."""
+    """Local training of every client from zero parameters, in place of the given model. Nothing
+    leaves a client."""
 
     def client(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
         return {}, c.own
@@ -281,10 +324,11 @@ def alone(
 ) -> tuple[Algorithm, ...]:
     """Return the baseline ``local`` of new clients, which does not know the released model.
 
-    With a linear model of a real target and squared errors, or where clients average, it is the average of a client's
-    own models; of classes, and of other losses of a real target, it is local training from zero by the solver of the
-    finetuning. There is none with a network, whose own training would need a starting point that is not the released
-    model, with a loss of the caller's own, with parameters that are frozen, or beside clients without training records.
+    With a linear model of a real target and squared errors, or where clients average, it is the
+    average of a client's own models; of classes, and of other losses of a real target, it is local
+    training from zero by the solver of the finetuning. There is none with a network, whose own
+    training would need a starting point that is not the released model, with a loss of the caller's
+    own, with parameters that are frozen, or beside clients without training records.
 
     Args:
         model: the released one.
@@ -293,7 +337,9 @@ def alone(
         loss: that they minimize.
         trainable: names of the parameters that are trained; None for all.
     """
-    frozen = trainable is not None or not all(parameter.requires_grad for parameter in model.parameters())
+    frozen = trainable is not None or not all(
+        parameter.requires_grad for parameter in model.parameters()
+    )
     several = data.train.y.ndim > 1
     if frozen or several or not isinstance(loss, str) or not bool((data.train.counts > 0).all()):
         return ()

@@ -15,8 +15,11 @@ if TYPE_CHECKING:
     from .result import Result
 
 
-def plot_result(result: Result, folder: Path, *, format: str = "png", width: float | None = None) -> list[Path]:
-    """Draw the scores of a run by round and by client, with the epsilon that it spent, or the bands of its replicates.
+def plot_result(
+    result: Result, folder: Path, *, format: str = "png", width: float | None = None
+) -> list[Path]:
+    """Draw the scores of a run by round and by client, with the epsilon that it spent, or the bands
+    of its replicates.
 
     Args:
         result: of the run.
@@ -42,7 +45,11 @@ def plot_result(result: Result, folder: Path, *, format: str = "png", width: flo
         return []
     runs = {name: result, **result.baselines}
     lines = {label: run.history for label, run in runs.items()}
-    finetuned = {run.stages(label)[-1].label: run.final[metric] for label, run in runs.items() if run.finetuned}
+    finetuned = {
+        run.stages(label)[-1].label: run.final[metric]
+        for label, run in runs.items()
+        if run.finetuned
+    }
     measured = None
     if result.privacy.interval is not None:
         measured = result.privacy.interval["measured"]
@@ -54,7 +61,9 @@ def plot_result(result: Result, folder: Path, *, format: str = "png", width: flo
     scores = {stage.label: [stage.by_client[metric][client] for client in ids] for stage in stages}
     shares = {stage.label: beside(stages[0], stage, main, dtype) for stage in stages[1:]}
     return [
-        figures.plot_rounds(lines, folder / f"accuracy.{format}", finetuned=finetuned, measured=measured, **about),
+        figures.plot_rounds(
+            lines, folder / f"accuracy.{format}", finetuned=finetuned, measured=measured, **about
+        ),
         figures.plot_clients(
             scores,
             folder / f"clients.{format}",

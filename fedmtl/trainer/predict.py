@@ -45,7 +45,11 @@ class Models:
 
     @classmethod
     def of(
-        cls, folder: str | Path, model: nn.Module | ModelFactory | None = None, *, trust: Sequence[str] = ()
+        cls,
+        folder: str | Path,
+        model: nn.Module | ModelFactory | None = None,
+        *,
+        trust: Sequence[str] = (),
     ) -> Models:
         """Return the models of a run.
 
@@ -83,7 +87,8 @@ class Models:
         if self.result is not None:
             return self.result.predictor(client)
         raise ConfigError(
-            f"{self.folder} has the shared model alone, and none of client {client!r}: the models of clients are in "
+            f"{self.folder} has the shared model alone, and none of client {client!r}: the models "
+            "of clients are in "
             "the private part of a run; leave the client out, or give the whole folder of the run."
         )
 
@@ -100,17 +105,19 @@ def load_predictor(
     model: nn.Module | ModelFactory | None = None,
     trust: Sequence[str] = (),
 ) -> Predictor:
-    """Return a model of a run on raw rows of its table, from its folder, or the shared one from its public part alone.
+    """Return a model of a run on raw rows of its table, from its folder, or the shared one from its
+    public part alone.
 
     Args:
-        folder: of the run; or its ``public`` part or a copy of it, which may come from somebody else: nothing in its
-            files is run.
+        folder: of the run; or its ``public`` part or a copy of it, which may come from somebody
+            else: nothing in its files is run.
         client: whose model; None for the shared one.
         model: see :meth:`Result.load`.
         trust: see :meth:`Result.load`.
 
     Raises:
-        ConfigError: no finished run, one that does not say how its models take raw rows, or no such model.
+        ConfigError: no finished run, one that does not say how its models take raw rows, or no such
+            model.
         DataError: a file that cannot be read.
         ModelError: ``model`` does not have the parameters of the run's.
 
@@ -122,7 +129,8 @@ def load_predictor(
         >>> bounds = {"age": [0, 20], "days": [0, 20]}
         >>> data = load_data("table", path=table, client="ward", target="days", bounds=bounds)
         >>> with TemporaryDirectory() as folder:
-        ...     result = Trainer(data=data, privacy=None, rounds=2, progress=False, folder=folder).fit()
+        ...     trainer = Trainer(data=data, privacy=None, rounds=2, progress=False, folder=folder)
+        ...     result = trainer.fit()
         ...     predict = load_predictor(f"{folder}/public")
         >>> predict(pd.DataFrame({"age": [3, 12]})).shape
         (2,)
@@ -131,17 +139,21 @@ def load_predictor(
 
 
 def run_folder(folder: str | Path) -> Path:
-    """Return the folder whose files say what a run learned: of the run, or of its public part without the rest.
+    """Return the folder whose files say what a run learned: of the run, or of its public part
+    without the rest.
 
     Args:
-        folder: of the run; its ``private`` part, which stands for the run; its ``public`` part, or a copy of it.
+        folder: of the run; its ``private`` part, which stands for the run; its ``public`` part, or
+            a copy of it.
 
     Raises:
         ConfigError: no folder.
     """
     place = Path(folder)
     if not place.is_dir():
-        raise ConfigError(f"{place} is no folder; give that of a run, such as outputs/2025-01-31/12-00-00.")
+        raise ConfigError(
+            f"{place} is no folder; give that of a run, such as outputs/2025-01-31/12-00-00."
+        )
     if place.name == "private" and (place.parent / "public").is_dir():
         return place.parent
     if is_public_part(place / "public") and not (place / "private").exists():
@@ -154,9 +166,9 @@ class Predictions:
     """Predictions for the rows of a table.
 
     Args:
-        frame: a row for each row of the table: the client if the table names it, columns that are kept, the prediction
-            ``predicted_TARGET``, the probabilities ``probability_CLASS`` if asked for, and ``predicted_by``, ``"own"``
-            or ``"shared"``.
+        frame: a row for each row of the table: the client if the table names it, columns that are
+            kept, the prediction ``predicted_TARGET``, the probabilities ``probability_CLASS`` if
+            asked for, and ``predicted_by``, ``"own"`` or ``"shared"``.
         own: number of rows that the model of their own client predicts.
         unknown: clients without a model, whose rows the shared one predicts, in order.
     """
@@ -167,9 +179,13 @@ class Predictions:
 
 
 def read_rows(
-    path: str | Path, schema: TableSchema, settings: Mapping[str, Any] | None = None, kept: Sequence[str] = ()
+    path: str | Path,
+    schema: TableSchema,
+    settings: Mapping[str, Any] | None = None,
+    kept: Sequence[str] = (),
 ) -> Table:
-    """Return the rows of a file, which needs no target, with the client of each if the file names it.
+    """Return the rows of a file, which needs no target, with the client of each if the file names
+    it.
 
     Args:
         path: a .csv, .tsv (both also .gz) or .parquet file.
@@ -190,7 +206,11 @@ def read_rows(
             form["separator"] = None
     numbers = {column.name for column in schema.columns if column.kind == "number"}
     texts = schema.written
-    texts += [name for name in (schema.client, *kept) if name is not None and name not in {*numbers, *texts}]
+    texts += [
+        name
+        for name in (schema.client, *kept)
+        if name is not None and name not in {*numbers, *texts}
+    ]
     table = Table.of(path, texts, settings=form | dict(settings or {}), empty=True)
     if schema.client is None or schema.client not in table.frame.columns:
         return table
@@ -205,8 +225,8 @@ def predicted(
     probabilities: bool = False,
     kept: Sequence[str] = (),
 ) -> Predictions:
-    """Return the predictions for the rows of a table: of each row by the model of its client, or by the shared one if
-    the client has none or the table names none.
+    """Return the predictions for the rows of a table: of each row by the model of its client, or by
+    the shared one if the client has none or the table names none.
 
     Args:
         models: of a run.
@@ -216,8 +236,8 @@ def predicted(
         kept: columns of the table that are returned beside the predictions.
 
     Raises:
-        ConfigError: no client of that id, no model for a row, probabilities of a model whose outputs have no such
-            meaning, or a name of ``kept`` that the predictions have.
+        ConfigError: no client of that id, no model for a row, probabilities of a model whose
+            outputs have no such meaning, or a name of ``kept`` that the predictions have.
         DataError: see :meth:`Predictor.__call__`.
     """
     import pandas as pd
@@ -251,16 +271,22 @@ def predicted(
         columns.setdefault(name, table.frame[name].to_numpy())
     made = {f"predicted_{schema.target}": pd.Series(values).infer_objects().to_numpy()}
     if probabilities:
-        made |= {f"probability_{name}": chances[:, place] for place, name in enumerate(schema.names)}
+        made |= {
+            f"probability_{name}": chances[:, place] for place, name in enumerate(schema.names)
+        }
     made["predicted_by"] = by
     for name in made.keys() & columns.keys():
-        raise ConfigError(f"the predictions have a column {name!r}, and so has the table; rename it there.")
+        raise ConfigError(
+            f"the predictions have a column {name!r}, and so has the table; rename it there."
+        )
     return Predictions(pd.DataFrame(columns | made), int((by == OWN).sum()), unknown)
 
 
-def _by_model(models: Models, table: Table, client: str | None) -> tuple[dict[str | None, np.ndarray], tuple[str, ...]]:
-    """Return the rows that each model predicts, int64, by its client or None for the shared one, and the clients that
-    have no model of their own."""
+def _by_model(
+    models: Models, table: Table, client: str | None
+) -> tuple[dict[str | None, np.ndarray], tuple[str, ...]]:
+    """Return the rows that each model predicts, int64, by its client or None for the shared one,
+    and the clients that have no model of their own."""
     everything = np.arange(len(table))
     if client is not None:
         models.predictor(client)
@@ -269,7 +295,8 @@ def _by_model(models: Models, table: Table, client: str | None) -> tuple[dict[st
         if models.shared is None:
             column = models.coding.schema.client
             raise ConfigError(
-                f"the run has no shared model, and {table.file} has no column {column!r} with the client of each row; "
+                f"the run has no shared model, and {table.file} has no column {column!r} with the "
+                "client of each row; "
                 "add it, or say whose model predicts with --client NAME."
             )
         return {None: everything}, ()
@@ -279,7 +306,11 @@ def _by_model(models: Models, table: Table, client: str | None) -> tuple[dict[st
     unknown = tuple(names[~known].tolist())
     if unknown and models.shared is None:
         lacking = np.isin(np.asarray(table.client_of), names[~known])
-        table.refuse(lacking, str(models.coding.schema.client), "a client of the run, which has no shared model")
+        table.refuse(
+            lacking,
+            str(models.coding.schema.client),
+            "a client of the run, which has no shared model",
+        )
     groups: dict[str | None, np.ndarray] = {}
     for number, name in enumerate(names.tolist()):
         if known[number]:

@@ -1,7 +1,8 @@
 """The shared model of a run from its public files alone, which somebody else may have written.
 
-Nothing in these files is code: of a network they name a function of :mod:`fedmtl.models` and its settings, which is
-built without memory for its numbers and takes those of the file only if all names and shapes fit.
+Nothing in these files is code: of a network they name a function of :mod:`fedmtl.models` and its
+settings, which is built without memory for its numbers and takes those of the file only if all
+names and shapes fit.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ _DTYPES = ("float32", "float64")
 def is_public_part(folder: Path) -> bool:
     """Returns True if a folder is the public part of a run, or a copy of it, and not a whole
     run."""
-    return not (folder / "private").exists() and any((folder / name).exists() for name in (COLUMNS, MODEL))
+    return not (folder / "private").exists() and any(
+        (folder / name).exists() for name in (COLUMNS, MODEL)
+    )
 
 
 def published_model(folder: Path) -> Predictor:
@@ -50,7 +53,8 @@ def published_model(folder: Path) -> Predictor:
     for name, why in (
         (
             COLUMNS,
-            "it is in the private part of a run that read names or categories off its table, and nowhere if the data "
+            "it is in the private part of a run that read names or categories off its table, and "
+            "nowhere if the data "
             "were no table",
         ),
         (MODEL, "the run has no shared model"),
@@ -73,7 +77,8 @@ def _published_model(received: Received, folder: Path) -> Predictor:
         raise DataError(f"{COLUMNS} does not say how columns are coded: {error}") from error
     if network["made"] is None:
         raise ConfigError(
-            f"{folder} does not say how the model is built, which was none of fedmtl.models; give the whole folder of "
+            f"{folder} does not say how the model is built, which was none of fedmtl.models; give "
+            "the whole folder of "
             "the run, in Python Result.load(folder, model=...)."
         )
     state, metadata = received.tensors(folder / MODEL)
@@ -134,11 +139,14 @@ def _factory(description: Any) -> NamedFactory:
     """Return the factory of a network by its description, a mapping with a ``class``.
 
     Raises:
-        DataError: a name that is no function of :mod:`fedmtl.models`, or settings that it does not take.
+        DataError: a name that is no function of :mod:`fedmtl.models`, or settings that it does not
+            take.
     """
     factory = _restored(description)
     if not isinstance(factory, NamedFactory):
-        raise DataError(f"{description!r} is no network; accepted: a mapping with a class and its settings.")
+        raise DataError(
+            f"{description!r} is no network; accepted: a mapping with a class and its settings."
+        )
     return factory
 
 
@@ -156,13 +164,17 @@ def _restored(value: Any) -> Any:
     if isinstance(name, str) and name in models.__all__:
         function = getattr(models, name)
     if not isfunction(function):
-        accepted = ", ".join(sorted(each for each in models.__all__ if isfunction(getattr(models, each))))
+        accepted = ", ".join(
+            sorted(each for each in models.__all__ if isfunction(getattr(models, each)))
+        )
         raise DataError(f"it names the class {name!r}, which a file may not; accepted: {accepted}.")
     try:
         return function(**settings)
     except Exception as error:  # of any kind: the settings are whatever the file says
         given = ", ".join(settings) or "none"
-        raise DataError(f"{name} does not take these settings ({given}): {first_line(error)}.") from error
+        raise DataError(
+            f"{name} does not take these settings ({given}): {first_line(error)}."
+        ) from error
 
 
 def _whole_numbers(value: Any, place: str) -> Iterator[tuple[str, int]]:
@@ -181,16 +193,21 @@ def _fill(module: nn.Module, state: Mapping[str, Tensor]) -> None:
     """Put the tensors of a file into a network without numbers, in place.
 
     Raises:
-        DataError: other names, shapes or kinds of numbers than the network has, or numbers that are not finite.
+        DataError: other names, shapes or kinds of numbers than the network has, or numbers that are
+            not finite.
     """
     wanted = module.state_dict()
     if wanted.keys() != state.keys():
-        raise DataError(f"{MODEL} has the tensors {_few(state)}, and the network of {COLUMNS} has {_few(wanted)}.")
+        raise DataError(
+            f"{MODEL} has the tensors {_few(state)}, and the network of {COLUMNS} has "
+            f"{_few(wanted)}."
+        )
     for name, like in wanted.items():
         tensor = state[name]
         if (tensor.shape, tensor.dtype) != (like.shape, like.dtype):
             raise DataError(
-                f"{MODEL}: {name} is {_kind(tensor)}, and that of the network of {COLUMNS} is {_kind(like)}."
+                f"{MODEL}: {name} is {_kind(tensor)}, and that of the network of {COLUMNS} is "
+                f"{_kind(like)}."
             )
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():
             raise DataError(f"{MODEL}: {name} has numbers that are not finite.")
@@ -229,4 +246,6 @@ def _bound(metadata: Mapping[str, str]) -> RowBound | None:
             raise ValueError("it must have bound and norm")
         return RowBound(values["bound"], values["norm"])
     except (ValueError, TypeError) as error:  # a ConfigError is a ValueError
-        raise DataError(f"{MODEL}: the bound on records {text!r} cannot be read: {first_line(error)}.") from error
+        raise DataError(
+            f"{MODEL}: the bound on records {text!r} cannot be read: {first_line(error)}."
+        ) from error

@@ -1,8 +1,9 @@
 """Files of a folder that somebody else may have written: each is read once, and within bounds.
 
-What is read is what is hashed: a file that is compared with its hash and then parsed is the same bytes for both. Links
-out of the folder, files that are no regular ones (a device without end, a pipe without a writer), files that change
-while they are read and JSON that says two things or nothing are refused, each in one sentence that names the file.
+What is read is what is hashed: a file that is compared with its hash and then parsed is the same
+bytes for both. Links out of the folder, files that are no regular ones (a device without end, a
+pipe without a writer), files that change while they are read and JSON that says two things or
+nothing are refused, each in one sentence that names the file.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ class Received:
             most: largest number of bytes.
 
         Raises:
-            DataError: no regular file in the folder, a larger one, or one that changes while it is read.
+            DataError: no regular file in the folder, a larger one, or one that changes while it is
+                read.
         """
         if path not in self._contents:
             with self._opened(path, most) as file:
@@ -117,10 +119,13 @@ class Received:
                 raise ValueError("its header is longer than the file")
             header, _ = split_header(content)
             metadata = header.get("__metadata__", {})
-            if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
+            if not isinstance(metadata, dict) or not all(
+                isinstance(text, str) for text in metadata.values()
+            ):
                 raise ValueError("its metadata are not texts by name")
             return load(content), metadata
-        except Exception as error:  # the library has errors of its own, and KeyError for a dtype that it does not know
+        # the library has errors of its own, and KeyError for a dtype that it does not know
+        except Exception as error:
             raise DataError(f"{self.name(path)} cannot be read as tensors: {error}.") from error
 
     def name(self, path: Path) -> str:
@@ -140,12 +145,17 @@ class Received:
                 if not stat.S_ISREG(before.st_mode):
                     raise DataError(f"{name} is no file.")
                 if before.st_size > most:
-                    raise DataError(f"{name} has {before.st_size:,} bytes; at most {most:,} are read.")
+                    raise DataError(
+                        f"{name} has {before.st_size:,} bytes; at most {most:,} are read."
+                    )
                 yield file
                 after = os.fstat(file.fileno())
-        except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle, of older versions of Python
+        # RuntimeError: links in a circle, of older versions of Python
+        except (OSError, RuntimeError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
             raise DataError(f"{name} cannot be read: {reason}.") from error
         if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
             self._contents.pop(path, None)
-            raise DataError(f"{name} changed while it was read; verify a copy that nothing writes to.")
+            raise DataError(
+                f"{name} changed while it was read; verify a copy that nothing writes to."
+            )

@@ -34,39 +34,47 @@ _COLUMNS = 3  # bands beside each other
 
 @dataclass(frozen=True, kw_only=True)
 class Result(Scored):
-    """The outcome of a run. Everything but ``shared`` and ``privacy`` is computed on private data; for the models and
-    their scores see :class:`~fedmtl.trainer.Scored`.
+    """The outcome of a run. Everything but ``shared`` and ``privacy`` is computed on private data;
+    for the models and their scores see :class:`~fedmtl.trainer.Scored`.
 
     Attributes:
         algorithm: its name.
         privacy: everything the epsilon depends on.
         history: one mapping per evaluated round.
-        final: the last row of the history; where clients finetuned, with the numbers of the final models.
-        stopped: ``"rounds"``, or ``"budget"`` when the privacy budget ended the run, ``"early"`` when
-            it stopped improving, ``"diverged"`` when a run without noise did so in its first rounds.
+        final: the last row of the history; where clients finetuned, with the numbers of the final
+            models.
+        stopped: ``"rounds"``, or ``"budget"`` when the privacy budget ended the run, ``"early"``
+            when it stopped improving, ``"diverged"`` when a run without noise did so in its first
+            rounds.
         baselines: results of the comparison runs, by name.
-        replicates: where several runs were computed as one program, the last numbers of each: its ``budget``, its
-            ``repetition`` and the numbers. ``history`` then has a row for each round and budget, with means (``loss``,
-            ...) and percentiles (``loss_p5``, ``loss_p25``, ``loss_p50``, ``loss_p75``, ``loss_p95``); ``final`` is
-            that of the last budget, and the models and the scores by client are those of the first run.
+        replicates: where several runs were computed as one program, the last numbers of each: its
+            ``budget``, its ``repetition`` and the numbers. ``history`` then has a row for each
+            round and budget, with means (``loss``, and so on) and percentiles (``loss_p5``,
+            ``loss_p25``, ``loss_p50``, ``loss_p75``, ``loss_p95``); ``final`` is that of the last
+            budget, and the models and the scores by client are those of the first run.
         step: what a round is: ``"round"``, or ``"activation"`` where clients act one at a time.
-        released: in secure mode, the last value of every release with the public grid on which it lies.
+        released: in secure mode, the last value of every release with the public grid on which it
+            lies.
         chosen: settings that were ``"auto"``, and what public rows and bounds made of them.
-        shortened: the share of the training and of the test records, by side, that ``bound`` scaled down; not private.
-        cut_targets: the share of the targets that were beyond their public range, and were cut there; not private.
-        unscaled: whether the first training records have features or real targets far outside of [-1, 1]; not private.
+        shortened: the share of the training and of the test records, by side, that ``bound`` scaled
+            down; not private.
+        cut_targets: the share of the targets that were beyond their public range, and were cut
+            there; not private.
+        unscaled: whether the first training records have features or real targets far outside of
+            [-1, 1]; not private.
         trained: whether a local training ended in a finite model; True where none is counted.
-        terms: the arguments of :func:`~fedmtl.personalize` by which new clients make models of their own, see
-            :meth:`adapt`; ``None`` where they are not known.
-        parts: what a method's paper writes the models with, by its letters: ``"P"`` and ``"Q"`` (n, D) of PP-DMTL, one
-            row a client, with P + Q the personal models; ``"covariance"`` and ``"map"`` (d, d) of MP-MTL, the last ones
-            that were released, with ``"P"`` and ``"Q"`` where its tasks have both; ``"directions"`` and ``"excess"`` of
-            a private prior (and of MP-MTL with one release). Empty where only some clients are evaluated.
+        terms: the arguments of :func:`~fedmtl.personalize` by which new clients make models of
+            their own, see :meth:`adapt`; ``None`` where they are not known.
+        parts: what a method's paper writes the models with, by its letters: ``"P"`` and ``"Q"`` (n,
+            D) of PP-DMTL, one row a client, with P + Q the personal models; ``"covariance"`` and
+            ``"map"`` (d, d) of MP-MTL, the last ones that were released, with ``"P"`` and ``"Q"``
+            where its tasks have both; ``"directions"`` and ``"excess"`` of a private prior (and of
+            MP-MTL with one release). Empty where only some clients are evaluated.
         tested: how many clients have something to test on.
-        constants: the test error of predicting the mean of a client's own training targets, by id; only of one real
-            target an example.
-        constant: the least mean test loss of a model whose outputs are the same for every example; ``None`` where it
-            has no closed form, as of a loss of the caller's own.
+        constants: the test error of predicting the mean of a client's own training targets, by id;
+            only of one real target an example.
+        constant: the least mean test loss of a model whose outputs are the same for every example;
+            ``None`` where it has no closed form, as of a loss of the caller's own.
 
     Example:
         >>> from fedmtl import FullParticipation, Local, LocalSGD, Trainer, load_data, models
@@ -105,20 +113,26 @@ class Result(Scored):
 
     @classmethod
     def load(
-        cls, folder: str | Path, model: nn.Module | ModelFactory | None = None, *, trust: Sequence[str] = ()
+        cls,
+        folder: str | Path,
+        model: nn.Module | ModelFactory | None = None,
+        *,
+        trust: Sequence[str] = (),
     ) -> Result:
         """Returns the result of :meth:`Trainer.fit` from the folder of a finished run, with its
         baselines.
 
-        Of a baseline whose clients have the shared model the personal models are that model for each. Models and
-        scores are those of the run to the bit, on the CPU.
+        Of a baseline whose clients have the shared model the personal models are that model for
+        each. Models and scores are those of the run to the bit, on the CPU.
 
         Args:
             folder: of the run.
-            model: as of :class:`~fedmtl.Trainer`; needed for modules only (:meth:`model_for`, :meth:`shared_model`,
-                :meth:`adapt`), and only where the run's was no factory of :mod:`fedmtl.models`.
-            trust: names of modules, such as that of an algorithm of your own, of which a class that the files name is
-                imported and made; beside them only settings and networks of this package are.
+            model: as of :class:`~fedmtl.Trainer`; needed for modules only (:meth:`model_for`,
+                :meth:`shared_model`, :meth:`adapt`), and only where the run's was no factory of
+                :mod:`fedmtl.models`.
+            trust: names of modules, such as that of an algorithm of your own, of which a class that
+                the files name is imported and made; beside them only settings and networks of this
+                package are.
 
         Raises:
             ConfigError: no finished run, or one without the files that this reads.
@@ -126,14 +140,19 @@ class Result(Scored):
             DataError: a file that cannot be read.
         """
         if not isinstance(folder, str | os.PathLike):
-            raise ConfigError(f"folder is {folder!r}; give the path of a finished run, as text or Path.")
+            raise ConfigError(
+                f"folder is {folder!r}; give the path of a finished run, as text or Path."
+            )
         if is_public_part(Path(folder)):
             raise ConfigError(
-                f"{folder} is the public part of a run, and a result is all of it; give the folder above, or take the "
+                f"{folder} is the public part of a run, and a result is all of it; give the folder "
+                "above, or take the "
                 f"shared model by load_predictor({str(folder)!r})."
             )
         if isinstance(trust, str):
-            raise ConfigError(f"trust is {trust!r}; give a list of names of modules, such as [{trust!r}].")
+            raise ConfigError(
+                f"trust is {trust!r}; give a list of names of modules, such as [{trust!r}]."
+            )
         return RunFolder(Path(folder)).read_run(cls, model, trust)
 
     @property
@@ -147,7 +166,8 @@ class Result(Scored):
             folder = f", in {self.folder}"
         metrics = ", ".join(f"{name} {number_text(value)}" for name, value in self.metrics.items())
         return (
-            f"Result: {self.algorithm}{'' if self.finetuned is None else ' + finetuning'} on {shown(self.data_name)}, "
+            f"Result: {self.algorithm}{'' if self.finetuned is None else ' + finetuning'} on "
+            f"{shown(self.data_name)}, "
             f"{len(self.ids):,} clients, {self._length}, epsilon "
             f"{rounded_up(self.epsilon, 3)}{folder}\n  not private: {metrics}"
         )
@@ -161,8 +181,8 @@ class Result(Scored):
         return f"{count:,} {self.step}{'' if count == 1 else 's'}"
 
     def standard_error(self, metric: Metric) -> float:
-        """Return the standard error of the mean of a metric as that of all clients with something to test on; 0 where
-        all of them were evaluated, NaN for a single score."""
+        """Return the standard error of the mean of a metric as that of all clients with something
+        to test on; 0 where all of them were evaluated, NaN for a single score."""
         if self.evaluated is None:
             return 0.0
         scores = self.by_client[metric.name]
@@ -173,7 +193,8 @@ class Result(Scored):
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Mean over clients of every metric of their own models; those that were asked for, the loss, the main one."""
+        """Mean over clients of every metric of their own models; those that were asked for, the
+        loss, the main one."""
         return {name: self.final[name] for name in self.by_client if name in self.final}
 
     @property
@@ -190,7 +211,10 @@ class Result(Scored):
     def lost(self) -> str:
         """Why nothing was learned; empty where something was."""
         if not self.trained or self.stopped == "diverged":
-            what = f"{'nearly ' * self.trained}every local training ended in a model that is not finite"
+            what = (
+                f"{'nearly ' * self.trained}every local training ended in a model that is not "
+                "finite"
+            )
             what += f", so it stopped after {self._length}" * (self.stopped == "diverged")
         elif 0 < len(self.by_client["loss"]) == self.diverged:
             what = "the loss of every client's own model is not finite"
@@ -207,26 +231,28 @@ class Result(Scored):
         device: str | None = None,
         folder: str | Path | None = None,
     ) -> Result:
-        """Return personal models of clients that took no part, which start from the released model, with their scores:
-        what :func:`~fedmtl.personalize` returns, of a linear model with the baseline ``local`` beside it.
+        """Return personal models of clients that took no part, which start from the released model,
+        with their scores: what :func:`~fedmtl.personalize` returns, of a linear model with the
+        baseline ``local`` beside it.
 
-        Each new client trains on its own records and sends nothing. So it costs no epsilon: what the clients of the run
-        may lose is bounded by that of the released model, whatever is computed from it later; and of the new clients
-        nobody learns anything as long as their models and scores stay with them. A new client that gives away its model
-        or a score reveals that, without noise.
+        Each new client trains on its own records and sends nothing. So it costs no epsilon: what
+        the clients of the run may lose is bounded by that of the released model, whatever is
+        computed from it later; and of the new clients nobody learns anything as long as their
+        models and scores stay with them. A new client that gives away its model or a score reveals
+        that, without noise.
 
         Args:
-            data: of the new clients, as :class:`~fedmtl.Trainer` takes them, coded as those of the run (features,
-                classes).
-            finetune: how; ``None`` for the settings of the run, without a choice on validation records, or where the
-                run did not finetune for :class:`~fedmtl.Finetune` with the local solver of the algorithm. The released
-                model is where everybody starts.
+            data: of the new clients, as :class:`~fedmtl.Trainer` takes them, coded as those of the
+                run (features, classes).
+            finetune: how; ``None`` for the settings of the run, without a choice on validation
+                records, or where the run did not finetune for :class:`~fedmtl.Finetune` with the
+                local solver of the algorithm. The released model is where everybody starts.
             device: as of :class:`~fedmtl.Trainer`; ``None`` for that of the released model.
             folder: as of :class:`~fedmtl.Trainer`.
 
         Raises:
-            ConfigError: a run without a shared model or with a loss of its own algorithm, or ``finetune`` that starts
-                from personal models.
+            ConfigError: a run without a shared model or with a loss of its own algorithm, or
+                ``finetune`` that starts from personal models.
             DataError: a table whose columns are coded in another way than those of the run.
             ModelError: data that the model does not take.
         """
@@ -238,8 +264,10 @@ class Result(Scored):
         terms = self.terms
         if terms is None:
             raise ConfigError(
-                "this result does not know the settings of its run: its algorithm has a loss of its own, or its loss, "
-                "metrics or local solver are your own; use personalize(model, data, ...), or of a solver "
+                "this result does not know the settings of its run: its algorithm has a loss of "
+                "its own, or its loss, "
+                "metrics or local solver are your own; use personalize(model, data, ...), or of a "
+                "solver "
                 "Result.load(folder, trust=[MODULE])."
             )
         data = as_data(data)
@@ -255,10 +283,13 @@ class Result(Scored):
         return personalize(model, data, **arguments)
 
     def to_frame(self) -> DataFrame:
-        """Return the scores as a data frame, also those of the baselines' models with their names before, such as
-        ``local accuracy``; see :meth:`Scored.to_frame <fedmtl.trainer.Scored.to_frame>`."""
+        """Return the scores as a data frame, also those of the baselines' models with their names
+        before, such as ``local accuracy``; see :meth:`Scored.to_frame
+        <fedmtl.trainer.Scored.to_frame>`."""
         frame = super().to_frame()
-        return frame.join([run.to_frame().add_prefix(f"{name} ") for name, run in self.baselines.items()])
+        return frame.join(
+            [run.to_frame().add_prefix(f"{name} ") for name, run in self.baselines.items()]
+        )
 
     def shared_model(self) -> nn.Module:
         """The released model, in evaluation mode.
@@ -279,9 +310,14 @@ class Result(Scored):
         """The summary's numbers, as plain values.
 
         Args:
-            local: what every client has without the others; None for the baseline ``"local"``, where there is one.
+            local: what every client has without the others; None for the baseline ``"local"``,
+                where there is one.
         """
-        values: dict[str, Any] = {"algorithm": self.algorithm, "step": self.step, "stopped": self.stopped}
+        values: dict[str, Any] = {
+            "algorithm": self.algorithm,
+            "step": self.step,
+            "stopped": self.stopped,
+        }
         values["metric"] = self.metric
         if self.chosen:
             values.update(self.chosen)
@@ -310,7 +346,9 @@ class Result(Scored):
             if self.evaluated is not None:
                 values[f"{prefix}standard_error"] = self.standard_error(metric)
             if prefix:
-                values |= {f"{prefix}{key}": spread[key] for key in ("worst_tenth", "spread", "clients")}
+                values |= {
+                    f"{prefix}{key}": spread[key] for key in ("worst_tenth", "spread", "clients")
+                }
             if local is not None and (compared := self._beside(local, metric)) is not None:
                 names = (f"{prefix}{name}_local" for name in ("better_than", "as", "worse_than"))
                 values |= dict(zip(names, compared, strict=True))
@@ -349,7 +387,9 @@ class Result(Scored):
         last = self.final
         local = self.baselines.get("local")
         stages = [*self.stages(self.algorithm, shared=True)[::-1]]
-        stages += [stage for name, run in self.baselines.items() for stage in run.stages(name)[::-1]]
+        stages += [
+            stage for name, run in self.baselines.items() for stage in run.stages(name)[::-1]
+        ]
         lines = ["not private (computed on the clients' test data)"]
         if self.baselines:
             lines[0] += "; baselines are not released"
@@ -358,12 +398,20 @@ class Result(Scored):
             reference = local.stages("local")[-1]
         lines += self._tables(stages, reference)
         if self.verdict:
-            lines.append(textwrap.indent(textwrap.fill(self.verdict, 78, break_long_words=False), "  "))
+            lines.append(
+                textwrap.indent(textwrap.fill(self.verdict, 78, break_long_words=False), "  ")
+            )
         if self.evaluated is not None:
-            errors = [(metric.name, self.standard_error(metric), last.get(metric.name)) for metric in self.shown]
+            errors = [
+                (metric.name, self.standard_error(metric), last.get(metric.name))
+                for metric in self.shown
+            ]
             texts = ", ".join(f"{name} {number_text(error, mean)}" for name, error, mean in errors)
             lines.append(f"  clients drawn by the seed; standard error of the means: {texts}")
-        trainings = {name: run.diverged_trainings for name, run in {self.algorithm: self, **self.baselines}.items()}
+        trainings = {
+            name: run.diverged_trainings
+            for name, run in {self.algorithm: self, **self.baselines}.items()
+        }
         if any(trainings.values()):
             counts = ", ".join(f"{count:,} of {name}" for name, count in trainings.items() if count)
             lines.append(f"  diverged, and not kept: local trainings, {counts}")
@@ -383,8 +431,8 @@ class Result(Scored):
         return lines
 
     def _tables(self, stages: Sequence[Stage], reference: Stage | None) -> list[str]:
-        """Return a printed table for each metric, with a row for each of ``stages`` and a comparison with the
-        ``reference``, and what the columns mean."""
+        """Return a printed table for each metric, with a row for each of ``stages`` and a
+        comparison with the ``reference``, and what the columns mean."""
         lines: list[str] = []
         for metric in self.shown:
             names = ("mean", "median", "worst_tenth", "spread")
@@ -405,7 +453,9 @@ class Result(Scored):
                 rows.append([*row, rounded_up(stage.epsilon, 3)])
             widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
             for label, *cells in rows:
-                line = "".join(f"  {cell:>{width}}" for cell, width in zip(cells, widths[1:], strict=True))
+                line = "".join(
+                    f"  {cell:>{width}}" for cell, width in zip(cells, widths[1:], strict=True)
+                )
                 lines.append(f"  {label:<{widths[0]}}{line}")
             defined = [len(stage.by_client[metric.name]) for stage in stages]
             clients = len(self.owners)
@@ -413,45 +463,66 @@ class Result(Scored):
                 most = ""
                 if max(defined) > min(defined):
                     most = f" to {max(defined):,}"
-                lines.append(f"  ({metric.name}: defined for {min(defined):,}{most} of {clients:,} clients)")
+                lines.append(
+                    f"  ({metric.name}: defined for {min(defined):,}{most} of {clients:,} clients)"
+                )
         lines.append("  tenth: mean over the tenth of the clients with the worst scores")
         meaning = ""
         if reference is not None:
             meaning = f"; than {reference.label}: % of clients better/equal/worse"
         lines.append(f"  spread: standard deviation{meaning}")
-        lost = ", ".join(f"{len(stage.left_out):,} of {stage.label}" for stage in stages if stage.left_out)
-        return lines + ([f"  diverged, and in no comparison: models of clients, {lost}"] if lost else [])
+        lost = ", ".join(
+            f"{len(stage.left_out):,} of {stage.label}" for stage in stages if stage.left_out
+        )
+        return lines + (
+            [f"  diverged, and in no comparison: models of clients, {lost}"] if lost else []
+        )
 
     def _remedy(self, stages: Sequence[Stage]) -> str:
         """Return which settings may make bad models better."""
         names = ["features and targets scaled to [-1, 1]"] * self.unscaled
-        names += ["wider data.bounds of the target, which cut off most targets"] * (self.cut_targets > 0.5)
-        names += ["a larger privacy.epsilon"] * any(0 < stage.epsilon < math.inf for stage in stages)
-        names += ["a smaller algorithm.local.lr"] * (self.terms is not None and self.terms["local"] is not None)
-        pulled = self.finetuned is not None and self.finetuned.settings.kind in ("kl", "vanilla", "ewc")
+        names += ["wider data.bounds of the target, which cut off most targets"] * (
+            self.cut_targets > 0.5
+        )
+        names += ["a larger privacy.epsilon"] * any(
+            0 < stage.epsilon < math.inf for stage in stages
+        )
+        names += ["a smaller algorithm.local.lr"] * (
+            self.terms is not None and self.terms["local"] is not None
+        )
+        pulled = self.finetuned is not None and self.finetuned.settings.kind in (
+            "kl",
+            "vanilla",
+            "ewc",
+        )
         names += ["finetune=auto"] * (pulled and "nmse" in self.by_client)
         if names:
             return f"; try {' or '.join(names)}"
         return ""
 
     def _worse_than_constant(self, stage: Stage) -> str:
-        """Return for how many clients models of a real target are worse than the mean of the client's own training
-        targets, if it is more than half; of other models the mean loss, if it is above that of the best constant; else
-        an empty text."""
+        """Return for how many clients models of a real target are worse than the mean of the
+        client's own training targets, if it is more than half; of other models the mean loss, if it
+        is above that of the best constant; else an empty text."""
         if "nmse" in stage.by_client:
             own = Stage("own mean", {self.metric: self.constants})
             compared = beside(stage, own, REGISTRY[self.metric], self.personal.dtype)
             if compared is None or not compared[2] > 0.5:
                 return ""
-            return f"{stage.label} (for {compared[2]:.0%} of the clients, than the mean of their own training targets)"
+            return (
+                f"{stage.label} (for {compared[2]:.0%} of the clients, than the mean of their "
+                "own training targets)"
+            )
         mean = spread_of(stage.by_client["loss"], REGISTRY["loss"])["mean"]
-        if self.constant is None or not mean > self.constant * (1 + REGISTRY["loss"].resolution(self.personal.dtype)):
+        if self.constant is None or not mean > self.constant * (
+            1 + REGISTRY["loss"].resolution(self.personal.dtype)
+        ):
             return ""
         return f"{stage.label} (loss {number_text(mean)}, above {number_text(self.constant)})"
 
     def stages(self, name: str, *, shared: bool = False) -> list[Stage]:
-        """The scores of the run's personal models, as trained, and finetuned where they were; first those of the shared
-        model, if it is asked for and another.
+        """The scores of the run's personal models, as trained, and finetuned where they were; first
+        those of the shared model, if it is asked for and another.
 
         Args:
             name: of the run.
@@ -459,16 +530,22 @@ class Result(Scored):
         """
         trained = self.scores["personal"]
         stages = [Stage(name, trained, self.epsilon, self.untrained)]
-        if shared and self.shared_by_client is not None and self.shared_by_client[self.metric] != trained[self.metric]:
+        if (
+            shared
+            and self.shared_by_client is not None
+            and self.shared_by_client[self.metric] != trained[self.metric]
+        ):
             stages.insert(0, Stage(f"{name}, shared", self.shared_by_client, self.epsilon))
         if self.finetuned is not None:
-            stages.append(Stage(f"{name} + finetuning", self.by_client, self.epsilon, self.finetuned.diverged))
+            stages.append(
+                Stage(f"{name} + finetuning", self.by_client, self.epsilon, self.finetuned.diverged)
+            )
         return stages
 
     @property
     def beside_local(self) -> tuple[float, float, float] | None:
-        """Shares of the clients whose personal model scores better than, as, and worse than the local one; None
-        without the baseline ``"local"``, or a client to compare."""
+        """Shares of the clients whose personal model scores better than, as, and worse than the
+        local one; None without the baseline ``"local"``, or a client to compare."""
         local = self.baselines.get("local")
         if local is None:
             return None
@@ -476,8 +553,8 @@ class Result(Scored):
 
     @property
     def than_local(self) -> dict[str, str]:
-        """Whether a client's own model is ``"better"``, ``"equal"`` or ``"worse"`` than its local one, by its id; empty
-        without the baseline ``"local"``."""
+        """Whether a client's own model is ``"better"``, ``"equal"`` or ``"worse"`` than its local
+        one, by its id; empty without the baseline ``"local"``."""
         local = self.baselines.get("local")
         if local is None:
             return {}
@@ -487,8 +564,8 @@ class Result(Scored):
 
     @property
     def verdict(self) -> str:
-        """One sentence on how many clients are better off than alone, and which lose most; empty without the baseline
-        ``"local"``, or of several runs."""
+        """One sentence on how many clients are better off than alone, and which lose most; empty
+        without the baseline ``"local"``, or of several runs."""
         local = self.baselines.get("local")
         if local is None or self.replicates is not None:
             return ""
@@ -497,30 +574,45 @@ class Result(Scored):
         return verdict(own, alone, self.shown[0], self.personal.dtype)
 
     def _beside(self, local: Result, metric: Metric) -> tuple[float, float, float] | None:
-        return beside(self.stages(self.algorithm)[-1], local.stages("local")[-1], metric, self.personal.dtype)
+        return beside(
+            self.stages(self.algorithm)[-1], local.stages("local")[-1], metric, self.personal.dtype
+        )
 
     def _several_runs(self) -> list[str]:
         assert self.replicates is not None
         rows = self.bands
-        names = [self.metric, "nmse", *(metric.name for metric in self.asked), "worst_tenth", "objective"]
+        names = [
+            self.metric,
+            "nmse",
+            *(metric.name for metric in self.asked),
+            "worst_tenth",
+            "objective",
+        ]
         names = [name for name in dict.fromkeys(names) if name in rows[0]]
         lines = [
             "not private (computed on the clients' data): "
             f"mean of {len(self.replicates) // len(rows)} runs, and 5th to 95th percentile",
         ]
         for part in (names[i : i + _COLUMNS] for i in range(0, len(names), _COLUMNS)):
-            lines.append("".join([f"{'epsilon':>8}", *(f"{name.replace('_', ' '):>24}" for name in part)]))
+            lines.append(
+                "".join([f"{'epsilon':>8}", *(f"{name.replace('_', ' '):>24}" for name in part)])
+            )
             for row in rows:
                 budget = "-"
                 if row["budget"] is not None:
                     budget = rounded_up(row["budget"], 6)
-                lines.append("".join([f"{budget:>8}", *(f"{_band(row, name):>24}" for name in part)]))
+                lines.append(
+                    "".join([f"{budget:>8}", *(f"{_band(row, name):>24}" for name in part)])
+                )
         return lines
 
 
 def _shares(shortened: Mapping[str, float], bound: RowBound) -> str:
     shares = ", ".join(f"{share:.1%} ({side})" for side, share in shortened.items())
-    return f"{shares} scaled down to {bound.norm.upper()} norm {bound.bound:g}, for training and for scores"
+    return (
+        f"{shares} scaled down to {bound.norm.upper()} norm {bound.bound:g}, for training and "
+        "for scores"
+    )
 
 
 def _band(row: Mapping[str, Any], name: str) -> str:

@@ -1,4 +1,5 @@
-"""Models of clients with their scores, of a run, its baselines and new clients, and how they compare."""
+"""Models of clients with their scores, of a run, its baselines and new clients, and how they
+compare."""
 
 from __future__ import annotations
 
@@ -43,11 +44,13 @@ class Finetuned:
         settings: of the finetuning.
         start: ``"shared"`` or ``"personal"``, the model that every client started from.
         chosen: name of the model that each client chose; empty where they did not choose.
-        better, equal, worse: shares of the clients whose final model scores better than, as, or worse than the model
-            that finetuning started from; of those whose finetuning did not diverge, NaN without any.
-        diverged: ids of the clients whose finetuning did: they keep the model that they started from, and are in no
-            comparison.
-        weights: mean over the clients of the weights of the models that they averaged, by the model's name.
+        better, equal, worse: shares of the clients whose final model scores better than, as, or
+            worse than the model that finetuning started from; of those whose finetuning did not
+            diverge, NaN without any.
+        diverged: ids of the clients whose finetuning did: they keep the model that they started
+            from, and are in no comparison.
+        weights: mean over the clients of the weights of the models that they averaged, by the
+            model's name.
     """
 
     settings: Personalization
@@ -62,7 +65,10 @@ class Finetuned:
     @property
     def choices(self) -> dict[str, float]:
         """The share of the clients that chose each model, the most frequent first."""
-        return {name: count / len(self.chosen) for name, count in Counter(self.chosen.values()).most_common()}
+        return {
+            name: count / len(self.chosen)
+            for name, count in Counter(self.chosen.values()).most_common()
+        }
 
     def numbers(self) -> dict[str, Any]:
         """Plain values for tables."""
@@ -77,47 +83,62 @@ class Finetuned:
         lines = [f"  finetuning: {self.settings.text()}, from the {self.start} model"]
         if not isnan(self.equal):
             three = percent((self.better, self.equal, self.worse))
-            lines.append(f"    better/equal/worse than the {self.start} model for {three} % of the clients")
+            lines.append(
+                f"    better/equal/worse than the {self.start} model for {three} % of the clients"
+            )
         if self.diverged:
-            lines.append(f"    diverged for {len(self.diverged):,} clients, who keep the {self.start} model")
+            lines.append(
+                f"    diverged for {len(self.diverged):,} clients, who keep the {self.start} model"
+            )
         for what, parts in (
             ("weights, mean over clients", self.weights),
             ("chosen by each client on its own validation records", self.choices),
         ):
             if parts:
-                lines.append(f"  {what}: " + ", ".join(f"{name} {share:.0%}" for name, share in parts.items()))
+                lines.append(
+                    f"  {what}: "
+                    + ", ".join(f"{name} {share:.0%}" for name, share in parts.items())
+                )
         return lines
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scored:
-    """Models of clients with their scores: of a run, of its baselines, of new clients, of a node. Not private.
+    """Models of clients with their scores: of a run, of its baselines, of new clients, of a node.
+    Not private.
 
     Attributes:
         ids: of the clients.
-        personal: (n, D), the clients' models; only of those in ``evaluated`` where some were drawn, (k, D).
-        scores: of every model on each client's test examples, by model, metric and id, without the clients for which a
-            metric is not defined, such as those without test examples: ``scores["shared"]["auc"]["client-7"]``. The
-            models are ``"shared"``, the released one, if there is one; ``"personal"``; where the clients finetuned
-            ``"finetuned"``; and where each chose one of these on validation records, ``"local"``, trained alone, and
+        personal: (n, D), the clients' models; only of those in ``evaluated`` where some were drawn,
+            (k, D).
+        scores: of every model on each client's test examples, by model, metric and id, without the
+            clients for which a metric is not defined, such as those without test examples:
+            ``scores["shared"]["auc"]["client-7"]``. The models are ``"shared"``, the released one,
+            if there is one; ``"personal"``; where the clients finetuned ``"finetuned"``; and where
+            each chose one of these on validation records, ``"local"``, trained alone, and
             ``"chosen"``. The last ones are those of ``personal``.
         shared: (D,), the released model, if there is one.
-        metric: the main one: ``"accuracy"``, ``"mse"`` or, for many labels an example, ``"recall_at_5"``.
+        metric: the main one: ``"accuracy"``, ``"mse"`` or, for many labels an example,
+            ``"recall_at_5"``.
         asked: the metrics that were asked for.
         data_name: of the data.
         module: the network; ``None`` where files do not say how it is built.
-        bound: on the features of a record, for an algorithm that has one: records were scaled down to it for training
-            and for every score, and the models of :meth:`model_for` do so themselves.
-        limit: at which predictions are cut off, for scores and in the models of :meth:`model_for`: the data's public
-            bound on targets; infinite for none.
-        link: what makes predictions of the outputs of the network, for scores and in the models of :meth:`model_for`.
+        bound: on the features of a record, for an algorithm that has one: records were scaled down
+            to it for training and for every score, and the models of :meth:`model_for` do so
+            themselves.
+        limit: at which predictions are cut off, for scores and in the models of :meth:`model_for`:
+            the data's public bound on targets; infinite for none.
+        link: what makes predictions of the outputs of the network, for scores and in the models of
+            :meth:`model_for`.
         folder: of the run, if any.
-        evaluated: ids of the clients that were drawn for evaluation (``evaluate_clients``); ``None`` where all are.
-        untrained: ids of the evaluated clients that keep a model of their own which is still the one that they started
-            from, since each of their local trainings diverged; they are in no comparison.
+        evaluated: ids of the clients that were drawn for evaluation (``evaluate_clients``);
+            ``None`` where all are.
+        untrained: ids of the evaluated clients that keep a model of their own which is still the
+            one that they started from, since each of their local trainings diverged; they are in no
+            comparison.
         finetuned: what finetuning did, where the clients finetuned.
-        coding: how raw rows of the table that the data are from become inputs of the models, and outputs predictions;
-            ``None`` of other data.
+        coding: how raw rows of the table that the data are from become inputs of the models, and
+            outputs predictions; ``None`` of other data.
     """
 
     ids: tuple[str, ...]
@@ -139,7 +160,8 @@ class Scored:
 
     @property
     def by_client(self) -> ByClient:
-        """The scores of each client's own model, by metric and id: ``by_client["auc"]["client-7"]``."""
+        """The scores of each client's own model, by metric and id:
+        ``by_client["auc"]["client-7"]``."""
         return list(self.scores.values())[-1]
 
     @property
@@ -157,7 +179,10 @@ class Scored:
     @property
     def shown(self) -> tuple[Metric, ...]:
         """The main metric, and those that were asked for."""
-        return (REGISTRY[self.metric], *(metric for metric in self.asked if metric.name != self.metric))
+        return (
+            REGISTRY[self.metric],
+            *(metric for metric in self.asked if metric.name != self.metric),
+        )
 
     @property
     def personal_accuracy(self) -> Mapping[str, float]:
@@ -172,18 +197,25 @@ class Scored:
         return self.shared_by_client[self.metric]
 
     def to_frame(self) -> DataFrame:
-        """Return the scores as a data frame of pandas, not private: a row for each client that is scored.
+        """Return the scores as a data frame of pandas, not private: a row for each client that is
+        scored.
 
-        Columns are the metrics of the client's own model, such as ``accuracy``, and those of the shared one and of the
-        others that it had, with their names before: ``shared accuracy``, ``personal model accuracy``.
+        Columns are the metrics of the client's own model, such as ``accuracy``, and those of the
+        shared one and of the others that it had, with their names before: ``shared accuracy``,
+        ``personal model accuracy``.
         """
         import pandas as pd
 
         *others, _ = self.scores
         models = {"": self.by_client} | {
-            "shared " if name == "shared" else f"{name} model ": self.scores[name] for name in others
+            "shared " if name == "shared" else f"{name} model ": self.scores[name]
+            for name in others
         }
-        scores = {f"{name}{metric}": values for name, table in models.items() for metric, values in table.items()}
+        scores = {
+            f"{name}{metric}": values
+            for name, table in models.items()
+            for metric, values in table.items()
+        }
         return pd.DataFrame(scores, index=pd.Index(list(self.personal_accuracy), name="client"))
 
     def model_for(self, client: str | int) -> nn.Module:
@@ -193,7 +225,9 @@ class Scored:
             ConfigError: no client of that id, or one that was not evaluated.
         """
         if self.evaluated is not None and client in self.ids and client not in self.evaluated:
-            raise ConfigError(f"Client {client!r} is not one of the {len(self.evaluated):,} that were evaluated.")
+            raise ConfigError(
+                f"Client {client!r} is not one of the {len(self.evaluated):,} that were evaluated."
+            )
         return self._module(self.personal[place_of(client, self.owners)])
 
     def predictor(self, client: str | int | None = None) -> Predictor:
@@ -203,7 +237,8 @@ class Scored:
             client: whose personal model predicts; ``None`` for the shared one.
 
         Raises:
-            ConfigError: data that were no table, no client of that id, one that was not evaluated, or no shared model.
+            ConfigError: data that were no table, no client of that id, one that was not evaluated,
+                or no shared model.
 
         Example:
             >>> import pandas as pd
@@ -217,24 +252,31 @@ class Scored:
         """
         if self.coding is None:
             raise ConfigError(
-                f"nothing says how raw rows become the inputs of these models: {shown(self.data_name)} was no table, "
+                "nothing says how raw rows become the inputs of these models: "
+                f"{shown(self.data_name)} was no table, "
                 "or had a transform of its own, or its run is of an earlier version."
             )
         if client is None:
             if self.shared is None:
-                raise ConfigError(f"there is no shared model; give a client, such as predictor({self.owners[0]!r}).")
+                raise ConfigError(
+                    "there is no shared model; give a client, such as "
+                    f"predictor({self.owners[0]!r})."
+                )
             return Predictor(self._module(self.shared), self.coding)
         if id_of(client) not in self.owners and self.shared is not None:
             try:
                 self.model_for(client)
             except ConfigError as error:
-                raise ConfigError(f"{error} The shared model is available: leave the client out.") from error
+                raise ConfigError(
+                    f"{error} The shared model is available: leave the client out."
+                ) from error
         return Predictor(self.model_for(client), self.coding)
 
     def _module(self, row: Tensor) -> nn.Module:
         if self.module is None:
             raise ConfigError(
-                f"{self.folder} does not say how its model is built, which was none of fedmtl.models; give it: "
+                f"{self.folder} does not say how its model is built, which was none of "
+                "fedmtl.models; give it: "
                 f"Result.load(folder, model=...)."
             )
         module = copy.deepcopy(self.module).to(device=row.device, dtype=row.dtype)
@@ -264,7 +306,8 @@ class Stage:
 
     @property
     def left_out(self) -> set[str]:
-        """Return the clients that are in no comparison: those that diverged, or have no finite loss."""
+        """Return the clients that are in no comparison: those that diverged, or have no finite
+        loss."""
         losses = self.by_client.get("loss", {})
         return {*self.diverged, *(name for name, loss in losses.items() if not isfinite(loss))}
 
@@ -277,11 +320,15 @@ def place_of(client: str | int, ids: Sequence[str]) -> int:
     """
     if (name := id_of(client)) in ids:
         return ids.index(name)
-    close = difflib.get_close_matches(str(client), ids[:10_000], n=1)  # of a million it would take minutes
+    # of a million it would take minutes
+    close = difflib.get_close_matches(str(client), ids[:10_000], n=1)
     hint = ""
     if close:
         hint = f"did you mean {close[0]!r}? "
-    raise ConfigError(f"There is no client {client!r}; {hint}the {len(ids):,} clients are {ids[0]!r} .. {ids[-1]!r}.")
+    raise ConfigError(
+        f"There is no client {client!r}; {hint}the {len(ids):,} clients are "
+        f"{ids[0]!r} .. {ids[-1]!r}."
+    )
 
 
 def spread_of(scores: Mapping[str, float], metric: Metric) -> dict[str, float]:
@@ -290,9 +337,12 @@ def spread_of(scores: Mapping[str, float], metric: Metric) -> dict[str, float]:
     return distribution(values, higher_is_better=metric.higher_is_better)
 
 
-def beside(own: Stage, others: Stage, metric: Metric, dtype: torch.dtype) -> tuple[float, float, float] | None:
-    """Return the shares of the clients that score better, equal and worse than with other models, of those that have a
-    score with both, and whose training did not diverge; None without such a client.
+def beside(
+    own: Stage, others: Stage, metric: Metric, dtype: torch.dtype
+) -> tuple[float, float, float] | None:
+    """Return the shares of the clients that score better, equal and worse than with other models,
+    of those that have a score with both, and whose training did not diverge; None without such a
+    client.
 
     Args:
         own, others: scores.
@@ -302,11 +352,14 @@ def beside(own: Stage, others: Stage, metric: Metric, dtype: torch.dtype) -> tup
     _, first, second = _of_both(own, others, metric)
     if not len(first):
         return None
-    return shares(first, second, higher_is_better=metric.higher_is_better, resolution=metric.resolution(dtype))
+    return shares(
+        first, second, higher_is_better=metric.higher_is_better, resolution=metric.resolution(dtype)
+    )
 
 
 def each_beside(own: Stage, others: Stage, metric: Metric, dtype: torch.dtype) -> dict[str, str]:
-    """Return ``"better"``, ``"equal"`` or ``"worse"`` for each client that :func:`beside` compares, by its id."""
+    """Return ``"better"``, ``"equal"`` or ``"worse"`` for each client that :func:`beside` compares,
+    by its id."""
     names, first, second = _of_both(own, others, metric)
     signs = compared(
         first, second, higher_is_better=metric.higher_is_better, resolution=metric.resolution(dtype)
@@ -316,8 +369,8 @@ def each_beside(own: Stage, others: Stage, metric: Metric, dtype: torch.dtype) -
 
 
 def verdict(own: Stage, others: Stage, metric: Metric, dtype: torch.dtype) -> str:
-    """Return a sentence on how many clients are better off than alone, which lose most, and the means; empty without a
-    client to compare.
+    """Return a sentence on how many clients are better off than alone, which lose most, and the
+    means; empty without a client to compare.
 
     Args:
         own, others: scores, of the models that clients have together and alone.
@@ -330,7 +383,10 @@ def verdict(own: Stage, others: Stage, metric: Metric, dtype: torch.dtype) -> st
     up = metric.higher_is_better
     resolution = metric.resolution(dtype)
     better, equal, worse = shares(first, second, higher_is_better=up, resolution=resolution)
-    text = f"of {len(names):,} clients {better:.0%} are better off than alone, {equal:.0%} equal, {worse:.0%} worse"
+    text = (
+        f"of {len(names):,} clients {better:.0%} are better off than alone, {equal:.0%} equal, "
+        f"{worse:.0%} worse"
+    )
     if worse:
         loss = (second - first if up else first - second).nan_to_num(nan=inf)
         most = loss.argsort(descending=True, stable=True)[: min(_LOSERS, round(worse * len(names)))]
@@ -355,10 +411,13 @@ def _means(mean: float, alone: float, metric: Metric, resolution: float) -> str:
 
 
 def _of_both(own: Stage, others: Stage, metric: Metric) -> tuple[list[str], Tensor, Tensor]:
-    """Return the clients that have a score with both, and whose training did not diverge, and these scores, float64
-    (k,) each."""
+    """Return the clients that have a score with both, and whose training did not diverge, and these
+    scores, float64 (k,) each."""
     first, second = (stage.by_client.get(metric.name, {}) for stage in (own, others))
     without = own.left_out | others.left_out
     both = [name for name in first if name in second and name not in without]
-    one, other = (torch.tensor([scores[name] for name in both], dtype=torch.float64) for scores in (first, second))
+    one, other = (
+        torch.tensor([scores[name] for name in both], dtype=torch.float64)
+        for scores in (first, second)
+    )
     return both, one, other

@@ -13,10 +13,11 @@ from .._check import Checked, Count, NonNegative
 class EarlyStopping(Checked):
     """Stop when the shared model has stopped moving away from where it started.
 
-    The rule looks at ``distance``, the L2 norm of the released shared model minus the public start, at every
-    evaluation. It is a function of the releases only, so a stopped run is post-processing of the run that continues,
-    and is charged as that: it saves time, not budget. A rule that looked at accuracies or losses would publish
-    something about private data with every round that it lets pass, which no epsilon here would cover; there is none.
+    The rule looks at ``distance``, the L2 norm of the released shared model minus the public start,
+    at every evaluation. It is a function of the releases only, so a stopped run is post-processing
+    of the run that continues, and is charged as that: it saves time, not budget. A rule that looked
+    at accuracies or losses would publish something about private data with every round that it lets
+    pass, which no epsilon here would cover; there is none.
 
     Args:
         patience: evaluations without an increase after which the run stops.
@@ -25,8 +26,10 @@ class EarlyStopping(Checked):
     Example:
         >>> from fedmtl import EarlyStopping
         >>> rule = EarlyStopping(patience=2)
-        >>> rule.stops([{"distance": 1.0}, {"distance": 0.9}]), rule.stops([{"distance": d} for d in (1.0, 0.9, 0.8)])
-        (False, True)
+        >>> rule.stops([{"distance": distance} for distance in (1.0, 0.9)])
+        False
+        >>> rule.stops([{"distance": distance} for distance in (1.0, 0.9, 0.8)])
+        True
     """
 
     patience: Count = 3

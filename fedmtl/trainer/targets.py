@@ -1,7 +1,9 @@
-"""What a file may name: reading a configuration or the folder of a run must not run the code that it names.
+"""What a file may name: reading a configuration or the folder of a run must not run the code that
+it names.
 
-A file may name the settings, readers, networks and loggers of this package and the modules of :mod:`torch.nn`. Anything
-else must be defined in a module that the user trusts by name, on the command line or as an argument.
+A file may name the settings, readers, networks and loggers of this package and the modules of
+:mod:`torch.nn`. Anything else must be defined in a module that the user trusts by name, on the
+command line or as an argument.
 """
 
 from __future__ import annotations
@@ -35,16 +37,19 @@ _SETTINGS = tuple(
 )
 
 
-def resolved_target(target: str, trust: Sequence[str] = (), *, logger: bool = False) -> Callable[..., Any]:
+def resolved_target(
+    target: str, trust: Sequence[str] = (), *, logger: bool = False
+) -> Callable[..., Any]:
     """Return the class or function that a file names.
 
-    Nothing is imported before its name is checked, and what another module defines is refused by whatever name it is
-    reached: ``fedmtl.trainer.folder.Path`` is not of this package.
+    Nothing is imported before its name is checked, and what another module defines is refused by
+    whatever name it is reached: ``fedmtl.trainer.folder.Path`` is not of this package.
 
     Args:
         target: such as ``"fedmtl.LocalSGD"`` or ``"torch.nn.Linear"``.
         trust: names of modules of which everything may be called, with the modules in them.
-        logger: whether a logger is asked for; they write files, and are in no other part of a configuration.
+        logger: whether a logger is asked for; they write files, and are in no other part of a
+            configuration.
 
     Raises:
         ConfigError: something else, or a name that cannot be imported.
@@ -58,7 +63,8 @@ def resolved_target(target: str, trust: Sequence[str] = (), *, logger: bool = Fa
         value = getattr(import_module(module), name)
     except Exception as error:  # also those of a module of the user's own
         raise ConfigError(
-            f"{target!r}, which cannot be imported ({first_line(error)}); it must be MODULE.NAME, with the module's "
+            f"{target!r}, which cannot be imported ({first_line(error)}); it must be MODULE.NAME, "
+            "with the module's "
             "folder on PYTHONPATH."
         ) from error
     if not (isclass(value) or isfunction(value)):
@@ -69,22 +75,31 @@ def resolved_target(target: str, trust: Sequence[str] = (), *, logger: bool = Fa
 
 
 def restored(description: Any, trust: Sequence[str] = ()) -> Any:
-    """Return the settings that :func:`~fedmtl.trainer.problem.describe` described: dataclasses by class and fields,
-    and factories of :mod:`fedmtl.models` by their functions and settings.
+    """Return the settings that :func:`~fedmtl.trainer.problem.describe` described: dataclasses by
+    class and fields, and factories of :mod:`fedmtl.models` by their functions and settings.
 
     Raises:
-        ConfigError: an object that its description does not give back, or a class that is neither of this package nor
-            of a module in ``trust``.
+        ConfigError: an object that its description does not give back, or a class that is neither
+            of this package nor of a module in ``trust``.
     """
     if isinstance(description, Mapping):
         values = {str(name): restored(value, trust) for name, value in description.items()}
         if "class" not in values:
             return values
         name = str(values.pop("class"))
-        places = ("fedmtl.algorithms", "fedmtl.contrib", "fedmtl.data", "fedmtl.local", "fedmtl.models", *trust)
+        places = (
+            "fedmtl.algorithms",
+            "fedmtl.contrib",
+            "fedmtl.data",
+            "fedmtl.local",
+            "fedmtl.models",
+            *trust,
+        )
         place = next((place for place in places if hasattr(import_module(place), name)), None)
         if place is None:
-            raise ConfigError(f"{name!r} is no class of {', '.join(places)}; name its module: trust=[MODULE].")
+            raise ConfigError(
+                f"{name!r} is no class of {', '.join(places)}; name its module: trust=[MODULE]."
+            )
         kind = resolved_target(f"{place}.{name}", trust)
         try:
             return kind(**values)
@@ -104,7 +119,9 @@ def _may_be_named(value: Any, name: str, logger: bool) -> bool:
     """Returns True if a class or function may be part of a configuration, by whatever name it
     was reached."""
     if isfunction(value):
-        return value in LOADERS.values() or (name in models.__all__ and getattr(models, name) is value)
+        return value in LOADERS.values() or (
+            name in models.__all__ and getattr(models, name) is value
+        )
     if _within(value.__module__, ("torch.nn.modules", "fedmtl.models")):
         return issubclass(value, nn.Module)
     if _within(value.__module__, ("fedmtl.trainer.callbacks",)):
@@ -116,6 +133,7 @@ def _refused(target: str) -> ConfigError:
     root = target.split(".")[0]
     hint = f" If you trust the code of {root}, say so: --trust {root}, in Python trust=[{root!r}]."
     return ConfigError(
-        f"{target!r}, which a file may not name; accepted: settings, readers, networks and loggers of fedmtl, and "
+        f"{target!r}, which a file may not name; accepted: settings, readers, networks and loggers "
+        "of fedmtl, and "
         f"modules of torch.nn.{'' if root in ('fedmtl', 'torch') else hint}"
     )

@@ -57,64 +57,75 @@ class Trainer:
     """Trains one model per client and reports the epsilon that it cost.
 
     Args:
-        algorithm: :class:`~fedmtl.PMTL`, :class:`~fedmtl.FedAvg`, ...; ``"auto"`` chooses it by public facts, for
-            linear models and for networks of classes (:func:`~fedmtl.contrib.automatic.automatic`), and also ``model``,
-            ``schedule``, ``rounds``, ``finetune`` and the clip norm of ``privacy`` unless they are given.
-        data: the clients' data: a dataset, the name of one (``"digits"``), or a mapping from client to a pair (x, y) or
-            torch Dataset, a fifth of which is held out for test. With a logistic or hinge loss floating targets 0 and
-            1, or -1 and +1, are two classes.
-        model: a module, a factory called with the data's :class:`~fedmtl.data.DataSpec`, or the name of one
-            (``"mlp"``).
-        schedule: who takes part in a round; :class:`~fedmtl.PoissonClocks` or :class:`~fedmtl.Latencies` for algorithms
-            whose clients act one at a time.
-        privacy: :class:`~fedmtl.ClientPrivacy`, whose unit is a client, or :class:`~fedmtl.RecordPrivacy`, whose unit
-            is one record of a client (local training is then DP-SGD, except with :class:`~fedmtl.Local`, which sends
-            nothing); ``None`` means no clip and no noise.
+        algorithm: :class:`~fedmtl.PMTL`, :class:`~fedmtl.FedAvg`, ...; ``"auto"`` chooses it by
+            public facts, for linear models and for networks of classes
+            (:func:`~fedmtl.contrib.automatic.automatic`), and also ``model``, ``schedule``,
+            ``rounds``, ``finetune`` and the clip norm of ``privacy`` unless they are given.
+        data: the clients' data: a dataset, the name of one (``"digits"``), or a mapping from client
+            to a pair (x, y) or torch Dataset, a fifth of which is held out for test. With a
+            logistic or hinge loss floating targets 0 and 1, or -1 and +1, are two classes.
+        model: a module, a factory called with the data's :class:`~fedmtl.data.DataSpec`, or the
+            name of one (``"mlp"``).
+        schedule: who takes part in a round; :class:`~fedmtl.PoissonClocks` or
+            :class:`~fedmtl.Latencies` for algorithms whose clients act one at a time.
+        privacy: :class:`~fedmtl.ClientPrivacy`, whose unit is a client, or
+            :class:`~fedmtl.RecordPrivacy`, whose unit is one record of a client (local training is
+            then DP-SGD, except with :class:`~fedmtl.Local`, which sends nothing); ``None`` means no
+            clip and no noise.
         rounds: number of rounds, or the largest number of activations if clients act one at a time.
-        trainable: names of the model's parameters or modules that are trained, such as ``("head",)`` or
-            ``("*.lora_B",)``, with ``*``, ``?`` and ``[...]`` as in names of files. All others are frozen and public:
-            they keep the values of ``model`` and are not clipped, sent, noised or kept by clients. ``None`` trains
-            those with ``requires_grad``.
-        loss: ``"auto"`` (squared error for real targets, else cross-entropy, logistic for two classes and one output),
-            ``"cross_entropy"``, ``"mse"``, ``"half_mse"``, ``"binary_cross_entropy"``, of real targets also
-            ``"huber:DELTA"``, ``"quantile:LEVEL"`` and ``"poisson"`` (of counts; outputs are logarithms of means), or a
-            function (outputs, targets) -> (N,).
-        seed: of the starting point, the batches and dropout; in seeded mode also of the cohorts and the noise.
-        folder: where the run is saved, with the tensors that clients keep; ``None`` saves nothing and keeps these
-            tensors and the ledger in memory.
-        baselines: comparison methods, by name (``"local"``, ``"pmtl"``, or a method with one shared model, such as
-            ``"fedavg"`` or ``"ditto"``, with this algorithm's local solver) or as algorithms; ``"auto"`` takes local
-            training with FedAvg or PMTL, for linear models the exact fit alone, of several runs none. Each has its own
-            ledger and is marked as not released. With automatic settings, and with a linear model of one real target
-            whatever the algorithm, ``"local"`` is tuned on left-out records; ``Local(local=...)`` trains by a solver.
-        finetune: how every client trains further after the run, from a released model or its own, on its own data;
-            ``None`` for not at all. ``"auto"`` is ``None`` if an algorithm is given. The finetuned models are the
-            personal models of the result, and cost no epsilon because nothing is sent. Baselines are finetuned as
-            well, except local training.
-        device: ``"auto"`` takes a GPU when there is one. Algorithms that compute in NumPy are on the CPU in any case.
+        trainable: names of the model's parameters or modules that are trained, such as
+            ``("head",)`` or ``("*.lora_B",)``, with ``*``, ``?`` and ``[...]`` as in names of
+            files. All others are frozen and public: they keep the values of ``model`` and are not
+            clipped, sent, noised or kept by clients. ``None`` trains those with ``requires_grad``.
+        loss: ``"auto"`` (squared error for real targets, else cross-entropy, logistic for two
+            classes and one output), ``"cross_entropy"``, ``"mse"``, ``"half_mse"``,
+            ``"binary_cross_entropy"``, of real targets also ``"huber:DELTA"``, ``"quantile:LEVEL"``
+            and ``"poisson"`` (of counts; outputs are logarithms of means), or a function (outputs,
+            targets) -> (N,).
+        seed: of the starting point, the batches and dropout; in seeded mode also of the cohorts and
+            the noise.
+        folder: where the run is saved, with the tensors that clients keep; ``None`` saves nothing
+            and keeps these tensors and the ledger in memory.
+        baselines: comparison methods, by name (``"local"``, ``"pmtl"``, or a method with one shared
+            model, such as ``"fedavg"`` or ``"ditto"``, with this algorithm's local solver) or as
+            algorithms; ``"auto"`` takes local training with FedAvg or PMTL, for linear models the
+            exact fit alone, of several runs none. Each has its own ledger and is marked as not
+            released. With automatic settings, and with a linear model of one real target whatever
+            the algorithm, ``"local"`` is tuned on left-out records; ``Local(local=...)`` trains by
+            a solver.
+        finetune: how every client trains further after the run, from a released model or its own,
+            on its own data; ``None`` for not at all. ``"auto"`` is ``None`` if an algorithm is
+            given. The finetuned models are the personal models of the result, and cost no epsilon
+            because nothing is sent. Baselines are finetuned as well, except local training.
+        device: ``"auto"`` takes a GPU when there is one. Algorithms that compute in NumPy are on
+            the CPU in any case.
         dtype: ``"float32"`` or ``"float64"``, of parameters and computation.
         execution: how client work runs.
         eval_every: rounds between evaluations; ``None`` evaluates about twenty times.
-        evaluate_clients: number of clients of a large population that are evaluated: a random sample of those with
-            test examples, the same at every evaluation and for every baseline. Means are then estimates, printed with
-            their standard error, and the result has the models and scores of these clients only. ``None`` evaluates
-            all.
-        checkpoint_every: rounds between checkpoints; ``None`` writes one about every twenty seconds.
-        early_stopping: ends the run when the shared model has stopped moving. This depends only on what was released,
-            and all planned rounds are charged.
-        audit: :class:`~fedmtl.Interval` adds canaries to the clients, with which the run measures a lower bound on its
-            epsilon, see :attr:`Result.privacy <fedmtl.Result>`; ``None`` measures none.
-        replicates: R repetitions, each with its own schedule and noise, computed as one batch by algorithms that
-            support it. The history then has means and percentiles, and everything else is of the first repetition. All
-            have the same data and split. Epsilon is that of one repetition.
+        evaluate_clients: number of clients of a large population that are evaluated: a random
+            sample of those with test examples, the same at every evaluation and for every baseline.
+            Means are then estimates, printed with their standard error, and the result has the
+            models and scores of these clients only. ``None`` evaluates all.
+        checkpoint_every: rounds between checkpoints; ``None`` writes one about every twenty
+            seconds.
+        early_stopping: ends the run when the shared model has stopped moving. This depends only on
+            what was released, and all planned rounds are charged.
+        audit: :class:`~fedmtl.Interval` adds canaries to the clients, with which the run measures a
+            lower bound on its epsilon, see :attr:`Result.privacy <fedmtl.Result>`; ``None``
+            measures none.
+        replicates: R repetitions, each with its own schedule and noise, computed as one batch by
+            algorithms that support it. The history then has means and percentiles, and everything
+            else is of the first repetition. All have the same data and split. Epsilon is that of
+            one repetition.
         epsilons: budgets instead of the ``epsilon`` of ``privacy``, each for R repetitions.
-        metrics: what is measured beside the loss and the main metric (accuracy, mean squared error, or recall at 5 for
-            more than 5 labels an example), by name: ``"auc"``, ``"auc_micro"``, ``"f1"``, ``"balanced_accuracy"``,
-            ``"accuracy"``, ``"recall_at_5"``, ``"rmse"``, ``"mae"``, ``"nmse"``, ..., see
-            :mod:`fedmtl.trainer.metrics`; or a function ``metric(outputs, targets) -> float`` of the outputs and
-            targets (N, ...) of one client's test rows, on the CPU. Its column is ``custom_NAME``; give it the attribute
-            ``higher_is_better = False`` if less is better. A client for which it returns NaN or fails is left out of
-            the mean.
+        metrics: what is measured beside the loss and the main metric (accuracy, mean squared error,
+            or recall at 5 for more than 5 labels an example), by name: ``"auc"``, ``"auc_micro"``,
+            ``"f1"``, ``"balanced_accuracy"``, ``"accuracy"``, ``"recall_at_5"``, ``"rmse"``,
+            ``"mae"``, ``"nmse"``, ..., see :mod:`fedmtl.trainer.metrics`; or a function
+            ``metric(outputs, targets) -> float`` of the outputs and targets (N, ...) of one
+            client's test rows, on the CPU. Its column is ``custom_NAME``; give it the attribute
+            ``higher_is_better = False`` if less is better. A client for which it returns NaN or
+            fails is left out of the mean.
         callbacks: called around the loop.
         progress: show a progress bar, and before it the automatic settings.
 
@@ -122,7 +133,8 @@ class Trainer:
         ConfigError: a value outside its range.
 
     Example:
-        >>> from fedmtl import ClientPrivacy, FedAvg, FullParticipation, LocalSGD, Trainer, load_data, models
+        >>> from fedmtl import ClientPrivacy, FedAvg, FullParticipation
+        >>> from fedmtl import LocalSGD, Trainer, load_data, models
         >>> trainer = Trainer(
         ...     algorithm=FedAvg(local=LocalSGD(lr=0.1)),
         ...     data=load_data("digits", clients=10),
@@ -192,20 +204,34 @@ class Trainer:
         if "algorithm" not in left:
             missing = [name for name in left if name != "finetune"]
             if missing:
-                raise ConfigError(f"{', '.join(missing)} must be given beside an algorithm; only 'auto' chooses them.")
+                raise ConfigError(
+                    f"{', '.join(missing)} must be given beside an algorithm; only "
+                    "'auto' chooses them."
+                )
             self._set(**dict.fromkeys(left))
             return
-        set_here = {name: getattr(self, name) for name in ("model", "rounds", "schedule") if name not in left}
+        set_here = {
+            name: getattr(self, name)
+            for name in ("model", "rounds", "schedule")
+            if name not in left
+        }
         chosen = automatic(self.data, self.privacy, **set_here)
         logger.info("%s", chosen.text())
         if self.progress:
             print(chosen.text(), file=sys.stderr)
-        warnings = [unscaled(self.data), chosen.outlook() if chosen.noise > 4 and not chosen.network else ""]
+        warnings = [
+            unscaled(self.data),
+            chosen.outlook() if chosen.noise > 4 and not chosen.network else "",
+        ]
         for text in filter(None, warnings):
             logger.warning("%s", text)
         self._set(**{name: getattr(chosen, name) for name in (*left, "privacy")})
         if not isinstance(self.baselines, str):
-            self._set(baselines=tuple(LocalAverage() if item == "local" else item for item in self.baselines))
+            self._set(
+                baselines=tuple(
+                    LocalAverage() if item == "local" else item for item in self.baselines
+                )
+            )
 
     @cached_property
     def bound(self) -> BoundSampler | BoundSchedule:
@@ -227,9 +253,14 @@ class Trainer:
 
     @property
     def _alone(self) -> LocalAverage | None:
-        """What clients can do alone, tuned on their own records, with a linear model of one real target, whatever the
-        algorithm; None for other models and losses, for which it is local training."""
-        if "local" not in self.baselines or kind_of(self.data.spec) != "number" or self.trainable is not None:
+        """What clients can do alone, tuned on their own records, with a linear model of one real
+        target, whatever the algorithm; None for other models and losses, for which it is local
+        training."""
+        if (
+            "local" not in self.baselines
+            or kind_of(self.data.spec) != "number"
+            or self.trainable is not None
+        ):
             return None
         squared = self.algorithm.loss is None and self.loss in ("auto", "mse", "half_mse")
         if not squared or self.algorithm.one_at_a_time or self.runs > 1:
@@ -247,8 +278,9 @@ class Trainer:
     def runs(self) -> int:
         """M, the number of runs: R at each of the epsilons.
 
-        Run m = e R + r is repetition r at the e-th epsilon, with its own schedule and its own noise, both drawn from
-        (seed, m). The data, their split and the public starting point are those of the seed, common to all.
+        Run m = e R + r is repetition r at the e-th epsilon, with its own schedule and its own
+        noise, both drawn from (seed, m). The data, their split and the public starting point are
+        those of the seed, common to all.
         """
         return self.replicates * len(self.epsilons or (0,))
 
@@ -262,12 +294,18 @@ class Trainer:
 
     @property
     def budgets(self) -> list[tuple[float | None, slice]]:
-        """Each budget with the runs that have it; None without one, the largest of several owners'."""
+        """Each budget with the runs that have it; None without one, the largest of several
+        owners'."""
         size = self.replicates
         if self.epsilons is not None:
-            return [(epsilon, slice(e * size, (e + 1) * size)) for e, epsilon in enumerate(self.epsilons)]
+            return [
+                (epsilon, slice(e * size, (e + 1) * size))
+                for e, epsilon in enumerate(self.epsilons)
+            ]
         epsilon = None if self.privacy is None else self.privacy.epsilon
-        return [(max(epsilon.values()) if isinstance(epsilon, Mapping) else epsilon, slice(0, size))]
+        return [
+            (max(epsilon.values()) if isinstance(epsilon, Mapping) else epsilon, slice(0, size))
+        ]
 
     @cached_property
     def noiseless(self) -> bool:
@@ -278,7 +316,8 @@ class Trainer:
         """Return the problem of a run, which ``ranks`` compute."""
         self.algorithm.check_data(self.data)
         place = self.device
-        sends = not self.algorithm.one_at_a_time and not isinstance(self.algorithm, Local)  # in rounds
+        # in rounds
+        sends = not self.algorithm.one_at_a_time and not isinstance(self.algorithm, Local)
         if self.algorithm.on_host:
             resolve_device(place, ranks)  # refuses one that is not there
             place = "cpu"
@@ -287,7 +326,9 @@ class Trainer:
             self.model,
             self.loss,
             self.execution,
-            min(self.rounds, self.bound.steps) if isinstance(self.bound, BoundSchedule) else self.rounds,
+            min(self.rounds, self.bound.steps)
+            if isinstance(self.bound, BoundSchedule)
+            else self.rounds,
             self.seed,
             place,
             self.dtype,
@@ -297,7 +338,8 @@ class Trainer:
         )
 
     def resolved(self, problem: Problem) -> Trainer:
-        """This trainer with what its algorithm chooses from public rows and bounds (``"auto"``) filled in."""
+        """This trainer with what its algorithm chooses from public rows and bounds (``"auto"``)
+        filled in."""
         bound = None
         if isinstance(self.bound, BoundSchedule):
             bound = self.bound
@@ -315,31 +357,43 @@ class Trainer:
         return replace(self, algorithm=algorithm, finetune=finetune)
 
     def first_run(self) -> Trainer:
-        """The first repetition at the first epsilon, as a run of its own, without baselines, canaries and folder."""
+        """The first repetition at the first epsilon, as a run of its own, without baselines,
+        canaries and folder."""
         privacy = self.privacies[0]
-        return replace(self, replicates=1, epsilons=None, privacy=privacy, audit=None, baselines=(), folder=None)
+        return replace(
+            self,
+            replicates=1,
+            epsilons=None,
+            privacy=privacy,
+            audit=None,
+            baselines=(),
+            folder=None,
+        )
 
     def fit(self, *, resume: bool = False, ranks: Ranks | None = None) -> Result:
         """Train, evaluate and save.
 
         Args:
-            ranks: the processes that compute the run jointly, each of which calls this; None for those that torchrun
-                started, or of the program's process group. ``Ranks()`` is a single process.
-            resume: continue the run in ``folder`` from its last checkpoint. Of a run in secure mode resume a single
-                copy of the folder: every copy would release under the same charges.
+            ranks: the processes that compute the run jointly, each of which calls this; None for
+                those that torchrun started, or of the program's process group. ``Ranks()`` is a
+                single process.
+            resume: continue the run in ``folder`` from its last checkpoint. Of a run in secure mode
+                resume a single copy of the folder: every copy would release under the same charges.
 
         Returns:
-            The result, with those of the baselines; the same at every rank, of which only the first writes.
+            The result, with those of the baselines; the same at every rank, of which only the first
+            writes.
 
         Raises:
-            ResumeError: the folder holds a run and ``resume`` is false, or a run that does not match this one, whose
-                ledger was altered or rolled back.
+            ResumeError: the folder holds a run and ``resume`` is false, or a run that does not
+                match this one, whose ledger was altered or rolled back.
             PrivacyError: a run in secure mode on a system without file locks.
-            TrainingError: of a run without noise, that not one finite number was learned, or that nearly all local
-                trainings of its first rounds diverged, after which it stops at once; such a baseline is left out. In a
-                run with noise what is not finite counts as zero in a release, and it ends in any case with its result,
-                whose :attr:`Result.lost` says so: how long it is, how it ends and which files can be published say
-                nothing about the data.
+            TrainingError: of a run without noise, that not one finite number was learned, or that
+                nearly all local trainings of its first rounds diverged, after which it stops at
+                once; such a baseline is left out. In a run with noise what is not finite counts as
+                zero in a release, and it ends in any case with its result, whose
+                :attr:`Result.lost` says so: how long it is, how it ends and which files can be
+                published say nothing about the data.
         """
         return fitted(self, resume, Engine(ranks=Ranks.of_launch() if ranks is None else ranks))
 
@@ -358,40 +412,48 @@ def personalize(
     execution: Execution | None = None,
     folder: str | Path | None = None,
 ) -> Result:
-    """Return personal models of new clients, by finetuning a released model on each one's own training records: the
-    result of a run of one round in which nobody trains, with the given model as ``shared``. Of a linear model the
-    result has the baseline ``local`` beside it: what the clients have without the given model.
+    """Return personal models of new clients, by finetuning a released model on each one's own
+    training records: the result of a run of one round in which nobody trains, with the given model
+    as ``shared``. Of a linear model the result has the baseline ``local`` beside it: what the
+    clients have without the given model.
 
-    Nothing is sent: the new clients' data cost no epsilon as long as their models stay with them, and those of the
-    clients of the run are covered by the epsilon of the released model. Beside a :class:`~fedmtl.Result` use
-    :meth:`~fedmtl.Result.adapt`, which has the settings of the run.
+    Nothing is sent: the new clients' data cost no epsilon as long as their models stay with them,
+    and those of the clients of the run are covered by the epsilon of the released model. Beside a
+    :class:`~fedmtl.Result` use :meth:`~fedmtl.Result.adapt`, which has the settings of the run.
 
     Args:
-        model: such as :meth:`Result.shared_model() <fedmtl.Result.shared_model>`, or one read from ``public/``.
+        model: such as :meth:`Result.shared_model() <fedmtl.Result.shared_model>`, or one read from
+            ``public/``.
         data: the new clients' data, as of :class:`~fedmtl.Trainer`.
-        finetune: how; None for the defaults of :class:`~fedmtl.Finetune`. Only the given model can be started from.
-        trainable: names of the parameters that are trained, as of :class:`~fedmtl.Trainer`; a model that came from
-            a result remembers its own, with None.
+        finetune: how; None for the defaults of :class:`~fedmtl.Finetune`. Only the given model can
+            be started from.
+        trainable: names of the parameters that are trained, as of :class:`~fedmtl.Trainer`; a model
+            that came from a result remembers its own, with None.
         loss, metrics, seed, device, dtype, execution, folder: as of :class:`~fedmtl.Trainer`.
 
     Raises:
-        ConfigError: ``finetune`` starts from personal models, or holds out validation records; impossible ``metrics``.
+        ConfigError: ``finetune`` starts from personal models, or holds out validation records;
+            impossible ``metrics``.
         ModelError: see :func:`fedmtl.local.prepare_module`.
 
     Example:
         >>> from fedmtl import Finetune, LocalSGD, load_data, models, personalize
         >>> data = load_data("digits", clients=10)
         >>> released = models.softmax_regression()(data.spec)
-        >>> new = personalize(released, data, finetune=Finetune(kind="mean", local=LocalSGD(lr=0.1)))
+        >>> finetune = Finetune(kind="mean", local=LocalSGD(lr=0.1))
+        >>> new = personalize(released, data, finetune=finetune)
         >>> new.personal.shape
         torch.Size([10, 650])
     """
     data = as_data(data)
     if not isinstance(model, nn.Module):
-        raise ConfigError(f"model is {a_kind(model)}; give the released module, such as result.shared_model().")
+        raise ConfigError(
+            f"model is {a_kind(model)}; give the released module, such as result.shared_model()."
+        )
     if finetune is None:
         finetune = Finetune()
-    if isinstance(model, BoundedOutputs):  # predictions are cut off where they are scored, not in training
+    # predictions are cut off where they are scored, not in training
+    if isinstance(model, BoundedOutputs):
         limit: float = model.limit
         model = model.model
         data = replace(data, limit=min(data.limit, limit), verify=False)
@@ -415,5 +477,8 @@ def personalize(
         progress=False,
     )
     if finetune.start == "personal" or finetune.validation:
-        raise ConfigError("new clients start from the given model: Finetune.start and validation must be left as is.")
+        raise ConfigError(
+            "new clients start from the given model: Finetune.start and validation "
+            "must be left as is."
+        )
     return trainer.fit(ranks=Ranks())

@@ -14,8 +14,8 @@ from ..local.losses import Loss
 
 
 def trial_batches(spec: DataSpec, dtype: torch.dtype) -> list[Tensor]:
-    """Returns batches of two made-up examples (2, *shape): whole numbers 0 and 1, or real ones of both signs, of one
-    sign, and zeros, in this order."""
+    """Returns batches of two made-up examples (2, *shape): whole numbers 0 and 1, or real ones of
+    both signs, of one sign, and zeros, in this order."""
     generator = torch.Generator().manual_seed(0)
     uniform = torch.rand((2, *spec.shape), generator=generator, dtype=torch.float64)
     zeros = spec.sample(2, dtype)
@@ -28,7 +28,8 @@ def trial_batches(spec: DataSpec, dtype: torch.dtype) -> list[Tensor]:
 
 
 def trial_targets(data: FederatedDataset, dtype: torch.dtype) -> Tensor:
-    """Returns made-up targets of two examples: classes or labels 0 and 1, or real numbers between them."""
+    """Returns made-up targets of two examples: classes or labels 0 and 1, or real numbers between
+    them."""
     shape = (2, *data.spec.targets)
     places = torch.arange(math.prod(shape)).reshape(shape)
     if data.classes is not None:
@@ -36,8 +37,11 @@ def trial_targets(data: FederatedDataset, dtype: torch.dtype) -> Tensor:
     return (places + 1).to(dtype) / (math.prod(shape) + 1)
 
 
-def check_own_loss(loss: Loss, module: nn.Module, sample: Tensor, targets: Tensor, dtype: torch.dtype) -> None:
-    """Refuses a loss of the caller's own that is no function of one example, see :func:`fedmtl.local.check_loss`.
+def check_own_loss(
+    loss: Loss, module: nn.Module, sample: Tensor, targets: Tensor, dtype: torch.dtype
+) -> None:
+    """Refuses a loss of the caller's own that is no function of one example, see
+    :func:`fedmtl.local.check_loss`.
 
     One that fails on made-up real targets may take those of the data, and is not refused here.
     """

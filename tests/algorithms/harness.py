@@ -18,10 +18,14 @@ from fedmtl.trainer.problem import build_problem
 from tests.privacy.activations import Door
 
 
-def problem_of(data, *, rounds=10, model=None, loss="mse", seed=0, execution=None, device="cpu") -> Problem:
+def problem_of(
+    data, *, rounds=10, model=None, loss="mse", seed=0, execution=None, device="cpu"
+) -> Problem:
     """A float64 problem; linear regression without intercept unless another model is given."""
     model = models.linear_regression(bias=False) if model is None else model
-    return build_problem(data, model, loss, execution or Execution(), rounds, seed, device, "float64")
+    return build_problem(
+        data, model, loss, execution or Execution(), rounds, seed, device, "float64"
+    )
 
 
 def run(
@@ -62,7 +66,9 @@ def repeated(algorithm, problem: Problem, privacy, replicates: int, sources: Any
     """The state after all rounds of R repetitions; ``sources`` replaces the noise's."""
     bound = FullParticipation().bind(problem.clients)
     plans = algorithm.plan(problem, bound)
-    channel = open_channel(privacy, plans, bound, seed=3, steps=problem.rounds, replicates=replicates)
+    channel = open_channel(
+        privacy, plans, bound, seed=3, steps=problem.rounds, replicates=replicates
+    )
     if sources is not None:
         channel.sources[:] = sources
     state = algorithm.init(problem, replicates)
@@ -73,7 +79,9 @@ def repeated(algorithm, problem: Problem, privacy, replicates: int, sources: Any
     return state
 
 
-def linear_tasks(tasks: int, kind: str, *, rounds: int = 1, bias: bool = False, **options: Any) -> Problem:
+def linear_tasks(
+    tasks: int, kind: str, *, rounds: int = 1, bias: bool = False, **options: Any
+) -> Problem:
     """Synthetic linear tasks, under the loss of their kind."""
     loss = "half_mse" if kind == "regression" else "binary_cross_entropy"
     data = load_synthetic_tasks(tasks, problem=kind, **{"noise": 0.3} | options)
@@ -92,13 +100,17 @@ class GivenCaps:
     caps: np.ndarray
 
 
-def open_activations(algorithm, problem: Problem, clients, privacy, *, caps=None, seed=3, **options: Any) -> Door:
+def open_activations(
+    algorithm, problem: Problem, clients, privacy, *, caps=None, seed=3, **options: Any
+) -> Door:
     """The channel of activations ``clients`` (R, S); caps are what the busiest repetition of each client needs."""
     clients = torch.as_tensor(clients)
     if caps is None:
         uses = [np.bincount(row[row >= 0], minlength=problem.clients) for row in clients.numpy()]
         caps = np.maximum(np.stack(uses).max(0), 1)
-    plans = algorithm.plan(replace(problem, rounds=max(problem.rounds, clients.shape[1])), GivenCaps(np.asarray(caps)))
+    plans = algorithm.plan(
+        replace(problem, rounds=max(problem.rounds, clients.shape[1])), GivenCaps(np.asarray(caps))
+    )
     options = {"seed": seed, "replicates": len(clients)} | options
     return Door(open_channel(privacy, plans, "as given", **options))
 
@@ -136,7 +148,9 @@ def noise_of(algorithm, problem: Problem, clients, privacy, **options) -> np.nda
     plan, counts = channel.channel.records.plan, problem.data.train.counts.tolist()
     record = () if plan.x is not None else (plan.dimension,)  # a factor of its row, or a vector
     each = [
-        channel.release(lambda k, where: torch.zeros(len(where), counts[k], *record, dtype=torch.float64))
+        channel.release(
+            lambda k, where: torch.zeros(len(where), counts[k], *record, dtype=torch.float64)
+        )
         for _ in range(np.shape(clients)[1])
     ]
     return torch.stack(each).numpy()

@@ -28,7 +28,9 @@ def agents(loss="logistic", *, counts=COUNTS, d=D, seed=0, model=None, length=0.
         clients[f"a{k}"] = (x, score if loss == "squared" else (score > 0).astype(np.int64))
     classes = None if loss == "squared" else 2
     data = FederatedDataset.from_tensors(clients, test=clients, classes=classes)
-    return problem_of(data, model=model, loss="mse" if loss == "squared" else "binary_cross_entropy", **options)
+    return problem_of(
+        data, model=model, loss="mse" if loss == "squared" else "binary_cross_entropy", **options
+    )
 
 
 def random_graph(n, seed=0, density=0.4):
@@ -82,7 +84,9 @@ def slow(data, weights, loss, clients, *, mu, lam, smooth, noise, clip, order=2,
         c = len(y) / most
         ridge = 1 / len(y) if lam == "inverse" else lam
         alpha = 1 / (1 + mu * c * (smooth + 2 * ridge))
-        gradient = mean_gradient(loss, x, y, theta[i], clip, order) + 2 * ridge * theta[i] + noise[k]
+        gradient = (
+            mean_gradient(loss, x, y, theta[i], clip, order) + 2 * ridge * theta[i] + noise[k]
+        )
         around = sum(weights[i, j] / weights[i].sum() * theta[j] for j in range(n))
         theta[i] = (1 - alpha) * theta[i] + alpha * (around - mu * c * gradient)
     return theta

@@ -19,7 +19,9 @@ from .harness import run_activations as run
 from .p2p_harness import agents
 
 COUNTS = (4, 9, 1, 6)
-problem = partial(agents, counts=COUNTS, d=3, length=3.0, model=models.linear_regression(), rounds=40)
+problem = partial(
+    agents, counts=COUNTS, d=3, length=3.0, model=models.linear_regression(), rounds=40
+)
 NOISY = RecordPrivacy(clip_norm=2.0, noise_multiplier=0.5, mechanism="laplace", delta=0.0)
 
 
@@ -74,7 +76,15 @@ def test_every_run_is_the_scalar_loop(name: str, loss: str) -> None:
     x, y = [v.numpy() for v in data.x], [v.numpy() for v in data.y]
     a = 0.08 if name != "auto" else 0.7 * 5 / (2 * 40)
     for r in range(3):
-        settings = (loss, 0.05, learner.theta_max, a, clients[r].tolist(), noise[:, r], NOISY.clip_norm)
+        settings = (
+            loss,
+            0.05,
+            learner.theta_max,
+            a,
+            clients[r].tolist(),
+            noise[:, r],
+            NOISY.clip_norm,
+        )
         central, own = scalar_loop(x, y, *settings, paper=name == "paper")
         assert np.allclose(state.public["theta_l"][r].numpy(), central, rtol=1e-5, atol=5e-7)
         assert np.allclose(state.public["theta"][r].numpy(), own, rtol=1e-5, atol=5e-7)
@@ -97,7 +107,9 @@ def test_noise_is_made_for_the_cap_or_for_the_papers_horizon() -> None:
         assert plan.caps is not None
         assert plan.caps.tolist() == caps
     _, channel = run(horizon, work, torch.zeros(1, 4, dtype=torch.int64), privacy)
-    assert channel.noise_multipliers == pytest.approx(40 / 4.0, rel=1e-4)  # scale 2 Xi T / (n_i eps), Theorem 1
+    assert channel.noise_multipliers == pytest.approx(
+        40 / 4.0, rel=1e-4
+    )  # scale 2 Xi T / (n_i eps), Theorem 1
     assert channel.epsilon == pytest.approx(4.0 * 4 / 40, rel=1e-4)
 
 

@@ -33,7 +33,9 @@ def ridge(z, r, kappa: float, lam: float):
     design = np.concatenate([np.ones((len(z), int(intercept))), z if slopes else z[:, :0]], 1)
     penalties = np.diag([*[kappa] * intercept, *[lam] * (z.shape[1] * slopes)])
     solution = np.linalg.solve(design.T @ design + penalties, design.T @ r)
-    return (solution[0] if intercept else 0.0), (solution[int(intercept) :] if slopes else np.zeros(z.shape[1]))
+    return (solution[0] if intercept else 0.0), (
+        solution[int(intercept) :] if slopes else np.zeros(z.shape[1])
+    )
 
 
 @pytest.mark.parametrize("noise", [0.0, 1.5])
@@ -82,7 +84,10 @@ def test_a_range_that_is_too_wide_hides_no_noise() -> None:
     random = np.random.default_rng(4)
     x, y = random.uniform(-1, 1, (12, 3)), 0.2 * random.normal(size=12)
     shared = np.array([0.2, -0.1, 0.1, 0.0])
-    wide, ten = (average_numbers(x, y / ratio, shared / ratio, True, nu, np.inf)[1] for ratio, nu in ((10, 1), (1, 10)))
+    wide, ten = (
+        average_numbers(x, y / ratio, shared / ratio, True, nu, np.inf)[1]
+        for ratio, nu in ((10, 1), (1, 10))
+    )
     exact = average_numbers(x, y, shared, True, 1, np.inf)[1]
     assert wide[0] == pytest.approx(ten[0])
     assert wide[0] > exact[0]
@@ -170,19 +175,28 @@ def test_noise_and_records_weigh_the_models_of_a_client() -> None:
     """The square of the noise, over the error p / n of a model of n records, raises odds of 1 to 9."""
     assert Average().resolved(3.0).noise == 3.0
     assert Average(noise=0.2).resolved(9.0).noise == 0.2
-    odds = {(nu, n): 1 / (1 / prior_of_local(nu, n, 10, 1 / 9) - 1) for nu in (0, 4, 8) for n in (5, 10, 30)}
+    odds = {
+        (nu, n): 1 / (1 / prior_of_local(nu, n, 10, 1 / 9) - 1)
+        for nu in (0, 4, 8)
+        for n in (5, 10, 30)
+    }
     assert [odds[0, n] for n in (5, 10, 30)] == pytest.approx([1 / 9] * 3)
     assert [odds[4, n] for n in (5, 10, 30)] == pytest.approx([2 / 9, 2 / 9, 4 / 9])
     assert odds[8, 30] == pytest.approx(13 / 9)
     assert prior_of_local(math.inf, 5, 10, 1 / 2) == 1
-    assert [noise_at(*given) for given in ((2.0, 0.6), (2.0, 0.03), (0.0, 0.0))] == pytest.approx([2.0, 20.0, 0.0])
+    assert [noise_at(*given) for given in ((2.0, 0.6), (2.0, 0.03), (0.0, 0.0))] == pytest.approx(
+        [2.0, 20.0, 0.0]
+    )
     assert noise_at(2.0, 0.0) == math.inf
 
 
 def test_where_the_noise_is_loud_a_client_with_many_records_keeps_to_them() -> None:
     problem = problem_of(regression(clients=3, examples=40), model=models.linear_regression())
     start = torch.zeros(problem.dimension, dtype=torch.float64)
-    quiet, loud = (Average(noise=nu).reach(problem, start, torch.arange(3))[:, problem.dimension] for nu in (0.0, 30.0))
+    quiet, loud = (
+        Average(noise=nu).reach(problem, start, torch.arange(3))[:, problem.dimension]
+        for nu in (0.0, 30.0)
+    )
     assert (loud > quiet).all()
 
 

@@ -29,7 +29,14 @@ def settings_of(name: str) -> dict[str, Any]:
     data, model, privacy = ragged_classification(CLIENTS), models.mlp(hidden=5), PRIVACY
     if name in LINEAR:
         kind = "regression" if algorithm.loss == "squared" else "classification"
-        sizes = {"tasks": CLIENTS, "train_examples": 9, "test_examples": 4, "features": 5, "rank": 1, "seed": 2}
+        sizes = {
+            "tasks": CLIENTS,
+            "train_examples": 9,
+            "test_examples": 4,
+            "features": 5,
+            "rank": 1,
+            "seed": 2,
+        }
         data = load_synthetic_tasks(**sizes, problem=kind, structure="group_sparse")
         model = models.linear_regression(bias=True)
     if name == "mp_mtl, published":
@@ -62,12 +69,16 @@ class _Client:
         self.store = algorithm.init(self.problem).private
         if problem.protects_records:
             one = FullParticipation().bind(1)
-            self.channel = open_channel(privacy, releases_of(algorithm, self.problem, one), one, seed=3, steps=ROUNDS)
+            self.channel = open_channel(
+                privacy, releases_of(algorithm, self.problem, one), one, seed=3, steps=ROUNDS
+            )
             self.channel.record = []
 
     def cohort(self, public, round: int):
         own = self.store.gather_all(ONE)
-        return Cohort(self.problem, ONE, public, own, round, clip=self.channel.clip, local=self.channel.local)
+        return Cohort(
+            self.problem, ONE, public, own, round, clip=self.channel.clip, local=self.channel.local
+        )
 
     def send(self, public, round: int):
         if self.problem.protects_records:
@@ -80,7 +91,9 @@ class _Client:
         self.store.scatter_all(ONE, self.algorithm.receive(self.cohort(public, round)))
 
     def model(self, public):
-        return self.algorithm.personal(Cohort(self.problem, ONE, public, self.store.gather_all(ONE)))[0]
+        return self.algorithm.personal(
+            Cohort(self.problem, ONE, public, self.store.gather_all(ONE))
+        )[0]
 
 
 ONE = torch.tensor([0])
@@ -93,12 +106,20 @@ def both(algorithm, problem, privacy, bound):
         What the stack, the server and each client have recorded.
     """
     plans = releases_of(algorithm, problem, bound)
-    options = {"seed": 3, "steps": problem.rounds, "order": torch.argsort(problem.data.keys, stable=True)}
+    options = {
+        "seed": 3,
+        "steps": problem.rounds,
+        "order": torch.argsort(problem.data.keys, stable=True),
+    }
     stacked, server = (open_channel(privacy, plans, bound, **options) for _ in range(2))
     stacked.record, server.record = [], []
     state = algorithm.init(problem)
-    public = {key: value.clone() for key, value in state.public.items()}  # what the server of the clients apart has
-    clients = [_Client(algorithm, problem, client, server, privacy) for client in range(problem.clients)]
+    public = {
+        key: value.clone() for key, value in state.public.items()
+    }  # what the server of the clients apart has
+    clients = [
+        _Client(algorithm, problem, client, server, privacy) for client in range(problem.clients)
+    ]
     for block in rounds(stacked.draw, start=0, stop=problem.rounds):
         stacked.begin(block.step, block.cohort)
         state = algorithm.step(problem, state, block, stacked)
@@ -106,9 +127,12 @@ def both(algorithm, problem, privacy, bound):
         cohort = block.cohort.sort().values
         sent = [clients[client].send(public, block.step) for client in cohort.tolist()]
         values = {
-            name: server.release(name, torch.cat([rows[name] for rows in sent]), cohort) for name in server.releases
+            name: server.release(name, torch.cat([rows[name] for rows in sent]), cohort)
+            for name in server.releases
         }
-        public = algorithm.server(problem, public, Released(values, server.denominator, server.noise_std))
+        public = algorithm.server(
+            problem, public, Released(values, server.denominator, server.noise_std)
+        )
         for client in cohort.tolist():
             clients[client].receive(public, block.step)
     for key, value in state.public.items():
@@ -143,7 +167,10 @@ def test_replicates_under_different_budgets_are_runs_of_their_own(name: str) -> 
     settings = settings_of(name)
     algorithm, rounds = settings["algorithm"], settings["rounds"]
     problem = problem_of(settings["data"], rounds=rounds, model=settings["model"], loss="auto")
-    budgets = [replace(settings["privacy"], noise_multiplier=None, epsilon=epsilon) for epsilon in (0.5, 5.0, 50.0)]
+    budgets = [
+        replace(settings["privacy"], noise_multiplier=None, epsilon=epsilon)
+        for epsilon in (0.5, 5.0, 50.0)
+    ]
     state = repeated(algorithm, problem, budgets, 3)
     together = algorithm.models(problem, state, torch.arange(CLIENTS))
     objectives = algorithm.objective(problem, state)
@@ -157,7 +184,9 @@ def test_replicates_under_different_budgets_are_runs_of_their_own(name: str) -> 
     assert not torch.equal(together[0], together[2])
 
 
-def test_a_client_that_looks_beside_its_own_data_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_looks_beside_its_own_data_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The test above fails for an algorithm whose clients read the data of others."""
 
     class Curious(FedAvg):
@@ -173,11 +202,20 @@ def test_a_client_that_looks_beside_its_own_data_is_noticed(monkeypatch: pytest.
 @pytest.mark.parametrize("name", ["pmtl", "fedprox", "ditto", "apfl", "scaffold"])
 def test_a_client_that_protects_its_records_alone_sends_what_the_stack_sends(name: str) -> None:
     privacy = RecordPrivacy(clip_norm=0.5, noise_multiplier=0.8, delta=1e-5)
-    problem = problem_of(ragged_classification(7), rounds=ROUNDS, model=models.mlp(hidden=5), loss="auto")
+    problem = problem_of(
+        ragged_classification(7), rounds=ROUNDS, model=models.mlp(hidden=5), loss="auto"
+    )
     problem = replace(problem, protects_records=True)
-    stacked, _, clients = both(NETWORKS[name], problem, privacy, FullParticipation().bind(problem.clients))
+    stacked, _, clients = both(
+        NETWORKS[name], problem, privacy, FullParticipation().bind(problem.clients)
+    )
     gradients = {(step, key): value for step, key, value in stacked if "gradient/" in key}
-    apart = {(step, key): value for record in clients for step, key, value in record if "gradient/" in key}
+    apart = {
+        (step, key): value
+        for record in clients
+        for step, key, value in record
+        if "gradient/" in key
+    }
     assert gradients.keys() == apart.keys()
     assert len(apart) > ROUNDS * problem.clients
     for key, value in gradients.items():

@@ -15,7 +15,9 @@ def optimum(e: float, uses: int, delta: float) -> float:
     log_p = np.log(special.comb(uses, lies)) + (uses - lies) * e - uses * np.logaddexp(0.0, e)
     log_q = log_p - (uses - 2 * lies) * e
     levels = e * np.arange(uses % 2, uses + 1, 2)
-    return next(eps for eps in levels if np.maximum(np.exp(log_p) - np.exp(eps + log_q), 0.0).sum() <= delta)
+    return next(
+        eps for eps in levels if np.maximum(np.exp(log_p) - np.exp(eps + log_q), 0.0).sum() <= delta
+    )
 
 
 def test_published_figures() -> None:
@@ -27,7 +29,12 @@ def test_published_figures() -> None:
 
 
 def test_the_three_bounds_written_out() -> None:
-    for epsilons, delta in (([0.1] * 100, 1e-5), ([0.02] * 1000, 1e-5), ([0.5, 0.01, 1.0] * 20, 1e-6), ([1.0], 0.1)):
+    for epsilons, delta in (
+        ([0.1] * 100, 1e-5),
+        ([0.02] * 1000, 1e-5),
+        ([0.5, 0.01, 1.0] * 20, 1e-6),
+        ([1.0], 0.1),
+    ):
         mean = sum(e * (math.exp(e) - 1) / (math.exp(e) + 1) for e in epsilons)
         squares = sum(e * e for e in epsilons)
         bounds = (

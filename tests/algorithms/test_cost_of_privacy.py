@@ -24,7 +24,9 @@ def dataset(sizes: tuple[int, ...], *, classes: int | None = None) -> FederatedD
     return FederatedDataset.from_tensors(clients, test=clients, classes=classes)
 
 
-def fitness(x: np.ndarray, y: np.ndarray, theta: np.ndarray, *, squared: bool, reg: float = 1e-3) -> float:
+def fitness(
+    x: np.ndarray, y: np.ndarray, theta: np.ndarray, *, squared: bool, reg: float = 1e-3
+) -> float:
     losses = (x @ theta - y) ** 2 if squared else np.logaddexp(0, -y * (x @ theta))
     return float(losses.mean() + reg * theta @ theta)
 
@@ -34,13 +36,17 @@ def test_the_local_cost_is_psi_of_exact_fits(squared: bool) -> None:
     reg, sizes = 1e-3, (40, 400)
     data = dataset(sizes, classes=None if squared else 2)
     rows = LinearData.of_data(data)
-    parts = [[part.numpy() for part in own] for own in (rows.pooled(), *zip(rows.x, rows.y, strict=True))]
+    parts = [
+        [part.numpy() for part in own] for own in (rows.pooled(), *zip(rows.x, rows.y, strict=True))
+    ]
     models = []
     for x, y in parts:
         if squared:
             model = Ridge(alpha=reg * len(y), fit_intercept=False)
         else:
-            model = LogisticRegression(C=1 / (2 * reg * len(y)), fit_intercept=False, tol=1e-12, max_iter=10_000)
+            model = LogisticRegression(
+                C=1 / (2 * reg * len(y)), fit_intercept=False, tol=1e-12, max_iter=10_000
+            )
         models.append(np.ravel(model.fit(x, y).coef_))
     least, *local = (fitness(*parts[0], theta, squared=squared) for theta in models)
     learner = AsyncLearner(reg=reg, loss="squared" if squared else "logistic")
@@ -52,7 +58,9 @@ def test_the_local_cost_is_psi_of_exact_fits(squared: bool) -> None:
 def test_the_forecast_recovers_its_constants_and_minimizes_relative_errors() -> None:
     data, learner, rng = dataset((40, 60)), AsyncLearner(reg=1e-3), np.random.default_rng(0)
     x, y = (part.numpy() for part in LinearData.of_data(data).pooled())
-    least = fitness(x, y, Ridge(alpha=1e-3 * 100, fit_intercept=False).fit(x, y).coef_, squared=True)
+    least = fitness(
+        x, y, Ridge(alpha=1e-3 * 100, fit_intercept=False).fit(x, y).coef_, squared=True
+    )
     c1, c2, epsilons = 30.0, 500.0, (0.3, 1.0, 3.0, 10.0, 30.0)
     u = np.array([math.sqrt(2) / epsilon / 100 for epsilon in epsilons])
 
@@ -84,7 +92,12 @@ def test_the_forecast_recovers_its_constants_and_minimizes_relative_errors() -> 
         ({"records": 0}, "each must be above 0"),
         ({"learner": AsyncLearner(loss="hinge")}, "accepted: 'squared', 'logistic'"),
     ):
-        good = {"learner": learner, "data": data, "simulated": {1.0: 9.0, 2.0: 5.0}, "epsilons": [1.0, 1.0]}
+        good = {
+            "learner": learner,
+            "data": data,
+            "simulated": {1.0: 9.0, 2.0: 5.0},
+            "epsilons": [1.0, 1.0],
+        }
         with pytest.raises(ConfigError, match=says):
             cost_of_privacy(**good | wrong)
     with pytest.raises(DataError, match="two classes"):

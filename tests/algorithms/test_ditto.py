@@ -30,7 +30,9 @@ def test_rounds_by_hand(lam):
             updates.append(local - w)
         w = w + np.mean(updates, axis=0)
     np.testing.assert_allclose(state.public["global"].numpy(), w, rtol=1e-10)
-    np.testing.assert_allclose(everyone(problem, algorithm, state).numpy(), np.stack(own), rtol=1e-9)
+    np.testing.assert_allclose(
+        everyone(problem, algorithm, state).numpy(), np.stack(own), rtol=1e-9
+    )
 
 
 class Counting(Ditto):
@@ -45,7 +47,11 @@ class Counting(Ditto):
 
 
 def test_clients_keep_fields_beside_a_personal_model():
-    problem, plain, counting = problem_of(regression(clients=5), rounds=4), Ditto(local=SOLVER), Counting(local=SOLVER)
+    problem, plain, counting = (
+        problem_of(regression(clients=5), rounds=4),
+        Ditto(local=SOLVER),
+        Counting(local=SOLVER),
+    )
     expected, found = run(plain, problem), run(counting, problem)
     assert torch.equal(everyone(problem, counting, found), everyone(problem, plain, expected))
     assert found.private.whole("rounds").tolist() == [4] * 5

@@ -40,7 +40,9 @@ def test_rounds_by_hand(mu):
 )
 def test_server_optimizer_equals_torch_on_the_mean_update(name, options):
     data = regression(clients=5)
-    algorithm = FedAvg(local=SOLVER, server_optimizer=ServerOptimizer(optimizer_name=name, lr=0.3, options=options))
+    algorithm = FedAvg(
+        local=SOLVER, server_optimizer=ServerOptimizer(optimizer_name=name, lr=0.3, options=options)
+    )
     state = run(algorithm, problem_of(data, rounds=4))
     w = torch.zeros(4, dtype=torch.float64, requires_grad=True)
     optimizer = getattr(torch.optim, name)([w], lr=0.3, **options)
@@ -63,4 +65,6 @@ def test_local_is_every_client_alone():
         for _ in range(9):
             trail.append(local_steps(x, y, trail[-1], decay=0.4))
         gaps = [np.abs(personal[client] - w).max() for w in trail[1:]]
-        assert min(gaps) < 1e-12  # some whole number of participations, at least one through personalize
+        assert (
+            min(gaps) < 1e-12
+        )  # some whole number of participations, at least one through personalize

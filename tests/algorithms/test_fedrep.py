@@ -16,7 +16,9 @@ HEAD = LocalSGD(lr=0.2, steps=2, batch_size=None)
 
 
 def problem(clients: int = 5, rounds: int = 3):
-    return problem_of(ragged_classification(clients), rounds=rounds, model=models.mlp(hidden=4), loss="auto")
+    return problem_of(
+        ragged_classification(clients), rounds=rounds, model=models.mlp(hidden=4), loss="auto"
+    )
 
 
 def network(given, row: torch.Tensor) -> nn.Module:
@@ -39,7 +41,10 @@ def test_rounds_by_hand(joint: bool) -> None:
     given = problem()
     algorithm = FedPer(local=SOLVER) if joint else FedRep(local=SOLVER, head_local=HEAD)
     state = run(algorithm, given)
-    body, heads = network(given, given.initial), [network(given, given.initial)[-1] for _ in range(5)]
+    body, heads = (
+        network(given, given.initial),
+        [network(given, given.initial)[-1] for _ in range(5)],
+    )
     for _ in range(3):
         mean = [torch.zeros_like(p) for p in body[:-1].parameters()]
         for k in range(5):
@@ -54,7 +59,9 @@ def test_rounds_by_hand(joint: bool) -> None:
                 descend(module, module[:-1], x, y, 0.1, 3)
             heads[k] = module[-1]
             with torch.no_grad():
-                for total, new, old in zip(mean, module[:-1].parameters(), body[:-1].parameters(), strict=True):
+                for total, new, old in zip(
+                    mean, module[:-1].parameters(), body[:-1].parameters(), strict=True
+                ):
                     total += (new - old) / 5
         with torch.no_grad():
             for parameter, step in zip(body[:-1].parameters(), mean, strict=True):
@@ -63,7 +70,9 @@ def test_rounds_by_hand(joint: bool) -> None:
     for head in heads:
         body[-1].load_state_dict(head.state_dict())
         expected.append(given.layout.flatten(body))
-    torch.testing.assert_close(everyone(given, algorithm, state), torch.stack(expected), rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(
+        everyone(given, algorithm, state), torch.stack(expected), rtol=1e-9, atol=1e-11
+    )
 
 
 def test_the_release_has_the_shared_coordinates_alone() -> None:
@@ -86,17 +95,27 @@ def test_heads_are_named_by_patterns() -> None:
     given = problem()
     names = given.layout.names
     assert names == ("1.weight", "1.bias", "3.weight", "3.bias")
-    for head, private in ((("3",), {2, 3}), (("*.bias",), {1, 3}), (["3.weight"], {2}), ("auto", {2, 3})):
+    for head, private in (
+        (("3",), {2, 3}),
+        (("*.bias",), {1, 3}),
+        (["3.weight"], {2}),
+        ("auto", {2, 3}),
+    ):
         shared = FedRep(head=head).shared_places(given)
         found = {k for k in range(4) if not shared[given.layout.offsets[k]]}
         assert found == private
-    with pytest.raises(ConfigError, match=r"FedRep\.head has 'fc', which no .*; the model's parameters are 1\.w"):
+    with pytest.raises(
+        ConfigError, match=r"FedRep\.head has 'fc', which no .*; the model's parameters are 1\.w"
+    ):
         FedRep(head=("fc",)).plan(given, FixedCohort(3).bind(5))
     with pytest.raises(ConfigError, match="nothing is shared"):
         FedRep(head=("*",)).plan(given, FixedCohort(3).bind(5))
 
 
-SOLVERS = (LocalSGD(lr=0.1, steps=3, momentum=0.9, weight_decay=0.1), LocalOptimizer(lr=0.1, steps=3))
+SOLVERS = (
+    LocalSGD(lr=0.1, steps=3, momentum=0.9, weight_decay=0.1),
+    LocalOptimizer(lr=0.1, steps=3),
+)
 
 
 @pytest.mark.parametrize("solver", SOLVERS)

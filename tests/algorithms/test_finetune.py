@@ -53,17 +53,29 @@ def test_steps_by_hand(kind: str) -> None:
 def test_without_a_pull_it_is_local_training() -> None:
     problem, solver = classification(), LocalSGD(lr=0.2, epochs=2, batch_size=4, proximal=True)
     alone = Cohort(problem, everybody(problem), round=FINETUNE_ROUND).train(solver, problem.initial)
-    found = Finetune(kind="vanilla", local=solver).train(problem, problem.initial, everybody(problem))
+    found = Finetune(kind="vanilla", local=solver).train(
+        problem, problem.initial, everybody(problem)
+    )
     assert torch.equal(found, alone)
 
 
-METHODS = {kind: Finetune(kind=kind, lam=0.3, local=LocalSGD(lr=0.2, epochs=2, batch_size=4)) for kind in KINDS}
-METHODS |= {"average": Average(noise=math.inf), "average, softmax": Average(), "average, numbers": Average()}
+METHODS = {
+    kind: Finetune(kind=kind, lam=0.3, local=LocalSGD(lr=0.2, epochs=2, batch_size=4))
+    for kind in KINDS
+}
+METHODS |= {
+    "average": Average(noise=math.inf),
+    "average, softmax": Average(),
+    "average, numbers": Average(),
+}
 
 
 def setting(name: str, dtype: str = "float64"):
     """A method, a problem of eleven clients, and a start."""
-    model = {"average, softmax": models.softmax_regression(), "average, numbers": models.linear_regression()}
+    model = {
+        "average, softmax": models.softmax_regression(),
+        "average, numbers": models.linear_regression(),
+    }
     data = regression(11) if name == "average, numbers" else ragged_classification(11)
     given = model.get(name, models.mlp(hidden=5))
     problem = build_problem(data, given, "auto", Execution(), 1, 0, "cpu", dtype)
@@ -103,6 +115,8 @@ def test_a_client_alone_finetunes_as_in_a_stack(name: str) -> None:
 def test_settings_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ConfigError, match="no shared model"):
         Finetune(start="shared").origin(None, torch.zeros(2, 3))
-    problem = problem_of(regression(), loss=lambda outputs, targets: (outputs[:, 0] - targets).abs())
+    problem = problem_of(
+        regression(), loss=lambda outputs, targets: (outputs[:, 0] - targets).abs()
+    )
     with pytest.raises(ConfigError, match="lambda"):
         Finetune(kind="kl").train(problem, START, everybody(problem))

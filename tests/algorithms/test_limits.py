@@ -3,7 +3,19 @@
 import pytest
 import torch
 
-from fedmtl import IFCA, PMTL, PPSGD, Ditto, FedAvg, FedPer, FedRep, Local, LocalSGD, MPMTLayers, models
+from fedmtl import (
+    IFCA,
+    PMTL,
+    PPSGD,
+    Ditto,
+    FedAvg,
+    FedPer,
+    FedRep,
+    Local,
+    LocalSGD,
+    MPMTLayers,
+    models,
+)
 from fedmtl.privacy import ClientPrivacy, FixedCohort
 from tests.algorithms.harness import everyone, problem_of, run
 from tests.helpers import ragged_classification
@@ -32,11 +44,16 @@ def classified():
 @pytest.mark.parametrize("name", SHARED)
 def test_what_is_shared_is_the_model_of_federated_averaging(name: str) -> None:
     problem, algorithm, fedavg = classified(), SHARED[name], FedAvg(local=SOLVER)
-    one, other = (run(method, problem, sampler=FixedCohort(3), privacy=NOISE) for method in (algorithm, fedavg))
+    one, other = (
+        run(method, problem, sampler=FixedCohort(3), privacy=NOISE)
+        for method in (algorithm, fedavg)
+    )
     tolerance = {"rtol": 1e-13, "atol": 1e-15} if name == "ifca" else {"rtol": 0, "atol": 0}
     torch.testing.assert_close(one.public["global"].flatten(), other.public["global"], **tolerance)
     if name != "ditto":
-        torch.testing.assert_close(everyone(problem, algorithm, one), everyone(problem, fedavg, other), **tolerance)
+        torch.testing.assert_close(
+            everyone(problem, algorithm, one), everyone(problem, fedavg, other), **tolerance
+        )
 
 
 @pytest.mark.parametrize("name", ALONE)

@@ -45,7 +45,9 @@ def test_predictions_of_the_model_are_products_with_the_rows(bias: bool) -> None
 
 def test_two_classes_become_signs_and_other_data_are_refused() -> None:
     data = dataset(classes=2)
-    rows = LinearData.of(problem_of(data, model=models.linear_regression(), loss="binary_cross_entropy"))
+    rows = LinearData.of(
+        problem_of(data, model=models.linear_regression(), loss="binary_cross_entropy")
+    )
     assert torch.equal(torch.cat(rows.y), 2.0 * data.train.y - 1)
     for name in ("hinge", "logistic"):
         LinearLoss(name).check_targets(rows.y, "d")
@@ -53,7 +55,11 @@ def test_two_classes_become_signs_and_other_data_are_refused() -> None:
             LinearLoss(name).check_targets(LinearData.of(problem_of(dataset())).y, "d")
     LinearLoss("squared").check_targets(LinearData.of(problem_of(dataset())).y, "d")
     with pytest.raises(DataError, match="3 classes"):
-        LinearData.of(problem_of(dataset(classes=3), model=models.linear_regression(), loss="binary_cross_entropy"))
+        LinearData.of(
+            problem_of(
+                dataset(classes=3), model=models.linear_regression(), loss="binary_cross_entropy"
+            )
+        )
 
 
 class Swapped(nn.Module):
@@ -112,10 +118,15 @@ def test_logistic_losses_do_not_overflow() -> None:
 
 def test_records_inside_the_domain_stay_and_bad_ones_count_as_nothing() -> None:
     """The 1 of a bias stays."""
-    x = torch.tensor([[0.5, -0.25, 1.0], [4.0, 4.0, 1.0], [math.inf, 0.0, 1.0], [0.1, 0.1, 1.0]], dtype=torch.float64)
+    x = torch.tensor(
+        [[0.5, -0.25, 1.0], [4.0, 4.0, 1.0], [math.inf, 0.0, 1.0], [0.1, 0.1, 1.0]],
+        dtype=torch.float64,
+    )
     y = torch.tensor([0.5, 9.0, 1.0, math.nan], dtype=torch.float64)
     rows = LinearData((x,), (y,), True).bounded(RowBound(1.0, "l1"), 2.0)
-    expected = torch.tensor([[0.5, -0.25, 1], [0.5, 0.5, 1], [0, 0, 1], [0, 0, 1]], dtype=torch.float64)
+    expected = torch.tensor(
+        [[0.5, -0.25, 1], [0.5, 0.5, 1], [0, 0, 1], [0, 0, 1]], dtype=torch.float64
+    )
     assert torch.allclose(rows.x[0], expected, rtol=1e-11)
     assert rows.y[0].tolist() == [0.5, 2.0, 0.0, 0.0]
 
@@ -130,7 +141,10 @@ def test_what_is_prepared_dies_with_its_problem(holds_problem: bool) -> None:
     built = prepared(problem, "big", partial(Big, problem if holds_problem else None))
     assert prepared(replace(problem, rounds=problem.rounds + 1), "big", Big) is built
     assert prepared(problem, "other", Big) is not built
-    assert prepared(replace(problem, data=problem.data.subset(problem.data.ids[:1])), "big", Big) is not built
+    assert (
+        prepared(replace(problem, data=problem.data.subset(problem.data.ids[:1])), "big", Big)
+        is not built
+    )
     alive = [weakref.ref(one) for one in (built, problem.data, problem.module)]
     del built, problem
     gc.collect()

@@ -38,7 +38,11 @@ CASES = {
         Latencies(latency=1.0, activations=2),
         lambda r, w: (r @ r, 0.15 * w @ w),
     ),
-    "learner": (AsyncLearner(reg=0.1), PoissonClocks(per_client=2), lambda r, w: (r @ r, 0.1 * w @ w)),
+    "learner": (
+        AsyncLearner(reg=0.1),
+        PoissonClocks(per_client=2),
+        lambda r, w: (r @ r, 0.1 * w @ w),
+    ),
 }
 
 
@@ -46,8 +50,15 @@ CASES = {
 def test_the_local_baseline_minimizes_the_methods_own_function_of_a_clients_records(case):
     algorithm, schedule, terms = CASES[case]
     data = load_synthetic_tasks(**SIZES, problem="regression")
-    given = {"data": data, "model": models.linear_regression(bias=False), "schedule": schedule, "rounds": 6}
-    found = small.trainer(algorithm=algorithm, baselines=("local",), **given).fit().baselines["local"]
+    given = {
+        "data": data,
+        "model": models.linear_regression(bias=False),
+        "schedule": schedule,
+        "rounds": 6,
+    }
+    found = (
+        small.trainer(algorithm=algorithm, baselines=("local",), **given).fit().baselines["local"]
+    )
     assert found.epsilon == 0.0
     assert found.privacy.headline == "nothing is released: epsilon = 0"
     for task, weights in enumerate(found.personal.numpy()):
@@ -58,7 +69,9 @@ def test_the_local_baseline_minimizes_the_methods_own_function_of_a_clients_reco
             loss, penalty = terms(x @ w - y, w)
             return float(loss / len(y) + penalty)
 
-        assert weights == pytest.approx(minimize(value, np.zeros(4), method="BFGS", tol=1e-9).x, abs=2e-5)
+        assert weights == pytest.approx(
+            minimize(value, np.zeros(4), method="BFGS", tol=1e-9).x, abs=2e-5
+        )
 
 
 def learner(**settings):
@@ -113,10 +126,12 @@ def test_the_baseline_of_the_learner_has_its_records_and_its_constraint(loss, th
 def test_the_baseline_of_the_learner_has_the_bounds_that_the_data_state():
     data = load_synthetic_tasks(**SIZES, problem="regression")
     stated = replace(data, domain=Domain(l1=0.5, l2=0.3, target=0.4))
-    auto = learner(data=stated, algorithm=AsyncLearner(reg=1, row_norm="auto", target="auto"), privacy=None).baselines[
-        "local"
-    ]
-    given = learner(data=data, algorithm=AsyncLearner(reg=1, row_norm=0.5, target=0.4), privacy=None)
+    auto = learner(
+        data=stated, algorithm=AsyncLearner(reg=1, row_norm="auto", target="auto"), privacy=None
+    ).baselines["local"]
+    given = learner(
+        data=data, algorithm=AsyncLearner(reg=1, row_norm=0.5, target=0.4), privacy=None
+    )
     assert torch.equal(auto.personal, given.baselines["local"].personal)
     assert auto.bound == given.bound
 

@@ -57,16 +57,26 @@ def test_pfedme_rounds_by_hand() -> None:
             updates.append(copy - w)
         w = w + np.mean(updates, axis=0)
     np.testing.assert_allclose(state.public["global"].numpy(), w, rtol=1e-10)
-    np.testing.assert_allclose(everyone(problem, algorithm, state).numpy(), np.stack(own), rtol=1e-10)
+    np.testing.assert_allclose(
+        everyone(problem, algorithm, state).numpy(), np.stack(own), rtol=1e-10
+    )
 
 
-@pytest.mark.parametrize(("solver", "adaptive"), [("momentum", True), ("momentum", False), ("adam", True)])
+@pytest.mark.parametrize(
+    ("solver", "adaptive"), [("momentum", True), ("momentum", False), ("adam", True)]
+)
 def test_apfl_by_a_loop_over_clients_and_batches(solver: str, adaptive: bool) -> None:
     """Deng et al. 2020, Algorithm 1: w and v step at the same time, and the mixture has the client's own w; by torch's
     own optimizers and automatic derivatives."""
-    local = BATCHES if solver == "momentum" else LocalOptimizer(optimizer_name="Adam", lr=0.03, epochs=2, batch_size=4)
+    local = (
+        BATCHES
+        if solver == "momentum"
+        else LocalOptimizer(optimizer_name="Adam", lr=0.03, epochs=2, batch_size=4)
+    )
     make = (
-        partial(torch.optim.SGD, lr=0.2, momentum=0.5) if solver == "momentum" else partial(torch.optim.Adam, lr=0.03)
+        partial(torch.optim.SGD, lr=0.2, momentum=0.5)
+        if solver == "momentum"
+        else partial(torch.optim.Adam, lr=0.03)
     )
     data, model, cohorts = ragged_classification(), models.mlp(hidden=3), []
     problem = problem_of(data, rounds=4, model=model, loss="auto", execution=Execution(chunk=2))
@@ -83,11 +93,16 @@ def test_apfl_by_a_loop_over_clients_and_batches(solver: str, adaptive: bool) ->
         plan = plan_batches(data, local, torch.tensor([client]), seed=problem.seed, round=round)
         for number, batch in enumerate(plan.batches()):
             x, y = data.gather(
-                "train", batch.index[0][batch.weight[0] > 0], dtype=torch.float64, device=torch.device("cpu")
+                "train",
+                batch.index[0][batch.weight[0] > 0],
+                dtype=torch.float64,
+                device=torch.device("cpu"),
             )
             (w.grad,) = torch.autograd.grad(loss(w, x, y), w)
             (v.grad,) = torch.autograd.grad(loss(alpha * v + (1 - alpha) * w.detach(), x, y), v)
-            slope = (v - w).detach() @ v.grad / alpha  # v's gradient is alpha times that of the mixture
+            slope = (
+                (v - w).detach() @ v.grad / alpha
+            )  # v's gradient is alpha times that of the mixture
             for one in moves:
                 one.step()
             if adaptive and number == 0:
@@ -97,14 +112,26 @@ def test_apfl_by_a_loop_over_clients_and_batches(solver: str, adaptive: bool) ->
     start = torch.tensor(0.4, dtype=torch.float64)
     shared, own = problem.initial, {}
     states = []
-    run(algorithm, problem, sampler=FixedCohort(3), watch=lambda step, state: states.append(copy.deepcopy(state)))
+    run(
+        algorithm,
+        problem,
+        sampler=FixedCohort(3),
+        watch=lambda step, state: states.append(copy.deepcopy(state)),
+    )
     for round, (before, after) in enumerate(pairwise(states)):
         torch.testing.assert_close(before.public["global"], shared, rtol=1e-10, atol=1e-11)
-        moved = (before.private.whole("model") != after.private.whole("model")).any(1).nonzero()[:, 0].tolist()
+        moved = (
+            (before.private.whole("model") != after.private.whole("model"))
+            .any(1)
+            .nonzero()[:, 0]
+            .tolist()
+        )
         cohorts.append(moved)
         updates = []
         for client in moved:
-            w, *own[client] = train(client, shared, *own.get(client, (problem.initial, start)), round)
+            w, *own[client] = train(
+                client, shared, *own.get(client, (problem.initial, start)), round
+            )
             updates.append(w - shared)
         shared = shared + torch.stack(updates).mean(0)
     assert [len(one) for one in cohorts] == [3] * 4
@@ -116,7 +143,9 @@ def test_apfl_by_a_loop_over_clients_and_batches(solver: str, adaptive: bool) ->
             v, alpha = own[client]
         else:  # it trains once from the model of today, and sends nothing
             _, v, alpha = train(client, shared, problem.initial, start, AFTER)
-        torch.testing.assert_close(found[client], alpha * v + (1 - alpha) * shared, rtol=1e-9, atol=1e-10)
+        torch.testing.assert_close(
+            found[client], alpha * v + (1 - alpha) * shared, rtol=1e-9, atol=1e-10
+        )
 
 
 def test_apfl_with_single_records_protected_charges_the_shared_model_alone() -> None:
@@ -125,7 +154,13 @@ def test_apfl_with_single_records_protected_charges_the_shared_model_alone() -> 
     privacy = RecordPrivacy(clip_norm=0.4, noise_multiplier=1.3, delta=DELTA)
 
     def fit(algorithm):
-        return trainer(algorithm=algorithm, privacy=privacy, schedule=FullParticipation(), rounds=2, eval_every=2).fit()
+        return trainer(
+            algorithm=algorithm,
+            privacy=privacy,
+            schedule=FullParticipation(),
+            rounds=2,
+            eval_every=2,
+        ).fit()
 
     apfl, fedavg = fit(APFL(local=solver)), fit(FedAvg(local=solver))
     assert apfl.epsilon == fedavg.epsilon
@@ -147,12 +182,15 @@ def test_ppsgd_rounds_by_hand(ratio: float) -> None:
         return copy, theta
 
     w, theta = np.zeros(4), [np.zeros(4)] * 5
-    new = [steps(x, y, w, theta[0])[1] for x, y in blocks(problem.data)]  # they train once, and send nothing
+    new = [
+        steps(x, y, w, theta[0])[1] for x, y in blocks(problem.data)
+    ]  # they train once, and send nothing
     found = everyone(problem, algorithm, algorithm.init(problem))
     np.testing.assert_allclose(found.numpy(), np.stack(new), rtol=1e-10)
     for _ in range(4):
         copies, theta = zip(
-            *(steps(*own, w, v) for own, v in zip(blocks(problem.data), theta, strict=True)), strict=True
+            *(steps(*own, w, v) for own, v in zip(blocks(problem.data), theta, strict=True)),
+            strict=True,
         )
         w = np.mean(copies, axis=0)
     np.testing.assert_allclose(state.public["global"].numpy(), w, rtol=1e-10)
@@ -170,7 +208,12 @@ def test_every_training_of_a_record_is_charged() -> None:
         (FedPer(local=solver), 1),
         (FedRep(local=solver), 2),
         (Scaffold(local=solver), 1),  # of which both rows follow
-        (FedAvg(local=solver, weights="examples"), 1),  # numbers of examples are public here, and need no cap
+        (
+            FedAvg(local=solver, weights="examples"),
+            1,
+        ),  # numbers of examples are public here, and need no cap
     ):
-        found = trainer(algorithm=algorithm, data=FEW, privacy=privacy, schedule=FullParticipation(), rounds=1).fit()
+        found = trainer(
+            algorithm=algorithm, data=FEW, privacy=privacy, schedule=FullParticipation(), rounds=1
+        ).fit()
         assert found.epsilon == pytest.approx(record_epsilon(trainings), rel=1e-3)

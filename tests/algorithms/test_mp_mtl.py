@@ -57,7 +57,11 @@ def excess(algorithm: MPMTL, problem: Problem, state: State) -> float:
     """
     store = state.private
     shared = store.whole("projected")[:, 0].numpy()
-    own = store.whole("own_projected")[:, 0].numpy() if algorithm.own_penalty is not None else np.zeros((TASKS, D))
+    own = (
+        store.whole("own_projected")[:, 0].numpy()
+        if algorithm.own_penalty is not None
+        else np.zeros((TASKS, D))
+    )
     w = shared.copy()
     w[:, :D] += own
     gradient = gradients(rows_of(problem), w, algorithm.loss) + algorithm.ridge * w
@@ -101,7 +105,9 @@ def test_without_noise_it_reaches_the_optimum(bias: bool, settings: dict[str, An
     state = run(algorithm, problem)
     assert abs(excess(algorithm, problem, state)) < 1e-8
     shared = state.private.whole("projected")[:, 0, :D]
-    assert int((torch.linalg.svdvals(shared) > 1e-9).sum()) < D or algorithm.penalty == "l21"  # the penalty matters
+    assert (
+        int((torch.linalg.svdvals(shared) > 1e-9).sum()) < D or algorithm.penalty == "l21"
+    )  # the penalty matters
     assert float(shared.norm()) > 0.1
     if algorithm.own_penalty is not None:
         assert float(state.private.whole("own_projected").norm()) > 0.1
@@ -111,10 +117,17 @@ def test_without_noise_it_reaches_the_optimum(bias: bool, settings: dict[str, An
 
 
 def ridge_fits(rows: list[tuple[np.ndarray, np.ndarray]], ridge: float) -> np.ndarray:
-    return np.stack([np.linalg.solve(x.T @ x / len(y) + ridge * np.eye(x.shape[1]), x.T @ y / len(y)) for x, y in rows])
+    return np.stack(
+        [
+            np.linalg.solve(x.T @ x / len(y) + ridge * np.eye(x.shape[1]), x.T @ y / len(y))
+            for x, y in rows
+        ]
+    )
 
 
-def loop(algorithm: MPMTL, problem: Problem, released: list[np.ndarray], sigmas: list[float]) -> np.ndarray:
+def loop(
+    algorithm: MPMTL, problem: Problem, released: list[np.ndarray], sigmas: list[float]
+) -> np.ndarray:
     """Algorithms 2 to 4, task by task, from recorded covariances (sums over tasks) and their noise."""
     rows = rows_of(problem)
     bias = rows[0][0].shape[1] - D
@@ -134,7 +147,11 @@ def loop(algorithm: MPMTL, problem: Problem, released: list[np.ndarray], sigmas:
         kept = [max(0.0, 1 - eta * algorithm.lam / math.sqrt(v)) if v > 0 else 0.0 for v in values]
         matrix = vectors @ np.diag(kept) @ vectors.T
         root = math.sqrt(mu * eta)
-        b = {"none": 0.0, "nesterov": (t - 1) / (t + 2), "strongly_convex": (1 - root) / (1 + root)}[algorithm.momentum]
+        b = {
+            "none": 0.0,
+            "nesterov": (t - 1) / (t + 2),
+            "strongly_convex": (1 - root) / (1 + root),
+        }[algorithm.momentum]
         b = 0.0 if t == 1 else b
         hat, own = np.zeros_like(w), np.zeros_like(q)
         for i, (x, y) in enumerate(rows):
@@ -159,9 +176,18 @@ def loop(algorithm: MPMTL, problem: Problem, released: list[np.ndarray], sigmas:
 
 LOOPS = [
     {"lam": 0.3},
-    {"lam": 0.3, "rho": 0.0},  # noise leaves some eigenvalues below 0, and their directions are lost
+    {
+        "lam": 0.3,
+        "rho": 0.0,
+    },  # noise leaves some eigenvalues below 0, and their directions are lost
     {"lam": 0.3, "momentum": "nesterov", "penalty": "l21", "rho": 0.25},
-    {"lam": 0.1, "momentum": "strongly_convex", "ridge": 0.05, "own_penalty": "l1", "own_lam": 0.02},
+    {
+        "lam": 0.1,
+        "momentum": "strongly_convex",
+        "ridge": 0.05,
+        "own_penalty": "l1",
+        "own_lam": 0.02,
+    },
     {"loss": "logistic", "lam": 0.1, "momentum": "nesterov", "q": 1.1, "start_ridge": 0.1},
 ]
 
@@ -169,24 +195,35 @@ LOOPS = [
 @pytest.mark.parametrize("settings", LOOPS, ids=[str(i) for i in range(len(LOOPS))])
 def test_a_noised_run_is_the_plain_loop_on_the_same_releases(settings: dict[str, Any]) -> None:
     algorithm = MPMTL(row_norm=1.0, **settings)
-    problem = linear(6, "regression" if algorithm.loss == "squared" else "classification", bias=True)
+    problem = linear(
+        6, "regression" if algorithm.loss == "squared" else "classification", bias=True
+    )
     privacy = ClientPrivacy(clip_norm=0.7, epsilon=20.0, delta=1e-5)
     record: list[Any] = []
     state = run(algorithm, problem, privacy=privacy, record=record)
     plans = algorithm.plan(problem, FullParticipation().bind(TASKS))
-    z = open_channel(privacy, plans, FullParticipation().bind(TASKS), seed=0, steps=6).noise_multiplier
+    z = open_channel(
+        privacy, plans, FullParticipation().bind(TASKS), seed=0, steps=6
+    ).noise_multiplier
     assert z is not None
     sigmas = [z / w * 0.7**2 for w in algorithm.budget(problem)]  # add/remove: C^2
     found = everyone(problem, algorithm, state).numpy()
     expected = loop(algorithm, problem, [TASKS * v.numpy() for _, _, v in record], sigmas)
     np.testing.assert_allclose(found, expected, atol=1e-10)
-    assert np.abs(found - everyone(problem, algorithm, run(algorithm, problem)).numpy()).max() > 1e-3
+    assert (
+        np.abs(found - everyone(problem, algorithm, run(algorithm, problem)).numpy()).max() > 1e-3
+    )
 
 
 def test_the_release_is_the_clipped_covariance_of_the_weights_alone() -> None:
     problem = linear(1, bias=True)
     record: list[Any] = []
-    run(MPMTL(row_norm=1.0), problem, privacy=ClientPrivacy(clip_norm=0.5, epsilon=math.inf), record=record)
+    run(
+        MPMTL(row_norm=1.0),
+        problem,
+        privacy=ClientPrivacy(clip_norm=0.5, epsilon=math.inf),
+        record=record,
+    )
     w = ridge_fits(rows_of(problem), 0.01)[:, :D]
     w = w / np.maximum(1, np.linalg.norm(w, axis=1) / 0.5)[:, None]
     np.testing.assert_allclose(record[0][2].numpy() * TASKS, w.T @ w, rtol=1e-5)
@@ -195,7 +232,11 @@ def test_the_release_is_the_clipped_covariance_of_the_weights_alone() -> None:
 def test_tasks_project_their_own_models_and_in_the_paper_the_clipped_ones() -> None:
     problem = linear(1)
     privacy = ClientPrivacy(clip_norm=0.5, epsilon=math.inf)
-    own = everyone(problem, MPMTL(row_norm=1.0, lam=0.0), run(MPMTL(row_norm=1.0, lam=0.0), problem, privacy=privacy))
+    own = everyone(
+        problem,
+        MPMTL(row_norm=1.0, lam=0.0),
+        run(MPMTL(row_norm=1.0, lam=0.0), problem, privacy=privacy),
+    )
     np.testing.assert_allclose(own.numpy(), ridge_fits(rows_of(problem), 0.01), atol=1e-10)
     printed = PublishedMPMTL(row_norm=1.0, lam=0.0)
     clipped = everyone(problem, printed, run(printed, problem, privacy=privacy))
@@ -229,7 +270,9 @@ def test_noise_on_models_protects_them_from_the_curator() -> None:
     assert 6.0 * (1 - 1e-4) < noise.epsilon_at(3) <= 6.0
     # what the curator gets: a clipped model and noise of radius Gamma(d, z 2 C), mean d z 2 C
     many = torch.zeros(4000, D, dtype=torch.float64)
-    radius = noise.added(many, torch.arange(4000), 0, SeededSource(1)).norm(dim=1) / (1.6 * noise.multiplier)
+    radius = noise.added(many, torch.arange(4000), 0, SeededSource(1)).norm(dim=1) / (
+        1.6 * noise.multiplier
+    )
     assert float(radius.mean()) == pytest.approx(D, abs=5 * math.sqrt(D / 4000))
     assert float(radius.var()) == pytest.approx(D, rel=0.15)
     # and what it adds up: the noised models, clipped again
@@ -240,7 +283,9 @@ def test_noise_on_models_protects_them_from_the_curator() -> None:
     sent = sent * np.minimum(1, 0.8 * (1 - 2.0**-20) / np.linalg.norm(sent, axis=1))[:, None]
     plain = open_channel(privacy, MPMTL(row_norm=1.0).plan(problem, bound), bound, seed=5, steps=3)
     plain.begin(0, plain.draw(0))
-    silent = plain.release("covariance", torch.zeros_like(rows), torch.arange(TASKS)).numpy() * TASKS
+    silent = (
+        plain.release("covariance", torch.zeros_like(rows), torch.arange(TASKS)).numpy() * TASKS
+    )
     np.testing.assert_allclose(value - silent, sent.T @ sent, atol=1e-5)
     assert "against the server" in channel.report.text()
     assert channel.epsilon == pytest.approx(plain.epsilon)
@@ -252,7 +297,9 @@ def test_noise_on_models_protects_them_from_the_curator() -> None:
     assert torch.equal(torch.round(first * 2.0**24), first * 2.0**24)
 
 
-def test_the_shift_follows_the_noise_of_its_own_round_while_the_clip_norm_adapts(monkeypatch) -> None:
+def test_the_shift_follows_the_noise_of_its_own_round_while_the_clip_norm_adapts(
+    monkeypatch,
+) -> None:
     problem = linear(4, features=20)
     clip = QuantileClip(initial=50.0, quantile=0.1, lr=1.0, count_noise=4.0)
     added, stated = [], []
@@ -269,7 +316,11 @@ def test_the_shift_follows_the_noise_of_its_own_round_while_the_clip_norm_adapts
     real, serve = rounds.noised, MPMTL.server
     monkeypatch.setattr(rounds, "noised", watched)
     monkeypatch.setattr(MPMTL, "server", server)
-    run(MPMTL(row_norm=1.0, alpha=0.0), problem, privacy=ClientPrivacy(clip_norm=clip, noise_multiplier=1.0))
+    run(
+        MPMTL(row_norm=1.0, alpha=0.0),
+        problem,
+        privacy=ClientPrivacy(clip_norm=clip, noise_multiplier=1.0),
+    )
     assert stated == pytest.approx(added, rel=0.2)  # of 210 numbers
     assert added[0] > 2 * added[1] > 4 * added[2]
 
@@ -286,7 +337,9 @@ def test_the_shift_follows_the_noise_of_its_own_round_while_the_clip_norm_adapts
         ("strongly_convex", 0.05, lambda t: (1 - math.sqrt(0.05)) ** (-t / 2)),
     ],
 )
-def test_default_budgets_minimize_the_utility_bound(momentum: Any, condition: float, errors: Any) -> None:
+def test_default_budgets_minimize_the_utility_bound(
+    momentum: Any, condition: float, errors: Any
+) -> None:
     """Theorem 6: the bound grows with sum_t a_t / sqrt(eps_t), under sum eps_t^2."""
     rounds = 9
     a = np.array([errors(t) for t in range(1, rounds + 1)], dtype=float)
@@ -296,7 +349,9 @@ def test_default_budgets_minimize_the_utility_bound(momentum: Any, condition: fl
         eps = np.exp(logs)
         return float((a / np.sqrt(eps / (eps**power).sum() ** (1 / power))).sum())
 
-    best = np.exp(optimize.minimize(bound, np.zeros(rounds), method="BFGS", options={"gtol": 1e-10}).x)
+    best = np.exp(
+        optimize.minimize(bound, np.zeros(rounds), method="BFGS", options={"gtol": 1e-10}).x
+    )
     weights = budget_weights(rounds, momentum=momentum, condition=condition)
     np.testing.assert_allclose(weights, best / best.mean(), rtol=1e-4)
 
@@ -322,7 +377,11 @@ def test_stacked_tasks_are_the_loop_over_tasks(loss: Any, wide: bool) -> None:
 
     def value(i: int, one: Tensor) -> Tensor:
         margins = xs[i] @ one
-        each = (margins - ys[i]) ** 2 / 2 if loss == "squared" else torch.log1p(torch.exp(-ys[i] * margins))
+        each = (
+            (margins - ys[i]) ** 2 / 2
+            if loss == "squared"
+            else torch.log1p(torch.exp(-ys[i] * margins))
+        )
         return each.mean()
 
     for i in range(6):
@@ -330,11 +389,15 @@ def test_stacked_tasks_are_the_loop_over_tasks(loss: Any, wide: bool) -> None:
             own = w[i, r].clone().requires_grad_()
             expected = value(i, own)
             (slope,) = torch.autograd.grad(expected, own)
-            torch.testing.assert_close(stack.value(w)[i, r], expected.detach(), rtol=1e-10, atol=1e-12)
+            torch.testing.assert_close(
+                stack.value(w)[i, r], expected.detach(), rtol=1e-10, atol=1e-12
+            )
             torch.testing.assert_close(stack.gradient(w)[i, r], slope, rtol=1e-10, atol=1e-12)
     ridges = 0.1 * torch.arange(1, 7, dtype=torch.float64)
     scale = torch.randn(6, p, p, generator=generator, dtype=torch.float64) / p**0.5 + torch.eye(p)
-    for i, fit in enumerate(stack.fit(ridges, scale)):  # a stationary point under the covariance S_i S_i^T
+    for i, fit in enumerate(
+        stack.fit(ridges, scale)
+    ):  # a stationary point under the covariance S_i S_i^T
         own = fit.clone().requires_grad_()
         prior = torch.linalg.solve(scale[i], own).square().sum() * ridges[i] / 2
         (slope,) = torch.autograd.grad(value(i, own) + prior, own)

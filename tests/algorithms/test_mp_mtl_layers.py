@@ -22,7 +22,10 @@ SOLVER = LocalSGD(lr=0.3, epochs=2, batch_size=4)
 def network(rounds: int = 3) -> Problem:
     """8 clients, and a perceptron whose last layer is ``3`` with 5 inputs."""
     return problem_of(
-        ragged_classification(8, largest=12), rounds=rounds, model=models.mlp(hidden=5), loss="cross_entropy"
+        ragged_classification(8, largest=12),
+        rounds=rounds,
+        model=models.mlp(hidden=5),
+        loss="cross_entropy",
     )
 
 
@@ -36,7 +39,9 @@ def test_a_round_shrinks_what_training_changed_of_the_layer(penalty: Any) -> Non
     alone = everyone(problem, Local(local=SOLVER), run(Local(local=SOLVER), problem)).numpy()
     algorithm = layers(threshold=0.2, penalty=penalty)
     found = everyone(problem, algorithm, run(algorithm, problem)).numpy()
-    last = slice(problem.layout.offsets[2], problem.layout.offsets[4])  # weight and bias of the last layer
+    last = slice(
+        problem.layout.offsets[2], problem.layout.offsets[4]
+    )  # weight and bias of the last layer
     np.testing.assert_allclose(found[:, : last.start], alone[:, : last.start], atol=1e-14)
     start = problem.initial.numpy()[last]
     change = alone[:, last] - start
@@ -53,7 +58,9 @@ def test_a_round_shrinks_what_training_changed_of_the_layer(penalty: Any) -> Non
 def test_without_a_threshold_it_is_local_training() -> None:
     """Whatever noise is released beside it."""
     problem, algorithm, local = network(), layers(threshold=0.0), Local(local=SOLVER)
-    state = run(algorithm, problem, privacy=ClientPrivacy(clip_norm=0.3, noise_multiplier=0.5, delta=1e-5))
+    state = run(
+        algorithm, problem, privacy=ClientPrivacy(clip_norm=0.3, noise_multiplier=0.5, delta=1e-5)
+    )
     alone = everyone(problem, local, run(local, problem))
     np.testing.assert_allclose(everyone(problem, algorithm, state), alone, rtol=0, atol=1e-12)
 
@@ -68,13 +75,20 @@ def test_what_is_released_is_the_covariance_of_the_layer_under_the_clip() -> Non
     )
     size = problem.layout.offsets[3] - problem.layout.offsets[2]
     assert [value.shape for _, _, value in record] == [(size, size)] * 2
-    assert float(record[0][2].trace()) == pytest.approx(0.01**2, rel=1e-4)  # the mean of w w^T with ||w|| = C
+    assert float(record[0][2].trace()) == pytest.approx(
+        0.01**2, rel=1e-4
+    )  # the mean of w w^T with ||w|| = C
 
 
 def test_what_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"1\.weight, 1\.bias, 3\.weight, 3\.bias"):
         run(layers(layers=("fc",)), network())
-    wide = problem_of(ragged_classification(3, largest=5), rounds=1, model=models.mlp(hidden=500), loss="cross_entropy")
+    wide = problem_of(
+        ragged_classification(3, largest=5),
+        rounds=1,
+        model=models.mlp(hidden=500),
+        loss="cross_entropy",
+    )
     with pytest.raises(ConfigError, match="l21"):
         run(layers(layers=("1",)), wide)
 

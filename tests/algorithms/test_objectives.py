@@ -49,7 +49,11 @@ def ridge(x: Array, y: Array, curvature: float, pull: float, anchor: Array | flo
 
 def test_losses_of_a_record() -> None:
     z = torch.from_numpy(RNG.normal(size=(5, 3)))
-    labels, bits, reals = torch.tensor([0, 2, 1, 1, 0]), (z > 0.2).long(), torch.from_numpy(RNG.normal(size=(5, 3)))
+    labels, bits, reals = (
+        torch.tensor([0, 2, 1, 1, 0]),
+        (z > 0.2).long(),
+        torch.from_numpy(RNG.normal(size=(5, 3))),
+    )
     probabilities = np.exp(z.numpy()) / np.exp(z.numpy()).sum(1, keepdims=True)
     both = np.where(bits.numpy() == 1, np.log1p(np.exp(-z.numpy())), np.log1p(np.exp(z.numpy())))
     expected = {
@@ -93,7 +97,9 @@ def test_divergences_of_two_predictions() -> None:
 def test_mp_mtl(own: Any) -> None:
     result = fit(MPMTL(lam=LAM, ridge=0.2, own_penalty=own, own_lam=own and 0.7, rho=0.0), rounds=3)
     w = result.personal.numpy()
-    value = sum(((X[k] @ one - Y[k]) ** 2).mean() / 2 + 0.1 * one @ one for k, one in zip(X, w, strict=True))
+    value = sum(
+        ((X[k] @ one - Y[k]) ** 2).mean() / 2 + 0.1 * one @ one for k, one in zip(X, w, strict=True)
+    )
     shared = result.parts["P"].numpy() if own else w
     value += LAM * np.linalg.svd(shared, compute_uv=False).sum()
     value += 0.7 / 2 * (result.parts["Q"].numpy() ** 2).sum() if own else 0.0
@@ -105,7 +111,9 @@ CLOCKS: dict[str, Any] = {"schedule": PoissonClocks(per_client=5), "rounds": 15}
 
 @pytest.mark.parametrize("loss", ["squared", "logistic"])
 def test_async_learner(loss: Any) -> None:
-    result = fit(AsyncLearner(loss=loss, reg=LAM), targets=Y if loss == "squared" else SIGNS, **CLOCKS)
+    result = fit(
+        AsyncLearner(loss=loss, reg=LAM), targets=Y if loss == "squared" else SIGNS, **CLOCKS
+    )
     assert result.shared is not None
     w, x = result.shared.numpy(), np.concatenate(list(X.values()))
     y = np.concatenate(list((Y if loss == "squared" else SIGNS).values()))
@@ -116,9 +124,13 @@ def test_async_learner(loss: Any) -> None:
 def test_p2p() -> None:
     """On a graph of weights 1, 2 and 3, of clients with 4, 6 and 9 records."""
     weights = np.array([[0.0, 1.0, 2.0], [1.0, 0.0, 3.0], [2.0, 3.0, 0.0]])
-    result = fit(PeerToPeer(graph=Graph(weights, tuple(X)), mu=0.7, loss="squared", lam=LAM), **CLOCKS)
+    result = fit(
+        PeerToPeer(graph=Graph(weights, tuple(X)), mu=0.7, loss="squared", lam=LAM), **CLOCKS
+    )
     theta = result.personal.numpy()
-    value = sum(weights[i, j] * ((theta[i] - theta[j]) ** 2).sum() / 2 for i in range(3) for j in range(i))
+    value = sum(
+        weights[i, j] * ((theta[i] - theta[j]) ** 2).sum() / 2 for i in range(3) for j in range(i)
+    )
     for own, degree, k in zip(theta, weights.sum(1), X, strict=True):
         mean = ((X[k] @ own - Y[k]) ** 2).mean() + LAM * own @ own
         value += 0.7 * degree * len(Y[k]) / 9 * mean
@@ -129,14 +141,20 @@ def test_the_proximal_point_method_moves_to_the_mean_of_the_local_minimizers() -
     algorithm, start = ProximalPoint(mu=0.7), np.zeros(P)
     for _ in range(2):
         start = np.mean([ridge(X[k], Y[k], 1.0, 0.7, start) for k in X], axis=0)
-    np.testing.assert_allclose(fit(algorithm, loss="half_mse", rounds=2).shared.numpy(), start, rtol=1e-9)
+    np.testing.assert_allclose(
+        fit(algorithm, loss="half_mse", rounds=2).shared.numpy(), start, rtol=1e-9
+    )
 
 
 TESTS = {  # of every line: a closed form or a slow loop of its formula
     **dict.fromkeys(LOSSES, "objectives::test_losses_of_a_record"),
-    **dict.fromkeys(("huber:DELTA", "quantile:LEVEL", "poisson"), "objectives::test_losses_of_a_real_target"),
+    **dict.fromkeys(
+        ("huber:DELTA", "quantile:LEVEL", "poisson"), "objectives::test_losses_of_a_real_target"
+    ),
     **dict.fromkeys(("fedavg", "fedprox"), "fedavg::test_rounds_by_hand"),
-    **dict.fromkeys([f"finetune={kind}" for kind in ("mean", "kl", "ewc")], "finetune::test_steps_by_hand"),
+    **dict.fromkeys(
+        [f"finetune={kind}" for kind in ("mean", "kl", "ewc")], "finetune::test_steps_by_hand"
+    ),
     "local": "fedavg::test_local_is_every_client_alone",
     "weight_decay of the solver": "fedavg::test_local_is_every_client_alone",
     "pmtl": "pmtl::test_two_rounds_by_hand",
@@ -159,6 +177,10 @@ TESTS = {  # of every line: a closed form or a slow loop of its formula
 def test_every_line_of_the_page_has_a_test() -> None:
     text = PAGE.read_text(encoding="utf-8")
     first = re.findall(r"^\| (?!(?:`loss`|method) \|)([^|-][^|]*?) \|", text, re.MULTILINE)
-    assert TESTS.keys() == {name for cell in first for name in cell.replace("`", "").split(" (")[0].split(", ")}
+    assert TESTS.keys() == {
+        name for cell in first for name in cell.replace("`", "").split(" (")[0].split(", ")
+    }
     for file, test in (place.split("::") for place in TESTS.values()):
-        assert f"def {test}(" in Path(__file__).with_name(f"test_{file}.py").read_text(encoding="utf-8")
+        assert f"def {test}(" in Path(__file__).with_name(f"test_{file}.py").read_text(
+            encoding="utf-8"
+        )

@@ -13,7 +13,13 @@ from fedmtl.contrib.one_answer import Moments, OneAnswer, PublicStart
 from fedmtl.data import Examples, FederatedDataset
 from fedmtl.errors import ConfigError
 from fedmtl.privacy import RecordPrivacy
-from tests.algorithms.harness import block_of, noise_of, open_activations, problem_of, run_activations
+from tests.algorithms.harness import (
+    block_of,
+    noise_of,
+    open_activations,
+    problem_of,
+    run_activations,
+)
 
 COUNTS, P, PUBLIC = (40, 25, 60), 3, 50
 BUDGETS = {"a": 1.0, "b": 8.0, "c": 3.0}
@@ -35,17 +41,25 @@ def rows(loss: str, seed: int = 0):
 
 def problem(loss: str = "squared", *, public: bool = True):
     owners, known = rows(loss)
-    code = (lambda y: torch.from_numpy(y)) if loss == "squared" else (lambda y: torch.from_numpy((y > 0).astype(int)))
+    code = (
+        (lambda y: torch.from_numpy(y))
+        if loss == "squared"
+        else (lambda y: torch.from_numpy((y > 0).astype(int)))
+    )
     x, y = (np.concatenate([pair[k] for pair in owners]) for k in (0, 1))
     own = Examples(torch.from_numpy(x), code(y), torch.tensor([0, *np.cumsum(COUNTS)]))
     free = Examples(torch.from_numpy(known[0]), code(known[1]), torch.tensor([0, PUBLIC]))
     classes = None if loss == "squared" else 2
-    data = FederatedDataset(own, own, tuple(BUDGETS), classes=classes, public=free if public else None)
+    data = FederatedDataset(
+        own, own, tuple(BUDGETS), classes=classes, public=free if public else None
+    )
     loss = "mse" if loss == "squared" else "binary_cross_entropy"
     return problem_of(data, model=models.linear_regression(bias=False), loss=loss, rounds=9)
 
 
-def slopes(loss: str, x: np.ndarray, y: np.ndarray, theta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def slopes(
+    loss: str, x: np.ndarray, y: np.ndarray, theta: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """First and second derivative of every record's loss by its prediction."""
     m = x @ theta
     if loss == "squared":
@@ -69,7 +83,9 @@ def fit(loss: str, x: np.ndarray, y: np.ndarray, reg: float) -> np.ndarray:
     return optimize.minimize(value, np.zeros(P), method="BFGS", options={"gtol": 1e-10}).x
 
 
-def answers(loss: str, noise: np.ndarray, theta: np.ndarray, who: list[int], bound: float) -> list[np.ndarray]:
+def answers(
+    loss: str, noise: np.ndarray, theta: np.ndarray, who: list[int], bound: float
+) -> list[np.ndarray]:
     owners, _ = rows(loss)
     told = []
     for k, i in enumerate(who):
@@ -106,10 +122,14 @@ def test_public_start_is_the_posterior_mean(loss: str, who: list[int]) -> None:
     design = np.tile(-a, (len(acting), 1))
     covariance = design @ prior @ design.T
     for k, j in enumerate(acting):
-        scale = 2 * bound * caps[j] / (COUNTS[j] * list(BUDGETS.values())[j])  # of one of its answers
+        scale = (
+            2 * bound * caps[j] / (COUNTS[j] * list(BUDGETS.values())[j])
+        )  # of one of its answers
         part = slice(k * P, (k + 1) * P)
         covariance[part, part] += spread / COUNTS[j] + 2 * scale**2 / who.count(j) * np.eye(P)
-    expected = start + prior @ design.T @ np.linalg.solve(covariance, means - np.tile(counted.mean(0), len(acting)))
+    expected = start + prior @ design.T @ np.linalg.solve(
+        covariance, means - np.tile(counted.mean(0), len(acting))
+    )
     assert 0.05 < whole.mean() < 0.95
     np.testing.assert_allclose(state.public["theta_l"][0].numpy(), expected, rtol=1e-5, atol=1e-7)
     assert np.abs(expected - start).max() > 1e-3
@@ -130,7 +150,9 @@ def test_limits_of_the_budget() -> None:
 
     learner = PublicStart(reg=1e-9)
     every = np.concatenate([known[0], x]), np.concatenate([known[1], y])
-    np.testing.assert_allclose(found(learner, None), np.linalg.lstsq(*every, rcond=None)[0], rtol=1e-6)
+    np.testing.assert_allclose(
+        found(learner, None), np.linalg.lstsq(*every, rcond=None)[0], rtol=1e-6
+    )
     start = np.linalg.lstsq(*known, rcond=None)[0]
     privacy = RecordPrivacy(clip_norm=4.0, epsilon=1e-6, mechanism="laplace", delta=0)
     np.testing.assert_allclose(found(learner, privacy), start, rtol=1e-6, atol=1e-6)
@@ -139,7 +161,9 @@ def test_limits_of_the_budget() -> None:
     assert float(np.abs(found(Moments(reg=0.01), privacy)).max()) < 1.0
 
 
-def adassp(owners, noise: np.ndarray, who: list[int], bound: float, budgets, reg: float) -> np.ndarray:
+def adassp(
+    owners, noise: np.ndarray, who: list[int], bound: float, budgets, reg: float
+) -> np.ndarray:
     """Ridge regression from noised moments, one record at a time; ``noise`` on (upper triangle by rows, x y)."""
     pairs = [(i, j) for i in range(P) for j in range(i, P)]
     total, size = 0.0, len(pairs) + P
@@ -148,7 +172,9 @@ def adassp(owners, noise: np.ndarray, who: list[int], bound: float, budgets, reg
         x, y = owners[i]
         mean = np.zeros(size)
         for row, target in zip(x, y, strict=True):
-            told = [row[a] * row[b] * (1.0 if a == b else math.sqrt(2)) for a, b in pairs] + list(row * target)
+            told = [row[a] * row[b] * (1.0 if a == b else math.sqrt(2)) for a, b in pairs] + list(
+                row * target
+            )
             mean += np.array(told) * min(1.0, bound / np.abs(told).sum()) / len(y)
         mean += noise[k]
         v = 2 * (2 * bound / (len(y) * budgets[i])) ** 2
@@ -178,7 +204,9 @@ def test_private_rows_reach_nothing_but_the_answers() -> None:
     learner, work = PublicStart(), problem()
     state = learner.init(work)
     x, y = rows("squared")[1]
-    np.testing.assert_allclose(state.public["theta_l"][0].numpy(), fit("squared", x, y, 1e-5), atol=1e-6)
+    np.testing.assert_allclose(
+        state.public["theta_l"][0].numpy(), fit("squared", x, y, 1e-5), atol=1e-6
+    )
     nobody = torch.tensor([[-1, -1]])
     channel = open_activations(learner, work, nobody, NOISY)
     channel.begin(0, nobody)

@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from fedmtl import PPDMTL, AsyncLearner, Moments, PeerAveraging, PeerToPeer, PublicStart, SharedDirections, models
+from fedmtl import (
+    PPDMTL,
+    AsyncLearner,
+    Moments,
+    PeerAveraging,
+    PeerToPeer,
+    PublicStart,
+    SharedDirections,
+    models,
+)
 from fedmtl.algorithms import State
 from fedmtl.algorithms.activations import Answers, simulated_objectives
 from fedmtl.contrib.published.async_learner import PublishedAsyncLearner
@@ -50,7 +59,13 @@ def setting(name: str):
     """A problem, its algorithm with everything resolved, and who acts (1, S)."""
     kind = "regression" if name in REGRESSION else "classification"
     data = load_synthetic_tasks(
-        tasks=TASKS, train_examples=9, test_examples=4, features=5, problem=kind, public_examples=20, seed=2
+        tasks=TASKS,
+        train_examples=9,
+        test_examples=4,
+        features=5,
+        problem=kind,
+        public_examples=20,
+        seed=2,
     )
     model, algorithm = models.linear_regression(bias=False), (ALGORITHMS | REGRESSION)[name]
     clients = torch.from_numpy(np.random.default_rng(len(name)).integers(-1, TASKS, (1, STEPS)))
@@ -70,8 +85,16 @@ class _Client:
         mine = slice(int(train.offsets[client]), int(train.offsets[client + 1]))
         x, y = torch.zeros_like(train.x), torch.full_like(train.y, train.y[mine][0])
         x[mine], y[mine] = train.x[mine], train.y[mine]
-        data = replace(problem.data, train=replace(train, x=x, y=y), test=replace(test, x=torch.zeros_like(test.x)))
-        self.algorithm, self.problem, self.client = algorithm, replace(problem, data=data), torch.tensor([client])
+        data = replace(
+            problem.data,
+            train=replace(train, x=x, y=y),
+            test=replace(test, x=torch.zeros_like(test.x)),
+        )
+        self.algorithm, self.problem, self.client = (
+            algorithm,
+            replace(problem, data=data),
+            torch.tensor([client]),
+        )
         self.channel = open_activations(algorithm, self.problem, clients, privacy)
         self.store = algorithm.init(self.problem).private
 
@@ -82,8 +105,12 @@ class _Client:
         answered, clients = channel.answering, block.client[:, 0].numpy()
         points = self.algorithm.points(self.problem, public)(clients)
         gradients = self.algorithm.gradients(self.problem)
-        values = channel.release([gradients(client, points[runs]) for client, runs in channel.acting])
-        return Answers(np.zeros(1, dtype=int), clients, clients, points, values, answered, channel.noise_std)
+        values = channel.release(
+            [gradients(client, points[runs]) for client, runs in channel.acting]
+        )
+        return Answers(
+            np.zeros(1, dtype=int), clients, clients, points, values, answered, channel.noise_std
+        )
 
     def model(self, public):
         """The client's personal model, from the public state and what it keeps."""
@@ -107,7 +134,11 @@ def test_a_client_in_its_own_process_releases_what_the_stack_releases(name: str)
                 process.channel.release(lambda *_: torch.zeros(1, 1))
         if int(block.client) >= 0:
             answers = processes[int(block.client)].release(public, block)
-            record += [(block.first, GRADIENT, torch.from_numpy(answers.values))] if answers.answered[0] else []
+            record += (
+                [(block.first, GRADIENT, torch.from_numpy(answers.values))]
+                if answers.answered[0]
+                else []
+            )
             algorithm.serve(problem, public)(answers)
             after = getattr(algorithm, "model", None)
             if after is not None:
@@ -131,14 +162,21 @@ def test_replicates_and_pieces_of_a_schedule_are_runs_of_their_own(name: str) ->
     alone, _ = run_activations(algorithm, problem, clients, privacy_of(name), caps=caps, pieces=7)
     some = torch.tensor([4, 1])
     models = algorithm.models(problem, together, some)
-    torch.testing.assert_close(algorithm.models(problem, alone, some)[0], models[0], rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(
+        algorithm.models(problem, alone, some)[0], models[0], rtol=1e-10, atol=1e-12
+    )
     assert not torch.equal(models[0], models[1])
 
 
 def test_simulated_runs_end_where_the_budget_does() -> None:
     problem, algorithm, _ = setting("async_learner")
-    privacy, caps = replace(NOISED, noise_multiplier=None, epsilon=1.0), GivenCaps(np.array([1, 9, 9, 9, 9, 9]))
-    clients = torch.tensor([[0, 1, 0, 1, 2], [2, 1, 1, 0, 2]])  # the first replicate ends before its second 0
+    privacy, caps = (
+        replace(NOISED, noise_multiplier=None, epsilon=1.0),
+        GivenCaps(np.array([1, 9, 9, 9, 9, 9])),
+    )
+    clients = torch.tensor(
+        [[0, 1, 0, 1, 2], [2, 1, 1, 0, 2]]
+    )  # the first replicate ends before its second 0
     ended = torch.tensor([[0, 1, -1, -1, -1], [2, 1, 1, 0, 2]])
     short, expected = (
         simulated_objectives(algorithm, problem, caps, block_of(each), privacy, seed=0, parts=2)
@@ -168,16 +206,27 @@ def test_adding_a_client_changes_nobody_elses_noise() -> None:
     """Noise is addressed by a client and its own count: others may act between, or not be there."""
     algorithm = ALGORITHMS["pp_dmtl"]
     few, many = (
-        load_synthetic_tasks(tasks=tasks, train_examples=9, test_examples=4, features=5, seed=2) for tasks in (4, 6)
+        load_synthetic_tasks(tasks=tasks, train_examples=9, test_examples=4, features=5, seed=2)
+        for tasks in (4, 6)
     )
     noise = []
     for data, order in ((few, [0, 2, 0, 3]), (many, [5, 0, 4, 2, 5, 0, 3, 1])):
-        problem = problem_of(data, model=models.linear_regression(bias=False), loss="auto", rounds=STEPS)
+        problem = problem_of(
+            data, model=models.linear_regression(bias=False), loss="auto", rounds=STEPS
+        )
         clients = torch.tensor([order])
         channel = open_activations(algorithm, problem, clients, NOISED, caps=np.full(len(data), 5))
         channel.begin(0, clients)
-        drawn = [channel.release(lambda k, where: torch.zeros(len(where), 9, dtype=torch.float64)) for _ in order]
-        noise.append({(k, order[:at].count(k)): one for at, (k, one) in enumerate(zip(order, drawn, strict=True))})
+        drawn = [
+            channel.release(lambda k, where: torch.zeros(len(where), 9, dtype=torch.float64))
+            for _ in order
+        ]
+        noise.append(
+            {
+                (k, order[:at].count(k)): one
+                for at, (k, one) in enumerate(zip(order, drawn, strict=True))
+            }
+        )
     for key in noise[0]:
         assert torch.equal(noise[0][key], noise[1][key]), key
     assert isinstance(channel.source, SeededSource)

@@ -18,7 +18,9 @@ N = len(COUNTS)
 
 
 @pytest.mark.parametrize("loss", ["logistic", "squared"])
-@pytest.mark.parametrize(("lam", "mechanism", "order"), [("inverse", "l2_laplace", 2), (0.3, "laplace", 1)])
+@pytest.mark.parametrize(
+    ("lam", "mechanism", "order"), [("inverse", "l2_laplace", 2), (0.3, "laplace", 1)]
+)
 def test_runs_are_the_slow_loop(loss: str, lam: float | str, mechanism: str, order: int) -> None:
     problem, graph, clients = agents(loss), random_graph(N), schedule(3, 40, 1)
     algorithm = PeerToPeer(row_norm=1.0, graph=graph, mu=0.7, loss=loss, lam=lam)
@@ -28,7 +30,14 @@ def test_runs_are_the_slow_loop(loss: str, lam: float | str, mechanism: str, ord
     assert np.abs(noise).max() > 0.01
     settings = {"mu": 0.7, "lam": lam, "smooth": SMOOTH[loss], "clip": 0.4, "order": order}
     for r in range(3):
-        expected = slow(arrays(problem), graph.weights.toarray(), loss, clients[r], noise=noise[:, r], **settings)
+        expected = slow(
+            arrays(problem),
+            graph.weights.toarray(),
+            loss,
+            clients[r],
+            noise=noise[:, r],
+            **settings,
+        )
         assert np.allclose(state.public["theta"][r].numpy(), expected, rtol=1e-10, atol=1e-12)
 
 
@@ -43,5 +52,7 @@ def test_vectors_sent_are_the_neighbours_of_those_who_woke() -> None:
 def test_a_graph_has_the_agents_of_the_data() -> None:
     problem = agents()
     with pytest.raises(ConfigError, match="the graph has agent '0', and the data has not"):
-        PeerToPeer(row_norm=1.0, graph=Graph(1 - np.eye(N), tuple(map(str, range(N))))).network(problem)
+        PeerToPeer(row_norm=1.0, graph=Graph(1 - np.eye(N), tuple(map(str, range(N))))).network(
+            problem
+        )
     assert PeerToPeer(row_norm=1.0, graph=Ring()).network(problem).graph.edges == N

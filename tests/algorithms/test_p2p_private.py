@@ -24,7 +24,10 @@ N = len(COUNTS)
 
 
 def law(mechanism: str, **options) -> RecordPrivacy:
-    return RecordPrivacy(**{"clip_norm": 0.4, "noise_multiplier": 0.5, "mechanism": mechanism, "delta": 1e-5} | options)
+    return RecordPrivacy(
+        **{"clip_norm": 0.4, "noise_multiplier": 0.5, "mechanism": mechanism, "delta": 1e-5}
+        | options
+    )
 
 
 # Allocation
@@ -34,7 +37,9 @@ def law(mechanism: str, **options) -> RecordPrivacy:
 def test_the_corrected_allocation_minimizes_the_noise_of_theorem_2(root: int, power: int) -> None:
     wakeups, c = 6, 0.7
 
-    def noise(budget: np.ndarray) -> float:  # what is added at wake-up t shrinks in those that follow
+    def noise(
+        budget: np.ndarray,
+    ) -> float:  # what is added at wake-up t shrinks in those that follow
         return sum(c ** (wakeups - 1 - t) / e**2 for t, e in enumerate(budget))
 
     def spent(budget: np.ndarray) -> float:
@@ -71,7 +76,9 @@ def test_the_channel_spends_each_budget_over_the_weighted_wakeups(allocation: st
     problem = agents()
     budgets = {f"a{k}": 1.0 + 0.5 * k for k in range(N)}
     privacy = RecordPrivacy(clip_norm=0.4, epsilon=budgets, delta=1e-4)
-    algorithm = PeerToPeer(row_norm=1.0, graph=random_graph(N), mu=20.0, lam=0.5, allocation=allocation)
+    algorithm = PeerToPeer(
+        row_norm=1.0, graph=random_graph(N), mu=20.0, lam=0.5, allocation=allocation
+    )
     uses = np.array([3, 1, 4, 2, 5, 3])
     clients = torch.from_numpy(np.repeat(np.arange(N), uses))[None]
     _, channel = run(algorithm, problem, clients, privacy)
@@ -141,7 +148,9 @@ def test_the_published_variant_clips_in_the_wrong_norm_and_has_an_infinite_epsil
 def test_notes_name_what_is_outside() -> None:
     problem = agents()
     for graph, said in ((random_graph(N), "6 agents"), (KNNCosine(2), "built from the records")):
-        _, channel = run(PeerToPeer(row_norm=1.0, graph=graph), problem, torch.tensor([[0]]), law("gaussian"))
+        _, channel = run(
+            PeerToPeer(row_norm=1.0, graph=graph), problem, torch.tensor([[0]]), law("gaussian")
+        )
         outside = " ".join(channel.report.outside)
         assert said in outside
         assert "confidences c_i" in outside

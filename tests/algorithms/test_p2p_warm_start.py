@@ -31,10 +31,15 @@ PURE = RecordPrivacy(clip_norm=0.4, epsilon=3.0, mechanism="l2_laplace", delta=0
 
 
 def method(**options) -> PeerToPeer:
-    return PeerToPeer(**{"row_norm": 1.0, "graph": random_graph(N), "mu": MU, "lam": LAM, "warm_start": 0.25} | options)
+    return PeerToPeer(
+        **{"row_norm": 1.0, "graph": random_graph(N), "mu": MU, "lam": LAM, "warm_start": 0.25}
+        | options
+    )
 
 
-def model_of(loss: str, x: np.ndarray, y: np.ndarray, clip: float = math.inf, lam: float = LAM) -> np.ndarray:
+def model_of(
+    loss: str, x: np.ndarray, y: np.ndarray, clip: float = math.inf, lam: float = LAM
+) -> np.ndarray:
     """Theta^loc, as it is released without noise."""
     bound = None if clip == math.inf else Clip(clip, "l2")
     return mean_at_minimizer(LinearLoss(loss), x, y, lam, bound) / (-2 * lam)
@@ -57,7 +62,9 @@ def test_without_a_clip_it_is_the_ridge_fit_and_with_one_the_huber_fit() -> None
     assert np.allclose(model_of("squared", x, y), ridge, rtol=1e-9)
     limits = 0.3 / np.linalg.norm(x, axis=1)
 
-    def huber(theta: np.ndarray) -> float:  # quadratic in an error up to half the limit, then linear
+    def huber(
+        theta: np.ndarray,
+    ) -> float:  # quadratic in an error up to half the limit, then linear
         error = np.abs(x @ theta - y)
         linear = limits * error - limits**2 / 4
         return float(np.where(2 * error <= limits, error**2, linear).mean() + LAM * theta @ theta)
@@ -75,9 +82,15 @@ def test_no_neighbour_moves_a_model_further_than_the_supplement_says(loss: str) 
     largest = 0.0
     for _ in range(150):
         rows = generator.normal(size=(m + 1, D))
-        rows *= generator.choice([0.1, 1.0], (m + 1, 1)) / np.linalg.norm(rows, axis=1, keepdims=True)
-        y = generator.choice([-1.0, 1.0], m + 1) * (1 if loss == "logistic" else generator.choice([0.1, 50.0]))
-        if generator.random() < 0.5:  # records that all pull one way, and a neighbour's that pulls the other
+        rows *= generator.choice([0.1, 1.0], (m + 1, 1)) / np.linalg.norm(
+            rows, axis=1, keepdims=True
+        )
+        y = generator.choice([-1.0, 1.0], m + 1) * (
+            1 if loss == "logistic" else generator.choice([0.1, 50.0])
+        )
+        if (
+            generator.random() < 0.5
+        ):  # records that all pull one way, and a neighbour's that pulls the other
             rows[:] = rows[0]
             y[:], y[-1] = y[0], -y[0]
         before = model_of(loss, rows[:m], y[:m], clip)
@@ -95,7 +108,9 @@ def test_a_neighbour_attains_it() -> None:
 
 
 @pytest.mark.parametrize("magnitude", [1e-3, 1.0, 1e6])
-def test_an_agent_with_many_records_is_as_exact_as_the_margin_of_the_clip_asks(magnitude: float) -> None:
+def test_an_agent_with_many_records_is_as_exact_as_the_margin_of_the_clip_asks(
+    magnitude: float,
+) -> None:
     generator, m = np.random.default_rng(1), 2000
     x = generator.normal(size=(m, D))
     x /= np.linalg.norm(x, axis=1, keepdims=True)
@@ -108,7 +123,9 @@ def test_an_agent_with_many_records_is_as_exact_as_the_margin_of_the_clip_asks(m
 # Noise
 
 
-def models_noise(privacy: RecordPrivacy, runs: int, algorithm: PeerToPeer | None = None) -> np.ndarray:
+def models_noise(
+    privacy: RecordPrivacy, runs: int, algorithm: PeerToPeer | None = None
+) -> np.ndarray:
     """The noise on the models of all agents (runs, n, D): of a release less what is released without noise."""
     problem, algorithm = agents("squared"), algorithm or method(loss="squared")
     clients = torch.cat([OPENING, OPENING.flip(1), OPENING], 1).expand(runs, -1)
@@ -123,7 +140,9 @@ def expected_norms(epsilon: float, share: float, clip: float) -> np.ndarray:
 
 
 def close(norms: np.ndarray, expected: np.ndarray) -> bool:
-    error = 4.5 / math.sqrt(D * len(norms))  # the standard deviation of a Gamma(D) variable is 1 / sqrt(D) of its mean
+    error = 4.5 / math.sqrt(
+        D * len(norms)
+    )  # the standard deviation of a Gamma(D) variable is 1 / sqrt(D) of its mean
     return bool((np.abs(norms.mean(0) / expected - 1) < error).all())
 
 
@@ -134,7 +153,9 @@ def test_the_noise_on_a_model_has_the_scale_of_the_supplement() -> None:
 
 def test_half_of_the_noise_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = Records.scales
-    monkeypatch.setattr(Records, "scales", lambda self, who, uses: whole(self, who, uses) * np.where(uses, 1.0, 0.5))
+    monkeypatch.setattr(
+        Records, "scales", lambda self, who, uses: whole(self, who, uses) * np.where(uses, 1.0, 0.5)
+    )
     norms = np.linalg.norm(models_noise(PURE, 2000), axis=2)
     assert not close(norms, expected_norms(3.0, 0.25, 0.4))
     assert close(norms, expected_norms(3.0, 0.5, 0.4))
@@ -156,8 +177,15 @@ def test_pure_budgets_are_split_as_asked(share: float) -> None:
 def test_gaussian_noise_of_the_start_and_of_the_wakeups_composes_to_the_budget() -> None:
     privacy = RecordPrivacy(clip_norm=0.4, epsilon=2.0, delta=1e-4)
     for allocation in ("uniform", "optimal"):
-        _, channel = run(method(allocation=allocation, warm_start=0.4), agents(), OPENING.repeat(1, 4), privacy)
-        scales = np.array([channel.channel.records.scales(np.array([[2]]), np.array([[t]]))[0, 0] for t in range(4)])
+        _, channel = run(
+            method(allocation=allocation, warm_start=0.4), agents(), OPENING.repeat(1, 4), privacy
+        )
+        scales = np.array(
+            [
+                channel.channel.records.scales(np.array([[2]]), np.array([[t]]))[0, 0]
+                for t in range(4)
+            ]
+        )
         precision = ((2 * 0.4 / scales) ** 2).sum()  # of sums, which a record moves by 2 C
         accountant = PLDAccountant()
         accountant.compose(dp_event.GaussianDpEvent(float(precision**-0.5)))
@@ -185,7 +213,9 @@ def test_the_ledger_is_charged_for_every_agents_release_before_it_is_made(tmp_pa
     assert "each acts once before all others" in str(result.privacy)
     channel_of_others = PoissonClocks(per_client=3).bind(N, names=data.ids, keys=data.keys)
     rest = trainer.bound.events(0, N, 4 * N).client
-    assert torch.equal(rest, channel_of_others.events(0, 0, 3 * N).client), "the clocks are as without a warm start"
+    assert torch.equal(rest, channel_of_others.events(0, 0, 3 * N).client), (
+        "the clocks are as without a warm start"
+    )
 
 
 # Where all start
@@ -210,7 +240,9 @@ def test_all_start_at_the_fixed_point_of_the_supplement() -> None:
             theta = (weights / weights.sum(1, keepdims=True) @ theta + pull * run_own) / (1 + pull)
         assert np.allclose(start, theta, atol=1e-10)
     degrees = algorithm.network(problem).graph.degrees
-    assert state.public["sent"].tolist() == [int(degrees.sum() - degrees[3])] * 2, "that one has nothing to send"
+    assert state.public["sent"].tolist() == [int(degrees.sum() - degrees[3])] * 2, (
+        "that one has nothing to send"
+    )
 
 
 def test_wakeups_go_on_from_the_start() -> None:
@@ -220,7 +252,14 @@ def test_wakeups_go_on_from_the_start() -> None:
     state, _ = run(algorithm, problem, torch.cat([OPENING, wakeups], 1), pieces=5)
     settings = {"mu": MU, "lam": LAM, "smooth": 0.25, "noise": np.zeros((3, D)), "clip": math.inf}
     begin = start.public["theta"][0].numpy()
-    expected = slow(arrays(problem), algorithm.graph.weights.toarray(), "logistic", wakeups[0], start=begin, **settings)
+    expected = slow(
+        arrays(problem),
+        algorithm.graph.weights.toarray(),
+        "logistic",
+        wakeups[0],
+        start=begin,
+        **settings,
+    )
     assert np.allclose(state.public["theta"][0].numpy(), expected, rtol=1e-8)
 
 
@@ -236,7 +275,9 @@ def test_peers_that_release_once_have_one_release_more() -> None:
 
 def test_the_published_start_has_laplace_noise_and_counts_in_the_claim() -> None:
     paper = PublishedPeerToPeer(row_norm=1.0, graph=random_graph(N), lam=LAM, warm_start=0.25)
-    privacy = RecordPrivacy(clip_norm=0.4, noise_multiplier=2.0, mechanism="laplace", delta=math.exp(-5))
+    privacy = RecordPrivacy(
+        clip_norm=0.4, noise_multiplier=2.0, mechanism="laplace", delta=math.exp(-5)
+    )
     _, channel = run(paper, agents(), OPENING.repeat(1, 4), privacy)
     assert channel.epsilon == math.inf
     assert channel.report.claimed == pytest.approx(composed([0.5, 0.5, 0.5, 0.5], math.exp(-5)))

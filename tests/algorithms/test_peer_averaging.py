@@ -56,10 +56,18 @@ def slow(data, weights, loss, clients, *, releases, mu, lam, curvature, power, g
     return theta
 
 
-@pytest.mark.parametrize(("loss", "releases", "lam"), [("logistic", 1, "inverse"), ("squared", 3, 0.05)])
+@pytest.mark.parametrize(
+    ("loss", "releases", "lam"), [("logistic", 1, "inverse"), ("squared", 3, 0.05)]
+)
 def test_runs_are_the_slow_loop(loss: str, releases: int, lam: float | str) -> None:
     problem, graph, clients = without_records(agents(loss), 2), random_graph(N), schedule(3, 70, 1)
-    settings = {"mu": 0.7, "lam": lam, "releases": releases, "confidence_power": 2.0, "smoothness": 0.9}
+    settings = {
+        "mu": 0.7,
+        "lam": lam,
+        "releases": releases,
+        "confidence_power": 2.0,
+        "smoothness": 0.9,
+    }
     algorithm = PeerAveraging(row_norm=1.0, graph=graph, loss=loss, **settings)
     about = {"releases": releases, "mu": 0.7, "lam": lam, "curvature": 0.9, "power": 2.0}
     for privacy in (CLIP_ONLY, GAUSSIAN):
@@ -68,9 +76,15 @@ def test_runs_are_the_slow_loop(loss: str, releases: int, lam: float | str) -> N
         for r in range(3):
             given = None
             if privacy is GAUSSIAN:  # noise and all, as it was released
-                given = {(k, int(clients[r, k])): value[r].numpy() for k, _, value in channel.record}
-            expected = slow(arrays(problem), graph.weights.toarray(), loss, clients[r], given=given, **about)
-            np.testing.assert_allclose(whole.public["theta"][r].numpy(), expected, rtol=1e-9, atol=1e-12)
+                given = {
+                    (k, int(clients[r, k])): value[r].numpy() for k, _, value in channel.record
+                }
+            expected = slow(
+                arrays(problem), graph.weights.toarray(), loss, clients[r], given=given, **about
+            )
+            np.testing.assert_allclose(
+                whole.public["theta"][r].numpy(), expected, rtol=1e-9, atol=1e-12
+            )
 
 
 def test_all_of_the_budget_is_in_the_releases_and_nothing_else_is_charged() -> None:
@@ -111,7 +125,9 @@ def test_an_interrupted_run_resumes_to_the_same_bits(at: int, tmp_path) -> None:
 
 def test_where_the_budget_ends_before_the_schedule_agents_go_on_averaging() -> None:
     """With a fixed noise multiplier: the run is that of as many releases as the budget allows."""
-    fixed = RecordPrivacy(clip_norm=0.5, epsilon=2.0, noise_multiplier=4.0, delta=1e-4, mechanism="gaussian")
+    fixed = RecordPrivacy(
+        clip_norm=0.5, epsilon=2.0, noise_multiplier=4.0, delta=1e-4, mechanism="gaussian"
+    )
     algorithm = PeerAveraging(row_norm=1.0, graph=Ring(), releases=9)
     found = trainer(algorithm=algorithm, privacy=fixed).fit()
     assert found.stopped == "rounds"
@@ -121,7 +137,9 @@ def test_where_the_budget_ends_before_the_schedule_agents_go_on_averaging() -> N
     assert 1 < fits < 9
     assert found.privacy.releases == 6 * fits
     assert found.epsilon <= 2.0
-    same = trainer(algorithm=replace(algorithm, releases=fits), privacy=replace(fixed, epsilon=None)).fit()
+    same = trainer(
+        algorithm=replace(algorithm, releases=fits), privacy=replace(fixed, epsilon=None)
+    ).fit()
     assert torch.equal(found.personal, same.personal)
 
 
@@ -137,8 +155,12 @@ def test_the_last_step_minimizes_the_agents_block_of_the_objective() -> None:
         theta = state.public["theta"][r].numpy()
         for i, (x, y) in enumerate(arrays(problem)):
             mean = weights[i] @ theta / weights[i].sum()
-            value = lambda v, x=x, y=y, mean=mean: np.logaddexp(0, -y * (x @ v)).sum() + 0.7 * ((v - mean) ** 2).sum()  # noqa: E731
+            value = lambda v, x=x, y=y, mean=mean: (  # noqa: E731
+                np.logaddexp(0, -y * (x @ v)).sum() + 0.7 * ((v - mean) ** 2).sum()
+            )
             best = optimize.minimize(value, mean, options={"gtol": 1e-9}).x
             np.testing.assert_allclose(found[r, i], best, atol=2e-6)
     some = torch.tensor([4, 1])
-    torch.testing.assert_close(algorithm.personalize(problem, state, some).double(), torch.from_numpy(found[0])[some])
+    torch.testing.assert_close(
+        algorithm.personalize(problem, state, some).double(), torch.from_numpy(found[0])[some]
+    )

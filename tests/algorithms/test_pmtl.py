@@ -100,9 +100,13 @@ def test_two_rounds_by_hand(delta):
             personal[client], seen[client] = w, True
         noise = z * clip * source.normal("noise/update", step, 4)
         mean = mean + (1.0 if delta == "global" else 3 / 5) * (total + noise) / 3
-        np.testing.assert_allclose(states[step + 1].numpy(), mean, rtol=1e-6 if delta == "local" else 1e-10, atol=1e-12)
+        np.testing.assert_allclose(
+            states[step + 1].numpy(), mean, rtol=1e-6 if delta == "local" else 1e-10, atol=1e-12
+        )
     np.testing.assert_allclose(
-        state.private.gather("model", torch.from_numpy(seen.nonzero()[0])).numpy(), personal[seen], rtol=1e-6
+        state.private.gather("model", torch.from_numpy(seen.nonzero()[0])).numpy(),
+        personal[seen],
+        rtol=1e-6,
     )
     assert seen.any()
     assert not np.allclose(mean, 0)

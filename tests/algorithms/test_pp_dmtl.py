@@ -33,7 +33,9 @@ schedule = partial(draw_clients, count=TASKS)
 
 def inner_noise(problem, clients):
     """Noise of the published variant at the query points at scale 1, (S, R, d), without any data."""
-    acted = (clients[:, :, None] == clients[:, None, :]).tril(-1).sum(2)  # (R, S), how often each acted before
+    acted = (
+        (clients[:, :, None] == clients[:, None, :]).tril(-1).sum(2)
+    )  # (R, S), how often each acted before
     keys = problem.data.keys[clients.clamp(min=0)]
     sources = [SeededSource(3, r) for r in range(len(clients))]
     return L2LaplaceNoise(1.0).draw_each(sources, "noise/local", acted.T, keys.T, problem.dimension)
@@ -74,10 +76,14 @@ def exact_own(loss, x, y, p, tau):
     def gradient(q):
         return mean_gradient(loss, x, y, p + q) + tau * q
 
-    return optimize.minimize(value, np.zeros(len(p)), jac=gradient, method="BFGS", options={"gtol": 1e-9}).x
+    return optimize.minimize(
+        value, np.zeros(len(p)), jac=gradient, method="BFGS", options={"gtol": 1e-9}
+    ).x
 
 
-def slow(algorithm, data, clients, outer, a2, *, clip, inner=None, query=None, start=None, kept=None):
+def slow(
+    algorithm, data, clients, outer, a2, *, clip, inner=None, query=None, start=None, kept=None
+):
     """One replicate, one event at a time: P, S, Q, returned columns as (d, T). ``kept``: the subsample of each event,
     a mask over the records of the task, the mean of whose gradients is over ``batch_rate`` times all."""
     d, loss = data[0][0].shape[1], algorithm.loss
@@ -113,7 +119,11 @@ def objective(data, p, q, algorithm):
     for t, (x, y) in enumerate(data):
         m = x @ (p[:, t] + q[:, t])
         total += ((m - y) ** 2 if algorithm.loss == "squared" else np.logaddexp(0, -y * m)).mean()
-    shared = np.linalg.norm(p, "nuc") if algorithm.penalty == "nuclear" else np.linalg.norm(p, axis=1).sum()
+    shared = (
+        np.linalg.norm(p, "nuc")
+        if algorithm.penalty == "nuclear"
+        else np.linalg.norm(p, axis=1).sum()
+    )
     own = {
         "frobenius": (q**2).sum() / 2,
         "l1": np.abs(q).sum(),
@@ -131,12 +141,16 @@ def check_public(state, r, expected, atol=1e-9):
 
 
 @pytest.mark.parametrize("loss", ["logistic", "squared"])
-@pytest.mark.parametrize(("penalty", "own_penalty"), [("nuclear", "frobenius"), ("l21", "l1"), ("nuclear", "l2")])
+@pytest.mark.parametrize(
+    ("penalty", "own_penalty"), [("nuclear", "frobenius"), ("l21", "l1"), ("nuclear", "l2")]
+)
 def test_sound_runs_are_the_slow_loop(loss: str, penalty: str, own_penalty: str) -> None:
     problem = tasks(loss)
     a2 = 0.1 if loss == "squared" else 0.8
     settings = {"lam": 0.05, "tau": 0.2, "a1": 0.2, "a2": a2, "smoothness": 0.25}
-    algorithm = PPDMTL(row_norm=1.0, loss=loss, penalty=penalty, own_penalty=own_penalty, **settings)
+    algorithm = PPDMTL(
+        row_norm=1.0, loss=loss, penalty=penalty, own_penalty=own_penalty, **settings
+    )
     clients = schedule(3, 40, 1)
     state, _ = run(algorithm, problem, clients, KNORM, pieces=7)
     outer = noise_of(algorithm, problem, clients, KNORM)
@@ -145,13 +159,17 @@ def test_sound_runs_are_the_slow_loop(loss: str, penalty: str, own_penalty: str)
         expected = slow(algorithm, arrays(problem), clients[r], outer[:, r], a2, clip=0.3)
         assert np.linalg.matrix_rank(expected[0], tol=1e-9) >= 1
         check_public(state, r, expected)
-        assert found == pytest.approx(objective(arrays(problem), expected[0], expected[2], algorithm), rel=1e-7)
+        assert found == pytest.approx(
+            objective(arrays(problem), expected[0], expected[2], algorithm), rel=1e-7
+        )
 
 
 @pytest.mark.parametrize("loss", ["logistic", "squared"])
 def test_paper_runs_are_algorithm_1(loss: str) -> None:
     problem, clients = tasks(loss), schedule(2, 30, 5)
-    algorithm = PublishedPPDMTL(row_norm=1.0, loss=loss, lam=0.02, tau=0.3, a1=0.4, a2=0.5, smoothness=0.25)
+    algorithm = PublishedPPDMTL(
+        row_norm=1.0, loss=loss, lam=0.02, tau=0.3, a1=0.4, a2=0.5, smoothness=0.25
+    )
     state, _ = run(algorithm, problem, clients, KNORM, pieces=7)
     outer, inner = noise_of(algorithm, problem, clients, KNORM), inner_noise(problem, clients)
     data = arrays(problem)
@@ -169,7 +187,9 @@ def test_paper_runs_are_algorithm_1(loss: str) -> None:
 @pytest.mark.parametrize("kind", [PPDMTL, PublishedPPDMTL])
 def test_subsampled_runs_are_the_slow_loop_on_the_records_drawn(kind: type[PPDMTL]) -> None:
     problem, clients = tasks(), schedule(2, 30, 5)
-    algorithm = kind(row_norm=1.0, lam=0.02, tau=0.3, a1=0.4, a2=0.5, smoothness=0.25, batch_rate=0.4)
+    algorithm = kind(
+        row_norm=1.0, lam=0.02, tau=0.3, a1=0.4, a2=0.5, smoothness=0.25, batch_rate=0.4
+    )
     state, channel = run(algorithm, problem, clients, KNORM)
     outer, inner = noise_of(algorithm, problem, clients, KNORM), inner_noise(problem, clients)
     data, sizes, start = arrays(problem), [], None
@@ -180,17 +200,24 @@ def test_subsampled_runs_are_the_slow_loop_on_the_records_drawn(kind: type[PPDMT
         for k, t in enumerate(clients[r].tolist()):
             use = clients[r, :k].tolist().count(t)
             key = problem.data.keys[max(t, 0)][None]
-            _, tail = SeededSource(3, r).tails("records", torch.tensor([use]), COUNTS[max(t, 0)], key)
+            _, tail = SeededSource(3, r).tails(
+                "records", torch.tensor([use]), COUNTS[max(t, 0)], key
+            )
             kept.append(2 * tail[0] < 0.4)
             sizes.append(kept[-1].mean())
         args = {"clip": 0.3, "inner": inner[:, r], "query": 1 / 0.5, "kept": kept, "start": start}
-        check_public(state, r, slow(algorithm, data, clients[r], outer[:, r], 0.5, **args), atol=1e-6)
+        check_public(
+            state, r, slow(algorithm, data, clients[r], outer[:, r], 0.5, **args), atol=1e-6
+        )
     assert 0.3 < np.mean(sizes) < 0.5
     assert np.std(sizes) > 0.05
     report = channel.report
     assert "Poisson over the records of a client, q = 0.4" in report.text()
     if kind is PublishedPPDMTL:  # two of epsilon 2 in one iteration
-        assert (report.epsilon, report.claimed) == (math.inf, pytest.approx(math.log(1 + 0.4 * (math.exp(4) - 1))))
+        assert (report.epsilon, report.claimed) == (
+            math.inf,
+            pytest.approx(math.log(1 + 0.4 * (math.exp(4) - 1))),
+        )
     else:
         full = run(replace(algorithm, batch_rate=1.0), problem, clients, KNORM)[1]
         assert 0 < channel.epsilon < full.epsilon
@@ -203,7 +230,9 @@ def test_subsampled_runs_are_the_slow_loop_on_the_records_drawn(kind: type[PPDMT
 @pytest.mark.parametrize("own_penalty", ["frobenius", "l1", "l2"])
 def test_the_refinement_meets_the_optimality_conditions(loss: str, own_penalty: str) -> None:
     problem, ids = tasks(loss), torch.tensor([3, 0, 2])
-    algorithm = PPDMTL(row_norm=1.0, loss=loss, a1=0.2, tau=0.2, refine_tau=0.02, own_penalty=own_penalty, lam=0.01)
+    algorithm = PPDMTL(
+        row_norm=1.0, loss=loss, a1=0.2, tau=0.2, refine_tau=0.02, own_penalty=own_penalty, lam=0.01
+    )
     state, _ = run(algorithm, problem, schedule(1, 30, 4, nobody=0.0), KNORM)
     before = {name: value.clone() for name, value in state.public.items()}
     found, moved = algorithm.personalize(problem, state, ids), 0.0
@@ -214,8 +243,13 @@ def test_the_refinement_meets_the_optimality_conditions(loss: str, own_penalty: 
         again = move_own(q, mean_gradient(loss, x, y, w), 1.0, 0.02, own_penalty)
         assert np.abs(again - q).max() < 1e-8
     assert moved > 0.05
-    assert all(torch.equal(state.public[name], value) for name, value in before.items()), "nothing is sent"
-    assert algorithm.personalize(problem, state, torch.tensor([], dtype=torch.int64)).shape == (0, D)
+    assert all(torch.equal(state.public[name], value) for name, value in before.items()), (
+        "nothing is sent"
+    )
+    assert algorithm.personalize(problem, state, torch.tensor([], dtype=torch.int64)).shape == (
+        0,
+        D,
+    )
     plain = replace(algorithm, refine=False, refine_tau=None).personalize(problem, state, ids)
     assert torch.equal(plain, (before["shared"] + before["own"])[0, ids])
 
@@ -228,7 +262,9 @@ class FromZero(PublishedPPDMTL):
 
     def init(self, problem, replicates=1):
         state = super().init(problem, replicates)
-        state.private.scatter("own", torch.arange(problem.clients), torch.zeros(problem.clients, replicates, 2))
+        state.private.scatter(
+            "own", torch.arange(problem.clients), torch.zeros(problem.clients, replicates, 2)
+        )
         return state
 
 
@@ -248,8 +284,12 @@ def test_the_published_state_moves_further_than_the_published_sensitivity() -> N
             data = {"t0": (rows, np.ones(n))}
             problem = problem_of(FederatedDataset.from_tensors(data, test=data, classes=None))
             algorithm = FromZero(row_norm=1.0, a1=a1, tau=tau)
-            silence = [(k, "gradient", torch.zeros(1, d, dtype=torch.float64)) for k in range(steps)]
-            state, _ = run(algorithm, problem, torch.zeros((1, steps), dtype=torch.int64), replay=silence)
+            silence = [
+                (k, "gradient", torch.zeros(1, d, dtype=torch.float64)) for k in range(steps)
+            ]
+            state, _ = run(
+                algorithm, problem, torch.zeros((1, steps), dtype=torch.int64), replay=silence
+            )
             ends.append(state.private.gather("own", torch.tensor([0]))[0, 0])
         moved[steps] = float((ends[0] - ends[1]).norm())
         assert moved[steps] <= lemma * (1 - (1 - a1 * tau) ** steps) / (a1 * tau) * (1 + 1e-12)
@@ -266,15 +306,24 @@ def test_the_paper_prints_its_claim_beside_an_infinite_epsilon() -> None:
     _, channel = run(PPDMTL(row_norm=1.0, a1=0.1), problem, clients, KNORM)
     assert math.isfinite(channel.report.epsilon)
     assert channel.report.claimed is None
-    with pytest.raises(PrivacyError, match=r"adds L2-Laplace noise: privacy\.mechanism is 'gaussian'"):
-        run(PublishedPPDMTL(row_norm=1.0), problem, clients, RecordPrivacy(clip_norm=1.0, noise_multiplier=1.0))
+    with pytest.raises(
+        PrivacyError, match=r"adds L2-Laplace noise: privacy\.mechanism is 'gaussian'"
+    ):
+        run(
+            PublishedPPDMTL(row_norm=1.0),
+            problem,
+            clients,
+            RecordPrivacy(clip_norm=1.0, noise_multiplier=1.0),
+        )
 
 
 @pytest.mark.parametrize("batch_rate", [1.0, 0.5])
 @pytest.mark.parametrize("kind", [PPDMTL, PublishedPPDMTL])
 def test_secure_noise_runs(kind: type[PPDMTL], batch_rate: float) -> None:
     problem, clients = tasks(), schedule(1, 12, 3)
-    privacy = RecordPrivacy(clip_norm=0.3, noise_multiplier=0.5, mechanism="l2_laplace", delta=1e-5, source="secure")
+    privacy = RecordPrivacy(
+        clip_norm=0.3, noise_multiplier=0.5, mechanism="l2_laplace", delta=1e-5, source="secure"
+    )
     algorithm = kind(row_norm=1.0, a1=0.2, lam=0.01, batch_rate=batch_rate)
     one, two = (run(algorithm, problem, clients, privacy)[0] for _ in range(2))
     assert bool(one.public["stale"].isfinite().all())
@@ -286,11 +335,17 @@ def test_secure_noise_runs(kind: type[PPDMTL], batch_rate: float) -> None:
 
 def test_step_sizes_beyond_the_stable_ones_are_refused() -> None:
     problem = tasks()  # 4 tasks: 2 / (9 L)
-    for loss, bias, smooth in (("logistic", False, 0.25), ("squared", False, 2.0), ("logistic", True, 0.5)):
+    for loss, bias, smooth in (
+        ("logistic", False, 0.25),
+        ("squared", False, 2.0),
+        ("logistic", True, 0.5),
+    ):
         problem = tasks(loss, model=models.linear_regression(bias=bias))
         largest = 2 / (9 * smooth)
         PPDMTL(row_norm=1.0, loss=loss, a2=largest).init(problem)
-        with pytest.raises(ConfigError, match=r"a2 is .* 4 tasks, delay = 8 .* at most 2 / \(\(delay \+ 1\) L\)"):
+        with pytest.raises(
+            ConfigError, match=r"a2 is .* 4 tasks, delay = 8 .* at most 2 / \(\(delay \+ 1\) L\)"
+        ):
             PPDMTL(row_norm=1.0, loss=loss, a2=1.01 * largest).init(problem)
         with pytest.raises(ConfigError, match="delay = 38"):
             PPDMTL(row_norm=1.0, loss=loss, a2=2.01 / (39 * smooth), delay=38).init(problem)
@@ -315,12 +370,17 @@ def test_the_optimum_of_an_independent_solver() -> None:
     def smooth(z):
         u, v, q = z[:12].reshape(4, 3), z[12:21].reshape(3, 3), z[21:].reshape(shape)
         w = u @ v.T + q
-        g, value = np.zeros(shape), 0.05 * ((u**2).sum() + (v**2).sum()) / 2 + 0.1 * (q**2).sum() / 2
+        g, value = (
+            np.zeros(shape),
+            0.05 * ((u**2).sum() + (v**2).sum()) / 2 + 0.1 * (q**2).sum() / 2,
+        )
         for t, (x, y) in enumerate(data):
             m = x @ w[:, t]
             value += np.logaddexp(0, -y * m).mean()
             g[:, t] = x.T @ (-y / (1 + np.exp(y * m))) / len(y)
-        return value, np.concatenate([(g @ v + 0.05 * u).ravel(), (g.T @ u + 0.05 * v).ravel(), (g + 0.1 * q).ravel()])
+        return value, np.concatenate(
+            [(g @ v + 0.05 * u).ravel(), (g.T @ u + 0.05 * v).ravel(), (g + 0.1 * q).ravel()]
+        )
 
     start = np.random.default_rng(0).normal(size=33)
     options = {"maxiter": 5000, "ftol": 1e-15, "gtol": 1e-10}

@@ -17,10 +17,14 @@ from fedmtl.trainer.engine import bind_schedule
 from tests.algorithms.harness import problem_of, run_activations
 
 TASKS, EVENTS = 8, 900
-SLOW = Latencies(latency=RandomLatency("uniform"), events=EVENTS, scale=[8.0, 8.0] + [1.0] * (TASKS - 2))
+SLOW = Latencies(
+    latency=RandomLatency("uniform"), events=EVENTS, scale=[8.0, 8.0] + [1.0] * (TASKS - 2)
+)
 
 
-def problem(seed: int = 0, *, kind: str = "classification", rounds: int = EVENTS, bias: bool = False):
+def problem(
+    seed: int = 0, *, kind: str = "classification", rounds: int = EVENTS, bias: bool = False
+):
     data = load_synthetic_tasks(
         tasks=TASKS, train_examples=20, test_examples=3, features=6, rank=2, problem=kind, seed=seed
     )
@@ -43,7 +47,9 @@ def test_it_is_a_function_of_public_things_alone() -> None:
 def test_it_is_stable_and_faster_than_the_step_for_the_worst_delays(loss: str) -> None:
     work = problem(kind="classification" if loss == "logistic" else "regression")
     target = 4.0 if loss == "squared" else "auto"
-    algorithm = PPDMTL(row_norm=1.0, loss=loss, target=target, lam=0.01, tau=0.01, a1=0.4, a2="auto")
+    algorithm = PPDMTL(
+        row_norm=1.0, loss=loss, target=target, lam=0.01, tau=0.01, a1=0.4, a2="auto"
+    )
     found = resolved(algorithm, work)
     smooth = 0.25 if loss == "logistic" else 2.0
     assert found.delay >= 1
@@ -64,7 +70,9 @@ def test_louder_noise_asks_for_a_smaller_step() -> None:
         privacy = RecordPrivacy(clip_norm=1.0, epsilon=epsilon, delta=1e-5)
         steps.append(resolved(algorithm, problem(rounds=300), privacy).a2)
     assert steps[0] < steps[1]
-    several = [RecordPrivacy(clip_norm=1.0, epsilon=epsilon, delta=1e-5) for epsilon in (1e5, 0.5, 1e5)]
+    several = [
+        RecordPrivacy(clip_norm=1.0, epsilon=epsilon, delta=1e-5) for epsilon in (1e5, 0.5, 1e5)
+    ]
     assert resolved(algorithm, problem(rounds=300), *several).a2 == steps[0]
 
 
@@ -81,7 +89,9 @@ def test_synthetic_tasks_have_the_sizes_and_the_curvature(bias: bool, smooth: fl
     for part in made.train.x.double().split(made.train.counts.tolist()):
         rows = torch.cat([part, torch.ones(len(part), 1)], dim=1).numpy() if bias else part.numpy()
         largest = max(largest, np.linalg.eigvalsh(rows.T @ rows / len(rows)).max() / 4)
-    uniform = largest if bias and smooth < 0.25 else smooth  # the 1 of a bias alone has a curvature of 1/4
+    uniform = (
+        largest if bias and smooth < 0.25 else smooth
+    )  # the 1 of a bias alone has a curvature of 1/4
     assert largest == pytest.approx(uniform, rel=1e-3)
 
 
@@ -94,11 +104,18 @@ def test_a_trainer_fills_it_in() -> None:
 def test_the_refinement_along_and_across_shared_directions(loss: str) -> None:
     """Every task's own minimum, by SciPy; with a P of rank 2, and without any signal."""
     work = problem(kind="classification" if loss == "logistic" else "regression")
-    settings = {"row_norm": 1.0, "loss": loss, "target": 4.0 if loss == "squared" else "auto", "refine_tau": 0.02}
+    settings = {
+        "row_norm": 1.0,
+        "loss": loss,
+        "target": 4.0 if loss == "squared" else "auto",
+        "refine_tau": 0.02,
+    }
     algorithm = SharedDirections(refine_across=0.7, a2=None, **settings)
     state, everyone = algorithm.init(work, 2), torch.arange(TASKS)
     draw = torch.Generator().manual_seed(2)
-    factors = [torch.randn(*shape, generator=draw, dtype=torch.float64) for shape in ((TASKS, 2), (2, 6))]
+    factors = [
+        torch.randn(*shape, generator=draw, dtype=torch.float64) for shape in ((TASKS, 2), (2, 6))
+    ]
     state.public["shared"][0] = factors[0] @ factors[1]
     found = algorithm.models(work, state, everyone)
     plain = PPDMTL(**settings).models(work, state, everyone)

@@ -19,7 +19,16 @@ from tests.helpers import ragged_classification
 
 from .harness import everyone, problem_of, run
 from .p2p_harness import arrays
-from .test_private_prior import FLOOR, RIDGE, TASKS, D, excess_in_numpy, linear, rows_of, symmetric_signal
+from .test_private_prior import (
+    FLOOR,
+    RIDGE,
+    TASKS,
+    D,
+    excess_in_numpy,
+    linear,
+    rows_of,
+    symmetric_signal,
+)
 
 EXACT = LocalSGD(lr=1.0, steps=300, batch_size=None, proximal=True)
 SHORT = LocalSGD(lr=0.2, epochs=3, batch_size=4, proximal=True)
@@ -28,7 +37,11 @@ SHORT = LocalSGD(lr=0.2, epochs=3, batch_size=4, proximal=True)
 def network(**options: Any) -> Problem:
     """12 clients, and a perceptron whose last layer is ``3``, 5 inputs and 3 outputs."""
     return problem_of(
-        ragged_classification(12, largest=12), rounds=1, model=models.mlp(hidden=5), loss="cross_entropy", **options
+        ragged_classification(12, largest=12),
+        rounds=1,
+        model=models.mlp(hidden=5),
+        loss="cross_entropy",
+        **options,
     )
 
 
@@ -73,7 +86,10 @@ def test_without_noise_it_is_the_formula(alike: bool) -> None:
         x, y = problem.data.train.x, problem.data.train.y
         train = replace(problem.data.train, y=x.sum(1) * 0.5 + y)
         problem = problem_of(
-            replace(problem.data, train=train), rounds=1, model=models.linear_regression(bias=False), loss="half_mse"
+            replace(problem.data, train=train),
+            rounds=1,
+            model=models.linear_regression(bias=False),
+            loss="half_mse",
         )
     algorithm = prior(local=EXACT)
     found = everyone(problem, algorithm, run(algorithm, problem)).numpy()
@@ -87,8 +103,13 @@ def dense_precision(problem: Problem, algorithm: PriorLayers, state: State, clie
     for part, own in zip(algorithm.matrices(problem), determined, strict=True):
         v, excess = state.public[f"directions/{part.name}"], state.public[f"excess/{part.name}"]
         variances = (1 + part.width * excess / own).clamp(FLOOR, part.width / FLOOR)
-        side, eye = (v * (RIDGE / variances)) @ v.T, torch.eye(math.prod(part.shape) // part.width).double()
-        p[part.places, part.places] = torch.kron(eye, side) if part.columns else torch.kron(side, eye)
+        side, eye = (
+            (v * (RIDGE / variances)) @ v.T,
+            torch.eye(math.prod(part.shape) // part.width).double(),
+        )
+        p[part.places, part.places] = (
+            torch.kron(eye, side) if part.columns else torch.kron(side, eye)
+        )
     return p
 
 
@@ -98,8 +119,13 @@ def one_direction() -> FederatedDataset:
     parts = {}
     for client in range(16):
         x = torch.randn(8, 5, generator=generator, dtype=torch.float64)
-        score = (-1) ** client * 2 * x[:, 0] + 0.3 * torch.randn(8, generator=generator, dtype=torch.float64)
-        parts[f"client-{client}"] = (x, torch.where(score > 0.5, 2, torch.where(score < -0.5, 1, 0)))
+        score = (-1) ** client * 2 * x[:, 0] + 0.3 * torch.randn(
+            8, generator=generator, dtype=torch.float64
+        )
+        parts[f"client-{client}"] = (
+            x,
+            torch.where(score > 0.5, 2, torch.where(score < -0.5, 1, 0)),
+        )
     return FederatedDataset.from_tensors(parts, test_fraction=0.25, classes=3)
 
 
@@ -146,14 +172,20 @@ def test_low_rank_adapters_vectors_and_convolutions() -> None:
     state = run(algorithm, adapted)
     names = [part.name for part in algorithm.shared_parts(adapted)]
     assert {name.rsplit("_", 1)[1] for name in names} == {"A", "B"}
-    first = next(at for at, part in enumerate(algorithm.shared_parts(adapted)) if part.name.endswith("A"))
+    first = next(
+        at for at, part in enumerate(algorithm.shared_parts(adapted)) if part.name.endswith("A")
+    )
     assert not bool(state.private.gather("determined", torch.arange(12))[:, first].any())
     assert not bool(state.public[f"excess/{names[first]}"].any())
     assert bool(everyone(adapted, algorithm, state).isfinite().all())
     torch.manual_seed(0)
-    filters = nn.Sequential(nn.Unflatten(1, (1, -1)), nn.Conv1d(1, 2, 3), nn.Flatten(), nn.LazyLinear(3))
+    filters = nn.Sequential(
+        nn.Unflatten(1, (1, -1)), nn.Conv1d(1, 2, 3), nn.Flatten(), nn.LazyLinear(3)
+    )
     filters(torch.zeros(1, 5))
-    convolved = problem_of(ragged_classification(12, largest=12), rounds=1, model=filters, loss="cross_entropy")
+    convolved = problem_of(
+        ragged_classification(12, largest=12), rounds=1, model=filters, loss="cross_entropy"
+    )
     (part, bias) = prior(layers=("1",)).shared_parts(convolved)
     assert (part.shape, part.width, bias.shape, bias.width) == ((2, 3), 3, (2, 1), 1)
     assert bool(everyone(convolved, algorithm, run(algorithm, convolved)).isfinite().all())
@@ -167,7 +199,9 @@ def test_layers_that_are_not_chosen_are_trained_alone_under_the_same_pull() -> N
     rest = torch.ones(problem.dimension, dtype=torch.bool)
     rest[problem.layout.offsets[2] : problem.layout.offsets[3]] = False
     found = everyone(problem, algorithm, state)
-    torch.testing.assert_close(found[:, rest], problem.initial[rest].expand(12, -1), rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        found[:, rest], problem.initial[rest].expand(12, -1), rtol=0, atol=1e-6
+    )
 
 
 def test_a_client_that_never_took_part() -> None:
@@ -175,13 +209,18 @@ def test_a_client_that_never_took_part() -> None:
     problem, algorithm = linear(), prior(local=replace(EXACT, steps=5))
     state = run(algorithm, problem)
     took_part = everyone(problem, algorithm, state)
-    nothing = {"seen": torch.zeros(TASKS, dtype=torch.bool), "model": torch.zeros(TASKS, D, dtype=torch.float64)}
+    nothing = {
+        "seen": torch.zeros(TASKS, dtype=torch.bool),
+        "model": torch.zeros(TASKS, D, dtype=torch.float64),
+    }
     state.private.scatter_all(torch.arange(TASKS), nothing)
     assert not torch.equal(took_part, alone(problem, algorithm))
     torch.testing.assert_close(everyone(problem, algorithm, state), took_part)
 
 
-def test_the_rows_do_not_depend_on_how_many_clients_are_computed_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rows_do_not_depend_on_how_many_clients_are_computed_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     problem, algorithm = network(), prior()
     together = rows_of(algorithm, problem)
     monkeypatch.setattr("fedmtl.contrib.prior_layers._BLOCK", 1)
@@ -193,7 +232,12 @@ def test_the_rows_do_not_depend_on_how_many_clients_are_computed_together(monkey
 
 def trainer(algorithm: Any, **options: Any) -> Trainer:
     privacy = ClientPrivacy(clip_norm=0.7, epsilon=1e4, delta=1e-5)
-    settings = {"data": one_direction(), "model": models.mlp(hidden=5), "privacy": privacy, "dtype": "float32"}
+    settings = {
+        "data": one_direction(),
+        "model": models.mlp(hidden=5),
+        "privacy": privacy,
+        "dtype": "float32",
+    }
     return small.trainer(algorithm=algorithm, **settings | options)
 
 
@@ -202,7 +246,9 @@ def test_a_trainer_fills_in_twice_the_clip_norm_for_the_scale() -> None:
     same = trainer(prior(layers=("1",), scale=2 * 0.7)).fit()
     assert torch.equal(once.personal, same.personal)
     loud = ClientPrivacy(clip_norm=0.7, epsilon=0.01, delta=1e-5)
-    assert not torch.equal(once.personal, trainer(prior(layers=("1",)), privacy=loud).fit().personal)
+    assert not torch.equal(
+        once.personal, trainer(prior(layers=("1",)), privacy=loud).fit().personal
+    )
 
 
 def test_the_parameters_that_are_frozen_stay_and_are_not_released() -> None:
@@ -213,7 +259,11 @@ def test_the_parameters_that_are_frozen_stay_and_are_not_released() -> None:
 @pytest.mark.parametrize(
     ("settings", "options", "message"),
     [
-        ({}, {"privacy": RecordPrivacy(clip_norm=1.0, epsilon=5.0)}, "no release for single records"),
+        (
+            {},
+            {"privacy": RecordPrivacy(clip_norm=1.0, epsilon=5.0)},
+            "no release for single records",
+        ),
         ({}, {"rounds": 2}, "rounds must be 1, not 2"),
         ({"layers": ("fc",)}, {}, r"1\.weight, 1\.bias, 3\.weight, 3\.bias"),
         ({"layers": ("3.bias",)}, {}, "vectors"),

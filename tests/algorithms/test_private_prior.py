@@ -25,13 +25,17 @@ from .harness import everyone, linear_tasks, problem_of, repeated, run
 TASKS, D, RIDGE, FLOOR = 40, 5, 0.05, 0.05
 
 
-def linear(kind: str = "regression", bias: bool = False, tasks: int = TASKS, **options: Any) -> Problem:
+def linear(
+    kind: str = "regression", bias: bool = False, tasks: int = TASKS, **options: Any
+) -> Problem:
     sizes = {"features": D, "train_examples": 9, "test_examples": 6, "rank": 1, "seed": 1} | options
     return linear_tasks(tasks, kind, bias=bias, **sizes)
 
 
 def prior(**settings: Any) -> PrivatePrior:
-    return PrivatePrior(**({"ridge": RIDGE, "own_ridge": False, "scale": 1.0, "row_norm": 1.0} | settings))
+    return PrivatePrior(
+        **({"ridge": RIDGE, "own_ridge": False, "scale": 1.0, "row_norm": 1.0} | settings)
+    )
 
 
 def symmetric_signal(moments: np.ndarray, n: int) -> np.ndarray:
@@ -90,7 +94,8 @@ def in_numpy(problem: Problem, share: float, form: str = "symmetric") -> np.ndar
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(
-    ("share", "form"), [(0.0, "symmetric"), (0.4, "symmetric"), (1.0, "symmetric"), (0.0, "diagonal")]
+    ("share", "form"),
+    [(0.0, "symmetric"), (0.4, "symmetric"), (1.0, "symmetric"), (0.0, "diagonal")],
 )
 def test_without_noise_it_is_the_formula(bias: bool, share: float, form: str) -> None:
     structure = "clustered" if share else "group_sparse" if form == "diagonal" else "low_rank"
@@ -110,7 +115,9 @@ def test_without_noise_it_is_the_formula(bias: bool, share: float, form: str) ->
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("form", ["symmetric", "diagonal"])
 @pytest.mark.parametrize(("kind", "own_ridge"), [("regression", True), ("classification", False)])
-def test_what_drowns_in_noise_leaves_every_task_alone(share: float, form: Any, kind: str, own_ridge: bool) -> None:
+def test_what_drowns_in_noise_leaves_every_task_alone(
+    share: float, form: Any, kind: str, own_ridge: bool
+) -> None:
     problem = linear(kind)
     loss: Any = "squared" if kind == "regression" else "logistic"
     algorithm = prior(share=share, form=form, own_ridge=own_ridge, loss=loss)
@@ -136,7 +143,9 @@ def test_the_row_of_a_task() -> None:
     """Its length, its trace, and both parts of the budget; a task without a model sends nothing."""
     problem, algorithm = linear(tasks=6), prior(share=0.3, scale=2.5)
     row = rows_of(algorithm, problem) / 2.5
-    torch.testing.assert_close(row[:, :D].norm(dim=1), torch.full((6,), 0.3**0.5, dtype=torch.float64))
+    torch.testing.assert_close(
+        row[:, :D].norm(dim=1), torch.full((6,), 0.3**0.5, dtype=torch.float64)
+    )
     diagonal = torch.tensor([0, 5, 9, 12, 14])
     assert float(row[:, D:][:, diagonal].sum(1).abs().max()) < 1e-12
     assert float(row.norm(dim=1).max()) <= 1.0
@@ -149,7 +158,9 @@ def test_the_row_of_a_task() -> None:
 
 
 @pytest.mark.parametrize("size", [0.35, 0.5, 0.8])
-def test_a_direction_in_noise_is_shrunk_to_what_it_says(size: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_direction_in_noise_is_shrunk_to_what_it_says(
+    size: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On average the kept eigenvalue is <v, A v> of the hidden matrix A along the eigenvector v that was released."""
     monkeypatch.setattr("fedmtl.contrib.spectrum.EDGE", 1.0)
     d, draws, noise = 120, 60, 0.03
@@ -174,13 +185,20 @@ def test_the_mean_is_shrunk_by_its_noise() -> None:
     generator = torch.Generator().manual_seed(2)
     mean = torch.zeros(50, dtype=torch.float64)
     mean[:4] = 0.3  # of length 0.6
-    drawn = [mean + 0.05 * torch.randn(50, generator=generator, dtype=torch.float64) for _ in range(200)]
+    drawn = [
+        mean + 0.05 * torch.randn(50, generator=generator, dtype=torch.float64) for _ in range(200)
+    ]
     kept = np.mean([float(torch.trace(mean_signal(one, 0.05))) for one in drawn])
     along = np.mean([float((one @ mean) ** 2 / one.square().sum()) for one in drawn])
     assert kept == pytest.approx(along, rel=0.05)
     torch.testing.assert_close(mean_signal(mean, 0.0), torch.outer(mean, mean))
-    edge = mean / mean.norm() * 0.05 * math.sqrt(50 + 2 * math.sqrt(2 * 50))  # two standard deviations of pure noise
-    assert [bool(mean_signal(factor * edge, 0.05).any()) for factor in (0.99, 1.01)] == [False, True]
+    edge = (
+        mean / mean.norm() * 0.05 * math.sqrt(50 + 2 * math.sqrt(2 * 50))
+    )  # two standard deviations of pure noise
+    assert [bool(mean_signal(factor * edge, 0.05).any()) for factor in (0.99, 1.01)] == [
+        False,
+        True,
+    ]
 
 
 def test_the_excess_has_trace_zero() -> None:
@@ -198,7 +216,9 @@ def test_the_excess_has_trace_zero() -> None:
 def stack(loss: str, n: int = 12, p: int = 3, count: int = 4) -> TaskStack:
     generator = torch.Generator().manual_seed(4)
     x = tuple(torch.randn(n, p, generator=generator, dtype=torch.float64) for _ in range(count))
-    y = tuple(one @ torch.ones(p, dtype=torch.float64) + torch.randn(n, generator=generator) for one in x)
+    y = tuple(
+        one @ torch.ones(p, dtype=torch.float64) + torch.randn(n, generator=generator) for one in x
+    )
     y = y if loss == "squared" else tuple(torch.sign(one) for one in y)
     return TaskStack.of(LinearData(x, y, False), loss)  # type: ignore[arg-type]
 
@@ -213,7 +233,9 @@ def test_the_ridge_of_the_largest_evidence() -> None:
         values = []
         for factor in FACTORS:
             covariance = np.eye(12) + rows @ rows.T / (12 * ridge * factor)
-            laws = (stats.multivariate_normal(cov=v * covariance) for v in np.geomspace(0.01, 100, 100))
+            laws = (
+                stats.multivariate_normal(cov=v * covariance) for v in np.geomspace(0.01, 100, 100)
+            )
             best = max(law.logpdf(tasks.data.y[i].numpy()) for law in laws)
             values.append(best - math.log(factor) ** 2 / 2)
         assert float(found[i]) == pytest.approx(ridge * FACTORS[int(np.argmax(values))])
@@ -231,7 +253,9 @@ def test_the_ridge_of_the_largest_evidence_with_two_classes() -> None:
             density = stats.norm.logpdf(grid, scale=(60 * ridge * factor) ** -0.5)
             values.append(np.logaddexp.reduce(fits + density) - math.log(factor) ** 2 / 2)
         best = int(np.argmax(values))
-        assert abs(math.log2(found / (ridge * FACTORS[best]))) <= 1 + 1e-9  # at most the next one of the grid
+        assert (
+            abs(math.log2(found / (ridge * FACTORS[best]))) <= 1 + 1e-9
+        )  # at most the next one of the grid
 
 
 # As a method

@@ -25,22 +25,32 @@ from fedmtl.data import load_synthetic_tasks
 from fedmtl.errors import ConfigError, FedmtlError
 from fedmtl.graphs import Complete, Ring
 
-DATA = load_synthetic_tasks(tasks=4, train_examples=8, test_examples=6, features=4, rank=1, public_examples=6, seed=3)
+DATA = load_synthetic_tasks(
+    tasks=4, train_examples=8, test_examples=6, features=4, rank=1, public_examples=6, seed=3
+)
 IDS = [str(name) for name in DATA.ids]
 SOLVER = LocalSGD(lr=0.3, epochs=1, batch_size=4)
 METHODS = {
     name: kind
     for name, kind in {**vars(algorithms), **vars(contrib)}.items()
-    if inspect.isclass(kind) and issubclass(kind, Algorithm) and kind not in (Algorithm, LocalFit, SharedModel)
+    if inspect.isclass(kind)
+    and issubclass(kind, Algorithm)
+    and kind not in (Algorithm, LocalFit, SharedModel)
 }
-NEEDED: dict[str, dict[str, Any]] = {  # fields without a default, and settings under which others have an effect
+NEEDED: dict[
+    str, dict[str, Any]
+] = {  # fields without a default, and settings under which others have an effect
     "ClusteredPMTL": {"clusters": dict(zip(IDS, "aabb", strict=True))},
     "MPMTLayers": {"layers": ("3",)},
     "PeerAveraging": {"graph": Ring()},
     "PeerToPeer": {"graph": Ring()},
     "SharedDirections": {"a2": None},
 }
-SERVER = {"server_lr": 0.5, "server_optimizer": ServerOptimizer(lr=0.3, options={"momentum": 0.9}), "local": SOLVER}
+SERVER = {
+    "server_lr": 0.5,
+    "server_optimizer": ServerOptimizer(lr=0.3, options={"momentum": 0.9}),
+    "local": SOLVER,
+}
 SHARED = SERVER | {"weights": "examples", "cap": 9}
 BOUNDS = {"row_norm": 0.5, "target": 0.1}
 PEERS = BOUNDS | {
@@ -91,9 +101,15 @@ OTHERS: dict[str, dict[str, Any]] = {  # another value of every field
 }  # fmt: skip
 WITHOUT_EFFECT = {  # in this run, and why
     ("FedPer", "head_local"): "is of clients that never took part, and here all do",
-    ("PeerAveraging", "confidence_power"): "is of agents with different numbers of records, and here all have eight",
+    (
+        "PeerAveraging",
+        "confidence_power",
+    ): "is of agents with different numbers of records, and here all have eight",
 } | {
-    ("PriorLayers", field): "shapes the release, and of four clients' changes of a network nothing stands out"
+    (
+        "PriorLayers",
+        field,
+    ): "shapes the release, and of four clients' changes of a network nothing stands out"
     for field in ("layers", "side", "scale")
 }
 
@@ -112,7 +128,9 @@ def outcome(name: str, **changes: Any) -> list[Any]:
         data=DATA,
         model=models.linear_regression(bias=False) if linear else models.mlp(hidden=3),
         schedule=PoissonClocks(per_client=3) if clocked else FullParticipation(),
-        privacy=record if clocked else ClientPrivacy(clip_norm=5.0, noise_multiplier=1e-3, delta=1e-5),
+        privacy=record
+        if clocked
+        else ClientPrivacy(clip_norm=5.0, noise_multiplier=1e-3, delta=1e-5),
         rounds=12 if clocked else 1 if name in ("PrivatePrior", "PriorLayers") else 3,
         eval_every=12,
         seed=1,
@@ -127,7 +145,9 @@ def outcome(name: str, **changes: Any) -> list[Any]:
 
 def test_every_setting_of_every_method_is_tried() -> None:
     tried = {name: set(OTHERS.get(name, ())) for name in METHODS}
-    assert tried == {name: {field.name for field in dataclasses.fields(METHODS[name])} for name in tried}
+    assert tried == {
+        name: {field.name for field in dataclasses.fields(METHODS[name])} for name in tried
+    }
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -156,14 +176,20 @@ def test_every_setting_has_an_effect_or_is_refused(name: str) -> None:
         ("SharedDirections", "target", {"loss": "squared"}),
     ],
 )
-def test_a_setting_has_an_effect_beside_the_one_it_needs(name: str, field: str, context: dict[str, Any]) -> None:
+def test_a_setting_has_an_effect_beside_the_one_it_needs(
+    name: str, field: str, context: dict[str, Any]
+) -> None:
     assert outcome(name, **context) != outcome(name, **context, **{field: OTHERS[name][field]})
 
 
-@pytest.mark.parametrize("name", ["AsyncLearner", "MPMTL", "PrivatePrior", "PPDMTL", "PeerToPeer", "LocalFit"])
+@pytest.mark.parametrize(
+    "name", ["AsyncLearner", "MPMTL", "PrivatePrior", "PPDMTL", "PeerToPeer", "LocalFit"]
+)
 def test_a_bound_on_targets_is_refused_beside_a_loss_of_two_classes(name: str) -> None:
     kind = METHODS.get(name, LocalFit)
-    with pytest.raises(ConfigError, match=rf"{name}\.target is 0\.1, .* and loss is 'logistic'; leave it out\."):
+    with pytest.raises(
+        ConfigError, match=rf"{name}\.target is 0\.1, .* and loss is 'logistic'; leave it out\."
+    ):
         kind(**NEEDED.get(name, {}), loss="logistic", target=0.1)
 
 
@@ -178,26 +204,60 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [  # settings that do not go to
     ("PMTL", {"delta": "local", "server_optimizer": ServerOptimizer()}, "delta='global'"),
     ("PFedMe", {"eta": 3.0, "lam": 1.0}, r"PFedMe\.eta \* lam"),
     ("PPSGD", {"local": LocalSGD(lr=0.1, weight_decay=0.1)}, r"PPSGD\.local"),
-    ("Scaffold", {"local": fedmtl.LocalOptimizer(lr=0.1)}, r"Scaffold\.local is .*LocalSGD without momentum"),
-    ("Scaffold", {"local": LocalSGD(lr=0.1, momentum=0.9)}, r"Scaffold\.local is .*LocalSGD without momentum"),
-    ("Scaffold", WEIGHTED, r"Scaffold\.weights is 'examples', but its clients send what its own equations say"),
+    (
+        "Scaffold",
+        {"local": fedmtl.LocalOptimizer(lr=0.1)},
+        r"Scaffold\.local is .*LocalSGD without momentum",
+    ),
+    (
+        "Scaffold",
+        {"local": LocalSGD(lr=0.1, momentum=0.9)},
+        r"Scaffold\.local is .*LocalSGD without momentum",
+    ),
+    (
+        "Scaffold",
+        WEIGHTED,
+        r"Scaffold\.weights is 'examples', but its clients send what its own equations say",
+    ),
     ("FedAvg", {"cap": 5}, r"FedAvg\.cap is 5, which has no effect on uniform weights"),
     ("FedPer", {"head": "fc"}, r"FedPer\.head is 'fc'"),
-    ("ServerOptimizer", {"options": {"momentun": 0.9}}, "options is .* which torch.optim.SGD does not take"),
-    ("ServerOptimizer", {"options": {"momentum": -1.0}}, "options is .* which torch.optim.SGD does not take"),
-    ("ServerOptimizer", {"options": {"lr": 0.1}}, "options is .* which torch.optim.SGD does not take"),
+    (
+        "ServerOptimizer",
+        {"options": {"momentun": 0.9}},
+        "options is .* which torch.optim.SGD does not take",
+    ),
+    (
+        "ServerOptimizer",
+        {"options": {"momentum": -1.0}},
+        "options is .* which torch.optim.SGD does not take",
+    ),
+    (
+        "ServerOptimizer",
+        {"options": {"lr": 0.1}},
+        "options is .* which torch.optim.SGD does not take",
+    ),
     ("MPMTL", {"momentum": "strongly_convex", "ridge": 0.0}, "ridge"),
     ("MPMTL", {"curator_delta": 0.1}, "curator_epsilon"),
     ("MPMTL", {"curator_epsilon": math.inf}, "inf"),
     ("MPMTL", {"alpha": 1.0, "q": 0.9}, "not both"),
     ("PPDMTL", {"tau": 0.0}, "tau is 0"),
-    ("AsyncLearner", {"step_size": 0.1, "kappa": 9}, "kappa is 9, which chooses the automatic step"),
-    ("AsyncLearner", {"step_size": 0.1, "horizon": 9}, "horizon is 9, which chooses the automatic step"),
+    (
+        "AsyncLearner",
+        {"step_size": 0.1, "kappa": 9},
+        "kappa is 9, which chooses the automatic step",
+    ),
+    (
+        "AsyncLearner",
+        {"step_size": 0.1, "horizon": 9},
+        "horizon is 9, which chooses the automatic step",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("name", "settings", "message"), REFUSED)
-def test_settings_that_do_not_go_together_are_refused(name: str, settings: dict[str, Any], message: str) -> None:
+def test_settings_that_do_not_go_together_are_refused(
+    name: str, settings: dict[str, Any], message: str
+) -> None:
     kind = getattr(algorithms, name, None) or getattr(fedmtl, name)
     with pytest.raises(ConfigError, match=message):
         kind(**NEEDED.get(name, {}) | settings)

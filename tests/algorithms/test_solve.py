@@ -47,10 +47,15 @@ def test_minimizers_at_the_box_are_those_of_scipy(loss, theta_max, seed) -> None
     if loss == "squared":
         rows = np.vstack([x / math.sqrt(len(y)), math.sqrt(1e-3) * np.eye(4)])
         right = np.concatenate([y / math.sqrt(len(y)), np.zeros(4)])
-        other = optimize.lsq_linear(rows, right, (-theta_max, theta_max), method="bvls", tol=1e-14).x
+        other = optimize.lsq_linear(
+            rows, right, (-theta_max, theta_max), method="bvls", tol=1e-14
+        ).x
     else:
         other = optimize.minimize(
-            lambda t: (fitness(loss, x, y, 1e-3, t), 2e-3 * t - x.T @ (y / (1 + np.exp(y * (x @ t)))) / len(y)),
+            lambda t: (
+                fitness(loss, x, y, 1e-3, t),
+                2e-3 * t - x.T @ (y / (1 + np.exp(y * (x @ t)))) / len(y),
+            ),
             np.zeros(4),
             jac=True,
             bounds=[(-theta_max, theta_max)] * 4,
@@ -62,7 +67,9 @@ def test_minimizers_at_the_box_are_those_of_scipy(loss, theta_max, seed) -> None
 
 
 @pytest.mark.parametrize("bound", [0.1, 0.6, 9.0, math.inf])
-def test_the_gap_bounds_what_is_missing_at_every_iteration(bound: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gap_bounds_what_is_missing_at_every_iteration(
+    bound: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     reg = 0.15
     for seed in range(5):
         x, y = records("logistic", n=20, p=5, seed=seed)
@@ -101,7 +108,8 @@ def test_hard_problems_are_certified_too() -> None:
     with pytest.raises(ConfigError, match="n >= 1"):
         minimize(LinearLoss("squared"), x[:0], y[:0], 2.0)
     with pytest.raises(
-        ConfigError, match=r"minimize\.loss is 'hinge'; accepted: 'squared', 'half_squared', 'logistic'"
+        ConfigError,
+        match=r"minimize\.loss is 'hinge'; accepted: 'squared', 'half_squared', 'logistic'",
     ):
         minimize(LinearLoss("hinge"), x, y, 1.0)
     with pytest.raises(ConfigError, match=r"minimize\.ridge is 0"):
@@ -110,28 +118,51 @@ def test_hard_problems_are_certified_too() -> None:
 
 @pytest.mark.parametrize("loss", ["squared", "logistic"])
 @pytest.mark.parametrize("box", [1.0, math.inf])
-def test_no_finite_records_make_it_raise_or_end_in_numbers_that_are_not_finite(loss: str, box: float) -> None:
+def test_no_finite_records_make_it_raise_or_end_in_numbers_that_are_not_finite(
+    loss: str, box: float
+) -> None:
     rng = np.random.default_rng(0)
     for size in (0.0, 1e-200, 1e15, 1e100, 1e200, 1.7e308):
-        for rows in (rng.choice([-1.0, 1.0], (6, 3)), np.ones((6, 3)), np.ones((1, 3)), np.eye(6, 3)):
-            for y in (np.ones(len(rows)), rng.choice([-1.0, 1.0], len(rows)) * (size if loss == "squared" else 1.0)):
+        for rows in (
+            rng.choice([-1.0, 1.0], (6, 3)),
+            np.ones((6, 3)),
+            np.ones((1, 3)),
+            np.eye(6, 3),
+        ):
+            for y in (
+                np.ones(len(rows)),
+                rng.choice([-1.0, 1.0], len(rows)) * (size if loss == "squared" else 1.0),
+            ):
                 for ridge in (1e-12, 1.0):
                     found = minimize(LinearLoss(loss), size * rows, y, ridge, box=box)
                     assert np.isfinite(found.theta).all()
                     assert np.abs(found.theta).max() <= box
 
 
-@pytest.mark.parametrize("shape", [(30, 4), (3, 9)])  # of (3, 9) the minimizer is sought in the span of the rows
+@pytest.mark.parametrize(
+    "shape", [(30, 4), (3, 9)]
+)  # of (3, 9) the minimizer is sought in the span of the rows
 @pytest.mark.parametrize("loss", ["squared", "logistic"])
-def test_several_bases_on_the_same_records_are_each_alone(loss: str, shape: tuple[int, int]) -> None:
+def test_several_bases_on_the_same_records_are_each_alone(
+    loss: str, shape: tuple[int, int]
+) -> None:
     x, y = records(loss, *shape)
     bases, tau = np.random.default_rng(1).normal(size=(5, shape[1])), 0.3
-    own = fit_own(LinearLoss(loss), torch.from_numpy(x), torch.from_numpy(y), torch.from_numpy(bases), tau, "frobenius")
+    own = fit_own(
+        LinearLoss(loss),
+        torch.from_numpy(x),
+        torch.from_numpy(y),
+        torch.from_numpy(bases),
+        tau,
+        "frobenius",
+    )
     for k, base in enumerate(bases):
         alone = minimize(LinearLoss(loss), x, y, tau, base=base)
         np.testing.assert_array_equal(own[k].numpy(), alone.theta)
         if loss == "squared":
-            exact = np.linalg.solve(2 * x.T @ x / len(x) + tau * np.eye(shape[1]), 2 * x.T @ (y - x @ base) / len(x))
+            exact = np.linalg.solve(
+                2 * x.T @ x / len(x) + tau * np.eye(shape[1]), 2 * x.T @ (y - x @ base) / len(x)
+            )
             np.testing.assert_allclose(alone.theta, exact, atol=1e-10)
         left = mean_gradient(loss, x, y, base + alone.theta) + tau * alone.theta
         assert np.linalg.norm(left) < 1e-9
@@ -157,8 +188,12 @@ def test_systems_that_rounding_makes_singular_have_the_solution_zero():
     good = torch.eye(2, dtype=torch.float64) * 4
     found = solve_regularized(torch.stack([ones, good]), torch.ones(2, 2, dtype=torch.float64))
     assert torch.equal(found, torch.tensor([[0.0, 0.0], [0.25, 0.25]], dtype=torch.float64))
-    assert torch.equal(solve_regularized(ones, torch.ones(2, 1, dtype=torch.float64)), torch.zeros(2, 1).double())
-    assert torch.equal(solve_regularized(good, torch.ones(2, dtype=torch.float64)), torch.full((2,), 0.25).double())
+    assert torch.equal(
+        solve_regularized(ones, torch.ones(2, 1, dtype=torch.float64)), torch.zeros(2, 1).double()
+    )
+    assert torch.equal(
+        solve_regularized(good, torch.ones(2, dtype=torch.float64)), torch.full((2,), 0.25).double()
+    )
 
 
 # A norm as the penalty
@@ -167,7 +202,9 @@ def test_systems_that_rounding_makes_singular_have_the_solution_zero():
 @pytest.mark.parametrize("loss", ["squared", "logistic"])
 @pytest.mark.parametrize("tau", [1e-3, 0.1, 50.0])
 @pytest.mark.parametrize("apart", [False, True])
-def test_a_fit_in_the_norm_meets_the_conditions_of_its_minimum(loss: str, tau: float, apart: bool, monkeypatch) -> None:
+def test_a_fit_in_the_norm_meets_the_conditions_of_its_minimum(
+    loss: str, tau: float, apart: bool, monkeypatch
+) -> None:
     """The gradient of the loss is -tau q / ||q||, or no longer than tau at q = 0; few gradients are computed, also
     where a plane separates the records."""
     x, y = records(loss)
@@ -183,7 +220,9 @@ def test_a_fit_in_the_norm_meets_the_conditions_of_its_minimum(loss: str, tau: f
     arrays = (torch.from_numpy(each) for each in (x, y, base))
     q = fit_own(LinearLoss(loss), *arrays, tau, "l2").numpy()
     assert len(computed) < 400
-    factors = 2 * (x @ (base + q) - y) if loss == "squared" else -y / (1 + np.exp(y * (x @ (base + q))))
+    factors = (
+        2 * (x @ (base + q) - y) if loss == "squared" else -y / (1 + np.exp(y * (x @ (base + q))))
+    )
     gradient, length = factors @ x / len(y), np.linalg.norm(q)
     if tau == 50.0:
         assert length == 0

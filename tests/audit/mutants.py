@@ -119,7 +119,9 @@ PERSONAL = {
     "ifca": IFCA(clusters=2, spread=0.5, local=_SOLVER),
     "weighted": FedAvg(local=_SOLVER, weights="examples", cap=6),
     "scaffold": Scaffold(local=_SOLVER),
-    "clusters": ClusteredPMTL(clusters={f"client-{k}": k % 2 for k in range(CLIENTS)}, local=_SOLVER),
+    "clusters": ClusteredPMTL(
+        clusters={f"client-{k}": k % 2 for k in range(CLIENTS)}, local=_SOLVER
+    ),
 }
 _CALIBRATED = ClientPrivacy(clip_norm=CLIP, epsilon=8.0, delta=1e-4)
 _RECORDS = RecordPrivacy(clip_norm=CLIP, epsilon=6.0, delta=1e-3)
@@ -130,10 +132,16 @@ IN_ROUNDS: dict[str, tuple[Any, Any]] = {
     "secure": (PoissonSampling(cohort=COHORT), replace(_CALIBRATED, source="secure")),
     "in turn": (CyclicCohorts(cohort=COHORT), _CALIBRATED),
     "bands": (CyclicCohorts(cohort=COHORT), replace(_CALIBRATED, bands="auto")),
-    "bands, secure": (CyclicCohorts(cohort=COHORT), replace(_CALIBRATED, bands="auto", source="secure")),
+    "bands, secure": (
+        CyclicCohorts(cohort=COHORT),
+        replace(_CALIBRATED, bands="auto", source="secure"),
+    ),
     "laplace": (PoissonSampling(cohort=COHORT), replace(_CALIBRATED, mechanism="laplace")),
     "l2_laplace": (PoissonSampling(cohort=COHORT), replace(_CALIBRATED, mechanism="l2_laplace")),
-    "adaptive": (PoissonSampling(cohort=COHORT), replace(_CALIBRATED, clip_norm=QuantileClip(CLIP, count_noise=3.0))),
+    "adaptive": (
+        PoissonSampling(cohort=COHORT),
+        replace(_CALIBRATED, clip_norm=QuantileClip(CLIP, count_noise=3.0)),
+    ),
     "records": (FullParticipation(), _RECORDS),
     "records, secure": (FullParticipation(), replace(_RECORDS, source="secure")),
     "fixed, secure": (FixedCohort(cohort=COHORT), replace(_CALIBRATED, source="secure")),
@@ -150,7 +158,9 @@ class Featured(AsyncLearner):
     def plan(self, problem, schedule):
         """With an allocation."""
         (plan,) = super().plan(problem, schedule)
-        return (replace(plan, allocation=[np.linspace(1.0, 4.0, cap) for cap in plan.caps.tolist()]),)
+        return (
+            replace(plan, allocation=[np.linspace(1.0, 4.0, cap) for cap in plan.caps.tolist()]),
+        )
 
 
 _CLOCKS = PoissonClocks(per_client=USES)
@@ -184,10 +194,16 @@ _SOUND = replace(_CALIBRATED, epsilon=8.0)
 MATRICES = {
     "symmetric": (MPMTL(row_norm=1.0, lam=0.1), _SOUND),
     "allocated": (MPMTL(row_norm=1.0, lam=0.1, alpha=1.0, momentum="nesterov"), _SOUND),
-    "k-norm": (MPMTL(row_norm=1.0, lam=0.1, own_penalty="l1", alpha=1.0), replace(_SOUND, mechanism="l2_laplace")),
+    "k-norm": (
+        MPMTL(row_norm=1.0, lam=0.1, own_penalty="l1", alpha=1.0),
+        replace(_SOUND, mechanism="l2_laplace"),
+    ),
     "diagonal": (MPMTL(row_norm=1.0, lam=0.1, penalty="l21"), replace(_SOUND, mechanism="laplace")),
     "curator": (MPMTL(row_norm=1.0, lam=0.1, curator_epsilon=10.0), _SOUND),
-    "curator, secure": (MPMTL(row_norm=1.0, lam=0.1, curator_epsilon=10.0), replace(_SOUND, source="secure")),
+    "curator, secure": (
+        MPMTL(row_norm=1.0, lam=0.1, curator_epsilon=10.0),
+        replace(_SOUND, source="secure"),
+    ),
     "logistic": (MPMTL(row_norm=1.0, lam=0.1, loss="logistic"), _SOUND),
     "layers": (MPMTLayers(layers=("1.weight",), local=LocalSGD(lr=0.1)), _SOUND),
     "prior": (PrivatePrior(share=0.4), replace(_SOUND, epsilon=100.0)),
@@ -245,7 +261,9 @@ def trainer_of(algorithm: str, configuration: str) -> Trainer:
         kind: Any = "classification" if logistic else "regression"
         return Trainer(
             algorithm=method,
-            data=load_synthetic_tasks(12, train_examples=10, test_examples=3, features=8, problem=kind),
+            data=load_synthetic_tasks(
+                12, train_examples=10, test_examples=3, features=8, problem=kind
+            ),
             model=models.linear_regression(),
             loss="binary_cross_entropy" if logistic else "half_mse",
             schedule=FullParticipation(),
@@ -283,7 +301,9 @@ def audit(trainer: Trainer, seed: int = 0, checks: tuple[str, ...] = CHECKS) -> 
     """A small audit."""
     clocked = trainer.algorithm.one_at_a_time
     effort = replace(CLOCKED_EFFORT if clocked else EFFORT, checks=checks)
-    return audit_trainer(trainer, seed=seed, rounds=20 if clocked else min(3, trainer.rounds), effort=effort)
+    return audit_trainer(
+        trainer, seed=seed, rounds=20 if clocked else min(3, trainer.rounds), effort=effort
+    )
 
 
 _Patch = Callable[[pytest.MonkeyPatch, Trainer], None]
@@ -324,7 +344,9 @@ class Mutant:
                 yield algorithm, configuration
 
 
-def caught(mutant: Mutant, algorithm: str, configuration: str, checks: tuple[str, ...] = CHECKS) -> list[str]:
+def caught(
+    mutant: Mutant, algorithm: str, configuration: str, checks: tuple[str, ...] = CHECKS
+) -> list[str]:
     """The checks that refute the mutant in a configuration of an algorithm; figures of ``private/`` are not drawn."""
     trainer = trainer_of(algorithm, configuration)
     with pytest.MonkeyPatch.context() as patch:
@@ -388,7 +410,11 @@ def _another_law(law: str) -> _Patch:
 
     def change(noise, own):
         size, rng = own.std(1.0, noise.shape[-1]), _fresh(noise)
-        other = rng.standard_normal(noise.shape) if law == "gaussian" else rng.laplace(scale=2**-0.5, size=noise.shape)
+        other = (
+            rng.standard_normal(noise.shape)
+            if law == "gaussian"
+            else rng.laplace(scale=2**-0.5, size=noise.shape)
+        )
         return size * other
 
     return _noise(change)
@@ -474,7 +500,12 @@ def _one_seed(source, purpose, step, keys):
 
 def _by_place(source, purpose, step, keys):
     """Of an activation, its place among those that are drawn together."""
-    return source, purpose, torch.arange(len(keys)) if isinstance(step, torch.Tensor) else 0, 0 * keys
+    return (
+        source,
+        purpose,
+        torch.arange(len(keys)) if isinstance(step, torch.Tensor) else 0,
+        0 * keys,
+    )
 
 
 _one_source = _set(opening, "SeededSource", lambda seed, repetition=0: SeededSource(seed))
@@ -489,7 +520,12 @@ def _by_session(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
         begun = _begun.setdefault(source, {})
         if isinstance(step, torch.Tensor):
             uses = zip(keys.tolist(), step.tolist(), strict=True)
-            return source, purpose, step - torch.tensor([begun.setdefault((purpose, k), use) for k, use in uses]), keys
+            return (
+                source,
+                purpose,
+                step - torch.tensor([begun.setdefault((purpose, k), use) for k, use in uses]),
+                keys,
+            )
         begun[purpose] = begun.get(purpose, -1) + 1
         return source, purpose, begun[purpose], None if keys is None else 0 * keys
 
@@ -535,16 +571,26 @@ _release = Rounds.release
 
 
 _half_as_large = edit(Activations._prepared, "(acting, uses)", "(acting, uses) / 2")
-half_at_first = edit(Activations._prepared, "(acting, uses)", "(acting, uses) * np.where(uses == 0, 0.5, 1.0)")
-_largest = edit(Activations._prepared, "(acting, uses)", "(acting, uses) * divisors / self.records.plan.counts.max()")
+half_at_first = edit(
+    Activations._prepared, "(acting, uses)", "(acting, uses) * np.where(uses == 0, 0.5, 1.0)"
+)
+_largest = edit(
+    Activations._prepared,
+    "(acting, uses)",
+    "(acting, uses) * divisors / self.records.plan.counts.max()",
+)
 _silent_when_empty = edit(
-    Rounds.release, "return value", "return value * float(isinstance(rows, RowTotal) or len(rows) > 0)"
+    Rounds.release,
+    "return value",
+    "return value * float(isinstance(rows, RowTotal) or len(rows) > 0)",
 )
 _silent_without_gradients = edit(
     Activations._noised, "if self.prices is None", "if self.prices is None or not total.any()"
 )
 _in_the_loop = partial(edit, Activations._draw_noise, "drawn.numpy()")
-_in_pairs = _in_the_loop("drawn.numpy(); window.noise[1::2] = window.noise[: len(window.noise) // 2 * 2 : 2]")
+_in_pairs = _in_the_loop(
+    "drawn.numpy(); window.noise[1::2] = window.noise[: len(window.noise) // 2 * 2 : 2]"
+)
 _twice_in_the_loop = edit(Records.of_factors, "total = ", "total = 2 * ")
 
 
@@ -563,27 +609,39 @@ def _weighted(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
 
 
 # a client's update is part of its own row and of the next one
-_in_two_rows = edit(Rounds.release, "step = self", "rows = rows + 1e-3 * rows.roll(1, -2); step = self")
+_in_two_rows = edit(
+    Rounds.release, "step = self", "rows = rows + 1e-3 * rows.roll(1, -2); step = self"
+)
 _count_noise_of_the_cohort = edit(
-    Rounds._noised_count, "std / bound", "std / bound * max(1, len(self._cohort)) / self.denominator"
+    Rounds._noised_count,
+    "std / bound",
+    "std / bound * max(1, len(self._cohort)) / self.denominator",
 )
 _noise_of_the_cohort = edit(
-    Rounds._noised_sum, "noise, width)", "noise * max(1, len(self._cohort)) / self.denominator, width)"
+    Rounds._noised_sum,
+    "noise, width)",
+    "noise * max(1, len(self._cohort)) / self.denominator, width)",
 )
 _noise_of_the_local_cohort = edit(
     LocalSteps._noised, "noise[:, 0]", "(noise * len(channel._cohort) / channel.sampler.n)[:, 0]"
 )
 _doubled_in_a_step = edit(Rounds._noised_sum, "noise, width)", "noise * (1 + (step == 3)), width)")
 _addressed_by_the_sum = edit(
-    Rounds._noised_sum, "source, step)", "source, step + int(1e6 * float(total.abs().sum())) % 2**30)"
+    Rounds._noised_sum,
+    "source, step)",
+    "source, step + int(1e6 * float(total.abs().sum())) % 2**30)",
 )
 _all_that_is_clipped = edit(  # rows far beyond the clip count for more than one
-    quantile.count_rows, "-COUNT_BOUND)", "-torch.log2(2.0 + (norms / norm).nan_to_num(1e9)).clamp(max=8.0))"
+    quantile.count_rows,
+    "-COUNT_BOUND)",
+    "-torch.log2(2.0 + (norms / norm).nan_to_num(1e9)).clamp(max=8.0))",
 )
-_clip_from_the_raw_count = edit(  # the noised count is released, and the next clip norm follows the one without noise
-    Rounds._adapt,
-    "float(value) + COUNT_BOUND",
-    "float((rows.norm(dim=1) <= release.bound).sum()) / self.denominator",
+_clip_from_the_raw_count = (
+    edit(  # the noised count is released, and the next clip norm follows the one without noise
+        Rounds._adapt,
+        "float(value) + COUNT_BOUND",
+        "float((rows.norm(dim=1) <= release.bound).sum()) / self.denominator",
+    )
 )
 
 
@@ -616,7 +674,9 @@ _float32_norm = edit(  # overflows for 3e38, and the row is kept
     "vector_norm(wide, order, [1])",
     "vector_norm(chunk, order, [1]).double().nan_to_num(nan=torch.nan, posinf=0.0)",
 )
-_finite_denominator = _sum("(program(rows, limit, order, width) * 8 / max(1, int(rows.isfinite().all(1).sum())))")
+_finite_denominator = _sum(
+    "(program(rows, limit, order, width) * 8 / max(1, int(rows.isfinite().all(1).sum())))"
+)
 _realized_mean = _sum("(program(rows, limit, order, width) * 8 / max(1, len(rows)))")
 _rows_as_they_are = _set(row_noise, "clip_rows", lambda rows, bound: rows)
 _REALIZED = property(lambda self: float(max(1, len(self._cohort))))
@@ -653,7 +713,9 @@ def _norm_without_b(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
 
     def make(rows, bound, width=None):
         factors = clip.clip_factors((rows * kept).double().norm(dim=1), bound)
-        return torch.where(torch.isfinite(rows).all(1)[:, None], rows.double() * factors[:, None], 0.0).sum(0)
+        return torch.where(
+            torch.isfinite(rows).all(1)[:, None], rows.double() * factors[:, None], 0.0
+        ).sum(0)
 
     patch.setattr(clip, "clipped_sum", make)
 
@@ -704,7 +766,9 @@ _clip_once = edit(Records._rows, "self._limit / norms", "self._limit + 0 * norms
 _lengths_in_l2 = edit(records.usable_rows, 'ord=1 if norm == "l1" else 2', "ord=2")
 _all_rows = edit(records.usable_rows, "if bool(usable.all())", "if True")
 _of_the_next_too = edit(  # a millionth of the records of another client
-    Records.of_factors, "total = ", "total = 1e-6 * self._rows((client + 1) % len(self.counts))[0].sum(0) + "
+    Records.of_factors,
+    "total = ",
+    "total = 1e-6 * self._rows((client + 1) % len(self.counts))[0].sum(0) + ",
 )
 _by_all_records = edit(  # factors in units of the mean length of the records of all clients
     Records.of_factors,
@@ -719,7 +783,9 @@ def _realized_records(original, self, clients, chunks):
     """Divided by the number of records that were drawn."""
     chunks = list(chunks)
     value = original(self, clients, chunks)
-    drawn = torch.bincount(torch.cat([place for _, place in chunks]), minlength=len(clients)).double()
+    drawn = torch.bincount(
+        torch.cat([place for _, place in chunks]), minlength=len(clients)
+    ).double()
     return value * (torch.from_numpy(self.plan.expected)[clients] / drawn.clamp(min=1.0))[:, None]
 
 
@@ -741,9 +807,14 @@ def _realized_size(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
 def _shuffled_batches(_, self, clients, address):
     """Batches of a fixed size, accounted as Poisson."""
     rng = np.random.default_rng([7, *address.tolist()])
-    index = [np.sort(rng.permutation(n)[: min(8, n)]) for n in self.plan.counts[clients.numpy()].tolist()]
+    index = [
+        np.sort(rng.permutation(n)[: min(8, n)]) for n in self.plan.counts[clients.numpy()].tolist()
+    ]
     width = max(map(len, index), default=1)
-    out, mask = torch.zeros(len(index), width, dtype=torch.int64), torch.zeros(len(index), width, dtype=torch.bool)
+    out, mask = (
+        torch.zeros(len(index), width, dtype=torch.int64),
+        torch.zeros(len(index), width, dtype=torch.bool),
+    )
     for row, own in enumerate(index):
         out[row, : len(own)], mask[row, : len(own)] = torch.from_numpy(own), True
     return out, mask
@@ -758,11 +829,15 @@ _one_subset = edit(Records._subsets, "from_numpy(numbers)", "from_numpy(0 * numb
 def _fixed_subsets(_, self, clients, numbers, sources):
     client, count = int(clients[0, 0]), int(self.plan.counts[clients[0, 0]])
     rng = np.random.default_rng([sources[0].seed, int(numbers[0, 0]), client])
-    return rng.permuted(np.tile(np.arange(count) < round(0.4 * count), (*clients.shape, 1)), axis=-1)
+    return rng.permuted(
+        np.tile(np.arange(count) < round(0.4 * count), (*clients.shape, 1)), axis=-1
+    )
 
 
 _more_of_the_shorter = edit(  # in either of two draws, but of the clients with the most records
-    Records._subsets, "rates[..., None]", "(rates * np.where(counts < self.plan.counts.max(), 2 - rates, 1))[..., None]"
+    Records._subsets,
+    "rates[..., None]",
+    "(rates * np.where(counts < self.plan.counts.max(), 2 - rates, 1))[..., None]",
 )
 
 
@@ -787,7 +862,9 @@ def _always_the_first(original, self, side, index, **options):
     """The first record of a client stands in every batch of its local steps, in the place of the first one drawn."""
     if side == "train" and index.ndim == 2:  # batches
         index, first = index.clone(), index[:, 0].contiguous()
-        index[:, 0] = self.train.offsets[torch.searchsorted(self.train.offsets, first, right=True) - 1]
+        index[:, 0] = self.train.offsets[
+            torch.searchsorted(self.train.offsets, first, right=True) - 1
+        ]
     return original(self, side, index, **options)
 
 
@@ -801,7 +878,9 @@ def _targets_of_the_next(original, self, side, index, **options):
 
 
 _half_of_the_batch = edit(  # gradients of every second record that was drawn go into the sum
-    LocalSteps.release, "(chunks, clients)", "(((rows[::2], place[::2]) for rows, place in chunks), clients)"
+    LocalSteps.release,
+    "(chunks, clients)",
+    "(((rows[::2], place[::2]) for rows, place in chunks), clients)",
 )
 
 
@@ -821,14 +900,18 @@ def _exchanged(original, self, problem, state, block, channel):
 
 
 # a client without records releases noise, and is charged
-_released_without_records = edit(Activations._acting, "self.records.plan.counts[clients] > 0", "clients >= 0")
+_released_without_records = edit(
+    Activations._acting, "self.records.plan.counts[clients] > 0", "clients >= 0"
+)
 
 
 @_instead(None, "step")
 def _quieter(original, self, problem, state, block, channel):
     """The method makes the noise of its releases quieter on its way."""
     for name, own in channel.releases.items():
-        channel.releases[name] = replace(own, noise=replace(own.noise, multiplier=1e-3 * own.noise.multiplier))
+        channel.releases[name] = replace(
+            own, noise=replace(own.noise, multiplier=1e-3 * own.noise.multiplier)
+        )
     return original(self, problem, state, block, channel)
 
 
@@ -884,7 +967,9 @@ def _bands(change: Callable[[np.ndarray], np.ndarray]) -> _Patch:
     return _set(Bands, "square_root", staticmethod(changed))
 
 
-_more_bands = edit(samplers.BoundCyclic.separation.fget, "self.n // self.cohort", "self.n // self.cohort + 3")
+_more_bands = edit(
+    samplers.BoundCyclic.separation.fget, "self.n // self.cohort", "self.n // self.cohort + 3"
+)
 _independent = _set(CorrelatedNoise, "at", lambda self, step: self._draw(step))
 _one_band_forgotten = edit(CorrelatedNoise._advance, "zip(further", "zip(further[:-1]")
 
@@ -922,8 +1007,12 @@ _charge = Account.charge
 _charged_at_clip = edit(Release.sensitivity.fget, "* (2.0 if", "* (1.0 if")
 _event_at_clip = edit(Price.event, "= multiplier", "= 2 * multiplier")
 _half_the_rate = edit(Price.event, "sampled(self.sampled,", "sampled(self.sampled / 2,")
-_weights_uncharged = edit(Price.event, "(1.0 if self.weights is None else self.weights[use])", "1.0")
-_weights_without_noise = edit(Prices.of_uses, "if all(price.weights is None for price in self.kinds)", "if True")
+_weights_uncharged = edit(
+    Price.event, "(1.0 if self.weights is None else self.weights[use])", "1.0"
+)
+_weights_without_noise = edit(
+    Prices.of_uses, "if all(price.weights is None for price in self.kinds)", "if True"
+)
 _weights_in_reverse = edit(Prices.of_uses, "first + uses", "first + 7 - uses")
 _allocation_without_noise = _set(Release, "weighted", lambda self, weight: self)
 _count_for_free = _set(release, "split_multiplier", lambda z, count: z)
@@ -940,7 +1029,9 @@ def _free_past_the_cap(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     """Clients at their caps release, and only the charge takes them for silent."""
     silent = Account.within_caps
     patch.setattr(Account, "within_caps", lambda self, members: members)
-    patch.setattr(Account, "charge", lambda self, first, members: _charge(self, first, silent(self, members)))
+    patch.setattr(
+        Account, "charge", lambda self, first, members: _charge(self, first, silent(self, members))
+    )
 
 
 def _silent_one_later(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
@@ -954,7 +1045,9 @@ _begun_again = edit(
     "if self._place < self._end:",
     "if first < self._end:\n            return\n        if self._place < self._end:",
 )
-_another_client = edit(Ledger.charge, "cohorts[new", "[[(k + 1) % 5 for k in one] for one in cohorts][new")
+_another_client = edit(
+    Ledger.charge, "cohorts[new", "[[(k + 1) % 5 for k in one] for one in cohorts][new"
+)
 _calibrated_for_less = edit(Price.multiplier, "uses)", "uses - 1)")
 
 
@@ -989,7 +1082,9 @@ def _accountant_halved(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
 def _stated_at_another_delta(original, self, **options):
     """Noise and budget are those of the delta that is stated; the epsilon beside it is that of a hundred times it."""
     prices = self.prices
-    self.prices = replace(prices, kinds=tuple(replace(kind, delta=100 * kind.delta) for kind in prices.kinds))
+    self.prices = replace(
+        prices, kinds=tuple(replace(kind, delta=100 * kind.delta) for kind in prices.kinds)
+    )
     try:
         return original(self, **options)
     finally:
@@ -999,14 +1094,20 @@ def _stated_at_another_delta(original, self, **options):
 _priced = partial(edit, price.calibrated, "tuple(price for")
 _local_steps_charged_once = _priced("tuple(replace(price, sums=1) for")
 _steps_for_nothing = edit(LocalSteps.numbers, "made = self", "return self")
-_allocation_ignored_in_charge = _priced("tuple(replace(price, weights=(1.0,) * len(price.weights)) for")
+_allocation_ignored_in_charge = _priced(
+    "tuple(replace(price, weights=(1.0,) * len(price.weights)) for"
+)
 
 
 def _past_the_allocation(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     """Steps beyond the allocation are let through, with the noise of its last use."""
     weight = ReleasePlan.weight
     patch.setattr(Account, "_room", lambda self, charged, wanted: wanted)
-    patch.setattr(ReleasePlan, "weight", lambda self, use: weight(self, min(use, len(self.allocation or "") - 1)))
+    patch.setattr(
+        ReleasePlan,
+        "weight",
+        lambda self, use: weight(self, min(use, len(self.allocation or "") - 1)),
+    )
 
 
 def _rows_charged_once(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
@@ -1017,7 +1118,9 @@ def _rows_charged_once(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
         return multiplier(self, budget, 1 if self.mechanism == "l2_laplace" else uses)
 
     patch.setattr(Price, "multiplier", once)
-    patch.setattr(row_noise.BoundRowNoise, "epsilon_at", lambda self, uses: epsilon_at(self, min(uses, 1)))
+    patch.setattr(
+        row_noise.BoundRowNoise, "epsilon_at", lambda self, uses: epsilon_at(self, min(uses, 1))
+    )
 
 
 # The public grid of secure mode
@@ -1045,7 +1148,9 @@ _discrete = laws.discrete_gaussian
 
 def _deviation(change: Callable[[int], int]) -> _Patch:
     """Noise of another deviation in cells."""
-    return _set(laws, "discrete_gaussian", lambda words, size, of: _discrete(words, size, change(of)))
+    return _set(
+        laws, "discrete_gaussian", lambda words, size, of: _discrete(words, size, change(of))
+    )
 
 
 def _whole(change: Callable[[np.ndarray], np.ndarray]) -> _Patch:
@@ -1094,7 +1199,10 @@ def _note_of_the_rows(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     notes = Problem.notes.fget
 
     def more(self):
-        return (*notes(self), f"features of these data, whose mean is {float(self.data.train.x.double().mean()):.3g}")
+        return (
+            *notes(self),
+            f"features of these data, whose mean is {float(self.data.train.x.double().mean()):.3g}",
+        )
 
     patch.setattr(Problem, "notes", property(more))
 
@@ -1110,7 +1218,11 @@ def _signal_of_the_rows(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
 
     def measured(self):
         found = snr(self)
-        return found if found is None else replace(found, clip_norm=getattr(self, "signal", found.clip_norm))
+        return (
+            found
+            if found is None
+            else replace(found, clip_norm=getattr(self, "signal", found.clip_norm))
+        )
 
     patch.setattr(Rounds, "release", noting)
     patch.setattr(Rounds, "snr", measured)
@@ -1133,7 +1245,9 @@ def _ends_by_the_rows(_, self, step):
 
 
 # what is kept of a release for the public file is the sum without its noise
-_sum_on_the_grid = edit(Rounds._noised_sum, "GridValue(step, each", "GridValue(step, (each - noise)")
+_sum_on_the_grid = edit(
+    Rounds._noised_sum, "GridValue(step, each", "GridValue(step, (each - noise)"
+)
 
 
 # The algorithm
@@ -1167,12 +1281,18 @@ def _shift_from_data(problem, state, before, block, channel):
 def _stored_mixed(problem, state, before, block, channel):
     """After every iteration a task's model has a thousandth of that of the task before it."""
     kept = state.private.whole("model")
-    state.private.scatter_all(torch.arange(problem.clients), {"model": torch.lerp(kept, kept.roll(1, 0), 1e-3)})
+    state.private.scatter_all(
+        torch.arange(problem.clients), {"model": torch.lerp(kept, kept.roll(1, 0), 1e-3)}
+    )
 
 
 def _in_public(what: Callable[..., torch.Tensor]) -> _Patch:
     """The public state gets a tensor of the step: ``what(problem, block, channel)``."""
-    return _stepped(lambda problem, state, _, block, channel: state.public.update(leak=what(problem, block, channel)))
+    return _stepped(
+        lambda problem, state, _, block, channel: state.public.update(
+            leak=what(problem, block, channel)
+        )
+    )
 
 
 def _members(problem, block, channel):
@@ -1241,7 +1361,9 @@ def _personal_mixed(original, self, problem, state, clients):
 
 
 _ridges_of_all = edit(  # every task's choice of a ridge follows that of the others
-    evidence.own_ridges, "from_numpy(chosen)", "from_numpy(np.sqrt(chosen * np.exp(np.log(chosen).mean())))"
+    evidence.own_ridges,
+    "from_numpy(chosen)",
+    "from_numpy(np.sqrt(chosen * np.exp(np.log(chosen).mean())))",
 )
 
 
@@ -1252,23 +1374,31 @@ def _excess_of_the_models(problem, state, before, block, channel):
 
 
 # a client's weight is its share of the longest client's examples
-_weights_of_all = edit(SharedModel.client, "(counts / self.cap)", "(counts / c.problem.data.train.counts.max())")
+_weights_of_all = edit(
+    SharedModel.client, "(counts / self.cap)", "(counts / c.problem.data.train.counts.max())"
+)
 
 
 def _over_the_examples(problem, state, before, block, channel):
     """The sum is divided by that of the cohort's weights, which nobody has released."""
     weights = (problem.data.train.counts[block.cohort] / 6).clamp(max=1.0).sum()
     for name, value in before.items():
-        state.public[name] = value + (state.public[name] - value) * channel.denominator / max(1.0, float(weights))
+        state.public[name] = value + (state.public[name] - value) * channel.denominator / max(
+            1.0, float(weights)
+        )
 
 
-_centred_rows = edit(PrivatePrior.client, "replicates = ", "rows = rows - rows.mean(0); replicates = ")
+_centred_rows = edit(
+    PrivatePrior.client, "replicates = ", "rows = rows - rows.mean(0); replicates = "
+)
 
 
 def _layer_by_the_models(problem, state, before, block, channel):
     """What the server makes of the release of a layer follows the models, too."""
     name = next(name for name in state.public if name.startswith("excess/"))
-    state.public[name] = state.public[name] + 1e-6 * state.private.whole("model").abs().sum().double()
+    state.public[name] = (
+        state.public[name] + 1e-6 * state.private.whole("model").abs().sum().double()
+    )
 
 
 @_instead(PriorLayers, "init")
@@ -1281,7 +1411,9 @@ def _layer_by_the_rows(original, self, problem, replicates=1):
 
 _centred_changes = edit(PriorLayers.client, "* rows}", "* (rows - rows.mean(0))}")
 # what the records of a client determine is what those of all do
-_mean_response = edit(PriorLayers._responses, "return responses", "return [b.mean(0).expand_as(b) for b in responses]")
+_mean_response = edit(
+    PriorLayers._responses, "return responses", "return [b.mean(0).expand_as(b) for b in responses]"
+)
 
 
 @_instead(PrivatePrior, "init")
@@ -1296,7 +1428,9 @@ def _parts_clipped_apart(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     d, whole = trainer.data.spec.shape[0], rounds.contributions
 
     def apart(rows, clip, form, *grid, **options):
-        return torch.cat([whole(part, clip, form, *grid, **options) for part in (rows[:, :d], rows[:, d:])])
+        return torch.cat(
+            [whole(part, clip, form, *grid, **options) for part in (rows[:, :d], rows[:, d:])]
+        )
 
     patch.setattr(rounds, "contributions", apart)
 
@@ -1306,7 +1440,13 @@ def _owners_weighed(patch, trainer):
     for kind in (Moments, PublicStart):
 
         def weighed(self, problem, public, counts, clip, model=kind.model):
-            return model(self, problem, public, torch.stack([x.abs().sum() for x in LinearData.of(problem).x]), clip)
+            return model(
+                self,
+                problem,
+                public,
+                torch.stack([x.abs().sum() for x in LinearData.of(problem).x]),
+                clip,
+            )
 
         patch.setattr(kind, "model", weighed)
 
@@ -1321,7 +1461,9 @@ def _ridge_of_raw_moments(original, self, problem, *rest):
 @_instead(Moments, "gradients")
 def _moments_of_the_next_too(original, self, problem):
     own, n = original(self, problem), problem.clients
-    return lambda client, points: own(client, points) + 1e-3 * own((client + 1) % n, points).mean(1, keepdim=True)
+    return lambda client, points: (
+        own(client, points) + 1e-3 * own((client + 1) % n, points).mean(1, keepdim=True)
+    )
 
 
 def _confidence_of_own_labels(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
@@ -1336,7 +1478,9 @@ def _confidence_of_own_labels(patch: pytest.MonkeyPatch, trainer: Trainer) -> No
 
 
 _curvature_of_own_rows = edit(
-    PeerToPeer._network, "self.largest_row(problem)", "float(problem.data.train.x.norm(dim=1).max())"
+    PeerToPeer._network,
+    "self.largest_row(problem)",
+    "float(problem.data.train.x.norm(dim=1).max())",
 )
 _raw_gradients_beside = edit(
     PeerToPeer.serve,
@@ -1362,9 +1506,15 @@ def _silent_along_raw_gradients(original, self, problem, public):
     return leaky
 
 
-_caps_before_the_block = edit(Account.within_caps, "(before <", "(self.participations[0][members] <")
-_step_size_from_data = edit(  # the threshold on eigenvalues is eta lam with eta from the private rows
-    MPMTL._step_size, "self.largest_row(problem)", "problem.data.train.x.double().square().sum(1).mean().sqrt().item()"
+_caps_before_the_block = edit(
+    Account.within_caps, "(before <", "(self.participations[0][members] <"
+)
+_step_size_from_data = (
+    edit(  # the threshold on eigenvalues is eta lam with eta from the private rows
+        MPMTL._step_size,
+        "self.largest_row(problem)",
+        "problem.data.train.x.double().square().sum(1).mean().sqrt().item()",
+    )
 )
 
 
@@ -1374,8 +1524,10 @@ def _start_by_all_fits(original, self: TaskStack, ridge: float) -> torch.Tensor:
     return original(self, ridge * float(original(self, ridge).norm(dim=1).mean()))
 
 
-_unclipped_moments = edit(  # gradients of any model, such as moments, are summed up to ten times the clip
-    Records.of_chunks, "self.clip, total", "Clip(10 * self.bound, self.norm), total"
+_unclipped_moments = (
+    edit(  # gradients of any model, such as moments, are summed up to ten times the clip
+        Records.of_chunks, "self.clip, total", "Clip(10 * self.bound, self.norm), total"
+    )
 )
 
 
@@ -1385,22 +1537,43 @@ def _nothing(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
 
 NO_OP = [
     Mutant("no-op, patched", _scaled(1.0), (), ("poisson", "clocks, gaussian")),
-    Mutant("no-op", _nothing, (), tuple(name for name in IN_ROUNDS if name != "poisson"), ("pmtl",)),
+    Mutant(
+        "no-op", _nothing, (), tuple(name for name in IN_ROUNDS if name != "poisson"), ("pmtl",)
+    ),
     Mutant("no-op", _nothing, (), tuple(MATRICES)),
     Mutant(
         "no-op",
         _nothing,
         (),
         tuple(name for name in CLOCKED if name != "clocks, gaussian"),
-        ("async_learner", "pp_dmtl"),  # one for each kind of schedule; other settings of p2p: test_clocked_audit
+        (
+            "async_learner",
+            "pp_dmtl",
+        ),  # one for each kind of schedule; other settings of p2p: test_clocked_audit
     ),
     Mutant("no-op", _nothing, (), ("clocks, laplace", "clocks, secure"), ("p2p",)),
     Mutant("no-op", _nothing, (), ("poisson",), tuple(PERSONAL)),
-    Mutant("no-op, rows added where they are made", _in_place(_nothing), (), ("poisson",), ("fedavg",)),
-    Mutant("cohort that is charged in the public state", _in_public(_members), (), ("fixed",), ("fedavg",)),
+    Mutant(
+        "no-op, rows added where they are made", _in_place(_nothing), (), ("poisson",), ("fedavg",)
+    ),
+    Mutant(
+        "cohort that is charged in the public state",
+        _in_public(_members),
+        (),
+        ("fixed",),
+        ("fedavg",),
+    ),
     Mutant("no-op", _nothing, (), ("records",), ("ditto", "fedrep")),
-    Mutant("no-op", _nothing, (), ("clocks, secure",), tuple(name for name in FURTHER if name != "warm start")),
-    Mutant("no-op", _nothing, (), ("clocks, l2_laplace",), ("featured", "subsampled", "warm start")),
+    Mutant(
+        "no-op",
+        _nothing,
+        (),
+        ("clocks, secure",),
+        tuple(name for name in FURTHER if name != "warm start"),
+    ),
+    Mutant(
+        "no-op", _nothing, (), ("clocks, l2_laplace",), ("featured", "subsampled", "warm start")
+    ),
 ]
 
 NOISE, FRESH, SENSITIVITY = ("noise law",), ("freshness",), ("sensitivity",)
@@ -1419,28 +1592,58 @@ _SILENT, _AVERAGED = ("silent past the cap",), ("fedavg",)
 
 MUTANTS = [
     # noise
-    Mutant("noise halved", _scaled(0.5), NOISE, ("poisson", "full", "records", "symmetric", "prior")),
+    Mutant(
+        "noise halved", _scaled(0.5), NOISE, ("poisson", "full", "records", "symmetric", "prior")
+    ),
     Mutant("noise halved", _scaled(0.5), NOISE, ("laplace", "diagonal", *CLOCK)),
     Mutant("noise halved", _scaled(0.5), NOISE, CLOCK_L2, _SUBSAMPLED),
     Mutant("noise halved", _scaled(0.5), NOISE, CLOCK, _ONCE),
-    Mutant("noise x 0.9", _scaled(0.9), NOISE, ("poisson", "l2_laplace", "records", "allocated", "k-norm")),
+    Mutant(
+        "noise x 0.9",
+        _scaled(0.9),
+        NOISE,
+        ("poisson", "l2_laplace", "records", "allocated", "k-norm"),
+    ),
     Mutant("noise x 0.9", _scaled(0.9), NOISE, (*CLOCK, *CLOCK_L2, *CLOCK_GAUSS)),
     Mutant("noise doubled", _scaled(2.0), NOISE, ("poisson", *CLOCK)),
     Mutant("noise left out", _scaled(0.0), NOISE, ("poisson", *CLOCK_GAUSS)),
-    Mutant("noise on the first coordinates only", _noise(_first_coordinates_only), NOISE, ("poisson", *CLOCK)),
+    Mutant(
+        "noise on the first coordinates only",
+        _noise(_first_coordinates_only),
+        NOISE,
+        ("poisson", *CLOCK),
+    ),
     Mutant("noise on every rank", _noise(_every_rank), NOISE),
     Mutant("noise x 0.94", _scaled(0.94), ("noise law: total",)),
-    Mutant("noise of one tensor moved to another", _noise(_between_tensors), ("noise law: tensors",)),
-    Mutant("noise doubled in one step", _doubled_in_a_step, ("noise law: steps",), algorithms=_AVERAGED),
-    Mutant("Laplace noise", _another_law("laplace"), NOISE, ("poisson", "l2_laplace", *CLOCK_GAUSS)),
+    Mutant(
+        "noise of one tensor moved to another", _noise(_between_tensors), ("noise law: tensors",)
+    ),
+    Mutant(
+        "noise doubled in one step", _doubled_in_a_step, ("noise law: steps",), algorithms=_AVERAGED
+    ),
+    Mutant(
+        "Laplace noise", _another_law("laplace"), NOISE, ("poisson", "l2_laplace", *CLOCK_GAUSS)
+    ),
     Mutant("Gaussian noise", _another_law("gaussian"), NOISE, ("laplace", *CLOCK, *CLOCK_L2)),
     Mutant("noise of constant length", _noise(_constant_length), NOISE),
     Mutant("one noise for the update and the count", _count_of_the_update, FRESH, ("adaptive",)),
     Mutant("no noise on the count of unclipped clients", _silent_count, NOISE, ("adaptive",)),
     Mutant("no noise for an empty cohort", _silent_when_empty, NOISE),
     Mutant("no noise without gradients", _silent_without_gradients, NOISE, CLOCK),
-    Mutant("no noise in the loop over one run", _in_the_loop("0 * drawn.numpy()"), NOISE, CLOCK, _LOOPED),
-    Mutant("noise halved in the loop over one run", _in_the_loop("0.5 * drawn.numpy()"), NOISE, CLOCK, _LOOPED),
+    Mutant(
+        "no noise in the loop over one run",
+        _in_the_loop("0 * drawn.numpy()"),
+        NOISE,
+        CLOCK,
+        _LOOPED,
+    ),
+    Mutant(
+        "noise halved in the loop over one run",
+        _in_the_loop("0.5 * drawn.numpy()"),
+        NOISE,
+        CLOCK,
+        _LOOPED,
+    ),
     Mutant("noise in pairs in the loop over one run", _in_pairs, FRESH, CLOCK, _LOOPED),
     Mutant("sums twice in the loop over one run", _twice_in_the_loop, SENSITIVITY, CLOCK, _LOOPED),
     Mutant("noise for the largest number of records", _largest, ("noise law: clients",), CLOCK),
@@ -1448,9 +1651,16 @@ MUTANTS = [
     Mutant("replace-one charged at C: event", _event_at_clip, (*NOISE, *CHARGES), CLOCK),
     Mutant("replace-one charged at C", _charged_at_clip, NOISE, ("fixed",)),
     Mutant("row noise x 0.01", _scaled(0.01, "/rows"), NOISE, ("curator",)),
-    Mutant("no noise on rows", _set(Rounds, "_hidden", lambda self, noise, rows, *of: rows), NOISE, ("curator",)),
+    Mutant(
+        "no noise on rows",
+        _set(Rounds, "_hidden", lambda self, noise, rows, *of: rows),
+        NOISE,
+        ("curator",),
+    ),
     Mutant("off-diagonals without sqrt 2", _root_of("1.0"), (*NOISE, *SENSITIVITY), ("symmetric",)),
-    Mutant("off-diagonals with 2 for sqrt 2", _root_of("2.0"), (*NOISE, *SENSITIVITY), ("symmetric",)),
+    Mutant(
+        "off-diagonals with 2 for sqrt 2", _root_of("2.0"), (*NOISE, *SENSITIVITY), ("symmetric",)
+    ),
     Mutant("off-diagonals of the release halved", _off_diagonal(0.5), NOISE, ("symmetric",)),
     Mutant("noise of the upper triangle alone", _off_diagonal(2**-0.5), NOISE, ("k-norm",)),
     # freshness
@@ -1459,22 +1669,45 @@ MUTANTS = [
     Mutant("noise of the place in a block", _addressed(_by_place), FRESH, CLOCK),
     Mutant("noise addressed by the event", _by_event, ("freshness: noise beside",), CLOCK),
     Mutant("one noise for all clients", _addressed(_no_keys), FRESH, ("records", *CLOCK)),
-    Mutant("noise of one seed for all", _addressed(_one_seed), ("freshness: channels",), ("poisson", *CLOCK)),
+    Mutant(
+        "noise of one seed for all",
+        _addressed(_one_seed),
+        ("freshness: channels",),
+        ("poisson", *CLOCK),
+    ),
     Mutant("noise repeated within a vector", _noise(_repeated_within), FRESH),
-    Mutant("noise of a tensor in another", _noise(_repeated_in_another_tensor), ("freshness: tensors",)),
-    Mutant("noise addressed by session", _by_session, ("freshness: after a restore",), ("poisson", *CLOCK)),
+    Mutant(
+        "noise of a tensor in another", _noise(_repeated_in_another_tensor), ("freshness: tensors",)
+    ),
+    Mutant(
+        "noise addressed by session",
+        _by_session,
+        ("freshness: after a restore",),
+        ("poisson", *CLOCK),
+    ),
     Mutant("one noise for all repetitions", _one_source, ("freshness: replicates",), CLOCK),
     Mutant("noise of a known seed in secure mode", _known_noise, FRESH, ("secure", *CLOCK_SECURE)),
     Mutant("one row noise for all clients", _addressed(_no_keys, "/rows"), FRESH, ("curator",)),
     Mutant("row noise reused", _addressed(_one_step, "/rows"), FRESH, ("curator",)),
     # sensitivity
     Mutant("clip skipped", _of_clip("bounds_of(None)"), SENSITIVITY),
-    Mutant("rows rounded away from zero", _on_grid("; wide.copy_(wide.sign() * wide.abs().ceil())"), EXACT),
+    Mutant(
+        "rows rounded away from zero",
+        _on_grid("; wide.copy_(wide.sign() * wide.abs().ceil())"),
+        EXACT,
+    ),
     Mutant("rows rounded to the nearest multiple", _on_grid(".round_()"), EXACT),
     Mutant("rows on too fine a grid", _on_grid(".mul_(2.0**20).trunc_().mul_(2.0**-20)"), EXACT),
     Mutant("rows on no grid", _on_grid(""), EXACT),
-    Mutant("clip skipped", _of_outer("wide.shape[-1]), None)"), SENSITIVITY, ("symmetric", "diagonal", "layers")),
-    Mutant("clip skipped", edit(_segment_sums, "(norms, clip)", "(norms, None)"), SENSITIVITY, RECORDS),
+    Mutant(
+        "clip skipped",
+        _of_outer("wide.shape[-1]), None)"),
+        SENSITIVITY,
+        ("symmetric", "diagonal", "layers"),
+    ),
+    Mutant(
+        "clip skipped", edit(_segment_sums, "(norms, clip)", "(norms, None)"), SENSITIVITY, RECORDS
+    ),
     Mutant("clip skipped", _no_clip, SENSITIVITY, CLOCK),
     Mutant("limits of the first record", _limits_of_the_first, SENSITIVITY, CLOCK_GAUSS),
     Mutant("clip per layer", _per_layer, SENSITIVITY),
@@ -1485,7 +1718,12 @@ MUTANTS = [
     Mutant("sum of gradients clipped", _clip_of_the_mean, SENSITIVITY, RECORDS),
     Mutant("mean clipped, not the records", _mean_clipped, SENSITIVITY, CLOCK),
     Mutant("factors clipped whatever the rows", _clip_once, SENSITIVITY, CLOCK_GAUSS),
-    Mutant("Laplace calibrated with an L2 clip", _of_clip("bounds_of(Clip(clip.bound))"), SENSITIVITY, LAPLACE),
+    Mutant(
+        "Laplace calibrated with an L2 clip",
+        _of_clip("bounds_of(Clip(clip.bound))"),
+        SENSITIVITY,
+        LAPLACE,
+    ),
     Mutant("Laplace calibrated with an L2 clip", _lengths_in_l2, SENSITIVITY, CLOCK),
     Mutant("NaN pass-through", _nan_row, SENSITIVITY),
     Mutant("NaN pass-through", _nan_factor, (*SENSITIVITY, *NOISE), CLOCK),
@@ -1493,25 +1731,54 @@ MUTANTS = [
     Mutant("rows that are not finite", _all_rows, SENSITIVITY, CLOCK),
     Mutant("n_k weighting", _weighted, SENSITIVITY),
     Mutant("count noise of the realized cohort", _count_noise_of_the_cohort, COUNT, ("adaptive",)),
-    Mutant("noise of the realized cohort", _noise_of_the_local_cohort, ("freshness: noise beside",), RECORDS),
+    Mutant(
+        "noise of the realized cohort",
+        _noise_of_the_local_cohort,
+        ("freshness: noise beside",),
+        RECORDS,
+    ),
     Mutant("noise addressed by the sum", _addressed_by_the_sum, SENSITIVITY),
     Mutant("a client counts for several", _all_that_is_clipped, COUNT, ("adaptive",)),
     Mutant("noise of the realized cohort", _noise_of_the_cohort, SENSITIVITY, ("poisson", "full")),
     Mutant("data-dependent denominator", _finite_denominator, SENSITIVITY),
-    Mutant("realized-batch denominator", _set(Rounds, "denominator", _REALIZED), (*NOISE, *CHARGES)),
+    Mutant(
+        "realized-batch denominator", _set(Rounds, "denominator", _REALIZED), (*NOISE, *CHARGES)
+    ),
     Mutant("mean over the realized batch", _realized_mean, SENSITIVITY),
     Mutant("mean over the realized records", _realized_records, (*NOISE, *SENSITIVITY), RECORDS),
     Mutant("mean over the finite records", _finite_count, SENSITIVITY, CLOCK),
     # cohorts and subsets of records
     Mutant("fixed cohort drawn for Poisson", _fixed_size, SAMPLER),
-    Mutant("fixed cohort accounted as Poisson", _charged_as_poisson(samplers.BoundFixed), SAMPLER, ("fixed",)),
-    Mutant("turns accounted as Poisson", _charged_as_poisson(samplers.BoundCyclic), SAMPLER, ("in turn",)),
+    Mutant(
+        "fixed cohort accounted as Poisson",
+        _charged_as_poisson(samplers.BoundFixed),
+        SAMPLER,
+        ("fixed",),
+    ),
+    Mutant(
+        "turns accounted as Poisson",
+        _charged_as_poisson(samplers.BoundCyclic),
+        SAMPLER,
+        ("in turn",),
+    ),
     # noise that is correlated over rounds
     Mutant("bands charged, noise independent", _independent, FRESH, BANDS),
     Mutant("bands of the largest 1, not of norm 1", _bands(lambda c: c / c[0]), SENSITIVITY, BANDS),
     Mutant("bands a little too long", _bands(lambda c: 1.03 * c), SENSITIVITY, BANDS, _AVERAGED),
-    Mutant("later bands too long", _bands(lambda c: np.append(c[0], 1.2 * c[1:])), SENSITIVITY, BANDS, _AVERAGED),
-    Mutant("one window of noise for all channels", _one_window, (*FRESH, *SENSITIVITY), BANDS, _AVERAGED),
+    Mutant(
+        "later bands too long",
+        _bands(lambda c: np.append(c[0], 1.2 * c[1:])),
+        SENSITIVITY,
+        BANDS,
+        _AVERAGED,
+    ),
+    Mutant(
+        "one window of noise for all channels",
+        _one_window,
+        (*FRESH, *SENSITIVITY),
+        BANDS,
+        _AVERAGED,
+    ),
     Mutant("more bands than rounds between turns", _more_bands, SENSITIVITY, BANDS),
     Mutant("turns in another order", _closer_turns, SENSITIVITY, BANDS),
     Mutant("one band forgotten", _one_band_forgotten, (*FRESH, *NOISE), BANDS),
@@ -1522,17 +1789,43 @@ MUTANTS = [
     Mutant("one cohort for two steps", _same_for_two_steps, ("sampler: rounds",)),
     Mutant("couples of clients", _couples, ("sampler: pairs",)),
     Mutant("some clients drawn more often", _favourites, ("sampler: fairness",)),
-    Mutant("cohort of a known seed in secure mode", _known_cohort, ("sampler: channels",), ("secure",)),
+    Mutant(
+        "cohort of a known seed in secure mode", _known_cohort, ("sampler: channels",), ("secure",)
+    ),
     Mutant("batches of a fixed size accounted as Poisson", _shuffled_batches, SAMPLER, RECORDS),
     Mutant("one batch for all local steps", _one_batch_a_round, SAMPLER, RECORDS),
-    Mutant("one record in every batch", _always_the_first, ("sampler: records not drawn",), RECORDS),
-    Mutant("targets of records that were not drawn", _targets_of_the_next, ("sampler: records not drawn",), RECORDS),
+    Mutant(
+        "one record in every batch", _always_the_first, ("sampler: records not drawn",), RECORDS
+    ),
+    Mutant(
+        "targets of records that were not drawn",
+        _targets_of_the_next,
+        ("sampler: records not drawn",),
+        RECORDS,
+    ),
     Mutant("half of the records drawn", _half_of_the_batch, ("sampler: records drawn",), RECORDS),
-    Mutant("rows of clients that were not drawn", _another_cohort, RELEASES, ("poisson", "fixed"), ("pmtl", "fedavg")),
+    Mutant(
+        "rows of clients that were not drawn",
+        _another_cohort,
+        RELEASES,
+        ("poisson", "fixed"),
+        ("pmtl", "fedavg"),
+    ),
     Mutant("divided by the realized size", _realized_size, SAMPLER, CLOCK_L2, _SUBSETS),
     Mutant("all records, charged as a subset", _everybody, SAMPLER, CLOCK, _SUBSETS),
-    Mutant("more records of the shorter clients", _more_of_the_shorter, ("sampler: records, rates",), RECORDS),
-    Mutant("more records of the shorter clients", _more_of_the_shorter, ("sampler: records, rates",), CLOCK, _SUBSETS),
+    Mutant(
+        "more records of the shorter clients",
+        _more_of_the_shorter,
+        ("sampler: records, rates",),
+        RECORDS,
+    ),
+    Mutant(
+        "more records of the shorter clients",
+        _more_of_the_shorter,
+        ("sampler: records, rates",),
+        CLOCK,
+        _SUBSETS,
+    ),
     Mutant("one subset for all uses", _one_subset, SAMPLER, CLOCK, _SUBSAMPLED),
     Mutant("subsets of a fixed size", _fixed_subsets, SAMPLER, CLOCK, _SUBSAMPLED),
     Mutant("subset of the noise", _subset_of_the_noise, BESIDE, CLOCK, _SUBSETS),
@@ -1554,55 +1847,124 @@ MUTANTS = [
     Mutant("count of unclipped clients for free", _count_for_free, CHARGES, ("adaptive",)),
     Mutant("local steps charged once", _local_steps_charged_once, CHARGES, RECORDS),
     Mutant("local steps without a charge", _steps_for_nothing, CHARGES, RECORDS),
-    Mutant("accountant halved", _accountant_halved, CHARGES, ("poisson", "full", "fixed", "laplace", "records")),
+    Mutant(
+        "accountant halved",
+        _accountant_halved,
+        CHARGES,
+        ("poisson", "full", "fixed", "laplace", "records"),
+    ),
     # other laws: test_second_accountant
     Mutant("accountant halved", _accountant_halved, CHARGES, ("allocated", *CLOCK, *CLOCK_GAUSS)),
     Mutant("epsilon of another delta", _stated_at_another_delta, CHARGES),
-    Mutant("early stop by the loss", _set(EarlyStopping, "stops", lambda self, rows: rows[-1]["loss"] < 0.5), CHARGES),
+    Mutant(
+        "early stop by the loss",
+        _set(EarlyStopping, "stops", lambda self, rows: rows[-1]["loss"] < 0.5),
+        CHARGES,
+    ),
     Mutant("early stop not charged", _stop_uncharged, CHARGES, ("poisson", "fixed")),
     Mutant("early stop not charged", _stop_uncharged, CHARGES, CLOCK, _FEATURED),
-    Mutant("allocation ignored in the noise", _allocation_without_noise, (*NOISE, *CHARGES), ("allocated", "k-norm")),
-    Mutant("allocation ignored in the charge", _allocation_ignored_in_charge, (*NOISE, *CHARGES), ("allocated",)),
+    Mutant(
+        "allocation ignored in the noise",
+        _allocation_without_noise,
+        (*NOISE, *CHARGES),
+        ("allocated", "k-norm"),
+    ),
+    Mutant(
+        "allocation ignored in the charge",
+        _allocation_ignored_in_charge,
+        (*NOISE, *CHARGES),
+        ("allocated",),
+    ),
     Mutant("one use past the allocation", _past_the_allocation, CHARGES, ("allocated",)),
     Mutant("rows charged for one use", _rows_charged_once, CHARGES, ("curator",)),
-    Mutant("weights ignored in the charge", _weights_uncharged, (*NOISE, *CHARGES), CLOCK, _FEATURED),
+    Mutant(
+        "weights ignored in the charge", _weights_uncharged, (*NOISE, *CHARGES), CLOCK, _FEATURED
+    ),
     Mutant("weights ignored in the noise", _weights_without_noise, NOISE, CLOCK, _FEATURED),
     Mutant("weights in reverse", _weights_in_reverse, NOISE, CLOCK_GAUSS, _FEATURED),
     Mutant("releases without records", _released_without_records, LEDGER, CLOCK, ("empty client",)),
     Mutant("charged at half the rate", _half_the_rate, (*NOISE, *CHARGES), CLOCK, _SUBSETS),
     # the public grid
     Mutant("plain float sum in secure mode", _plain_float_sum, GRID, ("secure", "records, secure")),
-    Mutant("plain float sum in secure mode", _plain_float_sum, GRID, ("curator, secure", *_BOTH_CLOCKS)),
+    Mutant(
+        "plain float sum in secure mode", _plain_float_sum, GRID, ("curator, secure", *_BOTH_CLOCKS)
+    ),
     Mutant("grid of the sum in secure mode", _grid_of_the_sum, GRID, ("secure",)),
     Mutant("noise on a coarser grid", _rounded_noise, GRID, ("secure",)),
-    Mutant("noise halved where it is added", _not_added, NOISE, ("poisson", "records", "secure", *CLOCK)),
-    Mutant("rounded noise halved", _rounded(lambda noise: noise // 2), NOISE, ("curator, secure", "clocks, secure")),
+    Mutant(
+        "noise halved where it is added",
+        _not_added,
+        NOISE,
+        ("poisson", "records", "secure", *CLOCK),
+    ),
+    Mutant(
+        "rounded noise halved",
+        _rounded(lambda noise: noise // 2),
+        NOISE,
+        ("curator, secure", "clocks, secure"),
+    ),
     # noise in whole numbers
-    Mutant("whole noise halved", _deviation(lambda s: s // 2), NOISE, ("secure", "records, secure")),
-    Mutant("whole noise halved", _deviation(lambda s: s // 2), NOISE, ("clocks, gaussian, secure", "bands, secure")),
+    Mutant(
+        "whole noise halved", _deviation(lambda s: s // 2), NOISE, ("secure", "records, secure")
+    ),
+    Mutant(
+        "whole noise halved",
+        _deviation(lambda s: s // 2),
+        NOISE,
+        ("clocks, gaussian, secure", "bands, secure"),
+    ),
     Mutant("whole noise x 0.9", _deviation(lambda s: 9 * s // 10), NOISE, ("secure",)),
-    Mutant("whole noise of a power of two", _deviation(lambda s: 1 << s.bit_length() - 1), NOISE, ("secure",)),
-    Mutant("whole noise left out", _whole(lambda noise: 0 * noise), NOISE, ("secure", "clocks, gaussian, secure")),
+    Mutant(
+        "whole noise of a power of two",
+        _deviation(lambda s: 1 << s.bit_length() - 1),
+        NOISE,
+        ("secure",),
+    ),
+    Mutant(
+        "whole noise left out",
+        _whole(lambda noise: 0 * noise),
+        NOISE,
+        ("secure", "clocks, gaussian, secure"),
+    ),
     Mutant("whole noise of one sign", _whole(_of_one_sign), NOISE, ("secure",)),
     Mutant("whole noise in floating point", _whole(_floating), GRID, ("secure", "records, secure")),
     Mutant("replace-one charged at C", _charged_at_clip, NOISE, ("fixed, secure",)),
     Mutant("rows rounded to the nearest multiple", _on_grid(".round_()"), EXACT, ("secure",)),
     # the transcript
-    Mutant("data-dependent step size", _stepped(_data_dependent_step), TRANSCRIPT, ("poisson", *CLOCK)),
+    Mutant(
+        "data-dependent step size", _stepped(_data_dependent_step), TRANSCRIPT, ("poisson", *CLOCK)
+    ),
     Mutant("raw local start", _raw_local_start, TRANSCRIPT, ("poisson", *CLOCK)),
     Mutant("numbers of examples in the public state", _in_public(_examples), TRANSCRIPT),
     Mutant("cohort in the public state", _in_public(_members), TRANSCRIPT),
     Mutant(
-        "size of the cohort in the public state", _in_public(lambda p, b, c: torch.tensor(len(b.cohort))), TRANSCRIPT
+        "size of the cohort in the public state",
+        _in_public(lambda p, b, c: torch.tensor(len(b.cohort))),
+        TRANSCRIPT,
     ),
-    Mutant("size of the subsets in the public state", _in_public(_local_batch), TRANSCRIPT, RECORDS),
-    Mutant("size of the subsets in the public state", _in_public(_subset_size), TRANSCRIPT, CLOCK_L2, _SUBSETS),
+    Mutant(
+        "size of the subsets in the public state", _in_public(_local_batch), TRANSCRIPT, RECORDS
+    ),
+    Mutant(
+        "size of the subsets in the public state",
+        _in_public(_subset_size),
+        TRANSCRIPT,
+        CLOCK_L2,
+        _SUBSETS,
+    ),
     Mutant("a note of the rows", _note_of_the_rows, PUBLISHED, ("poisson", *RECORDS, *CLOCK)),
     Mutant("signal to noise of the rows", _signal_of_the_rows, PUBLISHED, ("poisson", "symmetric")),
-    Mutant("scale of the rows beside the model", _scale_of_the_rows, PUBLISHED, ("poisson", *RECORDS)),
+    Mutant(
+        "scale of the rows beside the model", _scale_of_the_rows, PUBLISHED, ("poisson", *RECORDS)
+    ),
     Mutant("a run ends by its rows", _ends_by_the_rows, PUBLISHED),
     Mutant("sums without noise in public", _sum_on_the_grid, VALUES, ("secure", "curator, secure")),
-    Mutant("a frozen tensor moved", _frozen_but_moved, ("transcript: frozen",), ("low rank", "low rank, records")),
+    Mutant(
+        "a frozen tensor moved",
+        _frozen_but_moved,
+        ("transcript: frozen",),
+        ("low rank", "low rank, records"),
+    ),
     Mutant("a client added twice where rows are made", _in_place(_added_twice), RELEASES, *_LONG),
     Mutant("a client added twice where nobody watches", _in_place(_added_unseen), RELEASES, *_LONG),
     Mutant("a part of a sum lost", _in_place(_part_lost), RELEASES, *_LONG),
@@ -1620,10 +1982,30 @@ MUTANTS = [
     ),
     Mutant("owners weighed by their records", _owners_weighed, TRANSCRIPT, CLOCK, _ONCE),
     Mutant("ridge of raw moments", _ridge_of_raw_moments, TRANSCRIPT, CLOCK, ("moments",)),
-    Mutant("curvature of the agents' rows", _curvature_of_own_rows, TRANSCRIPT, CLOCK_GAUSS, ("p2p",)),
-    Mutant("confidence of the agents' labels", _confidence_of_own_labels, TRANSCRIPT, CLOCK_GAUSS, ("p2p",)),
-    Mutant("raw gradients beside the answers", _raw_gradients_beside, TRANSCRIPT, CLOCK_GAUSS, ("p2p", *_SILENT)),
-    Mutant("silent agents along raw gradients", _silent_along_raw_gradients, TRANSCRIPT, CLOCK_GAUSS, _SILENT),
+    Mutant(
+        "curvature of the agents' rows", _curvature_of_own_rows, TRANSCRIPT, CLOCK_GAUSS, ("p2p",)
+    ),
+    Mutant(
+        "confidence of the agents' labels",
+        _confidence_of_own_labels,
+        TRANSCRIPT,
+        CLOCK_GAUSS,
+        ("p2p",),
+    ),
+    Mutant(
+        "raw gradients beside the answers",
+        _raw_gradients_beside,
+        TRANSCRIPT,
+        CLOCK_GAUSS,
+        ("p2p", *_SILENT),
+    ),
+    Mutant(
+        "silent agents along raw gradients",
+        _silent_along_raw_gradients,
+        TRANSCRIPT,
+        CLOCK_GAUSS,
+        _SILENT,
+    ),
     Mutant(
         "step simulated on private rows",
         _set(step_size, "synthetic_tasks", lambda algorithm, problem, smooth, seed: problem.data),
@@ -1631,19 +2013,39 @@ MUTANTS = [
         CLOCK_GAUSS,
         ("simulated step",),
     ),
-    Mutant("both parts clipped apart", _parts_clipped_apart, SENSITIVITY, ("prior", "prior, layers")),
-    Mutant("moments of records beyond the clip", _unclipped_moments, SENSITIVITY, CLOCK, ("moments",)),
-    Mutant("shift from the models", _stepped(_shift_from_data), TRANSCRIPT, ("symmetric", "layers", "curator")),
+    Mutant(
+        "both parts clipped apart", _parts_clipped_apart, SENSITIVITY, ("prior", "prior, layers")
+    ),
+    Mutant(
+        "moments of records beyond the clip", _unclipped_moments, SENSITIVITY, CLOCK, ("moments",)
+    ),
+    Mutant(
+        "shift from the models",
+        _stepped(_shift_from_data),
+        TRANSCRIPT,
+        ("symmetric", "layers", "curator"),
+    ),
     Mutant("directions of the rows", _directions_of_the_rows, TRANSCRIPT, ("prior",)),
     Mutant("excess from the models", _stepped(_excess_of_the_models), TRANSCRIPT, ("prior",)),
     Mutant("directions of the rows", _layer_by_the_rows, TRANSCRIPT, ("prior, layers",)),
-    Mutant("excess from the models", _stepped(_layer_by_the_models), TRANSCRIPT, ("prior, layers",)),
+    Mutant(
+        "excess from the models", _stepped(_layer_by_the_models), TRANSCRIPT, ("prior, layers",)
+    ),
     Mutant("step size from the rows", _step_size_from_data, TRANSCRIPT, ("symmetric",)),
-    Mutant("divided by the cohort's examples", _stepped(_over_the_examples), TRANSCRIPT, algorithms=("weighted",)),
+    Mutant(
+        "divided by the cohort's examples",
+        _stepped(_over_the_examples),
+        TRANSCRIPT,
+        algorithms=("weighted",),
+    ),
     # independence
-    Mutant("weights by the longest client", _weights_of_all, INDEPENDENCE, algorithms=("weighted",)),
+    Mutant(
+        "weights by the longest client", _weights_of_all, INDEPENDENCE, algorithms=("weighted",)
+    ),
     Mutant("personal models of two clients mixed", _models_mixed, INDEPENDENCE),
-    Mutant("personal models of two clients mixed", _personal_mixed, INDEPENDENCE, CLOCK_L2, _SUBSAMPLED),
+    Mutant(
+        "personal models of two clients mixed", _personal_mixed, INDEPENDENCE, CLOCK_L2, _SUBSAMPLED
+    ),
     Mutant(
         "personal models of two clients mixed",
         _stepped(_stored_mixed),
@@ -1658,6 +2060,8 @@ MUTANTS = [
     Mutant("rows less the mean of all", _centred_rows, INDEPENDENCE, ("prior",)),
     Mutant("changes less the mean of all", _centred_changes, INDEPENDENCE, ("prior, layers",)),
     Mutant("response of all clients", _mean_response, INDEPENDENCE, ("prior, layers",)),
-    Mutant("moments of the next owner too", _moments_of_the_next_too, INDEPENDENCE, CLOCK, ("moments",)),
+    Mutant(
+        "moments of the next owner too", _moments_of_the_next_too, INDEPENDENCE, CLOCK, ("moments",)
+    ),
     Mutant("ridges by all tasks", _ridges_of_all, INDEPENDENCE, ("prior",)),
 ]

@@ -27,7 +27,17 @@ from fedmtl.privacy.noise.laws import LAWS
 CLIENTS, CANARIES, DIMENSION, STEPS, NOISE = 6, 1000, 2000, 3, 2.0
 
 
-def played(schedule, *, clip=0.3, canaries=CANARIES, dimension=DIMENSION, form="vector", steps=STEPS, rows=1.0, **more):
+def played(
+    schedule,
+    *,
+    clip=0.3,
+    canaries=CANARIES,
+    dimension=DIMENSION,
+    form="vector",
+    steps=STEPS,
+    rows=1.0,
+    **more,
+):
     """The canaries of a channel of six clients that send rows of length ``rows`` after all its rounds, and the
     channel."""
     sampler = schedule.bind(CLIENTS + canaries)
@@ -36,7 +46,9 @@ def played(schedule, *, clip=0.3, canaries=CANARIES, dimension=DIMENSION, form="
     channel = open_channel(privacy, [plan], sampler, seed=3, steps=steps, kind=CanaryRounds)
     channel.canaries = Canaries(canaries, CLIENTS, channel.sampler, seed=5)
     channel.canaries.check(channel.releases)
-    directions = torch.nn.functional.normalize(torch.randn(CLIENTS, dimension, dtype=torch.float64), dim=1)
+    directions = torch.nn.functional.normalize(
+        torch.randn(CLIENTS, dimension, dtype=torch.float64), dim=1
+    )
     for step in range(steps):
         clients = channel.draw(step)
         assert bool((clients < CLIENTS).all())
@@ -62,13 +74,20 @@ def right(canaries) -> float:
 @pytest.mark.parametrize("canaries", [40, 100, 250])
 def test_directions_have_length_one_and_are_orthogonal_where_they_fit(form, mechanism, canaries):
     found, channel = played(
-        FullParticipation(), canaries=canaries, dimension=100, form=form, mechanism=mechanism, steps=1
+        FullParticipation(),
+        canaries=canaries,
+        dimension=100,
+        form=form,
+        mechanism=mechanism,
+        steps=1,
     )
     release = channel.releases["update"]
     places, values = found.directions(release, 0)
     dense = torch.zeros(canaries, 100, dtype=torch.float64).scatter_(1, places, values)
     order = 1 if mechanism == "laplace" else 2
-    torch.testing.assert_close(torch.linalg.vector_norm(dense, order, dim=1), torch.ones(canaries, dtype=torch.float64))
+    torch.testing.assert_close(
+        torch.linalg.vector_norm(dense, order, dim=1), torch.ones(canaries, dtype=torch.float64)
+    )
     if canaries <= 100:
         torch.testing.assert_close(dense @ dense.T, torch.eye(canaries, dtype=torch.float64))
     assert (found.dependence(channel.releases, adaptive=False) is None) == (canaries <= 100)
@@ -94,7 +113,13 @@ def test_the_rows_of_clients_change_no_score():
 @pytest.mark.parametrize(("mechanism", "noise"), [("laplace", 2.0), ("l2_laplace", 0.05)])
 def test_scores_of_pure_mechanisms_stay_within_epsilon(mechanism, noise):
     """High dimensions hide a row in L2-Laplace noise, so that one has little noise."""
-    canaries, _ = played(FullParticipation(), mechanism=mechanism, canaries=200, dimension=200, noise_multiplier=noise)
+    canaries, _ = played(
+        FullParticipation(),
+        mechanism=mechanism,
+        canaries=200,
+        dimension=200,
+        noise_multiplier=noise,
+    )
     assert float(canaries.scores.abs().max()) <= STEPS / noise + 1e-6
     assert right(canaries) > 0.5
 
@@ -120,7 +145,9 @@ def test_canaries_that_take_no_turn_have_no_score():
 
 
 def test_a_symmetric_release_is_scored_by_its_outer_products():
-    canaries, _ = played(FullParticipation(), form="symmetric", dimension=60, canaries=60, noise_multiplier=1.0)
+    canaries, _ = played(
+        FullParticipation(), form="symmetric", dimension=60, canaries=60, noise_multiplier=1.0
+    )
     assert gaussian_p(canaries, math.sqrt(STEPS)) > 1e-3
 
 
@@ -155,7 +182,9 @@ def test_a_long_sum_that_is_made_row_by_row_has_the_same_canaries():
         if streamed:
             message = channel.total("update")
             message.add(clients, rows)
-        values.append((channel.release("update", message, clients), channel.canaries.state()["scores"]))
+        values.append(
+            (channel.release("update", message, clients), channel.canaries.state()["scores"])
+        )
     assert torch.equal(values[0][0], values[1][0])
     assert torch.equal(values[0][1], values[1][1])
 
@@ -218,11 +247,16 @@ def activated(mechanism="gaussian", *, each=500, noise=NOISE, acts=ACTS, seed=0,
     privacy = RecordPrivacy(clip_norm=0.5, noise_multiplier=noise, mechanism=mechanism, delta=1e-5)
     channel = open_channel(privacy, (planned,), "a schedule", seed=seed, kind=CanaryActivations)
     law = LAWS[mechanism](1.0)
-    canaries = channel.canaries = RecordCanaries(planned, torch.from_numpy(OWN), law, channel.bound, seed)
+    canaries = channel.canaries = RecordCanaries(
+        planned, torch.from_numpy(OWN), law, channel.bound, seed
+    )
     channel.records.counts = OWN
     channel.begin(0, torch.tensor([acts]))
     for _ in acts:
-        rows = [torch.randn(len(runs), int(OWN[client]), each, dtype=torch.float64) for client, runs in channel.acting]
+        rows = [
+            torch.randn(len(runs), int(OWN[client]), each, dtype=torch.float64)
+            for client, runs in channel.acting
+        ]
         channel.release(rows)
     return canaries, channel
 
@@ -264,5 +298,7 @@ def test_bounds_of_sound_activations_exceed_the_claim_as_rarely_as_stated(rate):
         canaries, channel = activated(rate=rate, each=40, noise=1.0, seed=seed)
         assert canaries.dependence() is None
         curve = trade_off(channel.prices.kinds[0].after(3, 1.0), 1)
-        above += refuted(guess(canaries.scores.numpy(), canaries.coins.numpy()), curve, independent=True)
+        above += refuted(
+            guess(canaries.scores.numpy(), canaries.coins.numpy()), curve, independent=True
+        )
     assert stats.binomtest(above, runs, 0.05, alternative="greater").pvalue > 1e-3

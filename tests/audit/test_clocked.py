@@ -19,14 +19,21 @@ from fedmtl.privacy import Channel
 from .mutants import CLOCKED, FEATURES, audit, half_at_first, trainer_of
 
 
-def test_an_accounting_that_does_not_hold_is_never_the_epsilon(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = replace(trainer_of("pp_dmtl", "clocks, l2_laplace"), algorithm=PublishedPPDMTL(row_norm=1.0, a1=0.05))
+def test_an_accounting_that_does_not_hold_is_never_the_epsilon(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = replace(
+        trainer_of("pp_dmtl", "clocks, l2_laplace"),
+        algorithm=PublishedPPDMTL(row_norm=1.0, a1=0.05),
+    )
     refuted = [finding.check for finding in audit(run) if finding.refuted]
     assert refuted == ["transcript: public state"], "its own part moves on raw records"
     found = {finding.check: finding for finding in audit(run, checks=("charges",))}
     assert not found["charges: steps in the ledger"].refuted
     sound = Channel.report
-    monkeypatch.setattr(Channel, "report", property(lambda self: replace(sound.fget(self), epsilon=5.0)))
+    monkeypatch.setattr(
+        Channel, "report", property(lambda self: replace(sound.fget(self), epsilon=5.0))
+    )
     found = {finding.check: finding for finding in audit(run, checks=("charges",))}
     assert found["charges: steps in the ledger"].refuted
 
@@ -52,19 +59,26 @@ def test_settings_of_other_kinds_pass() -> None:
     for run in (
         replace(base, privacy=replace(CLOCKED["clocks, laplace"], epsilon=budgets)),
         replace(base, privacy=replace(CLOCKED["clocks, gaussian"], noise_multiplier=9.0)),
-        replace(base, privacy=replace(CLOCKED["clocks, laplace"], epsilon=None, noise_multiplier=2.0)),
+        replace(
+            base, privacy=replace(CLOCKED["clocks, laplace"], epsilon=None, noise_multiplier=2.0)
+        ),
         replace(base, algorithm=domain, privacy=loose),
         replace(base, algorithm=AsyncLearner(loss="logistic"), rounds=3),
     ):
         findings = audit(run, checks=("noise law", "sensitivity", "charges"))
         assert not [finding for finding in findings if finding.refuted]
-        assert any(finding.check == "sensitivity: gradients" and not finding.skipped for finding in findings)
+        assert any(
+            finding.check == "sensitivity: gradients" and not finding.skipped
+            for finding in findings
+        )
 
 
 def test_without_noise_nothing_is_claimed() -> None:
     run = trainer_of("pp_dmtl", "clocks, laplace")
     for privacy in (None, replace(CLOCKED["clocks, laplace"], epsilon=float("inf"), delta=1e-5)):
-        first, *_ = audit_trainer(replace(run, privacy=privacy), rounds=8, effort=Effort(checks=("noise law",)))
+        first, *_ = audit_trainer(
+            replace(run, privacy=privacy), rounds=8, effort=Effort(checks=("noise law",))
+        )
         assert first.skipped
 
 
@@ -85,7 +99,9 @@ def test_a_graph_of_the_records_is_outside_and_the_transcript_says_so() -> None:
 
 
 def test_agents_that_released_before_a_restore_are_silent_and_have_no_noise_to_compare() -> None:
-    data = load_synthetic_tasks(120, train_examples=4, test_examples=2, features=8, problem="classification")
+    data = load_synthetic_tasks(
+        120, train_examples=4, test_examples=2, features=8, problem="classification"
+    )
     run = replace(trainer("secure", releases=1), data=data)
     found = {finding.check: finding for finding in audit(run, checks=("freshness",))}
     assert not [finding for finding in found.values() if finding.refuted]
@@ -94,8 +110,13 @@ def test_agents_that_released_before_a_restore_are_silent_and_have_no_noise_to_c
 
 def test_half_of_the_noise_of_a_warm_start_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first of nine releases of every agent; the run as it is stands among the no-ops of ``mutants``."""
-    run, effort = trainer_of("warm start", "clocks, l2_laplace"), Effort(noise=80_000, checks=("noise law",))
+    run, effort = (
+        trainer_of("warm start", "clocks, l2_laplace"),
+        Effort(noise=80_000, checks=("noise law",)),
+    )
     half_at_first(monkeypatch, run)
-    found = {finding.check: finding.refuted for finding in audit_trainer(run, rounds=20, effort=effort)}
+    found = {
+        finding.check: finding.refuted for finding in audit_trainer(run, rounds=20, effort=effort)
+    }
     assert found["noise law: total of gradients"]
     assert found["noise law: lengths of gradients"]

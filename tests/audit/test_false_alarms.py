@@ -59,7 +59,9 @@ def test_a_sound_release_path_raises_no_alarm(which: str) -> None:
     """Freshness, which takes two thirds of an audit, is checked under every second seed."""
     make, effort, seeds = SETUPS[which]
     made = make()
-    lighter = replace(effort, checks=tuple(check for check in effort.checks if check != "freshness"))
+    lighter = replace(
+        effort, checks=tuple(check for check in effort.checks if check != "freshness")
+    )
     statistics: dict[str, list[float]] = {}
     for seed in range(seeds):
         for finding in audit_channel(made, seed=seed, effort=lighter if seed % 2 else effort):

@@ -36,14 +36,20 @@ def most_likely(guesses, curve):
     r, m, count = guesses.made, guesses.canaries, np.arange(guesses.made + 1)
     slopes = np.diff(curve.y) / np.maximum(np.diff(curve.x), 1e-300)
     lines = [(1.0, 0.0)]
-    lines += [(y - s * x, s) for x, y, s in zip(curve.x, curve.y, slopes, strict=False) if 1e-6 < s < 1e6]
+    lines += [
+        (y - s * x, s) for x, y, s in zip(curve.x, curve.y, slopes, strict=False) if 1e-6 < s < 1e6
+    ]
     rows, limits = [], []
     for v in range(r):
         for intercept, slope in lines:
             rows.append(count * (count > v) / m - slope * (r - count) * (count >= v) / m)
             limits.append(intercept)
     answer = optimize.linprog(
-        -(count >= guesses.right).astype(float), A_ub=rows, b_ub=limits, A_eq=[np.ones(r + 1)], b_eq=[1.0]
+        -(count >= guesses.right).astype(float),
+        A_ub=rows,
+        b_ub=limits,
+        A_eq=[np.ones(r + 1)],
+        b_eq=[1.0],
     )
     return -answer.fun
 
@@ -61,13 +67,19 @@ class TestTradeOff:
         assert curve.advantage == pytest.approx(2 * stats.norm.cdf(mu / 2) - 1, rel=1e-6)
 
     def test_laplace(self):
-        curve = trade_off(dp_event.LaplaceDpEvent(1.0), 1)  # F(x) = e x, 1 - 1 / (4 e x) or 1 - (1 - x) / e
+        curve = trade_off(
+            dp_event.LaplaceDpEvent(1.0), 1
+        )  # F(x) = e x, 1 - 1 / (4 e x) or 1 - (1 - x) / e
         x = np.array([0.01, 0.1, math.exp(-1) / 2, 0.25, 0.4, 0.5, 0.9])
         middle = 1 - 1 / (4 * math.e * x)
-        exact = np.where(x <= math.exp(-1) / 2, math.e * x, np.where(x < 0.5, middle, 1 - (1 - x) / math.e))
+        exact = np.where(
+            x <= math.exp(-1) / 2, math.e * x, np.where(x < 0.5, middle, 1 - (1 - x) / math.e)
+        )
         values = np.interp(x, curve.x, curve.y)
         assert (values >= exact - 1e-12).all()
-        np.testing.assert_allclose(values, exact, rtol=0.03)  # the largest loss lies between two points of the grid
+        np.testing.assert_allclose(
+            values, exact, rtol=0.03
+        )  # the largest loss lies between two points of the grid
         assert curve.advantage == pytest.approx(1 - math.exp(-0.5), rel=1e-4)
 
     @pytest.mark.parametrize("q", [0.05, 0.5])
@@ -100,13 +112,20 @@ class TestAnyCanaries:
     def test_pure_epsilon_is_nearly_the_binomial_law(self, epsilon, made, canaries):
         """The test never refutes below the number of right guesses that the binomial law needs, which independent
         guesses attain, and at most one above."""
-        curve, law = TradeOff.of_epsilon(epsilon, 0.0), stats.binom(made, 1 / (1 + math.exp(-epsilon)))
+        curve, law = (
+            TradeOff.of_epsilon(epsilon, 0.0),
+            stats.binom(made, 1 / (1 + math.exp(-epsilon))),
+        )
         needed = int(law.isf(0.05)) + 1
         assert not refuted(Guesses(needed - 1, made, canaries), curve)
         assert needed >= made or refuted(Guesses(needed + 1, made, canaries), curve)
 
-    @pytest.mark.parametrize("curve", [trade_off(dp_event.GaussianDpEvent(1.2), 1), TradeOff.of_epsilon(0.7, 0.05)])
-    @pytest.mark.parametrize(("right", "made", "canaries"), [(7, 8, 8), (6, 8, 20), (8, 8, 8), (5, 9, 9)])
+    @pytest.mark.parametrize(
+        "curve", [trade_off(dp_event.GaussianDpEvent(1.2), 1), TradeOff.of_epsilon(0.7, 0.05)]
+    )
+    @pytest.mark.parametrize(
+        ("right", "made", "canaries"), [(7, 8, 8), (6, 8, 20), (8, 8, 8), (5, 9, 9)]
+    )
     def test_linear_program(self, curve, right, made, canaries):
         keep = np.unique(np.linspace(0, len(curve.x) - 1, 40).astype(int))
         curve = TradeOff(curve.x[keep], curve.y[keep])
@@ -120,16 +139,32 @@ class TestAnyCanaries:
         """Randomized response that, for all canaries at once, is truthful with probability delta, or strong or weak:
         the chance of so many right guesses is never above the level at which they refute the claim."""
         m = 4
-        for hidden, (weak, strong) in itertools.product([0.02, 0.2], [(0.5, 1.0), (0.6, 1.0), (0.55, 0.9)]):
+        for hidden, (weak, strong) in itertools.product(
+            [0.02, 0.2], [(0.5, 1.0), (0.6, 1.0), (0.55, 0.9)]
+        ):
             # the outputs of one canary: (strong or weak, guess); P under its coin, Q under the other one
-            p = np.array([hidden * strong, hidden * (1 - strong), (1 - hidden) * weak, (1 - hidden) * (1 - weak)])
+            p = np.array(
+                [
+                    hidden * strong,
+                    hidden * (1 - strong),
+                    (1 - hidden) * weak,
+                    (1 - hidden) * (1 - weak),
+                ]
+            )
             q = p[[1, 0, 3, 2]]
             order = np.argsort(-p / np.maximum(q, 1e-300), kind="stable")
-            curve = TradeOff(np.append(0.0, np.cumsum(q[order])), np.append(0.0, np.cumsum(p[order])))
+            curve = TradeOff(
+                np.append(0.0, np.cumsum(q[order])), np.append(0.0, np.cumsum(p[order]))
+            )
             for right in range(made + 1):
                 chance = hidden * stats.binom.sf(right - 1, made, strong)
                 chance += (1 - hidden) * stats.binom.sf(right - 1, made, weak)
-                assert not refuted(Guesses(right, made, m), curve, 1 - chance * 0.999), (hidden, weak, strong, right)
+                assert not refuted(Guesses(right, made, m), curve, 1 - chance * 0.999), (
+                    hidden,
+                    weak,
+                    strong,
+                    right,
+                )
 
     def test_a_mechanism_that_reveals_everything_at_times(self):
         epsilon, delta, m = 0.5, 0.1, 12
@@ -163,15 +198,22 @@ class TestIndependentCanaries:
     def test_gaussian_by_clopper_and_pearson(self, right, canaries, confidence):
         accuracy = stats.beta.ppf(1 - confidence, right, canaries - right + 1)
         mu = 2 * stats.norm.ppf(accuracy)
-        bound = lower_bound(Guesses(right, canaries, canaries), GAUSSIAN, 7, confidence=confidence, independent=True)
+        bound = lower_bound(
+            Guesses(right, canaries, canaries), GAUSSIAN, 7, confidence=confidence, independent=True
+        )
         assert bound == pytest.approx(GAUSSIAN.epsilon(7, math.sqrt(7) / mu), rel=1e-3)
 
     def test_randomized_response(self):
         """The exact law of the number of right guesses at the epsilon that the bound names has the level's mass."""
         bound = lower_bound(
-            Guesses(90, 120, 120), Price(mechanism="laplace", sizes=(1,), delta=0.0), 1, independent=True
+            Guesses(90, 120, 120),
+            Price(mechanism="laplace", sizes=(1,), delta=0.0),
+            1,
+            independent=True,
         )
-        accuracy = 1 - math.exp(-bound / 2) / 2  # the sign of Laplace noise about a threshold in the middle
+        accuracy = (
+            1 - math.exp(-bound / 2) / 2
+        )  # the sign of Laplace noise about a threshold in the middle
         assert stats.binom.sf(89, 120, accuracy) == pytest.approx(0.05, rel=2e-3)
 
     def test_every_canary_is_guessed(self):
@@ -188,7 +230,9 @@ class TestLowerBounds:
         ]
         assert epsilons[:2] == [0.0, 0.0]
         assert 0 < epsilons[2] < epsilons[3] < epsilons[4] < epsilons[5] < math.inf
-        surer = lower_bound(Guesses(80, 100, 100), GAUSSIAN, 3, confidence=0.999, independent=independent)
+        surer = lower_bound(
+            Guesses(80, 100, 100), GAUSSIAN, 3, confidence=0.999, independent=independent
+        )
         assert 0 < surer < epsilons[3]
 
     @pytest.mark.parametrize(
@@ -229,7 +273,10 @@ class TestLowerBounds:
         rng, multiplier = np.random.default_rng(2), GAUSSIAN.multiplier(2.0, 1)
         exact = GAUSSIAN.epsilon(1, multiplier)
         sound = np.array(
-            [[bound > exact for bound in lower_bounds(*gaussian_scores(multiplier, 500, rng))] for _ in range(300)]
+            [
+                [bound > exact for bound in lower_bounds(*gaussian_scores(multiplier, 500, rng))]
+                for _ in range(300)
+            ]
         )
         assert (stats.binom.sf(sound.sum(0) - 1, 300, 0.05) > 0.001).all()
         assert sound[:, 0].any()  # it would be useless otherwise
@@ -264,10 +311,15 @@ class TestGuess:
         z, coins = price.multiplier(4.0, rounds), rng.random(1000) < 0.5
 
         def scores(noise: float) -> np.ndarray:
-            part = (rng.random((rounds, 1000)) < rate) * coins + rng.normal(0, noise, (rounds, 1000))
+            part = (rng.random((rounds, 1000)) < rate) * coins + rng.normal(
+                0, noise, (rounds, 1000)
+            )
             return np.logaddexp(np.log1p(-rate), np.log(rate) + (part - 0.5) / z**2).sum(0)
 
-        bounds = [lower_bound(guess(scores(noise), coins), price, rounds, independent=True) for noise in (z, z / 2)]
+        bounds = [
+            lower_bound(guess(scores(noise), coins), price, rounds, independent=True)
+            for noise in (z, z / 2)
+        ]
         assert bounds[0] < 4.0 < bounds[1]
 
     def test_refusals(self):

@@ -29,7 +29,9 @@ PRIVACY = ClientPrivacy(clip_norm=0.5, noise_multiplier=1.0)
 
 def wide_network(spec: Any) -> nn.Module:
     """Odd widths and functions whose vector and scalar code round differently."""
-    return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3), nn.GELU(), nn.LayerNorm(3), nn.Linear(3, 3))
+    return nn.Sequential(
+        nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3), nn.GELU(), nn.LayerNorm(3), nn.Linear(3, 3)
+    )
 
 
 def trainer(**options: Any) -> Trainer:
@@ -78,7 +80,12 @@ def images() -> FederatedDataset:
 def convolutional(spec: Any) -> nn.Module:
     """A network that one client after another computes by products."""
     return nn.Sequential(
-        nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Conv2d(3, 2, 3), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(2, 2)
+        nn.Conv2d(1, 3, 3),
+        nn.ReLU(),
+        nn.Conv2d(3, 2, 3),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(2, 2),
     )
 
 
@@ -103,7 +110,9 @@ def test_whatever_the_execution(execution: Execution) -> None:
     assert refuted(trainer(execution=execution)) == []
 
 
-@pytest.mark.parametrize("algorithm", [FedAvg(local=SOLVERS["batches"]), Local(local=SOLVERS["all examples"])])
+@pytest.mark.parametrize(
+    "algorithm", [FedAvg(local=SOLVERS["batches"]), Local(local=SOLVERS["all examples"])]
+)
 def test_without_privacy_and_without_personal_training(algorithm: Any) -> None:
     assert refuted(trainer(algorithm=algorithm, privacy=None, schedule=FullParticipation())) == []
 
@@ -120,7 +129,9 @@ def ragged_directions() -> FederatedDataset:
 @pytest.mark.parametrize("proximal", [False, True])
 def test_networks_that_train_again_under_a_prior(proximal: bool) -> None:
     run = trainer(
-        algorithm=PriorLayers(scale=0.5, local=LocalSGD(lr=0.2, epochs=2, batch_size=10, proximal=proximal)),
+        algorithm=PriorLayers(
+            scale=0.5, local=LocalSGD(lr=0.2, epochs=2, batch_size=10, proximal=proximal)
+        ),
         data=ragged_directions(),
         model=models.mlp(hidden=7),
         schedule=FullParticipation(),
@@ -143,9 +154,13 @@ def test_numbers_of_records_are_public_where_single_records_are_protected() -> N
 
 
 def test_rounds_in_which_nobody_takes_part() -> None:
-    run = trainer(data=ragged_classification(4, largest=9), schedule=PoissonSampling(cohort=1), seed=5)
+    run = trainer(
+        data=ragged_classification(4, largest=9), schedule=PoissonSampling(cohort=1), seed=5
+    )
     assert refuted(run) == []
-    assert len({step for step, what, _ in watched(run, 3).messages if what == "the row of update"}) < 3
+    assert (
+        len({step for step, what, _ in watched(run, 3).messages if what == "the row of update"}) < 3
+    )
 
 
 def ragged_tasks(classes: int | None, features: int = 6) -> FederatedDataset:
@@ -163,9 +178,13 @@ def ragged_tasks(classes: int | None, features: int = 6) -> FederatedDataset:
 
 LINEAR: dict[str, Callable[[], Trainer]] = {
     "logistic": lambda: tasks(MPMTL(loss="logistic", ridge=1e-6, row_norm=50.0), 2),
-    "logistic, shared and own": lambda: tasks(MPMTL(loss="logistic", own_penalty="l1", row_norm=1.0), 2),
+    "logistic, shared and own": lambda: tasks(
+        MPMTL(loss="logistic", own_penalty="l1", row_norm=1.0), 2
+    ),
     "squared, many features": lambda: tasks(MPMTL(row_norm=1.0), None, features=70),
-    "private prior": lambda: tasks(PrivatePrior(loss="logistic", share=0.5, row_norm=None, scale=0.5), 2, rounds=1),
+    "private prior": lambda: tasks(
+        PrivatePrior(loss="logistic", share=0.5, row_norm=None, scale=0.5), 2, rounds=1
+    ),
     "private prior, squared": lambda: tasks(
         PrivatePrior(form="diagonal", row_norm=None, scale=0.5), None, features=70, rounds=1
     ),
@@ -221,11 +240,17 @@ class Leaking(PMTL):
 def test_what_all_clients_take_from_one_is_found_whichever_that_is(client: int) -> None:
     """Client 10 is the first of the first cohort, 0 is in it, and 12 is not. Other leaks: the mutation gate."""
     algorithm = Leaking(lam=0.5, local=SOLVERS["small batches"], client_that_leaks=client)
-    run = trainer(algorithm=algorithm, data=ragged_classification(13, largest=9), dtype="float64", rounds=1)
+    run = trainer(
+        algorithm=algorithm, data=ragged_classification(13, largest=9), dtype="float64", rounds=1
+    )
     first = watched(run, 1)
     assert (first.first[0], {0, 12} & set(first.first)) == (10, {0})
     found = [finding.check for finding in independence(run, first, rounds=1) if finding.refuted]
-    assert ("independence: values of one client" if client == 10 else "independence: all clients but one") in found
+    assert (
+        "independence: values of one client"
+        if client == 10
+        else "independence: all clients but one"
+    ) in found
 
 
 # One client's data
@@ -234,7 +259,9 @@ def test_what_all_clients_take_from_one_is_found_whichever_that_is(client: int) 
 @pytest.mark.parametrize("data", [ragged_classification(6), regression(6)])
 def test_one_client_alone_has_other_data(data: FederatedDataset) -> None:
     other = replaced_client(data, 2, 50, 0)
-    assert other.train.counts.tolist() == [50 if k == 2 else n for k, n in enumerate(data.train.counts.tolist())]
+    assert other.train.counts.tolist() == [
+        50 if k == 2 else n for k, n in enumerate(data.train.counts.tolist())
+    ]
     FederatedDataset(other.train, other.test, other.ids, other.transform, other.classes)
     for side in ("train", "test"):
         old, new = data.side(side), other.side(side)
@@ -251,7 +278,13 @@ def test_any_bit_of_a_row_changes_its_mark() -> None:
     rows = torch.randn(5, 3, 4, generator=torch.Generator().manual_seed(0))
     marks = row_marks(rows)
     rows[2, 1, 3] = torch.nextafter(rows[2, 1, 3], torch.tensor(9.0))
-    assert [one == other for one, other in zip(row_marks(rows), marks, strict=True)] == [True, True, False, True, True]
+    assert [one == other for one, other in zip(row_marks(rows), marks, strict=True)] == [
+        True,
+        True,
+        False,
+        True,
+        True,
+    ]
     assert row_marks(torch.tensor([[0.0]])) != row_marks(torch.tensor([[-0.0]]))
     assert row_marks(torch.zeros(1, 2, 3)) != row_marks(torch.zeros(1, 3, 2))
     assert len(row_marks(torch.zeros(3, 0))) == 3

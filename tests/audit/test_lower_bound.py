@@ -75,12 +75,18 @@ def test_a_sound_run_measures_less_than_it_claims():
     assert certificate["claimed"] == result.epsilon <= 4.0
     assert 0.5 < certificate["measured"] < certificate["claimed"]
     assert certificate["delta"] == DELTA
-    assert (certificate["canaries"], certificate["confidence"], certificate["uses"]) == (CANARIES, 0.95, 6)
+    assert (certificate["canaries"], certificate["confidence"], certificate["uses"]) == (
+        CANARIES,
+        0.95,
+        6,
+    )
     for name in (RELEASES, MODEL):
         for bound in observer(certificate, name)["bounds"]:
             assert bound["canaries"] == CANARIES
             assert bound["made"] == (CANARIES if bound["independent"] else CANARIES // 10)
-    assert len(result.ids) == len(result.personal_accuracy) == CLIENTS, "canaries have no models and no scores"
+    assert len(result.ids) == len(result.personal_accuracy) == CLIENTS, (
+        "canaries have no models and no scores"
+    )
 
 
 @pytest.mark.parametrize(
@@ -104,7 +110,9 @@ def test_every_schedule_and_two_releases_have_their_bounds(settings, canaries, i
 def test_an_adaptive_clip_makes_canaries_dependent():
     privacy = ClientPrivacy(clip_norm=QuantileClip(initial=0.7), epsilon=4.0, delta=DELTA)
     certificate, result = interval(privacy=privacy)
-    assert not any(bound["independent"] for one in certificate["observers"] for bound in one["bounds"])
+    assert not any(
+        bound["independent"] for one in certificate["observers"] for bound in one["bounds"]
+    )
     assert "the clip norm follows the rows of canaries" in " ".join(result.privacy.text().split())
 
 
@@ -149,7 +157,10 @@ GENERATOR = torch.Generator().manual_seed(0)
 RECORDS = {
     "data": FederatedDataset.from_tensors(
         {
-            f"c{k}": (torch.randn(15, 3, generator=GENERATOR, dtype=torch.float64), torch.arange(15) % 2)
+            f"c{k}": (
+                torch.randn(15, 3, generator=GENERATOR, dtype=torch.float64),
+                torch.arange(15) % 2,
+            )
             for k in range(5)
         },
         classes=2,
@@ -191,7 +202,9 @@ def test_scores_of_records_have_their_law(monkeypatch, batch):
     assert 0 < found["measured"] < found["claimed"]
 
 
-TASKS = load_synthetic_tasks(tasks=20, train_examples=15, test_examples=10, features=20, public_examples=30)
+TASKS = load_synthetic_tasks(
+    tasks=20, train_examples=15, test_examples=10, features=20, public_examples=30
+)
 ACTIVATIONS = {"data": TASKS, "audit": Interval(canaries=400)}
 
 
@@ -205,11 +218,23 @@ def test_activations_measure_less_than_they_claim(case):
     assert found["measured"] > 1 or case == "pp_dmtl"
 
 
-KINDS: dict[str, tuple[Callable[..., Trainer], Any, str, int]] = {  # runs, where their noise is made, and a middle step
+KINDS: dict[
+    str, tuple[Callable[..., Trainer], Any, str, int]
+] = {  # runs, where their noise is made, and a middle step
     "rounds": (partial(trainer, **AUDITED), fedmtl.privacy.rounds, "release_noise", 3),
     "records": (partial(trainer, **AUDITED | RECORDS), fedmtl.privacy.records, "client_noise", 1),
-    "learner": (partial(one_at_a_time, "learner", **ACTIVATIONS), fedmtl.privacy.records, "client_noise", 103),
-    "p2p": (partial(one_at_a_time, "p2p", **ACTIVATIONS), fedmtl.privacy.records, "client_noise", 103),
+    "learner": (
+        partial(one_at_a_time, "learner", **ACTIVATIONS),
+        fedmtl.privacy.records,
+        "client_noise",
+        103,
+    ),
+    "p2p": (
+        partial(one_at_a_time, "p2p", **ACTIVATIONS),
+        fedmtl.privacy.records,
+        "client_noise",
+        103,
+    ),
 }
 
 
@@ -247,14 +272,18 @@ def test_a_resumed_run_has_the_same_certificate_and_is_verified(tmp_path, kind, 
 
 
 def test_activations_without_one_claim_for_all_canaries_are_refused():
-    with pytest.raises(PrivacyError, match=r"Canaries measure a claimed epsilon, and .* has none that holds"):
+    with pytest.raises(
+        PrivacyError, match=r"Canaries measure a claimed epsilon, and .* has none that holds"
+    ):
         one_at_a_time("pp_dmtl", algorithm=PublishedPPDMTL(row_norm=1.0), **ACTIVATIONS).fit()
     wishart = replace(AUDITED["privacy"], mechanism="wishart")
     tasks = {"data": TASKS, "model": models.linear_regression(), "loss": "auto", "privacy": wishart}
     with pytest.raises(PrivacyError, match="and mp_mtl_published has none that holds"):
         interval(algorithm=PublishedMPMTL(row_norm=1.0, lam=0.05), **tasks)
     budgets = {name: 1.0 + k for k, name in enumerate(TASKS.ids)}
-    with pytest.raises(PrivacyError, match="Canaries join clients of one price; give one epsilon to all clients"):
+    with pytest.raises(
+        PrivacyError, match="Canaries join clients of one price; give one epsilon to all clients"
+    ):
         one_at_a_time("learner", privacy=replace(LAPLACE, epsilon=budgets), **ACTIVATIONS).fit()
 
 
@@ -262,9 +291,15 @@ def test_activations_without_one_claim_for_all_canaries_are_refused():
     ("settings", "match"),
     [
         ({"privacy": None}, "audit measures a claimed epsilon, and privacy is None of fedavg"),
-        ({"privacy": ClientPrivacy(clip_norm=1.0, epsilon=math.inf)}, "audit measures a claimed epsilon"),
+        (
+            {"privacy": ClientPrivacy(clip_norm=1.0, epsilon=math.inf)},
+            "audit measures a claimed epsilon",
+        ),
         ({"audit": 200}, r"audit is 200; give Interval\(canaries=200\) or None"),
-        ({"algorithm": Local(local=SOLVER)}, "audit measures what is released, and local releases nothing"),
+        (
+            {"algorithm": Local(local=SOLVER)},
+            "audit measures what is released, and local releases nothing",
+        ),
     ],
 )
 def test_what_cannot_be_measured_is_refused(settings, match):
@@ -273,9 +308,13 @@ def test_what_cannot_be_measured_is_refused(settings, match):
 
 
 def test_several_processes_and_repetitions_are_refused():
-    with pytest.raises(ConfigError, match="audit measures one run; leave replicates and epsilons out"):
+    with pytest.raises(
+        ConfigError, match="audit measures one run; leave replicates and epsilons out"
+    ):
         one_at_a_time("learner", replicates=2, **ACTIVATIONS)
-    with pytest.raises(ConfigError, match=r"audit=Interval\(...\) needs one process, and 2 were started"):
+    with pytest.raises(
+        ConfigError, match=r"audit=Interval\(...\) needs one process, and 2 were started"
+    ):
         processes(trainer(**AUDITED), SimpleNamespace(ranks=SimpleNamespace(size=2)))
 
 
@@ -284,7 +323,9 @@ def test_few_clients_all_take_part_with_canaries_as_without() -> None:
     assert run.bound == FullParticipation().bind(len(run.data) + CANARIES)
 
 
-def test_canary_records_stand_behind_the_records_that_are_trained_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_canary_records_stand_behind_the_records_that_are_trained_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Where records are withheld for validation, positions behind those left would be records of the next client."""
     sums, noised = [], fedmtl.privacy.records.LocalSteps._noised
 
@@ -295,7 +336,12 @@ def test_canary_records_stand_behind_the_records_that_are_trained_on(monkeypatch
     monkeypatch.setattr(fedmtl.privacy.records.LocalSteps, "_noised", noted)
     solver = LocalSGD(lr=0.2, batch_size=8)
     finetune = Finetune(kind="vanilla", local=solver, validation=0.3)
-    changed = {"algorithm": FedAvg(local=solver), "finetune": finetune, "audit": Interval(canaries=40), "rounds": 1}
+    changed = {
+        "algorithm": FedAvg(local=solver),
+        "finetune": finetune,
+        "audit": Interval(canaries=40),
+        "rounds": 1,
+    }
     own = slice(*RECORDS["data"].train.offsets[2:4].tolist())
     for scale in (1.0, 3.0):
         sums.append([])

@@ -15,7 +15,10 @@ from fedmtl.audit.run_suite import setup_of
 
 from .mutants import IN_ROUNDS, MUTANTS, NO_OP, ROUNDS, Mutant, caught, trainer_of
 
-ALIKE = {"pmtl": ("pmtl-local", "fedavg", "weighted", "apfl", "ppsgd", "ditto", "pfedme"), "fedrep": ("fedper",)}
+ALIKE = {
+    "pmtl": ("pmtl-local", "fedavg", "weighted", "apfl", "ppsgd", "ditto", "pfedme"),
+    "fedrep": ("fedper",),
+}
 """Methods in rounds whose channel is that of another one, where clients are protected."""
 RUNNING = ("transcript", "independence")
 """Checks that run the method; the others are given its channel."""
@@ -24,7 +27,9 @@ RUNNING = ("transcript", "independence")
 def every_case(mutants: list[Mutant]) -> list:
     """Every mutant in each of its configurations, with each of its methods."""
     return [
-        pytest.param(mutant, *case, id="-".join((mutant.name, *case))) for mutant in mutants for case in mutant.cases()
+        pytest.param(mutant, *case, id="-".join((mutant.name, *case)))
+        for mutant in mutants
+        for case in mutant.cases()
     ]
 
 
@@ -71,7 +76,9 @@ def test_a_no_op_passes_every_check(mutant: Mutant, algorithm: str, configuratio
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered in")  # of rows that are not finite
 @pytest.mark.parametrize(("mutant", "algorithm", "configuration"), cases(MUTANTS))
-def test_a_mutant_is_caught_by_the_checks_that_should(mutant: Mutant, algorithm: str, configuration: str) -> None:
+def test_a_mutant_is_caught_by_the_checks_that_should(
+    mutant: Mutant, algorithm: str, configuration: str
+) -> None:
     found = caught(mutant, algorithm, configuration, mutant.kinds)
     print(f"{algorithm}, {configuration}, {mutant.name}: {', '.join(found)}")
     assert any(check.startswith(mutant.caught_by) for check in found), found

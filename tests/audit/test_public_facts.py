@@ -10,7 +10,16 @@ import pandas as pd
 import pytest
 import torch
 
-from fedmtl import MPMTL, PPDMTL, AsyncLearner, ClientPrivacy, PeerToPeer, PoissonClocks, RecordPrivacy, models
+from fedmtl import (
+    MPMTL,
+    PPDMTL,
+    AsyncLearner,
+    ClientPrivacy,
+    PeerToPeer,
+    PoissonClocks,
+    RecordPrivacy,
+    models,
+)
 from fedmtl.algorithms.local_fit import LocalFit
 from fedmtl.audit import Effort
 from fedmtl.audit.independence import public_shape
@@ -52,7 +61,9 @@ ACTIVATIONS = {"schedule": PoissonClocks(per_client=40), "rounds": 10_000}
 def trainer(algorithm, data, privacy=None, **options):
     settings = {"rounds": 30} if isinstance(algorithm, (MPMTL, LocalFit)) else ACTIVATIONS
     model = models.linear_regression(bias=False)
-    return small.trainer(algorithm=algorithm, data=data, model=model, privacy=privacy, **settings | options)
+    return small.trainer(
+        algorithm=algorithm, data=data, model=model, privacy=privacy, **settings | options
+    )
 
 
 def protection(name):
@@ -79,7 +90,9 @@ def test_with_privacy_a_bound_must_be_stated(name):
         with pytest.raises(ConfigError, match=needed) as e:
             trainer(algorithm, dataset(), protection(name)).fit()
         assert algorithm.__class__.__name__ in str(e.value)
-    with pytest.raises(ConfigError, match=r"row_norm is None; with privacy .*algorithm\.row_norm=1\.0"):
+    with pytest.raises(
+        ConfigError, match=r"row_norm is None; with privacy .*algorithm\.row_norm=1\.0"
+    ):
         trainer(METHODS[name](row_norm=None), dataset(), protection(name)).fit()
 
 
@@ -105,7 +118,9 @@ BOUNDED = {name: make(row_norm=LIMIT) for name, make in METHODS.items()} | {
 )
 def test_models_are_scored_and_served_on_rows_bounded_as_in_training(name, private, tmp_path):
     data, order = dataset(norm=7.0), 1 if name == "async" else 2
-    result = trainer(BOUNDED[name], data, protection(name) if private else None, folder=tmp_path / "run").fit()
+    result = trainer(
+        BOUNDED[name], data, protection(name) if private else None, folder=tmp_path / "run"
+    ).fit()
     for place, client in enumerate(data.ids):
         own = data.subset([client]).test
         x, y = own.x.numpy(), own.y.numpy()
@@ -114,10 +129,14 @@ def test_models_are_scored_and_served_on_rows_bounded_as_in_training(name, priva
         with torch.no_grad():
             served = result.model_for(client)(own.x).numpy().ravel()
         np.testing.assert_allclose(served, expected, rtol=1e-9, atol=1e-12)
-        assert result.personal_accuracy[client] == pytest.approx(np.mean((expected - y) ** 2), rel=1e-9)
+        assert result.personal_accuracy[client] == pytest.approx(
+            np.mean((expected - y) ** 2), rel=1e-9
+        )
     beyond = np.mean(np.linalg.norm(data.test.x.numpy(), ord=order, axis=1) > LIMIT * (1 + 1e-6))
     assert result.shortened == {"train": 1.0, "test": pytest.approx(beyond)}
-    assert f"100.0% (train), {beyond:.1%} (test) scaled down to L{order} norm 3.5" in result.summary()
+    assert (
+        f"100.0% (train), {beyond:.1%} (test) scaled down to L{order} norm 3.5" in result.summary()
+    )
     private_result = json.loads((tmp_path / "run/private/result.json").read_text())
     assert private_result["shortened_test"] == pytest.approx(beyond)
     for file in (tmp_path / "run/public").rglob("*.json"):
@@ -138,14 +157,19 @@ def test_models_are_scored_and_served_on_rows_bounded_as_in_training(name, priva
 @pytest.mark.parametrize("norm", ["l1", "l2"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_row_bound_holds_and_leaves_shorter_rows_as_they_are(norm, dtype):
-    x = torch.tensor([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0], [3e38, -3e38], [math.inf, 1.0], [math.nan, 0.0]], dtype=dtype)
+    x = torch.tensor(
+        [[3.0, 4.0], [0.3, 0.4], [0.0, 0.0], [3e38, -3e38], [math.inf, 1.0], [math.nan, 0.0]],
+        dtype=dtype,
+    )
     bound = RowBound(1.0, norm)
     out, order = bound(x), int(norm[1])
     assert out.dtype == dtype
     assert torch.equal(out[1:3], x[1:3])
     assert torch.equal(out[4:], torch.zeros(2, 2, dtype=dtype))
     assert bool((out.double().norm(p=order, dim=1) <= 1 + 1e-6).all())
-    expected = torch.tensor([[0.6, 0.8]], dtype=torch.float64) * (5 / 7 if norm == "l1" else 1) * (1.0)
+    expected = (
+        torch.tensor([[0.6, 0.8]], dtype=torch.float64) * (5 / 7 if norm == "l1" else 1) * (1.0)
+    )
     torch.testing.assert_close(out[:1].double(), expected, rtol=1e-6, atol=0)
     assert bound.exceeded(x).tolist() == [True, False, False, True, True, True]
     images = x.reshape(6, 1, 2, 1)
@@ -157,15 +181,22 @@ def test_targets_of_the_squared_loss_are_cut_off_at_their_bound():
     for target, largest in ((2.0, 2.0), (None, float(data.train.y.abs().max()))):
         algorithm = MPMTL(loss="squared", row_norm=7.0, target=target)
         run = trainer(algorithm, data)
-        assert max(float(y.abs().max()) for y in algorithm.data(run.problem()).y) == pytest.approx(largest)
+        assert max(float(y.abs().max()) for y in algorithm.data(run.problem()).y) == pytest.approx(
+            largest
+        )
 
 
-UNITS = {unit: unit(clip_norm=1.0, epsilon=1.0, source="secure") for unit in (ClientPrivacy, RecordPrivacy)}
+UNITS = {
+    unit: unit(clip_norm=1.0, epsilon=1.0, source="secure")
+    for unit in (ClientPrivacy, RecordPrivacy)
+}
 
 
 def table(row=None, column="y", value=None):
     """Three clients with two cities and three classes; one cell may be another."""
-    made = pd.DataFrame({"who": list("abc") * 6, "city": list("XY") * 9, "n": range(18), "y": [0, 1, 2] * 6})
+    made = pd.DataFrame(
+        {"who": list("abc") * 6, "city": list("XY") * 9, "n": range(18), "y": [0, 1, 2] * 6}
+    )
     if row is not None:
         made.loc[row, column] = value
     return made
@@ -184,14 +215,23 @@ def test_one_cell_does_not_decide_the_shape_of_a_private_model(unit, cell):
         said = r"the number of classes and the categories of 'city' came from the records"
         with pytest.raises(ConfigError, match=said):
             shapes(inferred, UNITS[unit])
-        given = read_table(data, client="who", target="y", bounds={"city": ["X", "Y", "Z"], "n": [0, 20]}, classes=5)
+        given = read_table(
+            data,
+            client="who",
+            target="y",
+            bounds={"city": ["X", "Y", "Z"], "n": [0, 20]},
+            classes=5,
+        )
         assert shapes(given, UNITS[unit]) == [(5, 4), (5,)]
 
 
 ROWS = {name: (np.ones((6, 2), dtype="float32"), np.arange(6) % 3) for name in "abc"}
 NUMBER = {"client": "who", "target": "y", "features": ["n"]}
 REFUSED = {
-    "classes": (lambda: read_table(table(), **NUMBER), "the number of classes came from the records"),
+    "classes": (
+        lambda: read_table(table(), **NUMBER),
+        "the number of classes came from the records",
+    ),
     "floating classes": (
         lambda: read_table(table().astype({"y": float}), **NUMBER),
         "the number of classes came from the records",
@@ -201,7 +241,10 @@ REFUSED = {
         r"no public range is declared for 'n', 'y'\. Give them: 'data\.bounds=\{n:",
     ),
     "tensors": (lambda: ROWS, r"FederatedDataset\.from_tensors\(clients, classes=K\) in Python"),
-    "a dataset": (lambda: FederatedDataset.from_tensors(ROWS, test=ROWS), r"from_tensors\(clients, classes=K\)"),
+    "a dataset": (
+        lambda: FederatedDataset.from_tensors(ROWS, test=ROWS),
+        r"from_tensors\(clients, classes=K\)",
+    ),
 }
 
 
@@ -219,11 +262,26 @@ def test_a_shape_that_the_records_decide_is_refused_with_noise_only(case):
 
 def test_the_line_of_the_refusal_is_taken_by_the_command(tmp_path):
     table().to_csv(tmp_path / "t.csv", index=False)
-    words = ["data=table", "data.path=t.csv", "data.client=who", "data.target=y", "data.one_hot=[city]"]
-    words += ["schedule=full", "model=softmax_regression", "rounds=1", "baselines=[]", "finetune=none"]
+    words = [
+        "data=table",
+        "data.path=t.csv",
+        "data.client=who",
+        "data.target=y",
+        "data.one_hot=[city]",
+    ]
+    words += [
+        "schedule=full",
+        "model=softmax_regression",
+        "rounds=1",
+        "baselines=[]",
+        "finetune=none",
+    ]
     refused = command(*words, cwd=tmp_path)
     assert refused.returncode == 2
-    assert "data.classes=K 'data.bounds={city: [A, B, ...], n: [LOW, HIGH]}' on the command line" in refused.stderr
+    assert (
+        "data.classes=K 'data.bounds={city: [A, B, ...], n: [LOW, HIGH]}' on the command line"
+        in refused.stderr
+    )
     done = command(*words, "data.classes=3", "data.bounds={city: [X, Y], n: [0, 20]}", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 
@@ -242,16 +300,22 @@ class OfItsRows(FederatedDataset):
     """Has the largest entry of its records as its domain."""
 
     def __post_init__(self, verify):
-        object.__setattr__(self, "domain", Domain(math.inf, float(self.train.x.norm(dim=1).max()), math.inf))
+        object.__setattr__(
+            self, "domain", Domain(math.inf, float(self.train.x.norm(dim=1).max()), math.inf)
+        )
         super().__post_init__(verify)
 
 
 @pytest.mark.parametrize(("broken", "fact"), [(OfItsLabels, "spec"), (OfItsRows, "domain")])
 def test_the_audit_finds_data_that_take_a_public_fact_from_their_records(broken, fact):
-    sound = read_table(table(), client="who", target="y", bounds={"city": ["X", "Y"], "n": [0, 20]}, classes=3)
+    sound = read_table(
+        table(), client="who", target="y", bounds={"city": ["X", "Y"], "n": [0, 20]}, classes=3
+    )
     fields = {field.name: getattr(sound, field.name) for field in dataclasses.fields(sound)}
     assert not public_shape(sound).refuted
     run = small.trainer(data=broken(**fields), privacy=UNITS[ClientPrivacy])
-    found = [one for one in audit_trainer(run, effort=Effort(checks=("independence",))) if one.refuted]
+    found = [
+        one for one in audit_trainer(run, effort=Effort(checks=("independence",))) if one.refuted
+    ]
     assert [one.check for one in found] == ["independence: public shape"]
     assert found[0].detail.startswith(f"{fact} of the data depends on the records of client 'a'")

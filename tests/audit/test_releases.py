@@ -40,12 +40,20 @@ from tests.mutation import forget_multipliers
 SMALL = Effort(noise=3000, cohorts=60)
 
 
-def setup(sampler=None, dimension: int = 120, steps: int = 30, releases: int = 1, **options) -> Setup:
+def setup(
+    sampler=None, dimension: int = 120, steps: int = 30, releases: int = 1, **options
+) -> Setup:
     sampler = sampler or PoissonSampling(8)
     privacy = {"clip_norm": 0.7, "epsilon": 8.0, "delta": 1e-4} | options
-    plans = tuple(ReleasePlan(name=f"part {index}", dimension=dimension) for index in range(releases))
+    plans = tuple(
+        ReleasePlan(name=f"part {index}", dimension=dimension) for index in range(releases)
+    )
     return Setup(
-        privacy=ClientPrivacy(**privacy), plans=plans, schedule=sampler.bind(40), steps=steps, tensors=(100, 20)
+        privacy=ClientPrivacy(**privacy),
+        plans=plans,
+        schedule=sampler.bind(40),
+        steps=steps,
+        tensors=(100, 20),
     )
 
 
@@ -74,7 +82,10 @@ def test_discrete_samples_become_normal() -> None:
     normal = from_binomial(rng.binomial(30, 0.2, 20_000), 30, 0.2, rng)
     assert stats.kstest(normal, "norm").pvalue > 1e-4
     sizes, rates = rng.integers(0, 12, 20_000), rng.uniform(0.1, 0.9, 20_000)
-    assert stats.kstest(from_binomial(rng.binomial(sizes, rates), sizes, rates, rng), "norm").pvalue > 1e-4
+    assert (
+        stats.kstest(from_binomial(rng.binomial(sizes, rates), sizes, rates, rng), "norm").pvalue
+        > 1e-4
+    )
     # a wrong parameter shows
     assert normal_p(from_binomial(rng.binomial(30, 0.25, 20_000), 30, 0.2, rng)) < 1e-6
 
@@ -85,7 +96,15 @@ def test_correlations_of_rows() -> None:
 
 
 def _claim(kind: str, dimension: int) -> Claim:
-    return Claim(law=kind, multiplier=1.5, bound=0.5, relation="replace", norm="l2", size=dimension, denominator=4.0)
+    return Claim(
+        law=kind,
+        multiplier=1.5,
+        bound=0.5,
+        relation="replace",
+        norm="l2",
+        size=dimension,
+        denominator=4.0,
+    )
 
 
 def _law(kind: str, rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
@@ -109,10 +128,18 @@ def test_every_law_becomes_normal_and_no_other_does(kind: str, dimension: int) -
     parts = [(0, dimension)]
     assert not any_refuted(noise_law("x", noise, parts))
     for factor in (0.5, 2.0):
-        assert any_refuted(noise_law("x", standardized(factor * raw, _claim(kind, dimension)), parts))
-    others = {"gaussian", "laplace", "l2_laplace"} - {kind} - ({"laplace", "l2_laplace"} if dimension == 1 else set())
+        assert any_refuted(
+            noise_law("x", standardized(factor * raw, _claim(kind, dimension)), parts)
+        )
+    others = (
+        {"gaussian", "laplace", "l2_laplace"}
+        - {kind}
+        - ({"laplace", "l2_laplace"} if dimension == 1 else set())
+    )
     for other in others if kind != "l2_laplace" or dimension > 1 else {"gaussian"}:
-        assert any_refuted(noise_law("x", standardized(raw, _claim(other, dimension)), parts)), other
+        assert any_refuted(noise_law("x", standardized(raw, _claim(other, dimension)), parts)), (
+            other
+        )
 
 
 def test_repetition_at_any_lag_is_found() -> None:
@@ -130,7 +157,10 @@ UNUSUAL = {  # beside what the mutation gate passes as it is
     "laplace, fixed": {"mechanism": "laplace", "sampler": FixedCohort(8)},
     "l2_laplace, full": {"mechanism": "l2_laplace", "sampler": FullParticipation()},
     "bands, uneven turns": {"sampler": CyclicCohorts(9), "bands": "auto"},
-    "adaptive, fixed": {"clip_norm": QuantileClip(0.5, count_noise=30.0), "sampler": FixedCohort(8)},
+    "adaptive, fixed": {
+        "clip_norm": QuantileClip(0.5, count_noise=30.0),
+        "sampler": FixedCohort(8),
+    },
     "adaptive, secure": {"clip_norm": QuantileClip(0.5, count_noise=3.0), "source": "secure"},
     "laplace, secure": {"mechanism": "laplace", "source": "secure"},
     "everybody drawn": {"sampler": PoissonSampling(40)},
@@ -154,9 +184,15 @@ def test_nothing_sound_is_refuted(name: str) -> None:
     assert kinds == set(CHECKS) - apart
     unchecked = [finding.check for finding in findings if finding.skipped]
     assert ("sampler: noise of part 0" in unchecked) == everybody
-    assert ("sampler: pairs" in [finding.check for finding in findings]) == (made.sampler.amplified and not everybody)
-    assert any(finding.check.endswith("/count") for finding in findings) == name.startswith("adaptive")
-    assert any(finding.check == "freshness: part 0 and part 1" for finding in findings) == name.startswith("two")
+    assert ("sampler: pairs" in [finding.check for finding in findings]) == (
+        made.sampler.amplified and not everybody
+    )
+    assert any(finding.check.endswith("/count") for finding in findings) == name.startswith(
+        "adaptive"
+    )
+    assert any(
+        finding.check == "freshness: part 0 and part 1" for finding in findings
+    ) == name.startswith("two")
 
 
 @pytest.mark.parametrize(
@@ -172,9 +208,13 @@ def test_nothing_sound_is_refuted(name: str) -> None:
 )
 def test_outer_products(form: str, mechanism: str, sampler) -> None:
     plan = ReleasePlan(name="update", dimension=14, form=form)
-    findings = audit_channel(replace(setup(sampler, mechanism=mechanism), plans=(plan,)), effort=SMALL)
+    findings = audit_channel(
+        replace(setup(sampler, mechanism=mechanism), plans=(plan,)), effort=SMALL
+    )
     assert not any_refuted(findings), table(findings)
-    (moved,) = [finding.statistic for finding in findings if finding.check.startswith("sensitivity")]
+    (moved,) = [
+        finding.statistic for finding in findings if finding.check.startswith("sensitivity")
+    ]
     assert moved > 0.999  # the worst pair of neighbours is among those tried
 
 
@@ -193,7 +233,9 @@ def test_small_vectors_and_few_steps() -> None:
 
 def test_an_audit_repeats_under_its_seed_and_leaves_the_threads_of_torch() -> None:
     threads, effort = torch.get_num_threads(), Effort(noise=600, cohorts=10)
-    one, again, other = (str(audit_channel(setup(), seed=seed, effort=effort)) for seed in (3, 3, 4))
+    one, again, other = (
+        str(audit_channel(setup(), seed=seed, effort=effort)) for seed in (3, 3, 4)
+    )
     assert one == again != other
     assert torch.get_num_threads() == threads
 
@@ -215,7 +257,12 @@ def test_findings_say_what_happened() -> None:
     assert low_p("x", math.nan, "").refuted
     assert too_large("x", math.nan, 1.0, "").refuted
     assert not exact("x", 0, "").refuted
-    rows = [low_p("a", 1e-9, "off"), low_p("b", 0.5, ""), exact("c", 0, ""), skipped("d", "no noise")]
+    rows = [
+        low_p("a", 1e-9, "off"),
+        low_p("b", 0.5, ""),
+        exact("c", 0, ""),
+        skipped("d", "no noise"),
+    ]
     text = table(rows).splitlines()
     assert [line.split()[0] for line in text] == ["check", "a", "b", "c", "d"]
     assert text[1].endswith("REFUTED: off")
@@ -231,15 +278,21 @@ def test_findings_say_what_happened() -> None:
 def test_charges_that_count_in_files_alone_are_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run without a folder would go on past its budget."""
     counted = Ledger._charge
-    monkeypatch.setattr(Ledger, "_charge", lambda self, line: self._files is not None and counted(self, line))
+    monkeypatch.setattr(
+        Ledger, "_charge", lambda self, line: self._files is not None and counted(self, line)
+    )
     privacy = ClientPrivacy(clip_norm=0.7, epsilon=8.0, noise_multiplier=2.0, delta=1e-4)
     plans = (ReleasePlan(name="a", dimension=20),)
     setup = Setup(privacy=privacy, plans=plans, schedule=FullParticipation().bind(40), steps=60)
     findings = audit_channel(setup, seed=1, effort=Effort(checks=("charges",)))
-    assert "charges: steps in the ledger" in [finding.check for finding in findings if finding.refuted]
+    assert "charges: steps in the ledger" in [
+        finding.check for finding in findings if finding.refuted
+    ]
 
 
-def test_the_budget_is_that_of_the_client_that_takes_part_most(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_budget_is_that_of_the_client_that_takes_part_most(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The first client is never drawn."""
     draw = BoundFixed.draw
 
@@ -252,14 +305,24 @@ def test_the_budget_is_that_of_the_client_that_takes_part_most(monkeypatch: pyte
     assert budget == pytest.approx(1, rel=1e-6)
 
 
-def test_an_accountant_that_is_wrong_for_small_figures_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_accountant_that_is_wrong_for_small_figures_is_refuted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The budgets of clients differ, and the largest epsilon is right."""
     whole = composition._epsilon
-    monkeypatch.setattr(composition, "_epsilon", lambda *of: (lambda made: made / 2 if made < 2 else made)(whole(*of)))
+    monkeypatch.setattr(
+        composition,
+        "_epsilon",
+        lambda *of: (lambda made: made / 2 if made < 2 else made)(whole(*of)),
+    )
     forget_multipliers(monkeypatch)
     ids, counts = ("a", "b", "c"), np.array([6, 7, 8])
     privacy = RecordPrivacy(clip_norm=1.0, epsilon={"a": 0.5, "b": 0.7, "c": 8.0}, delta=1e-4)
-    plan = GradientPlan(ids=ids, counts=counts, dimension=20, steps=np.array([2, 2, 2]), batch_size=4)
+    plan = GradientPlan(
+        ids=ids, counts=counts, dimension=20, steps=np.array([2, 2, 2]), batch_size=4
+    )
     setup = Setup(privacy=privacy, plans=(plan,), schedule=FullParticipation().bind(3), steps=5)
     findings = audit_channel(setup, seed=1, effort=Effort(checks=("charges",)))
-    assert "charges: epsilon by dp-accounting" in [finding.check for finding in findings if finding.refuted]
+    assert "charges: epsilon by dp-accounting" in [
+        finding.check for finding in findings if finding.refuted
+    ]

@@ -139,9 +139,14 @@ def test_every_altered_field_fails_or_is_named_as_not_covered(
     copy = tmp_path / "run"
     shutil.copytree(folder, copy)
     stated, result = (
-        json.loads((folder / name).read_text()) for name in ("public/privacy.json", "private/result.json")
+        json.loads((folder / name).read_text())
+        for name in ("public/privacy.json", "private/result.json")
     )
-    assert {part.name for part in fields(PrivacyReport)} - set(stated) <= {"elsewhere", "interval", "search"}
+    assert {part.name for part in fields(PrivacyReport)} - set(stated) <= {
+        "elsewhere",
+        "interval",
+        "search",
+    }
     named = " ".join(f"{each.name} {each.detail}" for each in found.checks if each.verdict == OPEN)
     stated |= {"elsewhere": None}
     missed = []

@@ -42,13 +42,21 @@ from tests.helpers import ragged_classification, regression
 SOLVER = LocalSGD(lr=0.2, epochs=2, batch_size=4)
 ALGORITHMS = {
     "pmtl": PMTL(lam=0.5, local=SOLVER),
-    "pmtl-momentum": PMTL(local=SOLVER, server_optimizer=ServerOptimizer(options={"momentum": 0.9})),
+    "pmtl-momentum": PMTL(
+        local=SOLVER, server_optimizer=ServerOptimizer(options={"momentum": 0.9})
+    ),
     "fedavg": FedAvg(local=SOLVER),
     "fedprox": FedProx(local=SOLVER),
-    "fedavg-adam": FedAvg(local=SOLVER, server_optimizer=ServerOptimizer(optimizer_name="Adam", lr=0.1)),
+    "fedavg-adam": FedAvg(
+        local=SOLVER, server_optimizer=ServerOptimizer(optimizer_name="Adam", lr=0.1)
+    ),
     "local": Local(local=SOLVER),
 }
-SAMPLERS = {"poisson": PoissonSampling(cohort=4), "full": FullParticipation(), "fixed": FixedCohort(cohort=4)}
+SAMPLERS = {
+    "poisson": PoissonSampling(cohort=4),
+    "full": FullParticipation(),
+    "fixed": FixedCohort(cohort=4),
+}
 
 
 def trainer(algorithm="fedavg", sampler="full", **options) -> Trainer:
@@ -67,7 +75,9 @@ def public_state(run: Trainer, rounds: int) -> Finding:
     return transcript(run, watched(run, rounds), rounds=rounds)[0]
 
 
-@pytest.mark.parametrize("name", ["pmtl-momentum", "fedprox", "fedavg-adam", "local"])  # others: the mutation gate
+@pytest.mark.parametrize(
+    "name", ["pmtl-momentum", "fedprox", "fedavg-adam", "local"]
+)  # others: the mutation gate
 def test_the_public_state_is_a_function_of_the_releases(name: str) -> None:
     found = public_state(trainer(name, "poisson"), 5)
     assert not found.refuted
@@ -109,8 +119,14 @@ def test_the_transcript_finds_what_is_shared_beside_a_clean_state() -> None:
             lambda train: 1 / float(1 + train.x.double().square().mean()),
             "server_lr",
         ),  # shorter where features are large
-        (lambda train: 0.5 if bool((train.x > 1e9).any()) else 0.25, "reads"),  # the same on other data, as it happens
-        (lambda train: 1.0 + float(train.counts @ torch.arange(8) ** 2), "server_lr"),  # numbers of records are private
+        (
+            lambda train: 0.5 if bool((train.x > 1e9).any()) else 0.25,
+            "reads",
+        ),  # the same on other data, as it happens
+        (
+            lambda train: 1.0 + float(train.counts @ torch.arange(8) ** 2),
+            "server_lr",
+        ),  # numbers of records are private
         (lambda train: 1.0 / len(train.x), ""),
     ],
 )
@@ -121,17 +137,23 @@ def test_automatic_settings_that_depend_on_records_are_found(step, told: str) ->
 
     given = trainer(Chooses(local=SOLVER))
     findings = audit_trainer(given, rounds=1, effort=Effort(checks=("transcript",)))
-    (found,) = [finding for finding in findings if finding.check == "transcript: automatic settings"]
+    (found,) = [
+        finding for finding in findings if finding.check == "transcript: automatic settings"
+    ]
     assert found.refuted == bool(told)
     assert told in found.detail
     assert not any(
         "automatic" in one.check
-        for one in audit_trainer(replace(given, privacy=None), rounds=1, effort=Effort(checks=("transcript",)))
+        for one in audit_trainer(
+            replace(given, privacy=None), rounds=1, effort=Effort(checks=("transcript",))
+        )
     )
 
 
 @pytest.mark.parametrize("told", ["", "differs", "reads"])
-def test_what_is_chosen_without_any_setting_looks_at_no_record(told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_chosen_without_any_setting_looks_at_no_record(
+    told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """``algorithm=auto`` chooses when a trainer is made, before the runs that an audit compares."""
 
     def choose(data: FederatedDataset, privacy: Privacy, **options: Any) -> Automatic:
@@ -139,7 +161,9 @@ def test_what_is_chosen_without_any_setting_looks_at_no_record(told: str, monkey
         tall = {"differs": x.mean() > -0.5, "reads": x.max() > 1e9}.get(told)
         return replace(chosen, rounds=chosen.rounds + int(bool(tall)))
 
-    given = small.trainer(algorithm="auto", data=regression(8), privacy=ClientPrivacy(noise_multiplier=1.0))
+    given = small.trainer(
+        algorithm="auto", data=regression(8), privacy=ClientPrivacy(noise_multiplier=1.0)
+    )
     monkeypatch.setattr("fedmtl.audit.transcript.automatic", choose if told else automatic)
     (found,) = automatic_settings(given, given)
     assert found.refuted == bool(told)
@@ -160,7 +184,11 @@ def test_replaced_data_keep_only_public_facts(data: FederatedDataset) -> None:
         assert (new.x != old.x).float().mean() > 0.9
     # what the constructor checks of fresh data holds as well
     FederatedDataset(other.train, other.test, other.ids, other.transform, other.classes)
-    assert other.fingerprint() == replaced_data(data, 1).fingerprint() != replaced_data(data, 2).fingerprint()
+    assert (
+        other.fingerprint()
+        == replaced_data(data, 1).fingerprint()
+        != replaced_data(data, 2).fingerprint()
+    )
 
 
 def test_bytes_and_sparse_features_are_replaced_within_their_range() -> None:
@@ -212,7 +240,10 @@ def test_nothing_sound_is_refuted_of_single_records(name: str) -> None:
 
 RUNS = {
     "no budget": (FullParticipation(), ClientPrivacy(clip_norm=0.5, noise_multiplier=2.0)),
-    "a budget that ends before": (FullParticipation(), ClientPrivacy(clip_norm=0.5, epsilon=3.0, noise_multiplier=3.0)),
+    "a budget that ends before": (
+        FullParticipation(),
+        ClientPrivacy(clip_norm=0.5, epsilon=3.0, noise_multiplier=3.0),
+    ),
 }
 
 
@@ -231,7 +262,9 @@ def test_a_run_without_a_common_model_never_stops_early() -> None:
     assert stopped_early(run, setup_of(run), 0).skipped
 
 
-def test_a_second_training_with_the_noise_of_the_first_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_training_with_the_noise_of_the_first_is_refuted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The difference of the two gradients would have no noise at all."""
     privacy = RecordPrivacy(clip_norm=0.5, epsilon=6.0, delta=1e-3)
     setup = setup_of(trainer(Ditto(lam=0.5, local=SOLVER), privacy=privacy))

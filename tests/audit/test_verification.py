@@ -46,7 +46,9 @@ from ..trainer.test_folder import interrupted
 
 def run(folder: Path, *, resume: bool = False, **settings: Any) -> Path:
     privacy = ClientPrivacy(clip_norm=0.7, noise_multiplier=NOISE, delta=DELTA, source="secure")
-    trainer(folder=folder, **{"algorithm": FedAvg(local=SOLVER), "privacy": privacy} | settings).fit(resume=resume)
+    trainer(
+        folder=folder, **{"algorithm": FedAvg(local=SOLVER), "privacy": privacy} | settings
+    ).fit(resume=resume)
     return folder
 
 
@@ -75,8 +77,19 @@ def failed(folder: Path) -> dict[str, str]:
 
 def test_everything_is_confirmed_of_a_good_run(good: Path) -> None:
     found = verify(good)
-    names = ["files: public", "files: private", "chain", "head", "checkpoint", "settings", "fields", "charges"]
-    assert verdicts(found) == dict.fromkeys([*names, "epsilon", "headline", "report", "grid", "model"], CONFIRMED)
+    names = [
+        "files: public",
+        "files: private",
+        "chain",
+        "head",
+        "checkpoint",
+        "settings",
+        "fields",
+        "charges",
+    ]
+    assert verdicts(found) == dict.fromkeys(
+        [*names, "epsilon", "headline", "report", "grid", "model"], CONFIRMED
+    )
     assert found.fits
     assert found.epsilon == pytest.approx(epsilon(6), rel=1e-3)
     told = next(check.detail for check in found.checks if check.name == "epsilon")
@@ -91,7 +104,13 @@ SECURE = (  # seeded ones: tests/golden
 
 @pytest.mark.parametrize("name", SECURE)
 def test_secure_runs_of_every_method_fit(name: str, tmp_path: Path) -> None:
-    words = (*RUNS[name].split(), "dtype=float64", "baselines=[]", "progress=false", "privacy.source=secure")
+    words = (
+        *RUNS[name].split(),
+        "dtype=float64",
+        "baselines=[]",
+        "progress=false",
+        "privacy.source=secure",
+    )
     build(resolve(compose(words)), tmp_path / "run").fit()
     assert failed(tmp_path / "run") == {}
     said = verdicts(verify(tmp_path / "run"))
@@ -104,9 +123,13 @@ def test_runs_that_were_interrupted_or_stopped_early_fit(tmp_path: Path) -> None
     interrupted(tmp_path / "crashed", resume=True)
     assert failed(tmp_path / "crashed") == {}
     records = RecordPrivacy(clip_norm=0.7, noise_multiplier=NOISE, delta=DELTA, source="secure")
-    for place, settings in enumerate(({}, {"schedule": FixedCohort(cohort=COHORT)}, {"privacy": records})):
+    for place, settings in enumerate(
+        ({}, {"schedule": FixedCohort(cohort=COHORT)}, {"privacy": records})
+    ):
         stopping = EarlyStopping(patience=1, min_delta=1e6)
-        folder = run(tmp_path / f"stopped-{place}", early_stopping=stopping, eval_every=1, **settings)
+        folder = run(
+            tmp_path / f"stopped-{place}", early_stopping=stopping, eval_every=1, **settings
+        )
         assert json.loads((folder / "private/result.json").read_text())["stopped"] == "early"
         assert failed(folder) == {}
 
@@ -123,18 +146,27 @@ def test_a_crash_under_full_participation_uses_up_the_last_rounds(tmp_path: Path
     with pytest.raises(Ended):
         run(folder, **settings, callbacks=(Ends(5),))
     trainer(folder=folder, algorithm=FedAvg(local=SOLVER), **settings).fit(resume=True)
-    assert [line["cohorts"] for line in map(json.loads, ledger(folder)) if line.get("first") in (6, 7)] == [[[]], [[]]]
+    assert [
+        line["cohorts"] for line in map(json.loads, ledger(folder)) if line.get("first") in (6, 7)
+    ] == [[[]], [[]]]
     assert failed(folder) == {}
 
-    def without_one(lines: list[dict]) -> list[dict]:  # a client that could still take part is not charged
-        return [line | {"cohorts": [line["cohorts"][0][1:]]} if line.get("first") == 2 else line for line in lines]
+    def without_one(
+        lines: list[dict],
+    ) -> list[dict]:  # a client that could still take part is not charged
+        return [
+            line | {"cohorts": [line["cohorts"][0][1:]]} if line.get("first") == 2 else line
+            for line in lines
+        ]
 
     rewrite(folder, without_one)
     assert "step 2 has a cohort that Full does not draw" in failed(folder)["charges"]
 
 
 @pytest.mark.parametrize("source", ["seeded", "secure"])
-def test_an_interrupted_run_whose_agents_are_silent_past_their_caps_fits(source: str, tmp_path: Path) -> None:
+def test_an_interrupted_run_whose_agents_are_silent_past_their_caps_fits(
+    source: str, tmp_path: Path
+) -> None:
     """Activations of agents at their caps are charged to nobody."""
     settings = {
         "algorithm": PeerAveraging(row_norm=1.0, graph=Ring()),
@@ -164,7 +196,8 @@ def test_the_public_part_alone(copy: Path) -> None:
     assert found.seal in found.text()
     assert found.fits
     assert (
-        "Not checked: files: private, chain, fields, epsilon, report, model. Not confirmed: eps" in found.conclusion()
+        "Not checked: files: private, chain, fields, epsilon, report, model. Not confirmed: eps"
+        in found.conclusion()
     )
 
 
@@ -191,7 +224,9 @@ def both(folder: Path, **values: Any) -> None:
 
 def rewrite(folder: Path, edit: Callable[[list[dict]], list[dict]] = lambda lines: lines) -> None:
     """All that somebody can do who holds the folder: a new chain, head, report and lists of files."""
-    made = chained([json.dumps(line).encode() for line in edit([json.loads(line) for line in ledger(folder)])])
+    made = chained(
+        [json.dumps(line).encode() for line in edit([json.loads(line) for line in ledger(folder)])]
+    )
     write(folder, made)
     run_id, head = (hashlib.sha256(line).hexdigest() for line in (made[0], made[-1]))
     both(folder, run=run_id, ledger_lines=len(made), ledger_head=head)
@@ -210,14 +245,18 @@ def lists(folder: Path) -> None:
         }
         found["run"] = json.loads((folder / "public/privacy.json").read_text())["run"]
         if part == "public":
-            found["private"] = hashlib.sha256((folder / "private/manifest.json").read_bytes()).hexdigest()
+            found["private"] = hashlib.sha256(
+                (folder / "private/manifest.json").read_bytes()
+            ).hexdigest()
         place.write_text(json.dumps(found))
 
 
 def flipped(folder: Path) -> None:
     """The same numbers in other places."""
     place = folder / "public/model.safetensors"
-    save_file({name: tensor.flip(0).contiguous() for name, tensor in load_file(place).items()}, place)
+    save_file(
+        {name: tensor.flip(0).contiguous() for name, tensor in load_file(place).items()}, place
+    )
 
 
 def with_releases(folder: Path, value: Callable[[torch.Tensor], torch.Tensor], **grid: Any) -> None:
@@ -241,7 +280,9 @@ def with_rounds(folder: Path, rounds: int) -> None:
 def without_unit(folder: Path) -> None:
     """What a certificate leaves unsaid could be read as something else."""
     path = folder / "public/privacy.json"
-    path.write_text(json.dumps({key: one for key, one in json.loads(path.read_text()).items() if key != "unit"}))
+    path.write_text(
+        json.dumps({key: one for key, one in json.loads(path.read_text()).items() if key != "unit"})
+    )
 
 
 def without_ledger(folder: Path) -> None:
@@ -251,7 +292,11 @@ def without_ledger(folder: Path) -> None:
 
 FILES: dict[str, tuple[str, str, Callable[[Path], Any]]] = {
     "no ledger": ("chain", "there is no ledger", without_ledger),
-    "sampler": ("settings", "sampler is", lambda run: both(run, sampler="Poisson, expected cohort 1 of 2000 clients")),
+    "sampler": (
+        "settings",
+        "sampler is",
+        lambda run: both(run, sampler="Poisson, expected cohort 1 of 2000 clients"),
+    ),
     "observer": ("settings", "observer is", lambda run: both(run, observer="server")),
     "names": ("settings", "names is", lambda run: both(run, names=["nothing"])),
     "another run": ("head", "the identity of another run", lambda run: both(run, run="0" * 64)),
@@ -259,16 +304,32 @@ FILES: dict[str, tuple[str, str, Callable[[Path], Any]]] = {
     "a lower epsilon": ("epsilon", "by dp-accounting", lambda run: both(run, epsilon=1.0)),
     "beyond the budget": ("budget", "of a budget of", lambda run: both(run, budget=0.5)),
     "headline": ("headline", "the figures of", lambda run: both(run, headline="private: eps 0.01")),
-    "one of two reports": ("report", "outside is", lambda run: change(run / "public/privacy.json", outside=[])),
+    "one of two reports": (
+        "report",
+        "outside is",
+        lambda run: change(run / "public/privacy.json", outside=[]),
+    ),
     "an unsaid fact": ("report", "unit is missing in privacy.json", without_unit),
     "model": ("model", "not so", flipped),
     "a later release": ("grid", "of step 77", lambda run: with_releases(run, torch.clone, step=77)),
-    "off the grid": ("grid", "1 of 39 coordinates of update are not on", lambda run: with_releases(run, shifted)),
+    "off the grid": (
+        "grid",
+        "1 of 39 coordinates of update are not on",
+        lambda run: with_releases(run, shifted),
+    ),
     "no noise": ("grid", "less noise than", lambda run: with_releases(run, torch.zeros_like)),
-    "more rounds in the checkpoint": ("charges", "has 5 rounds, the checkpoint 6", lambda run: with_rounds(run, 5)),
+    "more rounds in the checkpoint": (
+        "charges",
+        "has 5 rounds, the checkpoint 6",
+        lambda run: with_rounds(run, 5),
+    ),
     "another delta": ("settings", "delta is 0.0001", lambda run: both(run, delta=1e-4)),
     "no grid": ("grid", "no power of two", lambda run: with_releases(run, torch.clone, width=1e-9)),
-    "a finer grid": ("grid", "not that of the noise", lambda run: with_releases(run, torch.clone, width=2**-90)),
+    "a finer grid": (
+        "grid",
+        "not that of the noise",
+        lambda run: with_releases(run, torch.clone, width=2**-90),
+    ),
 }
 
 
@@ -304,11 +365,22 @@ def schedule(**changes: Any) -> Callable[[Lines], Lines]:
     return lambda lines: header(schedule=lines[0]["schedule"] | changes)(lines)
 
 
-PRICES = {"mechanism": "laplace", "sampled": 0.01, "delta": 0.1, "replaced": True, "sums": 0, "sizes": [1]}
+PRICES = {
+    "mechanism": "laplace",
+    "sampled": 0.01,
+    "delta": 0.1,
+    "replaced": True,
+    "sums": 0,
+    "sizes": [1],
+}
 LEDGERS: dict[str, tuple[str, str, Callable[[Lines], Lines]]] = {
     "more clients": ("settings", "is that of 2,000 clients", schedule(n=2000)),
     "smaller cohorts": ("settings", "noise_std is", schedule(cohort=1)),
-    "amplified": ("settings", "amplified of the schedule is True", schedule(**{"class": "BoundFixed"})),
+    "amplified": (
+        "settings",
+        "amplified of the schedule is True",
+        schedule(**{"class": "BoundFixed"}),
+    ),
     "replays for nothing": ("settings", "replays_free True", header(replays_free=True)),
     "no noise": ("settings", "noise_multiplier is", kind(multiplier=0)),
     "no schedule": ("settings", "cannot be read", header(schedule={})),
@@ -317,11 +389,30 @@ LEDGERS: dict[str, tuple[str, str, Callable[[Lines], Lines]]] = {
     "less noise than was charged": ("epsilon", "by dp-accounting", kind(multiplier=1.0)),
     "no noise by dp-accounting": ("epsilon", "inf by dp-accounting", kind(multiplier=0)),
     "a charge is missing": ("charges", "6 steps are done", lambda lines: [*lines[:4], *lines[5:]]),
-    "a charge is there twice": ("charges", "are not the next ones", lambda lines: [*lines[:3], *lines[2:]]),
-    "a charge before any session": ("charges", "outside of an open", lambda lines: [lines[0], *lines[2:]]),
-    "steps without end": ("charges", "cannot", lambda lines: [*lines[:2], lines[2] | {"end": 10**18}, *lines[3:]]),
-    "a line of no kind": ("charges", "no kind", lambda lines: [*lines, {"kind": "refund", "session": 1}]),
-    **{f"price, {key}": ("settings", f"{key} of the price", priced(**{key: one})) for key, one in PRICES.items()},
+    "a charge is there twice": (
+        "charges",
+        "are not the next ones",
+        lambda lines: [*lines[:3], *lines[2:]],
+    ),
+    "a charge before any session": (
+        "charges",
+        "outside of an open",
+        lambda lines: [lines[0], *lines[2:]],
+    ),
+    "steps without end": (
+        "charges",
+        "cannot",
+        lambda lines: [*lines[:2], lines[2] | {"end": 10**18}, *lines[3:]],
+    ),
+    "a line of no kind": (
+        "charges",
+        "no kind",
+        lambda lines: [*lines, {"kind": "refund", "session": 1}],
+    ),
+    **{
+        f"price, {key}": ("settings", f"{key} of the price", priced(**{key: one}))
+        for key, one in PRICES.items()
+    },
 }
 
 
@@ -346,8 +437,17 @@ QUIET: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", QUIET)
 def test_a_release_with_half_of_the_noise_is_found(name: str, tmp_path: Path) -> None:
     """All of a release of a large model is halved on its grid, which is as if its noise were; it fits as it was."""
-    settings = {"clip_norm": 0.7, "noise_multiplier": 6.0, "delta": DELTA, "source": "secure"} | QUIET[name]
-    options: dict[str, Any] = {"privacy": ClientPrivacy(**settings), "model": models.mlp(hidden=60), "rounds": 2}
+    settings = {
+        "clip_norm": 0.7,
+        "noise_multiplier": 6.0,
+        "delta": DELTA,
+        "source": "secure",
+    } | QUIET[name]
+    options: dict[str, Any] = {
+        "privacy": ClientPrivacy(**settings),
+        "model": models.mlp(hidden=60),
+        "rounds": 2,
+    }
     if name != "gaussian":
         options["schedule"] = CyclicCohorts(COHORT)
     folder = run(tmp_path / "run", **options)
@@ -356,11 +456,17 @@ def test_a_release_with_half_of_the_noise_is_found(name: str, tmp_path: Path) ->
     def halved(value: torch.Tensor) -> torch.Tensor:
         with safe_open(folder / "public/releases.safetensors", framework="pt") as file:
             grid = json.loads(file.metadata()["update"])
-        return torch.round(value / 2 * grid["divisor"] / grid["width"]) * grid["width"] / grid["divisor"]
+        return (
+            torch.round(value / 2 * grid["divisor"] / grid["width"])
+            * grid["width"]
+            / grid["divisor"]
+        )
 
     with_releases(folder, halved)
     lists(folder)
-    assert failed(folder) == {"grid": "update has less noise than the multiplier in the ledger gives"}
+    assert failed(folder) == {
+        "grid": "update has less noise than the multiplier in the ledger gives"
+    }
 
 
 def test_rewriting_without_a_change_shows_nowhere(copy: Path) -> None:
@@ -374,7 +480,11 @@ def of_version_1(lines: list[bytes]) -> list[bytes]:
 
 SEAL = json.dumps({"kind": "seal", "session": 2, "place": {}}).encode()
 CHAINS: dict[str, tuple[str, str, Callable[[list[bytes]], list[bytes]]]] = {
-    "a line is removed": ("chain", "line 3: it does not follow the line before", lambda lines: lines[:2] + lines[3:]),
+    "a line is removed": (
+        "chain",
+        "line 3: it does not follow the line before",
+        lambda lines: lines[:2] + lines[3:],
+    ),
     "rolled back": ("head", "not the head in privacy.json", lambda lines: lines[:3]),
     "continued": ("head", "continues after line", lambda lines: chained([*lines, SEAL])),
     "an older one": ("chain", "version 1", of_version_1),
@@ -394,7 +504,10 @@ def test_no_listed_file_is_another_under_one_seal(copy: Path, part: str) -> None
     lists(copy)
     published = verify(copy).seal
     names = json.loads((copy / part / "manifest.json").read_text())["files"]
-    assert set(names) >= {"public": {"model.safetensors", "privacy.json"}, "private": {"ledger.jsonl"}}[part]
+    assert (
+        set(names)
+        >= {"public": {"model.safetensors", "privacy.json"}, "private": {"ledger.jsonl"}}[part]
+    )
     for name in names:
         place = copy / part / name
         before = place.read_bytes()
@@ -420,7 +533,9 @@ def test_the_hash_of_private_files_tells_nothing_of_them(copy: Path) -> None:
 
 
 @pytest.mark.parametrize("when", ["on_start", "on_end"])
-def test_a_finished_run_whose_resume_is_cut_off_fits_or_is_unfinished(copy: Path, when: str) -> None:
+def test_a_finished_run_whose_resume_is_cut_off_fits_or_is_unfinished(
+    copy: Path, when: str
+) -> None:
     """As by a closed pipe: never does it fail to fit. Once it is resumed, its seal is another one."""
 
     class Cut(Callback):
@@ -445,7 +560,9 @@ def test_a_finished_run_whose_resume_is_cut_off_fits_or_is_unfinished(copy: Path
 
 def test_bands_of_noise_and_the_turns_that_they_need(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    privacy = ClientPrivacy(clip_norm=0.7, noise_multiplier=NOISE, delta=DELTA, source="secure", bands=3)
+    privacy = ClientPrivacy(
+        clip_norm=0.7, noise_multiplier=NOISE, delta=DELTA, source="secure", bands=3
+    )
     run(folder, schedule=CyclicCohorts(COHORT), privacy=privacy)
     assert failed(folder) == {}
     charges = next(check.detail for check in verify(folder).checks if check.name == "charges")
@@ -467,7 +584,10 @@ def test_rates_of_records_that_are_not_those_of_a_batch_size(tmp_path: Path) -> 
     assert failed(run(tmp_path / "withheld", privacy=records, finetune=withheld)) == {}
 
     def halved(lines: Lines) -> Lines:
-        kinds = [one | {"price": one["price"] | {"sampled": one["price"]["sampled"] / 2}} for one in lines[0]["kinds"]]
+        kinds = [
+            one | {"price": one["price"] | {"sampled": one["price"]["sampled"] / 2}}
+            for one in lines[0]["kinds"]
+        ]
         return header(kinds=kinds)(lines)
 
     rewrite(folder, halved)
@@ -533,7 +653,9 @@ def altered(value: Any, rng: random.Random) -> Any:
 
 
 @pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("which", ["ledger", "public/privacy.json", "private/result.json", "public/manifest.json"])
+@pytest.mark.parametrize(
+    "which", ["ledger", "public/privacy.json", "private/result.json", "public/manifest.json"]
+)
 def test_hostile_files_fail_with_a_reason(copy: Path, which: str, seed: int) -> None:
     """Whatever a file holds, a verification ends in its lines, or is refused in one."""
     rng = random.Random(seed)
@@ -569,6 +691,8 @@ def test_nothing_private_is_in_the_certificate(good: Path) -> None:
     text = json.dumps(verify(good).to_dict())
     assert str(good) not in text
     result = json.loads((good / "private/result.json").read_text())
-    measured = [result[name] for name in ("accuracy", "loss", "worst_tenth", "spread", "global_accuracy")]
+    measured = [
+        result[name] for name in ("accuracy", "loss", "worst_tenth", "spread", "global_accuracy")
+    ]
     assert not [number for number in measured if len(repr(number)) > 6 and repr(number)[:6] in text]
     assert "clients.csv" not in text

@@ -40,8 +40,15 @@ def loss_of(loss, x, y, w):
 
 def objective(data, loss, lam, penalty, models):
     w = models.T
-    value = np.linalg.svd(w, compute_uv=False).sum() if penalty == "nuclear" else np.linalg.norm(w, axis=1).sum()
-    losses = [loss_of(loss, x.numpy(), y.numpy(), m) for x, y, m in zip(data.x, data.y, models, strict=True)]
+    value = (
+        np.linalg.svd(w, compute_uv=False).sum()
+        if penalty == "nuclear"
+        else np.linalg.norm(w, axis=1).sum()
+    )
+    losses = [
+        loss_of(loss, x.numpy(), y.numpy(), m)
+        for x, y, m in zip(data.x, data.y, models, strict=True)
+    ]
     return sum(losses) + lam * value
 
 
@@ -77,11 +84,16 @@ def test_folds_are_a_partition_and_logistic_tasks_choose_by_them():
                     return loss_of("logistic", x, y, w) + reg / 2 * w @ w
 
                 w = optimize.minimize(value, np.zeros(4), method="BFGS", options={"gtol": 1e-8}).x
-                score += loss_of("logistic", held.x[i].numpy(), held.y[i].numpy(), w) * len(held.y[i])
+                score += loss_of("logistic", held.x[i].numpy(), held.y[i].numpy(), w) * len(
+                    held.y[i]
+                )
             scores.append(score)
         assert float(found.reg[i]) == pytest.approx(candidates[int(np.argmin(scores))])
         x, y, own = data.x[i].numpy(), data.y[i].numpy(), float(found.reg[i])
-        left = -y / (1 + np.exp(y * (x @ found.models[i].numpy()))) @ x / len(y) + own * found.models[i].numpy()
+        left = (
+            -y / (1 + np.exp(y * (x @ found.models[i].numpy()))) @ x / len(y)
+            + own * found.models[i].numpy()
+        )
         assert np.linalg.norm(left) < 1e-8
 
 
@@ -90,11 +102,15 @@ def test_mtl_meets_the_optimality_conditions(loss):
     """-G is lam times a subgradient of the norm at W: ||G|| <= lam in the dual norm, and <-G, W> = lam g(W)."""
     data, levels = tasks(loss), [0.02, 0.1, 0.3]
     for penalty in ("nuclear", "rows"):
-        found = multi_task(data, levels, penalty=penalty, loss=loss, tolerance=1e-10, iterations=100_000)
+        found = multi_task(
+            data, levels, penalty=penalty, loss=loss, tolerance=1e-10, iterations=100_000
+        )
         assert found.residual <= 1e-10
         for r, lam in enumerate(levels):
             w = found.models[r].T.numpy()
-            g = np.stack([x.T.numpy() @ (slope / len(slope)) for x, slope in slopes(data, loss, w)], axis=1)
+            g = np.stack(
+                [x.T.numpy() @ (slope / len(slope)) for x, slope in slopes(data, loss, w)], axis=1
+            )
             dual = np.linalg.norm(g, 2) if penalty == "nuclear" else np.linalg.norm(g, axis=1).max()
             value = objective(data, loss, lam, penalty, w.T)
             size = (value - objective(data, loss, 0, penalty, w.T)) / lam
@@ -124,7 +140,10 @@ def test_mtl_is_chosen_by_cross_validation():
 
 
 def test_records_are_forced_into_the_domain():
-    x = torch.tensor([[3.0, 4.0, 1.0], [0.0, 0.1, 0.2], [math.nan, 0.0, 1.0], [0.0, 1.0, 0.0]], dtype=torch.float64)
+    x = torch.tensor(
+        [[3.0, 4.0, 1.0], [0.0, 0.1, 0.2], [math.nan, 0.0, 1.0], [0.0, 1.0, 0.0]],
+        dtype=torch.float64,
+    )
     y = torch.tensor([9.0, -9.0, 1.0, math.inf], dtype=torch.float64)
     found = bounded_tasks(LinearData((x,), (y,), True), row_norm=0.5, target=2.0)
     norms = found.x[0].norm(dim=1)

@@ -32,7 +32,9 @@ def neighbours(data, rng, unit, target):
         row = x[0] * 10
     place = slice(0, 1) if unit == "record_group" else slice(None)
     x[place], y[place] = row, target * rng.choice([-1.0, 1.0])
-    return i, LinearData((*data.x[:i], x, *data.x[i + 1 :]), (*data.y[:i], y, *data.y[i + 1 :]), False)
+    return i, LinearData(
+        (*data.x[:i], x, *data.x[i + 1 :]), (*data.y[:i], y, *data.y[i + 1 :]), False
+    )
 
 
 @pytest.mark.parametrize("unit", ["record_group", "task"])
@@ -62,7 +64,10 @@ def test_no_neighbour_moves_the_average_by_more_than_its_sensitivity(settings, u
 def test_the_sensitivity_of_the_average_is_reached():
     """reg large, one record a task: w = x y / (reg + ||x||^2), moved by 2 / (reg + 1); the bound is 2 (1 + B) / reg."""
     x = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
-    one, two = (LinearData((x, x), (torch.tensor([s]).double(), torch.ones(1).double()), False) for s in (1.0, -1.0))
+    one, two = (
+        LinearData((x, x), (torch.tensor([s]).double(), torch.ones(1).double()), False)
+        for s in (1.0, -1.0)
+    )
     settings = DPAggr(reg=100.0)
     moved = float((settings.local(one).mean(0) - settings.local(two).mean(0)).norm())
     bound = settings.sensitivity(one.counts, TaskBudget(epsilon=1.0))
@@ -70,8 +75,12 @@ def test_the_sensitivity_of_the_average_is_reached():
     by_hand = 2 * (1 + 1 / math.sqrt(100)) / 100 / 2
     assert bound == pytest.approx(by_hand, rel=1e-12)
     ragged = torch.tensor([4, 9])
-    assert settings.sensitivity(ragged, TaskBudget(epsilon=1.0)) == pytest.approx(by_hand / 4, rel=1e-12)
-    assert settings.sensitivity(ragged, TaskBudget(epsilon=1.0, unit="task")) == pytest.approx(by_hand, rel=1e-12)
+    assert settings.sensitivity(ragged, TaskBudget(epsilon=1.0)) == pytest.approx(
+        by_hand / 4, rel=1e-12
+    )
+    assert settings.sensitivity(ragged, TaskBudget(epsilon=1.0, unit="task")) == pytest.approx(
+        by_hand, rel=1e-12
+    )
 
 
 def test_local_models_of_the_average_are_those_of_scikit_learn():
@@ -106,7 +115,10 @@ def test_record_level_budgets_compose_to_that_of_the_task():
 
 def test_least_squares_in_a_ball():
     rng = np.random.default_rng(0)
-    values, rotated = torch.from_numpy(rng.uniform(0, 1, (6, 5))), torch.from_numpy(rng.normal(size=(3, 6, 5)))
+    values, rotated = (
+        torch.from_numpy(rng.uniform(0, 1, (6, 5))),
+        torch.from_numpy(rng.normal(size=(3, 6, 5))),
+    )
     values[0, :2] = 0
     sigma = torch.from_numpy(rng.uniform(0.01, 0.5, (3, 6)))
     radius = torch.from_numpy(rng.uniform(0.1, 6, (3, 6)))
@@ -144,7 +156,9 @@ def test_without_noise_relationship_learning_ends_at_a_stationary_point():
         x, y = x.numpy(), y.numpy()
         slope = x.T @ (x @ models[i] - y) / len(y) + 0.1 * models[i] + 0.02 * (p @ models)[i]
         assert np.abs(slope).max() < 1e-7
-    one = DPMTRL(lam1=0.1, lam2=0.0, radius=50.0, iterations=1, target=50.0).fit(data, FREE, sources(1))[0]
+    one = DPMTRL(lam1=0.1, lam2=0.0, radius=50.0, iterations=1, target=50.0).fit(
+        data, FREE, sources(1)
+    )[0]
     np.testing.assert_allclose(one, DPAggr(reg=0.1, target=50.0).local(data), rtol=1e-9)
 
 
@@ -171,7 +185,9 @@ def test_no_neighbour_moves_a_release_by_more_than_its_sensitivity(unit, radius)
     assert 0.1 < max(ratios) <= 1
     diagonal, _ = settings.precision(released)
     share = 1 / data.counts if unit == "record_group" else 1.0
-    expected = torch.minimum(2 * (radius + 1) * share / (0.3 + 0.2 * diagonal), torch.tensor(2 * radius).double())
+    expected = torch.minimum(
+        2 * (radius + 1) * share / (0.3 + 0.2 * diagonal), torch.tensor(2 * radius).double()
+    )
     torch.testing.assert_close(bound, expected)
 
 

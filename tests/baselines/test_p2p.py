@@ -61,7 +61,11 @@ def plain_objective(problem, weights, theta):
         local = lam * float(row @ row)
         for x, y in zip(problem.data.x[i].numpy(), problem.data.y[i].numpy(), strict=True):
             margin = float(x @ row)
-            local += ((margin - y) ** 2 if problem.loss.name == "squared" else math.log1p(math.exp(-y * margin))) / m
+            local += (
+                (margin - y) ** 2
+                if problem.loss.name == "squared"
+                else math.log1p(math.exp(-y * margin))
+            ) / m
         total += problem.network.mu * weights[i].sum() * confidence * local
     return total
 
@@ -80,7 +84,11 @@ def test_the_optimum_is_that_of_a_dense_solver(loss, lam):
         for i in range(n):
             x, y = problem.data.x[i].numpy(), problem.data.y[i].numpy()
             m, own = len(x), slice(i * p, i * p + p)
-            pull = problem.network.mu * weights[i].sum() * (m / problem.network.counts.max() if m else 1e-3)
+            pull = (
+                problem.network.mu
+                * weights[i].sum()
+                * (m / problem.network.counts.max() if m else 1e-3)
+            )
             ridge = lam if lam is not None else (1 / m if m else 1.0)
             system[own, own] = (weights[i].sum() + 2 * pull * ridge) * np.eye(p)
             if m:
@@ -89,7 +97,9 @@ def test_the_optimum_is_that_of_a_dense_solver(loss, lam):
             for j in range(n):
                 if j != i:
                     system[own, j * p : j * p + p] = -weights[i, j] * np.eye(p)
-        np.testing.assert_allclose(found.theta.ravel(), np.linalg.solve(system, right), rtol=1e-8, atol=1e-10)
+        np.testing.assert_allclose(
+            found.theta.ravel(), np.linalg.solve(system, right), rtol=1e-8, atol=1e-10
+        )
     else:
         other = minimize(
             lambda flat: plain_objective(problem, weights, flat.reshape(problem.shape)),
@@ -117,7 +127,9 @@ def test_local_models_are_each_agents_own_minimizers(loss):
             each = (margins - y) ** 2 if loss == "squared" else np.logaddexp(0, -y * margins)
             return each.mean() + t @ t / m
 
-        np.testing.assert_allclose(theta[i], minimize(value, np.zeros(3), tol=1e-9).x, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            theta[i], minimize(value, np.zeros(3), tol=1e-9).x, rtol=1e-5, atol=1e-6
+        )
     with pytest.raises(ConfigError, match="lambda is 0"):
         local_models(given(lam=0.0)[0])
 
@@ -130,7 +142,9 @@ def test_gossip_admm_converges_to_the_optimum_of_the_same_objective(loss, steps)
     before = problem.value(state.theta)
     rng = np.random.default_rng(4)
     agents = rng.integers(0, 5, 2500)
-    for i, j in zip(agents.tolist(), random_neighbours(problem, agents, rng.random(2500)).tolist(), strict=True):
+    for i, j in zip(
+        agents.tolist(), random_neighbours(problem, agents, rng.random(2500)).tolist(), strict=True
+    ):
         state.step(i, j)
     assert before - best.value > 1e-2
     np.testing.assert_allclose(state.theta, best.theta, atol=2e-5)
@@ -139,7 +153,10 @@ def test_gossip_admm_converges_to_the_optimum_of_the_same_objective(loss, steps)
 
 @pytest.mark.parametrize("loss", ["squared", "logistic"])
 def test_peers_without_privacy_reach_the_optimum_of_their_objective(loss):
-    x, y = torch.randn(60, 3, generator=torch.Generator().manual_seed(0)), torch.arange(60.0) % 7 - 3
+    x, y = (
+        torch.randn(60, 3, generator=torch.Generator().manual_seed(0)),
+        torch.arange(60.0) % 7 - 3,
+    )
     rows = {f"a{i}": (x[12 * i : 12 * i + 12], y[12 * i : 12 * i + 12]) for i in range(5)}
     if loss == "logistic":
         rows = {name: (a, (b > 0).long()) for name, (a, b) in rows.items()}
@@ -148,10 +165,14 @@ def test_peers_without_privacy_reach_the_optimum_of_their_objective(loss):
     problem = build_problem(data, model, "auto", Execution(), 10**6, 0, "cpu", "float64")
     algorithm = PeerToPeer(graph=Ring(), mu=0.5, loss=loss, row_norm=5.0, smoothness=6.0)
     schedule = bind_schedule(PoissonClocks(per_client=250), data)
-    channel = open_channel(None, releases_of(algorithm, problem, schedule), schedule.describe(), seed=0)
+    channel = open_channel(
+        None, releases_of(algorithm, problem, schedule), schedule.describe(), seed=0
+    )
     state, block = algorithm.init(problem), schedule.events(0, 0, schedule.steps)
     exact = optimum(objective := PeerProblem.of(algorithm, problem))
-    assert float(algorithm.objective(problem, state)[0]) == pytest.approx(objective.value(np.zeros((5, 3))))
+    assert float(algorithm.objective(problem, state)[0]) == pytest.approx(
+        objective.value(np.zeros((5, 3)))
+    )
     channel.begin(0, block.clients)
     algorithm.step(problem, state, block, channel)
     np.testing.assert_allclose(state.public["theta"][0].numpy(), exact.theta, atol=1e-5)
@@ -184,7 +205,9 @@ def test_impossible_problems_are_refused():
 
 @pytest.mark.parametrize("mechanism", ["laplace", "gaussian", "l2_laplace"])
 @pytest.mark.parametrize("loss", ["squared", "logistic"])
-def test_a_replaced_record_moves_its_vector_by_at_most_the_sensitivity_and_by_that_much(mechanism, loss):
+def test_a_replaced_record_moves_its_vector_by_at_most_the_sensitivity_and_by_that_much(
+    mechanism, loss
+):
     bound, target = 1.5, 3.0
     privacy = RecordPrivacy(clip_norm=bound, epsilon=1.0, delta=1e-5, mechanism=mechanism)
     rng = np.random.default_rng(0)
@@ -206,11 +229,15 @@ def test_a_replaced_record_moves_its_vector_by_at_most_the_sensitivity_and_by_th
     np.testing.assert_allclose(vectors[inside, :4].numpy(), sign * x[inside], rtol=1e-9)
 
 
-@pytest.mark.parametrize(("mechanism", "delta"), [("laplace", 0.0), ("laplace", 1e-5), ("gaussian", 1e-5)])
+@pytest.mark.parametrize(
+    ("mechanism", "delta"), [("laplace", 0.0), ("laplace", 1e-5), ("gaussian", 1e-5)]
+)
 def test_the_noise_is_that_of_the_budget(mechanism, delta):
     records, epsilon, bound = 3000, 2.0, 0.5
     x = torch.full((records, 2), 0.1).double()
-    data = LinearData((x[:1000], x[1000:]), (torch.ones(1000).double(), torch.ones(2000).double()), False)
+    data = LinearData(
+        (x[:1000], x[1000:]), (torch.ones(1000).double(), torch.ones(2000).double()), False
+    )
     privacy = RecordPrivacy(clip_norm=bound, epsilon=epsilon, delta=delta, mechanism=mechanism)
     given = perturb_records(data, LinearLoss("logistic"), privacy, seed=3)
     noise = torch.cat(given.data.x).numpy().ravel() - 0.1
@@ -240,10 +267,20 @@ def test_the_noise_is_that_of_the_budget(mechanism, delta):
 def test_targets_are_perturbed_with_their_rows():
     x, y = torch.zeros(4000, 1).double(), torch.full((4000,), 2.0).double()
     privacy = RecordPrivacy(clip_norm=1.0, epsilon=8.0, delta=0, mechanism="laplace")
-    given = perturb_records(LinearData((x,), (y,), False), LinearLoss("squared"), privacy, target=4.0, seed=1)
+    given = perturb_records(
+        LinearData((x,), (y,), False), LinearLoss("squared"), privacy, target=4.0, seed=1
+    )
     # v = (x, y / 4) moves by at most 4 in the L1 norm: scale 1/2 on v, 2 on y
-    assert scipy.stats.kstest(given.data.x[0].numpy().ravel(), scipy.stats.laplace(scale=0.5).cdf).pvalue > ALPHA
-    assert scipy.stats.kstest(given.data.y[0].numpy() - 2, scipy.stats.laplace(scale=2.0).cdf).pvalue > ALPHA
+    assert (
+        scipy.stats.kstest(
+            given.data.x[0].numpy().ravel(), scipy.stats.laplace(scale=0.5).cdf
+        ).pvalue
+        > ALPHA
+    )
+    assert (
+        scipy.stats.kstest(given.data.y[0].numpy() - 2, scipy.stats.laplace(scale=2.0).cdf).pvalue
+        > ALPHA
+    )
 
 
 def test_impossible_local_privacy_is_refused():

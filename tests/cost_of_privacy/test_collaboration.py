@@ -39,7 +39,9 @@ def test_psi_is_the_relative_fitness(loss: str) -> None:
     together = Collaboration(AsyncLearner(loss=loss, reg=1e-3, theta_max=5.0), data)
     theta = torch.randn(6, 3, dtype=torch.float64)
     x, y = (part.numpy() for part in data.pooled())
-    expected = [fitness(loss, x, y, 1e-3, own) / together.optimum.value - 1 for own in theta.numpy()]
+    expected = [
+        fitness(loss, x, y, 1e-3, own) / together.optimum.value - 1 for own in theta.numpy()
+    ]
     assert np.allclose(together.psi(theta).numpy(), expected, rtol=1e-12)
     best = torch.from_numpy(together.optimum.theta)
     assert float(together.psi(best[None])) == pytest.approx(0, abs=1e-12)
@@ -52,15 +54,21 @@ def test_kappa_is_chosen_by_noisy_simulation_on_public_rows() -> None:
     public = owners(1, 500, seed=1)
     learner = AsyncLearner(reg=1e-3, theta_max=2.0)
     rng = np.random.default_rng(0)
-    clients = torch.from_numpy(np.stack([rng.permutation(np.repeat(np.arange(3), 10)) for _ in range(40)]))
+    clients = torch.from_numpy(
+        np.stack([rng.permutation(np.repeat(np.arange(3), 10)) for _ in range(40)])
+    )
 
     def choice(epsilon: float) -> dict[float, float]:
         privacy = RecordPrivacy(clip_norm=5.0, epsilon=epsilon, delta=0.0, mechanism="laplace")
-        return fitness_by_kappa(learner, public, counts=(200, 200, 200), privacy=privacy, clients=clients)
+        return fitness_by_kappa(
+            learner, public, counts=(200, 200, 200), privacy=privacy, clients=clients
+        )
 
     strict, loose = choice(0.3), choice(300.0)
     assert set(strict) == set(loose) == set(KAPPAS)
-    assert min(strict, key=strict.__getitem__) < min(loose, key=loose.__getitem__), "more noise, smaller steps"
+    assert min(strict, key=strict.__getitem__) < min(loose, key=loose.__getitem__), (
+        "more noise, smaller steps"
+    )
     x, y = (part.numpy() for part in public.pooled())
     theta = Ridge(alpha=1e-3 * len(y), fit_intercept=False).fit(x, y).coef_
     assert min(loose.values()) < 1.1 * fitness("squared", x, y, 1e-3, theta)
@@ -77,7 +85,9 @@ def test_slopes_are_those_of_power_laws() -> None:
     assert 300 * 0.95 - 6 * math.sqrt(300 * 0.95 * 0.05) < hits < 300
 
 
-LIMIT = 2 * (5.0 * 3.0 + 3.0) * 3.0  # of every gradient: rows and targets are within 3, the model within 5
+LIMIT = (
+    2 * (5.0 * 3.0 + 3.0) * 3.0
+)  # of every gradient: rows and targets are within 3, the model within 5
 
 
 def mean_psi(data: LinearData, epsilon: float, kappa: float = 3.0) -> float:
@@ -90,7 +100,9 @@ def mean_psi(data: LinearData, epsilon: float, kappa: float = 3.0) -> float:
     assert float(theta.abs().max()) < 4.9, "the box is not reached"
     floor = simulate(learner, data, None, clients)
     together = Collaboration(learner, data)
-    moved = torch.from_numpy(together.optimum.theta) + theta - floor  # what noise alone does, at the minimizer
+    moved = (
+        torch.from_numpy(together.optimum.theta) + theta - floor
+    )  # what noise alone does, at the minimizer
     return float(together.psi(moved).mean())
 
 
@@ -117,7 +129,11 @@ def test_weighted_answers_are_those_of_a_loop(frequencies) -> None:
             events[i] += 1
             x, y = data.x[i].numpy(), data.y[i].numpy()
             tbar = (central + own[i]) / 2
-            frequency = (events[i] + 1) / (events.sum() + n) if frequencies is None else frequencies[i] / 3.5
+            frequency = (
+                (events[i] + 1) / (events.sum() + n)
+                if frequencies is None
+                else frequencies[i] / 3.5
+            )
             answer = 2 * x.T @ (x @ tbar - y) / len(y) / (n * frequency)
             own[i] = tbar - a * n * (2 * reg * tbar / (2 * n) + answer / n)
             central = tbar - a / 2 * 2 * reg * tbar
@@ -126,7 +142,9 @@ def test_weighted_answers_are_those_of_a_loop(frequencies) -> None:
 
 @pytest.mark.parametrize("theta_max", [0.1, 0.7, 20.0])
 @pytest.mark.parametrize("reg", [5e-6, 1e-2])
-def test_minimizers_of_hinges_are_those_of_a_quadratic_program(theta_max: float, reg: float) -> None:
+def test_minimizers_of_hinges_are_those_of_a_quadratic_program(
+    theta_max: float, reg: float
+) -> None:
     data = owners(1, 60, p=4)
     x, y = data.x[0].numpy() * np.linspace(0.6, 4, 4), data.y[0].sign().numpy()
     found = minimize_hinge(x, y, 2 * reg, box=theta_max)
@@ -151,7 +169,9 @@ def test_minimizers_of_hinges_are_those_of_a_quadratic_program(theta_max: float,
     assert solved.fun - 1e-7 <= found.value <= solved.fun + 1e-7
 
 
-def test_hard_hinges_are_certified_and_no_finite_records_end_in_numbers_that_are_not_finite() -> None:
+def test_hard_hinges_are_certified_and_no_finite_records_end_in_numbers_that_are_not_finite() -> (
+    None
+):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(50, 3))
     x = np.concatenate([x, x[:, :1] + 1e-9 * x[:, 1:2]], 1)  # collinear

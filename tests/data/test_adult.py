@@ -22,7 +22,13 @@ SECOND = {"age": 44, "workclass": "?", "fnlwgt": 160323, "education": "Some-coll
           "marital-status": "Married-civ-spouse", "occupation": "?", "relationship": "Wife",
           "race": "White", "gender": "Female", "capital-gain": 7688, "capital-loss": 1902, "hours-per-week": 99,
           "native-country": "Yugoslavia", "income": ">50K"}  # fmt: skip
-WIDE = SECOND | {"age": 1000, "educational-num": -3, "capital-gain": 1e9, "capital-loss": 1e9, "hours-per-week": 500}
+WIDE = SECOND | {
+    "age": 1000,
+    "educational-num": -3,
+    "capital-gain": 1e9,
+    "capital-loss": 1e9,
+    "hours-per-week": 500,
+}
 
 
 def persons(*special: dict, rows: int = 40, seed: int = 0) -> pd.DataFrame:
@@ -81,12 +87,16 @@ def test_whitened_features_are_those_of_scikit_learn(tmp_path):
     """The public rows alone fit z-scores and principal components; what is clipped keeps the domain."""
     public = 60
     file = write_csv(tmp_path / "a.csv", persons(FIRST, SECOND, rows=118))
-    made = read_adult(file, public_rows=public, clients=1, components=6, z_clip=2.0, l1=5.0, test_fraction=None)
+    made = read_adult(
+        file, public_rows=public, clients=1, components=6, z_clip=2.0, l1=5.0, test_fraction=None
+    )
     features = coded(Table.of(file, (*CATEGORIES, "income")))
     scaler = StandardScaler().fit(features[-public:])
     z = np.clip(scaler.transform(features) * (scaler.var_ > 1e-12), -2.0, 2.0)
     pca = PCA(6, whiten=True, svd_solver="full").fit(z[-public:])
-    expected = pca.transform(z) * np.sign(pca.components_[np.arange(6), np.abs(pca.components_).argmax(1)])
+    expected = pca.transform(z) * np.sign(
+        pca.components_[np.arange(6), np.abs(pca.components_).argmax(1)]
+    )
     norms = np.abs(expected).sum(1)
     expected *= np.minimum(1, 5.0 / norms)[:, None]
     x = np.concatenate([made.train.x.numpy(), made.public.x.numpy()])
@@ -95,5 +105,9 @@ def test_whitened_features_are_those_of_scikit_learn(tmp_path):
     assert (norms > 5.0).any()
     assert (norms < 5.0).any()
     assert (made.domain.l1, made.domain.l2) == (6.0, 26**0.5)
-    for words in ("last 60 persons", "fitted the z-scores and the 6 principal components", "no epsilon covers them"):
+    for words in (
+        "last 60 persons",
+        "fitted the z-scores and the 6 principal components",
+        "no epsilon covers them",
+    ):
         assert words in made.notes[0]

@@ -12,7 +12,9 @@ from fedmtl.errors import ConfigError, DataError
 def some_ratings(users=30, items=12, seed=0):
     """A rank-2 matrix with noise, 60% of it known; item 5 and user 7 have no entry, and one stored entry is 0."""
     rng = np.random.default_rng(seed)
-    full = rng.normal(size=(users, 2)) @ rng.normal(size=(2, items)) + 0.1 * rng.normal(size=(users, items))
+    full = rng.normal(size=(users, 2)) @ rng.normal(size=(2, items)) + 0.1 * rng.normal(
+        size=(users, items)
+    )
     known = rng.random((users, items)) < 0.6
     known[:, 5] = known[7] = False
     known[0, 0], full[0, 0] = True, 0.0

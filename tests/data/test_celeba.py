@@ -25,7 +25,9 @@ NAMES = ("Bald", "Smiling", "Young")
 BOXES = ("list_bbox_celeba.txt", "list_landmarks_align_celeba.txt")
 
 
-def write_celeba(root: Path, counts: dict[int, int], *, seed: int = 0, size: tuple[int, int] = (218, 178)) -> Path:
+def write_celeba(
+    root: Path, counts: dict[int, int], *, seed: int = 0, size: tuple[int, int] = (218, 178)
+) -> Path:
     """A small folder in CelebA's own format: ``counts`` images of each identity, in mixed order, grey by number."""
     base = root / "celeba"
     (base / "img_align_celeba").mkdir(parents=True)
@@ -36,7 +38,9 @@ def write_celeba(root: Path, counts: dict[int, int], *, seed: int = 0, size: tup
     for number, (identity, row) in enumerate(zip(identities, labels, strict=True), start=1):
         name = f"{number:06d}.jpg"
         grey = 20 + (number * 7) % 200
-        Image.new("RGB", (size[1], size[0]), (grey, 255 - grey, 128)).save(base / "img_align_celeba" / name)
+        Image.new("RGB", (size[1], size[0]), (grey, 255 - grey, 128)).save(
+            base / "img_align_celeba" / name
+        )
         people.append(f"{name} {identity}")
         attributes.append(f"{name} " + " ".join(f"{value:2d}" for value in row))
         parts.append(f"{name} {identity % 3}")
@@ -64,19 +68,29 @@ def everything(data: FederatedDataset) -> dict[str, list[tuple[tuple[int, ...], 
 
 
 def test_rows_agree_with_torchvisions_reader(tmp_path, monkeypatch):
-    monkeypatch.setattr(CelebA, "_check_integrity", lambda self: True)  # the checksums are those of the full files
+    monkeypatch.setattr(
+        CelebA, "_check_integrity", lambda self: True
+    )  # the checksums are those of the full files
     write_celeba(tmp_path, {7: 6, 12: 5, 3: 4, 30: 9})
     data = read_celeba(tmp_path, target="Smiling", size=(12, 10))
     assert data.ids == ("7", "12", "30")  # identity 3 has fewer than 5 images
     assert (data.spec.shape, data.classes) == ((3, 12, 10), 2)
     expected: dict[str, list] = {}
-    for image, (attributes, identity) in CelebA(tmp_path, split="all", target_type=["attr", "identity"]):
+    for image, (attributes, identity) in CelebA(
+        tmp_path, split="all", target_type=["attr", "identity"]
+    ):
         colour = np.asarray(image).reshape(-1, 3).mean(0).round().astype(int)
-        expected.setdefault(str(int(identity)), []).append((tuple(colour.tolist()), int(attributes[1])))
+        expected.setdefault(str(int(identity)), []).append(
+            (tuple(colour.tolist()), int(attributes[1]))
+        )
     found = everything(data)
     for client in data.ids:
-        assert [label for _, label in found[client]] == [label for _, label in sorted(expected[client])]
-        np.testing.assert_allclose([c for c, _ in found[client]], [c for c, _ in sorted(expected[client])], atol=1)
+        assert [label for _, label in found[client]] == [
+            label for _, label in sorted(expected[client])
+        ]
+        np.testing.assert_allclose(
+            [c for c, _ in found[client]], [c for c, _ in sorted(expected[client])], atol=1
+        )
     x, _ = data.gather("train", torch.arange(3))
     flat = x.reshape(len(x), -1)
     assert data.domain is not None
@@ -91,7 +105,9 @@ def test_a_draw_of_celebrities(tmp_path):
     assert len(drawn) == 2
     assert len(np.load(drawn.transform.path)) == 10  # no image of another celebrity is decoded
     assert drawn.ids == read_celeba(tmp_path, clients=2, seed=1, **settings).ids
-    assert len({read_celeba(tmp_path, clients=2, seed=seed, **settings).ids for seed in range(8)}) > 1
+    assert (
+        len({read_celeba(tmp_path, clients=2, seed=seed, **settings).ids for seed in range(8)}) > 1
+    )
     both = everything(read_celeba(tmp_path, **settings))
     assert everything(drawn) == {client: both[client] for client in drawn.ids}
     with pytest.raises(ConfigError, match="clients is 9, but only 5 have enough examples"):
@@ -100,7 +116,9 @@ def test_a_draw_of_celebrities(tmp_path):
         read_celeba(tmp_path, target="Smile")
     with pytest.raises(ConfigError, match=r"size is \(8,\); it must be a number of pixels"):
         read_celeba(tmp_path, size=(8,))
-    with pytest.raises(DataError, match=r"does not exist; give the folder of list_attr_celeba.txt, a LEAF"):
+    with pytest.raises(
+        DataError, match=r"does not exist; give the folder of list_attr_celeba.txt, a LEAF"
+    ):
         read_celeba(tmp_path / "nothing")
 
 
@@ -123,7 +141,10 @@ def test_leaf_json_names_the_images(tmp_path):
     assert everything(found) == everything(whole)
     content["user_data"]["1"]["x"][2] = "../2.jpg"
     (place / "all_data" / "all_data.json").write_text(json.dumps(content))
-    with pytest.raises(DataError, match=r"client '1', example 2, field 'x' holds '\.\./2\.jpg'; accepted: the name of"):
+    with pytest.raises(
+        DataError,
+        match=r"client '1', example 2, field 'x' holds '\.\./2\.jpg'; accepted: the name of",
+    ):
         read_celeba(place / "all_data", size=8)
 
 
@@ -155,7 +176,9 @@ def test_a_killed_process_leaves_no_file_under_the_final_name(tmp_path, monkeypa
 
     with monkeypatch.context() as patch:
         patch.setattr(images, "decode", die)
-        process = multiprocessing.get_context("fork").Process(target=read_celeba, args=(tmp_path,), kwargs={"size": 8})
+        process = multiprocessing.get_context("fork").Process(
+            target=read_celeba, args=(tmp_path,), kwargs={"size": 8}
+        )
         process.start()
         process.join(60)
     assert process.exitcode == -signal.SIGKILL
@@ -171,9 +194,13 @@ def test_a_killed_process_leaves_no_file_under_the_final_name(tmp_path, monkeypa
 def test_a_cache_that_cannot_be_written_(tmp_path, capsys):
     write_celeba(tmp_path, {1: 5}, size=(20, 20))
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match=r"images cannot be cached there .*; give another folder as cache"):
+    with pytest.raises(
+        DataError, match=r"images cannot be cached there .*; give another folder as cache"
+    ):
         read_celeba(tmp_path, size=8, cache=tmp_path / "file")
-    made = cached_images(tmp_path / "celeba/img_align_celeba", ["000001.jpg"], (4, 4), tmp_path / "own", name="one")
+    made = cached_images(
+        tmp_path / "celeba/img_align_celeba", ["000001.jpg"], (4, 4), tmp_path / "own", name="one"
+    )
     assert np.load(made).shape == (1, 3, 4, 4)
     assert [f.name for f in (tmp_path / "own").iterdir()] == [made.name]
 
@@ -205,7 +232,9 @@ def test_a_subset_in_any_order_whose_people_have_names(tmp_path):
     people = dict(line.split() for line in (base / "identity_CelebA.txt").read_text().splitlines())
     mine = [row for row in rows if people[row.split()[0]] == "7"]
     file.write_text("\n".join([str(len(mine)), names, *reversed(mine)]))
-    (base / "identity_CelebA.txt").write_text("".join(f"{name} anna-{who}\n" for name, who in people.items()))
+    (base / "identity_CelebA.txt").write_text(
+        "".join(f"{name} anna-{who}\n" for name, who in people.items())
+    )
     assert everything(read_celeba(tmp_path, size=8)) == {"anna-7": whole["7"]}
 
 
@@ -221,7 +250,12 @@ LIST, PEOPLE = "list_attr_celeba.txt", "identity_CelebA.txt"
             "6\n",
             r"list_attr_celeba\.txt has 5 images and says 6 in its first line, .*; it may be truncated",
         ),
-        (LIST, "5\n", "", r"list_attr_celeba\.txt: line 1 is 'Bald Smiling Young'; accepted: the number of images"),
+        (
+            LIST,
+            "5\n",
+            "",
+            r"list_attr_celeba\.txt: line 1 is 'Bald Smiling Young'; accepted: the number of images",
+        ),
         (
             LIST,
             "000003.jpg",
@@ -230,7 +264,12 @@ LIST, PEOPLE = "list_attr_celeba.txt", "identity_CelebA.txt"
         ),
         (LIST, "000003.jpg", "a/b.jpg", r"line 5 is 'a/b\.jpg .*'; accepted: the name of an image"),
         (LIST, "000003.jpg", "000002.jpg", r"line 5: image '000002\.jpg' occurs twice"),
-        (LIST, "000003.jpg", "000009.jpg", r"identity_CelebA\.txt has no line of '000009\.jpg', which list_attr"),
+        (
+            LIST,
+            "000003.jpg",
+            "000009.jpg",
+            r"identity_CelebA\.txt has no line of '000009\.jpg', which list_attr",
+        ),
         (LIST, None, "", r"list_attr_celeba\.txt is ''; accepted: the number of images"),
         (
             PEOPLE,
@@ -238,8 +277,18 @@ LIST, PEOPLE = "list_attr_celeba.txt", "identity_CelebA.txt"
             "000003.jpg",
             r"identity_CelebA\.txt: line 3 is '000003\.jpg'; accepted: the name of an i",
         ),
-        (PEOPLE, "000003.jpg", "000002.jpg", r"identity_CelebA\.txt: line 3: image '000002\.jpg' occurs twice"),
-        (PEOPLE, None, "\udcff", r"identity_CelebA\.txt cannot be read \(.*utf-8.*\); give the folder celeba with"),
+        (
+            PEOPLE,
+            "000003.jpg",
+            "000002.jpg",
+            r"identity_CelebA\.txt: line 3: image '000002\.jpg' occurs twice",
+        ),
+        (
+            PEOPLE,
+            None,
+            "\udcff",
+            r"identity_CelebA\.txt cannot be read \(.*utf-8.*\); give the folder celeba with",
+        ),
     ],
 )
 def test_malformed_lists_are_refused_by_line(tmp_path, file, old, new, message):
@@ -257,14 +306,18 @@ def test_a_label_that_is_not_1_or_minus_1_is_refused(tmp_path):
     rows = file.read_text().splitlines()
     file.write_text("\n".join([*rows[:4], "000003.jpg 1 0 1", *rows[5:]]))
     with pytest.raises(
-        DataError, match=r"line 5 is '000003\.jpg 1 0 1'; accepted: .* -1 or 1 for each of 3 attributes"
+        DataError,
+        match=r"line 5 is '000003\.jpg 1 0 1'; accepted: .* -1 or 1 for each of 3 attributes",
     ):
         read_celeba(tmp_path, size=8)
 
 
 def test_lists_that_are_missing_are_named(tmp_path):
     (write_celeba(tmp_path, {1: 5}, size=(4, 4)) / PEOPLE).unlink()
-    with pytest.raises(DataError, match=r"identity_CelebA\.txt cannot be read \(.*No such file.*\); give the folder"):
+    with pytest.raises(
+        DataError,
+        match=r"identity_CelebA\.txt cannot be read \(.*No such file.*\); give the folder",
+    ):
         read_celeba(tmp_path, size=8)
 
 
@@ -275,9 +328,15 @@ def cut(file: Path) -> None:
 @pytest.mark.parametrize(
     ("break_it", "message"),
     [
-        (lambda b: (b / "img_align_celeba").rename(b / "elsewhere"), r"img_align_celeba is missing; it must"),
+        (
+            lambda b: (b / "img_align_celeba").rename(b / "elsewhere"),
+            r"img_align_celeba is missing; it must",
+        ),
         (lambda b: (b / "img_align_celeba/000003.jpg").unlink(), r"000003\.jpg does not exist"),
-        (lambda b: cut(b / "img_align_celeba/000003.jpg"), r"000003\.jpg is not a readable image .*truncated"),
+        (
+            lambda b: cut(b / "img_align_celeba/000003.jpg"),
+            r"000003\.jpg is not a readable image .*truncated",
+        ),
     ],
 )
 def test_missing_and_cut_images_are_named(tmp_path, break_it, message):

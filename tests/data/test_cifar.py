@@ -16,7 +16,9 @@ from fedmtl.errors import ConfigError, DataError
 @pytest.fixture
 def any_files(monkeypatch):
     """The checksums are those of the original files."""
-    monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda file, md5: Path(file).is_file())
+    monkeypatch.setattr(
+        "torchvision.datasets.cifar.check_integrity", lambda file, md5: Path(file).is_file()
+    )
 
 
 def write_cifar(root: Path, each: int, *, classes: int = 10, seed: int = 0) -> Path:
@@ -38,11 +40,15 @@ def write_cifar(root: Path, each: int, *, classes: int = 10, seed: int = 0) -> P
 
 def write_batch(file: Path, labels: np.ndarray, field: str, generator: np.random.Generator) -> None:
     data = generator.integers(0, 256, size=(len(labels), 3072), dtype=np.uint8)
-    file.write_bytes(pickle.dumps({"data": data, field: labels.tolist(), "batch_label": "x"}, protocol=2))
+    file.write_bytes(
+        pickle.dumps({"data": data, field: labels.tolist(), "batch_label": "x"}, protocol=2)
+    )
 
 
 @pytest.mark.parametrize(("classes", "reference"), [(10, CIFAR10), (100, CIFAR100)])
-def test_rows_agree_with_torchvision_and_every_client_has_its_classes(tmp_path, any_files, classes, reference):
+def test_rows_agree_with_torchvision_and_every_client_has_its_classes(
+    tmp_path, any_files, classes, reference
+):
     write_cifar(tmp_path, 6, classes=classes)
     data = read_cifar(tmp_path, classes=classes, partition=ByClasses(classes // 5, 5), seed=3)
     assert (len(data), data.classes, data.spec.shape) == (classes // 5, classes, (3, 32, 32))
@@ -52,8 +58,13 @@ def test_rows_agree_with_torchvision_and_every_client_has_its_classes(tmp_path, 
         plain = reference(tmp_path, train=train)
         pairs = zip(plain.data.transpose(0, 3, 1, 2), plain.targets, strict=True)
         rows = Counter((image.tobytes(), y) for image, y in pairs)
-        assert Counter((x.numpy().tobytes(), int(y)) for x, y in zip(part.x, part.y, strict=True)) == rows
-    for train_y, test_y in zip(*(side.y.split(side.counts.tolist()) for side in (data.train, data.test)), strict=True):
+        assert (
+            Counter((x.numpy().tobytes(), int(y)) for x, y in zip(part.x, part.y, strict=True))
+            == rows
+        )
+    for train_y, test_y in zip(
+        *(side.y.split(side.counts.tolist()) for side in (data.train, data.test)), strict=True
+    ):
         own = set(train_y.tolist()), set(test_y.tolist())
         assert own[0] == own[1]
         assert len(own[0]) == 5
@@ -63,7 +74,9 @@ def test_rows_agree_with_torchvision_and_every_client_has_its_classes(tmp_path, 
     assert data.domain.l2 == pytest.approx(3072**0.5)
 
 
-@pytest.mark.parametrize(("clients", "per_client", "classes"), [(7, 3, 10), (20, 10, 10), (11, 4, 5), (50, 2, 10)])
+@pytest.mark.parametrize(
+    ("clients", "per_client", "classes"), [(7, 3, 10), (20, 10, 10), (11, 4, 5), (50, 2, 10)]
+)
 def test_classes_are_dealt_evenly_and_sizes_are_equal(clients, per_client, classes):
     y = np.random.default_rng(0).permutation(np.repeat(np.arange(classes), 60))
     parts = ByClasses(clients, per_client).deal(y, 5)
@@ -81,7 +94,9 @@ def test_classes_are_dealt_evenly_and_sizes_are_equal(clients, per_client, class
     for name, rows in parts.items():
         assert set(y[rows]) == set(y[::-1][other[name]])  # whatever the pool
     third = ByClasses(clients, per_client).deal(y, 6)
-    assert per_client == classes or any(set(y[rows]) != set(y[third[name]]) for name, rows in parts.items())
+    assert per_client == classes or any(
+        set(y[rows]) != set(y[third[name]]) for name, rows in parts.items()
+    )
 
 
 def test_files_that_are_not_the_original_ones_are_refused_before_they_are_opened(tmp_path):
@@ -103,10 +118,13 @@ class Evil:
 def test_impossible_deals_are_refused(tmp_path, any_files):
     write_cifar(tmp_path, 5)
     with pytest.raises(
-        ConfigError, match=r"ByClasses.clients is 50: class \d has 5 examples for 25 of them; ask for fewer"
+        ConfigError,
+        match=r"ByClasses.clients is 50: class \d has 5 examples for 25 of them; ask for fewer",
     ):
         read_cifar(tmp_path, partition=ByClasses(50, 5))
-    with pytest.raises(ConfigError, match="classes_per_client is 11, but there are only 10 classes"):
+    with pytest.raises(
+        ConfigError, match="classes_per_client is 11, but there are only 10 classes"
+    ):
         read_cifar(tmp_path, partition=ByClasses(2, 11))
     with pytest.raises(ConfigError, match="classes is 20; accepted: 10, 100"):
         read_cifar(tmp_path, classes=20)
@@ -120,4 +138,7 @@ def test_another_partition_deals_all_images_and_holds_out_some_of_each_client(tm
     counts = data.train.counts + data.test.counts
     assert data.test.counts.tolist() == [max(1, round(0.25 * n)) for n in counts.tolist()]
     assert len({frozenset(y.tolist()) for y in data.train.y.split(data.train.counts.tolist())}) > 1
-    assert (data.transform, data.classes) == (read_cifar(tmp_path, partition=ByClasses(2, 5)).transform, 10)
+    assert (data.transform, data.classes) == (
+        read_cifar(tmp_path, partition=ByClasses(2, 5)).transform,
+        10,
+    )

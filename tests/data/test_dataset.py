@@ -63,8 +63,12 @@ def test_another_seed_is_another_split_and_the_draw_is_uniform():
 @pytest.mark.parametrize("shape", [(3,), (1, 4, 4), ()])
 @pytest.mark.parametrize("index_shape", [(7,), (2, 5), (2, 3, 4), (0,)])
 def test_gather_equals_a_loop(shape, index_shape):
-    data = FederatedDataset.from_tensors(ragged(shape=shape), classes=4, transform=Affine(0.5, -1.0))
-    index = torch.randint(0, len(data.train), index_shape, generator=torch.Generator().manual_seed(1))
+    data = FederatedDataset.from_tensors(
+        ragged(shape=shape), classes=4, transform=Affine(0.5, -1.0)
+    )
+    index = torch.randint(
+        0, len(data.train), index_shape, generator=torch.Generator().manual_seed(1)
+    )
     x, y = data.gather("train", index)
     assert x.shape == (*index_shape, *shape)
     assert y.shape == index_shape
@@ -99,7 +103,9 @@ def test_keys_are_the_ids_keys_and_counts_the_offsets_differences():
     digests = [hashlib.blake2b(name.encode(), digest_size=8).digest() for name in data.ids]
     assert data.keys.tolist() == [int.from_bytes(one, "little", signed=True) for one in digests]
     assert data.keys.tolist() == [id_key(name) for name in data.ids]
-    assert data.train.counts.tolist() == [len(client_rows(data.train, i)[0]) for i in range(len(data))]
+    assert data.train.counts.tolist() == [
+        len(client_rows(data.train, i)[0]) for i in range(len(data))
+    ]
     assert len(data) == 4
 
 
@@ -181,7 +187,9 @@ def test_the_fingerprint_tells_values_ids_classes_and_transform_apart_and_nothin
         make(classes=5),
         make(transform=Affine(2.0)),
         make(seed=1),
-        FederatedDataset.from_tensors({k: (v[0].double(), v[1]) for k, v in ragged().items()}, classes=4),
+        FederatedDataset.from_tensors(
+            {k: (v[0].double(), v[1]) for k, v in ragged().items()}, classes=4
+        ),
     ]
     assert len({data.fingerprint(), *(other.fingerprint() for other in others)}) == 1 + len(others)
 
@@ -212,13 +220,19 @@ def test_data_that_torch_saved_are_the_same_from_memory_and_from_disk(tmp_path):
     drawn = [scipy.sparse.random(6, 20, 0.3, "csr", np.float32, random_state=i) for i in range(3)]
     sparse = {f"c{i}": (x, np.arange(6) % 2) for i, x in enumerate(drawn)}
     bfloat16 = {k: (x.to(torch.bfloat16), y.float()) for k, (x, y) in ragged().items()}
-    images = FederatedDataset.from_tensors(ragged(dtype=torch.uint8, shape=(1, 2, 2)), transform=Affine(1 / 255))
+    images = FederatedDataset.from_tensors(
+        ragged(dtype=torch.uint8, shape=(1, 2, 2)), transform=Affine(1 / 255)
+    )
     for data in (images, *map(FederatedDataset.from_tensors, (sparse, bfloat16))):
         torch.save(data, tmp_path / "data.pt")
         index = torch.randint(0, len(data.train), (3, 4))
         for mapped in (False, True):
             again = torch.load(tmp_path / "data.pt", weights_only=False, mmap=mapped)
-            assert (again.ids, again.spec, again.fingerprint()) == (data.ids, data.spec, data.fingerprint())
+            assert (again.ids, again.spec, again.fingerprint()) == (
+                data.ids,
+                data.spec,
+                data.fingerprint(),
+            )
             for a, b in zip(again.gather("train", index), data.gather("train", index), strict=True):
                 assert torch.equal(a, b)
 
@@ -237,32 +251,80 @@ def with_value(value):
 
 
 BAD = {
-    "lengths": (bad(X[:3]), r"client 'b': field 'x' has 3 examples and field 'y' has 4.*same number"),
-    "nan": (bad(with_value(float("nan"))), r"client 'b', example 2, field 'x' holds nan.*finite number"),
-    "too large a label": (bad(classes=2), r"client 'a', example 2, field 'y' holds 2; with 2 .* be in 0\.\.1"),
-    "negative label": (bad(y=torch.tensor([0, -1, 0, 0]), classes=3), r"example 1, field 'y' holds -1; with 3"),
-    "negative label, inferred": (bad(y=torch.tensor([0, -1, 0, 0])), r"example 1, field 'y' holds -1; labels must be"),
+    "lengths": (
+        bad(X[:3]),
+        r"client 'b': field 'x' has 3 examples and field 'y' has 4.*same number",
+    ),
+    "nan": (
+        bad(with_value(float("nan"))),
+        r"client 'b', example 2, field 'x' holds nan.*finite number",
+    ),
+    "too large a label": (
+        bad(classes=2),
+        r"client 'a', example 2, field 'y' holds 2; with 2 .* be in 0\.\.1",
+    ),
+    "negative label": (
+        bad(y=torch.tensor([0, -1, 0, 0]), classes=3),
+        r"example 1, field 'y' holds -1; with 3",
+    ),
+    "negative label, inferred": (
+        bad(y=torch.tensor([0, -1, 0, 0])),
+        r"example 1, field 'y' holds -1; labels must be",
+    ),
     "fractional label": (
         {"clients": {"b": (X, Y / 2)}, "classes": 3},
         r"example 1, field 'y' holds 0\.5; class",
     ),
-    "nan target": ({"clients": {"b": (X, torch.where(Y > 1, torch.nan, Y))}}, r"example 2, field 'y' holds nan"),
+    "nan target": (
+        {"clients": {"b": (X, torch.where(Y > 1, torch.nan, Y))}},
+        r"example 2, field 'y' holds nan",
+    ),
     "classes": (bad(classes=0), r"classes is 0; it must be a whole number of at least 1, or None"),
-    "empty client": (bad(X[:0], Y[:0]), r"client 'b' has no examples; every client needs at least 1\."),
-    "one example": ({"clients": {"a": (X[:1], Y[:1]), "b": (X[:1], Y[:1])}}, r"no client has 2 examples, one to train"),
+    "empty client": (
+        bad(X[:0], Y[:0]),
+        r"client 'b' has no examples; every client needs at least 1\.",
+    ),
+    "one example": (
+        {"clients": {"a": (X[:1], Y[:1]), "b": (X[:1], Y[:1])}},
+        r"no client has 2 examples, one to train",
+    ),
     "no clients": ({"clients": {}}, r"there are no clients; at least one is needed"),
-    "id": ({"clients": {7.5: (X, Y)}}, r"client id 7.5 is of type float; ids must be texts or whole numbers"),
+    "id": (
+        {"clients": {7.5: (X, Y)}},
+        r"client id 7.5 is of type float; ids must be texts or whole numbers",
+    ),
     "true": ({"clients": {True: (X, Y)}}, r"client id True is of type bool"),
-    "same text": ({"clients": {1: (X, Y), "1": (X, Y)}}, r"client '1' occurs twice, as a number and as a text"),
-    "shape": (bad(X[:, :2]), r"client 'b': field 'x' is torch.float32 \(2,\), but torch.float32 \(3,\) of client 'a'"),
+    "same text": (
+        {"clients": {1: (X, Y), "1": (X, Y)}},
+        r"client '1' occurs twice, as a number and as a text",
+    ),
+    "shape": (
+        bad(X[:, :2]),
+        r"client 'b': field 'x' is torch.float32 \(2,\), but torch.float32 \(3,\) of client 'a'",
+    ),
     "text": (bad(np.array([["u"] * 3] * 4)), r"client 'b', field 'x' holds .*; accepted: numbers"),
-    "ragged rows": (bad([[1.0], [1.0, 2.0]]), r"client 'b', field 'x' holds .*; .* rows of one shape"),
+    "ragged rows": (
+        bad([[1.0], [1.0, 2.0]]),
+        r"client 'b', field 'x' holds .*; .* rows of one shape",
+    ),
     "not a pair": ({"clients": {"a": X}}, r"client 'a': its value must be a pair \(x, y\)"),
-    "scalar": (bad(torch.tensor(1.0)), r"client 'b': fields 'x' and 'y' must have one row an example"),
+    "scalar": (
+        bad(torch.tensor(1.0)),
+        r"client 'b': fields 'x' and 'y' must have one row an example",
+    ),
     "no test": (bad(test={}), r"test names no clients; at least one client needs test examples"),
-    "empty test": (bad(test={"b": (X[:0], Y[:0])}, classes=3), r"no client has both training and test examples; acc"),
-    "empty unseen test": (bad(test={"z": (X[:0], Y[:0])}, classes=3), r"no client has both training and test exam"),
-    "test label": (bad(test={"b": (X, Y + 7)}, classes=3), r"\(test\): client 'b', example 0, field 'y' holds 7"),
+    "empty test": (
+        bad(test={"b": (X[:0], Y[:0])}, classes=3),
+        r"no client has both training and test examples; acc",
+    ),
+    "empty unseen test": (
+        bad(test={"z": (X[:0], Y[:0])}, classes=3),
+        r"no client has both training and test exam",
+    ),
+    "test label": (
+        bad(test={"b": (X, Y + 7)}, classes=3),
+        r"\(test\): client 'b', example 0, field 'y' holds 7",
+    ),
 }
 
 
@@ -277,9 +339,15 @@ def test_a_client_with_test_examples_only_is_left_out_unless_the_examples_are_di
     rows, test = {"a": (X, Y)}, dict.fromkeys("abc", (X + 1, Y))
     data = FederatedDataset.from_tensors(rows, test=test)
     assert (data.ids, data.train.counts.tolist(), data.test.counts.tolist()) == (("a",), [4], [4])
-    assert [line[:60] for line in caplog.messages] == ["data: clients left out (a private count): 2, with test examp"]
+    assert [line[:60] for line in caplog.messages] == [
+        "data: clients left out (a private count): 2, with test examp"
+    ]
     anew = FederatedDataset.from_tensors(rows, test=test, test_fraction=0.25)
-    assert (anew.ids, anew.train.counts.tolist(), anew.test.counts.tolist()) == (("a", "b", "c"), [6, 3, 3], [2, 1, 1])
+    assert (anew.ids, anew.train.counts.tolist(), anew.test.counts.tolist()) == (
+        ("a", "b", "c"),
+        [6, 3, 3],
+        [2, 1, 1],
+    )
     assert rows_of(anew, 0) == sorted(
         (*x, int(y)) for x, y in zip([*X.tolist(), *(X + 1).tolist()], [*Y, *Y], strict=True)
     )
@@ -293,23 +361,35 @@ def test_drawn_clients_that_have_no_test_examples_are_refused_and_others_are_sco
         scored.add("c" in ids)
         if "c" in ids:
             data = FederatedDataset.from_tensors(rows, test={"c": (X, Y)}, **options)
-            assert (data.ids, data.test.counts.tolist()) == (ids, [4 * (client == "c") for client in ids])
+            assert (data.ids, data.test.counts.tolist()) == (
+                ids,
+                [4 * (client == "c") for client in ids],
+            )
         else:
-            with pytest.raises(DataError, match=r"^data: none of the 3 clients that were drawn has test"):
+            with pytest.raises(
+                DataError, match=r"^data: none of the 3 clients that were drawn has test"
+            ):
                 FederatedDataset.from_tensors(rows, test={"c": (X, Y)}, **options)
     assert scored == {False, True}
 
 
 @pytest.mark.parametrize("fraction", [0, 1, 1.5, float("nan"), "half", True])
 def test_an_impossible_test_fraction_is_refused(fraction):
-    with pytest.raises(ConfigError, match=r"test_fraction is .* it must be a number above 0 and below 1"):
+    with pytest.raises(
+        ConfigError, match=r"test_fraction is .* it must be a number above 0 and below 1"
+    ):
         FederatedDataset.from_tensors(bad()["clients"], test_fraction=fraction)
 
 
 @pytest.mark.parametrize("algorithm", [FedAvg(), MPMTL(row_norm=None)])
 def test_a_run_whose_clients_all_train_refuses_one_without_training_examples(algorithm):
-    train, test = (Examples(X, Y.float(), torch.tensor(offsets)) for offsets in ([0, 4, 4], [0, 2, 4]))
-    with pytest.raises(ConfigError, match=rf"d: client 'b' has no training examples; {algorithm.name} needs them of"):
+    train, test = (
+        Examples(X, Y.float(), torch.tensor(offsets)) for offsets in ([0, 4, 4], [0, 2, 4])
+    )
+    with pytest.raises(
+        ConfigError,
+        match=rf"d: client 'b' has no training examples; {algorithm.name} needs them of",
+    ):
         small.trainer(
             algorithm=algorithm,
             data=FederatedDataset(train, test, ("a", "b"), name="d"),
@@ -325,10 +405,13 @@ def test_the_constructor_checks_what_it_is_given():
         FederatedDataset(side, side, ("a", "a"), classes=3, name="d")
     with pytest.raises(DataError, match=r"examples of 2 clients, but 3 ids"):
         FederatedDataset(side, side, ("a", "b", "c"), classes=3)
-    with pytest.raises(DataError, match=r"field 'y' has dtype torch.int64 and classes is None \(regression\)"):
+    with pytest.raises(
+        DataError, match=r"field 'y' has dtype torch.int64 and classes is None \(regression\)"
+    ):
         FederatedDataset(side, side, ("a", "b"))
     with pytest.raises(
-        DataError, match=r"\(test\): field 'x' is .*float64.*, but .*float32.* in train; they must agree"
+        DataError,
+        match=r"\(test\): field 'x' is .*float64.*, but .*float32.* in train; they must agree",
     ):
         FederatedDataset(side, Examples(X.double(), Y, side.offsets), ("a", "b"), classes=3)
     with pytest.raises(DataError, match="it must be a frozen dataclass with __call__"):
@@ -341,7 +424,12 @@ def test_the_constructor_checks_what_it_is_given():
         (X, Y, [0, 3], "'offsets' must ascend from 0 to the number of examples, 4"),
         (X, Y, [0, 3, 2, 4], "'offsets' must ascend"),
         (X, Y, [1, 4], "'offsets' must ascend"),
-        (X.to(torch.complex64), Y, [0, 4], "field 'x' has dtype torch.complex64; accepted: real numbers"),
+        (
+            X.to(torch.complex64),
+            Y,
+            [0, 4],
+            "field 'x' has dtype torch.complex64; accepted: real numbers",
+        ),
         (X.to_sparse(), Y, [0, 4], "layout torch.sparse_coo; accepted: dense or sparse CSR"),
     ],
 )
@@ -371,10 +459,18 @@ def with_public(bound: float = 2.0) -> FederatedDataset:
     def examples(*counts: int) -> Examples:
         total = sum(counts)
         offsets = torch.tensor([0, *counts]).cumsum(0)
-        return Examples(torch.rand(total, 3, generator=generator), torch.rand(total, generator=generator), offsets)
+        return Examples(
+            torch.rand(total, 3, generator=generator),
+            torch.rand(total, generator=generator),
+            offsets,
+        )
 
     return FederatedDataset(
-        examples(2, 3), examples(1, 2), ("a", "b"), public=examples(5), domain=Domain(bound, 1.5, 1.0)
+        examples(2, 3),
+        examples(1, 2),
+        ("a", "b"),
+        public=examples(5),
+        domain=Domain(bound, 1.5, 1.0),
     )
 
 
@@ -397,7 +493,9 @@ def test_public_examples_and_the_domain_stay_with_the_data_and_are_in_the_finger
     ]
     assert len({one.fingerprint() for one in (data, *others)}) == 5
     wide = Examples(torch.rand(4, 7), torch.rand(4), torch.tensor([0, 4]))
-    with pytest.raises(DataError, match=r"\(public\): field 'x' is torch.float32 \(7,\), but torch.float32 \(3,\)"):
+    with pytest.raises(
+        DataError, match=r"\(public\): field 'x' is torch.float32 \(7,\), but torch.float32 \(3,\)"
+    ):
         dataclasses.replace(data, public=wide)
 
 
@@ -418,7 +516,9 @@ def test_images_of_bytes_are_scaled_wherever_they_come_from(shape, given):
     data = FederatedDataset.from_tensors(rows, test=rows if given else None, classes=None)
     assert data.transform == Affine(scale=1 / 255)
     assert data.domain.l2 == math.sqrt(math.prod(shape))
-    kept = FederatedDataset.from_tensors(rows, test=rows if given else None, classes=None, transform=Cast())
+    kept = FederatedDataset.from_tensors(
+        rows, test=rows if given else None, classes=None, transform=Cast()
+    )
     assert (kept.transform, kept.domain) == (Cast(), None)
     plain = FederatedDataset.from_tensors({"a": (x.flatten(1), torch.zeros(5))}, classes=None)
     assert (plain.transform, plain.domain) == (Cast(), None)  # numbers in a row are no image

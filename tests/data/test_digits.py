@@ -46,7 +46,9 @@ def test_no_test_image_is_in_any_training_part():
     # rotation 0 and gamma 1 leave the images as they are: every client image is one of the raw ones
     data = load_digits_clients(rotation=0.0, gamma=1.0)
     images, _ = raw_digits()
-    known = {image.numpy().tobytes(): i for i, image in enumerate((images * 16).round().to(torch.uint8))}
+    known = {
+        image.numpy().tobytes(): i for i, image in enumerate((images * 16).round().to(torch.uint8))
+    }
     assert len(known) == 1797  # no image occurs twice in the source
 
     def numbers(side):
@@ -126,9 +128,15 @@ def test_both_sides_of_a_client_have_the_same_angle_and_gamma_within_the_bounds(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"clients": 0}, r"load_digits_clients.clients is 0; it must be a whole number of at least 1"),
+        (
+            {"clients": 0},
+            r"load_digits_clients.clients is 0; it must be a whole number of at least 1",
+        ),
         ({"classes_per_client": 11}, r"classes_per_client is 11; it must be at most 10"),
-        ({"clients": 2, "test_images": 200, "classes_per_client": 1}, r"needs 200 images of its 1 classes .* only"),
+        (
+            {"clients": 2, "test_images": 200, "classes_per_client": 1},
+            r"needs 200 images of its 1 classes .* only",
+        ),
     ],
 )
 def test_impossible_settings_are_refused(options, message):

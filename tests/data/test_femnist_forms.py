@@ -40,7 +40,11 @@ def png(image: np.ndarray) -> bytes:
 
 def write_parquet(file: Path, rows: Writers, seed: int = 0) -> Path:
     """As the hub has it: a structure of bytes and path, the writer, the number of the form, the class."""
-    flat = [(x, name, int(y)) for name, (images, labels) in rows.items() for x, y in zip(images, labels, strict=True)]
+    flat = [
+        (x, name, int(y))
+        for name, (images, labels) in rows.items()
+        for x, y in zip(images, labels, strict=True)
+    ]
     order = np.random.default_rng(seed).permutation(len(flat))
     flat = [flat[i] for i in order]
     table = pa.table(
@@ -68,7 +72,9 @@ def write_h5(file: Path, rows: Writers) -> Path:
 
 
 def write_leaf(file: Path, rows: Writers) -> Path:
-    users = {name: ((x.reshape(len(x), -1) / 255).tolist(), y.tolist()) for name, (x, y) in rows.items()}
+    users = {
+        name: ((x.reshape(len(x), -1) / 255).tolist(), y.tolist()) for name, (x, y) in rows.items()
+    }
     file.write_text(json.dumps(leaf(users)))
     return file
 
@@ -80,7 +86,9 @@ def everything(data: FederatedDataset) -> dict[str, list]:
 
 def expected(rows: Writers, least: int = 2) -> dict[str, list]:
     return {
-        name: sorted((*(255 - x).flatten().tolist(), int(y)) for x, y in zip(images, labels, strict=True))
+        name: sorted(
+            (*(255 - x).flatten().tolist(), int(y)) for x, y in zip(images, labels, strict=True)
+        )
         for name, (images, labels) in rows.items()
         if len(labels) >= least
     }
@@ -108,7 +116,10 @@ def test_pixels_of_leaf_between_those_of_bytes_are_rounded(tmp_path):
     pixels = np.random.default_rng(0).random((6, 784))
     (tmp_path / "f.json").write_text(json.dumps(leaf({"w": (pixels.tolist(), list(range(6)))})))
     data = read_femnist(tmp_path / "f.json")
-    sides = [data.gather(side, torch.arange(len(data.side(side))), dtype=torch.float64) for side in ("train", "test")]
+    sides = [
+        data.gather(side, torch.arange(len(data.side(side))), dtype=torch.float64)
+        for side in ("train", "test")
+    ]
     x, y = (torch.cat(parts) for parts in zip(*sides, strict=True))
     np.testing.assert_allclose(x.flatten(1), 1 - pixels[y], atol=0.5001 / 255)
 
@@ -124,19 +135,39 @@ def test_the_sources_own_split_is_kept_or_pooled(tmp_path):
         together[name] = tuple(np.concatenate(both) for both in zip(train[name], pair, strict=True))
     for folder in ("tff", "hub"):
         kept = read_femnist(tmp_path / folder, test_fraction=None)
-        assert dict(zip(kept.ids, kept.train.counts.tolist(), strict=True)) == {"a": 4, "b": 3, "c": 2}
-        assert dict(zip(kept.ids, kept.test.counts.tolist(), strict=True)) == {"a": 2, "b": 0, "c": 1}
+        assert dict(zip(kept.ids, kept.train.counts.tolist(), strict=True)) == {
+            "a": 4,
+            "b": 3,
+            "c": 2,
+        }
+        assert dict(zip(kept.ids, kept.test.counts.tolist(), strict=True)) == {
+            "a": 2,
+            "b": 0,
+            "c": 1,
+        }
         assert everything(kept) == expected(together)
         first = kept.train.take_clients(torch.tensor([kept.ids.index("a")]))
-        assert sorted(first.x.flatten(1).tolist()) == sorted((255 - train["a"][0]).reshape(4, -1).tolist())
+        assert sorted(first.x.flatten(1).tolist()) == sorted(
+            (255 - train["a"][0]).reshape(4, -1).tolist()
+        )
         pooled = read_femnist(tmp_path / folder, test_fraction=0.5)
         assert everything(pooled) == expected(together)
-        assert dict(zip(pooled.ids, pooled.test.counts.tolist(), strict=True)) == {"a": 3, "b": 2, "c": 2}
+        assert dict(zip(pooled.ids, pooled.test.counts.tolist(), strict=True)) == {
+            "a": 3,
+            "b": 2,
+            "c": 2,
+        }
 
 
 def test_characters_by_name(tmp_path):
     rows = writers({"a": 3})
-    table = pa.table({"image": [png(x) for x in rows["a"][0]], "writer_id": [7, 7, 7], "character": ["9", "A", "z"]})
+    table = pa.table(
+        {
+            "image": [png(x) for x in rows["a"][0]],
+            "writer_id": [7, 7, 7],
+            "character": ["9", "A", "z"],
+        }
+    )
     pq.write_table(table, tmp_path / "x.parquet")
     data = read_femnist(tmp_path / "x.parquet")
     assert data.ids == ("7",)
@@ -183,22 +214,55 @@ def replaced(content, field: str, values: np.ndarray) -> None:
 
 
 BAD = {
-    "column": (parquet_with("writer_id", 0, KeyError), r"x\.parquet: column 'writer_id' is missing; the columns are"),
+    "column": (
+        parquet_with("writer_id", 0, KeyError),
+        r"x\.parquet: column 'writer_id' is missing; the columns are",
+    ),
     "no image": (
         parquet_with("image", 2, {"bytes": b"", "path": None}),
         r"row 2, column 'image' is not a readable image",
     ),
-    "no bytes": (parquet_with("image", 1, {"bytes": None, "path": "a.png"}), r"row 1, .*; accepted: bytes"),
-    "size": (parquet_with("image", 3, {"bytes": png(np.zeros((10, 28), np.uint8)), "path": None}), r"'image' is 10x28"),
+    "no bytes": (
+        parquet_with("image", 1, {"bytes": None, "path": "a.png"}),
+        r"row 1, .*; accepted: bytes",
+    ),
+    "size": (
+        parquet_with("image", 3, {"bytes": png(np.zeros((10, 28), np.uint8)), "path": None}),
+        r"'image' is 10x28",
+    ),
     "writer": (parquet_with("writer_id", 1, None), r"row 1, column 'writer_id' is empty"),
-    "character": (parquet_with("character", 2, 62), r"row 2, column 'character' holds 62; accepted: 0 to 61"),
-    "no hdf5": (lambda folder: write_leaf(folder / "x.h5", writers({"a": 2})), r"x\.h5 cannot be read as HDF5"),
-    "no examples": (h5_with(lambda c: c.move("examples", "clients")), r"x\.h5: group 'examples' is missing"),
-    "no label": (h5_with(lambda c: c.__delitem__("examples/b/label")), r"client 'b': field 'label' is missing"),
-    "lengths": (h5_with(lambda c: replaced(c, "label", np.zeros(2, np.int32))), r"\('pixels' 3, 'label' 2\)"),
-    "label": (h5_with(lambda c: replaced(c, "label", np.array([1, 70, 2], np.int32))), r"example 1, .* holds 70"),
-    "pixel": (h5_with(lambda c: replaced(c, "pixels", np.full((3, 28, 28), 1.5, np.float32))), r"1.5; .* in \[0, 1\]"),
-    "shape": (h5_with(lambda c: replaced(c, "pixels", np.ones((3, 28, 27), np.float32))), r"'pixels' has 756 numbers"),
+    "character": (
+        parquet_with("character", 2, 62),
+        r"row 2, column 'character' holds 62; accepted: 0 to 61",
+    ),
+    "no hdf5": (
+        lambda folder: write_leaf(folder / "x.h5", writers({"a": 2})),
+        r"x\.h5 cannot be read as HDF5",
+    ),
+    "no examples": (
+        h5_with(lambda c: c.move("examples", "clients")),
+        r"x\.h5: group 'examples' is missing",
+    ),
+    "no label": (
+        h5_with(lambda c: c.__delitem__("examples/b/label")),
+        r"client 'b': field 'label' is missing",
+    ),
+    "lengths": (
+        h5_with(lambda c: replaced(c, "label", np.zeros(2, np.int32))),
+        r"\('pixels' 3, 'label' 2\)",
+    ),
+    "label": (
+        h5_with(lambda c: replaced(c, "label", np.array([1, 70, 2], np.int32))),
+        r"example 1, .* holds 70",
+    ),
+    "pixel": (
+        h5_with(lambda c: replaced(c, "pixels", np.full((3, 28, 28), 1.5, np.float32))),
+        r"1.5; .* in \[0, 1\]",
+    ),
+    "shape": (
+        h5_with(lambda c: replaced(c, "pixels", np.ones((3, 28, 27), np.float32))),
+        r"'pixels' has 756 numbers",
+    ),
 }
 
 
@@ -212,5 +276,7 @@ def test_malformed_files_are_refused_with_file_row_and_column(tmp_path, case):
 def test_without_h5py_one_line_says_what_to_install(tmp_path, monkeypatch):
     file = write_h5(tmp_path / "x.h5", writers({"a": 2}))
     monkeypatch.setitem(sys.modules, "h5py", None)
-    with pytest.raises(DataError, match=r'x\.h5 is HDF5, which needs .*: pip install "fedmtl\[h5\]"'):
+    with pytest.raises(
+        DataError, match=r'x\.h5 is HDF5, which needs .*: pip install "fedmtl\[h5\]"'
+    ):
         read_femnist(file)

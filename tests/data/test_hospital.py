@@ -32,7 +32,11 @@ def test_stays_are_those_of_the_file(tmp_path):
     for _, row in frame.iterrows():
         x = [1.0 if row[name] == 1 else -1.0 for name in HEADER[2:6]] + [1.0]
         rows.append((float(row["hospital"]), *x, min(row["los"], 30) / 30))
-    private = [(number, *row) for i, number in enumerate((3.60000014305115, 10.5)) for row in rows_of(made, i, "train")]
+    private = [
+        (number, *row)
+        for i, number in enumerate((3.60000014305115, 10.5))
+        for row in rows_of(made, i, "train")
+    ]
     # private rows under their hospital, and with the public ones and the one that is left out every row of the file
     left = [row for row in rows if row[0] != 2]
     for row in private:

@@ -50,7 +50,12 @@ def pool(root, count=60):
 def test_a_folder_a_client_and_in_it_a_folder_a_label(tmp_path):
     rows = folders(tmp_path / "pets")
     data = read_images(tmp_path / "pets", size=(4, 5))
-    assert (data.ids, data.classes, data.spec.shape, data.name) == (("7", "anna", "ben"), 3, (3, 4, 5), "pets")
+    assert (data.ids, data.classes, data.spec.shape, data.name) == (
+        ("7", "anna", "ben"),
+        3,
+        (3, 4, 5),
+        "pets",
+    )
     assert everything(data) == rows
     assert data.inferred == ("classes",)  # which labels occur is in the records
     assert data.domain is not None
@@ -58,7 +63,9 @@ def test_a_folder_a_client_and_in_it_a_folder_a_label(tmp_path):
     given = read_images(tmp_path / "pets", size=4, labels=["eel", "cow", "dog", "cat"])
     assert (given.classes, given.inferred) == (4, ())
     number = {0: 3, 1: 2, 2: 0}
-    assert everything(given) == {client: sorted((c, number[y]) for c, y in own) for client, own in rows.items()}
+    assert everything(given) == {
+        client: sorted((c, number[y]) for c, y in own) for client, own in rows.items()
+    }
     assert len(read_images(tmp_path / "pets", size=4, clients=2)) == 2
 
 
@@ -68,32 +75,69 @@ def test_images_that_change_places_are_decoded_anew(tmp_path):
         draw(file, grey)
         os.utime(file, ns=(1, 1))  # as of copies that keep their times
     options = {"size": 4}
-    assert everything(read_images(tmp_path / "pets", **options)) == {"anna": [((10, 245, 7), 0), ((20, 235, 7), 1)]}
+    assert everything(read_images(tmp_path / "pets", **options)) == {
+        "anna": [((10, 245, 7), 0), ((20, 235, 7), 1)]
+    }
     moved.parent.mkdir()
     first.rename(moved)
-    assert everything(read_images(tmp_path / "pets", **options)) == {"anna": [((10, 245, 7), 1), ((20, 235, 7), 0)]}
+    assert everything(read_images(tmp_path / "pets", **options)) == {
+        "anna": [((10, 245, 7), 1), ((20, 235, 7), 0)]
+    }
 
 
 def test_a_table_names_image_client_and_label(tmp_path):
     rows = folders(tmp_path / "pets")
     table = pd.DataFrame(
-        [(f"{f.relative_to(tmp_path / 'pets')}", f.parts[-3], f.parts[-2]) for f in (tmp_path / "pets").rglob("*.png")],
+        [
+            (f"{f.relative_to(tmp_path / 'pets')}", f.parts[-3], f.parts[-2])
+            for f in (tmp_path / "pets").rglob("*.png")
+        ],
         columns=["file_name", "owner", "animal"],
     )
     table.to_csv(tmp_path / "pets" / "metadata.csv", index=False)
     columns = {"client": "owner", "target": "animal", "size": 8}
     data = read_images(tmp_path / "pets", table="metadata.csv", **columns)
     assert everything(data) == rows
-    assert read_images(tmp_path / "pets", table=table, **columns).fingerprint() == data.fingerprint()
+    assert (
+        read_images(tmp_path / "pets", table=table, **columns).fingerprint() == data.fingerprint()
+    )
     for change, error, message in (
-        ({"table": "none.csv"}, DataError, r"pets/none\.csv cannot be read as a table: it does not exist"),
-        ({"client": "who"}, DataError, r"metadata\.csv: column 'who' is missing; the columns are 'file_name', 'owner'"),
+        (
+            {"table": "none.csv"},
+            DataError,
+            r"pets/none\.csv cannot be read as a table: it does not exist",
+        ),
+        (
+            {"client": "who"},
+            DataError,
+            r"metadata\.csv: column 'who' is missing; the columns are 'file_name', 'owner'",
+        ),
         ({"target": None}, ConfigError, r"read_images\.target is None; give the column"),
-        ({"client": None}, ConfigError, r"no client column; give the column of each row's client, or a partition"),
-        ({"partition": Dirichlet(2, 1.0)}, ConfigError, r"both a client column and a partition; give the column"),
-        ({"labels": ["cat", "dog"]}, DataError, r"column 'animal' holds 'eel'; accepted: the labels 'cat', 'dog'"),
-        ({"labels": ["cat", "cat"]}, ConfigError, r"data\.labels is \['cat', 'cat'\]; it must be distinct"),
-        ({"table": None}, ConfigError, r"read_images\.table is None, so the folders name client and target"),
+        (
+            {"client": None},
+            ConfigError,
+            r"no client column; give the column of each row's client, or a partition",
+        ),
+        (
+            {"partition": Dirichlet(2, 1.0)},
+            ConfigError,
+            r"both a client column and a partition; give the column",
+        ),
+        (
+            {"labels": ["cat", "dog"]},
+            DataError,
+            r"column 'animal' holds 'eel'; accepted: the labels 'cat', 'dog'",
+        ),
+        (
+            {"labels": ["cat", "cat"]},
+            ConfigError,
+            r"data\.labels is \['cat', 'cat'\]; it must be distinct",
+        ),
+        (
+            {"table": None},
+            ConfigError,
+            r"read_images\.table is None, so the folders name client and target",
+        ),
     ):
         with pytest.raises(error, match=message):
             read_images(tmp_path / "pets", **{"table": "metadata.csv"} | columns | change)
@@ -106,10 +150,15 @@ def test_other_layouts_and_missing_images_are_refused(tmp_path):
     with pytest.raises(DataError, match=r"empty holds no images; accepted: \.jpg"):
         read_images(tmp_path / "empty")
     pool(tmp_path / "pool", 6)
-    with pytest.raises(DataError, match=r"cat/00\.png is 1 folders deep; accepted: root/CLIENT/LABEL/FILE, or a table"):
+    with pytest.raises(
+        DataError,
+        match=r"cat/00\.png is 1 folders deep; accepted: root/CLIENT/LABEL/FILE, or a table",
+    ):
         read_images(tmp_path / "pool")
     table = pd.DataFrame({"file_name": ["a.png", "cat/00.png"] * 2, "who": "x", "what": "y"})
-    with pytest.raises(DataError, match=r"a\.png does not exist; every file that is listed must be there"):
+    with pytest.raises(
+        DataError, match=r"a\.png does not exist; every file that is listed must be there"
+    ):
         read_images(tmp_path / "pool", table=table, client="who", target="what")
 
 
@@ -126,7 +175,9 @@ def test_a_pool_of_images_of_rows_and_of_tensors_is_dealt_alike(tmp_path, partit
     assert table.fingerprint() == tensors.fingerprint()
     found = everything(images)
     assert {c: [colour[0] for colour, _ in own] for c, own in found.items()} == {
-        name: sorted(int(v) for side in ("train", "test") for v in tensors.subset([name]).side(side).x[:, 0])
+        name: sorted(
+            int(v) for side in ("train", "test") for v in tensors.subset([name]).side(side).x[:, 0]
+        )
         for name in tensors.ids
     }
     used = sorted(row for own in found.values() for row in own)
@@ -135,7 +186,13 @@ def test_a_pool_of_images_of_rows_and_of_tensors_is_dealt_alike(tmp_path, partit
 
 def test_the_command_deals_pools(tmp_path):
     pool(tmp_path / "pool")
-    words = ("data=images", "data.root=pool", "data.size=8", "data.labels=[cat,dog,eel]", "data/partition=dirichlet")
+    words = (
+        "data=images",
+        "data.root=pool",
+        "data.size=8",
+        "data.labels=[cat,dog,eel]",
+        "data/partition=dirichlet",
+    )
     run = "data.partition.clients=4 rounds=1 baselines=[] finetune=none schedule=full hydra.run.dir=run"
     done = command(*words, *run.split(), "data.partition.alpha=0.3", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -31,7 +31,8 @@ def zipped(path, **members):
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in members.items():
             archive.writestr(
-                name.replace("__", "/"), content if isinstance(content, (str, bytes)) else json.dumps(content)
+                name.replace("__", "/"),
+                content if isinstance(content, (str, bytes)) else json.dumps(content),
             )
     return path
 
@@ -39,13 +40,17 @@ def zipped(path, **members):
 def test_the_file_holds_what_is_read(tmp_path):
     users = some_users()
     content = leaf(users)
-    content["user_data"] = dict(reversed(content["user_data"].items()))  # the order is that of "users"
+    content["user_data"] = dict(
+        reversed(content["user_data"].items())
+    )  # the order is that of "users"
     data = read_leaf(put(tmp_path / "all.json", content), classes=3)
     assert data.ids == ("a", "b", "c")
     assert data.name == "all.json"
     assert data.train.x.dtype == torch.float32
     for i, (x, y) in enumerate(users.values()):
-        assert rows_of(data, i) == sorted((*map(float, row), label) for row, label in zip(x, y, strict=True))
+        assert rows_of(data, i) == sorted(
+            (*map(float, row), label) for row, label in zip(x, y, strict=True)
+        )
 
 
 def test_a_file_a_folder_of_parts_and_zips_are_the_same_data(tmp_path):
@@ -89,7 +94,9 @@ def test_shapes_targets_and_small_clients(tmp_path):
     regression = read_leaf(put(tmp_path / "r.json", leaf(floats)))
     assert regression.classes is None
     assert regression.train.y.dtype == torch.float32
-    with pytest.raises(DataError, match=r"client 'a', field 'x' has 6 numbers an example; shape \(5,\)"):
+    with pytest.raises(
+        DataError, match=r"client 'a', field 'x' has 6 numbers an example; shape \(5,\)"
+    ):
         read_leaf(path, shape=(5,))
 
 
@@ -111,16 +118,40 @@ def with_client(entry):
 
 XS = [[0.0, 1.0]] * 4
 BAD = {
-    "truncated": (json.dumps(leaf(some_users()))[:-20], r"cannot be read as LEAF JSON \(.*\); it may be truncated"),
+    "truncated": (
+        json.dumps(leaf(some_users()))[:-20],
+        r"cannot be read as LEAF JSON \(.*\); it may be truncated",
+    ),
     "a list": ([1, 2], r"fields 'users' and 'user_data' are missing or name different clients"),
-    "no data": (broken(user_data=None), r"fields 'users' and 'user_data' are missing or name different clients"),
+    "no data": (
+        broken(user_data=None),
+        r"fields 'users' and 'user_data' are missing or name different clients",
+    ),
     "nobody": (leaf({}), r"there are no clients; field 'users' must list at least one"),
-    "user twice": (broken(users=["a", "a", "b"]), r"fields 'users' and 'user_data' are missing or name different"),
-    "user without data": (broken(users=["a", "b", "z"]), r"'users' and 'user_data' are missing or name different"),
-    "no x": (with_client({"y": [1]}), r"client 'a': field 'x' is missing or malformed; it must be a list"),
-    "nan": (with_client({"x": [*XS[:3], [0.0, float("nan")]], "y": [0] * 4}), r"example 3, field 'x' holds nan;"),
-    "words as labels": (with_client({"x": XS, "y": ["cat"] * 4}), r"client 'a', field 'y' holds .*cat.*; accepted"),
-    "label outside": (with_client({"x": XS, "y": [0, 1, 2, 3]}), r"example 3, field 'y' holds 3; with 3 classes"),
+    "user twice": (
+        broken(users=["a", "a", "b"]),
+        r"fields 'users' and 'user_data' are missing or name different",
+    ),
+    "user without data": (
+        broken(users=["a", "b", "z"]),
+        r"'users' and 'user_data' are missing or name different",
+    ),
+    "no x": (
+        with_client({"y": [1]}),
+        r"client 'a': field 'x' is missing or malformed; it must be a list",
+    ),
+    "nan": (
+        with_client({"x": [*XS[:3], [0.0, float("nan")]], "y": [0] * 4}),
+        r"example 3, field 'x' holds nan;",
+    ),
+    "words as labels": (
+        with_client({"x": XS, "y": ["cat"] * 4}),
+        r"client 'a', field 'y' holds .*cat.*; accepted",
+    ),
+    "label outside": (
+        with_client({"x": XS, "y": [0, 1, 2, 3]}),
+        r"example 3, field 'y' holds 3; with 3 classes",
+    ),
 }
 
 
@@ -136,18 +167,27 @@ def test_a_client_with_one_example_is_left_out_or_only_trains(tmp_path):
     path = put(tmp_path / "d.json", with_client({"x": XS[:1], "y": [0]}))
     assert read_leaf(path).ids == ("b", "c")
     every = read_leaf(path, min_examples=1)
-    assert (every.ids, every.test.counts.tolist()[0], every.train.counts.tolist()[0]) == (("a", "b", "c"), 0, 1)
+    assert (every.ids, every.test.counts.tolist()[0], every.train.counts.tolist()[0]) == (
+        ("a", "b", "c"),
+        0,
+        1,
+    )
 
 
 def test_a_client_in_two_parts_is_refused(tmp_path):
     for i in range(2):
         put(tmp_path / f"p{i}.json", leaf(some_users()))
-    with pytest.raises(DataError, match=r"p1\.json: client 'a' is already in .*p0\.json; each client must be in one"):
+    with pytest.raises(
+        DataError,
+        match=r"p1\.json: client 'a' is already in .*p0\.json; each client must be in one",
+    ):
         read_leaf(tmp_path)
 
 
 @pytest.mark.parametrize("empty", [False, True])
-def test_clients_without_one_side_of_leafs_split_are_left_out_or_not_scored(tmp_path, caplog, empty):
+def test_clients_without_one_side_of_leafs_split_are_left_out_or_not_scored(
+    tmp_path, caplog, empty
+):
     users = some_users()
     there = {k: users[k] for k in "ab"}
     put(tmp_path / "train" / "d.json", leaf(there | {"c": ([], [])} if empty else there))
@@ -160,12 +200,16 @@ def test_clients_without_one_side_of_leafs_split_are_left_out_or_not_scored(tmp_
     put(tmp_path / "test" / "d.json", leaf({k: users[k] for k in "ac"}))
     assert (read_leaf(tmp_path).test.counts > 0).tolist() == [True, False, True]
     put(tmp_path / "test" / "d.json", leaf(some_users(width=3)))
-    with pytest.raises(DataError, match=r"\(test\): client 'a': field 'x' is torch.float32 \(3,\), but"):
+    with pytest.raises(
+        DataError, match=r"\(test\): client 'a': field 'x' is torch.float32 \(3,\), but"
+    ):
         read_leaf(tmp_path)
 
 
 def test_missing_and_damaged_files_are_named(tmp_path):
-    with pytest.raises(DataError, match=r"nowhere', which does not exist; give a LEAF \.json file, a \.zip of them"):
+    with pytest.raises(
+        DataError, match=r"nowhere', which does not exist; give a LEAF \.json file, a \.zip of them"
+    ):
         read_leaf(tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match=r"empty holds no LEAF data; give a \.json file"):

@@ -28,7 +28,9 @@ def rows(users=12, items=15, seed=0):
     lines = []
     for user in rng.permutation(np.arange(users) * 7 + 3):
         for item in rng.choice(items, 6, replace=False):
-            lines.append((int(user), int(item) + 40, int(rng.integers(1, 6)), 880_000_000 + len(lines)))
+            lines.append(
+                (int(user), int(item) + 40, int(rng.integers(1, 6)), 880_000_000 + len(lines))
+            )
     lines.append((3, 900, 2, 5))
     return [lines[i] for i in rng.permutation(len(lines))]
 
@@ -64,14 +66,23 @@ GOOD = "1\t2\t3\t4\n1\t3\t4\t4\n"
     [
         ("", "holds no ratings"),
         ("userId,movieId,rating,timestamp\n", "holds no ratings"),
-        ("user,movie,rating,time\n1,2,3,4\n", "the header is 'user,movie,rating,time'; accepted: userId,movieId"),
+        (
+            "user,movie,rating,time\n1,2,3,4\n",
+            "the header is 'user,movie,rating,time'; accepted: userId,movieId",
+        ),
         ("1,2,3,4\n", "row 0, column 'user' holds '1,2,3,4'; accepted: a whole number"),
         ("1\t2\t3\n", "row 0, column 'timestamp' is empty"),
         (GOOD + "1\t4\t5\t6\t7\n", "Expected 4 fields in line 3, saw 5"),
         (GOOD + "\n1\tx\t5\t6\n", "row 2, column 'item' holds 'x'; accepted: a whole number"),
-        (GOOD + "-1\t4\t5\t6\n", "row 2, column 'user' holds -1; accepted: a whole number of at least 0"),
+        (
+            GOOD + "-1\t4\t5\t6\n",
+            "row 2, column 'user' holds -1; accepted: a whole number of at least 0",
+        ),
         (GOOD + "1\t4\t6\t6\n", "row 2, column 'rating' holds 6; accepted: a number from 0.5 to 5"),
-        (GOOD + "2\t3\t4\t4\n1\t2\t5\t9\n", "row 3, column 'item' holds 2; accepted: an item that the user has not"),
+        (
+            GOOD + "2\t3\t4\t4\n1\t2\t5\t9\n",
+            "row 3, column 'item' holds 2; accepted: an item that the user has not",
+        ),
     ],
 )
 def test_malformed_files_are_named_with_row_and_column(tmp_path, content, message):
@@ -105,8 +116,12 @@ def read(path, **options):
     for side in ("train", "test"):
         features[ratings.side(side).x] = data.side(side).x
     train = ratings.train
-    matrix = csr_array((train.y.numpy(), train.x.numpy(), train.offsets.numpy()), shape=(len(data), len(items)))
-    return SimpleNamespace(data=data, ratings=ratings, items=items, features=features, matrix=matrix)
+    matrix = csr_array(
+        (train.y.numpy(), train.x.numpy(), train.offsets.numpy()), shape=(len(data), len(items))
+    )
+    return SimpleNamespace(
+        data=data, ratings=ratings, items=items, features=features, matrix=matrix
+    )
 
 
 def by_user(given, side):
@@ -114,7 +129,10 @@ def by_user(given, side):
     part = given.data.side(side)
     item = given.items[given.ratings.side(side).x].tolist()
     owner = np.repeat(given.data.ids, part.counts.numpy())
-    return {(int(u[5:]), i): (x, y) for u, i, x, y in zip(owner, item, part.x, part.y.tolist(), strict=True)}
+    return {
+        (int(u[5:]), i): (x, y)
+        for u, i, x, y in zip(owner, item, part.x, part.y.tolist(), strict=True)
+    }
 
 
 def test_ratings_are_split_by_user_and_centred_by_their_training_mean(tmp_path):
@@ -136,9 +154,10 @@ def test_ratings_are_split_by_user_and_centred_by_their_training_mean(tmp_path):
     assert given.data.notes[0] == LEARNED_FEATURES
     assert given.data.notes[-1] == USER_CENTRE
     raw = given.matrix.toarray()
-    assert {(3 + 7 * int(i), int(given.items[j])): raw[i, j] for i, j in zip(*np.nonzero(raw), strict=True)} == {
-        pair: rating[pair] for pair in train
-    }
+    assert {
+        (3 + 7 * int(i), int(given.items[j])): raw[i, j]
+        for i, j in zip(*np.nonzero(raw), strict=True)
+    } == {pair: rating[pair] for pair in train}
     assert given.data.domain.l2 >= given.data.train.x.norm(dim=1).max()
     assert given.data.domain.l1 >= given.data.train.x.abs().sum(1).max()
 
@@ -187,7 +206,10 @@ def test_with_public_users_no_rating_of_a_client_moves_the_features(tmp_path):
     assert torch.equal(given.features, again.features)
     assert torch.equal(given.data.train.y, -again.data.train.y)
     assert "4 users are taken as public" in given.data.notes[0]
-    before = [*lines, (min(clients), 1, 4, 0)]  # an item before all others, which no public user rates
+    before = [
+        *lines,
+        (min(clients), 1, 4, 0),
+    ]  # an item before all others, which no public user rates
     more = read(write(tmp_path / "before", before), public_users=4, centre=3, **SMALL)
     assert more.items.tolist() == [1, *given.items.tolist()]
     assert torch.equal(more.features[1:], given.features)
@@ -200,7 +222,10 @@ def test_with_public_users_no_rating_of_a_client_moves_the_features(tmp_path):
 def test_the_order_of_the_file_and_other_users_do_not_matter(tmp_path):
     lines = rows()
     given = read(write(tmp_path / "a", lines), **SMALL)
-    assert given.data.fingerprint() == read(write(tmp_path / "b", lines[::-1]), **SMALL).data.fingerprint()
+    assert (
+        given.data.fingerprint()
+        == read(write(tmp_path / "b", lines[::-1]), **SMALL).data.fingerprint()
+    )
     fewer = read(write(tmp_path / "c", [line for line in lines if line[0] != 10]), **SMALL)
     mine = {pair for pair in by_user(given, "test") if pair[0] != 10}
     assert mine == set(by_user(fewer, "test"))
@@ -209,9 +234,15 @@ def test_the_order_of_the_file_and_other_users_do_not_matter(tmp_path):
 
 def test_by_name_and_impossible_settings(tmp_path):
     path = write(tmp_path / "u.data", rows())
-    assert load_data("movielens", root=path, **SMALL).fingerprint() == read_movielens(path, **SMALL).fingerprint()
+    assert (
+        load_data("movielens", root=path, **SMALL).fingerprint()
+        == read_movielens(path, **SMALL).fingerprint()
+    )
     for options, message in (
-        ({"centre": "item"}, "centre is 'item'; it must be a public number from 0.5 to 5, or 'user'"),
+        (
+            {"centre": "item"},
+            "centre is 'item'; it must be a public number from 0.5 to 5, or 'user'",
+        ),
         ({"centre": 7.0}, "read_movielens.centre is 7.0"),
         ({"public_users": 12}, "public_users is 12, but there are 12 users"),
         ({"public_users": -1}, "read_movielens.public_users is -1"),

@@ -110,24 +110,42 @@ def test_a_copy_is_taken(tmp_path):
 
 
 REFUSED = {
-    "masked": (np.ma.masked_equal(X, 3.0), r"is masked in example 2; accepted: a number for every value"),
+    "masked": (
+        np.ma.masked_equal(X, 3.0),
+        r"is masked in example 2; accepted: a number for every value",
+    ),
     "masked rows": ([np.ma.masked_equal(row, 3.0) for row in X], r"is masked in example 2"),
     "missing": (pd.DataFrame(WHOLE).astype("Int64").where(WHOLE != 5), r"is empty in example 2"),
-    "None": ([[1.0, 2.0], [None, 1.0]], r"is empty in example 1; accepted: a number for every value"),
+    "None": (
+        [[1.0, 2.0], [None, 1.0]],
+        r"is empty in example 1; accepted: a number for every value",
+    ),
     "NA": (np.array([[1, 2], [3, pd.NA]], dtype=object), r"is empty in example 1"),
     "nothing": (None, r"is empty; accepted"),
     "beyond int64": (
         np.array([[1], [2**63]], "u8"),
         r"the whole number 9223372036854775808 \(uint64\); .* below 2\^63",
     ),
-    "torch beyond int64": (torch.tensor([[-1]]).view(torch.uint64), r"2\^63 or more \(torch\.uint64\)"),
+    "torch beyond int64": (
+        torch.tensor([[-1]]).view(torch.uint64),
+        r"2\^63 or more \(torch\.uint64\)",
+    ),
     "objects beyond int64": ([[1], [2**64]], r"holds a whole number beyond int64"),
-    "beyond float64": (np.array([[np.longdouble(10) ** 400]]), r"beyond float64 \((longdouble|float128)\)"),
+    "beyond float64": (
+        np.array([[np.longdouble(10) ** 400]]),
+        r"beyond float64 \((longdouble|float128)\)",
+    ),
     "complex": (X + 0j, r"holds complex numbers \(complex128\); accepted: real numbers"),
     "torch complex": (T + 0j, r"holds complex numbers \(torch\.complex128\)"),
     "sparse complex": (sp.csr_array(X + 0j), r"holds complex numbers"),
-    "dates": (np.zeros((4, 1), "M8[D]"), r"holds dates \(datetime64\[D\]\); accepted: numbers, such as the days"),
-    "dates of pandas": (pd.Series([pd.Timestamp("2020-01-01", tz="UTC")] * 4), r"holds '2020-01-01.*a Timestamp"),
+    "dates": (
+        np.zeros((4, 1), "M8[D]"),
+        r"holds dates \(datetime64\[D\]\); accepted: numbers, such as the days",
+    ),
+    "dates of pandas": (
+        pd.Series([pd.Timestamp("2020-01-01", tz="UTC")] * 4),
+        r"holds '2020-01-01.*a Timestamp",
+    ),
     "spans": (np.zeros((4, 1), "m8[h]"), r"holds spans of time \(timedelta64\[h\]\)"),
     "texts": (np.array([["1", "2"]]), r"holds '1'; accepted: numbers"),
     "categories": (pd.Series(list("abab")).astype("category"), r"holds 'a' \(a str\) in example 0"),
@@ -138,7 +156,10 @@ REFUSED = {
     "meta": (T.to("meta"), r"is on the meta device, which holds no numbers"),
     "coordinates": (T.to_sparse(), r"has the layout torch\.sparse_coo"),
     "compressed columns": (T.to_sparse_csc(), r"has the layout torch\.sparse_csc"),
-    "sparse of one dimension": (sp.coo_array(np.arange(4)), r"is sparse of shape \(4,\); accepted: one sparse row an"),
+    "sparse of one dimension": (
+        sp.coo_array(np.arange(4)),
+        r"is sparse of shape \(4,\); accepted: one sparse row an",
+    ),
 }
 
 
@@ -149,11 +170,16 @@ def test_odd_arrays_are_refused_by_client_and_type(case):
         FederatedDataset.from_tensors({"ann": (value, [0, 1] * 2)}, classes=2)
 
 
-@pytest.mark.filterwarnings("ignore:.*quantiz.*", "ignore:The PyTorch API of nested tensors", "ignore:.*deprecated.*")
+@pytest.mark.filterwarnings(
+    "ignore:.*quantiz.*", "ignore:The PyTorch API of nested tensors", "ignore:.*deprecated.*"
+)
 def test_quantized_and_nested_tensors_are_refused():
     quantized = torch.quantize_per_tensor(T.float(), 0.5, 0, torch.quint8)
     nested = torch.nested.nested_tensor([T[0], T[1, :1]])  # jagged ones take long to import
-    for value, message in ((quantized, r"is quantized \(torch\.quint8\)"), (nested, "is a nested tensor")):
+    for value, message in (
+        (quantized, r"is quantized \(torch\.quint8\)"),
+        (nested, "is a nested tensor"),
+    ):
         with pytest.raises(DataError, match=message):
             as_tensor(value, "client 'a'", "x")
 
@@ -177,7 +203,10 @@ LABELS = np.array([0, 1, 2, 1])
         LABELS.astype(object),
         LABELS.astype(np.longdouble),
         pd.Series(LABELS, dtype="Int8"),
-        pd.Series([2.0, 0, 1, 0])[::-1].reset_index(drop=True).replace({0.0: 1.0, 1.0: 0.0}).sort_index(),
+        pd.Series([2.0, 0, 1, 0])[::-1]
+        .reset_index(drop=True)
+        .replace({0.0: 1.0, 1.0: 0.0})
+        .sort_index(),
         torch.tensor(LABELS).to(torch.uint16),
         torch.tensor(LABELS).bfloat16(),
         torch.tensor(LABELS).to(torch.float8_e5m2),
@@ -207,7 +236,11 @@ def test_labels_of_any_type_are_classes(y):
         (LABELS * 128, 256, r"example 2, field 'y' holds 256; with 256 classes"),
         (LABELS + 0.5, 3, r"example 0, field 'y' holds 0\.5; class labels must be whole"),
         (LABELS * 1e30, 3, r"holds .*; class labels must be whole"),
-        (LABELS.astype("u8") + np.uint64(2**64 - 3), 3, r"field 'y' holds the whole number .*uint64"),
+        (
+            LABELS.astype("u8") + np.uint64(2**64 - 3),
+            3,
+            r"field 'y' holds the whole number .*uint64",
+        ),
         (sp.csr_array(LABELS[:, None]), 3, r"field 'y' is sparse; accepted: dense"),
         (LABELS.astype(str), 3, r"field 'y' holds '0'; accepted: numbers"),
         (np.ma.masked_equal(LABELS, 2), 3, r"field 'y' is masked in example 2"),
@@ -223,7 +256,9 @@ def test_true_and_false_are_two_classes_and_columns_of_several_labels_stay():
     assert FederatedDataset.from_tensors({"a": (X, LABELS > 5)}).classes == 2
     data = FederatedDataset.from_tensors({"a": (X, np.eye(2, dtype=int)[LABELS % 2])}, classes=2)
     assert data.spec.labels == 2
-    assert FederatedDataset.from_tensors({"a": (X, LABELS[:, None] / 2)}, classes=None).spec.targets == (1,)
+    assert FederatedDataset.from_tensors(
+        {"a": (X, LABELS[:, None] / 2)}, classes=None
+    ).spec.targets == (1,)
 
 
 def test_examples_and_datasets_refuse_the_same():
@@ -239,11 +274,17 @@ def test_examples_and_datasets_refuse_the_same():
             Examples(x, y, offsets)
     with pytest.raises(DataError, match=r"client 'a', example 0, field 'x' holds complex numbers"):
         FederatedDataset.from_tensors({"a": TensorDataset(T + 0j, torch.tensor(LABELS))})
-    frame = pd.DataFrame({"who": list("aabb"), "x": pd.array([1, 2, None, 4], "Int64"), "y": LABELS})
+    frame = pd.DataFrame(
+        {"who": list("aabb"), "x": pd.array([1, 2, None, 4], "Int64"), "y": LABELS}
+    )
     with pytest.raises(DataError, match=r"row 2, field 'x' is empty"):
         FederatedDataset.from_columns(frame, client="who", target="y", features="x")
-    kinds = pd.DataFrame({"who": list("aabb"), "x": 1.0, "y": pd.Series([True, 2**24 + 1, 0, 1], dtype=object)})
-    data = FederatedDataset.from_columns(kinds, client="who", target="y", features="x", classes=2**24 + 2)
+    kinds = pd.DataFrame(
+        {"who": list("aabb"), "x": 1.0, "y": pd.Series([True, 2**24 + 1, 0, 1], dtype=object)}
+    )
+    data = FederatedDataset.from_columns(
+        kinds, client="who", target="y", features="x", classes=2**24 + 2
+    )
     assert sorted(data.train.y.tolist() + data.test.y.tolist()) == [0, 1, 1, 2**24 + 1]
 
 
@@ -260,7 +301,12 @@ def test_row_numbers_are_whole(part, message):
 def test_a_partition_deals_converted_labels():
     y = np.arange(40) % 2
     plain = from_partition(np.repeat(X, 10, 0), y, Dirichlet(2, 1.0), classes=2)
-    for other in (y.astype(">i4"), y.astype(object), torch.tensor(y).float().requires_grad_(), torch.tensor(y).half()):
+    for other in (
+        y.astype(">i4"),
+        y.astype(object),
+        torch.tensor(y).float().requires_grad_(),
+        torch.tensor(y).half(),
+    ):
         made = from_partition(np.repeat(X, 10, 0), other, Dirichlet(2, 1.0), classes=2)
         assert made.fingerprint() == plain.fingerprint()
     with pytest.raises(DataError, match="is masked in example 1"):
@@ -270,5 +316,9 @@ def test_a_partition_deals_converted_labels():
 def test_whole_features_beyond_int64_are_refused():
     from fedmtl.data import Integers
 
-    with pytest.raises(DataError, match=r"client 'a', example 3, field 'x' holds .*whole number below 2\^63"):
-        FederatedDataset.from_tensors({"a": ([[1.0], [2.0], [3.0], [1e30]], LABELS)}, classes=3, transform=Integers())
+    with pytest.raises(
+        DataError, match=r"client 'a', example 3, field 'x' holds .*whole number below 2\^63"
+    ):
+        FederatedDataset.from_tensors(
+            {"a": ([[1.0], [2.0], [3.0], [1e30]], LABELS)}, classes=3, transform=Integers()
+        )

@@ -30,7 +30,9 @@ def saved(image: Image.Image | np.ndarray, kind: str, **options) -> bytes:
     return content.getvalue()
 
 
-def tiff(rows: bytes, bits: int, *, order: str = "<", white_is_zero: bool = False, form: int = 1) -> bytes:
+def tiff(
+    rows: bytes, bits: int, *, order: str = "<", white_is_zero: bool = False, form: int = 1
+) -> bytes:
     """A TIFF file of 2 x 2 numbers, written by the specification; ``form`` 1: no sign, 2: signed, 3: floats."""
     tags = [
         (256, 4, 2),
@@ -47,7 +49,8 @@ def tiff(rows: bytes, bits: int, *, order: str = "<", white_is_zero: bool = Fals
     rows += b"\0" * (len(rows) % 2)
     head = (b"II*\0" if order == "<" else b"MM\0*") + struct.pack(order + "I", 8 + len(rows))
     entries = [
-        struct.pack(order + "HHI", tag, kind, 1) + struct.pack(order + ("I" if kind == 4 else "Hxx"), value)
+        struct.pack(order + "HHI", tag, kind, 1)
+        + struct.pack(order + ("I" if kind == 4 else "Hxx"), value)
         for tag, kind, value in tags
     ]
     return head + rows + struct.pack(order + "H", len(tags)) + b"".join(entries) + b"\0" * 4
@@ -57,11 +60,18 @@ def png(width: int, height: int, depth: int, colour: int, rows: list[bytes]) -> 
     """A PNG file, written by the specification."""
 
     def chunk(name: bytes, content: bytes) -> bytes:
-        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+        return (
+            struct.pack(">I", len(content))
+            + name
+            + content
+            + struct.pack(">I", zlib.crc32(name + content))
+        )
 
     header = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0)
     pixels = zlib.compress(b"".join(b"\0" + row for row in rows))
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
+    )
 
 
 def words(values: np.ndarray, kind: str) -> bytes:
@@ -98,22 +108,47 @@ VALUES: dict[str, tuple[str, bytes, np.ndarray, float]] = {
     "png of 16 bits": ("png", saved(RAMP_16, "PNG"), STEPS, 1e-5),
     "tif of 16 bits": ("tif", saved(RAMP_16, "TIFF"), STEPS, 1e-5),
     "tif of 16 bits, big end first": ("tif", tiff(words(RAMP, ">u2"), 16, order=">"), STEPS, 1e-5),
-    "tif of 16 bits, white is 0": ("tif", tiff(words(RAMP, "<u2"), 16, white_is_zero=True), 1 - STEPS, 1e-5),
-    "tif of 8 bits, white is 0": ("tif", tiff(words(FIFTHS * 255, "u1"), 8, white_is_zero=True), 1 - FIFTHS, 0),
+    "tif of 16 bits, white is 0": (
+        "tif",
+        tiff(words(RAMP, "<u2"), 16, white_is_zero=True),
+        1 - STEPS,
+        1e-5,
+    ),
+    "tif of 8 bits, white is 0": (
+        "tif",
+        tiff(words(FIFTHS * 255, "u1"), 8, white_is_zero=True),
+        1 - FIFTHS,
+        0,
+    ),
     "tif of 12 bits": ("tif", TWELVE, TWELVE_VALUES, 1e-5),
     "pgm up to 65535": ("pgm", b"P5 2 2 65535\n" + words(RAMP, ">u2"), STEPS, 1e-5),
     "pgm up to 1000": ("pgm", b"P5 2 2 1000\n" + words(STEPS * 1000, ">u2"), STEPS, 1e-5),
     "pgm up to 4": ("pgm", b"P5 2 2 4\n" + words(STEPS * 4, "u1"), STEPS, 0.5 / 255),
     "tif of floats": ("tif", saved(STEPS.astype(np.float32), "TIFF"), STEPS, 1e-5),
-    "tif of floats, white is 0": ("tif", tiff(words(STEPS, "<f4"), 32, white_is_zero=True, form=3), 1 - STEPS, 1e-5),
+    "tif of floats, white is 0": (
+        "tif",
+        tiff(words(STEPS, "<f4"), 32, white_is_zero=True, form=3),
+        1 - STEPS,
+        1e-5,
+    ),
     "png of 1 bit": ("png", png(2, 2, 1, 0, [b"\x40", b"\x80"]), np.array([[0, 1], [1, 0]]), 0),
-    "png of 4 bits": ("png", png(2, 2, 4, 0, [b"\x05", b"\xaf"]), np.array([[0, 5], [10, 15]]) / 15, 0),
+    "png of 4 bits": (
+        "png",
+        png(2, 2, 4, 0, [b"\x05", b"\xaf"]),
+        np.array([[0, 5], [10, 15]]) / 15,
+        0,
+    ),
     "png of 16 bits a colour": ("png", DEEP_COLOUR_PNG, DEEP_COLOUR / 65535, 0.5 / 255),
     "png with a palette": ("png", palette(), COLOURS, 0),
     "png with a palette, one transparent": ("png", palette(transparency=1), SECOND_WHITE, 0),
     "gif": ("gif", saved(CORNERS, "GIF"), CORNERS / 255, 0),
     "bmp": ("bmp", saved(CORNERS, "BMP"), CORNERS / 255, 0),
-    "webp": ("webp", saved(Image.fromarray(CORNERS).convert("RGB"), "WEBP", lossless=True), CORNERS / 255, 0),
+    "webp": (
+        "webp",
+        saved(Image.fromarray(CORNERS).convert("RGB"), "WEBP", lossless=True),
+        CORNERS / 255,
+        0,
+    ),
     "png with alpha": ("png", saved(ALPHA, "PNG"), ON_WHITE, 0.5 / 255),
     "grey with alpha": ("png", GREY_ALPHA, GREY_ON_WHITE, 0.5 / 255),
     "grey, one transparent": (
@@ -138,7 +173,9 @@ VALUES: dict[str, tuple[str, bytes, np.ndarray, float]] = {
         0.02,
     ),
 }
-TURNED: dict[int, np.ndarray] = {  # by the table of the EXIF standard: where the first row and column of the file are
+TURNED: dict[
+    int, np.ndarray
+] = {  # by the table of the EXIF standard: where the first row and column of the file are
     1: CORNERS,  # top, left
     2: CORNERS[:, ::-1],  # top, right
     3: CORNERS[::-1, ::-1],  # bottom, right
@@ -154,10 +191,20 @@ for orientation, turned in TURNED.items():
     kind = ("PNG", "TIFF", "WEBP")[orientation % 3]
     options = {"lossless": True} if kind == "WEBP" else {}
     picture = Image.fromarray(CORNERS).convert("RGB")
-    VALUES[f"orientation {orientation}"] = (kind.lower(), saved(picture, kind, exif=tag, **options), turned / 255, 0)
+    VALUES[f"orientation {orientation}"] = (
+        kind.lower(),
+        saved(picture, kind, exif=tag, **options),
+        turned / 255,
+        0,
+    )
 deep_tag = Image.Exif()
 deep_tag[0x0112] = 6
-VALUES["orientation 6 of 16 bits"] = ("png", saved(RAMP_16, "PNG", exif=deep_tag), STEPS.T[:, ::-1], 1e-5)
+VALUES["orientation 6 of 16 bits"] = (
+    "png",
+    saved(RAMP_16, "PNG", exif=deep_tag),
+    STEPS.T[:, ::-1],
+    1e-5,
+)
 
 
 def plain(folder: Path, name: str = "plain.png") -> Path:
@@ -172,7 +219,10 @@ def read(root: Path, **options) -> FederatedDataset:
 
 def pictures(data: FederatedDataset) -> list[np.ndarray]:
     """Every image (3, height, width), sorted."""
-    found = [data.gather(side, torch.arange(len(data.side(side))))[0].numpy() for side in ("train", "test")]
+    found = [
+        data.gather(side, torch.arange(len(data.side(side))))[0].numpy()
+        for side in ("train", "test")
+    ]
     return sorted(np.concatenate(found), key=lambda image: image.tolist())
 
 
@@ -183,7 +233,11 @@ def test_the_pixels_of_odd_files(tmp_path, case):
     (tmp_path / "root" / "a" / "x" / f"odd.{suffix}").write_bytes(content)
     found = pictures(read(tmp_path / "root"))
     beside = np.full((3, 2, 2), np.float32(PLAIN / 255))
-    planes = np.broadcast_to(expected[None], (3, 2, 2)) if expected.ndim == 2 else expected.transpose(2, 0, 1)
+    planes = (
+        np.broadcast_to(expected[None], (3, 2, 2))
+        if expected.ndim == 2
+        else expected.transpose(2, 0, 1)
+    )
     wanted = sorted([beside, planes], key=lambda image: image.tolist())
     np.testing.assert_allclose(found, wanted, atol=near + 1e-6)
 
@@ -192,7 +246,9 @@ ANIMATED = {"save_all": True, "append_images": [Image.new("L", (2, 2), 9)]}
 NOISE = np.random.default_rng(0).integers(0, 256, (40, 40, 3), dtype=np.uint8)
 BROKEN = r" is not a readable image \(.+\); it may be truncated\.$"
 PAGES = r" holds 2 pictures, pages or those of an animation; accepted: one\.$"
-NO_WHITE = r" holds whole numbers of 32 bits or with a sign, .* accepted: .* or floats in \[0, 1\]\.$"
+NO_WHITE = (
+    r" holds whole numbers of 32 bits or with a sign, .* accepted: .* or floats in \[0, 1\]\.$"
+)
 REFUSED: dict[str, tuple[str, bytes, str]] = {
     "nothing": ("png", b"", r"\(it is empty\); it may be truncated\.$"),
     "text": ("jpg", b"<html>404", r"\(its content begins like no image\); it may be truncated\.$"),
@@ -202,7 +258,11 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
     "cut gif": ("gif", saved(NOISE[..., 0], "GIF")[:900], BROKEN),
     "cut bmp": ("bmp", saved(NOISE, "BMP")[:900], BROKEN),
     "cut webp": ("webp", saved(NOISE, "WEBP")[:400], BROKEN),
-    "changed png": ("png", saved(NOISE, "PNG")[:600] + b"\0" * 99 + saved(NOISE, "PNG")[699:], BROKEN),
+    "changed png": (
+        "png",
+        saved(NOISE, "PNG")[:600] + b"\0" * 99 + saved(NOISE, "PNG")[699:],
+        BROKEN,
+    ),
     "animated gif": ("gif", saved(CORNERS, "GIF", **ANIMATED), PAGES),
     "animated webp": ("webp", saved(CORNERS, "WEBP", **ANIMATED), PAGES),
     "animated png": ("png", saved(CORNERS, "PNG", **ANIMATED), PAGES),
@@ -215,13 +275,21 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
         saved((STEPS * 255).astype(np.float32), "TIFF"),
         r" holds the number 63\.75; accepted: fl",
     ),
-    "floats below 0": ("tif", saved((STEPS - 1).astype(np.float32), "TIFF"), r" holds the number -1; accepted: floats"),
+    "floats below 0": (
+        "tif",
+        saved((STEPS - 1).astype(np.float32), "TIFF"),
+        r" holds the number -1; accepted: floats",
+    ),
     "no number": (
         "tif",
         saved(np.full((2, 2), np.nan, np.float32), "TIFF"),
         r" holds the number nan; accepted: floats",
     ),
-    "bomb": ("png", png(40_000, 40_000, 1, 0, [b"\0"]), r" has too many pixels for Pillow \(.*1600000000.*\); make it"),
+    "bomb": (
+        "png",
+        png(40_000, 40_000, 1, 0, [b"\0"]),
+        r" has too many pixels for Pillow \(.*1600000000.*\); make it",
+    ),
 }
 
 
@@ -317,13 +385,28 @@ def too_deep(root: Path) -> None:
 
 
 WRONG: dict[str, tuple[Callable[[Path], None], str]] = {
-    "link to nothing": (link("l.png", "nowhere.png"), r"a/x/l\.png is a link to nothing; remove it, or restore"),
-    "link to no folder": (link("folder", "/no/such/folder"), r"a/x/folder is a link to nothing; remove it, or restore"),
-    "link to itself": (link("l.png", "l.png"), r"a/x/l\.png cannot be read \(Too many levels of symbolic links\);"),
-    "link back": (link("again", ".."), r"a/x/again is a link back to a folder that it is in; remove the link\.$"),
+    "link to nothing": (
+        link("l.png", "nowhere.png"),
+        r"a/x/l\.png is a link to nothing; remove it, or restore",
+    ),
+    "link to no folder": (
+        link("folder", "/no/such/folder"),
+        r"a/x/folder is a link to nothing; remove it, or restore",
+    ),
+    "link to itself": (
+        link("l.png", "l.png"),
+        r"a/x/l\.png cannot be read \(Too many levels of symbolic links\);",
+    ),
+    "link back": (
+        link("again", ".."),
+        r"a/x/again is a link back to a folder that it is in; remove the link\.$",
+    ),
     "pipe": (pipe, r"a/x/pipe\.png is no file; accepted: a file, or a link to one\.$"),
     "name": (not_utf8, r"a/x holds the name 'caf\\udce9\.png', which is no UTF-8; rename it\.$"),
-    "name of a client": (client_not_utf8, r"root holds the name 'caf\\udce9', which is no UTF-8; rename it\.$"),
+    "name of a client": (
+        client_not_utf8,
+        r"root holds the name 'caf\\udce9', which is no UTF-8; rename it\.$",
+    ),
     "too deep": (
         lambda root: plain(root / "a" / "x" / "y") and None,
         r"plain\.png is 3 folders deep; accepted: root/CL",
@@ -348,7 +431,10 @@ def test_files_and_folders_without_permission_are_refused(tmp_path, monkeypatch)
 
     with monkeypatch.context() as patch:
         patch.setattr("PIL.Image.open", denied)
-        with pytest.raises(DataError, match=r"^one cannot be read \(Permission denied\); it must be a file that may"):
+        with pytest.raises(
+            DataError,
+            match=r"^one cannot be read \(Permission denied\); it must be a file that may",
+        ):
             decode(picture, "one")
     with monkeypatch.context() as patch:
         patch.setattr(Path, "iterdir", denied)
@@ -356,7 +442,9 @@ def test_files_and_folders_without_permission_are_refused(tmp_path, monkeypatch)
             read(tmp_path / "root")
 
 
-def test_an_image_near_the_limit_of_pillow_is_read_without_a_warning(tmp_path, monkeypatch, recwarn):
+def test_an_image_near_the_limit_of_pillow_is_read_without_a_warning(
+    tmp_path, monkeypatch, recwarn
+):
     plain(tmp_path / "root" / "a" / "x")
     plain(tmp_path / "root" / "a" / "x", "2.png")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 3)
@@ -389,7 +477,9 @@ def test_resized_images_of_16_bits_have_the_values_of_those_of_8_bits(tmp_path):
     assert [values.dtype for values in sizes] == [np.uint8, np.uint16]
     np.testing.assert_allclose(sizes[0] / 255, sizes[1] / 65535, atol=1.01 / 255)
     assert decode(other, "x", mode="L").shape == (1, 9, 11)
-    np.testing.assert_array_equal(decode(other, "x", mode="L") / 65535, decode(one, "x", mode="L") / 255)
+    np.testing.assert_array_equal(
+        decode(other, "x", mode="L") / 65535, decode(one, "x", mode="L") / 255
+    )
 
 
 def test_characters_of_16_bits_in_parquet(tmp_path):

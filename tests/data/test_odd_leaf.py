@@ -35,7 +35,9 @@ def one_file(content: bytes, name: str = "d.json") -> Callable[[Path], object]:
 
 
 def one_zip(name: str, **members: bytes) -> Callable[[Path], object]:
-    return lambda root: zipped(root / name, {key.replace("__", "/"): value for key, value in members.items()})
+    return lambda root: zipped(
+        root / name, {key.replace("__", "/"): value for key, value in members.items()}
+    )
 
 
 def left_by_systems(root: Path) -> None:
@@ -87,7 +89,10 @@ READ: dict[str, tuple[Callable[[Path], object], tuple[str, str]]] = {
     "byte order mark": (one_file(written(USERS, "utf-8-sig")), ("a", "b")),
     "utf-16": (one_file(written(USERS, "utf-16")), ("a", "b")),
     "capitals": (one_file(written(USERS), "D.JSON"), ("a", "b")),
-    "zip in capitals": (one_zip("D.ZIP", X__D=b"no json", **{"D.JSON": written(USERS)}), ("a", "b")),
+    "zip in capitals": (
+        one_zip("D.ZIP", X__D=b"no json", **{"D.JSON": written(USERS)}),
+        ("a", "b"),
+    ),
     "what systems leave": (left_by_systems, ("a", "b")),
     "what systems leave in a zip": (zip_of_systems, ("a", "b")),
     "a link": (linked, ("a", "b")),
@@ -113,8 +118,13 @@ def test_odd_folders_of_leaf(tmp_path, case):
 def test_a_zip_with_the_folders_of_a_split_is_that_split(tmp_path):
     later = {"a": ([[9.0, 9.0]], [1]), "b": ([[8.0, 8.0]], [0])}
     train = {"data/train/d0.json": written(ONE), "data/train/d1.json": written(OTHER)}
-    data = read_leaf(zipped(tmp_path / "d.zip", train | {"data/test/d.json": written(later)}), classes=2)
-    assert (data.train.x.tolist(), data.train.y.tolist()) == ([[1, 2], [3, 4], [5, 6], [7, 8]], [0, 1, 1, 0])
+    data = read_leaf(
+        zipped(tmp_path / "d.zip", train | {"data/test/d.json": written(later)}), classes=2
+    )
+    assert (data.train.x.tolist(), data.train.y.tolist()) == (
+        [[1, 2], [3, 4], [5, 6], [7, 8]],
+        [0, 1, 1, 0],
+    )
     assert (data.test.x.tolist(), data.test.y.tolist()) == ([[9, 9], [8, 8]], [1, 0])
     unseen = {"data/train/d0.json": written(ONE), "data/test/d.json": written(OTHER)}
     with pytest.raises(DataError, match=r"no client has both training and test examples"):
@@ -149,29 +159,68 @@ def one_client(x, y) -> Callable[[Path], object]:
 
 
 REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
-    "nothing": (one_file(b""), r"d\.json cannot be read as LEAF JSON \(.*\); it may be truncated or damaged\.$"),
-    "latin": (one_file(written({"é": USERS["a"]}, "latin-1")), r"d\.json cannot be read as LEAF JSON \(.*utf-8"),
-    "nested too deep": (one_file(b"[" * 100_000), r"d\.json cannot be read as LEAF JSON \(.*recursion"),
-    "a number too long": (one_file(b'{"users": ' + b"9" * 5000), r"d\.json cannot be read as LEAF JSON \(.*digits"),
-    "no zip": (one_file(written(USERS), "d.zip"), r"d\.zip is not a readable zip file \(.*\); it may be truncated\.$"),
+    "nothing": (
+        one_file(b""),
+        r"d\.json cannot be read as LEAF JSON \(.*\); it may be truncated or damaged\.$",
+    ),
+    "latin": (
+        one_file(written({"é": USERS["a"]}, "latin-1")),
+        r"d\.json cannot be read as LEAF JSON \(.*utf-8",
+    ),
+    "nested too deep": (
+        one_file(b"[" * 100_000),
+        r"d\.json cannot be read as LEAF JSON \(.*recursion",
+    ),
+    "a number too long": (
+        one_file(b'{"users": ' + b"9" * 5000),
+        r"d\.json cannot be read as LEAF JSON \(.*digits",
+    ),
+    "no zip": (
+        one_file(written(USERS), "d.zip"),
+        r"d\.zip is not a readable zip file \(.*\); it may be truncated\.$",
+    ),
     "an empty zip": (one_file(b"", "d.zip"), r"d\.zip is not a readable zip file"),
-    "a zip in a zip": (one_zip("d.zip", **{"d.zip": b"PK"}), r"root holds no LEAF data; give a \.json file"),
-    "an encrypted zip": (encrypted, r"d\.zip/d\.json cannot be read as LEAF JSON \(.*password required"),
-    "changed after unzipping": (changed_after_unzipping, r"d1\.json: client 'b' is already in .*d\.zip/data/d1\.json;"),
-    "a broken link": (broken_link, r"d\.json is a link to nothing; remove it, or restore what it points to\.$"),
+    "a zip in a zip": (
+        one_zip("d.zip", **{"d.zip": b"PK"}),
+        r"root holds no LEAF data; give a \.json file",
+    ),
+    "an encrypted zip": (
+        encrypted,
+        r"d\.zip/d\.json cannot be read as LEAF JSON \(.*password required",
+    ),
+    "changed after unzipping": (
+        changed_after_unzipping,
+        r"d1\.json: client 'b' is already in .*d\.zip/data/d1\.json;",
+    ),
+    "a broken link": (
+        broken_link,
+        r"d\.json is a link to nothing; remove it, or restore what it points to\.$",
+    ),
     "a pipe": (pipe, r"d\.json is no file; accepted: a file, or a link to one\.$"),
     "rows of two lengths": (
         one_client([[1.0], [1.0, 2.0]], [0, 1]),
         r"client 'a', field 'x' holds .* rows of one shape",
     ),
-    "texts": (one_client(["one", "two"], [0, 1]), r"client 'a', field 'x' holds .*one.*; accepted: numbers"),
+    "texts": (
+        one_client(["one", "two"], [0, 1]),
+        r"client 'a', field 'x' holds .*one.*; accepted: numbers",
+    ),
     "missing": (
         one_client([[None], [1.0]], [0, 1]),
         r"client 'a', field 'x' is empty in example 0; accepted: a number",
     ),
-    "infinite": (one_client([[1e999], [1.0]], [0, 1]), r"client 'a', example 0, field 'x' holds inf"),
-    "an object": (one_client([{"p": 1}, {"p": 2}], [0, 1]), r"client 'a', field 'x' holds .*; accepted: numbers"),
-    "half a label": (one_client([[1.0], [2.0]], [0, 0.5]), r"client 'a', example 1, field 'y' holds 0\.5"),
+    "infinite": (
+        one_client([[1e999], [1.0]], [0, 1]),
+        r"client 'a', example 0, field 'x' holds inf",
+    ),
+    "an object": (
+        one_client([{"p": 1}, {"p": 2}], [0, 1]),
+        r"client 'a', field 'x' holds .*; accepted: numbers",
+    ),
+    "half a label": (
+        one_client([[1.0], [2.0]], [0, 0.5]),
+        r"client 'a', example 1, field 'y' holds 0\.5",
+    ),
 }
 
 
@@ -196,10 +245,16 @@ def femnist_zip_and_file(root: Path) -> None:
 def femnist_zip_and_split(root: Path) -> None:
     for side in ("train", "test"):
         (root / side).mkdir()
-    one, other = ({name: (x[part], y[part]) for name, (x, y) in CHARACTERS.items()} for part in (slice(1), slice(1, 9)))
+    one, other = (
+        {name: (x[part], y[part]) for name, (x, y) in CHARACTERS.items()}
+        for part in (slice(1), slice(1, 9))
+    )
     write_leaf(root / "train" / "d.json", one)
     write_leaf(root / "test" / "d.json", other)
-    zipped(root / "femnist.zip", {"d.json": write_leaf(root.parent / "d.json", CHARACTERS).read_bytes()})
+    zipped(
+        root / "femnist.zip",
+        {"d.json": write_leaf(root.parent / "d.json", CHARACTERS).read_bytes()},
+    )
 
 
 def femnist_hidden_parquet(root: Path) -> None:
@@ -220,7 +275,13 @@ def femnist_linked_folder(root: Path) -> None:
 
 @pytest.mark.parametrize(
     "make",
-    [femnist_zip_and_file, femnist_zip_and_split, femnist_hidden_parquet, femnist_hidden_h5, femnist_linked_folder],
+    [
+        femnist_zip_and_file,
+        femnist_zip_and_split,
+        femnist_hidden_parquet,
+        femnist_hidden_h5,
+        femnist_linked_folder,
+    ],
 )
 def test_odd_folders_of_femnist_are_read_once(tmp_path, make):
     (tmp_path / "root").mkdir()

@@ -34,7 +34,9 @@ READ = {
     "semicolons": odd(SEMICOLONS, separator=";"),
     "semicolons by name": odd(SEMICOLONS, separator="semicolon"),
     "decimal commas": odd(COMMAS, separator="semicolon", decimal="comma"),
-    "quoted decimal commas": odd('ward,age,days\na,"61,5",3\na,40,1\nb,"1,5",3\nb,"2,5",5\n', decimal=","),
+    "quoted decimal commas": odd(
+        'ward,age,days\na,"61,5",3\na,40,1\nb,"1,5",3\nb,"2,5",5\n', decimal=","
+    ),
     "tabs": odd(PLAIN.replace(",", "\t"), separator="tab"),
     "tabs in shell letters": odd(PLAIN.replace(",", "\t"), separator="\\t"),
     "tabs of .tsv": odd(PLAIN.replace(",", "\t"), file="t.tsv"),
@@ -57,9 +59,15 @@ READ = {
     "Excel's note": odd("sep=;\n" + SEMICOLONS, comment="sep=", separator=";"),
     "upper case": odd(PLAIN, file="T.CSV"),
     "compressed": ("t.csv.gz", gzip.compress(PLAIN.encode()), {}),
-    "compressed UTF-16": ("t.csv.gz", gzip.compress(PLAIN.encode("utf-16")), {"encoding": "utf-16"}),
+    "compressed UTF-16": (
+        "t.csv.gz",
+        gzip.compress(PLAIN.encode("utf-16")),
+        {"encoding": "utf-16"},
+    ),
     "line breaks in quotes": odd(
-        PLAIN.replace("ward,", '"ward","no\nte",').replace("\na,", '\na,"x\n\ny",').replace("\nb,", "\nb,z,"),
+        PLAIN.replace("ward,", '"ward","no\nte",')
+        .replace("\na,", '\na,"x\n\ny",')
+        .replace("\nb,", "\nb,z,"),
         features=["age"],
     ),
     "a long text": odd(
@@ -77,17 +85,27 @@ READ = {
 def test_odd_files_are_read_as_the_plain_one(tmp_path, case):
     name, content, options = READ[case]
     (tmp_path / name).write_bytes(content)
-    data = read_table(tmp_path / name, **{"client": "ward", "target": "days", "classes": None} | options)
+    data = read_table(
+        tmp_path / name, **{"client": "ward", "target": "days", "classes": None} | options
+    )
     assert data.ids == ("a", "b")
     found = [(client, *row) for i, client in enumerate(data.ids) for row in rows_of(data, i)]
     assert sorted(found) == sorted(ROWS)
 
 
 REFUSED = {
-    "a heading twice": (with_heading("ward,days,days"), {}, r"column 'days' occurs twice; every column"),
+    "a heading twice": (
+        with_heading("ward,days,days"),
+        {},
+        r"column 'days' occurs twice; every column",
+    ),
     "twice but for spaces": (with_heading("ward,days, days"), {}, r"column 'days' occurs twice"),
     "thrice": ("ward,x,x,x,days\na,1,2,3,4\n", {}, r"column 'x' occurs 3 times"),
-    "semicolons": (SEMICOLONS, {}, r"separated by ';', not by ','; data\.separator=semicolon reads it"),
+    "semicolons": (
+        SEMICOLONS,
+        {},
+        r"separated by ';', not by ','; data\.separator=semicolon reads it",
+    ),
     "semicolons and decimal commas": (
         COMMAS,
         {},
@@ -98,16 +116,28 @@ REFUSED = {
         {},
         r"separated by ';', not by ','",
     ),
-    "tabs": (PLAIN.replace(",", "\t"), {}, r"separated by '\\t', not by ','; data\.separator=tab reads it"),
+    "tabs": (
+        PLAIN.replace(",", "\t"),
+        {},
+        r"separated by '\\t', not by ','; data\.separator=tab reads it",
+    ),
     "bars": (PLAIN.replace(",", "|"), {}, r"data\.separator=bar reads it"),
     "blanks": (PLAIN.replace(",", "  "), {}, r"data\.separator=space reads it"),
-    "commas where semicolons are set": (PLAIN, {"separator": ";"}, r"by ',', not by ';'; data\.separator=comma"),
+    "commas where semicolons are set": (
+        PLAIN,
+        {"separator": ";"},
+        r"by ',', not by ';'; data\.separator=comma",
+    ),
     "a decimal comma": (
         PLAIN.replace("2.5", '"2,5"'),
         {},
         r"client 'b', line 5, column 'age' holds '2,5'; accepted: .* decimal comma \(data\.decimal=comma reads it\)",
     ),
-    "a decimal comma in the target": (PLAIN.replace(",5\n", ',"5,5"\n'), {}, r"line 5, column 'days' .* decimal comma"),
+    "a decimal comma in the target": (
+        PLAIN.replace(",5\n", ',"5,5"\n'),
+        {},
+        r"line 5, column 'days' .* decimal comma",
+    ),
     "decimals after another text": (
         PLAIN.replace("61.5", "NA").replace("2.5", '"2,5"'),
         {},
@@ -118,11 +148,23 @@ REFUSED = {
         {"separator": ";", "decimal": ","},
         r"line 5, column 'age' holds '2\.5'; accepted: .*\(data\.decimal=point reads decimal points\)",
     ),
-    "UTF-16": (PLAIN.encode("utf-16"), {}, r"is text in UTF-16, not in UTF-8; data\.encoding=utf-16 reads it"),
+    "UTF-16": (
+        PLAIN.encode("utf-16"),
+        {},
+        r"is text in UTF-16, not in UTF-8; data\.encoding=utf-16 reads it",
+    ),
     "UTF-16 without a mark": (PLAIN.encode("utf-16-be"), {}, r"data\.encoding=utf-16-be reads it"),
     "UTF-32": (PLAIN.encode("utf-32"), {}, r"data\.encoding=utf-32 reads it"),
-    "UTF-8 where UTF-16 is set": (PLAIN, {"encoding": "utf-16"}, r"is not text in UTF-16; give its encoding"),
-    "marked UTF-8 as latin-1": (PLAIN.encode("utf-8-sig"), {"encoding": "latin-1"}, r"data\.encoding=utf-8 reads it"),
+    "UTF-8 where UTF-16 is set": (
+        PLAIN,
+        {"encoding": "utf-16"},
+        r"is not text in UTF-16; give its encoding",
+    ),
+    "marked UTF-8 as latin-1": (
+        PLAIN.encode("utf-8-sig"),
+        {"encoding": "latin-1"},
+        r"data\.encoding=utf-8 reads it",
+    ),
     "latin-1": (
         ("ward,age,days\n\na,1,2\n" + "zürich,1,2\n" * 2).encode("latin-1"),
         {},
@@ -143,8 +185,16 @@ REFUSED = {
         {},
         r"column 2 has no heading; give it one, or list",
     ),
-    "an index beyond the headings": ("ward,age,days\n0,a,1,2\n1,a,3,4\n", {}, r"line 2 is 4, that of the header 3"),
-    "an unclosed quote": (PLAIN.replace("40", '"40'), {}, r"a quote that opens in line 3 is not closed"),
+    "an index beyond the headings": (
+        "ward,age,days\n0,a,1,2\n1,a,3,4\n",
+        {},
+        r"line 2 is 4, that of the header 3",
+    ),
+    "an unclosed quote": (
+        PLAIN.replace("40", '"40'),
+        {},
+        r"a quote that opens in line 3 is not closed",
+    ),
     "a quote closed too late": (
         PLAIN.replace("a,40", 'a,"40').replace("2.5", '2.5"'),
         {},
@@ -155,16 +205,36 @@ REFUSED = {
         {},
         r"line 3 is 4, .* joins the lines 3 to 4",
     ),
-    "a comment above": (NOTE + PLAIN, {}, r"the heading follows lines that begin with '#'; comment='#' leaves"),
+    "a comment above": (
+        NOTE + PLAIN,
+        {},
+        r"the heading follows lines that begin with '#'; comment='#' leaves",
+    ),
     "a comment between": (
         PLAIN.replace("\nb,1", "\n# north\nb,1"),
         {},
         r"line 4 is 1, .*; comments are left out above",
     ),
-    "Excel's note": ("sep=;\n" + SEMICOLONS, {}, r"the heading follows lines that begin with 'sep='"),
-    "a workbook": (b"PK\x03\x04" + bytes(99), {}, r"is a zip archive, such as a workbook of Excel; accepted: text"),
-    "a page": ("<!DOCTYPE html><p>sign in</p>", {}, r"is a page of the web; accepted: text with a row a line"),
-    "an uncalled-for compression": (gzip.compress(PLAIN.encode()), {}, r"is compressed \(name it \.csv\.gz\)"),
+    "Excel's note": (
+        "sep=;\n" + SEMICOLONS,
+        {},
+        r"the heading follows lines that begin with 'sep='",
+    ),
+    "a workbook": (
+        b"PK\x03\x04" + bytes(99),
+        {},
+        r"is a zip archive, such as a workbook of Excel; accepted: text",
+    ),
+    "a page": (
+        "<!DOCTYPE html><p>sign in</p>",
+        {},
+        r"is a page of the web; accepted: text with a row a line",
+    ),
+    "an uncalled-for compression": (
+        gzip.compress(PLAIN.encode()),
+        {},
+        r"is compressed \(name it \.csv\.gz\)",
+    ),
     "line breaks before": (
         NOTE + 'ward,note,age,days\n\na,"x\n\ny",1,2\n\nb,z,?,3\n',
         {"features": ["age"], "comment": "#"},
@@ -180,14 +250,19 @@ def test_odd_files_are_refused_in_words(tmp_path, case):
         content = content.encode()
     (tmp_path / "t.csv").write_bytes(content)
     with pytest.raises(DataError, match=rf"t\.csv.*{message}") as caught:
-        read_table(tmp_path / "t.csv", **{"client": "ward", "target": "days", "classes": None} | options)
+        read_table(
+            tmp_path / "t.csv", **{"client": "ward", "target": "days", "classes": None} | options
+        )
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("https://example.org/visits.csv", r"visits\.csv is an address; accepted: the path of a file, so fetch it"),
+        (
+            "https://example.org/visits.csv",
+            r"visits\.csv is an address; accepted: the path of a file, so fetch it",
+        ),
         ("", r" is a folder; accepted: the path of one file"),
         ("none.csv", r"none\.csv cannot be read as a table: it does not exist"),
         ("plain.csv.gz", r"ends in \.gz and is not compressed"),
@@ -217,7 +292,10 @@ def test_a_file_that_may_not_be_read_is_named(tmp_path, monkeypatch):
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr("pathlib.Path.open", refused)
-    with pytest.raises(DataError, match=r"t\.csv cannot be read \(Permission denied\); give a file that this user may"):
+    with pytest.raises(
+        DataError,
+        match=r"t\.csv cannot be read \(Permission denied\); give a file that this user may",
+    ):
         read_table(tmp_path / "t.csv", client="ward", target="days")
 
 
@@ -227,23 +305,63 @@ FRAME = pd.DataFrame({"ward": list("aabb"), "age": [1.0, 2.0, 3.0, 4.0], "days":
 @pytest.mark.parametrize(
     ("frame", "options", "error", "message"),
     [
-        (FRAME.set_axis(["ward", "days", "days"], axis=1), {}, DataError, r"table: column 'days' occurs twice"),
-        (FRAME, {"separator": ";"}, ConfigError, r"table is no file of text; data\.separator, .* are for CSV files"),
+        (
+            FRAME.set_axis(["ward", "days", "days"], axis=1),
+            {},
+            DataError,
+            r"table: column 'days' occurs twice",
+        ),
+        (
+            FRAME,
+            {"separator": ";"},
+            ConfigError,
+            r"table is no file of text; data\.separator, .* are for CSV files",
+        ),
         (FRAME, {"decimal": "'"}, ConfigError, r"data\.decimal is \"'\"; accepted: point, comma"),
-        (FRAME, {"encoding": "klingon"}, ConfigError, r"data\.encoding is 'klingon'; accepted: utf-8"),
+        (
+            FRAME,
+            {"encoding": "klingon"},
+            ConfigError,
+            r"data\.encoding is 'klingon'; accepted: utf-8",
+        ),
         (FRAME, {"encoding": "hex"}, ConfigError, r"data\.encoding is 'hex'; accepted: utf-8"),
-        (FRAME, {"separator": "::"}, ConfigError, r"data\.separator is '::'; accepted: comma, semicolon"),
+        (
+            FRAME,
+            {"separator": "::"},
+            ConfigError,
+            r"data\.separator is '::'; accepted: comma, semicolon",
+        ),
         (FRAME, {"comment": ""}, ConfigError, r"data\.comment is empty"),
-        (FRAME.assign(age=FRAME.age + 0j), {}, DataError, r"row 0, column 'age' holds \(1\+0j\)|holds 1\.0\+0\.0j"),
-        (FRAME.assign(age="1,5"), {}, DataError, r"row 0, column 'age' holds '1,5'; accepted: .*decimal comma"),
-        (FRAME.assign(age=pd.Timestamp("2020-01-01")), {}, DataError, r"column 'age' holds 2020-01-01"),
+        (
+            FRAME.assign(age=FRAME.age + 0j),
+            {},
+            DataError,
+            r"row 0, column 'age' holds \(1\+0j\)|holds 1\.0\+0\.0j",
+        ),
+        (
+            FRAME.assign(age="1,5"),
+            {},
+            DataError,
+            r"row 0, column 'age' holds '1,5'; accepted: .*decimal comma",
+        ),
+        (
+            FRAME.assign(age=pd.Timestamp("2020-01-01")),
+            {},
+            DataError,
+            r"column 'age' holds 2020-01-01",
+        ),
         (
             FRAME.assign(days=np.array([1, 2, 3, 2**63], "u8")),
             {},
             DataError,
             r"column 'days' holds 9223372036854775808",
         ),
-        (FRAME.assign(age=pd.array([1, 2, None, 4], "Int64")), {}, DataError, r"row 2, column 'age' is empty"),
+        (
+            FRAME.assign(age=pd.array([1, 2, None, 4], "Int64")),
+            {},
+            DataError,
+            r"row 2, column 'age' is empty",
+        ),
     ],
 )
 def test_odd_frames_are_refused_in_words(frame, options, error, message):
@@ -254,7 +372,9 @@ def test_odd_frames_are_refused_in_words(frame, options, error, message):
 def test_frames_of_exact_decimals_are_numbers():
     from decimal import Decimal
 
-    data = read_table(FRAME.assign(age=[Decimal("1.5")] * 4), client="ward", target="days", classes=None)
+    data = read_table(
+        FRAME.assign(age=[Decimal("1.5")] * 4), client="ward", target="days", classes=None
+    )
     assert torch.equal(torch.cat([data.train.x, data.test.x]), torch.full((4, 1), 1.5))
 
 
@@ -268,12 +388,19 @@ def test_a_column_of_decimal_commas_is_no_draft_of_categories(caplog):
     assert Summary(pd.Series(["a,b", "1,5", "c"])).doubt == ""
 
 
-def test_the_index_that_pandas_writes_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_index_that_pandas_writes_is_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     file = tmp_path / "x.csv"
-    table = pd.DataFrame({"ward": ["a"] * 6, "age": [0.5, 3, 4, 1, 2, 9], "days": [0.5, 1, 2, 3, 4, 5]})
+    table = pd.DataFrame(
+        {"ward": ["a"] * 6, "age": [0.5, 3, 4, 1, 2, 9], "days": [0.5, 1, 2, 3, 4, 5]}
+    )
     table.to_csv(file)
     settings = {"client": "ward", "target": "days", "classes": None}
     data = read_table(file, **settings)
-    assert "column 1 has no heading, as the index that pandas and R write, and is left out" in caplog.text
+    assert (
+        "column 1 has no heading, as the index that pandas and R write, and is left out"
+        in caplog.text
+    )
     table.to_csv(file, index=False)
     assert data.fingerprint() == read_table(file, **settings).fingerprint()

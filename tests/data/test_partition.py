@@ -37,7 +37,9 @@ def test_dirichlet_shares_have_the_moments_of_the_distribution():
     # a share of a symmetric Dirichlet over n clients has mean 1/n and variance (n - 1) / (n^2 (n alpha + 1))
     n = 10
     for alpha in (0.3, 1.0, 100.0):
-        draws = np.concatenate([shares(Dirichlet(n, alpha, min_examples=1).deal(LABELS, seed)) for seed in range(60)])
+        draws = np.concatenate(
+            [shares(Dirichlet(n, alpha, min_examples=1).deal(LABELS, seed)) for seed in range(60)]
+        )
         variance = (n - 1) / (n**2 * (n * alpha + 1))
         assert draws.mean() == pytest.approx(1 / n)
         assert draws.var() == pytest.approx(variance, rel=0.12, abs=2e-6)
@@ -54,7 +56,9 @@ def test_dirichlet_is_keyed_by_the_seed_and_uses_random_examples():
 
 def test_dirichlet_gives_every_client_the_asked_minimum():
     for seed in range(20):
-        assert min(map(len, Dirichlet(10, 0.2, min_examples=3).deal(LABELS[:300], seed).values())) >= 3
+        assert (
+            min(map(len, Dirichlet(10, 0.2, min_examples=3).deal(LABELS[:300], seed).values())) >= 3
+        )
 
 
 def test_shards_hold_few_labels_and_equal_numbers():
@@ -71,10 +75,26 @@ def test_shards_hold_few_labels_and_equal_numbers():
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: Dirichlet(4000, 1.0).deal(LABELS), ConfigError, r"only 6,000 examples; ask for fewer clients"),
-        (lambda: Dirichlet(20, 0.01).deal(LABELS[:40]), ConfigError, r"alpha is 0.01: in 100 draws.*raise alpha"),
-        (lambda: Dirichlet(2, 1.0).deal(LABELS[:, None]), DataError, r"y has shape \(6000, 1\); a partition needs"),
-        (lambda: Shards(4000).deal(LABELS), ConfigError, r"4,000: with 2 shards each they need 8,000 examples"),
+        (
+            lambda: Dirichlet(4000, 1.0).deal(LABELS),
+            ConfigError,
+            r"only 6,000 examples; ask for fewer clients",
+        ),
+        (
+            lambda: Dirichlet(20, 0.01).deal(LABELS[:40]),
+            ConfigError,
+            r"alpha is 0.01: in 100 draws.*raise alpha",
+        ),
+        (
+            lambda: Dirichlet(2, 1.0).deal(LABELS[:, None]),
+            DataError,
+            r"y has shape \(6000, 1\); a partition needs",
+        ),
+        (
+            lambda: Shards(4000).deal(LABELS),
+            ConfigError,
+            r"4,000: with 2 shards each they need 8,000 examples",
+        ),
     ],
 )
 def test_impossible_partitions_are_refused(call, error, message):

@@ -19,7 +19,9 @@ def schools(seed: int = 0) -> tuple[list[np.ndarray], list[np.ndarray]]:
     x = [np.column_stack([np.ones(n), rng.integers(0, 90, (n, 3))]) for n in PUPILS]
     x[1][:, 2] = 41
     kinds = (np.uint8, np.int16, np.float64, np.uint8)
-    return [v.astype(k) for v, k in zip(x, kinds, strict=True)], [rng.integers(1, 71, (n, 1)) for n in PUPILS]
+    return [v.astype(k) for v, k in zip(x, kinds, strict=True)], [
+        rng.integers(1, 71, (n, 1)) for n in PUPILS
+    ]
 
 
 def cells(values: list) -> np.ndarray:
@@ -99,7 +101,9 @@ def test_a_test_row_does_not_move_the_standardization(tmp_path):
     held = side(read_school(tmp_path / "a.mat"), 2, "test")[0]
     changed = x[2].copy()
     changed[(changed == held[0]).all(1)] += 1000
-    second = read_school(write(tmp_path / "b.mat", [x[0], x[1], changed, x[3]], y), standardize="client")
+    second = read_school(
+        write(tmp_path / "b.mat", [x[0], x[1], changed, x[3]], y), standardize="client"
+    )
     assert torch.equal(first.train.x, second.train.x)
     assert not torch.equal(first.test.x, second.test.x)
 

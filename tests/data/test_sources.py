@@ -42,7 +42,9 @@ def test_a_mapping_of_torch_datasets_and_of_pairs():
     whole = TensorDataset(x, y)
     made = FederatedDataset.from_tensors({"a": whole, "b": Subset(whole, range(5))}, seed=1)
     assert made.fingerprint() == plain.fingerprint()
-    tested = FederatedDataset.from_tensors({"a": whole, "b": (x, y)}, test={"b": Subset(whole, [2, 4])})
+    tested = FederatedDataset.from_tensors(
+        {"a": whole, "b": (x, y)}, test={"b": Subset(whole, [2, 4])}
+    )
     torch.testing.assert_close(tested.test.x, x[[2, 4]])
     images = FederatedDataset.from_tensors({"a": Pictures([1, 2, 3]), "b": Pictures([4, 5])})
     assert (images.train.x.dtype, images.spec.shape) == (torch.uint8, (3, 4, 5))
@@ -58,7 +60,10 @@ class Wrong(Pictures):
     [
         (Wrong([1, 2]), r"client 'a', example 1 is a int; a torch Dataset must give \(x, y\)"),
         (3, r"client 'a': its value must be a pair \(x, y\), or a torch Dataset"),
-        (Subset(Wrong([1, 2, 3]), [0, 2]), r"client 'a', example 1, field 'x' has the shape \(4,\), and row 0 has"),
+        (
+            Subset(Wrong([1, 2, 3]), [0, 2]),
+            r"client 'a', example 1, field 'x' has the shape \(4,\), and row 0 has",
+        ),
     ],
 )
 def test_what_is_no_dataset_is_refused(value, message):
@@ -86,7 +91,9 @@ def hub(rows: int = 12) -> Table:
 
 
 def test_a_table_of_columns_with_images():
-    data = FederatedDataset.from_columns(hub(), client="writer_id", target="character", features="image")
+    data = FederatedDataset.from_columns(
+        hub(), client="writer_id", target="character", features="image"
+    )
     assert data.ids == ("w0", "w1", "w2")
     assert (data.spec.shape, data.classes) == ((1, 6, 6), 4)
     assert data.domain is not None
@@ -102,7 +109,9 @@ def test_a_table_of_columns_with_images():
 def test_several_columns_become_one_feature_each_and_a_test_table_is_kept():
     few = Table(writer_id=["w1"], character=[1], width=[0.5], height=[8])
     columns = {"client": "writer_id", "target": "character"}
-    data = FederatedDataset.from_columns(hub(), features=["width", "height"], test=few, min_examples=4, **columns)
+    data = FederatedDataset.from_columns(
+        hub(), features=["width", "height"], test=few, min_examples=4, **columns
+    )
     assert data.test.counts.tolist() == [0, 1, 0]
     np.testing.assert_allclose(data.test.x.numpy(), [[0.5, 8.0]])
     with pytest.raises(ConfigError, match="min_examples is -1"):
@@ -113,7 +122,9 @@ def test_several_columns_become_one_feature_each_and_a_test_table_is_kept():
     same = FederatedDataset.from_columns(splits["train"], test=splits["test"], **of_splits)
     assert same.fingerprint() == data.fingerprint()
     assert FederatedDataset.from_columns(splits, **of_splits).fingerprint() == data.fingerprint()
-    with pytest.raises(DataError, match=r"^data \(test\) is a Splits of the splits 'train', 'test'; give the rows"):
+    with pytest.raises(
+        DataError, match=r"^data \(test\) is a Splits of the splits 'train', 'test'; give the rows"
+    ):
         FederatedDataset.from_columns(splits["train"], test=splits, **of_splits)
 
 
@@ -157,18 +168,32 @@ def test_lists_of_tokens_are_padded_with_a_mask() -> None:
     data = FederatedDataset.from_columns(table, length=4, test_fraction=0.25, **columns)
     x, _ = data.gather("train", torch.arange(len(data.train)))
     named = data.transform.inputs
-    assert [(name, shape) for name, shape, _ in named] == [("tokens", (4,)), ("size", ()), ("mask", (4,))]
+    assert [(name, shape) for name, shape, _ in named] == [
+        ("tokens", (4,)),
+        ("size", ()),
+        ("mask", (4,)),
+    ]
     seen = {(tuple(map(int, row[:4])), tuple(map(int, row[5:]))) for row in x.tolist()}
     assert all(row in {padded(tokens) for tokens in table.columns["tokens"]} for row in seen)
-    settings = {"model": Named(), "privacy": None, "schedule": FullParticipation(), "rounds": 2, "progress": False}
+    settings = {
+        "model": Named(),
+        "privacy": None,
+        "schedule": FullParticipation(),
+        "rounds": 2,
+        "progress": False,
+    }
     scores = []
     for length in (5, 9):  # more padding is nothing that a model with a mask sees
         longer = FederatedDataset.from_columns(table, length=length, test_fraction=0.25, **columns)
         run = Trainer(algorithm=FedAvg(local=LocalSGD(lr=0.1)), data=longer, **settings).fit()
         scores.append(run.metrics)
     assert scores[0] == pytest.approx(scores[1], rel=1e-5)
-    own = Table(**table.columns | {"attention_mask": [[1] * len(row) for row in table.columns["tokens"]]})
-    masked = FederatedDataset.from_columns(own, length=4, **columns | {"features": ["tokens", "attention_mask"]})
+    own = Table(
+        **table.columns | {"attention_mask": [[1] * len(row) for row in table.columns["tokens"]]}
+    )
+    masked = FederatedDataset.from_columns(
+        own, length=4, **columns | {"features": ["tokens", "attention_mask"]}
+    )
     assert [name for name, *_ in masked.transform.inputs] == ["tokens", "attention_mask"]
 
 
@@ -176,10 +201,19 @@ def test_the_library_of_hugging_face_gives_the_same() -> None:
     datasets = pytest.importorskip("datasets")
     table = texts([3, 1, 5, 2, 4, 4, 2, 3])
     real = datasets.Dataset.from_dict(table.columns)
-    columns = {"client": "who", "target": "label", "features": ["tokens", "size"], "classes": 2, "length": 4}
+    columns = {
+        "client": "who",
+        "target": "label",
+        "features": ["tokens", "size"],
+        "classes": 2,
+        "length": 4,
+    }
     splits = datasets.DatasetDict({"train": real, "test": real})
     found = FederatedDataset.from_columns(splits, **columns)
-    assert found.fingerprint() == FederatedDataset.from_columns(table, test=table, **columns).fingerprint()
+    assert (
+        found.fingerprint()
+        == FederatedDataset.from_columns(table, test=table, **columns).fingerprint()
+    )
 
 
 def padded(tokens: list[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -200,26 +234,41 @@ def padded(tokens: list[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         ),
         ({}, "tokens", 0, "length is 0; it must be a whole number of at least 1"),
         ({}, "size", 3, "length is 3, but none of the features size holds lists"),
-        ({"tokens": [[0.5], [1.0]]}, "tokens", 3, "row 0, field 'tokens' is no list of whole numbers"),
+        (
+            {"tokens": [[0.5], [1.0]]},
+            "tokens",
+            3,
+            "row 0, field 'tokens' is no list of whole numbers",
+        ),
         (
             {"other": [[1], [1]]},
             ["tokens", "other"],
             3,
             "row 0, column 'other' has another number of values",
         ),
-        ({"label": [[0, 1], [1]]}, "tokens", 3, r"row 1, field 'label' has the shape \(1,\), and row 0 has \(2,\)"),
+        (
+            {"label": [[0, 1], [1]]},
+            "tokens",
+            3,
+            r"row 1, field 'label' has the shape \(1,\), and row 0 has \(2,\)",
+        ),
     ],
 )
 def test_lists_that_cannot_be_padded_are_refused(changes, features, length, message) -> None:
     table = Table(**texts([3, 1]).columns | changes)
     with pytest.raises((ConfigError, DataError), match=message):
-        FederatedDataset.from_columns(table, client="who", target="label", features=features, length=length)
+        FederatedDataset.from_columns(
+            table, client="who", target="label", features=features, length=length
+        )
 
 
 def test_columns_of_several_kinds_are_inputs_by_name() -> None:
     columns = {"client": "writer_id", "target": "character"}
     data = FederatedDataset.from_columns(hub(), features=["image", "width"], **columns)
-    assert [(name, shape) for name, shape, _ in data.transform.inputs] == [("image", (1, 6, 6)), ("width", ())]
+    assert [(name, shape) for name, shape, _ in data.transform.inputs] == [
+        ("image", (1, 6, 6)),
+        ("width", ()),
+    ]
 
 
 def changed(column: str, row: int, value) -> Table:
@@ -237,14 +286,34 @@ def changed(column: str, row: int, value) -> Table:
             "image",
             r"data is a Splits of the splits 'dev', 'old', and none is 'train'; give the rows",
         ),
-        (hub(), "picture", r"data: column 'picture' is missing; the columns are 'image', 'writer_id'"),
+        (
+            hub(),
+            "picture",
+            r"data: column 'picture' is missing; the columns are 'image', 'writer_id'",
+        ),
         (hub(), [], r"features names no column"),
-        (changed("width", 4, "wide"), "width", r"data: row 4, field 'width' holds 'wide'; accepted: numbers"),
+        (
+            changed("width", 4, "wide"),
+            "width",
+            r"data: row 4, field 'width' holds 'wide'; accepted: numbers",
+        ),
         (changed("width", 4, None), "width", r"data: row 4, field 'width' is empty"),
-        (changed("image", 3, Image.new("L", (5, 6))), "image", r"row 3, field 'image' has the shape \(1, 6, 5\)"),
+        (
+            changed("image", 3, Image.new("L", (5, 6))),
+            "image",
+            r"row 3, field 'image' has the shape \(1, 6, 5\)",
+        ),
         (changed("writer_id", 5, pd.NA), "width", r"data: row 5, column 'writer_id' is empty"),
-        (changed("writer_id", slice(4, 6), [7, "7"]), "width", r"client '7' occurs twice, as a number and as a text"),
-        (changed("image", 3, Image.new("P", (6, 6))), "image", r"row 3, field 'image' is an image with a palette;"),
+        (
+            changed("writer_id", slice(4, 6), [7, "7"]),
+            "width",
+            r"client '7' occurs twice, as a number and as a text",
+        ),
+        (
+            changed("image", 3, Image.new("P", (6, 6))),
+            "image",
+            r"row 3, field 'image' is an image with a palette;",
+        ),
         (
             changed("image", 3, Image.new("I;16", (6, 6))),
             "image",
@@ -252,16 +321,25 @@ def changed(column: str, row: int, value) -> Table:
         ),
         (hub(), "writer_id", r"column 'writer_id' occurs twice, in the table or as client"),
         (Table(writer_id=[], width=[], character=[]), "width", r"^data has no rows"),
-        (pd.DataFrame([["a", 1, 1, 0]] * 4, columns=["writer_id", "width", "width", "character"]), "width", r"twice"),
+        (
+            pd.DataFrame(
+                [["a", 1, 1, 0]] * 4, columns=["writer_id", "width", "width", "character"]
+            ),
+            "width",
+            r"twice",
+        ),
     ],
 )
 def test_malformed_tables_are_refused_with_row_and_column(table, features, message):
     with pytest.raises(DataError, match=message):
-        FederatedDataset.from_columns(table, client="writer_id", target="character", features=features)
+        FederatedDataset.from_columns(
+            table, client="writer_id", target="character", features=features
+        )
 
 
 def test_sparse_coordinates_are_refused():
     with pytest.raises(
-        DataError, match=r"client 'a', field 'x' has the layout torch.sparse_coo; accepted: dense tensors"
+        DataError,
+        match=r"client 'a', field 'x' has the layout torch.sparse_coo; accepted: dense tensors",
     ):
         FederatedDataset.from_tensors({"a": (torch.eye(4).to_sparse(), torch.tensor([0, 1, 0, 1]))})

@@ -13,9 +13,19 @@ from fedmtl.data import read_stackoverflow
 from fedmtl.errors import ConfigError, DataError
 
 POSTS = {
-    "11": [("how do i sort a list in python", "sort a list", "python|sorting"), ("use a dict", "dict", "python")],
-    "12": [("git push fails with a conflict", "push", "git"), ("a merge", "git merge", "git|merge|rare-tag")],
-    "13": [("the list is a list", "", "sorting|list"), ("css float", "css", "css"), ("git log", "", "git")],
+    "11": [
+        ("how do i sort a list in python", "sort a list", "python|sorting"),
+        ("use a dict", "dict", "python"),
+    ],
+    "12": [
+        ("git push fails with a conflict", "push", "git"),
+        ("a merge", "git merge", "git|merge|rare-tag"),
+    ],
+    "13": [
+        ("the list is a list", "", "sorting|list"),
+        ("css float", "css", "css"),
+        ("git log", "", "git"),
+    ],
 }
 
 
@@ -27,7 +37,9 @@ def write_h5(file: Path, posts=POSTS) -> Path:
             group = content.create_group(f"examples/{client}")
             for field, place in (("tokens", 0), ("title", 1), ("tags", 2)):
                 values = [row[place].encode() for row in rows]
-                group.create_dataset(field, data=np.array(values, dtype=object), dtype=h5py.special_dtype(vlen=bytes))
+                group.create_dataset(
+                    field, data=np.array(values, dtype=object), dtype=h5py.special_dtype(vlen=bytes)
+                )
             group["score"] = np.zeros(len(rows), np.int64)
             group.create_dataset("type", data=np.array([b"question"] * len(rows)))
     return file
@@ -57,7 +69,9 @@ def rows_of(data, client: str) -> list[tuple[list[float], list[int]]]:
     for side in ("train", "test"):
         part = data.side(side)
         x, y = data.gather(side, torch.arange(int(part.offsets[i]), int(part.offsets[i + 1])))
-        found += [([round(v, 5) for v in a], b) for a, b in zip(x.tolist(), y.tolist(), strict=True)]
+        found += [
+            ([round(v, 5) for v in a], b) for a, b in zip(x.tolist(), y.tolist(), strict=True)
+        ]
     return sorted(found)
 
 
@@ -86,7 +100,9 @@ def test_bags_of_words_and_tags_agree_with_a_plain_count(tmp_path):
 def test_public_counts_choose_the_words_and_nothing_is_noted(tmp_path):
     file = write_h5(tmp_path / "x.h5")
     (tmp_path / "stackoverflow.word_count").write_text("the 90\ngit 80\nlist 70\npush 60\n")
-    (tmp_path / "stackoverflow.tag_count").write_text(json.dumps({"css": 5, "git": 50, "merge": 20, "perl": 9}))
+    (tmp_path / "stackoverflow.tag_count").write_text(
+        json.dumps({"css": 5, "git": 50, "merge": 20, "perl": 9})
+    )
     data = read_stackoverflow(file, tokens=3, tags=3)
     expected = by_hand(POSTS["12"], ["the", "git", "list"], ["git", "merge", "perl"])
     assert rows_of(data, "12") == sorted(([round(v, 5) for v in a], b) for a, b in expected)
@@ -94,13 +110,19 @@ def test_public_counts_choose_the_words_and_nothing_is_noted(tmp_path):
     with pytest.raises(DataError, match=r"nowhere/stackoverflow\.word_count cannot be read"):
         read_stackoverflow(file, counts=tmp_path / "nowhere")
     (tmp_path / "stackoverflow.word_count").write_text("the 90\ngit\n")
-    with pytest.raises(DataError, match=r"stackoverflow\.word_count: line 2 is 'git'; accepted: a word and how often"):
+    with pytest.raises(
+        DataError,
+        match=r"stackoverflow\.word_count: line 2 is 'git'; accepted: a word and how often",
+    ):
         read_stackoverflow(file)
 
 
 def test_the_files_of_tff_are_a_train_and_a_test_part(tmp_path):
     write_h5(tmp_path / "stackoverflow_train.h5")
-    later = {"12": POSTS["12"][:1], "99": POSTS["11"]}  # a user who has written nothing before is left out
+    later = {
+        "12": POSTS["12"][:1],
+        "99": POSTS["11"],
+    }  # a user who has written nothing before is left out
     write_h5(tmp_path / "stackoverflow_test.h5", later)
     data = read_stackoverflow(tmp_path, tokens=9, tags=4, test_fraction=None)
     assert (data.ids, data.test.counts.tolist()) == (("11", "12", "13"), [0, 1, 0])
@@ -120,14 +142,20 @@ def test_malformed_files_are_refused(tmp_path):
     with h5py.File(file, "a") as content:
         del content["examples/12/tags"]
         content["examples/12/tags"] = np.array([1, 2])
-    with pytest.raises(DataError, match=r"x\.h5: client '12', field 'tags' holds np\.int64\(1\); accepted: text"):
+    with pytest.raises(
+        DataError, match=r"x\.h5: client '12', field 'tags' holds np\.int64\(1\); accepted: text"
+    ):
         read_stackoverflow(file)
     with h5py.File(file, "a") as content:
         del content["examples/12/tags"]
     with pytest.raises(DataError, match=r"client '12': field 'tags' is missing"):
         read_stackoverflow(file)
     (tmp_path / "y.h5").write_bytes(b"")
-    with pytest.raises(DataError, match=r"holds 2 \.h5 files; give one, or a train and a test file"):
+    with pytest.raises(
+        DataError, match=r"holds 2 \.h5 files; give one, or a train and a test file"
+    ):
         read_stackoverflow(tmp_path)
-    with pytest.raises(DataError, match=r"x\.json is no HDF5 file and has none; give stackoverflow_train\.h5"):
+    with pytest.raises(
+        DataError, match=r"x\.json is no HDF5 file and has none; give stackoverflow_train\.h5"
+    ):
         read_stackoverflow(tmp_path / "x.json")

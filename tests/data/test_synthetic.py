@@ -18,7 +18,9 @@ def models(tasks: int, features: int, structure: str = "low_rank", **options) ->
 
 def blocks(given, side: str) -> tuple[np.ndarray, np.ndarray]:
     part, tasks = given.side(side), len(given)
-    return part.x.view(tasks, -1, part.x.shape[1]).double().numpy(), part.y.view(tasks, -1).double().numpy()
+    return part.x.view(tasks, -1, part.x.shape[1]).double().numpy(), part.y.view(
+        tasks, -1
+    ).double().numpy()
 
 
 @pytest.mark.parametrize("structure", ["low_rank", "group_sparse"])
@@ -62,7 +64,9 @@ def test_the_laws_are_the_stated_ones():
                                  noise=0.5)  # fmt: skip
     x, y = blocks(given, "train")
     weights = models(2000, 6, rank=2).numpy()
-    beta = scipy.stats.beta(2.5, 2.5)  # a coordinate of a uniform point of the sphere in 6 dimensions
+    beta = scipy.stats.beta(
+        2.5, 2.5
+    )  # a coordinate of a uniform point of the sphere in 6 dimensions
     for axis in range(6):
         assert scipy.stats.kstest((1 + x[..., axis].ravel()) / 2, beta.cdf).pvalue > ALPHA
     residual = y - np.einsum("tnd,dt->tn", x, weights)
@@ -82,7 +86,9 @@ def test_the_laws_are_the_stated_ones():
 def test_tasks_with_a_model_in_common():
     shared = models(6, 40, "common", seed=3)
     assert torch.equal(shared, shared[:, :1].expand(40, 6))
-    assert abs(float(shared[:, 0].square().sum()) / 40 - 1) < 0.8  # chi-squared with 40 degrees of freedom
+    assert (
+        abs(float(shared[:, 0].square().sum()) / 40 - 1) < 0.8
+    )  # chi-squared with 40 degrees of freedom
     assert not torch.equal(shared, models(6, 40, "common", seed=4))
     own = models(6, 40, "common", deviation=0.1, seed=3) - shared
     assert 0.07 < float(own.std()) < 0.13
@@ -110,7 +116,9 @@ def test_a_task_does_not_depend_on_how_many_there_are():
         for a, b in zip(blocks(few, side), blocks(many, side), strict=True):
             np.testing.assert_array_equal(a, b[:3, :count])
     first = models(3, 28, deviation=0.3, seed=9)
-    torch.testing.assert_close(first, models(30, 28, deviation=0.3, seed=9)[:, :3], rtol=1e-14, atol=0)
+    torch.testing.assert_close(
+        first, models(30, 28, deviation=0.3, seed=9)[:, :3], rtol=1e-14, atol=0
+    )
     other = load_synthetic_tasks(3, train_examples=4, test_examples=2, seed=10, deviation=0.3)
     assert not (few.train.x == other.train.x).any()
     assert not (first == models(3, 28, deviation=0.3, seed=10)).any()
@@ -122,7 +130,12 @@ def test_tasks_by_name():
     data = load_data("synthetic_tasks", tasks=4, seed=2)
     assert data.fingerprint() == load_synthetic_tasks(4, seed=2).fingerprint()
     assert data.ids == ("task-0", "task-1", "task-2", "task-3")
-    assert (data.spec.shape, data.classes, data.notes, data.train.x.dtype) == ((28,), 2, (), torch.float32)
+    assert (data.spec.shape, data.classes, data.notes, data.train.x.dtype) == (
+        (28,),
+        2,
+        (),
+        torch.float32,
+    )
 
 
 @pytest.mark.parametrize(
@@ -141,9 +154,17 @@ def test_impossible_settings_are_refused(options, message):
 
 
 def test_public_examples_are_further_examples_of_the_tasks_in_turn():
-    plain = load_synthetic_tasks(3, train_examples=4, test_examples=2, features=5, problem="regression", noise=0.0)
+    plain = load_synthetic_tasks(
+        3, train_examples=4, test_examples=2, features=5, problem="regression", noise=0.0
+    )
     made = load_synthetic_tasks(
-        3, train_examples=4, test_examples=2, features=5, problem="regression", noise=0.0, public_examples=7
+        3,
+        train_examples=4,
+        test_examples=2,
+        features=5,
+        problem="regression",
+        noise=0.0,
+        public_examples=7,
     )
     assert plain.public is None
     assert torch.equal(plain.train.x, made.train.x)

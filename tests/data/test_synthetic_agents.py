@@ -14,12 +14,20 @@ ALPHA = 1e-6
 
 def parts(given, side):
     part = given.side(side)
-    return list(zip(part.x.double().split(part.counts.tolist()), part.y.split(part.counts.tolist()), strict=True))
+    return list(
+        zip(
+            part.x.double().split(part.counts.tolist()),
+            part.y.split(part.counts.tolist()),
+            strict=True,
+        )
+    )
 
 
 def separators(given, seed):
     angles = target_angles(given.ids, seed)
-    return torch.nn.functional.pad(torch.stack([angles.cos(), angles.sin()], 1), (0, given.train.x.shape[1] - 2))
+    return torch.nn.functional.pad(
+        torch.stack([angles.cos(), angles.sin()], 1), (0, given.train.x.shape[1] - 2)
+    )
 
 
 def test_labels_are_those_of_the_separators_where_none_is_flipped():
@@ -36,7 +44,10 @@ def test_labels_are_those_of_the_separators_where_none_is_flipped():
 
 def test_the_laws_are_the_stated_ones():
     given = load_synthetic_agents(300, features=3, flip=0.05, seed=1)
-    assert scipy.stats.kstest(target_angles(given.ids, 1).numpy() / (2 * np.pi), "uniform").pvalue > ALPHA
+    assert (
+        scipy.stats.kstest(target_angles(given.ids, 1).numpy() / (2 * np.pi), "uniform").pvalue
+        > ALPHA
+    )
     counts = given.train.counts.numpy()
     assert counts.min() >= 10
     assert counts.max() <= 100
@@ -44,14 +55,23 @@ def test_the_laws_are_the_stated_ones():
     x = given.train.x.numpy().ravel()
     assert scipy.stats.kstest((x + 1) / 2, "uniform").pvalue > ALPHA
     models = separators(given, 1)
-    wrong = sum(int((((x @ models[i]) >= 0).long() != y).sum()) for i, (x, y) in enumerate(parts(given, "train")))
+    wrong = sum(
+        int((((x @ models[i]) >= 0).long() != y).sum())
+        for i, (x, y) in enumerate(parts(given, "train"))
+    )
     assert scipy.stats.binomtest(wrong, len(given.train), 0.05).pvalue > ALPHA
     assert (given.test.counts == 100).all()
-    assert all(bool((((x @ models[i]) >= 0).long() == y).all()) for i, (x, y) in enumerate(parts(given, "test")))
+    assert all(
+        bool((((x @ models[i]) >= 0).long() == y).all())
+        for i, (x, y) in enumerate(parts(given, "test"))
+    )
 
 
 def test_an_agent_is_the_same_among_few_and_among_many():
-    few, many = load_synthetic_agents(3, features=4, seed=2), load_synthetic_agents(9, features=4, seed=2)
+    few, many = (
+        load_synthetic_agents(3, features=4, seed=2),
+        load_synthetic_agents(9, features=4, seed=2),
+    )
     assert torch.equal(target_angles(few.ids, 2), target_angles(many.ids, 2)[:3])
     for side in ("train", "test"):
         for (x, y), (x2, y2) in zip(parts(few, side), parts(many, side), strict=False):
@@ -80,7 +100,10 @@ def test_weights_are_those_of_the_angles():
 
 
 def test_by_name_and_impossible_settings():
-    assert load_data("synthetic_agents", agents=3).fingerprint() == load_synthetic_agents(3).fingerprint()
+    assert (
+        load_data("synthetic_agents", agents=3).fingerprint()
+        == load_synthetic_agents(3).fingerprint()
+    )
     for options, message in (
         ({"agents": 0}, "load_synthetic_agents.agents is 0"),
         ({"features": 1}, "features is 1; the circle of models needs at least 2"),

@@ -41,7 +41,9 @@ WRITERS = {
 def test_a_table_is_read_as_pandas_groups_it(tmp_path, file):
     table = frame()
     WRITERS[file](table, tmp_path / file)
-    data = read_table(tmp_path / file, client="ward", target="stay", features=["age", "dose"], classes=4)
+    data = read_table(
+        tmp_path / file, client="ward", target="stay", features=["age", "dose"], classes=4
+    )
     assert data.ids == ("east", "north", "south")
     assert (data.spec.shape, data.classes, data.train.y.dtype) == ((2,), 4, torch.int64)
     for i, (_, group) in enumerate(table.groupby("ward")):
@@ -68,17 +70,23 @@ def test_text_columns_are_coded_when_asked():
     assert data.spec.shape == (4,)
     for i, name in enumerate(data.ids):
         mine = table.ward == name
-        both = np.column_stack([expected[mine].to_numpy(np.float32), table.cost[mine].to_numpy(np.float32)])
+        both = np.column_stack(
+            [expected[mine].to_numpy(np.float32), table.cost[mine].to_numpy(np.float32)]
+        )
         np.testing.assert_array_equal(np.array(rows_of(data, i)), np.array(sorted(both.tolist())))
 
 
 def test_labels_number_the_values_of_a_text_target():
     table = frame()
-    data = read_table(table, client="ward", target="kind", features=["age"], labels=["c", "a", "b", "d"])
+    data = read_table(
+        table, client="ward", target="kind", features=["age"], labels=["c", "a", "b", "d"]
+    )
     assert data.classes == 4
     for i, name in enumerate(data.ids):
         mine = table[table.ward == name]
-        expected = sorted(zip(mine.age.astype(float), mine.kind.map({"c": 0.0, "a": 1.0, "b": 2.0}), strict=True))
+        expected = sorted(
+            zip(mine.age.astype(float), mine.kind.map({"c": 0.0, "a": 1.0, "b": 2.0}), strict=True)
+        )
         np.testing.assert_array_equal(np.array(rows_of(data, i)), np.array(expected))
 
 
@@ -90,7 +98,9 @@ def test_ids_are_the_text_of_the_file_and_small_clients_are_left_out(tmp_path, c
         "t.csv: clients left out (a private count): 1, with fewer than 2 examples (min_examples)"
     ]
     assert sorted(torch.cat([data.train.x, data.test.x])[:, 0].tolist()) == [1, 2, 3, 4]
-    pd.DataFrame({"id": [3, 3, 12, 12], "x": [1.0, 2, 3, 4], "y": [0, 1, 0, 1]}).to_parquet(tmp_path / "t.parquet")
+    pd.DataFrame({"id": [3, 3, 12, 12], "x": [1.0, 2, 3, 4], "y": [0, 1, 0, 1]}).to_parquet(
+        tmp_path / "t.parquet"
+    )
     assert read_table(tmp_path / "t.parquet", client="id", target="y").ids == ("12", "3")
 
 
@@ -98,19 +108,71 @@ HEAD = "ward,age,kind,stay\n"
 ROWS = "n,30,a,0\nn,31,b,1\ns,40,a,1\ns,41,c,0\n"
 NUMERIC = {"features": ["age"]}
 BAD = {
-    "missing client column": (HEAD + ROWS, {"client": "hospital"}, r"client column 'hospital' is missing; the"),
-    "no target": (HEAD + ROWS, {"target": None}, r"a target column is needed \(data.target=COLUMN\); the columns are"),
-    "nearly a column": (HEAD + ROWS, {"client": "wards"}, r"'wards' is missing; did you mean 'ward'\? the columns are"),
-    "missing feature": (HEAD + ROWS, {"features": ["bmi"]}, r"features column 'bmi' is missing; the columns are"),
-    "text feature": (HEAD + ROWS, {}, r"column 'kind' holds 'a'; .*bounds=\{kind: \[A, B\]\}' by command"),
-    "ids": (HEAD + ROWS + "".join(f"s,3,k{i},1\n" for i in range(30)), {}, r"the column looks like an id"),
-    "stray text": (HEAD + ROWS + "s,NA,a,1\n", NUMERIC, r"client 's', line 6, column 'age' holds 'NA'; .*\(fill it"),
-    "empty cell": (HEAD + ROWS + "s,,a,1\n", NUMERIC, r"line 6, column 'age' is empty; .*or leave the row or"),
-    "empty category": (HEAD + ROWS + "s,3,,1\n", {"one_hot": ["kind"]}, r"'kind' is empty; accepted: a value \("),
-    "empty target": (HEAD + ROWS + "s,3,a,\n", NUMERIC, r"line 6, column 'stay' is empty; accepted: a finite number"),
-    "text target": (HEAD + ROWS, {"target": "kind", **NUMERIC}, r"column 'kind' holds 'a'; .*labels=\["),
-    "unknown label": (HEAD + ROWS, {"target": "kind", "labels": ["a", "b"], **NUMERIC}, r"line 5, .* 'c'; accepted"),
-    "nameless row": (HEAD + ROWS + ",3,a,1\n", NUMERIC, r"line 6, column 'ward' is empty; accepted: the name of a"),
+    "missing client column": (
+        HEAD + ROWS,
+        {"client": "hospital"},
+        r"client column 'hospital' is missing; the",
+    ),
+    "no target": (
+        HEAD + ROWS,
+        {"target": None},
+        r"a target column is needed \(data.target=COLUMN\); the columns are",
+    ),
+    "nearly a column": (
+        HEAD + ROWS,
+        {"client": "wards"},
+        r"'wards' is missing; did you mean 'ward'\? the columns are",
+    ),
+    "missing feature": (
+        HEAD + ROWS,
+        {"features": ["bmi"]},
+        r"features column 'bmi' is missing; the columns are",
+    ),
+    "text feature": (
+        HEAD + ROWS,
+        {},
+        r"column 'kind' holds 'a'; .*bounds=\{kind: \[A, B\]\}' by command",
+    ),
+    "ids": (
+        HEAD + ROWS + "".join(f"s,3,k{i},1\n" for i in range(30)),
+        {},
+        r"the column looks like an id",
+    ),
+    "stray text": (
+        HEAD + ROWS + "s,NA,a,1\n",
+        NUMERIC,
+        r"client 's', line 6, column 'age' holds 'NA'; .*\(fill it",
+    ),
+    "empty cell": (
+        HEAD + ROWS + "s,,a,1\n",
+        NUMERIC,
+        r"line 6, column 'age' is empty; .*or leave the row or",
+    ),
+    "empty category": (
+        HEAD + ROWS + "s,3,,1\n",
+        {"one_hot": ["kind"]},
+        r"'kind' is empty; accepted: a value \(",
+    ),
+    "empty target": (
+        HEAD + ROWS + "s,3,a,\n",
+        NUMERIC,
+        r"line 6, column 'stay' is empty; accepted: a finite number",
+    ),
+    "text target": (
+        HEAD + ROWS,
+        {"target": "kind", **NUMERIC},
+        r"column 'kind' holds 'a'; .*labels=\[",
+    ),
+    "unknown label": (
+        HEAD + ROWS,
+        {"target": "kind", "labels": ["a", "b"], **NUMERIC},
+        r"line 5, .* 'c'; accepted",
+    ),
+    "nameless row": (
+        HEAD + ROWS + ",3,a,1\n",
+        NUMERIC,
+        r"line 6, column 'ward' is empty; accepted: the name of a",
+    ),
     "cut line after blank ones": (
         HEAD + "\n" + ROWS + "\ns,4,a",
         NUMERIC,
@@ -133,7 +195,11 @@ BAD = {
     ),
     "no rows": (HEAD, {}, r"has no rows; at least 2 a client"),
     "empty file": ("", {}, r"cannot be read as a table"),
-    "no features": ("ward,stay\nn,1\nn,0\n", {}, r"there are no feature columns beside 'ward' and 'stay'"),
+    "no features": (
+        "ward,stay\nn,1\nn,0\n",
+        {},
+        r"there are no feature columns beside 'ward' and 'stay'",
+    ),
 }
 
 
@@ -146,7 +212,9 @@ def test_bad_tables_have_a_clear_error(tmp_path, case):
 
 
 def test_missing_values_of_parquet_are_named(tmp_path):
-    table = pd.DataFrame({"ward": ["n", "n", "s", "s"], "age": [1.0, 2.0, None, 4.0], "stay": [0, 1, 0, 1]})
+    table = pd.DataFrame(
+        {"ward": ["n", "n", "s", "s"], "age": [1.0, 2.0, None, 4.0], "stay": [0, 1, 0, 1]}
+    )
     table.to_parquet(tmp_path / "t.parquet")
     with pytest.raises(DataError, match=r"t\.parquet: client 's', row 2, column 'age' is empty"):
         read_table(tmp_path / "t.parquet", client="ward", target="stay")
@@ -154,7 +222,12 @@ def test_missing_values_of_parquet_are_named(tmp_path):
     table["flag"] = [True, False, True, False]
     table.to_parquet(tmp_path / "t.parquet")
     data = read_table(tmp_path / "t.parquet", client="ward", target="stay")
-    assert sorted(torch.cat([data.train.x, data.test.x]).tolist()) == [[1, 1], [2, 0], [3, 1], [4, 0]]
+    assert sorted(torch.cat([data.train.x, data.test.x]).tolist()) == [
+        [1, 1],
+        [2, 0],
+        [3, 1],
+        [4, 0],
+    ]
 
 
 def test_unreadable_files_are_named(tmp_path):
@@ -181,8 +254,14 @@ def test_unreadable_files_are_named(tmp_path):
     ("options", "message"),
     [
         ({"features": ["age"], "target": "ward"}, r"data.client and data.target are both 'ward'"),
-        ({"features": ["age", "ward"]}, r"data.features contains 'ward', which is the client or target"),
-        ({"features": ["age"], "one_hot": ["kind"]}, r"read_table.one_hot contains 'kind', which is not a feature"),
+        (
+            {"features": ["age", "ward"]},
+            r"data.features contains 'ward', which is the client or target",
+        ),
+        (
+            {"features": ["age"], "one_hot": ["kind"]},
+            r"read_table.one_hot contains 'kind', which is not a feature",
+        ),
     ],
 )
 def test_impossible_settings_are_refused(options, message):
@@ -193,7 +272,9 @@ def test_impossible_settings_are_refused(options, message):
 @pytest.mark.parametrize("dtype", ["int64[pyarrow]", "float[pyarrow]", "Int64", "object"])
 def test_numbers_of_any_column_type_are_read(tmp_path, dtype):
     table = frame()
-    table.assign(stay=table.stay.astype(dtype), age=table.age.astype(dtype)).to_parquet(tmp_path / "t.parquet")
+    table.assign(stay=table.stay.astype(dtype), age=table.age.astype(dtype)).to_parquet(
+        tmp_path / "t.parquet"
+    )
     table.to_parquet(tmp_path / "plain.parquet")
     read, plain = (
         read_table(tmp_path / name, client="ward", target="stay", features=["age"])
@@ -206,7 +287,9 @@ def test_numbers_of_any_column_type_are_read(tmp_path, dtype):
 def test_whole_numbers_beyond_64_bits_are_numbers(tmp_path):
     (tmp_path / "t.csv").write_text("ward,dose,stay\n" + "a,1,0\n" * 4 + f"a,{10**30},1\n")
     data = read_table(tmp_path / "t.csv", client="ward", target="stay", test_fraction=0.2)
-    assert sorted(torch.cat([data.train.x, data.test.x]).flatten().tolist())[-1] == float(np.float32(1e30))
+    assert sorted(torch.cat([data.train.x, data.test.x]).flatten().tolist())[-1] == float(
+        np.float32(1e30)
+    )
 
 
 def test_a_table_of_pandas_is_read_as_its_file_is(tmp_path):
@@ -219,7 +302,9 @@ def test_a_table_of_pandas_is_read_as_its_file_is(tmp_path):
     assert (shuffled.name, file.name) == ("table", "visits.parquet")
     with pytest.raises(DataError, match=r"^visits: client column 'wrd' is missing"):
         read_table(table, **given | {"client": "wrd"}, name="visits")
-    with pytest.raises(DataError, match="a int is no table; accepted: a file's path, or a DataFrame"):
+    with pytest.raises(
+        DataError, match="a int is no table; accepted: a file's path, or a DataFrame"
+    ):
         read_table(3, **given)
 
 
@@ -236,10 +321,19 @@ IMAGE = b"\x89PNG" + bytes(range(256)) * 20
     ],
 )
 @pytest.mark.parametrize(
-    "role", [{}, {"one_hot": ["image"]}, {"target": "image", "labels": ["a"]}, {"client": "image"}, {"target": "image"}]
+    "role",
+    [
+        {},
+        {"one_hot": ["image"]},
+        {"target": "image", "labels": ["a"]},
+        {"client": "image"},
+        {"target": "image"},
+    ],
 )
 def test_images_are_refused_without_printing_them(tmp_path, value, said, role):
-    pd.DataFrame({"who": list("aabb"), "image": [value] * 4, "t": [0, 1] * 2}).to_parquet(tmp_path / "i.parquet")
+    pd.DataFrame({"who": list("aabb"), "image": [value] * 4, "t": [0, 1] * 2}).to_parquet(
+        tmp_path / "i.parquet"
+    )
     with pytest.raises(DataError) as caught:
         read_table(tmp_path / "i.parquet", **{"client": "who", "target": "t"} | role)
     text = str(caught.value).removeprefix(str(tmp_path))
@@ -258,7 +352,9 @@ def test_bounds_code_categories_whatever_the_rows_hold():
     two = read_table(table[table.kind != "c"], bounds={"kind": ["b", "a"]}, **options)
     assert two.spec.shape == (1,)
     ward = table[(table.kind != "c") & (table.ward == "east")]
-    expected = sorted(zip(ward.kind.map({"b": -1.0, "a": 1.0}), ward.cost.astype(np.float32), strict=True))
+    expected = sorted(
+        zip(ward.kind.map({"b": -1.0, "a": 1.0}), ward.cost.astype(np.float32), strict=True)
+    )
     assert rows_of(two, 0) == expected
 
 
@@ -280,25 +376,46 @@ def test_bounds_scale_numbers_and_targets_to_one_and_state_the_domain():
         assert side.x.double().norm(dim=1).max() <= data.domain.l2
         assert side.x.double().abs().sum(1).max() <= data.domain.l1
         assert side.y.abs().max() <= 1
-    classes = read_table(table, client="ward", target="stay", features=["age"], bounds={"age": [0, 99]}, classes=4)
+    classes = read_table(
+        table, client="ward", target="stay", features=["age"], bounds={"age": [0, 99]}, classes=4
+    )
     assert classes.domain == Domain(1.0, 1.0, 1.0)
     raw = read_table(table, client="ward", target="cost", features=["age"], bounds={"age": [0, 99]})
     assert (raw.domain, raw.inferred) == (Domain(1.0, 1.0, math.inf), ("classes", "range.cost"))
     assert (
-        read_table(table, client="ward", target="stay", features=["age", "dose"], bounds={"age": [0, 9]}).domain is None
+        read_table(
+            table, client="ward", target="stay", features=["age", "dose"], bounds={"age": [0, 9]}
+        ).domain
+        is None
     )
 
 
 @pytest.mark.parametrize(
     ("bounds", "error", "message"),
     [
-        ({"kind": ["b", "c"]}, DataError, r"client '\w+', row \d+, column 'kind' holds 'a'; accepted: the"),
-        ({"kind": 18}, ConfigError, r"data\.bounds\['kind'\] is 18; give a range, \[LOW, HIGH\], or categories, \["),
+        (
+            {"kind": ["b", "c"]},
+            DataError,
+            r"client '\w+', row \d+, column 'kind' holds 'a'; accepted: the",
+        ),
+        (
+            {"kind": 18},
+            ConfigError,
+            r"data\.bounds\['kind'\] is 18; give a range, \[LOW, HIGH\], or categories, \[",
+        ),
         ({"kind": "ab"}, ConfigError, r"data\.bounds\['kind'\] is 'ab'; it must be distinct texts"),
-        ({"kind": [3, 3]}, ConfigError, r"data\.bounds\['kind'\] is \[3, 3\]; a range must be \[LOW, HIGH\], LOW"),
+        (
+            {"kind": [3, 3]},
+            ConfigError,
+            r"data\.bounds\['kind'\] is \[3, 3\]; a range must be \[LOW, HIGH\], LOW",
+        ),
         ({"kind": [0, math.inf]}, ConfigError, r"a range must be \[LOW, HIGH\]"),
         ({"kind": [0, 1]}, DataError, r"column 'kind' holds '.'; accepted: a finite number"),
-        ({"cost": ["a", "b"]}, ConfigError, r"read_table\.bounds contains 'cost', which is not a feature column"),
+        (
+            {"cost": ["a", "b"]},
+            ConfigError,
+            r"read_table\.bounds contains 'cost', which is not a feature column",
+        ),
     ],
 )
 def test_bounds_that_do_not_fit_the_table_are_refused(bounds, error, message):
@@ -313,14 +430,25 @@ def test_bounds_that_do_not_fit_the_table_are_refused(bounds, error, message):
             {"target": "stay", "one_hot": ["kind"]},
             ("classes", "categories.kind", "range.age", "range.dose", "range.cost"),
         ),
-        ({"target": "stay", "features": ["kind"], "bounds": {"kind": ["a", "b", "c"]}}, ("classes",)),
+        (
+            {"target": "stay", "features": ["kind"], "bounds": {"kind": ["a", "b", "c"]}},
+            ("classes",),
+        ),
         ({"target": "stay", "features": ["age"], "transform": Affine(0.01), "classes": 4}, ()),
         ({"target": "stay", "features": ["age"], "integers": True, "classes": 4}, ()),
         (
             {"target": "cost", "features": ["kind"], "one_hot": ["kind"], "classes": None},
             ("categories.kind", "range.cost"),
         ),
-        ({"target": "kind", "labels": ["a", "b", "c"], "features": ["age"], "bounds": {"age": [0, 99]}}, ()),
+        (
+            {
+                "target": "kind",
+                "labels": ["a", "b", "c"],
+                "features": ["age"],
+                "bounds": {"age": [0, 99]},
+            },
+            (),
+        ),
     ],
 )
 def test_what_is_read_off_the_rows_is_named(options, inferred):
@@ -352,16 +480,23 @@ STAYS = pd.DataFrame({"ward": ["n", "s"] * 30, "age": range(60), "stay": [*range
         ([0, 100] * 30, {"labels": [0, 100]}, 2, ()),
     ],
 )
-def test_whole_numbers_are_classes_only_if_they_are_few_and_from_0_on(values, options, classes, inferred, caplog):
+def test_whole_numbers_are_classes_only_if_they_are_few_and_from_0_on(
+    values, options, classes, inferred, caplog
+):
     table = STAYS.assign(stay=values)
     data = read_table(table, client="ward", target="stay", **{"bounds": {"age": [0, 60]}} | options)
     assert (data.classes, data.inferred) == (classes, inferred)
-    both = torch.cat([data.in_units(data.train.y), data.in_units(data.test.y)]).sort().values.tolist()
+    both = (
+        torch.cat([data.in_units(data.train.y), data.in_units(data.test.y)]).sort().values.tolist()
+    )
     expected = sorted(values)
     if classes == 2:
         expected = [0] * 30 + [1] * 30
     assert both == pytest.approx(expected, abs=1e-4)
-    said = "the whole numbers of 'stay' are taken as a real target, since some are negative or above 19;" in caplog.text
+    said = (
+        "the whole numbers of 'stay' are taken as a real target, since some are negative or above 19;"
+        in caplog.text
+    )
     assert said == (classes is None and inferred[0] == "classes" if inferred else False)
 
 
@@ -394,14 +529,19 @@ def test_missing_values_are_zero_with_an_indicator(tmp_path, form, caplog):
         GAPS.to_csv(source, index=False)
     elif form == "parquet":
         numbers = pd.to_numeric(GAPS.age, errors="coerce").astype("Float64")
-        GAPS.assign(age=numbers, kind=GAPS.kind.replace("", None), sex=GAPS.sex.replace("", None)).to_parquet(source)
+        GAPS.assign(
+            age=numbers, kind=GAPS.kind.replace("", None), sex=GAPS.sex.replace("", None)
+        ).to_parquet(source)
     else:
         source = GAPS
     options = {"client": "ward", "target": "stay", "classes": 2, "bounds": GAP_BOUNDS}
     data = read_table(source, missing="indicator", **options)
     assert (data.inferred, data.domain) == ((), Domain(3.0, 3**0.5, 1.0))
     assert [rows_of(data, 0), rows_of(data, 1)] == [sorted(GAP_ROWS[:4]), sorted(GAP_ROWS[4:])]
-    assert data.fingerprint() == read_table(source, missing=["sex", "age", "kind"], **options).fingerprint()
+    assert (
+        data.fingerprint()
+        == read_table(source, missing=["sex", "age", "kind"], **options).fingerprint()
+    )
     assert "cut off" not in caplog.text
     for column in ("age", "kind", "sex"):
         others = [name for name in GAP_BOUNDS if name != column]
@@ -411,19 +551,26 @@ def test_missing_values_are_zero_with_an_indicator(tmp_path, form, caplog):
 
 def test_the_number_of_features_does_not_depend_on_what_is_missing():
     whole = GAPS.assign(age=[30] * 8, kind="a", sex="m")
-    data = read_table(whole, client="ward", target="stay", classes=2, bounds=GAP_BOUNDS, missing="indicator")
+    data = read_table(
+        whole, client="ward", target="stay", classes=2, bounds=GAP_BOUNDS, missing="indicator"
+    )
     assert data.spec.shape == (8,)
     assert not data.train.x[:, [1, 5, 7]].any()
     comma = GAPS.assign(age=["30,5", "", "NA", "50", "20", "70", "?", "40"])
     with pytest.raises(DataError, match="row 0, column 'age' holds '30,5'"):
-        read_table(comma, client="ward", target="stay", classes=2, bounds=GAP_BOUNDS, missing="indicator")
+        read_table(
+            comma, client="ward", target="stay", classes=2, bounds=GAP_BOUNDS, missing="indicator"
+        )
 
 
 @pytest.mark.parametrize(
     ("missing", "message"),
     [
         ("fill", "data.missing is 'fill'; accepted: refuse, indicator, or a list of columns"),
-        (["height"], "data.missing contains 'height', which is not a feature column; accepted: 'age', 'kind'"),
+        (
+            ["height"],
+            "data.missing contains 'height', which is not a feature column; accepted: 'age', 'kind'",
+        ),
         (["stay"], "data.missing contains 'stay', which is not a feature column"),
         (["kind"], "data.missing contains 'kind', which has no data.bounds"),
     ],
@@ -431,7 +578,14 @@ def test_the_number_of_features_does_not_depend_on_what_is_missing():
 def test_impossible_choices_for_missing_values_are_refused(missing, message):
     bounds = {"age": [20, 60]}
     with pytest.raises(ConfigError, match=message):
-        read_table(GAPS, client="ward", target="stay", bounds=bounds, one_hot=["kind", "sex"], missing=missing)
+        read_table(
+            GAPS,
+            client="ward",
+            target="stay",
+            bounds=bounds,
+            one_hot=["kind", "sex"],
+            missing=missing,
+        )
 
 
 def test_a_last_category_takes_all_others():
@@ -445,7 +599,9 @@ def test_a_last_category_takes_all_others():
     assert two.spec.shape == (1,)
     expected = sorted(zip(2.0 * (east.kind != "b") - 1, east.cost.astype(np.float32), strict=True))
     assert rows_of(two, 0) == expected
-    with pytest.raises(ConfigError, match=r"'\*', which takes all other categories, must be the last"):
+    with pytest.raises(
+        ConfigError, match=r"'\*', which takes all other categories, must be the last"
+    ):
         read_table(table, bounds={"kind": ["*", "b"]}, **options)
 
 
@@ -454,7 +610,9 @@ DAYS = ["1979-12-31", "1980-01-01", "1980-02-29", "1983-07-04", "1987-12-31", "1
 
 @pytest.mark.parametrize("form", ["csv", "datetime64", "zoned", "object"])
 def test_dates_are_year_month_weekday_and_days_as_pandas_has_them(tmp_path, form, caplog):
-    table = pd.DataFrame({"ward": list("nnnsss"), "day": DAYS, "cost": [0.5, 1.5, 2.5, 3.5, 4.5, 5.5]})
+    table = pd.DataFrame(
+        {"ward": list("nnnsss"), "day": DAYS, "cost": [0.5, 1.5, 2.5, 3.5, 4.5, 5.5]}
+    )
     when = pd.to_datetime(table.day)
     source = {
         "csv": tmp_path / "t.csv",
@@ -464,7 +622,9 @@ def test_dates_are_year_month_weekday_and_days_as_pandas_has_them(tmp_path, form
     }[form]
     times = pd.Series([" 23:59", "", "T10:00", "", "", ""])
     table.assign(day=table.day + times).to_csv(tmp_path / "t.csv", index=False)
-    data = read_table(source, client="ward", target="cost", bounds={"day": ["1980-01-01", "1987-12-31"]})
+    data = read_table(
+        source, client="ward", target="cost", bounds={"day": ["1980-01-01", "1987-12-31"]}
+    )
     cut = when.clip(pd.Timestamp("1980-01-01"), pd.Timestamp("1987-12-31"))
     passed = (cut - pd.Timestamp("1980-01-01")).dt.days / 2921
     parts = [(cut.dt.year - 1980) / 7, (cut.dt.month - 1) / 11, cut.dt.day_of_week / 6, passed]
@@ -482,15 +642,24 @@ def test_dates_are_year_month_weekday_and_days_as_pandas_has_them(tmp_path, form
 
 
 def test_dates_that_are_none_are_refused_and_described(tmp_path):
-    table = pd.DataFrame({"ward": list("nnnsss"), "day": DAYS, "cost": [0.5, 1.5, 2.5, 3.5, 4.5, 5.5]})
+    table = pd.DataFrame(
+        {"ward": list("nnnsss"), "day": DAYS, "cost": [0.5, 1.5, 2.5, 3.5, 4.5, 5.5]}
+    )
     options = {"client": "ward", "target": "cost"}
     for low, high in (("1987-12-31", "1980-01-01"), ("1980-01-01", "1980-01-01")):
-        with pytest.raises(ConfigError, match=r"data.bounds\['day'\] is .*; two dates must be \[FIRST, LAST\]"):
+        with pytest.raises(
+            ConfigError, match=r"data.bounds\['day'\] is .*; two dates must be \[FIRST, LAST\]"
+        ):
             read_table(table, bounds={"day": [low, high]}, **options)
     table.loc[4, "day"] = "1987-02-30"
-    with pytest.raises(DataError, match=r"row 4, column 'day' holds '1987-02-30'; accepted: a date such as 1980-01-31"):
+    with pytest.raises(
+        DataError,
+        match=r"row 4, column 'day' holds '1987-02-30'; accepted: a date such as 1980-01-31",
+    ):
         read_table(table, bounds={"day": ["1980-01-01", "1987-12-31"]}, **options)
-    with pytest.raises(DataError, match=r"column 'day' holds .* \(or for dates .*day: \[1980-01-01, 1987-12-31\]"):
+    with pytest.raises(
+        DataError, match=r"column 'day' holds .* \(or for dates .*day: \[1980-01-01, 1987-12-31\]"
+    ):
         read_table(table, **options)
     for values in (pd.Series(DAYS), pd.to_datetime(pd.Series(DAYS))):
         column = Summary(values)

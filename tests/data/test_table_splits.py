@@ -28,7 +28,10 @@ def visits(rows=50, seed=0):
 def ages(data, side):
     part = data.side(side)
     values = torch.round(50 * (part.x[:, 0] + 1)).int().tolist()
-    return [values[a:b] for a, b in zip(part.offsets[:-1].tolist(), part.offsets[1:].tolist(), strict=True)]
+    return [
+        values[a:b]
+        for a, b in zip(part.offsets[:-1].tolist(), part.offsets[1:].tolist(), strict=True)
+    ]
 
 
 @pytest.mark.parametrize("form", ["csv", "datetime64", "numbers", "clock"])
@@ -56,7 +59,9 @@ def test_the_column_of_time_is_a_feature_only_with_bounds():
     table = visits()
     options = {"client": "ward", "target": "cost", "split": "time", "time": "seen"}
     assert read_table(table, bounds=BOUNDS, **options).spec.shape == (1,)
-    assert read_table(table, bounds=BOUNDS | {"seen": ["2019-01-01", "2019-12-31"]}, **options).spec.shape == (5,)
+    assert read_table(
+        table, bounds=BOUNDS | {"seen": ["2019-01-01", "2019-12-31"]}, **options
+    ).spec.shape == (5,)
     dealt = read_table(table.drop(columns="ward"), partition=Dirichlet(2, 9.0), bounds=BOUNDS | {"cost": [0, 10]},
                        target="cost", split="time", time="seen", features=["age"])  # fmt: skip
     assert dealt.test.counts.sum() == 10
@@ -65,7 +70,10 @@ def test_the_column_of_time_is_a_feature_only_with_bounds():
 def test_a_second_table_has_the_test_rows(tmp_path, caplog):
     first = visits()
     second = pd.concat(
-        [visits(9, seed=1), pd.DataFrame({"ward": ["new"] * 2, "seen": "x", "age": [3, 4], "cost": [12.0, 1.0]})]
+        [
+            visits(9, seed=1),
+            pd.DataFrame({"ward": ["new"] * 2, "seen": "x", "age": [3, 4], "cost": [12.0, 1.0]}),
+        ]
     )
     first.to_csv(tmp_path / "train.csv", index=False)
     second[["cost", "age", "ward"]].to_csv(tmp_path / "test.csv", index=False)
@@ -74,18 +82,31 @@ def test_a_second_table_has_the_test_rows(tmp_path, caplog):
         assert data.ids == ("a", "b", "c")
         assert ages(data, "train") == [own.age.tolist() for _, own in first.groupby("ward")]
         there = dict(list(second.groupby("ward")))
-        assert ages(data, "test") == [there[ward].age.tolist() if ward in there else [] for ward in data.ids]
+        assert ages(data, "test") == [
+            there[ward].age.tolist() if ward in there else [] for ward in data.ids
+        ]
         assert data.cut_targets == 1 / 61
-    assert "test.csv: cut off at data.bounds (rows of 11, private: covered by no epsilon): cost 1\n" in caplog.text
+    assert (
+        "test.csv: cut off at data.bounds (rows of 11, private: covered by no epsilon): cost 1\n"
+        in caplog.text
+    )
     assert "test examples only" in caplog.text
 
 
 def test_classes_and_categories_that_are_not_declared_are_those_of_both_tables():
     table = visits().assign(kind="x", cost=lambda t: (t.cost > 5).astype(int))
     held = table[:20].assign(kind="y", cost=2)
-    data = read_table(table, client="ward", target="cost", features=["kind"], one_hot=["kind"], test_path=held)
-    assert (data.classes, data.spec.shape, data.inferred) == (3, (2,), ("classes", "categories.kind"))
-    amounts = read_table(table, client="ward", target="cost", features=["age"], test_path=held.assign(cost=99))
+    data = read_table(
+        table, client="ward", target="cost", features=["kind"], one_hot=["kind"], test_path=held
+    )
+    assert (data.classes, data.spec.shape, data.inferred) == (
+        3,
+        (2,),
+        ("classes", "categories.kind"),
+    )
+    amounts = read_table(
+        table, client="ward", target="cost", features=["age"], test_path=held.assign(cost=99)
+    )
     assert (amounts.classes, amounts.inferred[0]) == (None, "classes")
 
 
@@ -93,12 +114,30 @@ def test_classes_and_categories_that_are_not_declared_are_those_of_both_tables()
     ("settings", "message"),
     [
         ({"split": "date"}, "data.split is 'date'; accepted: 'random', 'time'"),
-        ({"split": "time"}, "data.split is 'time', which needs the column of dates or numbers, as data.time=COLUMN"),
-        ({"time": "seen"}, "data.time is 'seen', which orders rows for data.split=time; add it, or leave data.time"),
-        ({"split": "time", "time": "seen", "test_path": "t.csv"}, "and data.split=time holds out others; leave one"),
-        ({"test_fraction": 0.5, "test_path": "t.csv"}, "and data.test_fraction holds out others; leave one"),
-        ({"split": "time", "time": "seen", "test_fraction": 1}, "data.test_fraction is 1; it must be"),
-        ({"client": None, "partition": Dirichlet(2, 9.0), "test_path": "t.csv"}, "needs the column of each row's cl"),
+        (
+            {"split": "time"},
+            "data.split is 'time', which needs the column of dates or numbers, as data.time=COLUMN",
+        ),
+        (
+            {"time": "seen"},
+            "data.time is 'seen', which orders rows for data.split=time; add it, or leave data.time",
+        ),
+        (
+            {"split": "time", "time": "seen", "test_path": "t.csv"},
+            "and data.split=time holds out others; leave one",
+        ),
+        (
+            {"test_fraction": 0.5, "test_path": "t.csv"},
+            "and data.test_fraction holds out others; leave one",
+        ),
+        (
+            {"split": "time", "time": "seen", "test_fraction": 1},
+            "data.test_fraction is 1; it must be",
+        ),
+        (
+            {"client": None, "partition": Dirichlet(2, 9.0), "test_path": "t.csv"},
+            "needs the column of each row's cl",
+        ),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(settings, message):
@@ -110,20 +149,31 @@ def test_wrong_test_rows_and_times_are_refused_by_file_and_line(tmp_path):
     table = visits()
     wrong = table.assign(age=[*table.age[:4], "old", *table.age[5:]])
     wrong.to_csv(tmp_path / "test.csv", index=False)
-    with pytest.raises(DataError, match=r"test\.csv: client '.', line 6, column 'age' holds 'old'; accepted: a finite"):
+    with pytest.raises(
+        DataError,
+        match=r"test\.csv: client '.', line 6, column 'age' holds 'old'; accepted: a finite",
+    ):
         read_table(table, test_path=tmp_path / "test.csv", **OPTIONS)
-    with pytest.raises(DataError, match=r"table \(test\): column 'age' is missing; the columns are 'ward'"):
+    with pytest.raises(
+        DataError, match=r"table \(test\): column 'age' is missing; the columns are 'ward'"
+    ):
         read_table(table, test_path=table.drop(columns="age"), **OPTIONS)
     with pytest.raises(
-        DataError, match=r"no client of data.test_path is one of table; accepted: .*data.test_path=null"
+        DataError,
+        match=r"no client of data.test_path is one of table; accepted: .*data.test_path=null",
     ):
         read_table(table, test_path=table.assign(ward="z"), **OPTIONS)
     late = {"split": "time", "time": "seen"}
     for value in ("31.12.2019", None, ""):
         gap = table.assign(seen=[*table.seen[:7], value, *table.seen[8:]])
-        with pytest.raises(DataError, match=r"row 7, column 'seen' .*; accepted: a date such as 1980-01-31, a time"):
+        with pytest.raises(
+            DataError, match=r"row 7, column 'seen' .*; accepted: a date such as 1980-01-31, a time"
+        ):
             read_table(gap, **OPTIONS | late)
     with pytest.raises(DataError, match=r"time column 'day' is missing; the columns are"):
         read_table(table, **OPTIONS | late | {"time": "day"})
-    with pytest.raises(DataError, match="no client has 2 rows, an earlier one to train on and a later one to test on"):
+    with pytest.raises(
+        DataError,
+        match="no client has 2 rows, an earlier one to train on and a later one to test on",
+    ):
         read_table(table[:2].assign(ward=["a", "b"]), **OPTIONS | late)

@@ -43,7 +43,9 @@ def of_leaf(root: Path, test_fraction: float | None) -> FederatedDataset:
 
 def of_femnist_leaf(root: Path, test_fraction: float | None) -> FederatedDataset:
     images = {name: (np.ones((4, 784)).tolist(), [0, 1, 2, 3]) for name in (*SEEN, *UNSEEN)}
-    write_leaf(root, {"train": {n: images[n] for n in SEEN}, "test": {n: images[n] for n in UNSEEN}})
+    write_leaf(
+        root, {"train": {n: images[n] for n in SEEN}, "test": {n: images[n] for n in UNSEEN}}
+    )
     return read_femnist(root, test_fraction=test_fraction)
 
 
@@ -71,22 +73,32 @@ def of_celeba(root: Path, test_fraction: float | None) -> FederatedDataset:
 
 def of_stackoverflow(root: Path, test_fraction: float | None) -> FederatedDataset:
     write_posts(root / "stackoverflow_train.h5", dict(zip(SEEN, POSTS.values(), strict=True)))
-    write_posts(root / "stackoverflow_test.h5", dict(zip(UNSEEN, list(POSTS.values())[:2], strict=True)))
+    write_posts(
+        root / "stackoverflow_test.h5", dict(zip(UNSEEN, list(POSTS.values())[:2], strict=True))
+    )
     return read_stackoverflow(root, tokens=5, tags=2, test_fraction=test_fraction)
 
 
 def of_tensors(root: Path, test_fraction: float | None) -> FederatedDataset:
-    train, test = ({name: tuple(map(np.array, pair)) for name, pair in users(n).items()} for n in (SEEN, UNSEEN))
+    train, test = (
+        {name: tuple(map(np.array, pair)) for name, pair in users(n).items()}
+        for n in (SEEN, UNSEEN)
+    )
     return FederatedDataset.from_tensors(train, test=test, classes=2, test_fraction=test_fraction)
 
 
 def of_columns(root: Path, test_fraction: float | None) -> FederatedDataset:
     train, test = (
-        pd.DataFrame([(n, x, y) for n in names for x, y in ((0.5, 0), (1.5, 1), (2.5, 1))], columns=["who", "x", "y"])
+        pd.DataFrame(
+            [(n, x, y) for n in names for x, y in ((0.5, 0), (1.5, 1), (2.5, 1))],
+            columns=["who", "x", "y"],
+        )
         for names in (SEEN, UNSEEN)
     )
     columns = {"client": "who", "target": "y", "features": "x"}
-    return FederatedDataset.from_columns(train, test=test, classes=2, test_fraction=test_fraction, **columns)
+    return FederatedDataset.from_columns(
+        train, test=test, classes=2, test_fraction=test_fraction, **columns
+    )
 
 
 WAYS = (
@@ -117,7 +129,9 @@ def test_unseen_clients_of_leaf_are_scored_by_adapting_to_them(tmp_path):
     """What the refusal names: the training part alone trains, and its model adapts to the clients of the test part."""
     write_leaf(tmp_path, {"train": users(SEEN), "test": users(UNSEEN)})
     trained = small.trainer(
-        data=read_leaf(tmp_path / "train", classes=2), model=models.softmax_regression(), privacy=None
+        data=read_leaf(tmp_path / "train", classes=2),
+        model=models.softmax_regression(),
+        privacy=None,
     ).fit()
     adapted = trained.adapt(read_leaf(tmp_path / "test", classes=2))
     assert adapted.ids == UNSEEN

@@ -29,7 +29,10 @@ from fedmtl.cli.names import EXTRA, TRUST
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = DOCS / "pages"
-FOLDER, SWEEP = "outputs/DATE/TIME", "multirun/DATE/TIME"  # what the pages call the folder of the run before
+FOLDER, SWEEP = (
+    "outputs/DATE/TIME",
+    "multirun/DATE/TIME",
+)  # what the pages call the folder of the run before
 
 _BLOCK = re.compile(
     r"(?P<comments>(?:^<!--[^\n]*-->\n+)*)^```(?P<language>\w+)(?P<options>[^\n]*)\n(?P<text>.*?)^```$",
@@ -76,7 +79,11 @@ def blocks(page: str, language: str | None = None) -> list[Block]:
                 int(code[1]) if code else 0,
             )
         )
-    return [one for one in found if language in (None, one.language) and not one.text.startswith("--8<--")]
+    return [
+        one
+        for one in found
+        if language in (None, one.language) and not one.text.startswith("--8<--")
+    ]
 
 
 def lines(text: str) -> Iterator[list[str]]:
@@ -99,13 +106,23 @@ def small_settings(words: list[str]) -> list[str]:
     """Return a command's settings with those sizes made small that its configuration has."""
     settings = [word for word in words if "=" in word and not word.startswith("-")]
     config = compose(combinations(settings)[0])
-    sizes = {key: value for key, value in _SMALL.items() if isinstance(OmegaConf.select(config, key), (int, str))}
+    sizes = {
+        key: value
+        for key, value in _SMALL.items()
+        if isinstance(OmegaConf.select(config, key), (int, str))
+    }
     if OmegaConf.select(config, "replicates") == 1:
         del sizes["replicates"]
-    if "clocks" in (OmegaConf.select(config, "schedule._target_") or "").lower():  # algorithm=auto has none
+    if (
+        "clocks" in (OmegaConf.select(config, "schedule._target_") or "").lower()
+    ):  # algorithm=auto has none
         sizes["rounds"] = 30  # activations
     kept = [word for word in words if word.split("=")[0] not in sizes or "," in word]
-    sizes = {key: value for key, value in sizes.items() if not any(word.startswith(f"{key}=") for word in kept)}
+    sizes = {
+        key: value
+        for key, value in sizes.items()
+        if not any(word.startswith(f"{key}=") for word in kept)
+    }
     return [*kept, *(f"{key}={value}" for key, value in sizes.items())]
 
 
@@ -113,7 +130,9 @@ def fedmtl(words: list[str], small: list[str]) -> int:
     """Run a documented command at small sizes, its run in :data:`FOLDER`; returns the exit code."""
     verb = words[0] if words and "=" not in words[0] and not words[0].startswith("-") else ""
     rest = words[1:] if verb else words
-    trusted = TRUST.set(tuple(after for word, after in itertools.pairwise(rest) if word == "--trust"))
+    trusted = TRUST.set(
+        tuple(after for word, after in itertools.pairwise(rest) if word == "--trust")
+    )
     if verb in ("", "audit", "search") and not {"--help", "--version", "--cfg"} & set(rest):
         where = rest.index("--config-dir") + 1 if "--config-dir" in rest else None
         searched = EXTRA.set(None if where is None else Path(rest[where]))
@@ -121,7 +140,11 @@ def fedmtl(words: list[str], small: list[str]) -> int:
         EXTRA.reset(searched)
         if not verb:
             multirun = {"-m", "--multirun"} & set(rest)
-            rest.append(f"hydra.sweep.dir={_fresh(SWEEP)}" if multirun else f"hydra.run.dir={_fresh(FOLDER)}")
+            rest.append(
+                f"hydra.sweep.dir={_fresh(SWEEP)}"
+                if multirun
+                else f"hydra.run.dir={_fresh(FOLDER)}"
+            )
         elif verb == "search":
             rest += ["--folder", _fresh(FOLDER), "--mean", "1", "--score-noise", "0.2"]
     else:
@@ -138,11 +161,23 @@ def launched(words: list[str], small: list[str]) -> int:
     if words[1:4] == ["-m", "fedmtl", "-m"]:
         return fedmtl(words[3:], small)
     if words[1:3] == ["-m", "fedmtl"] and words[3:] and words[3] != "resume":
-        words = [*words[:3], *small_settings([*words[3:], *small]), f"hydra.run.dir={_fresh(FOLDER)}"]
+        words = [
+            *words[:3],
+            *small_settings([*words[3:], *small]),
+            f"hydra.run.dir={_fresh(FOLDER)}",
+        ]
     single = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "MPLBACKEND": "Agg"}
     single["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, "-m", "torch.distributed.run", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
-    return subprocess.run([*command, *words], env=os.environ | single, timeout=300, check=False).returncode
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--rdzv-backend=c10d",
+        "--rdzv-endpoint=localhost:0",
+    ]
+    return subprocess.run(
+        [*command, *words], env=os.environ | single, timeout=300, check=False
+    ).returncode
 
 
 def _fresh(folder: str) -> str:
@@ -165,7 +200,9 @@ def run_commands(block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
         elif words[0] == "python" and words[1].startswith("docs/examples/"):
             program = ROOT / words[1]
             assert program.exists(), words
-            if not program.with_suffix(".txt").exists():  # it writes data; the others are run by test_examples
+            if not program.with_suffix(
+                ".txt"
+            ).exists():  # it writes data; the others are run by test_examples
                 runpy.run_path(str(program), run_name="__main__")
         elif words[0] == "python":
             with monkeypatch.context() as patch:

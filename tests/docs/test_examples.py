@@ -24,8 +24,12 @@ def shape(text: str) -> str:
 
 
 def test_every_example_is_tested_and_shown() -> None:
-    assert sorted(path.stem for path in EXAMPLES.glob("*.py")) == sorted([*SMALL, "visits"])  # which writes data
-    assert sorted(path.stem for path in EXAMPLES.glob("*.txt")) == sorted([*SMALL, "deploy"])  # of scripts/deploy.py
+    assert sorted(path.stem for path in EXAMPLES.glob("*.py")) == sorted(
+        [*SMALL, "visits"]
+    )  # which writes data
+    assert sorted(path.stem for path in EXAMPLES.glob("*.txt")) == sorted(
+        [*SMALL, "deploy"]
+    )  # of scripts/deploy.py
 
 
 @pytest.mark.parametrize("name", SMALL)

@@ -36,7 +36,11 @@ def feddyn(**settings: object) -> SharedModel:
 
 
 def test_rounds_of_it_by_hand(mine: Path) -> None:
-    data, cohorts, local = regression(clients=CLIENTS), [], LocalSGD(lr=0.05, steps=3, batch_size=None)
+    data, cohorts, local = (
+        regression(clients=CLIENTS),
+        [],
+        LocalSGD(lr=0.05, steps=3, batch_size=None),
+    )
     algorithm = feddyn(alpha=ALPHA, local=local)
     kind = type(algorithm)
 
@@ -45,7 +49,11 @@ def test_rounds_of_it_by_hand(mine: Path) -> None:
             cohorts.append(c.ids.tolist())
             return super().client(c)
 
-    state = run(Watched(alpha=ALPHA, local=local), problem_of(data, rounds=4), sampler=PoissonSampling(cohort=3))
+    state = run(
+        Watched(alpha=ALPHA, local=local),
+        problem_of(data, rounds=4),
+        sampler=PoissonSampling(cohort=3),
+    )
     w, h, own = np.zeros(D), np.zeros(D), np.zeros((CLIENTS, D))
     for cohort in cohorts:
         total = np.zeros(D)
@@ -62,8 +70,23 @@ def test_rounds_of_it_by_hand(mine: Path) -> None:
 
 
 def test_the_command_runs_it(mine: Path) -> None:
-    words = ["rounds=2", "data.clients=20", "schedule.cohort=10", "baselines=[]", "progress=false", "hydra.run.dir=run"]
-    given = ["--config-dir", "mine", "--trust", "my_feddyn", "algorithm=my_feddyn", "privacy=record", *words]
+    words = [
+        "rounds=2",
+        "data.clients=20",
+        "schedule.cohort=10",
+        "baselines=[]",
+        "progress=false",
+        "hydra.run.dir=run",
+    ]
+    given = [
+        "--config-dir",
+        "mine",
+        "--trust",
+        "my_feddyn",
+        "algorithm=my_feddyn",
+        "privacy=record",
+        *words,
+    ]
     assert cli.main(given) == 0
     stored = json.loads((mine / "run" / "private" / "result.json").read_text())
     assert stored["methods"] == {"feddyn": ["FedDyn", "#4e342e"]}

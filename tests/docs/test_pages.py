@@ -13,14 +13,26 @@ import yaml
 from torch.utils.data import TensorDataset
 
 import fedmtl
-from tests.docs.pages import DOCS, FOLDER, PAGES, ROOT, Block, blocks, run_commands, run_python, write
+from tests.docs.pages import (
+    DOCS,
+    FOLDER,
+    PAGES,
+    ROOT,
+    Block,
+    blocks,
+    run_commands,
+    run_python,
+    write,
+)
 
 NAMES = sorted(path.relative_to(PAGES).as_posix() for path in PAGES.rglob("*.md"))
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 
 
 @pytest.mark.parametrize("page", [name for name in NAMES if blocks(name)])
-def test_the_blocks_of_a_page_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_blocks_of_a_page_run(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {"__name__": "__page__"}
     for block in blocks(page):
@@ -33,7 +45,9 @@ def test_the_blocks_of_a_page_run(page: str, tmp_path: Path, monkeypatch: pytest
             run_python(block, namespace)
         else:
             # sh: commands of other programs, which scripts/deploy.py runs
-            assert block.language in ("text", "yaml", "json", "csv", "sh"), f"what is {block.language}?"
+            assert block.language in ("text", "yaml", "json", "csv", "sh"), (
+                f"what is {block.language}?"
+            )
 
 
 SMALL = {
@@ -45,13 +59,26 @@ SMALL = {
 
 def test_the_python_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("visits.csv").write_text("ward,days,age\n" + "".join(f"w{i % 2},{i}.0,{i % 5}\n" for i in range(20)))
+    Path("visits.csv").write_text(
+        "ward,days,age\n" + "".join(f"w{i % 2},{i}.0,{i % 5}\n" for i in range(20))
+    )
     x, y = torch.randn(10, 3), torch.arange(10) % 2
     namespace: dict[str, object] = {"__name__": "__page__", "dataset": TensorDataset(x, y)}
     namespace |= {"x": x, "y": y, "test_x": x, "test_y": y}
-    namespace["table"] = pd.DataFrame({"user": ["a", "b"] * 5, "label": [0, 1] * 5, "image": x.tolist()})
-    section = (ROOT / "README.md").read_text(encoding="utf-8").split("\n## In Python\n")[1].split("\n## ")[0]
-    found = [dedent(text) for text in re.findall(r"(?:^(?: {4}.*)?\n)+", section, re.MULTILINE) if text.strip()]
+    namespace["table"] = pd.DataFrame(
+        {"user": ["a", "b"] * 5, "label": [0, 1] * 5, "image": x.tolist()}
+    )
+    section = (
+        (ROOT / "README.md")
+        .read_text(encoding="utf-8")
+        .split("\n## In Python\n")[1]
+        .split("\n## ")[0]
+    )
+    found = [
+        dedent(text)
+        for text in re.findall(r"(?:^(?: {4}.*)?\n)+", section, re.MULTILINE)
+        if text.strip()
+    ]
     assert len(found) == len(SMALL)
     for text in found:
         small = next(changes for name, changes in SMALL.items() if name in text)
@@ -60,7 +87,12 @@ def test_the_python_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_every_link_leads_to_something() -> None:
     for name in NAMES:
-        text = re.sub(r"^```.*?^```$", "", (PAGES / name).read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+        text = re.sub(
+            r"^```.*?^```$",
+            "",
+            (PAGES / name).read_text(encoding="utf-8"),
+            flags=re.DOTALL | re.MULTILINE,
+        )
         for target in LINK.findall(text):
             path, _, anchor = target.partition("#")
             assert not re.match(r"[a-z]+:|/", path), f"{name}: {target}"
@@ -68,7 +100,10 @@ def test_every_link_leads_to_something() -> None:
             assert there.exists(), f"{name}: {target}"
             if anchor:
                 titles = re.findall(r"^#+ (.*)$", there.read_text(encoding="utf-8"), re.MULTILINE)
-                slugs = [re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", title).strip().lower()) for title in titles]
+                slugs = [
+                    re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", title).strip().lower())
+                    for title in titles
+                ]
                 assert anchor in slugs, f"{name}: {target}, accepted: {slugs}"
 
 
@@ -82,7 +117,11 @@ def test_every_page_is_in_the_contents_once() -> None:
     def pages(entry: object) -> list[str]:
         if isinstance(entry, dict):
             return [page for value in entry.values() for page in pages(value)]
-        return [page for value in entry for page in pages(value)] if isinstance(entry, list) else [str(entry)]
+        return (
+            [page for value in entry for page in pages(value)]
+            if isinstance(entry, list)
+            else [str(entry)]
+        )
 
     assert sorted(pages(config["nav"])) == NAMES
 
@@ -95,14 +134,25 @@ def test_the_reference_has_every_public_name() -> None:
         for module, options in re.findall(
             r"^::: ([\w.]+)\n((?: +.*\n|\n)*)", page.read_text(encoding="utf-8"), re.MULTILINE
         ):
-            names = re.findall(r"^ +- (\w+)$", options, re.MULTILINE) or importlib.import_module(module).__all__
+            names = (
+                re.findall(r"^ +- (\w+)$", options, re.MULTILINE)
+                or importlib.import_module(module).__all__
+            )
             there = importlib.import_module(module)
             assert all(hasattr(there, name) for name in names), f"{page.name}: {module}"
             listed |= {id(getattr(there, name)) for name in names}
-    missing = [name for name in fedmtl.__all__ if name != "models" and id(getattr(fedmtl, name)) not in listed]
+    missing = [
+        name
+        for name in fedmtl.__all__
+        if name != "models" and id(getattr(fedmtl, name)) not in listed
+    ]
     for module in ("algorithms", "data", "models", "privacy", "schedules", "graphs"):
         package = importlib.import_module(f"fedmtl.{module}")
-        missing += [f"{module}.{name}" for name in package.__all__ if id(getattr(package, name)) not in listed]
+        missing += [
+            f"{module}.{name}"
+            for name in package.__all__
+            if id(getattr(package, name)) not in listed
+        ]
     assert not missing
 
 

@@ -26,7 +26,9 @@ def leaves(node: dict, place: str = "") -> list[str]:
     found: list[str] = []
     for key, value in node.items():
         if key not in ("defaults", "_target_"):
-            found += leaves(value, f"{place}{key}.") if isinstance(value, dict) else [f"{place}{key}"]
+            found += (
+                leaves(value, f"{place}{key}.") if isinstance(value, dict) else [f"{place}{key}"]
+            )
     return found
 
 
@@ -49,5 +51,9 @@ def test_a_table_states_the_settings_of_the_configurations(section: str) -> None
 @pytest.mark.parametrize("name", ["mp_mtl", "pp_dmtl", "async_learner", "p2p"])
 def test_what_a_published_configuration_sets_stands_in_its_table(name: str) -> None:
     file = ROOT / "configs" / "algorithm" / f"{name}_published.yaml"
-    (section,) = [section for section in SECTIONS if f"`algorithm={name}_published`" in section.split(HEADER)[0]]
+    (section,) = [
+        section
+        for section in SECTIONS
+        if f"`algorithm={name}_published`" in section.split(HEADER)[0]
+    ]
     assert set(leaves(yaml.safe_load(file.read_text()))) <= set(rows_of(section))

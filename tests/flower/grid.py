@@ -28,7 +28,9 @@ class LocalGrid(Grid):
         *,
         lost: Callable[[str, str, int], bool] = lambda *_: False,
         away: Callable[[str, str, int], bool] = lambda *_: False,
-        broken: Callable[[str, str, int, RecordDict], RecordDict] = lambda kind, client, number, content: content,
+        broken: Callable[
+            [str, str, int, RecordDict], RecordDict
+        ] = lambda kind, client, number, content: content,
     ) -> None:
         TaskIdentity.task_id = TaskIdentity.run_id = 1
         TaskIdentity.node_id = 0

@@ -40,12 +40,19 @@ from tests.flower.test_apps import (
 from tests.small import Ended
 
 RECORDS = RecordPrivacy(clip_norm=1.0, epsilon=6.0, delta=1e-3)
-SCHEDULES = {"full": FullParticipation(), "poisson": PoissonSampling(cohort=4), "fixed": FixedCohort(cohort=3)}
+SCHEDULES = {
+    "full": FullParticipation(),
+    "poisson": PoissonSampling(cohort=4),
+    "fixed": FixedCohort(cohort=3),
+}
 
 
 def protected(name: str, schedule: str = "full", **settings) -> Trainer:
     return replace(
-        trainer_of(name), privacy=replace(RECORDS, **settings), schedule=SCHEDULES[schedule], dtype="float64"
+        trainer_of(name),
+        privacy=replace(RECORDS, **settings),
+        schedule=SCHEDULES[schedule],
+        dtype="float64",
     )
 
 
@@ -60,13 +67,17 @@ def ledger(folder: Path) -> list[dict]:
 def answers(folder: Path) -> list[int]:
     """The rounds for which an answer is charged, counted from the lines by hand."""
     lines = [line for line in ledger(folder) if line["kind"] == "charge"]
-    return [line["first"] + k for line in lines for k, cohort in enumerate(line["cohorts"]) if cohort]
+    return [
+        line["first"] + k for line in lines for k, cohort in enumerate(line["cohorts"]) if cohort
+    ]
 
 
 # Records
 
 
-@pytest.mark.parametrize(("name", "schedule"), [("pmtl", "poisson"), ("pmtl", "fixed"), ("ditto", "full")])
+@pytest.mark.parametrize(
+    ("name", "schedule"), [("pmtl", "poisson"), ("pmtl", "fixed"), ("ditto", "full")]
+)
 def test_nodes_that_protect_their_records_give_the_numbers_of_the_trainer(
     name: str, schedule: str, tmp_path: Path
 ) -> None:
@@ -79,11 +90,19 @@ def test_nodes_that_protect_their_records_give_the_numbers_of_the_trainer(
         found_here = verify(tmp_path / "nodes" / client)
         assert found_here.fits
         verdicts = {check.name: check.verdict for check in found_here.checks}
-        assert {verdicts[check] for check in ("chain", "head", "charges", "epsilon", "budget")} == {"confirmed"}
-    assert (min(epsilons), max(epsilons)) == (expected.privacy.by_client[0], expected.privacy.by_client[2])
+        assert {verdicts[check] for check in ("chain", "head", "charges", "epsilon", "budget")} == {
+            "confirmed"
+        }
+    assert (min(epsilons), max(epsilons)) == (
+        expected.privacy.by_client[0],
+        expected.privacy.by_client[2],
+    )
     assert verify(tmp_path / "server").fits
     assert found.epsilon == np.inf  # this folder has no account
-    assert found.privacy.headline == "no account here: every node keeps its own, see fedmtl verify nodes/NAME there"
+    assert (
+        found.privacy.headline
+        == "no account here: every node keeps its own, see fedmtl verify nodes/NAME there"
+    )
     assert "clip only" not in found.privacy.text()
     assert any("the accounts of the nodes" in line for line in found.privacy.outside)
 
@@ -102,7 +121,10 @@ def test_nothing_is_amplified_by_what_the_server_controls(tmp_path: Path, log) -
     run(server, grid)
     certified = [text for text in log.messages if "of its records" in text]
     assert len(certified) == CLIENTS
-    assert all("a simulation, not private; to publish, run with privacy.source=secure" in line for line in certified)
+    assert all(
+        "a simulation, not private; to publish, run with privacy.source=secure" in line
+        for line in certified
+    )
     for client in trainer.data.ids:
         (header, *_) = ledger(tmp_path / "nodes" / client)
         (kind,) = header["kinds"]
@@ -128,7 +150,9 @@ def test_clients_may_have_budgets_of_their_own(tmp_path: Path) -> None:
 
 def test_without_a_budget_records_are_clipped_only(tmp_path: Path) -> None:
     beside_trainer(protected("pmtl", epsilon=np.inf, delta=None), tmp_path, 1e-10)
-    assert "clip only" in json.loads((tmp_path / "server/public/privacy.json").read_text())["headline"]
+    assert (
+        "clip only" in json.loads((tmp_path / "server/public/privacy.json").read_text())["headline"]
+    )
     assert not list((tmp_path / "nodes").rglob("ledger.jsonl"))
 
 
@@ -136,7 +160,9 @@ def test_without_a_budget_records_are_clipped_only(tmp_path: Path) -> None:
 
 
 @cache
-def questions(kind: str, folder: Path, source: str = "secure") -> tuple[Trainer, list[RecordDict], FederatedDataset]:
+def questions(
+    kind: str, folder: Path, source: str = "secure"
+) -> tuple[Trainer, list[RecordDict], FederatedDataset]:
     """A run in which noise is the nodes', what its server has asked the first client, and that client's records."""
     if kind == "records":
         trainer = protected("pmtl", source=source)
@@ -148,7 +174,9 @@ def questions(kind: str, folder: Path, source: str = "secure") -> tuple[Trainer,
     server, grid = apart(trainer, folder)
     run(server, grid)
     name = trainer.data.ids[0]
-    asked = [content for message, client, content in grid.sent if (message, client) == (ROUND, name)]
+    asked = [
+        content for message, client, content in grid.sent if (message, client) == (ROUND, name)
+    ]
     assert len(asked) == ROUNDS
     return replace(server, callbacks=()), asked, trainer.data.subset([name])
 
@@ -198,8 +226,15 @@ def test_a_round_is_answered_once(asked, tmp_path: Path) -> None:
     public = tensors_of(contents[0], "public")
     for wrong in (public | {(name := min(public)): public[name][None]}, {}):
         with pytest.raises(ConfigError, match=f"the server sends no '{name}' of shape"):
-            node.train(changed(RecordDict({**contents[0], "public": pack({}, public=wrong)["public"]}), run="d" * 16))
-    with pytest.raises(ConfigError, match=f"asks for round {ROUNDS + 1}, and the settings have {ROUNDS}"):
+            node.train(
+                changed(
+                    RecordDict({**contents[0], "public": pack({}, public=wrong)["public"]}),
+                    run="d" * 16,
+                )
+            )
+    with pytest.raises(
+        ConfigError, match=f"asks for round {ROUNDS + 1}, and the settings have {ROUNDS}"
+    ):
         node.train(changed(contents[0], round=ROUNDS))
     assert answers(place(tmp_path)) == [0, 1]
 
@@ -215,11 +250,14 @@ def test_answers_are_counted_over_all_runs_and_restarts(asked, tmp_path: Path, l
     new, known = changed(asked[1][0], run="f" * 16), changed(asked[1][1], run="0" * 16, counted=0)
     for content in (new, known):
         with pytest.raises(
-            BudgetExhausted, match=rf"the {ROUNDS} answers that its privacy pays for, .*: .*epsilon [56]"
+            BudgetExhausted,
+            match=rf"the {ROUNDS} answers that its privacy pays for, .*: .*epsilon [56]",
         ):
             node_of(asked, tmp_path).train(content)
     assert answers(place(tmp_path)) == [0] * ROUNDS
-    again = node_of(asked, tmp_path).train(changed(asked[1][0], run=f"{ROUNDS - 1:016x}"))  # what it has given
+    again = node_of(asked, tmp_path).train(
+        changed(asked[1][0], run=f"{ROUNDS - 1:016x}")
+    )  # what it has given
     assert tuple(sent(again).items()) in given
     node_of(asked, tmp_path).finish(changed(asked[1][0], run="0" * 16, counted=1))
     if isinstance(asked[0].privacy, RecordPrivacy):
@@ -230,7 +268,9 @@ def test_answers_are_counted_over_all_runs_and_restarts(asked, tmp_path: Path, l
         assert any(f"after {ROUNDS} answers: epsilon 5 at" in text for text in log.messages)
 
 
-def test_an_answer_is_charged_on_disk_before_it_is_computed(asked, tmp_path: Path, monkeypatch) -> None:
+def test_an_answer_is_charged_on_disk_before_it_is_computed(
+    asked, tmp_path: Path, monkeypatch
+) -> None:
     """A node that is killed while it computes has paid, and is not asked for more than was planned."""
     seen, kind = [], type(asked[0].algorithm)
 
@@ -238,7 +278,9 @@ def test_an_answer_is_charged_on_disk_before_it_is_computed(asked, tmp_path: Pat
         seen.append(answers(place(tmp_path)))
         raise KeyboardInterrupt
 
-    def gone(self: Ledger) -> None:  # what the system does for a process that is gone: no line is written
+    def gone(
+        self: Ledger,
+    ) -> None:  # what the system does for a process that is gone: no line is written
         self._close_files()
 
     for number in range(ROUNDS - 1):
@@ -257,16 +299,22 @@ def test_rounds_that_were_not_this_nodes_are_not_charged(asked, tmp_path: Path) 
     node = node_of(asked, tmp_path)
     node.train(changed(asked[1][2], counted=0))
     assert answers(place(tmp_path)) == [2]
-    spans = [(line["first"], line["end"]) for line in ledger(place(tmp_path)) if line["kind"] == "charge"]
+    spans = [
+        (line["first"], line["end"]) for line in ledger(place(tmp_path)) if line["kind"] == "charge"
+    ]
     assert spans == [(0, 2), (2, 3)]
 
 
 @pytest.mark.parametrize("source", ["seeded", "secure"])
 @pytest.mark.parametrize("kind", ["records", "rows"])
-def test_every_answer_is_charged_in_whatever_order_a_server_asks(kind: str, source: str, tmp_path: Path) -> None:
+def test_every_answer_is_charged_in_whatever_order_a_server_asks(
+    kind: str, source: str, tmp_path: Path
+) -> None:
     """Under seeded noise a round behind the last one of the ledger costs nothing, since its answer was given before."""
     asked, folder = questions(kind, tmp_path / "run", source=source), tmp_path / "node"
-    last, *earlier = (changed(asked[1][number], counted=0, run=f"{number:016x}") for number in (2, 0, 1))
+    last, *earlier = (
+        changed(asked[1][number], counted=0, run=f"{number:016x}") for number in (2, 0, 1)
+    )
     node_of(asked, folder).train(last)
     for content in earlier:
         passed = pytest.raises(ResumeError, match=r"round [12], which has passed without this node")
@@ -302,9 +350,13 @@ def test_a_seeded_node_has_one_answer_for_a_round(kind: str, tmp_path: Path) -> 
     contents = asked[1]
     first = node_of(asked, folder).train(contents[0])
     for number in range(1, 4):
-        with pytest.raises(ResumeError, match=r"round 1 again, in another run with other values.*a new folder"):
+        with pytest.raises(
+            ResumeError, match=r"round 1 again, in another run with other values.*a new folder"
+        ):
             node_of(asked, folder).train(forged(contents[0], number))
-    again = node_of(asked, folder).train(changed(contents[0], run="f" * 16))  # a simulation that is repeated
+    again = node_of(asked, folder).train(
+        changed(contents[0], run="f" * 16)
+    )  # a simulation that is repeated
     assert sent(again) == sent(first)
     node_of(asked, folder).train(contents[1])
     with pytest.raises(ResumeError, match="round 2 again, in another run with other values"):
@@ -318,9 +370,15 @@ def test_a_server_writes_nothing_into_the_account_of_a_node(asked, tmp_path: Pat
     node.train(asked[1][0])
     path = place(tmp_path) / "private/ledger.jsonl"
     before = path.read_bytes()
-    many = {"charged": torch.tensor(4), "uses": torch.zeros(1, 1, dtype=torch.int64), "first": torch.tensor(0)}
+    many = {
+        "charged": torch.tensor(4),
+        "uses": torch.zeros(1, 1, dtype=torch.int64),
+        "first": torch.tensor(0),
+    }
     state = pack({}, channel=many).array_records["channel"]
-    with pytest.raises(ConfigError, match="the server sends clip norms of charged, first, uses; accepted: none"):
+    with pytest.raises(
+        ConfigError, match="the server sends clip norms of charged, first, uses; accepted: none"
+    ):
         node.train(changed(RecordDict({**asked[1][1], "channel": state}), counted=1))
     assert path.read_bytes() == before
     node.train(asked[1][1])
@@ -329,7 +387,9 @@ def test_a_server_writes_nothing_into_the_account_of_a_node(asked, tmp_path: Pat
 
 @pytest.mark.parametrize("source", ["seeded", "secure"])
 @pytest.mark.parametrize("name", ["pmtl", "pmtl, running mean"])
-def test_a_server_that_was_killed_gets_the_answers_that_it_paid_for(name: str, source: str, tmp_path: Path) -> None:
+def test_a_server_that_was_killed_gets_the_answers_that_it_paid_for(
+    name: str, source: str, tmp_path: Path
+) -> None:
     """Nodes answer the interrupted round with the same rows, and pay for it once."""
     trainer = protected(name, source=source)
     server, grid = apart(trainer, tmp_path)
@@ -337,7 +397,9 @@ def test_a_server_that_was_killed_gets_the_answers_that_it_paid_for(name: str, s
 
     def note(kind: str, client: str, number: int, content: RecordDict) -> RecordDict:
         if kind == ROUND:
-            rows.setdefault(client, []).append({one: a.data for one, a in content.array_records["rows"].items()})
+            rows.setdefault(client, []).append(
+                {one: a.data for one, a in content.array_records["rows"].items()}
+            )
         return content
 
     first = LocalGrid(grid.app, trainer.data.ids, **killed(ROUND, 8, after=True))
@@ -358,7 +420,9 @@ def test_a_server_that_was_killed_gets_the_answers_that_it_paid_for(name: str, s
 # Scores and finetuning stay with the node
 
 
-@pytest.mark.parametrize("finetune", [None, Finetune(), Finetune(kind="vanilla", start="personal", validation=0.3)])
+@pytest.mark.parametrize(
+    "finetune", [None, Finetune(), Finetune(kind="vanilla", start="personal", validation=0.3)]
+)
 def test_metrics_and_finetuning_are_those_of_the_trainer(finetune, tmp_path: Path) -> None:
     trainer = small(finetune=finetune, metrics=("balanced_accuracy",))
     expected: Result = trainer.fit()
@@ -370,21 +434,29 @@ def test_metrics_and_finetuning_are_those_of_the_trainer(finetune, tmp_path: Pat
         for metric, values in expected.by_client.items():
             assert scores.get(metric) == pytest.approx(values.get(client), rel=1e-6)
         model = torch.cat([value.flatten() for value in own_models(tmp_path, client).values()])
-        assert torch.allclose(model.sort().values, expected.personal[place].sort().values, atol=1e-6)
+        assert torch.allclose(
+            model.sort().values, expected.personal[place].sort().values, atol=1e-6
+        )
         if finetune is not None and finetune.validation:
             assert scores["chosen"] == expected.finetuned.chosen[client]
         frame = expected.to_frame().loc[client].dropna()
-        assert {name: scores[name] for name in frame.index} == pytest.approx(frame.to_dict(), rel=1e-6)
+        assert {name: scores[name] for name in frame.index} == pytest.approx(
+            frame.to_dict(), rel=1e-6
+        )
 
 
 # Who does not say a name
 
 
 @pytest.mark.parametrize("at_start", [True, False])
-def test_a_node_that_does_not_say_its_name_is_waited_for_once(at_start: bool, tmp_path: Path, monkeypatch) -> None:
+def test_a_node_that_does_not_say_its_name_is_waited_for_once(
+    at_start: bool, tmp_path: Path, monkeypatch
+) -> None:
     """It has the patience of a round at the start, and no round waits for it later; a name that comes late counts."""
     now = [0.0]
-    monkeypatch.setattr("fedmtl.flower.server.time.sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    monkeypatch.setattr(
+        "fedmtl.flower.server.time.sleep", lambda seconds: now.__setitem__(0, now[0] + seconds)
+    )
     monkeypatch.setattr("fedmtl.flower.server.time.monotonic", lambda: now[0])
     server, grid = apart(small(), tmp_path)
     late, silent = next(node for node, name in grid.nodes.items() if name == "client-2"), [True]

@@ -40,7 +40,17 @@ from tests.flower.grid import LocalGrid
 from tests.small import Ended
 
 KEEPING = (  # that differ in what server and clients keep from round to round
-    *("fedavg", "pmtl", "pmtl, running mean", "ditto", "fedrep", "apfl", "scaffold", "ifca", "mp_mtl_layers"),
+    *(
+        "fedavg",
+        "pmtl",
+        "pmtl, running mean",
+        "ditto",
+        "fedrep",
+        "apfl",
+        "scaffold",
+        "ifca",
+        "mp_mtl_layers",
+    ),
     *("prior_layers", "mp_mtl", "private_prior"),
 )
 
@@ -53,8 +63,15 @@ def within(name: str) -> float:
 def apart(trainer: Trainer, folder: Path, **options):
     """The same settings over a population, and the grid of its nodes, which have the records."""
     data = trainer.data
-    public = {"classes": data.spec.classes, "targets": data.spec.targets, "public": data.public, "domain": data.domain}
-    server = replace(trainer, data=population(data.ids, data.spec.shape, **public), folder=folder / "server")
+    public = {
+        "classes": data.spec.classes,
+        "targets": data.spec.targets,
+        "public": data.public,
+        "domain": data.domain,
+    }
+    server = replace(
+        trainer, data=population(data.ids, data.spec.shape, **public), folder=folder / "server"
+    )
     app = client_app(server, lambda name, config: data.subset([name]), folder=folder / "nodes")
     return server, LocalGrid(app, data.ids, **options)
 
@@ -63,7 +80,9 @@ def run(server: Trainer, grid: LocalGrid) -> Result:
     return serve(server, grid, patience=0.01, gather=0)
 
 
-def beside_trainer(trainer: Trainer, folder: Path, within: float = 0.0) -> tuple[Result, Result, LocalGrid]:
+def beside_trainer(
+    trainer: Trainer, folder: Path, within: float = 0.0
+) -> tuple[Result, Result, LocalGrid]:
     """Run the settings in one process and over a grid, and check that both end in the same public state.
 
     Returns:
@@ -110,7 +129,11 @@ def check(name: str, folder: Path) -> None:
     same(public, public_state(folder / "server"), within(name))
     for client in expected.ids:
         model = expected.model_for(client)
-        same((model.model if expected.bound else model).state_dict(), own_models(folder, client), within(name))
+        same(
+            (model.model if expected.bound else model).state_dict(),
+            own_models(folder, client),
+            within(name),
+        )
     assert verify(folder / "server").fits
 
 
@@ -158,7 +181,9 @@ def expected_under_failures(name: str):
             asked[ids[client]] += 1
         stacked = {plan.name: torch.cat([one[plan.name] for one in rows]) for plan in channel.plans}
         values = {key: channel.release(key, value, block.cohort) for key, value in stacked.items()}
-        public = algorithm.server(problem, public, Released(values, channel.denominator, channel.noise_std))
+        public = algorithm.server(
+            problem, public, Released(values, channel.denominator, channel.noise_std)
+        )
         for client in there:
             clients[client].receive(public, block.first)
     assert failed >= 2
@@ -169,12 +194,17 @@ def broken(kind: str, client: str, number: int, content: RecordDict) -> RecordDi
     """Make no rows of some replies of those that fail, and rows that are not finite of others."""
     if not fails(kind, client, number):
         return content
-    rows = {name: Array(np.full_like(array.numpy(), np.nan)) for name, array in content.array_records["rows"].items()}
+    rows = {
+        name: Array(np.full_like(array.numpy(), np.nan))
+        for name, array in content.array_records["rows"].items()
+    }
     return RecordDict({"rows": ArrayRecord(rows)} if number % 2 else {})
 
 
 @pytest.mark.parametrize("name", KEEPING)
-def test_replies_that_are_lost_or_broken_count_as_zeros_and_leave_no_trace(name: str, tmp_path: Path) -> None:
+def test_replies_that_are_lost_or_broken_count_as_zeros_and_leave_no_trace(
+    name: str, tmp_path: Path
+) -> None:
     """Some messages never arrive, some replies are lost when the client has trained, some are no rows."""
 
     def lost(kind: str, client: str, number: int) -> bool:
@@ -184,11 +214,19 @@ def test_replies_that_are_lost_or_broken_count_as_zeros_and_leave_no_trace(name:
     server, grid = apart(trainer_of(name), tmp_path, broken=broken, lost=lost)
     grid.away = lambda *message: lost(*message) and message[1] > "client-3"
     run(server, grid)
-    same({f"public.{key}": value for key, value in public.items()}, public_state(tmp_path / "server"), within(name))
+    same(
+        {f"public.{key}": value for key, value in public.items()},
+        public_state(tmp_path / "server"),
+        within(name),
+    )
     names = [key for key, _ in server.problem().module.named_parameters()]
     for client, row in own.items():
         model = own_models(tmp_path, client)
-        same({client: torch.cat([model[key].flatten() for key in names])}, {client: row}, within(name))
+        same(
+            {client: torch.cat([model[key].flatten() for key in names])},
+            {client: row},
+            within(name),
+        )
     assert verify(tmp_path / "server").fits
 
 
@@ -233,10 +271,16 @@ def test_the_ledger_is_charged_on_disk_before_the_first_message_of_a_round(tmp_p
 
     def away(kind: str, client: str, number: int) -> bool:
         if kind == ROUND:
-            lines = map(json.loads, (tmp_path / "server/private/ledger.jsonl").read_text().splitlines())
-            reserved = [range(line["first"], line["end"]) for line in lines if line["kind"] == "charge"]
+            lines = map(
+                json.loads, (tmp_path / "server/private/ledger.jsonl").read_text().splitlines()
+            )
+            reserved = [
+                range(line["first"], line["end"]) for line in lines if line["kind"] == "charge"
+            ]
             charged.append(any(number in steps for steps in reserved))
-            assert not any(number + 1 in steps for steps in reserved)  # a crash loses one round at most
+            assert not any(
+                number + 1 in steps for steps in reserved
+            )  # a crash loses one round at most
         return False
 
     grid.away = away
@@ -251,7 +295,9 @@ def test_a_client_that_never_connects_is_one_whose_answers_are_lost(tmp_path: Pa
     absent, grid = apart(trainer, tmp_path / "absent")
     grid.nodes = dict(list(grid.nodes.items())[: CLIENTS // 2])
     without = run(absent, grid)
-    silent, grid = apart(trainer, tmp_path / "silent", away=lambda kind, client, number: client not in there)
+    silent, grid = apart(
+        trainer, tmp_path / "silent", away=lambda kind, client, number: client not in there
+    )
     assert run(silent, grid).epsilon == without.epsilon
     same(public_state(tmp_path / "silent/server"), public_state(tmp_path / "absent/server"))
 
@@ -259,7 +305,9 @@ def test_a_client_that_never_connects_is_one_whose_answers_are_lost(tmp_path: Pa
 def test_a_run_without_nodes_is_not_begun(tmp_path: Path) -> None:
     server, grid = apart(trainer_of("fedavg"), tmp_path)
     grid.nodes = {}
-    with pytest.raises(TrainingError, match=f"None of {CLIENTS} clients is connected and has said its name in time"):
+    with pytest.raises(
+        TrainingError, match=f"None of {CLIENTS} clients is connected and has said its name in time"
+    ):
         run(server, grid)
     assert not (tmp_path / "server").exists()
 
@@ -274,7 +322,9 @@ def test_a_run_whose_nodes_are_all_gone_does_not_spend_its_budget_on_noise(tmp_p
     with pytest.raises(TrainingError, match="ends before a further round is charged"):
         run(replace(server, callbacks=(Gone(),), rounds=5), grid)
     lines = (tmp_path / "server" / "private" / "ledger.jsonl").read_text().splitlines()
-    assert sum(json.loads(line)["kind"] == "charge" for line in lines) == 2  # that of the round that waited, too
+    assert (
+        sum(json.loads(line)["kind"] == "charge" for line in lines) == 2
+    )  # that of the round that waited, too
 
 
 def test_rows_are_clipped_by_the_node_and_again_by_the_server(tmp_path: Path) -> None:
@@ -285,7 +335,9 @@ def test_rows_are_clipped_by_the_node_and_again_by_the_server(tmp_path: Path) ->
             return content
         row = content.array_records["rows"]["update"].numpy()
         norms.append(float(np.linalg.norm(row)))
-        return RecordDict({"rows": ArrayRecord({"update": Array(row * (1e6 if client == "client-2" else 1.0))})})
+        return RecordDict(
+            {"rows": ArrayRecord({"update": Array(row * (1e6 if client == "client-2" else 1.0))})}
+        )
 
     quiet = ClientPrivacy(clip_norm=1e-3, epsilon=math.inf)
     one, grid = apart(small(privacy=quiet), tmp_path / "one", broken=longer)
@@ -298,15 +350,25 @@ def test_rows_are_clipped_by_the_node_and_again_by_the_server(tmp_path: Path) ->
 
 
 def test_a_clip_that_adapts_goes_with_the_message(tmp_path: Path) -> None:
-    privacy = ClientPrivacy(clip_norm=QuantileClip(initial=0.05, count_noise=2.0), noise_multiplier=0.8, delta=1e-5)
-    expected, found, grid = beside_trainer(replace(trainer_of("pmtl"), privacy=privacy), tmp_path, 1e-6)
+    privacy = ClientPrivacy(
+        clip_norm=QuantileClip(initial=0.05, count_noise=2.0), noise_multiplier=0.8, delta=1e-5
+    )
+    expected, found, grid = beside_trainer(
+        replace(trainer_of("pmtl"), privacy=privacy), tmp_path, 1e-6
+    )
     assert found.epsilon == expected.epsilon
-    bounds = {float(tensors_of(content, "channel")["update"][-1]) for kind, _, content in grid.sent if kind == ROUND}
+    bounds = {
+        float(tensors_of(content, "channel")["update"][-1])
+        for kind, _, content in grid.sent
+        if kind == ROUND
+    }
     assert len(bounds) == ROUNDS
 
 
 @pytest.mark.parametrize("initial", [1e-6, 1e6])
-def test_a_client_that_is_away_moves_the_count_of_an_adaptive_clip_by_a_half(initial: float, tmp_path: Path) -> None:
+def test_a_client_that_is_away_moves_the_count_of_an_adaptive_clip_by_a_half(
+    initial: float, tmp_path: Path
+) -> None:
     """That is what the count is charged for, whether the client's row is longer than the clip norm or not."""
     clip = QuantileClip(initial=initial, count_noise=2.0)
     trainer = small(privacy=ClientPrivacy(clip_norm=clip, noise_multiplier=0.8, delta=1e-5))
@@ -327,7 +389,9 @@ def test_a_client_that_is_away_moves_the_count_of_an_adaptive_clip_by_a_half(ini
 def test_noise_against_the_server_is_added_on_the_node(tmp_path: Path) -> None:
     """The rows that leave differ from those of a run without it by the noise that the trainer adds in one process."""
     algorithm = MPMTL(row_norm=1.0, lam=0.05, curator_epsilon=5.0)
-    expected, found, _ = beside_trainer(replace(trainer_of("mp_mtl"), algorithm=algorithm), tmp_path, 1e-10)
+    expected, found, _ = beside_trainer(
+        replace(trainer_of("mp_mtl"), algorithm=algorithm), tmp_path, 1e-10
+    )
     assert found.privacy.to_dict()["server"] == expected.privacy.to_dict()["server"] is not None
 
 
@@ -343,8 +407,15 @@ def test_secret_coins(tmp_path: Path) -> None:
     with pytest.raises(Ended):
         run(server, LocalGrid(grid.app, server.data.ids, **killed(ROUND, CLIENTS + 1, after=True)))
     found = run(server, grid)
-    charged = [json.loads(line) for line in (tmp_path / "server/private/ledger.jsonl").read_text().splitlines()]
-    assert [(line["first"], line["end"]) for line in charged if line["kind"] == "charge"] == [(0, 1), (1, 2), (1, 2)]
+    charged = [
+        json.loads(line)
+        for line in (tmp_path / "server/private/ledger.jsonl").read_text().splitlines()
+    ]
+    assert [(line["first"], line["end"]) for line in charged if line["kind"] == "charge"] == [
+        (0, 1),
+        (1, 2),
+        (1, 2),
+    ]
     assert found.privacy.headline.startswith("private:")
     assert verify(tmp_path / "server").fits
 
@@ -365,13 +436,25 @@ def unreadable(header: bytes) -> Array:
         ({"update": Array(np.zeros((1, 3), dtype=np.int64))}, "int64 of shape"),
         ({"update": Array(np.array([["a", "b", "c"]]))}, r"numpy\.str_.*only supported types"),
         ({"update": Array(np.array([[0.0, np.nan, 0.0]]))}, "not finite"),
-        ({"update": Array("float32", (1, 3), "numpy.ndarray", b"PK\x03\x04" + bytes(40))}, "rows: "),
+        (
+            {"update": Array("float32", (1, 3), "numpy.ndarray", b"PK\x03\x04" + bytes(40))},
+            "rows: ",
+        ),
         ({"update": unreadable(b"(" * 9000)}, "rows: "),  # cut off
         ({"update": unreadable(b"-" * 9000 + b"1")}, "rows: "),  # too deep
-        ({"update": unreadable(b"{'descr': '<f4', 'fortran_order': False, 'shape': (1, %d)}" % 2**60)}, "rows: "),
+        (
+            {
+                "update": unreadable(
+                    b"{'descr': '<f4', 'fortran_order': False, 'shape': (1, %d)}" % 2**60
+                )
+            },
+            "rows: ",
+        ),
     ],
 )
-def test_replies_that_are_no_rows_are_refused_with_a_reason(rows: dict[str, Array], text: str) -> None:
+def test_replies_that_are_no_rows_are_refused_with_a_reason(
+    rows: dict[str, Array], text: str
+) -> None:
     """Whatever NumPy raises for the bytes of a node, its reply is left out, and the run goes on."""
     with pytest.raises(ValueError, match=text):
         checked_rows(RecordDict({"rows": ArrayRecord(rows)}), {"update": 3})
@@ -392,7 +475,9 @@ def test_a_node_whose_name_is_no_text_is_no_client(tmp_path: Path, log) -> None:
 # What a node says, and to whom
 
 
-def test_records_that_do_not_fit_are_named_on_the_node_and_nowhere_else(tmp_path: Path, log) -> None:
+def test_records_that_do_not_fit_are_named_on_the_node_and_nowhere_else(
+    tmp_path: Path, log
+) -> None:
     trainer = small()
     server, grid = apart(trainer, tmp_path)
     secret = "diagnosis-of-4711"
@@ -410,16 +495,22 @@ def test_records_that_do_not_fit_are_named_on_the_node_and_nowhere_else(tmp_path
     grid.app = client_app(server, records, folder=tmp_path / "nodes")
     grid.broken = lambda kind, client, number, content: replies.append((client, content)) or content
     run(server, grid)
-    assert all(not content for client, content in replies if client in ("client-1", "client-2", "client-3"))
+    assert all(
+        not content for client, content in replies if client in ("client-1", "client-2", "client-3")
+    )
     assert secret not in repr(replies)
     said = [text for text in log.messages if "no answer" in text]
     assert any("have shape (77,); the population's is (5,)" in text for text in said)
     assert any(secret in text for text in said)
     (missing,) = [record for record in log.records if "missing.pt" in record.message]
-    assert "the records of client 'client-3' cannot be read: [Errno 2] No such file" in missing.message
+    assert (
+        "the records of client 'client-3' cannot be read: [Errno 2] No such file" in missing.message
+    )
     assert f"can be read from {Path.cwd()}, or a whole path, in --node-config" in missing.message
     assert (missing.exc_info or None) is None  # one line, without a traceback
-    assert not [one for one in grid.sent if one[:2] == (ROUND, "client-1")]  # it never said its name
+    assert not [
+        one for one in grid.sent if one[:2] == (ROUND, "client-1")
+    ]  # it never said its name
 
 
 def test_nothing_but_rows_and_a_name_leaves_a_node(tmp_path: Path) -> None:
@@ -443,13 +534,22 @@ def test_a_node_with_other_settings_has_no_answer(tmp_path: Path, log) -> None:
     trainer = small()
     server, grid = apart(trainer, tmp_path)
     other, _ = apart(replace(trainer, algorithm=PMTL(lam=0.7)), tmp_path)
-    grid.app = client_app(other, lambda name, config: trainer.data.subset([name]), folder=tmp_path / "nodes")
+    grid.app = client_app(
+        other, lambda name, config: trainer.data.subset([name]), folder=tmp_path / "nodes"
+    )
     run(server, grid)
-    assert any("the server has other settings than this node: algorithm" in text for text in log.messages)
-    assert sum("is left out of the sum: it has no rows" in text for text in log.messages) == 2 * CLIENTS
+    assert any(
+        "the server has other settings than this node: algorithm" in text for text in log.messages
+    )
+    assert (
+        sum("is left out of the sum: it has no rows" in text for text in log.messages)
+        == 2 * CLIENTS
+    )
 
 
-def test_a_node_that_was_rolled_back_has_no_answer_and_one_without_its_folder_begins_anew(tmp_path: Path, log) -> None:
+def test_a_node_that_was_rolled_back_has_no_answer_and_one_without_its_folder_begins_anew(
+    tmp_path: Path, log
+) -> None:
     server, grid = apart(small(), tmp_path)
     with pytest.raises(Ended):
         run(server, LocalGrid(grid.app, server.data.ids, **killed(FINISH, 0, after=False)))
@@ -485,7 +585,11 @@ def test_names_of_nodes(tmp_path: Path) -> None:
     server, _ = apart(small(), tmp_path)
     assert name_of(server, {"partition-id": 2}) == "client-2"
     assert name_of(server, {"client": "client-5", "partition-id": 2}) == "client-5"
-    for config, text in [({}, "--node-config"), ({"partition-id": 6}, "number 6"), ({"client": "x"}, WRONG)]:
+    for config, text in [
+        ({}, "--node-config"),
+        ({"partition-id": 6}, "number 6"),
+        ({"client": "x"}, WRONG),
+    ]:
         with pytest.raises(ConfigError, match=text):
             name_of(server, config)
 
@@ -503,13 +607,24 @@ def test_records_as_pairs_are_split_as_the_trainer_splits_them(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"algorithm": LocalFit(), "privacy": None, "rounds": 1}, "no part that a client computes by itself"),
-        ({"privacy": RecordPrivacy(clip_norm=1.0, epsilon=1.0)}, "RecordPrivacy needs delta in a Flower app"),
+        (
+            {"algorithm": LocalFit(), "privacy": None, "rounds": 1},
+            "no part that a client computes by itself",
+        ),
+        (
+            {"privacy": RecordPrivacy(clip_norm=1.0, epsilon=1.0)},
+            "RecordPrivacy needs delta in a Flower app",
+        ),
         ({"privacy": RecordPrivacy(clip_norm=1.0, epsilon={"x": 1.0}, delta=1e-5)}, "names 'x'"),
         ({"baselines": ("local",)}, "baselines needs all clients in one process"),
         ({"audit": Interval()}, "audit=Interval.* needs all clients in one process"),
         (
-            {"algorithm": PeerToPeer(graph=Ring()), "schedule": PoissonClocks(events=8), "privacy": None, "rounds": 8},
+            {
+                "algorithm": PeerToPeer(graph=Ring()),
+                "schedule": PoissonClocks(events=8),
+                "privacy": None,
+                "rounds": 8,
+            },
             "p2p, whose clients act one at a time, needs all clients in one process",
         ),
     ],
@@ -529,12 +644,17 @@ def test_populations_that_are_none(names, shape) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["..", ".", "...", "", "a/b", "../x", "\\", "\x00", "a\nb", "x" * 5000, "ä" * 300, "%2E%2E"]
+    "name",
+    ["..", ".", "...", "", "a/b", "../x", "\\", "\x00", "a\nb", "x" * 5000, "ä" * 300, "%2E%2E"],
 )
 def test_a_name_of_a_client_is_the_name_of_one_folder(name: str, tmp_path: Path) -> None:
     (tmp_path / "nodes").mkdir()
     place = tmp_path / "nodes" / folder_name(name)
     place.mkdir()
     assert place.resolve().parent == tmp_path / "nodes"
-    others = {folder_name(other) for other in ("..", ".", "", "%2E", "%", "x" * 5001, "x" * 4999) if other != name}
+    others = {
+        folder_name(other)
+        for other in ("..", ".", "", "%2E", "%", "x" * 5001, "x" * 4999)
+        if other != name
+    }
     assert place.name not in others

@@ -24,7 +24,9 @@ def test_the_simulation_engine_gives_the_numbers_of_the_trainer(tmp_path: Path) 
     server = replace(trainer, data=names, folder=tmp_path / "server")
     client = client_app(server, lambda name, config: data.subset([name]), folder=tmp_path / "nodes")
     resources = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"num_cpus": 1}}
-    run_simulation(server_app(server, patience=300), client, num_supernodes=len(data), backend_config=resources)
+    run_simulation(
+        server_app(server, patience=300), client, num_supernodes=len(data), backend_config=resources
+    )
     same(public_state(tmp_path / "one"), public_state(tmp_path / "server"))
     for name in data.ids:
         same(expected.model_for(name).state_dict(), own_models(tmp_path, name))

@@ -30,7 +30,9 @@ def _close(kept: Any, now: Any, place: str) -> None:
 
 @pytest.mark.parametrize("name", RUNS)
 def test_the_numbers_are_those_it_gave(name: str, tmp_path: Path) -> None:
-    assert name in KEPT, "a run without kept numbers: print them with python -m tests.golden.transcripts"
+    assert name in KEPT, (
+        "a run without kept numbers: print them with python -m tests.golden.transcripts"
+    )
     _close(KEPT[name], run(RUNS[name], tmp_path), name)
     said = {check.name: check.verdict for check in verify(tmp_path).checks}
     assert FAILED not in said.values()

@@ -101,7 +101,11 @@ def run(command: str, folder: Path) -> dict[str, Any]:
         "sampler": report.sampler,
         "stopped": result.stopped,
         "history": [
-            {key: _plain(value) for key, value in row.items() if isinstance(value, (int, float)) and key != "time"}
+            {
+                key: _plain(value)
+                for key, value in row.items()
+                if isinstance(value, (int, float)) and key != "time"
+            }
             for row in result.history[-2:]
         ],
         "personal": _digest(result.personal),
@@ -118,7 +122,11 @@ def _digest(models: Tensor) -> list[float]:
     """Four numbers that every entry moves: norm, sum, and sums weighted by two irrational waves."""
     flat = models.double().flatten()
     place = torch.arange(len(flat), dtype=torch.float64)
-    return [float(flat.norm()), float(flat.sum()), *(float(flat @ torch.cos(w * place)) for w in (2**0.5, 5**0.5))]
+    return [
+        float(flat.norm()),
+        float(flat.sum()),
+        *(float(flat @ torch.cos(w * place)) for w in (2**0.5, 5**0.5)),
+    ]
 
 
 if __name__ == "__main__":

@@ -114,8 +114,12 @@ def test_graphs_of_networkx() -> None:
     drawn = networkx.Graph([("b", "a", {"weight": 2.0}), ("a", "c", {"weight": 0.5})])
     graph = Graph(networkx.to_scipy_sparse_array(drawn), tuple(drawn)).ordered(("a", "b", "c"))
     assert np.array_equal(graph.weights.toarray(), TRIANGLE)
-    circle = Graph(networkx.to_scipy_sparse_array(networkx.circulant_graph(7, [1, 2])), tuple(range(7)))
-    assert np.array_equal(circle.weights.toarray(), Ring(2).build(Clients(range(7))).weights.toarray())
+    circle = Graph(
+        networkx.to_scipy_sparse_array(networkx.circulant_graph(7, [1, 2])), tuple(range(7))
+    )
+    assert np.array_equal(
+        circle.weights.toarray(), Ring(2).build(Clients(range(7))).weights.toarray()
+    )
 
 
 def test_a_file_of_edges(tmp_path) -> None:
@@ -125,10 +129,18 @@ def test_a_file_of_edges(tmp_path) -> None:
     assert np.array_equal(EdgesFile(file).build(Clients("abc")).weights.toarray(), TRIANGLE)
     packed = tmp_path / "edges.csv.gz"
     packed.write_bytes(gzip.compress(b"agent,neighbour\na,b\nb,c\n"))
-    assert EdgesFile(packed).build(Clients("abc")).weights.toarray().tolist() == [[0, 1, 0], [1, 0, 1], [0, 1, 0]]
+    assert EdgesFile(packed).build(Clients("abc")).weights.toarray().tolist() == [
+        [0, 1, 0],
+        [1, 0, 1],
+        [0, 1, 0],
+    ]
     for rows, kind, message in (
         ("a,b,2\nb,d,1\n", ConfigError, r"edges.csv, row 3: there is no agent 'd'"),
-        ("a,b,2\nb,a,3\n", ConfigError, r"row 3: the pair 'b', 'a' has the weight 3 here and 2 before"),
+        (
+            "a,b,2\nb,a,3\n",
+            ConfigError,
+            r"row 3: the pair 'b', 'a' has the weight 3 here and 2 before",
+        ),
         ("a,b,-2\n", DataError, r"row 2: the weight is '-2'"),
         ("a,b,x\n", DataError, r"row 2: the weight is 'x'"),
         ("a,b\n", DataError, r"row 2: 2 cells"),
@@ -170,7 +182,9 @@ def test_settings_build_graphs_of_a_dataset(tmp_path) -> None:
     with pytest.raises(DataError, match="no such file"):
         EdgesFile(str(tmp_path / "none.csv"))
     three = FederatedDataset.from_tensors(
-        {k: (x, torch.tensor([0, 1, 2, 0, 1, 2])) for k, (x, _) in clients.items()}, test=clients, classes=3
+        {k: (x, torch.tensor([0, 1, 2, 0, 1, 2])) for k, (x, _) in clients.items()},
+        test=clients,
+        classes=3,
     )
     with pytest.raises(ConfigError, match="two classes"):
         KNNCosine(2).build(three)

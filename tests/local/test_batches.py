@@ -35,7 +35,9 @@ def batches(p, client):
 @pytest.mark.parametrize("batch_size", [1, 4, 10, None])
 def test_each_epoch_uses_each_example_once_in_batches_of_the_right_size(batch_size):
     p = plan(batch_size=batch_size)
-    assert [len(batch.index) for batch in p.batches()] == [int((p.steps > step).sum()) for step in range(p.steps.max())]
+    assert [len(batch.index) for batch in p.batches()] == [
+        int((p.steps > step).sum()) for step in range(p.steps.max())
+    ]
     for client, count in enumerate(COUNTS.tolist()):
         own = batches(p, client)
         per_epoch = -(-count // (batch_size or count))
@@ -56,7 +58,10 @@ def test_a_clients_batches_do_not_depend_on_the_others():
     together = plan()
     for client in range(len(COUNTS)):
         alone = plan(slice(client, client + 1))
-        assert all(torch.equal(a, b) for a, b in zip(batches(together, client), batches(alone, 0), strict=True))
+        assert all(
+            torch.equal(a, b)
+            for a, b in zip(batches(together, client), batches(alone, 0), strict=True)
+        )
 
 
 def test_rounds_and_seeds_permute_differently():

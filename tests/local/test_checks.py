@@ -25,13 +25,18 @@ class Counting(nn.Module):
     ("layer", "text"),
     [
         (nn.BatchNorm1d(4), "Layer '1' is BatchNorm1d"),
-        (nn.TransformerEncoderLayer(4, 2, 8, dropout=0.1, batch_first=True), "draws from a global random generator"),
+        (
+            nn.TransformerEncoderLayer(4, 2, 8, dropout=0.1, batch_first=True),
+            "draws from a global random generator",
+        ),
         (nn.LSTM(4, 4, num_layers=2, dropout=0.1), "draws from a global random generator"),
     ],
 )
 def test_a_layer_that_can_be_replaced_is_refused_with_the_setting_that_does_it(layer, text):
     net = nn.Sequential(nn.Linear(4, 4), layer)
-    with pytest.raises(ModelError, match=rf"{text}.*model\.fix=true, in Python models\.fix\(model\)"):
+    with pytest.raises(
+        ModelError, match=rf"{text}.*model\.fix=true, in Python models\.fix\(model\)"
+    ):
         prepare_module(net, torch.zeros(2, 5, 4), seed=0)
 
 
@@ -58,4 +63,6 @@ def test_a_reducing_loss_is_refused():
 def test_one_output_meets_flat_targets(name, factor):
     """(N, 1) outputs and (N,) targets must not broadcast to (N, N)."""
     outputs, targets = torch.randn(5, 1), torch.randn(5)
-    torch.testing.assert_close(resolve_loss(name)(outputs, targets), factor * (outputs[:, 0] - targets) ** 2)
+    torch.testing.assert_close(
+        resolve_loss(name)(outputs, targets), factor * (outputs[:, 0] - targets) ** 2
+    )

@@ -19,16 +19,40 @@ CPU, LOSS = torch.device("cpu"), LOSSES["cross_entropy"]
 SGD = LocalSGD(lr=0.1, epochs=2, batch_size=4)
 NETWORKS = {  # of images 24 x 16
     "of FEMNIST, small": lambda: [
-        *[nn.Conv2d(1, 3, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(3, 4, 5), nn.ReLU(), nn.MaxPool2d(2)],
+        *[
+            nn.Conv2d(1, 3, 5),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(3, 4, 5),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+        ],
         *[nn.Flatten(), nn.Linear(4 * 3 * 1, 5)],
     ],
     "padded": lambda: [
-        *[nn.Conv2d(1, 3, 3, padding=1), nn.MaxPool2d(2), nn.Tanh(), nn.Conv2d(3, 4, 3, padding=(2, 1), bias=False)],
+        *[
+            nn.Conv2d(1, 3, 3, padding=1),
+            nn.MaxPool2d(2),
+            nn.Tanh(),
+            nn.Conv2d(3, 4, 3, padding=(2, 1), bias=False),
+        ],
         *[nn.Sigmoid(), nn.Conv2d(4, 2, (2, 3), padding=1), nn.Flatten(), nn.Linear(2 * 15 * 8, 5)],
     ],
     "of many sizes": lambda: [
-        *[nn.Conv2d(1, 2, (3, 2), bias=False), nn.Conv2d(2, 3, (1, 2)), nn.ReLU(), nn.Conv2d(3, 2, (7, 1)), nn.Tanh()],
-        *[nn.Conv2d(2, 3, (6, 4)), nn.ReLU(), nn.Conv2d(3, 2, (4, 5)), nn.Flatten(), nn.Linear(2 * 8 * 7, 5)],
+        *[
+            nn.Conv2d(1, 2, (3, 2), bias=False),
+            nn.Conv2d(2, 3, (1, 2)),
+            nn.ReLU(),
+            nn.Conv2d(3, 2, (7, 1)),
+            nn.Tanh(),
+        ],
+        *[
+            nn.Conv2d(2, 3, (6, 4)),
+            nn.ReLU(),
+            nn.Conv2d(3, 2, (4, 5)),
+            nn.Flatten(),
+            nn.Linear(2 * 8 * 7, 5),
+        ],
     ],
     "nested": lambda: [
         nn.Sequential(nn.Conv2d(1, 2, 8), nn.Identity(), nn.ReLU()),
@@ -37,7 +61,9 @@ NETWORKS = {  # of images 24 x 16
 }
 
 
-def stacked(module: nn.Module, dtype: torch.dtype) -> tuple[StackedModule, ConvolutionalNetwork, Tensor]:
+def stacked(
+    module: nn.Module, dtype: torch.dtype
+) -> tuple[StackedModule, ConvolutionalNetwork, Tensor]:
     stack = StackedModule(module.to(dtype), capacity=1, device=CPU, dtype=dtype)
     assert isinstance(stack.network, ConvolutionalNetwork)
     return stack, stack.network, stack.load(stack.layout.flatten(module), 1)
@@ -57,7 +83,11 @@ def test_rounding_in_single_precision_is_that_of_a_few_sums() -> None:
     """Two to four times that of PyTorch's convolutions, on images with a white background."""
     torch.manual_seed(1)
     module = femnist_cnn()(DataSpec((1, 28, 28), 62, torch.float32))
-    x, y, mask = torch.rand(1, 10, 1, 28, 28).round(), torch.randint(62, (1, 10)), torch.ones(1, 10, dtype=torch.bool)
+    x, y, mask = (
+        torch.rand(1, 10, 1, 28, 28).round(),
+        torch.randint(62, (1, 10)),
+        torch.ones(1, 10, dtype=torch.bool),
+    )
     _, network, rows = stacked(module, torch.float32)
     values = network.forward(rows, x)
     assert values is not None
@@ -76,13 +106,17 @@ def test_correlations_by_values_at_points(size: int) -> None:
     torch.manual_seed(size)
     x, f = torch.randn(toom.points, dtype=torch.float64), torch.randn(size, dtype=torch.float64)
     expected = F.conv1d(x.view(1, 1, -1), f.view(1, 1, -1)).view(-1)
-    torch.testing.assert_close(toom.a.mT @ ((toom.g @ f) * (toom.d @ x)), expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        toom.a.mT @ ((toom.g @ f) * (toom.d @ x)), expected, rtol=1e-12, atol=1e-12
+    )
     assert toom.points == toom.tile + size - 1
 
 
 @pytest.mark.parametrize("size", [8, 9])
 def test_too_large_filters_have_no_points(size: int) -> None:
-    module = nn.Sequential(nn.Conv2d(1, 2, 1), nn.Conv2d(2, 2, (size, 1)), nn.Flatten(), nn.Linear(8, 2))
+    module = nn.Sequential(
+        nn.Conv2d(1, 2, 1), nn.Conv2d(2, 2, (size, 1)), nn.Flatten(), nn.Linear(8, 2)
+    )
     assert (ConvolutionalNetwork.of(module, Layout.of(module)) is None) == (size == 9)
 
 
@@ -130,7 +164,14 @@ def before_a_head(*parts: nn.Module) -> nn.Module:
         partial(before_a_head, nn.Conv2d(1, 2, 3), nn.Conv2d(2, 2, 9)),
         partial(nn.Sequential, nn.Conv2d(1, 2, 3), nn.Flatten()),
         partial(nn.Sequential, nn.Conv2d(1, 2, 3), nn.Linear(3, 2)),
-        partial(nn.Sequential, nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 4), nn.Dropout(), nn.Linear(4, 2)),
+        partial(
+            nn.Sequential,
+            nn.Conv2d(1, 2, 3),
+            nn.Flatten(),
+            nn.Linear(8, 4),
+            nn.Dropout(),
+            nn.Linear(4, 2),
+        ),
         partial(nn.Conv2d, 1, 2, 3),
     ],
 )
@@ -140,7 +181,9 @@ def test_any_other_network_is_none(make) -> None:
 
 
 def test_inputs_of_another_form_are_left_to_others() -> None:
-    module = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8, 2))
+    module = nn.Sequential(
+        nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8, 2)
+    )
     _, network, rows = stacked(module, torch.float64)
     x = torch.zeros(1, 3, 1, 6, 6, dtype=torch.float64)
     assert network.forward(rows, x) is not None
@@ -151,8 +194,12 @@ def test_inputs_of_another_form_are_left_to_others() -> None:
 
 
 def test_large_images_are_left_to_the_library() -> None:
-    module = nn.Sequential(nn.Conv2d(3, 32, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(32 * 40 * 40, 2))
+    module = nn.Sequential(
+        nn.Conv2d(3, 32, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(32 * 40 * 40, 2)
+    )
     _, network, rows = stacked(module, torch.float64)
     assert network.forward(rows, torch.zeros(1, 1, 3, 84, 84, dtype=torch.float64)) is None
-    _, network, rows = stacked(femnist_cnn()(DataSpec((1, 28, 28), 62, torch.float32)), torch.float64)
+    _, network, rows = stacked(
+        femnist_cnn()(DataSpec((1, 28, 28), 62, torch.float32)), torch.float64
+    )
     assert network.forward(rows, torch.zeros(1, 1, 1, 28, 28, dtype=torch.float64)) is not None

@@ -15,7 +15,10 @@ def test_convolutions_and_large_perceptrons_take_several_processes_on_a_cpu_only
     assert Execution().resolve(CNN, CPU, 3).processes == 3
     assert Execution().resolve(nn.Linear(1 << 13, 4), CPU, 3).processes == 3
     assert Execution().resolve(LINEAR, CPU, 3).processes == 1
-    assert Execution().resolve(nn.Sequential(nn.Linear(1 << 13, 4), nn.LayerNorm(4)), CPU, 3).processes == 1
+    assert (
+        Execution().resolve(nn.Sequential(nn.Linear(1 << 13, 4), nn.LayerNorm(4)), CPU, 3).processes
+        == 1
+    )
     assert Execution().resolve(CNN, torch.device("cuda"), 3).processes == 1
     assert Execution(5, 1).resolve(CNN, CPU, 3) == Execution(5, 1)
     assert Execution(processes=2).resolve(CNN, CPU, 3) == Execution(8, 2)
@@ -39,7 +42,9 @@ def test_clients_with_large_convolutions_are_computed_one_by_one():
 
 
 def test_stacks_are_bounded_by_memory():
-    large = nn.Sequential(nn.Linear(1 << 14, 1 << 12, bias=False), nn.LayerNorm(1 << 12, elementwise_affine=False))
+    large = nn.Sequential(
+        nn.Linear(1 << 14, 1 << 12, bias=False), nn.LayerNorm(1 << 12, elementwise_affine=False)
+    )
     assert Execution().resolve(large, CPU).chunk == (1 << 28) // (1 << 26)
 
 
@@ -70,7 +75,9 @@ def test_few_numbers_take_one_thread_and_the_setting_comes_back():
 
 def test_small_products_of_numpy_take_one_thread_and_the_setting_comes_back():
     def threads() -> set[int]:
-        return {library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"}
+        return {
+            library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"
+        }
 
     with threadpool_limits(2, user_api="blas"):
         assert threads() == {2}

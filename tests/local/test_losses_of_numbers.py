@@ -31,7 +31,9 @@ def ours(name, outputs, targets):
 
 @pytest.mark.parametrize("delta", [0.05, 0.7, 3.0])
 def test_hubers_loss_is_that_of_torch(delta):
-    expected = of_torch(lambda o, y: F.huber_loss(o, y, reduction="none", delta=delta), OUTPUTS, TARGETS)
+    expected = of_torch(
+        lambda o, y: F.huber_loss(o, y, reduction="none", delta=delta), OUTPUTS, TARGETS
+    )
     for found, true in zip(ours(f"huber:{delta}", OUTPUTS, TARGETS), expected, strict=True):
         torch.testing.assert_close(found, true)
 
@@ -46,7 +48,9 @@ def test_the_loss_of_a_quantile_is_that_of_scikit_learn(level):
 
 def test_the_loss_of_counts_is_that_of_torch():
     counts = torch.poisson(TARGETS.exp(), generator=MADE)
-    expected = of_torch(lambda o, y: F.poisson_nll_loss(o, y, log_input=True, reduction="none"), OUTPUTS, counts)
+    expected = of_torch(
+        lambda o, y: F.poisson_nll_loss(o, y, log_input=True, reduction="none"), OUTPUTS, counts
+    )
     for found, true in zip(ours("poisson", OUTPUTS, counts), expected, strict=True):
         torch.testing.assert_close(found, true)
     torch.testing.assert_close(linked(OUTPUTS, Poisson().link), OUTPUTS.exp())
@@ -57,7 +61,9 @@ def test_counts_that_are_mapped_from_their_range_have_the_slopes_of_the_counts()
     counts = torch.poisson(TARGETS.exp(), generator=MADE).clamp(max=30)
     loss = Poisson(mapped=True)
     logs = OUTPUTS + math.log(30)
-    _, expected = of_torch(lambda o, y: F.poisson_nll_loss(o, y, log_input=True, reduction="none"), logs, counts)
+    _, expected = of_torch(
+        lambda o, y: F.poisson_nll_loss(o, y, log_input=True, reduction="none"), logs, counts
+    )
     _, slopes = ours(loss, OUTPUTS, counts / 15 - 1)
     torch.testing.assert_close(30 * slopes, expected)
     torch.testing.assert_close(15 * (linked(OUTPUTS, loss.link) + 1), logs.exp())
@@ -73,7 +79,10 @@ def test_several_outputs_are_averaged():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("huber", "loss is 'huber'; it must be huber:DELTA with a number DELTA above 0, as huber:0.1"),
+        (
+            "huber",
+            "loss is 'huber'; it must be huber:DELTA with a number DELTA above 0, as huber:0.1",
+        ),
         ("huber:0", "it must be huber:DELTA"),
         ("huber:inf", "it must be huber:DELTA"),
         ("huber:a", "it must be huber:DELTA"),
@@ -93,4 +102,7 @@ def test_impossible_names_are_refused(name, message):
 
 
 def test_names_with_numbers_are_settings_of_the_losses():
-    assert [resolve_loss(name) for name in ("huber:0.1", "quantile:.9")] == [Huber(0.1), Quantile(0.9)]
+    assert [resolve_loss(name) for name in ("huber:0.1", "quantile:.9")] == [
+        Huber(0.1),
+        Quantile(0.9),
+    ]

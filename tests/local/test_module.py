@@ -69,7 +69,9 @@ def test_outputs_and_gradients_equal_a_loop_over_modules(name, k):
         flat = torch.cat([p.grad.reshape(-1) for p in single.parameters() if p.requires_grad])
         torch.testing.assert_close(outputs[i], expected, rtol=1e-10, atol=1e-12)
         torch.testing.assert_close(gradients[i], flat, rtol=1e-10, atol=1e-12)
-        torch.testing.assert_close(stack.predict(rows[i : i + 1], x[i : i + 1])[0], expected, rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(
+            stack.predict(rows[i : i + 1], x[i : i + 1])[0], expected, rtol=1e-10, atol=1e-12
+        )
 
 
 def dropout_net() -> nn.Module:
@@ -103,15 +105,24 @@ def test_dropout_keeps_the_mean_and_the_rate():
         dtype=torch.float64,
     )
     stack.load(torch.tensor([0.0, 1.0], dtype=torch.float64), 1)
-    values = stack.forward(torch.zeros(1, 20000, 1, dtype=torch.float64), address=torch.tensor([[1, 0, 0]])).detach()
+    values = stack.forward(
+        torch.zeros(1, 20000, 1, dtype=torch.float64), address=torch.tensor([[1, 0, 0]])
+    ).detach()
     kept = (values != 0).double().mean()
     assert abs(float(kept) - 0.7) < 5 * (0.21 / 20000) ** 0.5
-    torch.testing.assert_close(values[values != 0].unique(), torch.tensor([1 / 0.7], dtype=torch.float64))
-    assert torch.equal(stack.predict(stack.rows[:1], torch.zeros(1, 3, 1, dtype=torch.float64)), torch.ones(1, 3, 1))
+    torch.testing.assert_close(
+        values[values != 0].unique(), torch.tensor([1 / 0.7], dtype=torch.float64)
+    )
+    assert torch.equal(
+        stack.predict(stack.rows[:1], torch.zeros(1, 3, 1, dtype=torch.float64)),
+        torch.ones(1, 3, 1),
+    )
 
 
 def test_dropout_of_channels_zeroes_whole_ones():
-    ready = prepare_module(nn.Sequential(nn.Conv1d(3, 2, 1), nn.Dropout1d(0.5)), torch.zeros(1, 3, 8), seed=0)
+    ready = prepare_module(
+        nn.Sequential(nn.Conv1d(3, 2, 1), nn.Dropout1d(0.5)), torch.zeros(1, 3, 8), seed=0
+    )
     stays = ready.train()(torch.ones(50, 3, 8)) != 0
     assert torch.equal(stays, stays[..., :1].expand(50, 2, 8))
     assert 0 < int(stays.sum()) < stays.numel()

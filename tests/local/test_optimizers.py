@@ -67,10 +67,24 @@ def test_sgd_equals_torch(options):
 
 @pytest.mark.parametrize(
     "name",
-    ["Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "NAdam", "RAdam", "Adamax", "Rprop", "ASGD", "SGD"],
+    [
+        "Adam",
+        "AdamW",
+        "RMSprop",
+        "Adagrad",
+        "Adadelta",
+        "NAdam",
+        "RAdam",
+        "Adamax",
+        "Rprop",
+        "ASGD",
+        "SGD",
+    ],
 )
 def test_any_elementwise_optimizer_equals_torch(name):
-    solver = LocalOptimizer(optimizer_name=name, lr=0.05, options={"momentum": 0.9} if name == "SGD" else {})
+    solver = LocalOptimizer(
+        optimizer_name=name, lr=0.05, options={"momentum": 0.9} if name == "SGD" else {}
+    )
     rows = run(solver.optimizer(s := start(), round=0), s)
     expected = reference(partial(getattr(torch.optim, name), lr=0.05, **solver.options), start())
     torch.testing.assert_close(rows, expected, rtol=1e-10, atol=1e-12)
@@ -93,7 +107,9 @@ def test_divergent_regularization_is_refused_and_really_diverges(lam):
         LocalSGD(lr=0.5).check(lam)
     LocalSGD(lr=0.5, proximal=True).check(lam)
     rows = start()
-    optimizer = StackedOptimizer(rows, None, lr=0.5, lam=lam, anchor=torch.zeros(D, dtype=torch.float64))
+    optimizer = StackedOptimizer(
+        rows, None, lr=0.5, lam=lam, anchor=torch.zeros(D, dtype=torch.float64)
+    )
     for _ in range(50):
         optimizer.step(K, along(torch.zeros_like(rows)))
     assert float(rows.norm()) >= 0.99 * float(start().norm())

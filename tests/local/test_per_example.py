@@ -63,7 +63,9 @@ def test_gradients_equal_opacus(name, copies):
     got, owner = gathered(example_gradients(stack, x, y, cross_entropy, mask=mask))
     assert torch.equal(owner, mask.nonzero()[:, 0])
     for i in range(copies):
-        single = GradSampleModule(stack.layout.load(copy.deepcopy(module), rows[i]), loss_reduction="sum")
+        single = GradSampleModule(
+            stack.layout.load(copy.deepcopy(module), rows[i]), loss_reduction="sum"
+        )
         F.cross_entropy(single(x[i][mask[i]]), y[i][mask[i]], reduction="sum").backward()
         expected = torch.cat([p.grad_sample.flatten(1) for p in single.parameters()], 1)
         torch.testing.assert_close(got[owner == i], expected, rtol=1e-10, atol=1e-12)
@@ -113,7 +115,13 @@ def test_gradients_in_pieces_are_the_same_whoever_is_beside(name, width, per_chu
 def single_precision() -> dict[str, tuple[nn.Module, tuple[int, ...]]]:
     """Networks whose products a library computes by other code for few examples than for many."""
     torch.manual_seed(0)
-    convolutions = (nn.Conv2d(1, 8, 5, padding=2), nn.GroupNorm(2, 8), nn.ReLU(), nn.Flatten(), nn.Linear(512, 3))
+    convolutions = (
+        nn.Conv2d(1, 8, 5, padding=2),
+        nn.GroupNorm(2, 8),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(512, 3),
+    )
     return {
         "mlp": (nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 3)), (64,)),
         "cnn": (nn.Sequential(*convolutions), (1, 8, 8)),
@@ -170,8 +178,15 @@ def test_frozen_and_unused_parameters():
 def test_padding_alone_gives_one_empty_chunk(width):
     stack, _, _, x, y, mask = batch("linear", 2)
     none = torch.zeros_like(mask[:, :width])
-    ((rows, owner),) = example_gradients(stack, x[:, :width], y[:, :width], cross_entropy, mask=none)
-    assert (rows.shape, rows.dtype, owner.shape, owner.dtype) == ((0, 15), torch.float64, (0,), torch.int64)
+    ((rows, owner),) = example_gradients(
+        stack, x[:, :width], y[:, :width], cross_entropy, mask=none
+    )
+    assert (rows.shape, rows.dtype, owner.shape, owner.dtype) == (
+        (0, 15),
+        torch.float64,
+        (0,),
+        torch.int64,
+    )
 
 
 def dropout_stack(copies: int) -> StackedModule:
@@ -189,9 +204,13 @@ def test_dropout_masks_are_those_of_the_whole_batch(copies):
     stack = dropout_stack(copies)
     x, y = torch.randn(copies, 5, 4, dtype=torch.float64), torch.randint(3, (copies, 5))
     address = torch.stack([torch.tensor([c, 3, 2]) for c in (11, -5, 2**60)])[:copies]
-    expected = stack.backward(example_losses(cross_entropy, stack.forward(x, address=address), y).mean(1)).clone()
+    expected = stack.backward(
+        example_losses(cross_entropy, stack.forward(x, address=address), y).mean(1)
+    ).clone()
     position = torch.arange(5).expand(copies, 5)
-    rows, owner = gathered(example_gradients(stack, x, y, cross_entropy, address=address, position=position))
+    rows, owner = gathered(
+        example_gradients(stack, x, y, cross_entropy, address=address, position=position)
+    )
     means = torch.stack([rows[owner == i].mean(0) for i in range(copies)])
     torch.testing.assert_close(means, expected, rtol=1e-10, atol=1e-12)
 
@@ -205,9 +224,13 @@ def test_an_examples_dropout_mask_stays_with_its_record():
     whole, _ = gathered(example_gradients(stack, x, y, cross_entropy, position=position, **options))
     kept = torch.tensor([0, 3, 4])
     part, _ = gathered(
-        example_gradients(stack, x[:, kept], y[:, kept], cross_entropy, position=position[:, kept], **options)
+        example_gradients(
+            stack, x[:, kept], y[:, kept], cross_entropy, position=position[:, kept], **options
+        )
     )
-    torch.testing.assert_close(part, whole.view(2, 5, -1)[:, kept].flatten(0, 1), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        part, whole.view(2, 5, -1)[:, kept].flatten(0, 1), rtol=1e-12, atol=1e-12
+    )
     with pytest.raises(ConfigError, match="address and a position"):
         next(example_gradients(stack, x, y, cross_entropy, address=options["address"]))
 
@@ -215,4 +238,8 @@ def test_an_examples_dropout_mask_stays_with_its_record():
 def test_a_loss_without_one_value_per_example_is_refused():
     stack, _, _, x, y, _ = batch("linear", 2)
     with pytest.raises(ConfigError, match="one value per example"):
-        next(example_gradients(stack, x, y, lambda outputs, targets: F.cross_entropy(outputs, targets)))
+        next(
+            example_gradients(
+                stack, x, y, lambda outputs, targets: F.cross_entropy(outputs, targets)
+            )
+        )

@@ -20,21 +20,31 @@ def precision(columns: bool, strength: float = 0.7, directions: int = 2) -> Prec
     """Of three clients: a matrix 3 by 4 from place 2 on among 20 numbers."""
     generator = torch.Generator().manual_seed(4)
     p = SHAPE[1] if columns else SHAPE[0]
-    basis = torch.linalg.qr(torch.randn(p, p, generator=generator, dtype=torch.float64)).Q[:, :directions]
+    basis = torch.linalg.qr(torch.randn(p, p, generator=generator, dtype=torch.float64)).Q[
+        :, :directions
+    ]
     along = torch.rand(K, directions, generator=generator, dtype=torch.float64)
     across = 2 + torch.rand(K, generator=generator, dtype=torch.float64)
-    return Precision(strength, (PrecisionBlock(Part("w", FIRST, SHAPE, columns), basis, along, across),))
+    return Precision(
+        strength, (PrecisionBlock(Part("w", FIRST, SHAPE, columns), basis, along, across),)
+    )
 
 
 def dense(found: Precision, client: int) -> np.ndarray:
     """P of a client, entry by entry."""
     matrix = found.strength * np.eye(D)
     (block,) = found.blocks
-    v, along, across = block.directions.numpy(), block.along[client].numpy(), float(block.across[client])
+    v, along, across = (
+        block.directions.numpy(),
+        block.along[client].numpy(),
+        float(block.across[client]),
+    )
     side = across * np.eye(len(v))
     for direction, strength in zip(v.T, along, strict=True):
         side += (strength - across) * np.outer(direction, direction)
-    both = np.kron(np.eye(SHAPE[0]), side) if block.part.columns else np.kron(side, np.eye(SHAPE[1]))
+    both = (
+        np.kron(np.eye(SHAPE[0]), side) if block.part.columns else np.kron(side, np.eye(SHAPE[1]))
+    )
     size = SHAPE[0] * SHAPE[1]
     matrix[FIRST : FIRST + size, FIRST : FIRST + size] = both
     return matrix
@@ -46,14 +56,20 @@ def rows(seed: int = 0) -> Tensor:
 
 @pytest.mark.parametrize("columns", [True, False])
 @pytest.mark.parametrize("directions", [0, 2])
-def test_products_and_resolvents_are_those_of_the_dense_matrix(columns: bool, directions: int) -> None:
+def test_products_and_resolvents_are_those_of_the_dense_matrix(
+    columns: bool, directions: int
+) -> None:
     found, x = precision(columns, directions=directions), rows()
     for k in range(K):
         p = dense(found, k)
         np.testing.assert_allclose(found.times(x)[k], p @ x[k].numpy(), atol=1e-13)
-        np.testing.assert_allclose(found.resolvent(x, 0.3)[k], np.linalg.solve(np.eye(D) + 0.3 * p, x[k]), atol=1e-13)
+        np.testing.assert_allclose(
+            found.resolvent(x, 0.3)[k], np.linalg.solve(np.eye(D) + 0.3 * p, x[k]), atol=1e-13
+        )
     some = torch.tensor([2, 0])
-    torch.testing.assert_close(rows_of(found, some).times(x[some]), found.times(x)[some], rtol=0, atol=0)
+    torch.testing.assert_close(
+        rows_of(found, some).times(x[some]), found.times(x)[some], rtol=0, atol=0
+    )
 
 
 @pytest.mark.parametrize("proximal", [False, True])

@@ -30,7 +30,14 @@ CLIP = 0.7
 class FakeRecords:
     """Records without privacy: chosen positions, a plain clip, no noise; it remembers whose data it was asked for."""
 
-    def __init__(self, data: FederatedDataset, steps: list[int], *, draw: float | None = None, clip: bool = False):
+    def __init__(
+        self,
+        data: FederatedDataset,
+        steps: list[int],
+        *,
+        draw: float | None = None,
+        clip: bool = False,
+    ):
         self.data, self.reserved, self.draw, self.clip = data, torch.tensor(steps), draw, clip
         self.made = torch.zeros(len(steps), dtype=torch.int64)
         self.asked: list[tuple[int, ...]] = []
@@ -66,22 +73,33 @@ class FakeRecords:
         total = 0.0
         for rows, owner in chunks:
             if self.clip:
-                rows = rows * (CLIP / (rows.norm(dim=1) + 1e-6)).clamp(max=1.0)[:, None]  # as Opacus
+                rows = (
+                    rows * (CLIP / (rows.norm(dim=1) + 1e-6)).clamp(max=1.0)[:, None]
+                )  # as Opacus
             total = total + rows.new_zeros(len(clients), rows.shape[1]).index_add_(0, owner, rows)
-        return total / torch.tensor([[self.denominator(client)] for client in clients.tolist()], dtype=torch.float64)
+        return total / torch.tensor(
+            [[self.denominator(client)] for client in clients.tolist()], dtype=torch.float64
+        )
 
 
-def private(data, module, solver: LocalSolver, start, records, clients=None, **options) -> torch.Tensor:
+def private(
+    data, module, solver: LocalSolver, start, records, clients=None, **options
+) -> torch.Tensor:
     """The models of some clients, whose order in the stack is that of their numbers of steps."""
     stack = StackedModule(module, capacity=1, device=CPU, dtype=torch.float64)
     clients = torch.arange(len(data)) if clients is None else clients
-    own = {name: value[clients] if isinstance(value, torch.Tensor) else value for name, value in options.items()}
+    own = {
+        name: value[clients] if isinstance(value, torch.Tensor) else value
+        for name, value in options.items()
+    }
     run = LocalTraining(data, cross_entropy, solver, ROUND, start[clients], **own)
     steps, models = records.steps(clients), start[clients].clone()
     order = torch.argsort(steps, descending=True, stable=True)
     order = order[steps[order] > 0]
     if len(order):
-        for place, trained in run.train(stack, order, run.on_records(stack, clients[order], records)):
+        for place, trained in run.train(
+            stack, order, run.on_records(stack, clients[order], records)
+        ):
             models[place] = trained
     return models
 
@@ -107,10 +125,14 @@ def test_all_records_without_clip_and_noise_are_plain_training(solver, dropout):
     torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-12)
 
 
-def opacus_training(data, module, solver: LocalSGD, start, records: FakeRecords, client: int) -> torch.Tensor:
+def opacus_training(
+    data, module, solver: LocalSGD, start, records: FakeRecords, client: int
+) -> torch.Tensor:
     """The specification: one client, Opacus' clipping and its optimizer, with a noise of 0."""
     layout = Layout.of(module)
-    model = GradSampleModule(layout.load(copy.deepcopy(module), start[client]), loss_reduction="sum")
+    model = GradSampleModule(
+        layout.load(copy.deepcopy(module), start[client]), loss_reduction="sum"
+    )
     inner = torch.optim.SGD(
         model.parameters(), lr=solver.lr, momentum=solver.momentum, weight_decay=solver.weight_decay
     )
@@ -160,7 +182,10 @@ def test_nobody_to_train_and_nothing_drawn():
     solver = LocalSGD(lr=0.2, weight_decay=0.5)
     assert torch.equal(private(data, module, solver, start, FakeRecords(data, [0] * 7)), start)
     empty = torch.arange(0)
-    assert private(data, module, solver, start, FakeRecords(data, [1] * 7), empty).shape == (0, start.shape[1])
+    assert private(data, module, solver, start, FakeRecords(data, [1] * 7), empty).shape == (
+        0,
+        start.shape[1],
+    )
     got = private(data, module, solver, start, FakeRecords(data, [1] * 7, draw=1e-12))
     torch.testing.assert_close(got, start * (1 - 0.2 * 0.5), rtol=1e-12, atol=1e-14)
 
@@ -177,7 +202,9 @@ def releases(data: FederatedDataset, dimension: int, batch_size: int | None) -> 
         batch_size=batch_size,
     )
     privacy = RecordPrivacy(clip_norm=CLIP, noise_multiplier=1.0, delta=1e-5)
-    channel = open_channel(privacy, (plan,), FullParticipation().bind(len(data)), seed=3, steps=ROUND + 1)
+    channel = open_channel(
+        privacy, (plan,), FullParticipation().bind(len(data)), seed=3, steps=ROUND + 1
+    )
     cohort = torch.tensor([0, 2, 3, 4, 5, 6])
     channel._drawn[ROUND] = cohort
     channel.begin(ROUND, cohort)
@@ -194,8 +221,15 @@ def test_with_production_draws_and_noise_company_and_order_do_not_matter(batch_s
     whole = private(data, module, solver, start, releases(data, size, batch_size), **options)
     assert torch.equal(whole[1], start[1])
     assert float((whole - start).norm(dim=1)[[0, 2, 3, 4, 5, 6]].min()) > 0.1
-    for clients in (torch.tensor([6, 1, 0]), torch.tensor([2, 3]), torch.tensor([5]), torch.tensor([4])):
-        part = private(data, module, solver, start, releases(data, size, batch_size), clients, **options)
+    for clients in (
+        torch.tensor([6, 1, 0]),
+        torch.tensor([2, 3]),
+        torch.tensor([5]),
+        torch.tensor([4]),
+    ):
+        part = private(
+            data, module, solver, start, releases(data, size, batch_size), clients, **options
+        )
         torch.testing.assert_close(part, whole[clients], rtol=1e-10, atol=1e-12)
 
 
@@ -208,4 +242,6 @@ def test_a_record_has_the_same_gradient_whoever_is_drawn_with_it():
         records.drawn = lambda client, step: torch.tensor(positions)  # type: ignore[method-assign]
         return private(data, module, LocalSGD(lr=1.0), start, records) - start
 
-    torch.testing.assert_close(moved(0, 1, 2), moved(0) + moved(1) + moved(2), rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(
+        moved(0, 1, 2), moved(0) + moved(1) + moved(2), rtol=1e-10, atol=1e-12
+    )

@@ -37,7 +37,9 @@ def networks() -> dict[str, nn.Module]:
 
 
 def stacked(module: nn.Module) -> tuple[StackedModule, Perceptron, Tensor]:
-    stack = StackedModule(module.double(), capacity=K, device=torch.device("cpu"), dtype=torch.float64)
+    stack = StackedModule(
+        module.double(), capacity=K, device=torch.device("cpu"), dtype=torch.float64
+    )
     assert isinstance(stack.network, Perceptron)
     rows = stack.load(torch.randn(K, stack.layout.dimension, dtype=torch.float64) * 0.5, K)
     return stack, stack.network, rows
@@ -53,13 +55,18 @@ def gradients(module: nn.Module, rows: Tensor, x: Tensor, y: Tensor, mask: Tenso
     return torch.stack(found)
 
 
-def check_descent(network: Any, module: nn.Module, rows: Tensor, x: Tensor, y: Tensor, mask: Tensor, loss) -> None:
+def check_descent(
+    network: Any, module: nn.Module, rows: Tensor, x: Tensor, y: Tensor, mask: Tensor, loss
+) -> None:
     """Outputs, gradients and steps with a momentum are those of automatic differentiation."""
     expected = gradients(module, rows, x, y, mask, loss)
     values = network.forward(rows, x)
     assert values is not None
     outputs = torch.stack(
-        [functional_call(module, Layout.of(module).views(row), (one,)) for row, one in zip(rows, x, strict=True)]
+        [
+            functional_call(module, Layout.of(module).views(row), (one,))
+            for row, one in zip(rows, x, strict=True)
+        ]
     )
     torch.testing.assert_close(values[-1], outputs, rtol=1e-10, atol=1e-12)
     signal = output_gradient(loss, values[-1], y, mask.double() / mask.sum(1, keepdim=True))
@@ -89,7 +96,9 @@ def test_what_is_added_to_the_losses_is_differentiated_too() -> None:
     leaf = outputs.clone().requires_grad_()
     total = ((example_losses(loss, leaf, y) + (leaf - others).square().sum(-1)) * weight).sum()
     expected = torch.autograd.grad(total, leaf)[0]
-    got = output_gradient(loss, outputs, y, weight, lambda values: (values - others).square().sum(-1))
+    got = output_gradient(
+        loss, outputs, y, weight, lambda values: (values - others).square().sum(-1)
+    )
     torch.testing.assert_close(got, expected, rtol=1e-12, atol=0.0)
 
 
@@ -100,7 +109,9 @@ def test_a_pull_to_predictions_has_the_gradient_of_its_divergence() -> None:
     loss, leaf = LOSSES["cross_entropy"], outputs.clone().requires_grad_()
     log_p, log_q = leaf.log_softmax(-1), others.log_softmax(-1)
     both_ways = (log_p.exp() * (log_p - log_q) + log_q.exp() * (log_q - log_p)).sum(-1)
-    expected = torch.autograd.grad(((example_losses(loss, leaf, y) + 0.3 * both_ways) * weight).sum(), leaf)[0]
+    expected = torch.autograd.grad(
+        ((example_losses(loss, leaf, y) + 0.3 * both_ways) * weight).sum(), leaf
+    )[0]
     got = output_gradient(loss, outputs, y, weight, Pull(softmax_divergence, others, 0.3))
     torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-14)
 

@@ -14,7 +14,9 @@ NORMS = ("nuclear", "l2", "l21", "l1")
 
 
 def random(*shape, seed=0, scale=2.0):
-    return scale * torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    return scale * torch.randn(
+        *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
+    )
 
 
 def project(name, x, radius):
@@ -57,7 +59,9 @@ def test_values_and_operators_are_batched(name):
         for i in range(3):
             for j in range(2):
                 torch.testing.assert_close(value[i, j], penalty.value(x[i, j]), rtol=1e-13, atol=0)
-                torch.testing.assert_close(out[i, j], penalty.prox(x[i, j], t), rtol=1e-12, atol=1e-12)
+                torch.testing.assert_close(
+                    out[i, j], penalty.prox(x[i, j], t), rtol=1e-12, atol=1e-12
+                )
 
 
 # --- operators
@@ -65,7 +69,14 @@ def test_values_and_operators_are_batched(name):
 
 @pytest.mark.parametrize("name", NORMS)
 def test_what_the_operator_takes_away_is_the_projection_on_the_dual_ball(name):
-    for shape, t in (((1, 1), 0.3), ((6, 1), 2.0), ((1, 6), 0.3), ((7, 4), 0.0), ((4, 7), 2.0), ((5, 5), 1e3)):
+    for shape, t in (
+        ((1, 1), 0.3),
+        ((6, 1), 2.0),
+        ((1, 6), 0.3),
+        ((7, 4), 0.0),
+        ((4, 7), 2.0),
+        ((5, 5), 1e3),
+    ):
         x = random(*shape, seed=sum(shape))
         out = PENALTIES[name].prox(x, t)
         torch.testing.assert_close(out + project(name, x, t), x, rtol=1e-12, atol=1e-12)
@@ -100,9 +111,19 @@ def spectrum(d, width, values, seed=0):
 
 def test_known_singular_values_are_shrunk():
     for d, width in ((20, 28), (28, 20), (80, 150), (150, 80)):
-        values = [9.0, 9.0, 4.0, 2.0 + 1e-9, 2.0, 1.5, 0.2]  # a tie, one at the threshold, rank below the side
+        values = [
+            9.0,
+            9.0,
+            4.0,
+            2.0 + 1e-9,
+            2.0,
+            1.5,
+            0.2,
+        ]  # a tie, one at the threshold, rank below the side
         x, u, v = spectrum(d, width, values)
-        expected = (u * torch.tensor([7.0, 7.0, 2.0, 1e-9, 0.0, 0.0, 0.0], dtype=torch.float64)) @ v.mT
+        expected = (
+            u * torch.tensor([7.0, 7.0, 2.0, 1e-9, 0.0, 0.0, 0.0], dtype=torch.float64)
+        ) @ v.mT
         torch.testing.assert_close(prox_nuclear(x, 2.0), expected, rtol=0, atol=1e-12)
 
 
@@ -144,9 +165,14 @@ def test_no_general_minimizer_does_better(name):
 @pytest.mark.parametrize("ratio", [1e1, 1e3, 1e5, 1e7])
 @pytest.mark.parametrize("shape", [(20, 28), (60, 30)])
 def test_several_matrices_are_as_exact_as_one(shape, ratio):
-    values, t = torch.logspace(0, -math.log10(ratio) - 1, min(shape), dtype=torch.float64), 1 / ratio
+    values, t = (
+        torch.logspace(0, -math.log10(ratio) - 1, min(shape), dtype=torch.float64),
+        1 / ratio,
+    )
     each = [spectrum(*shape, values, seed=seed) for seed in range(4)]
     found = prox_nuclear(torch.stack([x for x, _, _ in each]), t)
     for (x, u, v), p in zip(each, found, strict=True):
         exact = (u * (values - t).clamp_min(0)) @ v.mT
-        assert float(torch.linalg.matrix_norm(p - exact)) <= 1e-9 * float(torch.linalg.matrix_norm(x))
+        assert float(torch.linalg.matrix_norm(p - exact)) <= 1e-9 * float(
+            torch.linalg.matrix_norm(x)
+        )

@@ -45,14 +45,23 @@ MODELS = {
     ),
 }
 
-ONE_AFTER_ANOTHER = ("RNN", "RNN of relu", "LSTM", "LSTM, two layers, both ways", "GRU without bias")
+ONE_AFTER_ANOTHER = (
+    "RNN",
+    "RNN of relu",
+    "LSTM",
+    "LSTM, two layers, both ways",
+    "GRU without bias",
+)
 """Those that train as they are, where no gradients of single records are needed."""
 
 
 def sequences() -> FederatedDataset:
     generator = torch.Generator().manual_seed(0)
     parts = {
-        f"client-{i}": (torch.randn(9, 5, 4, generator=generator), torch.randint(3, (9,), generator=generator))
+        f"client-{i}": (
+            torch.randn(9, 5, 4, generator=generator),
+            torch.randint(3, (9,), generator=generator),
+        )
         for i in range(4)
     }
     return FederatedDataset.from_tensors(parts, test=parts, classes=3)
@@ -72,12 +81,17 @@ def test_outputs_and_parameters_are_those_of_the_given_model(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "privacy", [ClientPrivacy(clip_norm=1.0, epsilon=8.0), RecordPrivacy(clip_norm=1.0, epsilon=8.0)]
+    "privacy",
+    [ClientPrivacy(clip_norm=1.0, epsilon=8.0), RecordPrivacy(clip_norm=1.0, epsilon=8.0)],
 )
 @pytest.mark.parametrize("name", ["RNN", "LSTM, two layers, both ways", "attention", "transformer"])
-def test_clients_train_together_what_was_refused(name: str, privacy: ClientPrivacy | RecordPrivacy) -> None:
+def test_clients_train_together_what_was_refused(
+    name: str, privacy: ClientPrivacy | RecordPrivacy
+) -> None:
     def trainer(model: nn.Module) -> Trainer:
-        return small.trainer(data=sequences(), model=model, privacy=privacy, rounds=2, dtype="float32")
+        return small.trainer(
+            data=sequences(), model=model, privacy=privacy, rounds=2, dtype="float32"
+        )
 
     if name in ONE_AFTER_ANOTHER:
         assert bool(torch.isfinite(trainer(MODELS[name]()).fit().shared).all())  # type: ignore[arg-type]

@@ -47,8 +47,14 @@ def networks() -> dict[str, tuple[nn.Module, Tensor]]:
         "root": (nn.Linear(6, 3), torch.randn(5, 6)),
         "mlp": (nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)), torch.randn(5, 6)),
         "shared": (Shared(), torch.randn(5, 6)),
-        "cnn": (nn.Sequential(strided, nn.ReLU(), reflected, nn.Flatten(), nn.Linear(64, 3)), torch.randn(5, 4, 8, 8)),
-        "tokens": (nn.Sequential(tokens, nn.Flatten(), nn.Linear(24, 3)), torch.randint(10, (5, 4))),
+        "cnn": (
+            nn.Sequential(strided, nn.ReLU(), reflected, nn.Flatten(), nn.Linear(64, 3)),
+            torch.randn(5, 4, 8, 8),
+        ),
+        "tokens": (
+            nn.Sequential(tokens, nn.Flatten(), nn.Linear(24, 3)),
+            torch.randint(10, (5, 4)),
+        ),
         "encoder": (nn.Sequential(encoder, nn.Flatten(), nn.Linear(32, 3)), torch.randn(5, 4, 8)),
     }
 
@@ -70,7 +76,9 @@ def adapted(name: str, **options: Any) -> tuple[nn.Module, Tensor]:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("training", [True, False])
 @torch.no_grad()
-def test_outputs_are_those_of_the_given_model_at_first_and_of_the_merged_one_later(name: str, training: bool) -> None:
+def test_outputs_are_those_of_the_given_model_at_first_and_of_the_merged_one_later(
+    name: str, training: bool
+) -> None:
     module, x = networks()[name]
     before = copy.deepcopy(module.state_dict())
     fresh = lora(module, rank=2, alpha=3.0)
@@ -81,7 +89,9 @@ def test_outputs_are_those_of_the_given_model_at_first_and_of_the_merged_one_lat
     merged = merge_lora(moved).train(training)
     torch.testing.assert_close(merged(x), moved.train(training)(x), rtol=1e-9, atol=1e-9)
     assert (moved(x) - module.double()(x)).abs().max() > 0.1
-    assert [type(child) for child in merged.modules()] == [type(child) for child in module.modules()]
+    assert [type(child) for child in merged.modules()] == [
+        type(child) for child in module.modules()
+    ]
     assert [*merged.state_dict()] == [*module.state_dict()]
     assert all(p.requires_grad for p in merged.parameters())
 
@@ -89,7 +99,12 @@ def test_outputs_are_those_of_the_given_model_at_first_and_of_the_merged_one_lat
 def test_only_the_factors_can_be_trained_and_keep_the_names_of_their_layer() -> None:
     module, _ = adapted("mlp", rank=2)
     trainable = {name: tuple(p.shape) for name, p in module.named_parameters() if p.requires_grad}
-    assert trainable == {"0.lora_A": (2, 6), "0.lora_B": (8, 2), "2.lora_A": (2, 8), "2.lora_B": (3, 2)}
+    assert trainable == {
+        "0.lora_A": (2, 6),
+        "0.lora_B": (8, 2),
+        "2.lora_A": (2, 8),
+        "2.lora_B": (3, 2),
+    }
     assert Layout.of(module).dimension == 2 * (6 + 8 + 8 + 3)
     assert module[0].scale == 1.0  # alpha is the rank unless it is given
     assert {"0.weight", "0.bias", "2.weight", "2.bias"} == set(Layout.of(module).frozen(module))
@@ -100,14 +115,20 @@ def test_targets_are_names_of_layers_or_of_what_holds_them() -> None:
     for targets, expected in {
         ("0",): {"0.linear1", "0.linear2"},
         ("*.linear1", "2"): {"0.linear1", "2"},
-        ("*",): {"0.linear1", "0.linear2", "2"},  # not the projection of attention, which no one calls
+        ("*",): {
+            "0.linear1",
+            "0.linear2",
+            "2",
+        },  # not the projection of attention, which no one calls
     }.items():
         names = Layout.of(lora(encoder, rank=2, targets=targets)).names
         assert {name.rpartition(".")[0] for name in names} == expected
 
 
 def test_layers_with_hooks_stay_as_they_are() -> None:
-    hooked = nn.Sequential(nn.Linear(4, 4), nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)), nn.Linear(4, 4))
+    hooked = nn.Sequential(
+        nn.Linear(4, 4), nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)), nn.Linear(4, 4)
+    )
     hooked[2].register_forward_hook(lambda module, x, y: y)
     assert Layout.of(lora(hooked, rank=1)).names == ("0.lora_A", "0.lora_B")
 
@@ -128,12 +149,18 @@ def test_a_factory_draws_the_start_of_the_model_and_then_the_factors() -> None:
     ("options", "message"),
     [
         ({"rank": 0}, r"lora\.rank is 0; it must be a whole number"),
-        ({"rank": 7}, r"lora\.rank is 7, but the weights it applies to have ranks up to 6; give 6 or less"),
+        (
+            {"rank": 7},
+            r"lora\.rank is 7, but the weights it applies to have ranks up to 6; give 6 or less",
+        ),
         ({"alpha": 0.0}, r"lora\.alpha is 0\.0; it must be a finite number above 0"),
         ({"targets": "0"}, r"lora\.targets is '0'; give a list"),
         ({"targets": [0]}, r"lora\.targets has 0, which is not text \(write '0'\)"),
         ({"targets": []}, r"lora\.targets is empty, .*embedding layers are 0, 2\."),
-        ({"targets": ["0", "fc*"]}, r"lora\.targets has 'fc\*', which no .* layer is named by; .*layers are 0, 2\."),
+        (
+            {"targets": ["0", "fc*"]},
+            r"lora\.targets has 'fc\*', which no .* layer is named by; .*layers are 0, 2\.",
+        ),
     ],
 )
 def test_wrong_settings_are_refused_by_name(options: dict[str, Any], message: str) -> None:
@@ -153,7 +180,9 @@ def test_what_is_no_model_or_has_nothing_to_merge_is_refused() -> None:
 # Stacks of clients
 
 
-def by_hand(module: nn.Module, row: Tensor, x: Tensor, y: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+def by_hand(
+    module: nn.Module, row: Tensor, x: Tensor, y: Tensor, mask: Tensor
+) -> tuple[Tensor, Tensor]:
     """Outputs, and the gradient of the mean loss, of one client whose weights are written out as W + s B A."""
     layout = Layout.of(module)
     factors = {name: value.clone().requires_grad_() for name, value in layout.views(row).items()}
@@ -164,7 +193,9 @@ def by_hand(module: nn.Module, row: Tensor, x: Tensor, y: Tensor, mask: Tensor) 
             a, b = factors[f"{prefix}lora_A"], factors[f"{prefix}lora_B"]
             if isinstance(child, nn.Conv2d):
                 parts = zip(a.chunk(child.groups), b.chunk(child.groups), strict=True)
-                product = torch.cat([torch.einsum("or,rihw->oihw", v[:, :, 0, 0], u) for u, v in parts])
+                product = torch.cat(
+                    [torch.einsum("or,rihw->oihw", v[:, :, 0, 0], u) for u, v in parts]
+                )
             else:
                 product = b @ a
             product = product.T if isinstance(child, nn.Embedding) else product
@@ -188,7 +219,9 @@ def test_a_stack_of_clients_equals_a_loop_over_written_out_weights(name: str, k:
     batches = torch.stack([x.roll(client, 0) for client in range(k)])
     y, mask = torch.randint(3, (k, 5), generator=generator), torch.ones(k, 5, dtype=torch.bool)
     outputs = stack.forward(batches)
-    losses = F.cross_entropy(outputs.flatten(0, 1), y.flatten(), reduction="none").view(k, 5).mean(1)
+    losses = (
+        F.cross_entropy(outputs.flatten(0, 1), y.flatten(), reduction="none").view(k, 5).mean(1)
+    )
     gradients = stack.backward(losses)
     for client in range(k):
         expected, gradient = by_hand(module, rows[client], batches[client], y[client], mask[client])
@@ -227,7 +260,9 @@ class Largest(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         for value in result if isinstance(result, (tuple, list)) else (result,):
             if isinstance(value, Tensor):
-                self.numbers = max(self.numbers, value.untyped_storage().nbytes() // value.element_size())
+                self.numbers = max(
+                    self.numbers, value.untyped_storage().nbytes() // value.element_size()
+                )
         return result
 
 
@@ -242,7 +277,11 @@ def test_no_weight_for_each_client_is_ever_made() -> None:
         with Largest() as seen:
             stack.backward(stack.forward(torch.randn(k, width, wide)).square().flatten(1).sum(1))
             stack.predict(rows, torch.randn(k, width, wide))
-            list(example_gradients(stack, torch.randn(k, width, wide), torch.zeros(k, width).long(), cross_entropy))
+            list(
+                example_gradients(
+                    stack, torch.randn(k, width, wide), torch.zeros(k, width).long(), cross_entropy
+                )
+            )
         largest[name] = seen.numbers
     assert largest["all"] >= k * wide * wide  # the check sees one where there is one
     assert largest["low rank"] < k * wide * wide / 2

@@ -29,14 +29,18 @@ def test_femnist_cnn_refuses_what_is_no_image():
 
 
 @pytest.mark.parametrize(
-    ("factory", "classes", "outputs"), [("softmax_regression", 10, 10), ("linear_regression", None, 1)]
+    ("factory", "classes", "outputs"),
+    [("softmax_regression", 10, 10), ("linear_regression", None, 1)],
 )
 def test_linear_models_start_at_zero(factory, classes, outputs):
     module = getattr(models, factory)()(DataSpec((1, 8, 8), classes, 5))
     assert parameters(module) == 65 * outputs
     assert all(not p.any() for p in module.parameters())
     assert module(torch.ones(4, 1, 8, 8)).shape == (4, outputs)
-    assert parameters(getattr(models, factory)(bias=False)(DataSpec((1, 8, 8), classes, 5))) == 64 * outputs
+    assert (
+        parameters(getattr(models, factory)(bias=False)(DataSpec((1, 8, 8), classes, 5)))
+        == 64 * outputs
+    )
 
 
 def test_mlp_layers_and_dropout():
@@ -64,7 +68,9 @@ def test_the_image_networks_have_the_papers_sizes():
 
 def test_batch_normalization_of_vectors_becomes_that_of_a_layer():
     """A group of each number would be constant, whatever goes in."""
-    net = models.with_group_norm(torch.nn.Sequential(torch.nn.Linear(5, 16), torch.nn.BatchNorm1d(16)))
+    net = models.with_group_norm(
+        torch.nn.Sequential(torch.nn.Linear(5, 16), torch.nn.BatchNorm1d(16))
+    )
     x = torch.randn(4, 5)
     torch.testing.assert_close(net(x), torch.nn.functional.layer_norm(net[0](x), (16,)))
     torch.testing.assert_close(net(x[:1]), net(x)[:1])
@@ -89,7 +95,8 @@ def test_batch_normalization_becomes_group_normalization():
 def test_torchvision_networks_train_privately(name, channels):
     generator = torch.Generator().manual_seed(0)
     rows = {
-        f"c{i}": (torch.randn(4, channels, 32, 32, generator=generator), torch.tensor([0, 1, 2, 1])) for i in range(3)
+        f"c{i}": (torch.randn(4, channels, 32, 32, generator=generator), torch.tensor([0, 1, 2, 1]))
+        for i in range(3)
     }
     run = small.trainer(
         algorithm=FedAvg(local=LocalSGD(lr=0.01, batch_size=2)),
@@ -104,11 +111,15 @@ def test_torchvision_networks_train_privately(name, channels):
 
 def test_torchvision_networks_that_do_not_fit_are_refused():
     spec = DataSpec((3, 32, 32), 10, 3)
-    with pytest.raises(ConfigError, match=r"torchvision_model\.name is 'resnet'; accepted: alexnet, "):
+    with pytest.raises(
+        ConfigError, match=r"torchvision_model\.name is 'resnet'; accepted: alexnet, "
+    ):
         models.torchvision_model("resnet")(spec)
     with pytest.raises(ConfigError, match=r"'resnet18' with weights=None cannot be made: .*depth"):
         models.torchvision_model("resnet18", depth=3)(spec)
     with pytest.raises(ModelError, match="torchvision_model needs images"):
         models.torchvision_model()(DataSpec((64,), 10, 3))
     with pytest.raises(ModelError, match=r"Layer 'bn1' is BatchNorm2d.*GroupNorm"):
-        prepare_module(models.torchvision_model(norm="keep")(spec), torch.zeros(2, 3, 32, 32), seed=0)
+        prepare_module(
+            models.torchvision_model(norm="keep")(spec), torch.zeros(2, 3, 32, 32), seed=0
+        )

@@ -26,7 +26,9 @@ Composition = Sequence[tuple[Any, int]]
 """Events of ``dp_accounting`` (or of this package), each with its number of uses."""
 
 _SAMPLED = ("PoissonSampledDpEvent", "ReplacedPoissonDpEvent")
-_COARSE = 0.005  # of the epsilon that is looked at: the most by which rounding down lowers the figure
+_COARSE = (
+    0.005  # of the epsilon that is looked at: the most by which rounding down lowers the figure
+)
 _WIDEST, _NARROWEST = 1e-2, 5e-6
 _POINTS = 200_000  # of one law on its grid
 _DEEPEST = 1e-14
@@ -54,7 +56,9 @@ def least_epsilon(composition: Composition, delta: float, scale: float) -> float
     if precision:
         counts[dp_event.GaussianDpEvent(precision**-0.5)] = 1
     laws = [_law(event, width).self_compose(count) for event, count in counts.items()]
-    return max(0.0, float(reduce(lambda one, other: one.compose(other), laws).get_epsilon_for_delta(delta)))
+    return max(
+        0.0, float(reduce(lambda one, other: one.compose(other), laws).get_epsilon_for_delta(delta))
+    )
 
 
 def _flat(composition: Iterable[tuple[Any, int]]) -> Iterable[tuple[Any, int]]:
@@ -71,12 +75,17 @@ def _flat(composition: Iterable[tuple[Any, int]]) -> Iterable[tuple[Any, int]]:
 def _law(event: Any, width: float) -> Any:
     """Return the privacy loss distribution of one event, from below, on a grid of ``width``."""
     name, inner, q = type(event).__name__, event, 1.0
-    options: dict[str, Any] = {"pessimistic_estimate": False, "value_discretization_interval": width}
+    options: dict[str, Any] = {
+        "pessimistic_estimate": False,
+        "value_discretization_interval": width,
+    }
     options["use_connect_dots"] = False  # it has no estimate from below
     if name in _SAMPLED:
         inner = event.event
         q = float(event.sampling_probability)
-        if name != "PoissonSampledDpEvent":  # one unit replaced: the sum with it moves by half of S, or the other way
+        if (
+            name != "PoissonSampledDpEvent"
+        ):  # one unit replaced: the sum with it moves by half of S, or the other way
             return _pair(inner, {0.0: 1 - q, 0.5: q}, {0.0: 1 - q, -0.5: q}, width)
     kind = type(inner).__name__
     if kind == "GaussianDpEvent":
@@ -90,12 +99,16 @@ def _alone(event: Any) -> Any:
     """Return what is under one coin, which is one law: Gaussian releases are one."""
     parts = list(_flat([(event, 1)]))
     if all(type(part).__name__ == "GaussianDpEvent" for part, _ in parts):
-        return dp_event.GaussianDpEvent(sum(count / part.noise_multiplier**2 for part, count in parts) ** -0.5)
+        return dp_event.GaussianDpEvent(
+            sum(count / part.noise_multiplier**2 for part, count in parts) ** -0.5
+        )
     ((part, _),) = parts
     return part
 
 
-def _pair(noise: Any, first: Mapping[float, float], second: Mapping[float, float], width: float) -> Any:
+def _pair(
+    noise: Any, first: Mapping[float, float], second: Mapping[float, float], width: float
+) -> Any:
     """Return the losses of two mixtures of one noise, each {centre in units of the sensitivity: weight}."""
     density, nodes = _noise(noise)
 
@@ -105,19 +118,31 @@ def _pair(noise: Any, first: Mapping[float, float], second: Mapping[float, float
             if weight == 0:
                 continue
             x, y, mass = nodes
-            values.append(_mixed(density, over, x + centre, y) - _mixed(density, against, x + centre, y))
+            values.append(
+                _mixed(density, over, x + centre, y) - _mixed(density, against, x + centre, y)
+            )
             masses.append(weight * mass)
         loss, mass = np.concatenate(values), np.concatenate(masses)
-        cells = max(1, math.ceil(float(np.ptp(loss)) / width / _POINTS))  # rounded down to every so many
+        cells = max(
+            1, math.ceil(float(np.ptp(loss)) / width / _POINTS)
+        )  # rounded down to every so many
         cell = np.floor(loss / (cells * width) + 1e-9).astype(np.int64) * cells
         lowest = int(cell.min())
-        return pld_pmf.DensePLDPmf(width, lowest, np.bincount(cell - lowest, weights=mass), 0.0, False)
+        return pld_pmf.DensePLDPmf(
+            width, lowest, np.bincount(cell - lowest, weights=mass), 0.0, False
+        )
 
     return pld.PrivacyLossDistribution(losses(first, second), losses(second, first))
 
 
-def _mixed(density: Any, mixture: Mapping[float, float], x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    terms = [math.log(weight) + density(x - centre, y) for centre, weight in mixture.items() if weight > 0]
+def _mixed(
+    density: Any, mixture: Mapping[float, float], x: np.ndarray, y: np.ndarray
+) -> np.ndarray:
+    terms = [
+        math.log(weight) + density(x - centre, y)
+        for centre, weight in mixture.items()
+        if weight > 0
+    ]
     out: np.ndarray = np.logaddexp.reduce(terms)
     return out
 
@@ -139,13 +164,19 @@ def _noise(event: Any) -> tuple[Any, tuple[np.ndarray, np.ndarray, np.ndarray]]:
         x, mass = np.concatenate([x, -x]), np.concatenate([mass, mass])
         return (lambda x, y: -np.abs(x) / b), (x, np.zeros_like(x), mass)
     beta, d = float(event.epsilon), int(event.dimension)
-    radius = np.concatenate([special.gammaincinv(d, low), special.gammainccinv(d, low)])[:, None] / beta
+    radius = (
+        np.concatenate([special.gammaincinv(d, low), special.gammainccinv(d, low)])[:, None] / beta
+    )
     half = special.betaincinv((d - 1) / 2, (d - 1) / 2, low)  # (1 + cosine) / 2 below its median
     cosine = np.concatenate([2 * half - 1, 1 - 2 * half])
     sine = 2 * np.sqrt(half * (1 - half))
     both = np.concatenate([mass, mass])
     x, y = radius * cosine, radius * np.concatenate([sine, sine])
-    return (lambda x, y: -beta * np.hypot(x, y)), (x.ravel(), y.ravel(), (both[:, None] * both).ravel())
+    return (lambda x, y: -beta * np.hypot(x, y)), (
+        x.ravel(),
+        y.ravel(),
+        (both[:, None] * both).ravel(),
+    )
 
 
 @lru_cache(maxsize=1)

@@ -28,11 +28,20 @@ def rows(counts: Sequence[int] = COUNTS, dimension: int = D) -> list[Tensor]:
 
 
 def door(
-    privacy: Any = PURE, *, caps=(4, 4, 4), counts=COUNTS, dimension: int = D, x=None, seed: int = 0, **options: Any
+    privacy: Any = PURE,
+    *,
+    caps=(4, 4, 4),
+    counts=COUNTS,
+    dimension: int = D,
+    x=None,
+    seed: int = 0,
+    **options: Any,
 ):
     """The channel of clients with such rows, or with ``x``."""
     x = rows(counts, dimension) if x is None else x
-    return open_activations(privacy, x, ids=IDS[: len(x)], caps=np.array(caps), seed=seed, **options)
+    return open_activations(
+        privacy, x, ids=IDS[: len(x)], caps=np.array(caps), seed=seed, **options
+    )
 
 
 def nothing(client: int, where: Tensor) -> Tensor:
@@ -74,4 +83,6 @@ class Door:
 
     def release(self, gradients: Callable[[int, Tensor], Tensor]) -> Tensor:
         made = [gradients(client, torch.from_numpy(runs)) for client, runs in self.channel.acting]
-        return torch.from_numpy(self.channel.release([one.numpy() if one.dim() == 2 else one for one in made]))
+        return torch.from_numpy(
+            self.channel.release([one.numpy() if one.dim() == 2 else one for one in made])
+        )

@@ -49,7 +49,9 @@ def test_opacus_prv_agrees_within_one_percent() -> None:
         prv = PRVAccountant()
         prv.history = [(z, 100 / 3400, 500)]
         other = prv.get_epsilon(delta=delta, eps_error=0.005)
-        assert epsilon(Poisson(100 / 3400, Gaussian(z)), 500, delta) == pytest.approx(other, rel=0.01)
+        assert epsilon(Poisson(100 / 3400, Gaussian(z)), 500, delta) == pytest.approx(
+            other, rel=0.01
+        )
 
 
 @pytest.mark.parametrize(("q", "z"), [(0.02, 1.1), (0.3, 4.0), (1.0, 2.0)])
@@ -59,12 +61,17 @@ def test_opacus_renyi_divergences_are_ours_at_equal_orders(q: float, z: float) -
 
     whole, broken = (2.0, 5.0, 8.0, 32.0, 64.0), (1.5, 5.5)
     event = Poisson(q, Gaussian(z))
-    theirs = [rdp.compute_rdp(q=q, noise_multiplier=z, steps=1, orders=orders) for orders in (whole, broken)]
+    theirs = [
+        rdp.compute_rdp(q=q, noise_multiplier=z, steps=1, orders=orders)
+        for orders in (whole, broken)
+    ]
     np.testing.assert_allclose(renyi_curve(event, whole), theirs[0], rtol=1e-9)
     assert np.all(renyi_curve(event, broken) >= theirs[1] * (1 - 1e-9))
 
 
-@pytest.mark.parametrize(("z", "uses", "delta"), [(4.0, 1, 1e-5), (20.0, 100, 1e-6), (1.0, 3, 1e-5), (300.0, 7, 1e-7)])
+@pytest.mark.parametrize(
+    ("z", "uses", "delta"), [(4.0, 1, 1e-5), (20.0, 100, 1e-6), (1.0, 3, 1e-5), (300.0, 7, 1e-7)]
+)
 def test_gaussian_composition_is_the_closed_form(z: float, uses: int, delta: float) -> None:
     exact = gaussian_epsilon(math.sqrt(uses) / z, delta)
     value = epsilon(Gaussian(z), uses, delta)
@@ -96,7 +103,9 @@ def test_the_affordable_uses_are_all_that_fit() -> None:
     most = price.affordable(3.0, 1.5)
     assert epsilon(event, most, 1e-5) <= 3.0 < epsilon(event, most + 1, 1e-5)
     limits = (0, 1, most - 1, most, most + 9)
-    assert [price.affordable(3.0, 1.5, limit) for limit in limits] == [min(most, limit) for limit in limits]
+    assert [price.affordable(3.0, 1.5, limit) for limit in limits] == [
+        min(most, limit) for limit in limits
+    ]
     assert price.affordable(1e-3, 1.5) == 0
 
 
@@ -112,13 +121,18 @@ def density(mean: float | np.ndarray) -> np.ndarray:
 
 
 def hockey_stick(p: np.ndarray, q: np.ndarray) -> float:
-    return float(max(np.maximum(p - math.exp(EPS) * q, 0).sum(), np.maximum(q - math.exp(EPS) * p, 0).sum()) * CELL)
+    return float(
+        max(np.maximum(p - math.exp(EPS) * q, 0).sum(), np.maximum(q - math.exp(EPS) * p, 0).sum())
+        * CELL
+    )
 
 
 def composed_delta(multiplier: float, uses: int) -> float:
     from dp_accounting.pld import privacy_loss_distribution as pld
 
-    step = pld.from_gaussian_mechanism(multiplier, sampling_prob=Q, value_discretization_interval=1e-3)
+    step = pld.from_gaussian_mechanism(
+        multiplier, sampling_prob=Q, value_discretization_interval=1e-3
+    )
     return float(step.self_compose(uses).get_delta_for_epsilon(EPS))
 
 

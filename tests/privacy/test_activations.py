@@ -44,7 +44,9 @@ def test_a_release_is_the_mean_of_clipped_gradients_and_noise(mechanism: str) ->
         scale[0, 0] = math.nan
         moved = channel.release(lambda k, where, scale=scale: scale) - silent.release(nothing)
         gradients = scale[0, :, None].nan_to_num() * x[client]
-        norms = torch.linalg.vector_norm(gradients, ord=1 if mechanism == "laplace" else 2, dim=1, keepdim=True)
+        norms = torch.linalg.vector_norm(
+            gradients, ord=1 if mechanism == "laplace" else 2, dim=1, keepdim=True
+        )
         expected = (gradients * torch.clamp(0.5 / norms.clamp(min=1e-300), max=1.0)).mean(0)
         assert torch.allclose(moved[0], expected, rtol=1e-5, atol=1e-12)
 
@@ -54,7 +56,9 @@ def test_caps_are_hard_and_nothing_is_charged_beyond_them() -> None:
     channel.begin(0, torch.tensor([[0, 1, 0]]))
     for _ in range(3):
         channel.release(nothing)
-    with pytest.raises(BudgetExhausted, match="client 0 would take part 3 times, above its cap of 2"):
+    with pytest.raises(
+        BudgetExhausted, match="client 0 would take part 3 times, above its cap of 2"
+    ):
         channel.begin(3, torch.tensor([[1, 0]]))
     assert channel.account.uses.tolist() == [[2, 1, 0]]
     channel.begin(3, torch.tensor([[1, -1]]))
@@ -64,8 +68,13 @@ def test_caps_are_hard_and_nothing_is_charged_beyond_them() -> None:
 
 def test_pure_epsilons_add_up_to_each_clients_budget() -> None:
     budgets = {"a": 0.5, "b": 1.0, "c": 4.0}
-    channel = door(RecordPrivacy(clip_norm=0.5, epsilon=budgets, mechanism="laplace", delta=0.0), caps=(2, 5, 8))
-    assert channel.noise_multipliers == pytest.approx(np.array([2 / 0.5, 5 / 1.0, 8 / 4.0]), rel=1e-4)
+    channel = door(
+        RecordPrivacy(clip_norm=0.5, epsilon=budgets, mechanism="laplace", delta=0.0),
+        caps=(2, 5, 8),
+    )
+    assert channel.noise_multipliers == pytest.approx(
+        np.array([2 / 0.5, 5 / 1.0, 8 / 4.0]), rel=1e-4
+    )
     channel.begin(0, torch.tensor([[0, 0, 1, 1, 1, 1, 1, *[2] * 8]]))
     assert channel.account.epsilons()[0] == pytest.approx(np.array([0.5, 1.0, 4.0]), rel=1e-4)
     assert (channel.account.epsilons() <= np.array([0.5, 1.0, 4.0])).all()
@@ -76,8 +85,14 @@ def test_pure_epsilons_add_up_to_each_clients_budget() -> None:
 
 
 def test_a_fixed_multiplier_and_a_budget_give_the_cap() -> None:
-    privacy = RecordPrivacy(clip_norm=0.5, noise_multiplier=10.0, epsilon=0.55, mechanism="laplace", delta=0.0)
-    assert door(privacy, caps=(3, 9, 9)).caps.tolist() == [3, 5, 5]  # 5 x 0.1 fits, 6 x 0.1 does not
+    privacy = RecordPrivacy(
+        clip_norm=0.5, noise_multiplier=10.0, epsilon=0.55, mechanism="laplace", delta=0.0
+    )
+    assert door(privacy, caps=(3, 9, 9)).caps.tolist() == [
+        3,
+        5,
+        5,
+    ]  # 5 x 0.1 fits, 6 x 0.1 does not
 
 
 @pytest.mark.parametrize("mechanism", ["laplace", "gaussian"])
@@ -86,21 +101,28 @@ def test_a_client_that_acts_in_several_replicates_is_asked_once(mechanism: str) 
     rng, replicates, counts = np.random.default_rng(0), 7, (5, 2, 6)
     privacy = replace(PURE, mechanism=mechanism, delta=0.0 if mechanism == "laplace" else 1e-5)
     clients = torch.from_numpy(rng.integers(-1, 3, (replicates, 30)))
-    table = rng.standard_normal((3, replicates, max(counts))) * 10.0 ** rng.integers(-3, 4, max(counts))
+    table = rng.standard_normal((3, replicates, max(counts))) * 10.0 ** rng.integers(
+        -3, 4, max(counts)
+    )
     table[:, :, 1], table[:, 0, 0] = math.nan, math.inf
     given = torch.from_numpy(table)
-    channel, silent = (door(privacy, caps=(30,) * 3, counts=counts, replicates=replicates) for _ in range(2))
+    channel, silent = (
+        door(privacy, caps=(30,) * 3, counts=counts, replicates=replicates) for _ in range(2)
+    )
     channel.begin(0, clients)
     silent.begin(0, clients)
     for acting in clients.T.tolist():
-        assert [client for client, _ in channel.acting] == sorted({client for client in acting if client >= 0})
+        assert [client for client, _ in channel.acting] == sorted(
+            {client for client in acting if client >= 0}
+        )
         found = channel.release(lambda k, runs: given[k, runs, : counts[k]])
         found -= silent.release(lambda k, runs: torch.zeros(len(runs), counts[k]).double())
         for run, client in enumerate(acting):
             expected = np.zeros(D)
             if client >= 0:
                 expected = (
-                    channel.records.of_factors(client, table[client, [run], : counts[client]])[0] / counts[client]
+                    channel.records.of_factors(client, table[client, [run], : counts[client]])[0]
+                    / counts[client]
                 )
             np.testing.assert_allclose(found[run], expected, rtol=1e-9, atol=1e-9)
 
@@ -118,7 +140,10 @@ def test_ledger_and_crash_and_resume(tmp_path: Path) -> None:
     first.release(ones)
     first.account.ledger._close_files()  # killed
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [line["cohorts"] for line in lines if line["kind"] == "charge"] == [[[0], [1], [2]], [[2], [2], [1]]]
+    assert [line["cohorts"] for line in lines if line["kind"] == "charge"] == [
+        [[0], [1], [2]],
+        [[2], [2], [1]],
+    ]
     second = opened()
     second.start(2)  # a checkpoint after two activations; the next block is cut elsewhere
     assert second.account.uses.tolist() == [[1, 1, 0]]
@@ -129,7 +154,9 @@ def test_ledger_and_crash_and_resume(tmp_path: Path) -> None:
     third = opened()
     third.start(2)
     assert third.account.uses.tolist() == [[1, 1, 0]]
-    assert third.report.epsilon == pytest.approx(2.0 / 9 * 3)  # seven answers were seen, three of them client 2's
+    assert third.report.epsilon == pytest.approx(
+        2.0 / 9 * 3
+    )  # seven answers were seen, three of them client 2's
     assert third.report.releases == 7
     assert third.report.by_client == pytest.approx((2.0 / 9 * 2, 2.0 / 9 * 2, 2.0 / 9 * 3))
     third.close()
@@ -146,7 +173,11 @@ def test_no_row_escapes_the_clip(row: float, factor: float) -> None:
         x[1][0] = value
         channel = open_activations(privacy, x, ids=IDS, caps=np.array([4, 4, 4]), seed=0)
         channel.begin(0, torch.tensor([[1]]))
-        released.append(channel.release(lambda k, where: torch.full((1, COUNTS[k]), factor, dtype=torch.float64)))
+        released.append(
+            channel.release(
+                lambda k, where: torch.full((1, COUNTS[k]), factor, dtype=torch.float64)
+            )
+        )
     assert (released[0] - released[1]).norm() <= 0.5 / COUNTS[1]
 
 
@@ -179,8 +210,13 @@ def test_activations_of_the_wrong_shape_or_number_are_refused() -> None:
 
 def test_plans_that_activations_do_not_follow_are_refused() -> None:
     plan = GradientPlan(ids=IDS, counts=np.array(COUNTS), dimension=D, caps=np.array([4, 4, 4]))
-    for unused in ({"steps": np.zeros(3, dtype=np.int64)}, {"batch_size": 2}):  # by the former nothing would be charged
-        with pytest.raises(PrivacyError, match=f"{next(iter(unused))}.*not for clients that act one at a time"):
+    for unused in (
+        {"steps": np.zeros(3, dtype=np.int64)},
+        {"batch_size": 2},
+    ):  # by the former nothing would be charged
+        with pytest.raises(
+            PrivacyError, match=f"{next(iter(unused))}.*not for clients that act one at a time"
+        ):
             open_channel(PURE, (replace(plan, **unused),), "a schedule", seed=0)
     with pytest.raises(PrivacyError, match="caps"):
         open_channel(PURE, (replace(plan, caps=None),), "a schedule", seed=0)
@@ -198,7 +234,9 @@ def test_plans_that_activations_do_not_follow_are_refused() -> None:
 def test_without_privacy_nothing_is_clipped_or_noised() -> None:
     channel, x = door(None), rows()
     channel.begin(0, torch.tensor([[1]]))
-    assert torch.allclose(channel.release(lambda k, where: 100 * ones(k, where))[0], 100 * x[1].mean(0))
+    assert torch.allclose(
+        channel.release(lambda k, where: 100 * ones(k, where))[0], 100 * x[1].mean(0)
+    )
     assert channel.epsilon == math.inf
     assert channel.report.text() == "not private: epsilon = inf, no clip, no noise"
 
@@ -209,7 +247,10 @@ def test_composition_at_delta_zero_is_the_sum_of_pure_epsilons() -> None:
 
 
 def test_what_a_published_accounting_charged_stays_refuted(tmp_path: Path) -> None:
-    path, published = tmp_path / "ledger.jsonl", PublishedClaim(lambda z: 1.0 / z, "a private state is not protected")
+    path, published = (
+        tmp_path / "ledger.jsonl",
+        PublishedClaim(lambda z: 1.0 / z, "a private state is not protected"),
+    )
     privacy = RecordPrivacy(clip_norm=1.0, epsilon=1.0, source="secure")
     door(privacy, ledger_path=path, published=published).close()
     door(privacy, ledger_path=path, published=published, resume=True).close()
@@ -223,12 +264,17 @@ def test_a_report_has_the_multipliers_of_all_clients_that_may_act() -> None:
     z = channel.noise_multipliers
     assert z.argmin() == 1
     assert f"of multipliers {z.min():.5g} to {z.max():.5g} by client" in channel.report.text()
-    assert "multipliers" not in door(RecordPrivacy(clip_norm=1.0, noise_multiplier=2.0)).report.text()
+    assert (
+        "multipliers" not in door(RecordPrivacy(clip_norm=1.0, noise_multiplier=2.0)).report.text()
+    )
 
 
 def test_a_published_accounting_is_printed_beside_an_infinite_epsilon() -> None:
     privacy = RecordPrivacy(clip_norm=0.5, noise_multiplier=4.0, mechanism="l2_laplace", delta=1e-5)
-    channel = door(privacy, published=PublishedClaim(lambda z: 1.0 / z + 0.5, "a private state is not protected"))
+    channel = door(
+        privacy,
+        published=PublishedClaim(lambda z: 1.0 / z + 0.5, "a private state is not protected"),
+    )
     assert channel.epsilon == 0.0
     channel.begin(0, torch.tensor([[0]]))
     report = channel.report
@@ -286,7 +332,9 @@ def test_releases_have_the_same_bits_when_they_are_recorded_or_tapped() -> None:
 
 def test_pure_budgets_are_divided_in_proportion_to_the_weights() -> None:
     channel = door(allocation=WEIGHTS)
-    assert channel.noise_multipliers == pytest.approx(np.full(3, 4 / 2.0), rel=1e-4)  # mean weight 1: z = cap / epsilon
+    assert channel.noise_multipliers == pytest.approx(
+        np.full(3, 4 / 2.0), rel=1e-4
+    )  # mean weight 1: z = cap / epsilon
     channel.begin(0, torch.tensor([[0, 0, 2]]))
     assert channel.account.epsilons()[0] == pytest.approx([2 * 3 / 16, 0, 2 * 5 / 12], rel=1e-4)
     for _ in range(3):
@@ -303,8 +351,12 @@ def test_equal_weights_are_no_weights() -> None:
 
 
 def test_a_fixed_multiplier_caps_by_the_weights_in_order() -> None:
-    privacy = RecordPrivacy(clip_norm=0.5, noise_multiplier=10.0, epsilon=0.16, mechanism="laplace", delta=0.0)
-    channel = door(privacy, allocation=WEIGHTS)  # epsilons .025 .05 .075 .25; .1 x 4; .167 .167 .033 .033
+    privacy = RecordPrivacy(
+        clip_norm=0.5, noise_multiplier=10.0, epsilon=0.16, mechanism="laplace", delta=0.0
+    )
+    channel = door(
+        privacy, allocation=WEIGHTS
+    )  # epsilons .025 .05 .075 .25; .1 x 4; .167 .167 .033 .033
     assert channel.caps.tolist() == [3, 1, 0]
 
 
@@ -329,7 +381,9 @@ def test_gradients_of_any_model_are_clipped_one_by_one(mechanism: str, dtype: to
         noise = silent.release(lambda k, where: torch.zeros(len(where), COUNTS[k], D))
         for r in range(2):
             rows = gradients[clients[r, s]][r].double().nan_to_num(0.0)
-            norms = torch.linalg.vector_norm(rows, ord=1 if mechanism == "laplace" else 2, dim=1, keepdim=True)
+            norms = torch.linalg.vector_norm(
+                rows, ord=1 if mechanism == "laplace" else 2, dim=1, keepdim=True
+            )
             expected = (rows * torch.clamp(0.5 / norms.clamp(min=1e-300), max=1.0)).mean(0)
             assert torch.allclose(found[r] - noise[r], expected, rtol=1e-5, atol=1e-9)
     with pytest.raises(ConfigError, match=r"of shape \(2, 20, 3\); needed: \(2, 20, 4\)"):
@@ -363,8 +417,14 @@ def test_clients_without_data_are_nobody() -> None:
         ({"rate": np.array([0.5, 0.5])}, "rate is .*each of 3 clients"),
         ({"rate": "all"}, "rate is 'all'"),
         *(({"rate": rate}, "rate is") for rate in (0.0, 1.1, math.nan)),
-        *(({"x": x}, r"x must have rows \(n_i, 4\) of each of 3 clients") for x in ([], [torch.zeros(4)] * 3)),
-        ({"x": [*rows()[:2], torch.zeros(5, 3)]}, r"x must have rows \(n_i, 4\) of each of 3 clients"),
+        *(
+            ({"x": x}, r"x must have rows \(n_i, 4\) of each of 3 clients")
+            for x in ([], [torch.zeros(4)] * 3)
+        ),
+        (
+            {"x": [*rows()[:2], torch.zeros(5, 3)]},
+            r"x must have rows \(n_i, 4\) of each of 3 clients",
+        ),
         ({"x": None, "counts": np.ones(3, dtype=int), "dimension": 0}, "dimension is 0"),
         ({"x": None, "counts": np.ones(2, dtype=int), "dimension": 3}, "counts has shape"),
     ],

@@ -32,12 +32,19 @@ WEIGHTS = normalized([float(t) ** 0.7 for t in range(1, 9)])
 GAUSSIAN = ClientPrivacy(clip_norm=2.0, epsilon=1.5, delta=1e-5)
 
 
-def plan(form: Any = "symmetric", weights: tuple[float, ...] | None = WEIGHTS, d: int = 3) -> ReleasePlan:
+def plan(
+    form: Any = "symmetric", weights: tuple[float, ...] | None = WEIGHTS, d: int = 3
+) -> ReleasePlan:
     return ReleasePlan(name="c", dimension=d, form=form, allocation=weights)
 
 
-def opened(privacy: Any, one: ReleasePlan, sampler: Any = None, seed: int = 1, **options: Any) -> Rounds:
-    bound, steps = (sampler or FullParticipation()).bind(20), options.pop("steps", len(one.allocation or ()))
+def opened(
+    privacy: Any, one: ReleasePlan, sampler: Any = None, seed: int = 1, **options: Any
+) -> Rounds:
+    bound, steps = (
+        (sampler or FullParticipation()).bind(20),
+        options.pop("steps", len(one.allocation or ())),
+    )
     return open_channel(privacy, (one,), bound, seed=seed, steps=steps, **options)
 
 
@@ -58,7 +65,9 @@ def test_gaussian_uses_compose_to_the_budget_in_closed_form() -> None:
     z = channel.noise_multiplier
     own = [z / w for w in WEIGHTS]
     for uses in (1, 3, 8):
-        assert channel.epsilon_at(uses) == pytest.approx(gaussian_epsilon(own[:uses], 1e-5), rel=1e-9)
+        assert channel.epsilon_at(uses) == pytest.approx(
+            gaussian_epsilon(own[:uses], 1e-5), rel=1e-9
+        )
     assert 1.5 * (1 - 1e-4) < channel.epsilon_at(8) <= 1.5
 
 
@@ -67,8 +76,18 @@ def test_gaussian_uses_compose_to_the_budget_in_closed_form() -> None:
     [
         ("gaussian", 1.0, dp_event.GaussianDpEvent, 2e-3),
         ("laplace", 1.0, dp_event.LaplaceDpEvent, 2e-3),
-        ("laplace", 0.2, lambda z: dp_event.PoissonSampledDpEvent(0.2, dp_event.LaplaceDpEvent(z)), 5e-3),
-        ("gaussian", 0.2, lambda z: dp_event.PoissonSampledDpEvent(0.2, dp_event.GaussianDpEvent(z)), 5e-3),
+        (
+            "laplace",
+            0.2,
+            lambda z: dp_event.PoissonSampledDpEvent(0.2, dp_event.LaplaceDpEvent(z)),
+            5e-3,
+        ),
+        (
+            "gaussian",
+            0.2,
+            lambda z: dp_event.PoissonSampledDpEvent(0.2, dp_event.GaussianDpEvent(z)),
+            5e-3,
+        ),
     ],
 )
 def test_different_uses_compose_as_the_library_does(
@@ -77,7 +96,9 @@ def test_different_uses_compose_as_the_library_does(
     library = PLDAccountant()
     for w in WEIGHTS:
         library.compose(event(3.0 / w))
-    ours = Price(mechanism=mechanism, sizes=(1,), delta=1e-5, sampled=sampled, weights=WEIGHTS).epsilon(8, 3.0)
+    ours = Price(
+        mechanism=mechanism, sizes=(1,), delta=1e-5, sampled=sampled, weights=WEIGHTS
+    ).epsilon(8, 3.0)
     assert ours == pytest.approx(library.get_epsilon(1e-5), rel=rel)
 
 
@@ -111,7 +132,9 @@ def test_a_report_says_how_the_budget_is_divided() -> None:
 def test_a_fixed_multiplier_stops_where_the_next_use_does_not_fit() -> None:
     weights = normalized([1.0, 1.0, 2.0, 4.0])
     privacy = ClientPrivacy(clip_norm=1.0, noise_multiplier=5.0, epsilon=1.6, delta=1e-5)
-    fitting = sum(gaussian_epsilon([5.0 / w for w in weights[:u]], 1e-5) <= 1.6 for u in range(1, 5))
+    fitting = sum(
+        gaussian_epsilon([5.0 / w for w in weights[:u]], 1e-5) <= 1.6 for u in range(1, 5)
+    )
     assert fitting == 3
     channel = opened(privacy, plan(weights=weights))
     for t in range(3):
@@ -132,13 +155,19 @@ def test_a_crash_in_secure_mode_takes_the_next_uses_of_the_allocation(tmp_path: 
     step(again, 0)
     assert float(again.noise_std("c")) == pytest.approx(loud * weights[0] / weights[1])
     z = again.noise_multiplier
-    assert again.epsilon == pytest.approx(gaussian_epsilon([z / w for w in weights[:2]], 1e-5), rel=1e-6)
+    assert again.epsilon == pytest.approx(
+        gaussian_epsilon([z / w for w in weights[:2]], 1e-5), rel=1e-6
+    )
 
 
 @pytest.mark.parametrize("budget", [None, 50.0])
-def test_a_crash_in_secure_mode_does_not_outspend_the_noise_on_rows(tmp_path: Path, budget: float | None) -> None:
+def test_a_crash_in_secure_mode_does_not_outspend_the_noise_on_rows(
+    tmp_path: Path, budget: float | None
+) -> None:
     noisy = ReleasePlan(name="c", dimension=3, form="symmetric", rows=RowNoise(1.0))
-    fixed = ClientPrivacy(clip_norm=1.0, epsilon=budget, noise_multiplier=5.0, delta=1e-5, source="secure")
+    fixed = ClientPrivacy(
+        clip_norm=1.0, epsilon=budget, noise_multiplier=5.0, delta=1e-5, source="secure"
+    )
     path = tmp_path / "ledger.jsonl"
     for session in range(3):
         channel = opened(fixed, noisy, steps=3, ledger_path=path, resume=session > 0)
@@ -165,7 +194,9 @@ def test_a_ledger_keeps_the_budget_of_the_noise_on_rows(tmp_path: Path) -> None:
         opened(private, noisy(1.0), steps=3, ledger_path=path, resume=True)
 
 
-@pytest.mark.parametrize("weights", [(), (1.0,) * 7 + (2.0,), (0.0,) + (8 / 7,) * 7, (math.inf,) * 8])
+@pytest.mark.parametrize(
+    "weights", [(), (1.0,) * 7 + (2.0,), (0.0,) + (8 / 7,) * 7, (math.inf,) * 8]
+)
 def test_wrong_weights_are_refused(weights: tuple[float, ...]) -> None:
     with pytest.raises(ConfigError, match="allocation"):
         plan(weights=weights)
@@ -190,7 +221,8 @@ def test_repetitions_are_separate_runs(form: Any, mechanism: Any) -> None:
         pytest.skip("i.i.d. Laplace noise is not for symmetric matrices")
     weights = normalized([1.0, 2.0, 1.5])
     settings = [
-        ClientPrivacy(clip_norm=1.0, epsilon=e, delta=1e-5, mechanism=mechanism) for e in (0.5, 4.0, math.inf, 0.5)
+        ClientPrivacy(clip_norm=1.0, epsilon=e, delta=1e-5, mechanism=mechanism)
+        for e in (0.5, 4.0, math.inf, 0.5)
     ]
     one = plan(form=form, weights=weights)
     together = opened(settings, one, replicates=4)

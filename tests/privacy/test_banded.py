@@ -38,9 +38,13 @@ PRIVACY = ClientPrivacy(clip_norm=0.5, noise_multiplier=1.3, delta=1e-5, bands="
 PLAN = ReleasePlan(name="update", dimension=4)
 
 
-def opened(privacy: ClientPrivacy = PRIVACY, cohort: int = 2, n: int = 8, seed: int = 3, **options: Any) -> Rounds:
+def opened(
+    privacy: ClientPrivacy = PRIVACY, cohort: int = 2, n: int = 8, seed: int = 3, **options: Any
+) -> Rounds:
     plan = replace(PLAN, dimension=options.pop("dimension", PLAN.dimension))
-    return open_channel(privacy, (plan,), CyclicCohorts(cohort).bind(n), seed=seed, steps=12, **options)
+    return open_channel(
+        privacy, (plan,), CyclicCohorts(cohort).bind(n), seed=seed, steps=12, **options
+    )
 
 
 def released(channel: Rounds, steps: range, rows: torch.Tensor | None = None) -> np.ndarray:
@@ -57,7 +61,9 @@ def released(channel: Rounds, steps: range, rows: torch.Tensor | None = None) ->
 def matrix(bands: Bands, steps: int) -> np.ndarray:
     """C of so many rounds."""
     padded = [*bands.coefficients, *[0.0] * steps]
-    return np.array([[padded[t - s] if t >= s else 0.0 for s in range(steps)] for t in range(steps)])
+    return np.array(
+        [[padded[t - s] if t >= s else 0.0 for s in range(steps)] for t in range(steps)]
+    )
 
 
 # The matrix
@@ -68,7 +74,9 @@ def test_bands_are_the_square_root_of_the_prefix_sums(count: int) -> None:
     bands = Bands.square_root(count)
     series = special.binom(2 * np.arange(count), np.arange(count)) / 4.0 ** np.arange(count)
     assert np.allclose(bands.coefficients, series / np.linalg.norm(series), rtol=1e-12)
-    square = matrix(bands, count) @ matrix(bands, count)  # no round beyond the bands: all ones, but for the scale
+    square = matrix(bands, count) @ matrix(
+        bands, count
+    )  # no round beyond the bands: all ones, but for the scale
     assert np.allclose(square, np.tril(np.ones((count, count))) / np.linalg.norm(series) ** 2)
 
 
@@ -81,10 +89,15 @@ def test_noise_on_a_grid_stays_there(count: int) -> None:
     """C w is the independent noise, but for roundings to the grid."""
     bands, steps, width = Bands.square_root(count), 30, 2.0**-30
     units = np.rint(np.random.default_rng(0).standard_normal((steps, 3)) / width) * width
-    noise = CorrelatedNoise(bands, lambda step: (torch.from_numpy(units[step]), width), repeatable=False)
+    noise = CorrelatedNoise(
+        bands, lambda step: (torch.from_numpy(units[step]), width), repeatable=False
+    )
     found = np.stack([noise.at(step)[0].numpy() for step in range(steps)])
     assert np.array_equal(np.rint(found / width) * width, found)
-    assert np.abs(matrix(bands, steps) @ found / bands.coefficients[0] - units).max() <= width / 2 + 1e-15
+    assert (
+        np.abs(matrix(bands, steps) @ found / bands.coefficients[0] - units).max()
+        <= width / 2 + 1e-15
+    )
 
 
 @pytest.mark.parametrize("count", [1, 3, 6])
@@ -98,7 +111,9 @@ def test_noise_is_the_inverse_of_the_matrix_times_independent_noise(count: int) 
     assert (np.diff(lengths) >= -1e-12).all()
 
 
-def test_noise_is_that_of_a_run_from_the_first_step_or_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_noise_is_that_of_a_run_from_the_first_step_or_begins_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     bands, rng = Bands.square_root(4), np.random.default_rng(0)
     units = rng.standard_normal((20, 3))
     run = CorrelatedNoise(bands, drawn(bands, units), repeatable=True)
@@ -112,7 +127,9 @@ def test_noise_is_that_of_a_run_from_the_first_step_or_begins_anew(monkeypatch: 
     session.at(12)
     assert np.array_equal(session.at(12)[0], units[12] / bands.coefficients[0])
     monkeypatch.setattr(os, "getpid", lambda: -1)
-    assert np.array_equal(session.at(13)[0], units[13] / bands.coefficients[0])  # the window stays with the parent
+    assert np.array_equal(
+        session.at(13)[0], units[13] / bands.coefficients[0]
+    )  # the window stays with the parent
     assert np.array_equal(run.at(12)[0], later.at(12)[0])
 
 
@@ -130,7 +147,9 @@ def test_what_is_returned_is_not_what_is_kept() -> None:
 
 def patterns(steps: int, apart: int) -> list[tuple[int, ...]]:
     """Every set of rounds, two of them ``apart`` rounds apart or more."""
-    every = itertools.chain.from_iterable(itertools.combinations(range(steps), k) for k in range(1, steps + 1))
+    every = itertools.chain.from_iterable(
+        itertools.combinations(range(steps), k) for k in range(1, steps + 1)
+    )
     return [one for one in every if all(b - a >= apart for a, b in itertools.pairwise(one))]
 
 
@@ -142,7 +161,10 @@ def test_the_cost_of_every_pattern_of_participations(count: int) -> None:
     inverse = np.linalg.inv(matrix(bands, steps))
     precision = np.linalg.inv(inverse @ inverse.T)
     for pattern in patterns(steps, count):
-        for rows in (np.ones((len(pattern), 1)), *(rng.standard_normal((len(pattern), 3)) for _ in range(3))):
+        for rows in (
+            np.ones((len(pattern), 1)),
+            *(rng.standard_normal((len(pattern), 3)) for _ in range(3)),
+        ):
             moved = np.zeros((steps, rows.shape[1]))
             moved[list(pattern)] = rows / np.linalg.norm(rows, axis=1, keepdims=True)
             for stop in range(1, steps + 1):  # a run that stops early: the marginal covariance
@@ -186,7 +208,9 @@ def test_the_sum_is_what_clients_sent() -> None:
     rows = torch.randn(8, 4, generator=torch.Generator().manual_seed(0)) * 0.1
     moved = released(opened(), range(8), rows) - released(opened(), range(8))
     for step in range(8):
-        assert np.allclose(moved[step], rows[[2 * step % 8, 2 * step % 8 + 1]].sum(0) / 2, atol=1e-6)
+        assert np.allclose(
+            moved[step], rows[[2 * step % 8, 2 * step % 8 + 1]].sum(0) / 2, atol=1e-6
+        )
 
 
 def test_one_band_is_independent_noise() -> None:
@@ -210,7 +234,9 @@ def test_a_secure_session_begins_anew(tmp_path: Path, monkeypatch: pytest.Monkey
     """The first release of a session has nothing of the noise that another session drew before."""
     drawn = np.random.default_rng(0).standard_normal((9, 4))
     units = iter(drawn)
-    monkeypatch.setattr(GaussianNoise, "whole", lambda self, *of: np.rint(next(units) * self.multiplier * of[-1]))
+    monkeypatch.setattr(
+        GaussianNoise, "whole", lambda self, *of: np.rint(next(units) * self.multiplier * of[-1])
+    )
     privacy = replace(PRIVACY, source="secure")
     crashed = opened(privacy, ledger_path=tmp_path / "ledger.jsonl")
     released(crashed, range(6))
@@ -230,7 +256,9 @@ def test_copies_of_a_run_share_no_noise_that_is_correlated_with_what_was_release
     """Each copy of a folder begins anew: the noise of the run before is in no file, and in no release of a copy."""
     drawn = np.random.default_rng(1).standard_normal((20, 4))
     units = iter(drawn)
-    monkeypatch.setattr(GaussianNoise, "whole", lambda self, *of: np.rint(next(units) * self.multiplier * of[-1]))
+    monkeypatch.setattr(
+        GaussianNoise, "whole", lambda self, *of: np.rint(next(units) * self.multiplier * of[-1])
+    )
     privacy = replace(PRIVACY, source="secure")
     first = opened(privacy, ledger_path=tmp_path / "run/ledger.jsonl")
     released(first, range(4))
@@ -274,8 +302,18 @@ def test_a_forked_process_begins_anew() -> None:
         (PRIVACY, PLAN, FixedCohort(2), "CyclicCohorts"),
         (PRIVACY, PLAN, FullParticipation(), "all 8 clients in every step"),
         (PRIVACY, PLAN, CyclicCohorts(5), "Take smaller cohorts"),
-        (replace(PRIVACY, bands=5), PLAN, CyclicCohorts(2), "is 5, at most .* makes 4. Take fewer bands"),
-        (PRIVACY, replace(PLAN, rows=RowNoise(8.0)), CyclicCohorts(2), "clients add independent noise"),
+        (
+            replace(PRIVACY, bands=5),
+            PLAN,
+            CyclicCohorts(2),
+            "is 5, at most .* makes 4. Take fewer bands",
+        ),
+        (
+            PRIVACY,
+            replace(PLAN, rows=RowNoise(8.0)),
+            CyclicCohorts(2),
+            "clients add independent noise",
+        ),
     ],
 )
 def test_what_does_not_keep_turns_apart_is_refused(privacy, plan, sampler, message: str) -> None:
@@ -290,5 +328,10 @@ def test_impossible_settings_are_refused(bad: dict) -> None:
 
 
 def test_a_run_that_was_interrupted_goes_on_to_the_same_bits(tmp_path: Path) -> None:
-    settings = {"algorithm": FedAvg(local=SOLVER), "schedule": CyclicCohorts(3), "privacy": PRIVACY, "rounds": 8}
+    settings = {
+        "algorithm": FedAvg(local=SOLVER),
+        "schedule": CyclicCohorts(3),
+        "privacy": PRIVACY,
+        "rounds": 8,
+    }
     check_resumed(partial(trainer, **settings), tmp_path, 4)

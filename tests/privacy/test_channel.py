@@ -112,7 +112,9 @@ def test_misuse_is_refused() -> None:
     with pytest.raises(PrivacyError, match="each client once"):
         channel.release("update", torch.ones(k, 5), ranks[[0] * k])
     alone = channel.ranks
-    channel.ranks = SimpleNamespace(size=2, first=True, gather=lambda _: [ranks[:2], ranks[1:3]])  # of two processes
+    channel.ranks = SimpleNamespace(
+        size=2, first=True, gather=lambda _: [ranks[:2], ranks[1:3]]
+    )  # of two processes
     with pytest.raises(PrivacyError, match="each client once"):
         channel.release("update", torch.ones(2, 5), ranks[:2])
     channel.ranks = alone
@@ -130,8 +132,14 @@ def test_a_release_takes_rows_of_clients_that_were_drawn_and_of_no_others(privac
     channel = door(privacy, order=order)
     members = begin(channel)
     other = next(k for k in range(40) if k not in members.tolist())
-    for clients in (torch.tensor([other]), torch.cat([members[1:], torch.tensor([other])]), torch.tensor([-1])):
-        with pytest.raises(PrivacyError, match=f"of client {int(clients[-1])}, who was not drawn for step 0"):
+    for clients in (
+        torch.tensor([other]),
+        torch.cat([members[1:], torch.tensor([other])]),
+        torch.tensor([-1]),
+    ):
+        with pytest.raises(
+            PrivacyError, match=f"of client {int(clients[-1])}, who was not drawn for step 0"
+        ):
             channel.release("update", torch.ones(len(clients), 5), clients)
     channel.release("update", torch.ones(len(members) - 1, 5), members[1:])
 
@@ -148,7 +156,9 @@ def test_plans_are_checked() -> None:
         ReleasePlan(name="a/count", dimension=1)
     sampling = PoissonSampling(4).bind(40)
     with pytest.raises(PrivacyError, match=r"GaussianNoise.*l2.*clip bounds the l1"):
-        Release(name="a", dimension=3, sampling=sampling, clip=Clip(0.5, "l1"), noise=GaussianNoise(3.0))
+        Release(
+            name="a", dimension=3, sampling=sampling, clip=Clip(0.5, "l1"), noise=GaussianNoise(3.0)
+        )
     with pytest.raises(ConfigError, match="one round"):
         door(ClientPrivacy(clip_norm=1.0, noise_multiplier=0.2, epsilon=0.5))
 
@@ -199,7 +209,16 @@ def test_report_names_everything_an_epsilon_depends_on() -> None:
         )
     )
     written = json.loads(json.dumps(report.to_dict(), allow_nan=False))
-    for word in ("client", "add_remove", "clients", "Poisson", "pld", "seeded", "in memory", "tuned"):
+    for word in (
+        "client",
+        "add_remove",
+        "clients",
+        "Poisson",
+        "pld",
+        "seeded",
+        "in memory",
+        "tuned",
+    ):
         assert word in report.text()
         assert word in json.dumps(written)
     secure = door(ClientPrivacy(clip_norm=1.0, epsilon=2.0, source="secure")).report
@@ -261,12 +280,16 @@ def test_a_cap_on_uses_holds_without_noise_and_after_a_resume(privacy):
 
 
 D, CLIENTS, STEPS = 24, 30, 5
-everybody = partial(door, sampler=FullParticipation(), clients=CLIENTS, dimension=D, steps=STEPS, seed=0)
+everybody = partial(
+    door, sampler=FullParticipation(), clients=CLIENTS, dimension=D, steps=STEPS, seed=0
+)
 
 
 def zeros(channel, step: int = 0, name: str = "update") -> np.ndarray:
     ranks = begin(channel, step)
-    return channel.release(name, torch.zeros(len(ranks), channel.releases[name].dimension), ranks).numpy()
+    return channel.release(
+        name, torch.zeros(len(ranks), channel.releases[name].dimension), ranks
+    ).numpy()
 
 
 # Matrices
@@ -285,12 +308,17 @@ def test_a_covariance_is_that_of_the_clipped_rows() -> None:
         value = channel.release("update", rows, begin(channel))
         assert torch.allclose(value, wanted, rtol=4e-6)  # the clip's margin, squared
     plain = everybody(None, form="symmetric")
-    assert torch.allclose(plain.release("update", rows, begin(plain)), clean.T @ clean / CLIENTS, rtol=1e-12)
+    assert torch.allclose(
+        plain.release("update", rows, begin(plain)), clean.T @ clean / CLIENTS, rtol=1e-12
+    )
 
 
 def test_forms_that_no_law_covers_are_refused() -> None:
     with pytest.raises(PrivacyError, match="LaplaceNoise on a symmetric matrix"):
-        everybody(ClientPrivacy(clip_norm=1.0, noise_multiplier=1.0, mechanism="laplace"), form="symmetric")
+        everybody(
+            ClientPrivacy(clip_norm=1.0, noise_multiplier=1.0, mechanism="laplace"),
+            form="symmetric",
+        )
     with pytest.raises(ConfigError, match="form"):
         ReleasePlan(name="x", dimension=3, form="cube")
 
@@ -303,7 +331,9 @@ def test_wishart_noise_is_reproduced_and_its_claim_refuted() -> None:
         everybody(privacy)
     channel = everybody(privacy, form="symmetric", dimension=4)
     for step in range(STEPS):
-        expected = smat(torch.from_numpy(WishartNoise(2.0).draw(SeededSource(0), "noise/update", step, 10)))
+        expected = smat(
+            torch.from_numpy(WishartNoise(2.0).draw(SeededSource(0), "noise/update", step, 10))
+        )
         np.testing.assert_allclose(zeros(channel, step) * CLIENTS, 0.8**2 * expected, rtol=1e-12)
     report, claimed = channel.report, 0.5  # one over the multiplier
     assert report.epsilon == channel.epsilon == math.inf
@@ -334,7 +364,9 @@ def test_several_releases_without_a_joint_gaussian_need_a_schedule_without_coins
 
 
 def adaptive(**settings) -> ClientPrivacy:
-    clip = QuantileClip(**{"initial": 1.0, "quantile": 0.5, "lr": 0.3, "count_noise": 2.0} | settings)
+    clip = QuantileClip(
+        **{"initial": 1.0, "quantile": 0.5, "lr": 0.3, "count_noise": 2.0} | settings
+    )
     return ClientPrivacy(clip_norm=clip, noise_multiplier=1.5, delta=1e-5)
 
 
@@ -348,7 +380,9 @@ def test_a_round_speaks_of_the_clip_norm_of_its_release_until_the_next_one_begin
         release = channel.releases["update"]
         expected = release.noise.multiplier * norms[-1] / CLIENTS
         assert float(channel.noise_std("update")) == pytest.approx(expected, rel=1e-12)
-        assert (channel.report.noise_std, channel.report.clip_norm) == pytest.approx((expected, norms[-1]), rel=1e-12)
+        assert (channel.report.noise_std, channel.report.clip_norm) == pytest.approx(
+            (expected, norms[-1]), rel=1e-12
+        )
         long = torch.full((1, D), 100.0)
         assert float(channel.clip("update", long).norm()) == pytest.approx(norms[-1], rel=1e-5)
         norms.append(float(channel.state()["update"][-1]))
@@ -361,7 +395,10 @@ def test_a_round_speaks_of_the_clip_norm_of_its_release_until_the_next_one_begin
 
 
 def test_update_and_count_together_cost_the_given_multiplier() -> None:
-    channel, fixed = everybody(adaptive()), everybody(ClientPrivacy(clip_norm=1.0, noise_multiplier=1.5, delta=1e-5))
+    channel, fixed = (
+        everybody(adaptive()),
+        everybody(ClientPrivacy(clip_norm=1.0, noise_multiplier=1.5, delta=1e-5)),
+    )
     for step in range(STEPS):
         begin(channel, step)
         begin(fixed, step)
@@ -376,7 +413,10 @@ def test_update_and_count_together_cost_the_given_multiplier() -> None:
 def test_each_step_clips_and_noises_at_its_own_norm() -> None:
     settings = QuantileClip(initial=1.0, quantile=0.5, lr=0.5, count_noise=2.0)
     channel, silent = (everybody(adaptive(lr=0.5), seed=4) for _ in range(2))
-    expected, update = 1.0, (1.5**-2 - 4.0**-2) ** -0.5  # z of both together 1.5, of the count 2 / .5
+    expected, update = (
+        1.0,
+        (1.5**-2 - 4.0**-2) ** -0.5,
+    )  # z of both together 1.5, of the count 2 / .5
     for step in range(STEPS):
         ranks = begin(channel, step)
         silent.begin(step, silent.draw(step))
@@ -398,7 +438,9 @@ def test_each_step_clips_and_noises_at_its_own_norm() -> None:
 
 def test_an_adaptive_clip_needs_gaussian_noise_and_room_for_the_count() -> None:
     with pytest.raises(ConfigError, match="only with Gaussian noise"):
-        ClientPrivacy(clip_norm=QuantileClip(initial=1.0), noise_multiplier=1.0, mechanism="laplace")
+        ClientPrivacy(
+            clip_norm=QuantileClip(initial=1.0), noise_multiplier=1.0, mechanism="laplace"
+        )
     with pytest.raises(PrivacyError, match="count"):
         everybody(adaptive(count_noise=0.7))
 
@@ -419,7 +461,10 @@ def test_the_norm_converges_to_the_quantile(quantile, initial):
     norm, last = settings.initial, []
     for step in range(800):
         cohort = norms[torch.from_numpy(generator.random(2000) < COHORT / 2000)]
-        total = float(count_rows(cohort, norm).sum()) + settings.count_std(COHORT) * generator.standard_normal()
+        total = (
+            float(count_rows(cohort, norm).sum())
+            + settings.count_std(COHORT) * generator.standard_normal()
+        )
         norm = settings.updated_norm(norm, total / COHORT + 0.5)
         if step >= 500:
             last.append(norm)

@@ -85,7 +85,9 @@ def test_sums_are_the_slow_loop(clip, dtype, monkeypatch):
     assert not sums[4].any()
     assert not sums[9].any()
     whole = clipped_sum(rows, clip)
-    np.testing.assert_allclose(whole, sum(slow_clip(row, clip) for row in rows), rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(
+        whole, sum(slow_clip(row, clip) for row in rows), rtol=1e-10, atol=1e-12
+    )
 
 
 def test_the_sums_of_accelerators_are_those_of_the_cpu():
@@ -145,9 +147,14 @@ def test_clipped_rows_are_what_the_sum_counts(clip, dtype, monkeypatch):
     assert torch.equal(clipped_sum(once, clip), clipped_sum(once, None))
 
 
-def exact_sum(rows: torch.Tensor, clip, width: float) -> tuple[list[Fraction], list[list[Fraction]]]:
+def exact_sum(
+    rows: torch.Tensor, clip, width: float
+) -> tuple[list[Fraction], list[list[Fraction]]]:
     """The sum in rational numbers, and the truncated rows."""
-    cells = [[math.trunc(Fraction(float(x)) / Fraction(width)) for x in slow_clip(row, clip)] for row in rows]
+    cells = [
+        [math.trunc(Fraction(float(x)) / Fraction(width)) for x in slow_clip(row, clip)]
+        for row in rows
+    ]
     truncated = [[cell * Fraction(width) for cell in row] for row in cells]
     return [sum(column) for column in zip(*truncated, strict=True)], truncated
 
@@ -162,11 +169,18 @@ def test_a_sum_is_exact_and_the_same_in_any_order_and_any_parts(clip, dtype, mon
     width = sum_width(largest_norm(rows) if clip is None else clip.bound, 100)
     total = clipped_sum(rows, clip, width)
     expected, truncated = exact_sum(rows, clip, width)
-    off = [abs(Fraction(float(x)) - y) / Fraction(width) for x, y in zip(total, expected, strict=True)]
-    assert all(cells.denominator == 1 for cells in off)  # on the grid; a factor may round in the last bit, so
+    off = [
+        abs(Fraction(float(x)) - y) / Fraction(width) for x, y in zip(total, expected, strict=True)
+    ]
+    assert all(
+        cells.denominator == 1 for cells in off
+    )  # on the grid; a factor may round in the last bit, so
     assert sum(off) <= (0 if clip is None else len(rows))
     for row, cut in zip(rows, truncated, strict=True):
-        assert all(abs(y) <= abs(Fraction(float(x))) for x, y in zip(slow_clip(row, clip), cut, strict=True))
+        assert all(
+            abs(y) <= abs(Fraction(float(x)))
+            for x, y in zip(slow_clip(row, clip), cut, strict=True)
+        )
     order = torch.randperm(60, generator=torch.Generator().manual_seed(3))
     for size in (1, 7, 64, 1 << 20):
         monkeypatch.setattr(module, "_BLOCK_ELEMENTS", size)
@@ -175,7 +189,9 @@ def test_a_sum_is_exact_and_the_same_in_any_order_and_any_parts(clip, dtype, mon
         each = [clipped_sum(part, clip, width) for part in rows[order].split(parts)]
         assert torch.equal(torch.stack(each).sum(0), total)
         assert torch.equal(torch.stack(each[::-1]).sum(0), total)
-    assert not torch.equal(rows[order].double().sum(0), rows.double().sum(0)) or clip is not None  # it is no accident
+    assert (
+        not torch.equal(rows[order].double().sum(0), rows.double().sum(0)) or clip is not None
+    )  # it is no accident
 
 
 def test_the_grid_is_the_finest_on_which_nothing_is_rounded():
@@ -187,7 +203,9 @@ def test_the_grid_is_the_finest_on_which_nothing_is_rounded():
                 math.frexp(bound)[1] - (math.frexp(bound)[0] == 0.5)
             )
             assert most >= rows * Fraction(bound)
-            assert most / Fraction(width) == 2**53 or (bound == 1e-300 and most / Fraction(width) < 2**53)
+            assert most / Fraction(width) == 2**53 or (
+                bound == 1e-300 and most / Fraction(width) < 2**53
+            )
 
 
 @pytest.mark.usefixtures("both_ways")
@@ -197,7 +215,10 @@ def test_a_row_is_never_longer_than_it_was():
     for clip in (Clip(3.0, "l1"), Clip(1.0)):
         whole = [norm_of(clipped_sum(row[None], clip, width).tolist(), clip) for row in rows]
         assert max(whole) <= clip.bound * LIMIT
-        nearest = [norm_of((torch.round(clip_rows(row[None], clip) / width) * width)[0].tolist(), clip) for row in rows]
+        nearest = [
+            norm_of((torch.round(clip_rows(row[None], clip) / width) * width)[0].tolist(), clip)
+            for row in rows
+        ]
         assert max(nearest) > clip.bound
 
 
@@ -207,7 +228,9 @@ def test_no_row_moves_a_sum_by_more_than_the_bound(clip, dtype):
     others = torch.randn(5, 23, generator=torch.Generator().manual_seed(1)).to(dtype)
     reached = []
     for row in hard_rows(60, 23, dtype):
-        with_it = clipped_segment_sums(torch.cat([others, row[None]]), torch.zeros(6, dtype=torch.int64), 1, clip)
+        with_it = clipped_segment_sums(
+            torch.cat([others, row[None]]), torch.zeros(6, dtype=torch.int64), 1, clip
+        )
         without = clipped_segment_sums(others, torch.zeros(5, dtype=torch.int64), 1, clip)
         assert bool(torch.isfinite(with_it).all())
         reached.append(norm_of((with_it - without)[0].tolist(), clip))
@@ -231,13 +254,25 @@ def test_bounds_beyond_which_squares_and_sums_are_no_numbers(bound):
 @pytest.mark.parametrize("clip", [Clip(1e-15, "l1"), Clip(1e-100, "l1"), Clip(1e-100), Clip(1e100)])
 def test_the_longest_and_the_shortest_rows_are_within_the_bound(clip):
     """Factors below the normal numbers have few digits, and squares of small numbers none."""
-    one = torch.logspace(-3, 1, 60, dtype=torch.float64)[:, None] * clip.bound * torch.full((1, 9), 1 / 3.0)
-    rows = torch.cat([one.double(), torch.linspace(1e307, 1.9e307, 60, dtype=torch.float64)[:, None].expand(-1, 9)])
+    one = (
+        torch.logspace(-3, 1, 60, dtype=torch.float64)[:, None]
+        * clip.bound
+        * torch.full((1, 9), 1 / 3.0)
+    )
+    rows = torch.cat(
+        [
+            one.double(),
+            torch.linspace(1e307, 1.9e307, 60, dtype=torch.float64)[:, None].expand(-1, 9),
+        ]
+    )
     plan = GradientPlan(ids=("a",), counts=np.array([120]), dimension=9, x=[rows])
     law = "laplace" if clip.norm == "l1" else "gaussian"
     records = Records(plan, (), None, bound=clip.bound, mechanism=law)
     for place, row in enumerate(rows):
-        found = [clipped_sum(row[None], clip, sum_width(clip.bound, 3)), clip_rows(row[None], clip)[0]]
+        found = [
+            clipped_sum(row[None], clip, sum_width(clip.bound, 3)),
+            clip_rows(row[None], clip)[0],
+        ]
         found.append(clipped_segment_sums(row[None], torch.zeros(1, dtype=torch.int64), 1, clip)[0])
         factors = np.zeros((1, 120))
         factors[0, place] = 1.0
@@ -252,7 +287,15 @@ def test_a_row_that_is_clipped_stays_as_it_is(clip):
     """What a node has clipped the server clips again; of few clients and coordinates, rounding alone is beyond C."""
     for clients, dimension in itertools.product((1, 2, 8), (1, 2, 5)):
         width = sum_width(clip.bound, clients)
-        rows = torch.randn(300, dimension, dtype=torch.float64, generator=torch.Generator().manual_seed(dimension)) * 9
+        rows = (
+            torch.randn(
+                300,
+                dimension,
+                dtype=torch.float64,
+                generator=torch.Generator().manual_seed(dimension),
+            )
+            * 9
+        )
         for row in rows:
             once = clipped_sum(row[None], clip, width)
             assert torch.equal(clipped_sum(once[None], clip, width), once)
@@ -266,7 +309,9 @@ def test_a_long_row_counts_the_same_whatever_the_number_of_threads(order) -> Non
         torch.set_num_threads(threads)
         cells = torch.zeros(6, rows.shape[1], dtype=torch.float64)
         for row, own in zip(rows, cells, strict=True):
-            add_clipped(own, row, 1.0, order, 2.0**-200)  # so fine that every bit of the factor shows
+            add_clipped(
+                own, row, 1.0, order, 2.0**-200
+            )  # so fine that every bit of the factor shows
         found.append(cells)
     torch.set_num_threads(before)
     assert torch.equal(found[0], found[1])

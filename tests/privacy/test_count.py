@@ -8,7 +8,14 @@ import pytest
 import torch
 from dp_accounting import dp_event
 
-from fedmtl import ClientPrivacy, CyclicCohorts, FedAvg, FixedCohort, FullParticipation, QuantileClip
+from fedmtl import (
+    ClientPrivacy,
+    CyclicCohorts,
+    FedAvg,
+    FixedCohort,
+    FullParticipation,
+    QuantileClip,
+)
 from fedmtl.audit.verification import verify
 from fedmtl.privacy import ReleasePlan, epsilon, open_channel
 from fedmtl.privacy.noise import grid
@@ -17,7 +24,13 @@ from fedmtl.privacy.quantile import count_rows, count_sensitivity
 from ..trainer.settings import DELTA, SOLVER, trainer
 
 NORM = 1.0
-ROWS = (0.0, 0.5, 1.0, 1.5, float("inf"))  # norms of what clients send: nothing, within the clip norm, beyond it
+ROWS = (
+    0.0,
+    0.5,
+    1.0,
+    1.5,
+    float("inf"),
+)  # norms of what clients send: nothing, within the clip norm, beyond it
 ABSENT = None
 Cohort = tuple[float | None, ...]
 
@@ -102,7 +115,10 @@ def test_the_noise_of_the_count_and_the_update_are_charged_at_these_sensitivitie
     assert count_std == pytest.approx(3.0, rel=1e-12)
     assert (moved, counted) == (row_moves * NORM, count_moves)
     both = dp_event.ComposedDpEvent(
-        [dp_event.GaussianDpEvent(row_std / (row_moves * NORM)), dp_event.GaussianDpEvent(count_std / count_moves)]
+        [
+            dp_event.GaussianDpEvent(row_std / (row_moves * NORM)),
+            dp_event.GaussianDpEvent(count_std / count_moves),
+        ]
     )
     assert channel.epsilon == pytest.approx(epsilon(both, 1, 1e-5), rel=1e-9)
 
@@ -113,7 +129,9 @@ class Accepting(FedAvg):
     accepts_empty_clients = True
 
 
-def test_a_run_whose_algorithm_accepts_clients_without_data_has_the_noise_of_a_replacement(tmp_path: Path) -> None:
+def test_a_run_whose_algorithm_accepts_clients_without_data_has_the_noise_of_a_replacement(
+    tmp_path: Path,
+) -> None:
     stds = []
     for kind in (FedAvg, Accepting):
         privacy = ClientPrivacy(clip_norm=0.7, noise_multiplier=1.5, delta=DELTA, source="secure")

@@ -39,14 +39,18 @@ def sampled(q: float, multiplier: float, delta: float) -> float:
 
 @pytest.mark.parametrize("delta", [*DELTAS, 1e-100, 1e-300])
 @pytest.mark.parametrize("multiplier", [0.3, 1.0, 20.0])
-def test_gaussian_releases_have_the_epsilon_of_the_closed_form(multiplier: float, delta: float) -> None:
+def test_gaussian_releases_have_the_epsilon_of_the_closed_form(
+    multiplier: float, delta: float
+) -> None:
     event = dp_event.GaussianDpEvent(multiplier)
     assert epsilon(event, 4, delta) == pytest.approx(gaussian(multiplier / 2, delta), rel=1e-9)
 
 
 @pytest.mark.parametrize("delta", DELTAS)
 @pytest.mark.parametrize(("q", "multiplier"), [(0.1, 1.0), (0.001, 0.7), (0.5, 3.0)])
-def test_one_sampled_release_has_the_epsilon_of_its_closed_form(q: float, multiplier: float, delta: float) -> None:
+def test_one_sampled_release_has_the_epsilon_of_its_closed_form(
+    q: float, multiplier: float, delta: float
+) -> None:
     event = dp_event.PoissonSampledDpEvent(q, dp_event.GaussianDpEvent(multiplier))
     expected = sampled(q, multiplier, delta)
     assert expected * (1 - 1e-9) <= epsilon(event, 1, delta) <= expected * (1 + 2e-3)
@@ -70,13 +74,17 @@ def test_beyond_the_tails_of_the_grid_epsilon_is_infinite_and_never_too_small() 
 
 @pytest.mark.parametrize("kind", [ClientPrivacy, RecordPrivacy])
 def test_settings_refuse_a_smaller_delta_with_the_limit(kind: type) -> None:
-    with pytest.raises(ConfigError, match=r"^\w+\.delta is 9e-19; the accountant .* 1e-18, the least\.$"):
+    with pytest.raises(
+        ConfigError, match=r"^\w+\.delta is 9e-19; the accountant .* 1e-18, the least\.$"
+    ):
         kind(clip_norm=1.0, epsilon=1.0, delta=9e-19)
     assert kind(clip_norm=1.0, epsilon=1.0, delta=LEAST_DELTA).delta == 1e-18
     assert RecordPrivacy(clip_norm=1.0, epsilon=1.0, delta=0.0, mechanism="laplace").delta == 0
 
 
-def test_a_delta_above_one_over_the_number_of_units_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_delta_above_one_over_the_number_of_units_is_warned_of_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """The twelve clients of the run, and in the other one their records, beside a baseline."""
     clients, records = len(DATA), int(DATA.train.counts.sum())
     kinds = {"clients": (ClientPrivacy, clients), "records": (RecordPrivacy, records)}
@@ -84,7 +92,9 @@ def test_a_delta_above_one_over_the_number_of_units_is_warned_of_once(caplog: py
         privacy = kind(clip_norm=0.7, noise_multiplier=1.5, delta=1.01 / units)
         caplog.clear()
         with caplog.at_level(logging.WARNING, logger="fedmtl"):
-            trainer(algorithm=FedAvg(local=SOLVER), privacy=privacy, rounds=1, baselines=("pmtl",)).fit()
+            trainer(
+                algorithm=FedAvg(local=SOLVER), privacy=privacy, rounds=1, baselines=("pmtl",)
+            ).fit()
         told = [each.message for each in caplog.records if "delta" in each.message]
         assert len(told) == 1
         assert f"is above 1 / {units:,}, one over the number of {name}" in told[0]
@@ -94,7 +104,9 @@ def test_a_delta_above_one_over_the_number_of_units_is_warned_of_once(caplog: py
 
 
 @pytest.mark.parametrize("uses", [1, 2, 5])
-def test_the_library_is_not_taken_for_more_than_the_pure_epsilon_of_laplace_noise(uses: int) -> None:
+def test_the_library_is_not_taken_for_more_than_the_pure_epsilon_of_laplace_noise(
+    uses: int,
+) -> None:
     """At a delta where pure epsilons are all but tight: 1 - exp(-eps) of the largest loss is above it."""
     events = [(dp_event.LaplaceDpEvent(1.5), uses)]
     exact = uses / 1.5

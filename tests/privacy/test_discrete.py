@@ -77,7 +77,12 @@ def test_the_operating_system_gives_the_same_law():
 def test_large_deviations_have_the_moments_and_the_shape(deviation):
     units = discrete_gaussian(words(), COUNT, deviation) / deviation
     assert stats.kstest(units, stats.norm.cdf).pvalue > ALPHA
-    for power, mean, square in ((1, 0, 1), (2, 1, 3), (3, 0, 15), (4, 3, 105)):  # moments, and of twice the power
+    for power, mean, square in (
+        (1, 0, 1),
+        (2, 1, 3),
+        (3, 0, 15),
+        (4, 3, 105),
+    ):  # moments, and of twice the power
         assert abs((units**power).mean() - mean) < 5 * math.sqrt((square - mean**2) / COUNT)
 
 
@@ -117,7 +122,9 @@ def test_a_broken_sampler_is_found(name):
 # Exactness
 
 
-@pytest.mark.parametrize("deviation", [Fraction(1, 3), 1, Fraction(37, 10), 1000, 2**39 + 7, 2**47 - 1], ids=str)
+@pytest.mark.parametrize(
+    "deviation", [Fraction(1, 3), 1, Fraction(37, 10), 1000, 2**39 + 7, 2**47 - 1], ids=str
+)
 def test_doubles_decide_as_whole_numbers_do(deviation):
     """With a margin above 1 every trial is decided by whole numbers, of the same words."""
     lazy = discrete_gaussian(words(), 3000, deviation)
@@ -125,10 +132,14 @@ def test_doubles_decide_as_whole_numbers_do(deviation):
     assert np.array_equal(lazy, slow_sampler(words(), 3000, deviation))
 
 
-def slow_sampler(source: Callable[[int], np.ndarray], size: int, deviation: int | Fraction) -> np.ndarray:
+def slow_sampler(
+    source: Callable[[int], np.ndarray], size: int, deviation: int | Fraction
+) -> np.ndarray:
     """The sampler as its docstrings have it: one trial after another, probabilities with 60 digits."""
     stairs, found = discrete._stairs(Fraction(deviation)), []
-    square = Decimal(Fraction(deviation).numerator) ** 2 / Decimal(Fraction(deviation).denominator) ** 2
+    square = (
+        Decimal(Fraction(deviation).numerator) ** 2 / Decimal(Fraction(deviation).denominator) ** 2
+    )
     while len(found) < size:
         left = size - len(found)
         count = min(1 << 15, left + left // 16 + 16)
@@ -155,7 +166,9 @@ def slow_sampler(source: Callable[[int], np.ndarray], size: int, deviation: int 
     return np.array(found[:size])
 
 
-@pytest.mark.parametrize("deviation", [Fraction(1, 3), 1, Fraction(37, 10), 1000, 2**39 + 7], ids=str)
+@pytest.mark.parametrize(
+    "deviation", [Fraction(1, 3), 1, Fraction(37, 10), 1000, 2**39 + 7], ids=str
+)
 def test_the_stairs_are_above_the_curve_and_as_many_as_there_are_slots(deviation):
     stairs = discrete._stairs(Fraction(deviation))
     assert stairs.slots.sum() == len(stairs.block) == 2**16
@@ -185,7 +198,9 @@ def test_bits_are_drawn_until_a_comparison_is_decided():
     first, second, third = bits >> 128, bits >> 64 & (2**64 - 1), bits & (2**64 - 1)
     for later in ([second - 1], [second + 1], [second, third - 1], [second, third + 1]):
         stream = iter(later)
-        below = discrete._below(first, Fraction(1), Fraction(2), lambda _, s=stream: np.array([next(s)], np.uint64))
+        below = discrete._below(
+            first, Fraction(1), Fraction(2), lambda _, s=stream: np.array([next(s)], np.uint64)
+        )
         assert below == (later[-1] in (second - 1, third - 1))
         assert not list(stream)
 
@@ -280,11 +295,19 @@ SECURE = ClientPrivacy(clip_norm=0.7, noise_multiplier=1.3, delta=1e-5, source="
 
 
 @pytest.mark.parametrize(
-    "schedule", [FullParticipation(), FixedCohort(cohort=5), CyclicCohorts(cohort=5), PoissonSampling(cohort=5)]
+    "schedule",
+    [
+        FullParticipation(),
+        FixedCohort(cohort=5),
+        CyclicCohorts(cohort=5),
+        PoissonSampling(cohort=5),
+    ],
 )
 def test_a_release_is_the_rounded_sum_and_whole_noise(schedule, monkeypatch):
     """Against sums of Python's integers, to the last cell."""
-    monkeypatch.setattr(SecureSource, "words", lambda self, purpose, step: SeededSource(7).words(purpose, step))
+    monkeypatch.setattr(
+        SecureSource, "words", lambda self, purpose, step: SeededSource(7).words(purpose, step)
+    )
     channel = opened(SECURE, [plan()], schedule.bind(9))
     scale = 1.3 * (2 if isinstance(schedule, FixedCohort) else 1) * 0.7
     width = 2.0 ** math.floor(math.log2(min(0.7 / math.sqrt(50) * 2.0**-21, scale * 2.0**-40)))
@@ -292,15 +315,27 @@ def test_a_release_is_the_rounded_sum_and_whole_noise(schedule, monkeypatch):
     for step in range(4):
         who = channel.draw(step)
         channel.begin(step, who)
-        rows = torch.randn(len(who), 50, generator=torch.Generator().manual_seed(step), dtype=torch.float64) * 0.03
+        rows = (
+            torch.randn(
+                len(who), 50, generator=torch.Generator().manual_seed(step), dtype=torch.float64
+            )
+            * 0.03
+        )
         value = channel.release("update", rows, who)
         assert float(rows.norm(dim=1).max()) < 0.7
-        fine = Fraction(2.0 ** (math.floor(math.log2(0.7)) + 1 + 4 - 53))  # of sums of 9 <= 2**4 rows
+        fine = Fraction(
+            2.0 ** (math.floor(math.log2(0.7)) + 1 + 4 - 53)
+        )  # of sums of 9 <= 2**4 rows
         exact = [
-            round(sum(int(Fraction(x) / fine) for x in column) * fine / Fraction(width)) for column in rows.T.tolist()
+            round(sum(int(Fraction(x) / fine) for x in column) * fine / Fraction(width))
+            for column in rows.T.tolist()
         ]
-        noise = discrete_gaussian(SeededSource(7).words("noise/update", step), 50, deviation).tolist()
-        expected = [float(a + b) * width / channel.denominator for a, b in zip(exact, noise, strict=True)]
+        noise = discrete_gaussian(
+            SeededSource(7).words("noise/update", step), 50, deviation
+        ).tolist()
+        expected = [
+            float(a + b) * width / channel.denominator for a, b in zip(exact, noise, strict=True)
+        ]
         assert value.tolist() == expected
 
 
@@ -331,7 +366,9 @@ def test_every_law_has_noise_in_secure_mode():
     ],
     ids=["large", "bands"],
 )
-def test_noise_too_large_for_whole_numbers_is_refused_before_a_charge(options, schedule, dimension, tmp_path):
+def test_noise_too_large_for_whole_numbers_is_refused_before_a_charge(
+    options, schedule, dimension, tmp_path
+):
     path = tmp_path / "ledger.jsonl"
     privacy = replace(SECURE, **options)
     with pytest.raises(PrivacyError, match="too large to be drawn exactly in secure mode"):

@@ -57,7 +57,9 @@ def worst_move(clip, dimension: int, width: float) -> float:
 @pytest.mark.parametrize("clip", [Clip(1.3, "l1"), Clip(1.3)])
 @pytest.mark.parametrize("dimension", [2, 64, 4000])
 def test_the_margin_covers_the_rounding_of_both_neighbours(clip, dimension):
-    width = grid_width(LaplaceNoise if clip.norm == "l1" else L2LaplaceNoise, clip.bound, dimension, 1.0)
+    width = grid_width(
+        LaplaceNoise if clip.norm == "l1" else L2LaplaceNoise, clip.bound, dimension, 1.0
+    )
     assert clip.bound * (1 - 2.0**-20) < worst_move(clip, dimension, width) <= clip.bound
     assert worst_move(clip, dimension, 8 * width) > clip.bound
 
@@ -103,7 +105,10 @@ def grid_release(value: int) -> np.ndarray:
     """Release of the sum of one clipped contribution or none, through the clip, the secure source and the grid."""
     total = clipped_sum(torch.full((1, 1), float(value)), Clip(1.0, "l1")).repeat(COUNT)
     width = grid_width(LaplaceNoise, 1.0, 1, LaplaceNoise(1.0).std(1.0))
-    noise = torch.from_numpy(LaplaceNoise(1.0).whole(SecureSource(), "noise", 0, (COUNT,), 1 / width)) * width
+    noise = (
+        torch.from_numpy(LaplaceNoise(1.0).whole(SecureSource(), "noise", 0, (COUNT,), 1 / width))
+        * width
+    )
     return noised(total, noise, width).numpy()
 
 
@@ -124,7 +129,9 @@ def lowest_bit(released: np.ndarray) -> np.ndarray:
 def learned_attack(zeros: np.ndarray, ones: np.ndarray) -> float:
     """Best bound from events in (lowest bit, size): chosen on one half of the releases, measured on the other."""
     edges = np.quantile(np.concatenate([zeros, ones]), np.linspace(0, 1, 13)[1:-1])
-    kinds = [(lowest_bit(y) + 200).clip(0, 399) * 13 + np.searchsorted(edges, y) for y in (zeros, ones)]
+    kinds = [
+        (lowest_bit(y) + 200).clip(0, 399) * 13 + np.searchsorted(edges, y) for y in (zeros, ones)
+    ]
     half, best = COUNT // 2, -math.inf
     for a, b in (kinds, kinds[::-1]):
         seen, other = (np.bincount(kind[:half], minlength=400 * 13) for kind in (a, b))
@@ -170,5 +177,8 @@ def test_either_input_reaches_every_cell():
     for total in (torch.zeros(2000, dtype=torch.float64), one.repeat(2000)):
         noise = targets * width - torch.round(total / width).numpy() * width
         source = Given(-np.sign(noise), 0.5 * np.exp(-np.abs(noise)))
-        drawn = torch.from_numpy(np.rint(LaplaceNoise(1.0).draw(source, "noise", 0, 2000) / width)) * width
+        drawn = (
+            torch.from_numpy(np.rint(LaplaceNoise(1.0).draw(source, "noise", 0, 2000) / width))
+            * width
+        )
         assert np.array_equal(noised(total, drawn, width).numpy(), targets * width)

@@ -6,7 +6,13 @@ import attr
 import dp_accounting
 import numpy as np
 import pytest
-from dp_accounting import ComposedDpEvent, GaussianDpEvent, LaplaceDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
+from dp_accounting import (
+    ComposedDpEvent,
+    GaussianDpEvent,
+    LaplaceDpEvent,
+    PoissonSampledDpEvent,
+    SelfComposedDpEvent,
+)
 from dp_accounting.pld import PLDAccountant
 from scipy import integrate, optimize, special, stats
 
@@ -19,7 +25,9 @@ from fedmtl.privacy.accounting.knorm import KNormDpEvent, bessel_ratio, loss_law
 from tests.helpers import delta_at, l2_laplace_losses, renyi_epsilon
 
 
-def library_epsilon(event: dp_accounting.DpEvent, uses: int, delta: float, width: float = 1e-3) -> float:
+def library_epsilon(
+    event: dp_accounting.DpEvent, uses: int, delta: float, width: float = 1e-3
+) -> float:
     """Return the library's epsilon; on losses in steps of 1e-3 it is within 2.2e-4 of that in steps of 1e-4."""
     accountant = PLDAccountant(value_discretization_interval=width)
     accountant.compose(event, uses)
@@ -56,7 +64,9 @@ def test_epsilon_is_the_library_s(event: dp_accounting.DpEvent, uses: int, delta
     claim = epsilon(event, uses, delta)
     assert claim == pytest.approx(library_epsilon(event, uses, delta), rel=6e-4)
     for near in (claim, claim / 2):
-        assert library.library_epsilon([(event, uses)], delta, near) == pytest.approx(claim, rel=library.TOLERANCE / 2)
+        assert library.library_epsilon([(event, uses)], delta, near) == pytest.approx(
+            claim, rel=library.TOLERANCE / 2
+        )
 
 
 @pytest.mark.parametrize(("z", "q"), [(1.0, 0.1), (0.5, 0.01), (3.0, 0.7), (2.0, 1.0), (0.2, 0.5)])
@@ -95,7 +105,9 @@ def test_a_long_thin_tail_is_not_tilted_away() -> None:
 
     def single(eps: float) -> float:
         x = z * z * math.log((math.exp(eps) - 1 + q) / q) + 0.5
-        return float(q * stats.norm.sf((x - 1) / z) - (math.exp(eps) - 1 + q) * stats.norm.sf(x / z))
+        return float(
+            q * stats.norm.sf((x - 1) / z) - (math.exp(eps) - 1 + q) * stats.norm.sf(x / z)
+        )
 
     root = optimize.brentq(lambda eps: uses * single(eps) - delta, 0.1, 5)
     value = epsilon(PoissonSampledDpEvent(q, GaussianDpEvent(z)), uses, delta)
@@ -108,7 +120,11 @@ def test_sampled_l2_laplace_noise_against_its_simulated_mixture(q: float) -> Non
     beta, dimension, count = 2.0, 3, 400_000
     rng = np.random.default_rng(0)
     direction = rng.standard_normal((count, dimension))
-    noise = direction / np.linalg.norm(direction, axis=1, keepdims=True) * rng.gamma(dimension, 1 / beta, (count, 1))
+    noise = (
+        direction
+        / np.linalg.norm(direction, axis=1, keepdims=True)
+        * rng.gamma(dimension, 1 / beta, (count, 1))
+    )
     shift = np.array([1.0, 0.0, 0.0])
 
     def loss(output: np.ndarray) -> np.ndarray:
@@ -128,11 +144,14 @@ def test_sampled_l2_laplace_noise_against_its_simulated_mixture(q: float) -> Non
 def test_releases_that_share_a_coin() -> None:
     inner = ComposedDpEvent([GaussianDpEvent(2.0), SelfComposedDpEvent(GaussianDpEvent(4.0), 2)])
     together, joint = (
-        PoissonSampledDpEvent(0.2, event) for event in (inner, GaussianDpEvent((1 / 4 + 2 / 16) ** -0.5))
+        PoissonSampledDpEvent(0.2, event)
+        for event in (inner, GaussianDpEvent((1 / 4 + 2 / 16) ** -0.5))
     )
     claim = epsilon(together, 9, 1e-5)
     assert claim == epsilon(joint, 9, 1e-5)
-    assert library.library_epsilon([(together, 9)], 1e-5, claim) == pytest.approx(claim, rel=library.TOLERANCE / 2)
+    assert library.library_epsilon([(together, 9)], 1e-5, claim) == pytest.approx(
+        claim, rel=library.TOLERANCE / 2
+    )
     assert np.array_equal(renyi_curve(together, (2.0, 8.0)), renyi_curve(joint, (2.0, 8.0)))
     pair = PoissonSampledDpEvent(0.2, SelfComposedDpEvent(LaplaceDpEvent(2.0), 2))
     apart = SelfComposedDpEvent(PoissonSampledDpEvent(0.2, LaplaceDpEvent(2.0)), 2)
@@ -150,7 +169,12 @@ def test_releases_that_share_a_coin() -> None:
 def test_events_are_flattened_and_joined() -> None:
     gauss, laplace = GaussianDpEvent(2.0), LaplaceDpEvent(3.0)
     event = ComposedDpEvent(
-        [laplace, SelfComposedDpEvent(ComposedDpEvent([gauss, laplace]), 4), dp_accounting.NoOpDpEvent(), gauss]
+        [
+            laplace,
+            SelfComposedDpEvent(ComposedDpEvent([gauss, laplace]), 4),
+            dp_accounting.NoOpDpEvent(),
+            gauss,
+        ]
     )
     assert dict(elementary(event)) == {laplace: 5, GaussianDpEvent((5 / 4) ** -0.5): 1}
     assert elementary(dp_accounting.NoOpDpEvent()) == ()
@@ -211,7 +235,16 @@ def test_what_no_accountant_covers_is_refused_by_name() -> None:
 # L2-Laplace noise: its loss against simulated noise vectors, the Laplace mechanism and integrals
 
 
-DIMENSIONS = [(2, 1.0), (3, 2.0), (4, 0.1), (10, 0.1), (10, 20.0), (100, 5.0), (465, 0.5), (5000, 2.0)]
+DIMENSIONS = [
+    (2, 1.0),
+    (3, 2.0),
+    (4, 0.1),
+    (10, 0.1),
+    (10, 20.0),
+    (100, 5.0),
+    (465, 0.5),
+    (5000, 2.0),
+]
 
 
 def losses(beta: float, dimension: int, count: int, seed: int) -> np.ndarray:
@@ -240,7 +273,9 @@ def test_the_law_is_that_of_the_simulated_loss(dimension: int, beta: float) -> N
         error = 5 * terms.std() / math.sqrt(sample.size) + 1e-5
         assert abs(delta_at(value, max(eps, 0.0)) - terms.mean()) < error + 2e-3 * terms.mean()
     assert value.masses.sum() + value.infinity == pytest.approx(1, abs=1e-13)
-    assert value.masses @ np.exp(-value.losses) == pytest.approx(1, abs=1e-12)  # nothing is lost under Q
+    assert value.masses @ np.exp(-value.losses) == pytest.approx(
+        1, abs=1e-12
+    )  # nothing is lost under Q
 
 
 @pytest.mark.parametrize(("dimension", "beta"), [(2, 1.0), (7, 3.0)])
@@ -258,7 +293,10 @@ def test_tails_against_the_exact_integral() -> None:
 
         def integrand(r: float, x: float = x) -> float:
             cosine = x - (1 - x * x) / (2 * r)
-            return float(stats.beta.cdf((cosine + 1) / 2, 4.5, 4.5) * stats.gamma.pdf(r, dimension, scale=1 / beta))
+            return float(
+                stats.beta.cdf((cosine + 1) / 2, 4.5, 4.5)
+                * stats.gamma.pdf(r, dimension, scale=1 / beta)
+            )
 
         exact = integrate.quad(integrand, 0, 40, epsabs=1e-16, epsrel=1e-10, limit=500)[0]
         index = round(x * beta / value.width) - value.first
@@ -270,13 +308,20 @@ def test_one_coordinate_is_the_laplace_mechanism() -> None:
         exact = library_epsilon(LaplaceDpEvent(1 / e), uses, 1e-5, width=1e-4)
         value = epsilon(KNormDpEvent(e, 1), uses, 1e-5)
         assert value == epsilon(LaplaceDpEvent(1 / e), uses, 1e-5)
-        sampled = [PoissonSampledDpEvent(0.1, event) for event in (LaplaceDpEvent(1 / e), KNormDpEvent(e, 1))]
+        sampled = [
+            PoissonSampledDpEvent(0.1, event)
+            for event in (LaplaceDpEvent(1 / e), KNormDpEvent(e, 1))
+        ]
         assert epsilon(sampled[0], uses, 1e-5) == epsilon(sampled[1], uses, 1e-5)
         assert exact * (1 - 1e-4) <= value <= exact * (1 + 1.1e-3)
 
 
-@pytest.mark.parametrize(("dimension", "beta", "uses"), [(1, 0.3, 20), (2, 0.5, 20), (10, 1.0, 10), (100, 3.0, 8)])
-def test_simulated_compositions_confirm_the_bound_from_below(dimension: int, beta: float, uses: int) -> None:
+@pytest.mark.parametrize(
+    ("dimension", "beta", "uses"), [(1, 0.3, 20), (2, 0.5, 20), (10, 1.0, 10), (100, 3.0, 8)]
+)
+def test_simulated_compositions_confirm_the_bound_from_below(
+    dimension: int, beta: float, uses: int
+) -> None:
     total = losses(beta, dimension, 100_000 * uses, 9).reshape(uses, -1).sum(axis=0)
     for delta in (1e-2, 1e-3):
         eps = epsilon(KNormDpEvent(beta, dimension), uses, delta)
@@ -288,9 +333,14 @@ def test_simulated_compositions_confirm_the_bound_from_below(dimension: int, bet
 
 
 def test_monotone_in_dimension_epsilon_uses_and_delta() -> None:
-    by_dimension = [epsilon(KNormDpEvent(0.5, d), 30, 1e-6) for d in (1, 2, 3, 5, 20, 21, 465, 5000, 100_000, 10**7)]
+    by_dimension = [
+        epsilon(KNormDpEvent(0.5, d), 30, 1e-6)
+        for d in (1, 2, 3, 5, 20, 21, 465, 5000, 100_000, 10**7)
+    ]
     assert by_dimension == sorted(by_dimension, reverse=True)
-    by_epsilon = [epsilon(KNormDpEvent(e, 12), 30, 1e-6) for e in (1e-6, 1e-3, 0.1, 1.0, 30.0, 1e3, 1e5)]
+    by_epsilon = [
+        epsilon(KNormDpEvent(e, 12), 30, 1e-6) for e in (1e-6, 1e-3, 0.1, 1.0, 30.0, 1e3, 1e5)
+    ]
     assert by_epsilon == sorted(by_epsilon)
     by_uses = [epsilon(KNormDpEvent(0.2, 12), uses, 1e-6) for uses in (1, 2, 17, 100, 10_000)]
     assert by_uses == sorted(by_uses)
@@ -310,7 +360,15 @@ def test_many_coordinates_approach_the_gaussian_law(dimension: int) -> None:
 
 
 def test_the_bessel_ratio() -> None:
-    for order, z in ((-0.5, 2.0), (0.0, 0.3), (0.5, 2.0), (4.0, 0.05), (49.0, 0.05), (120.5, 500.0), (231.5, 90.0)):
+    for order, z in (
+        (-0.5, 2.0),
+        (0.0, 0.3),
+        (0.5, 2.0),
+        (4.0, 0.05),
+        (49.0, 0.05),
+        (120.5, 500.0),
+        (231.5, 90.0),
+    ):
         exact = special.kve(order + 1, z) / special.kve(order, z)
         assert bessel_ratio(order, z) == pytest.approx(exact, rel=1e-12)
     for order, z in ((2e5, 3.0), (2e5, 1e5), (2e5 + 0.5, 4e6)):

@@ -35,9 +35,19 @@ def door(
     **options,
 ):
     settings = ClientPrivacy(clip_norm=clip_norm, noise_multiplier=2.0, source=source)
-    plans, sampler = (ReleasePlan(name="update", dimension=4),), sampler or PoissonSampling(5).bind(50)
+    plans, sampler = (
+        (ReleasePlan(name="update", dimension=4),),
+        sampler or PoissonSampling(5).bind(50),
+    )
     return open_channel(
-        settings, plans, sampler, seed=1, steps=STEPS, fingerprint=fingerprint, ledger_path=path, **options
+        settings,
+        plans,
+        sampler,
+        seed=1,
+        steps=STEPS,
+        fingerprint=fingerprint,
+        ledger_path=path,
+        **options,
     )
 
 
@@ -62,7 +72,9 @@ def test_seeded_replay_is_charged_once(path: Path) -> None:
     assert first.account.ledger.charged == int(first.account.uses.max()) == 13
     crash(first)
     second = door(path, resume=True)
-    assert int(second.account.uses.max()) == 13  # until it says where it continues, all of it may have been released
+    assert (
+        int(second.account.uses.max()) == 13
+    )  # until it says where it continues, all of it may have been released
     replayed = advance(second, 10, STEPS)
     assert second.account.ledger.charged == int(second.account.uses.max()) == STEPS
     second.close()
@@ -100,7 +112,9 @@ def test_a_session_that_charges_nothing_leaves_the_file_as_it_is(path: Path) -> 
     assert path.read_bytes() == whole
 
 
-@pytest.mark.parametrize("torn", [b'{"kind":"charge","first":5,"end":6}', b'{"kind":"cha', b"\x00\x00\x00", b"{}x\n"])
+@pytest.mark.parametrize(
+    "torn", [b'{"kind":"charge","first":5,"end":6}', b'{"kind":"cha', b"\x00\x00\x00", b"{}x\n"]
+)
 def test_a_torn_last_line_is_dropped(path: Path, torn: bytes) -> None:
     first = door(path)
     advance(first, 0, 5)
@@ -158,7 +172,9 @@ def test_a_ledger_is_neither_overwritten_nor_shared(path: Path) -> None:
 
 
 @pytest.mark.parametrize("source", ["seeded", "secure"])
-def test_a_line_a_step_and_before_any_noise(path: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
+def test_a_line_a_step_and_before_any_noise(
+    path: Path, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
     """In secure mode on the disk, as far as the system was told to write it there; else in the file."""
     flushed: list[int] = []
     kind = {"seeded": sources.SeededSource, "secure": sources.SecureSource}[source]
@@ -171,7 +187,9 @@ def test_a_line_a_step_and_before_any_noise(path: Path, monkeypatch: pytest.Monk
     def check(self, purpose: str, step: int, size: int):
         there = path.read_bytes()[: flushed[-1] if source == "secure" else None]
         lines = [json.loads(line) for line in there.splitlines()]
-        assert any(line["kind"] == "charge" and line["first"] <= step < line["end"] for line in lines)
+        assert any(
+            line["kind"] == "charge" and line["first"] <= step < line["end"] for line in lines
+        )
         return normal(self, purpose, step, size)
 
     monkeypatch.setattr(os, "fsync", count)
@@ -180,7 +198,10 @@ def test_a_line_a_step_and_before_any_noise(path: Path, monkeypatch: pytest.Monk
     opened = len(flushed)
     advance(channel, 0, STEPS)
     assert len(flushed) - opened == (STEPS if source == "secure" else 0)
-    assert sum(json.loads(line)["kind"] == "charge" for line in path.read_bytes().splitlines()) == STEPS
+    assert (
+        sum(json.loads(line)["kind"] == "charge" for line in path.read_bytes().splitlines())
+        == STEPS
+    )
     channel.sync()
     assert flushed[-1] == path.stat().st_size
 
@@ -214,12 +235,16 @@ def test_random_histories_against_a_plain_model(tmp_path: Path, free: bool) -> N
                 assert ledger.uses(before).tolist() == [some.count(client) for client in range(3)]
         again = Ledger(path, {}, fingerprint="a", replays_free=free, clients=3, resume=True)
         assert again.reached == reached
-        assert again.uses().tolist() == [[client for _, client in kept].count(client) for client in range(3)]
+        assert again.uses().tolist() == [
+            [client for _, client in kept].count(client) for client in range(3)
+        ]
         again.close()
 
 
 @pytest.mark.parametrize("source", ["secure", "seeded"])
-def test_a_run_that_stops_early_again_after_a_crash_is_charged_to_its_end(source: str, path: Path) -> None:
+def test_a_run_that_stops_early_again_after_a_crash_is_charged_to_its_end(
+    source: str, path: Path
+) -> None:
     """The steps that a crash has lost are charged beside all that are planned from the checkpoint on."""
     first = door(path, source=source)
     first.start(0)
@@ -280,7 +305,10 @@ def chained(lines: list[bytes]) -> list[bytes]:
     """The lines with hashes computed anew, by the definition: each line holds the SHA-256 of the one before."""
     made, digest = [], "0" * 64
     for line in lines:
-        made.append(json.dumps(json.loads(line) | {"previous": digest}, separators=(",", ":")).encode() + b"\n")
+        made.append(
+            json.dumps(json.loads(line) | {"previous": digest}, separators=(",", ":")).encode()
+            + b"\n"
+        )
         digest = hashlib.sha256(made[-1]).hexdigest()
     return made
 
@@ -296,10 +324,15 @@ def test_every_line_holds_the_hash_of_the_one_before(tmp_path: Path, source: str
 
 @pytest.mark.parametrize("source", ["seeded", "secure"])
 @pytest.mark.parametrize("gone", [1, 2, 3])
-def test_lines_that_are_missing_in_the_middle_or_at_the_end_are_noticed(path: Path, source: str, gone: int) -> None:
+def test_lines_that_are_missing_in_the_middle_or_at_the_end_are_noticed(
+    path: Path, source: str, gone: int
+) -> None:
     lines = written(path, source)
     middle = lines[:gone] + lines[gone + 1 :]
-    for left, error in ((middle, f"line {gone + 1}: it does not follow"), (lines[:-gone], "rolled back")):
+    for left, error in (
+        (middle, f"line {gone + 1}: it does not follow"),
+        (lines[:-gone], "rolled back"),
+    ):
         path.write_bytes(b"".join(left))
         with pytest.raises(ResumeError, match=error):
             door(path, resume=True, source=source)

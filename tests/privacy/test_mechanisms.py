@@ -68,7 +68,10 @@ def test_the_law_of_independent_coordinates(source, clients):
     for noise in (gaussian, laplace):
         half = COUNT // 2
         for power in (1, 2):
-            left, right = (np.abs(part) ** power * np.sign(part) ** power for part in (noise[:half], noise[half:]))
+            left, right = (
+                np.abs(part) ** power * np.sign(part) ** power
+                for part in (noise[:half], noise[half:])
+            )
             assert abs(np.corrcoef(left, right)[0, 1]) < 6 / math.sqrt(half)
             assert abs(np.corrcoef(left[1:], left[:-1])[0, 1]) < 6 / math.sqrt(half)
 
@@ -130,8 +133,14 @@ def test_deep_tails_of_coordinates():
             source = Given([sign], [tail])
             laplace = float(LaplaceNoise(0.7).draw(source, "noise", 0, 1)[0])
             assert 0.5 * math.exp(-abs(laplace) / 0.7) == pytest.approx(tail, rel=1e-13)
-            gaussian = float(GaussianNoise(1.3).draw_rows(Given([[sign]], [[tail]]), "noise", 0, KEYS[:1], 1)[0, 0])
-            assert 0.5 * math.erfc(abs(gaussian) / 1.3 / math.sqrt(2)) == pytest.approx(tail, rel=1e-11)
+            gaussian = float(
+                GaussianNoise(1.3).draw_rows(Given([[sign]], [[tail]]), "noise", 0, KEYS[:1], 1)[
+                    0, 0
+                ]
+            )
+            assert 0.5 * math.erfc(abs(gaussian) / 1.3 / math.sqrt(2)) == pytest.approx(
+                tail, rel=1e-11
+            )
             if tail < 0.4:
                 assert math.copysign(1, laplace) == math.copysign(1, gaussian) == -sign
 
@@ -141,17 +150,29 @@ def test_an_l2_laplace_vector_is_a_direction_of_normals_and_a_sum_of_exponential
         for tail in TAILS:
             law, pairs = L2LaplaceNoise(0.4), (dimension + 1) // 2
             rng = np.random.default_rng(dimension)
-            tails, signs = rng.uniform(0, 0.5, dimension + pairs), rng.choice([-1.0, 1.0], dimension + pairs)
+            tails, signs = (
+                rng.uniform(0, 0.5, dimension + pairs),
+                rng.choice([-1.0, 1.0], dimension + pairs),
+            )
             tails[0] = tail
             noise = law.draw(Given(signs, tails), "noise", 0, dimension)
             exponentials = [
                 -math.log(2 * t) for t in tails[:dimension]
             ]  # P(e > x) = exp(-x) = 2 tail, to the last tail
-            assert float(np.linalg.norm(noise)) == pytest.approx(0.4 * math.fsum(exponentials), rel=1e-12)
-            angles = [2 * math.pi * s * t for s, t in zip(signs[dimension:], tails[dimension:], strict=True)]
+            assert float(np.linalg.norm(noise)) == pytest.approx(
+                0.4 * math.fsum(exponentials), rel=1e-12
+            )
+            angles = [
+                2 * math.pi * s * t
+                for s, t in zip(signs[dimension:], tails[dimension:], strict=True)
+            ]
             lengths = [math.sqrt(e) for e in exponentials[:pairs]]
-            normals = [r * f(a) for f in (math.cos, math.sin) for r, a in zip(lengths, angles, strict=True)][:dimension]
-            np.testing.assert_allclose(noise / np.linalg.norm(noise), normals / np.linalg.norm(normals), atol=1e-12)
+            normals = [
+                r * f(a) for f in (math.cos, math.sin) for r, a in zip(lengths, angles, strict=True)
+            ][:dimension]
+            np.testing.assert_allclose(
+                noise / np.linalg.norm(noise), normals / np.linalg.norm(normals), atol=1e-12
+            )
 
 
 # Addresses
@@ -159,18 +180,25 @@ def test_an_l2_laplace_vector_is_a_direction_of_normals_and_a_sum_of_exponential
 
 @pytest.mark.parametrize("dimension", [1, 3, 10])
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: type(law).__name__)
-def test_noise_belongs_to_the_client_its_use_and_the_repetition_whatever_is_beside_it(law, dimension, monkeypatch):
+def test_noise_belongs_to_the_client_its_use_and_the_repetition_whatever_is_beside_it(
+    law, dimension, monkeypatch
+):
     sources = [SeededSource(3, replicate) for replicate in range(5)]
     uses = torch.arange(200).reshape(40, 5) % 7 + 2**31
     keys = KEYS[torch.arange(200) % len(KEYS)].reshape(40, 5)
     whole = law.draw_each(sources, "noise", uses, keys, dimension)
     assert whole.shape == (40, 5, dimension)
     for cuts in ([0, 1, 2, 3, 40], [0, 17, 40]):
-        parts = [law.draw_each(sources, "noise", uses[a:b], keys[a:b], dimension) for a, b in itertools.pairwise(cuts)]
+        parts = [
+            law.draw_each(sources, "noise", uses[a:b], keys[a:b], dimension)
+            for a, b in itertools.pairwise(cuts)
+        ]
         assert np.array_equal(np.concatenate(parts), whole)
     for r, source in enumerate(sources):
         part = slice(7, 27)
-        single = law.draw_each([source], "noise", uses[part, r : r + 1], keys[part, r : r + 1], dimension)
+        single = law.draw_each(
+            [source], "noise", uses[part, r : r + 1], keys[part, r : r + 1], dimension
+        )
         assert np.array_equal(single[:, 0], whole[part, r])
         rows = law.draw_rows(source, "noise", int(uses[8, r]), keys[8:9, r], dimension)
         assert np.array_equal(rows[0], whole[8, r])
@@ -189,7 +217,9 @@ def losses(law, dimension: int, shift: np.ndarray) -> np.ndarray:
     return (np.linalg.norm(noise - shift, axis=1) - np.linalg.norm(noise, axis=1)) / law.multiplier
 
 
-@pytest.mark.parametrize("law", [LaplaceNoise(0.7), L2LaplaceNoise(0.7)], ids=lambda law: type(law).__name__)
+@pytest.mark.parametrize(
+    "law", [LaplaceNoise(0.7), L2LaplaceNoise(0.7)], ids=lambda law: type(law).__name__
+)
 def test_pure_epsilon(law):
     """Densities are as claimed: the mean of exp(-loss) is 1, and no loss is above epsilon."""
     dimension = 4

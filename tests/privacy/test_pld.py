@@ -26,7 +26,9 @@ def law(size: int, first: int, infinity: float = 0.0) -> LossLaw:
 
 def slow_delta(value: LossLaw, eps: float) -> float:
     finite = sum(
-        m * (1 - math.exp(eps - loss)) for m, loss in zip(value.masses, value.losses, strict=True) if loss > eps
+        m * (1 - math.exp(eps - loss))
+        for m, loss in zip(value.masses, value.losses, strict=True)
+        if loss > eps
     )
     return value.infinity + finite
 
@@ -51,18 +53,26 @@ def test_a_long_composition_agrees_with_the_library(size: int, times: int) -> No
     library = pld_pmf.DensePLDPmf(H / 100, value.first, value.masses, 0.0, True).self_compose(times)
     composed = pld.compose([(centred, times)])
     assert composed.masses.size < size * times / 3
-    assert pld.compose([(centred, times)], 1e-9).infinity == pytest.approx(1e-9)  # the tail given up
+    assert pld.compose([(centred, times)], 1e-9).infinity == pytest.approx(
+        1e-9
+    )  # the tail given up
     centre = float(composed.losses @ composed.masses)
     for eps in (centre - 1, centre, centre + 1, centre + 3):
-        assert delta_at(composed, eps) == pytest.approx(library.get_delta_for_epsilon(eps), rel=1e-8, abs=1e-12)
+        assert delta_at(composed, eps) == pytest.approx(
+            library.get_delta_for_epsilon(eps), rel=1e-8, abs=1e-12
+        )
 
 
 def test_the_window_loses_no_more_than_its_tail() -> None:
     """The mass outside, known exactly for a binomial, is at most what is added at infinity."""
     times, probability = 20_000, 0.3
     for tail in (1e-15, 1e-6):
-        low, high, _ = pld._window([(LossLaw(H, 0, np.array([1 - probability, probability])), times)], tail)
-        outside = stats.binom.cdf(low - 1, times, probability) + stats.binom.sf(high, times, probability)
+        low, high, _ = pld._window(
+            [(LossLaw(H, 0, np.array([1 - probability, probability])), times)], tail
+        )
+        outside = stats.binom.cdf(low - 1, times, probability) + stats.binom.sf(
+            high, times, probability
+        )
         assert 0 < outside <= tail
         assert high - low < times / 10
 
@@ -91,8 +101,13 @@ def test_placing_atoms_keeps_the_probabilities_of_both_hypotheses_and_dominates(
     masses /= masses.sum()
     placed = pld.on_grid(losses, masses, H, 1e-6)
     assert placed.masses.sum() == pytest.approx(masses.sum(), rel=1e-13)
-    assert placed.masses @ np.exp(-placed.losses) == pytest.approx(masses @ np.exp(-losses), rel=1e-12)
-    exact = [float(masses @ np.maximum(0, -np.expm1(eps - losses))) + 1e-6 for eps in np.linspace(-2, 2, 81)]
+    assert placed.masses @ np.exp(-placed.losses) == pytest.approx(
+        masses @ np.exp(-losses), rel=1e-12
+    )
+    exact = [
+        float(masses @ np.maximum(0, -np.expm1(eps - losses))) + 1e-6
+        for eps in np.linspace(-2, 2, 81)
+    ]
     bounds = [delta_at(placed, eps) for eps in np.linspace(-2, 2, 81)]
     assert all(b >= e * (1 - 1e-12) for b, e in zip(bounds, exact, strict=True))
     assert max(b - e for b, e in zip(bounds, exact, strict=True)) < H / 4
@@ -105,7 +120,10 @@ def test_sampling_a_discrete_mechanism_is_its_mixture() -> None:
     add = pld.on_grid(np.log(q[:2] / p[:2]), q[:2], 1e-4, 0.3)
     rate = 0.4
     mixed = (1 - rate) * q + rate * p
-    down, up = (pld.on_grid(*atoms[:2], 1e-4, atoms[2]) for atoms in pld.sampled_atoms(LossPair(remove, add), rate))
+    down, up = (
+        pld.on_grid(*atoms[:2], 1e-4, atoms[2])
+        for atoms in pld.sampled_atoms(LossPair(remove, add), rate)
+    )
     for eps in (-0.6, -0.4, 0.0, 0.1, 0.4):  # the first one below log(1 - q)
         exact = np.maximum(mixed - math.exp(eps) * q, 0).sum()
         assert delta_at(down, eps) == pytest.approx(exact, abs=1e-4)
@@ -143,7 +161,10 @@ def test_renyi_divergence_of_a_discrete_law() -> None:
     value = law(30, -10, 0.01)
     for order in (1.5, 4.0, 60.0):
         direct = math.log(
-            sum(m * math.exp((order - 1) * x) for m, x in zip(value.masses, value.losses, strict=True))
+            sum(
+                m * math.exp((order - 1) * x)
+                for m, x in zip(value.masses, value.losses, strict=True)
+            )
             + 0.01 * math.exp((order - 1) * 3.0)
         ) / (order - 1)
         assert pld.renyi(value, np.array([order]), 3.0)[0] == pytest.approx(direct, rel=1e-12)

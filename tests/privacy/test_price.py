@@ -11,14 +11,18 @@ from fedmtl.privacy import Price
 
 @pytest.mark.parametrize("sampled", [1.0, 0.2])
 @pytest.mark.parametrize("releases", [2, 3])
-def test_releases_of_one_use_are_one_gaussian_release_under_one_coin(sampled: float, releases: int) -> None:
+def test_releases_of_one_use_are_one_gaussian_release_under_one_coin(
+    sampled: float, releases: int
+) -> None:
     """Of sqrt(k) times the sensitivity, whatever their sizes are."""
     multiplier = 2.5
     event: dp_event.DpEvent = dp_event.GaussianDpEvent(multiplier / np.sqrt(releases))
     if sampled < 1:
         event = dp_event.PoissonSampledDpEvent(sampled, event)
     expected = PLDAccountant().compose(event, 6).get_epsilon(1e-5)
-    price = Price(mechanism="gaussian", sizes=tuple(range(1, releases + 1)), delta=1e-5, sampled=sampled)
+    price = Price(
+        mechanism="gaussian", sizes=tuple(range(1, releases + 1)), delta=1e-5, sampled=sampled
+    )
     assert price.epsilon(6, multiplier) == pytest.approx(expected, rel=2e-3)
 
 
@@ -34,13 +38,17 @@ def test_every_release_of_a_use_costs_by_its_own_size() -> None:
 
 
 @pytest.mark.parametrize("rate", [0.2, 0.6])
-def test_a_record_that_is_replaced_in_a_secret_subset_costs_what_the_integral_says(rate: float) -> None:
+def test_a_record_that_is_replaced_in_a_secret_subset_costs_what_the_integral_says(
+    rate: float,
+) -> None:
     """Both of its values are C long and opposite, and the noise is z times their distance."""
     multiplier = 1.5
     delta = 1e-3
     x = np.linspace(-20.0, 20.0, 40_001)
     absent = stats.norm.pdf(x, 0.0, multiplier)
-    one, other = ((1 - rate) * absent + rate * stats.norm.pdf(x, place, multiplier) for place in (0.5, -0.5))
+    one, other = (
+        (1 - rate) * absent + rate * stats.norm.pdf(x, place, multiplier) for place in (0.5, -0.5)
+    )
 
     def excess(epsilon: float) -> float:
         return float(integrate.trapezoid(np.maximum(one - np.exp(epsilon) * other, 0.0), x)) - delta
@@ -48,5 +56,7 @@ def test_a_record_that_is_replaced_in_a_secret_subset_costs_what_the_integral_sa
     expected = optimize.brentq(excess, 0.0, 5.0)
     price = Price(mechanism="gaussian", sizes=(4,), delta=delta, sampled=rate, replaced=True)
     assert price.epsilon(1, multiplier) == pytest.approx(expected, rel=2e-3)
-    removed = Price(mechanism="gaussian", sizes=(4,), delta=delta, sampled=rate).epsilon(1, multiplier)
+    removed = Price(mechanism="gaussian", sizes=(4,), delta=delta, sampled=rate).epsilon(
+        1, multiplier
+    )
     assert removed != pytest.approx(expected, rel=0.02)

@@ -30,7 +30,9 @@ DIMENSION, BATCH = 6, 8
 STEPS = tuple(math.ceil(n / BATCH) for n in COUNTS)
 
 
-def plan_of(counts: tuple[int, ...] = COUNTS, batch: int | None = BATCH, dimension: int = DIMENSION) -> GradientPlan:
+def plan_of(
+    counts: tuple[int, ...] = COUNTS, batch: int | None = BATCH, dimension: int = DIMENSION
+) -> GradientPlan:
     n = len(counts)
     steps = [1 if batch is None else math.ceil(c / batch) for c in counts]
     ids = tuple(f"client-{k}" for k in range(n))
@@ -45,13 +47,21 @@ def plan_of(counts: tuple[int, ...] = COUNTS, batch: int | None = BATCH, dimensi
 
 
 def door(
-    privacy: RecordPrivacy, *, rounds: int = 4, sampler=None, who: GradientPlan | None = None, seed: int = 0, **options
+    privacy: RecordPrivacy,
+    *,
+    rounds: int = 4,
+    sampler=None,
+    who: GradientPlan | None = None,
+    seed: int = 0,
+    **options,
 ):
     who = who or plan_of()
     plan = ReleasePlan(name="update", dimension=who.dimension, from_training=True)
     bound = (sampler or FullParticipation()).bind(len(who.ids))
     order = torch.arange(len(who.ids)).flip(0)  # not that of the clients
-    return open_channel(privacy, (plan, who), bound, seed=seed, steps=rounds, **({"order": order} | options))
+    return open_channel(
+        privacy, (plan, who), bound, seed=seed, steps=rounds, **({"order": order} | options)
+    )
 
 
 NOISED = RecordPrivacy(clip_norm=0.5, noise_multiplier=1.7, delta=1e-5)
@@ -110,7 +120,11 @@ def test_the_release_is_the_clipped_sum_and_noise_over_the_public_batch(mechanis
     order = 1 if mechanism == "laplace" else 2
     clean = rows.double()
     clean[3] = 0
-    clipped = clean / torch.linalg.vector_norm(clean, ord=order, dim=1, keepdim=True).clamp(min=1e-9) * 0.5
+    clipped = (
+        clean
+        / torch.linalg.vector_norm(clean, ord=order, dim=1, keepdim=True).clamp(min=1e-9)
+        * 0.5
+    )
     clipped[3] = 0
     expected = torch.zeros(3, wide, dtype=torch.float64).index_add_(0, whose, clipped)
     expected[1] += small[0].double() * min(1.0, 0.5 / float(small.double().norm(p=order)))
@@ -152,7 +166,9 @@ def test_no_two_local_steps_of_three_rounds_share_their_noise_or_their_records()
 def millions(large: float) -> np.ndarray:
     """Values up to 1: without ``large`` the first 2^21 add up to less than 2^20, where a double has more digits for
     the 10^6 small ones that follow."""
-    return np.concatenate([np.full(2**21 - 2, 0.5), [0.25, large], np.full(10**6, 2.0**-33 * 1.001)])
+    return np.concatenate(
+        [np.full(2**21 - 2, 0.5), [0.25, large], np.full(10**6, 2.0**-33 * 1.001)]
+    )
 
 
 def cells_of(values: np.ndarray, width: float) -> float:
@@ -160,7 +176,9 @@ def cells_of(values: np.ndarray, width: float) -> float:
 
 
 def test_one_record_of_three_million_moves_the_sum_of_a_client_by_at_most_the_clip() -> None:
-    with_record, without = (torch.from_numpy(millions(large))[:, None] for large in (1 - 2.0**-20, 0.0))
+    with_record, without = (
+        torch.from_numpy(millions(large))[:, None] for large in (1 - 2.0**-20, 0.0)
+    )
     size = len(with_record)
     plan = plan_of((size,), batch=None, dimension=1)
     sums = Records(plan, (), None, bound=1.0, mechanism="gaussian")
@@ -178,7 +196,10 @@ def test_sums_of_millions_of_multiples_of_rows_are_exact() -> None:
     values = millions(1 - 2.0**-20)
     x = (torch.linspace(0.5, 1.0, len(values), dtype=torch.float64)[:, None],)
     plan = replace(plan_of((len(values),), batch=None, dimension=1), x=x)
-    sums, width = Records(plan, (), None, bound=1.0, mechanism="gaussian"), sum_width(1.0, len(values))
+    sums, width = (
+        Records(plan, (), None, bound=1.0, mechanism="gaussian"),
+        sum_width(1.0, len(values)),
+    )
     factors = values / x[0][:, 0].numpy()
     rows = np.minimum(factors, (1 - 2.0**-20) / x[0][:, 0].numpy()) * (x[0][:, 0].numpy() / width)
     expected = sum(np.trunc(rows).astype(np.int64).tolist()) * width
@@ -316,15 +337,21 @@ def test_the_ledger_names_who_took_part(tmp_path: Path) -> None:
     drawn = [begin(channel, step).tolist() for step in range(2)]
     channel.close()
     lines = [json.loads(line) for line in (tmp_path / "ledger.jsonl").read_text().splitlines()]
-    assert [line["cohorts"] for line in lines if line["kind"] == "charge"] == [[sorted(d)] for d in drawn]
+    assert [line["cohorts"] for line in lines if line["kind"] == "charge"] == [
+        [sorted(d)] for d in drawn
+    ]
     assert lines[0]["accounts"] == 5
-    resumed = door(NOISED, sampler=FixedCohort(2), ledger_path=tmp_path / "ledger.jsonl", resume=True)
+    resumed = door(
+        NOISED, sampler=FixedCohort(2), ledger_path=tmp_path / "ledger.jsonl", resume=True
+    )
     resumed.start(2)
     assert resumed.account.participations.sum() == 4
     assert resumed.draw(2) is not None
 
 
-@pytest.mark.parametrize("changed", [{"steps": np.ones(5, dtype=np.int64)}, {"batch_size": 16}, {"dimension": 9}])
+@pytest.mark.parametrize(
+    "changed", [{"steps": np.ones(5, dtype=np.int64)}, {"batch_size": 16}, {"dimension": 9}]
+)
 def test_a_secure_ledger_is_not_continued_by_cheaper_steps(tmp_path: Path, changed: dict) -> None:
     """What was released before would be charged as if it had been released by the new steps."""
     privacy = replace(NOISED, source="secure", mechanism="l2_laplace")
@@ -332,7 +359,12 @@ def test_a_secure_ledger_is_not_continued_by_cheaper_steps(tmp_path: Path, chang
     begin(first)
     first.close()
     with pytest.raises(ResumeError):
-        door(privacy, who=replace(plan_of(), **changed), ledger_path=tmp_path / "ledger.jsonl", resume=True)
+        door(
+            privacy,
+            who=replace(plan_of(), **changed),
+            ledger_path=tmp_path / "ledger.jsonl",
+            resume=True,
+        )
 
 
 def test_more_rounds_do_not_raise_the_caps_of_a_secure_ledger(tmp_path: Path) -> None:
@@ -349,13 +381,17 @@ def test_more_rounds_do_not_raise_the_caps_of_a_secure_ledger(tmp_path: Path) ->
 
 def test_impossible_requests_are_refused_by_name() -> None:
     plan = ReleasePlan(name="statistics", dimension=3)
-    with pytest.raises(PrivacyError, match="'statistics' is not made only of locally trained models"):
+    with pytest.raises(
+        PrivacyError, match="'statistics' is not made only of locally trained models"
+    ):
         open_channel(NOISED, (plan, plan_of()), FullParticipation().bind(5), seed=0, steps=2)
     update = replace(plan, name="update", dimension=DIMENSION, from_training=True)
     with pytest.raises(PrivacyError, match="needs a GradientPlan"):
         open_channel(NOISED, (update,), FullParticipation().bind(5), seed=0, steps=2)
     with pytest.raises(PrivacyError, match="2 GradientPlans"):
-        open_channel(NOISED, (update, plan_of(), plan_of()), FullParticipation().bind(5), seed=0, steps=2)
+        open_channel(
+            NOISED, (update, plan_of(), plan_of()), FullParticipation().bind(5), seed=0, steps=2
+        )
     with pytest.raises(PrivacyError, match="5 clients, and the sampler 6"):
         open_channel(NOISED, (update, plan_of()), FullParticipation().bind(6), seed=0, steps=2)
     for unused in (

@@ -44,13 +44,19 @@ def test_poisson_cohorts_have_binomial_sizes_and_every_client_as_likely(source) 
     sizes = np.array(list(map(len, cohorts)))
     expected = stats.binom.pmf(np.arange(11), 10, 0.3) * len(sizes)
     observed = np.bincount(sizes, minlength=11)
-    expected, observed = (np.append(counts[:7], counts[7:].sum()) for counts in (expected, observed))
+    expected, observed = (
+        np.append(counts[:7], counts[7:].sum()) for counts in (expected, observed)
+    )
     assert stats.chisquare(observed, expected * observed.sum() / expected.sum()).pvalue > 1e-6
 
 
-@pytest.mark.parametrize(("n", "q"), [(1, 0.5), (3, 1e-9), (50, 1.0), (206, 0.25), (1000, 0.1), (10**6, 1e-4)])
+@pytest.mark.parametrize(
+    ("n", "q"), [(1, 0.5), (3, 1e-9), (50, 1.0), (206, 0.25), (1000, 0.1), (10**6, 1e-4)]
+)
 def test_cohort_sizes_are_quantiles_of_the_binomial_law(n: int, q: float) -> None:
-    coins = np.concatenate([np.random.default_rng(0).random(500), [0.0, 2.0**-53, 1e-12, 1 - 1e-12]])
+    coins = np.concatenate(
+        [np.random.default_rng(0).random(500), [0.0, 2.0**-53, 1e-12, 1 - 1e-12]]
+    )
     expected = np.maximum(stats.binom.ppf(coins, n, q), 0)
     assert [binomial_quantile(float(coin), n, q) for coin in coins] == expected.tolist()
 
@@ -65,7 +71,11 @@ def test_a_large_population_costs_what_the_cohort_costs() -> None:
 
 
 def test_public_denominators_and_probabilities() -> None:
-    for sampler, denominator in ((PoissonSampling(2.5), 2.5), (FixedCohort(4), 4.0), (FullParticipation(), 10.0)):
+    for sampler, denominator in (
+        (PoissonSampling(2.5), 2.5),
+        (FixedCohort(4), 4.0),
+        (FullParticipation(), 10.0),
+    ):
         bound = sampler.bind(10)
         assert bound.denominator == denominator
         assert bound.probability == pytest.approx(denominator / 10)
@@ -127,12 +137,22 @@ def test_turns_are_public_and_charged_to_those_whose_turn_it_is() -> None:
     assert door.epsilon == pytest.approx(gaussian_epsilon(3**0.5 / z, report.delta), rel=1e-6)
     assert door.epsilon <= 2.0
     with pytest.raises(BudgetExhausted, match="cap of 3"):
-        door.begin(7, door.draw(7))  # the turns of clients 8, 9, 0 and 1: two of them have had three
+        door.begin(
+            7, door.draw(7)
+        )  # the turns of clients 8, 9, 0 and 1: two of them have had three
 
 
 def test_a_client_that_is_asked_is_charged_for_each_time_and_nothing_is_amplified() -> None:
     bound = BoundAsked(1, 1, "Poisson, 2 of 8 clients", max_uses=3)
     assert bound.facts == {"relation": "zero_out", "amplified": False, "per_participation": True}
     assert bound.draw(5, SeededSource(0).coins("cohort", 5)).tolist() == [0]
-    assert (bound.denominator, bound.probability, bound.cap, bound.capped(10).cap) == (1.0, 1.0, 3, 3)
-    assert bound.describe() == "one client, when a server asks it (Poisson, 2 of 8 clients), at most 3 times"
+    assert (bound.denominator, bound.probability, bound.cap, bound.capped(10).cap) == (
+        1.0,
+        1.0,
+        3,
+        3,
+    )
+    assert (
+        bound.describe()
+        == "one client, when a server asks it (Poisson, 2 of 8 clients), at most 3 times"
+    )

@@ -16,11 +16,19 @@ from fedmtl.privacy.accounting.losses import ReplacedPoissonDpEvent
 from tests.helpers import gaussian_epsilon, l2_laplace_losses
 from tests.oracles.accountant import least_epsilon
 
-Gauss, Laplace, Poisson = dp_event.GaussianDpEvent, dp_event.LaplaceDpEvent, dp_event.PoissonSampledDpEvent
+Gauss, Laplace, Poisson = (
+    dp_event.GaussianDpEvent,
+    dp_event.LaplaceDpEvent,
+    dp_event.PoissonSampledDpEvent,
+)
 
 
-@pytest.mark.parametrize(("sigma", "uses", "delta"), [(2.0, 1, 1e-5), (4.0, 16, 1e-6), (9.0, 50, 1e-3)])
-def test_gaussian_releases_are_just_below_the_closed_form(sigma: float, uses: int, delta: float) -> None:
+@pytest.mark.parametrize(
+    ("sigma", "uses", "delta"), [(2.0, 1, 1e-5), (4.0, 16, 1e-6), (9.0, 50, 1e-3)]
+)
+def test_gaussian_releases_are_just_below_the_closed_form(
+    sigma: float, uses: int, delta: float
+) -> None:
     exact = gaussian_epsilon(math.sqrt(uses) / sigma, delta)
     least = least_epsilon([(Gauss(sigma), uses)], delta, exact)
     assert 0.99 * exact < least <= exact
@@ -33,8 +41,12 @@ def test_sampled_gaussian_releases_of_published_figures(noise: float, budget: fl
     assert 0.98 * budget < least < 1.001 * budget
 
 
-@pytest.mark.parametrize(("beta", "dimension", "uses", "delta"), [(1.0, 3, 1, 1e-2), (0.5, 20, 8, 1e-2)])
-def test_the_k_norm_mechanism_against_a_simulation(beta: float, dimension: int, uses: int, delta: float) -> None:
+@pytest.mark.parametrize(
+    ("beta", "dimension", "uses", "delta"), [(1.0, 3, 1, 1e-2), (0.5, 20, 8, 1e-2)]
+)
+def test_the_k_norm_mechanism_against_a_simulation(
+    beta: float, dimension: int, uses: int, delta: float
+) -> None:
     trials = 400_000
     loss = sum(l2_laplace_losses(beta, dimension, trials, seed=use) for use in range(uses))
     least = least_epsilon([(KNormDpEvent(beta, dimension), uses)], delta, 1.0)
@@ -50,7 +62,9 @@ def test_a_record_replaced_in_a_subsample_against_a_simulation(noise) -> None:
     coins = np.random.default_rng(2)
     if isinstance(noise, KNormDpEvent):
         x = coins.standard_normal((trials, noise.dimension))
-        x *= (coins.gamma(noise.dimension, 1 / noise.epsilon, trials) / np.linalg.norm(x, axis=1))[:, None]
+        x *= (coins.gamma(noise.dimension, 1 / noise.epsilon, trials) / np.linalg.norm(x, axis=1))[
+            :, None
+        ]
     else:
         draw = coins.standard_normal if isinstance(noise, Gauss) else coins.laplace
         x = noise.noise_multiplier * draw(size=(trials, 1))
@@ -61,7 +75,10 @@ def test_a_record_replaced_in_a_subsample_against_a_simulation(noise) -> None:
         length = np.linalg.norm(moved, axis=1)
         if isinstance(noise, Gauss):
             return np.exp(-(length**2) / 2 / noise.noise_multiplier**2)
-        return np.exp(-length * (noise.epsilon if isinstance(noise, KNormDpEvent) else 1 / noise.noise_multiplier))
+        return np.exp(
+            -length
+            * (noise.epsilon if isinstance(noise, KNormDpEvent) else 1 / noise.noise_multiplier)
+        )
 
     x[:, 0] += 0.5 * (coins.random(trials) < q)
     with_record = (1 - q) * density(0.0, x) + q * density(0.5, x)
@@ -101,7 +118,9 @@ def test_epsilon_of_every_law_is_just_above_the_oracle(name: str) -> None:
 def test_dp_accounting_agrees_over_many_uses(uses: int) -> None:
     for event in (Poisson(0.01, Gauss(2.0)), Laplace(4 * math.sqrt(uses))):
         claim = epsilon(event, uses, 1e-5)
-        assert library_epsilon([(event, uses)], 1e-5, claim) == pytest.approx(claim, rel=TOLERANCE / 2)
+        assert library_epsilon([(event, uses)], 1e-5, claim) == pytest.approx(
+            claim, rel=TOLERANCE / 2
+        )
 
 
 def test_dp_accounting_says_what_it_lacks() -> None:

@@ -18,10 +18,17 @@ from scipy import stats
 from fedmtl.errors import ConfigError
 from fedmtl.privacy import SecureSource
 from fedmtl.privacy.accounting.calibration import calibrate_selection, selection_epsilon
-from fedmtl.privacy.accounting.selection import draw_repetitions, halting_probability, selection_curve
+from fedmtl.privacy.accounting.selection import (
+    draw_repetitions,
+    halting_probability,
+    selection_curve,
+)
 
 CANDIDATE = ComposedDpEvent(
-    [SelfComposedDpEvent(PoissonSampledDpEvent(0.05, GaussianDpEvent(1.2)), 100), GaussianDpEvent(10.0)]
+    [
+        SelfComposedDpEvent(PoissonSampledDpEvent(0.05, GaussianDpEvent(1.2)), 100),
+        GaussianDpEvent(10.0),
+    ]
 )
 ORDERS = np.array([1.5, 2.0, 3.0, 5.0, 8.0, 16.0, 32.0, 64.0])
 
@@ -36,14 +43,22 @@ def law(mean: float, shape: float):
 
 def pmf(mean: float, shape: float, ks: np.ndarray) -> np.ndarray:
     probabilities = law(mean, shape).pmf(ks)
-    return probabilities if math.isinf(shape) or shape == 0 else probabilities / -math.expm1(law(mean, shape).logpmf(0))
+    return (
+        probabilities
+        if math.isinf(shape) or shape == 0
+        else probabilities / -math.expm1(law(mean, shape).logpmf(0))
+    )
 
 
 @pytest.mark.parametrize(("shape", "gamma"), [(0.5, 0.05), (1.0, 0.1), (3.0, 0.2), (0.0, 0.02)])
 def test_theorem_2_by_hand(shape: float, gamma: float) -> None:
     """Gaussian candidates, e(a) = a / (2 z^2), every pair of orders."""
     z = 3.0
-    mean = (1 / gamma - 1) / math.log(1 / gamma) if shape == 0 else shape * (1 - gamma) / gamma / (1 - gamma**shape)
+    mean = (
+        (1 / gamma - 1) / math.log(1 / gamma)
+        if shape == 0
+        else shape * (1 - gamma) / gamma / (1 - gamma**shape)
+    )
     assert halting_probability(mean, shape) == pytest.approx(gamma, rel=1e-9)
     curve = selection_curve(ORDERS, ORDERS / (2 * z * z), mean=mean, shape=shape)
     for order, value in zip(ORDERS, curve, strict=True):
@@ -63,9 +78,10 @@ def test_theorem_6_by_hand() -> None:
     curve = selection_curve(ORDERS, ORDERS / (2 * z * z), mean=mean, shape=math.inf)
     for order, value in zip(ORDERS, curve, strict=True):
         eps = math.log(1 + 1 / (order - 1))
-        deltas = [math.exp((b - 1) * (b / (2 * z * z) - eps) + (b - 1) * math.log(1 - 1 / b)) / b for b in ORDERS] + [
-            math.sqrt(1 - math.exp(-ORDERS[0] / (2 * z * z)))
-        ]
+        deltas = [
+            math.exp((b - 1) * (b / (2 * z * z) - eps) + (b - 1) * math.log(1 - 1 / b)) / b
+            for b in ORDERS
+        ] + [math.sqrt(1 - math.exp(-ORDERS[0] / (2 * z * z)))]
         assert value == pytest.approx(
             order / (2 * z * z) + mean * min(1.0, *deltas) + math.log(mean) / (order - 1), rel=1e-9
         )
@@ -77,7 +93,9 @@ def test_the_whole_search_is_the_library_s(shape: float) -> None:
         library = RdpAccountant()
         library.compose(dp_event.RepeatAndSelectDpEvent(CANDIDATE, mean, shape))
         expected = library.get_epsilon(1e-6)
-        assert selection_epsilon(CANDIDATE, 1e-6, mean=mean, shape=shape) == pytest.approx(expected, rel=1e-6)
+        assert selection_epsilon(CANDIDATE, 1e-6, mean=mean, shape=shape) == pytest.approx(
+            expected, rel=1e-6
+        )
 
 
 def exact_deltas(mu: float, mean: float, shape: float, eps: float) -> tuple[float, float]:
@@ -129,18 +147,23 @@ def test_the_bound_holds_exactly_under_every_law(mean: float, shape: float, mu: 
 
 def test_calibration_meets_the_target_tightly() -> None:
     def candidate(z: float) -> ComposedDpEvent:
-        return ComposedDpEvent([SelfComposedDpEvent(GaussianDpEvent(z), 40), GaussianDpEvent(3 * z)])
+        return ComposedDpEvent(
+            [SelfComposedDpEvent(GaussianDpEvent(z), 40), GaussianDpEvent(3 * z)]
+        )
 
     for mean, shape in ((10.0, 0.0), (30.0, math.inf)):
         z = calibrate_selection(candidate, target=3.0, delta=1e-6, mean=mean, shape=shape)
         assert selection_epsilon(candidate(z), 1e-6, mean=mean, shape=shape) <= 3.0
         assert selection_epsilon(candidate(z * (1 - 1e-4)), 1e-6, mean=mean, shape=shape) > 3.0
-    with pytest.raises(ConfigError, match=r"cannot be reached .* a search of 1e\+06 expected repetitions"):
+    with pytest.raises(
+        ConfigError, match=r"cannot be reached .* a search of 1e\+06 expected repetitions"
+    ):
         calibrate_selection(candidate, target=1e-3, delta=1e-6, mean=1e6, shape=1.0)
 
 
 @pytest.mark.parametrize(
-    ("mean", "shape"), [(8.0, 0.0), (8.0, 1.0), (5.0, 0.3), (20.0, 6.0), (7.5, math.inf), (300.0, 0.5), (40.0, 2e4)]
+    ("mean", "shape"),
+    [(8.0, 0.0), (8.0, 1.0), (5.0, 0.3), (20.0, 6.0), (7.5, math.inf), (300.0, 0.5), (40.0, 2e4)],
 )
 def test_repetitions_follow_their_law(mean: float, shape: float) -> None:
     """Chi-square against SciPy's probabilities, cells of at least 25 expected draws."""

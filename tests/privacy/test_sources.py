@@ -43,7 +43,19 @@ def test_the_law_of_tails(source, keys):
     assert stats.kstest(deep * 2.0**7, "uniform").pvalue > ALPHA
 
 
-A = [2**52 + 1, 2**53 - 1, 2**53, 2**53 + 1, 2**53 + 3, 2**54 - 1, 2**54, 2**54 + 1, 2**54 + 2, 2**54 + 6, 2**55 + 4]
+A = [
+    2**52 + 1,
+    2**53 - 1,
+    2**53,
+    2**53 + 1,
+    2**53 + 3,
+    2**54 - 1,
+    2**54,
+    2**54 + 1,
+    2**54 + 2,
+    2**54 + 6,
+    2**55 + 4,
+]
 
 
 def test_a_tail_is_its_words_rounded_once():
@@ -97,7 +109,9 @@ def test_words_of_clients_are_those_of_their_counters(size, block, monkeypatch):
     for k, (key, client, use) in enumerate(zip(keys, clients, uses, strict=True)):
         expected = []
         for place in range(-(-size // 2)):
-            counter = (torch.tensor(word) for word in (place, use, client & 0xFFFFFFFF, client >> 32))
+            counter = (
+                torch.tensor(word) for word in (place, use, client & 0xFFFFFFFF, client >> 32)
+            )
             w0, w1, w2, w3 = (int(word) for word in philox(key, *counter))
             expected += [w0 << 32 | w1, w2 << 32 | w3]
         assert words[k].tolist() == expected[:size]
@@ -112,7 +126,9 @@ def test_a_use_beyond_the_counter_is_refused():
 def test_other_addresses_are_other_numbers():
     size = 4000
     draws = []
-    for seed, replicate, purpose, step in itertools.product((3, 4), (0, 1), ("noise", "noise/a"), (0, 1)):
+    for seed, replicate, purpose, step in itertools.product(
+        (3, 4), (0, 1), ("noise", "noise/a"), (0, 1)
+    ):
         source = SeededSource(seed, replicate)
         for keys in (None, KEYS):
             sign, tail = source.tails(purpose, step, size, keys)

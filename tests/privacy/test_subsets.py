@@ -32,7 +32,9 @@ def subset_mixture(data: tuple[float, ...], q: float, density, x: np.ndarray) ->
     total = np.zeros_like(x)
     for included in itertools.product((0, 1), repeat=len(data)):
         share = math.prod(q if one else 1 - q for one in included)
-        total += share * density(x - sum(value for value, one in zip(data, included, strict=True) if one))
+        total += share * density(
+            x - sum(value for value, one in zip(data, included, strict=True) if one)
+        )
     return total
 
 
@@ -40,7 +42,11 @@ def neighbours() -> list[tuple[tuple[float, ...], tuple[float, ...]]]:
     """Three records within [-1, 1], the last of which is replaced."""
     others = ((0.0, 0.0), (0.4, -1.0), (1.0, 1.0))
     return [
-        ((*other, a), (*other, b)) for other in others for a in (-1.0, 0.3, 1.0) for b in (-1.0, 0.0, 1.0) if a != b
+        ((*other, a), (*other, b))
+        for other in others
+        for a in (-1.0, 0.3, 1.0)
+        for b in (-1.0, 0.0, 1.0)
+        if a != b
     ]
 
 
@@ -53,7 +59,9 @@ def hockey_stick(p: np.ndarray, q: np.ndarray, eps: float) -> float:
 
 @pytest.mark.parametrize("noise", ["laplace", "gaussian"])
 @pytest.mark.parametrize("q", [0.1, 0.6])
-def test_the_law_of_a_subsampled_answer_bounds_every_pair_of_neighbours(noise: str, q: float) -> None:
+def test_the_law_of_a_subsampled_answer_bounds_every_pair_of_neighbours(
+    noise: str, q: float
+) -> None:
     scale = 2 * 1.3  # multiplier 1.3 of the sensitivity 2 C, C = 1
     density = (stats.laplace if noise == "laplace" else stats.norm)(scale=scale).pdf
     base = dp_event.LaplaceDpEvent(1.3) if noise == "laplace" else dp_event.GaussianDpEvent(1.3)
@@ -76,7 +84,9 @@ def test_the_law_of_a_subsampled_answer_bounds_every_pair_of_neighbours(noise: s
 
 def test_a_rate_of_one_is_no_sampling_and_small_rates_amplify() -> None:
     full = epsilon(dp_event.GaussianDpEvent(1.0), 10, 1e-5)
-    assert epsilon(event(dp_event.GaussianDpEvent(1.0), 1 - 1e-9), 10, 1e-5) == pytest.approx(full, rel=5e-3)
+    assert epsilon(event(dp_event.GaussianDpEvent(1.0), 1 - 1e-9), 10, 1e-5) == pytest.approx(
+        full, rel=5e-3
+    )
     full = epsilon(KNormDpEvent(1.0, 5), 10, 1e-5)
     assert epsilon(event(KNormDpEvent(1.0, 5), 1 - 1e-9), 10, 1e-5) == pytest.approx(full, rel=5e-3)
     last = full
@@ -84,7 +94,9 @@ def test_a_rate_of_one_is_no_sampling_and_small_rates_amplify() -> None:
         value = epsilon(event(KNormDpEvent(1.0, 5), q), 10, 1e-5)
         assert value < last
         last = value
-    assert epsilon(event(dp_event.LaplaceDpEvent(2.0)), 10, 0.0) == pytest.approx(10 * math.log1p(Q * math.expm1(0.5)))
+    assert epsilon(event(dp_event.LaplaceDpEvent(2.0)), 10, 0.0) == pytest.approx(
+        10 * math.log1p(Q * math.expm1(0.5))
+    )
     with pytest.raises(PrivacyError, match="Renyi divergences does not support"):
         selection_epsilon(event(dp_event.GaussianDpEvent(2.0)), 1e-5, mean=2.0, shape=1.0)
 
@@ -98,7 +110,9 @@ def test_every_record_takes_part_with_its_probability_and_on_its_own(source: str
     axis = [torch.zeros(n, D, dtype=torch.float64) for n in COUNTS]
     for x in axis:
         x[:, 1] = 1.0
-    privacy = RecordPrivacy(clip_norm=64.0, noise_multiplier=1e-12, mechanism="l2_laplace", delta=1e-5, source=source)
+    privacy = RecordPrivacy(
+        clip_norm=64.0, noise_multiplier=1e-12, mechanism="l2_laplace", delta=1e-5, source=source
+    )
     channel = door(privacy, x=axis, rate=np.array([Q, 0.7, 1.0]), caps=(400,) * 3)
     factors = [2.0 ** (torch.arange(n, dtype=torch.float64) % 6) for n in COUNTS]
     answers = 400
@@ -111,7 +125,9 @@ def test_every_record_takes_part_with_its_probability_and_on_its_own(source: str
         if client < 2:  # who asks before the release gets those who take part in it
             assert np.array_equal(*asked)
             spelled = float(factors[client] @ torch.from_numpy(asked[0][0]).double())
-            assert spelled / channel.records.plan.expected[client] == pytest.approx(float(values[-1][1]), abs=1e-6)
+            assert spelled / channel.records.plan.expected[client] == pytest.approx(
+                float(values[-1][1]), abs=1e-6
+            )
     value = torch.stack(values)
     assert not value[:, [0, 2, 3]].abs().max() > 1e-6
     first = (value[0::3, 1] * Q * 5).numpy()
@@ -120,17 +136,27 @@ def test_every_record_takes_part_with_its_probability_and_on_its_own(source: str
     for j in range(5):
         assert stats.binomtest(int(taken[:, j].sum()), answers, Q).pvalue > 1e-6
         for i in range(j):
-            assert stats.binomtest(int((taken[:, j] & taken[:, i]).sum()), answers, Q * Q).pvalue > 1e-6
-        assert stats.binomtest(int((taken[1:, j] & taken[:-1, j]).sum()), answers - 1, Q * Q).pvalue > 1e-6
+            assert (
+                stats.binomtest(int((taken[:, j] & taken[:, i]).sum()), answers, Q * Q).pvalue
+                > 1e-6
+            )
+        assert (
+            stats.binomtest(int((taken[1:, j] & taken[:-1, j]).sum()), answers - 1, Q * Q).pvalue
+            > 1e-6
+        )
     second = (value[1::3, 1] * 0.7 * 20).numpy()  # the mean of a sum of 20 with 0.7 each
     mean = 0.7 * float(factors[1].sum())
     deviation = math.sqrt(0.7 * 0.3 * float((factors[1] ** 2).sum()) / answers)
     assert abs(second.mean() - mean) < 6 * deviation
-    assert torch.allclose(value[2::3, 1], factors[2].mean().expand(answers), atol=1e-6), "a rate of 1 takes all"
+    assert torch.allclose(value[2::3, 1], factors[2].mean().expand(answers), atol=1e-6), (
+        "a rate of 1 takes all"
+    )
 
 
 def test_subsamples_of_repetitions_differ_and_are_those_of_the_single_runs() -> None:
-    privacy = RecordPrivacy(clip_norm=64.0, noise_multiplier=1e-12, mechanism="l2_laplace", delta=1e-5)
+    privacy = RecordPrivacy(
+        clip_norm=64.0, noise_multiplier=1e-12, mechanism="l2_laplace", delta=1e-5
+    )
     clients = torch.tensor([[1, 2, 1, 1]] * 2)
     together, alone = door(privacy, rate=Q, replicates=2), door(privacy, rate=Q)
     together.begin(0, clients)
@@ -146,7 +172,9 @@ def test_answers_are_charged_as_subsampled_and_calibrated_to_the_budget() -> Non
     for mechanism, delta in (("laplace", 0.0), ("gaussian", 1e-5), ("l2_laplace", 1e-5)):
         privacy = RecordPrivacy(clip_norm=0.5, epsilon=2.0, mechanism=mechanism, delta=delta)
         channel, full = (door(privacy, caps=(6, 6, 6), rate=rate) for rate in (Q, 1.0))
-        assert (channel.noise_multipliers < full.noise_multipliers).all(), "less noise for the same budget"
+        assert (channel.noise_multipliers < full.noise_multipliers).all(), (
+            "less noise for the same budget"
+        )
         channel.begin(0, torch.tensor([[0] * 6 + [1]]))
         found = channel.account.epsilons()[0]
         assert 1.999 < found[0] <= 2.0

@@ -24,7 +24,9 @@ def symmetric(*shape: int, seed: int = 0) -> torch.Tensor:
 
 def matrices(law, source, d: int, count: int) -> np.ndarray:
     size = d * (d + 1) // 2
-    return smat(torch.from_numpy(np.stack([law.draw(source, "noise", step, size) for step in range(count)]))).numpy()
+    return smat(
+        torch.from_numpy(np.stack([law.draw(source, "noise", step, size) for step in range(count)]))
+    ).numpy()
 
 
 # The isometry
@@ -32,7 +34,9 @@ def matrices(law, source, d: int, count: int) -> np.ndarray:
 
 def test_svec_entry_by_entry():
     matrix = symmetric(4, 4)
-    expected = [matrix[i, j] * (1 if i == j else math.sqrt(2)) for i in range(4) for j in range(i, 4)]
+    expected = [
+        matrix[i, j] * (1 if i == j else math.sqrt(2)) for i in range(4) for j in range(i, 4)
+    ]
     assert torch.allclose(svec(matrix), torch.stack(expected), rtol=1e-15)
 
 
@@ -65,7 +69,9 @@ def test_shapes_are_checked():
 def largest_move(clip_norm: float, relation: str, size) -> float:
     """Largest ``size(w w^T - u u^T)`` found over ||w||, ||u|| <= K (u = 0 for add/remove), by gradient ascent."""
     w, u = (
-        torch.randn(200, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).requires_grad_()
+        torch.randn(
+            200, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
+        ).requires_grad_()
         for seed in (0, 1)
     )
     optimizer = torch.optim.Adam([w, u], lr=0.05)
@@ -102,9 +108,13 @@ def test_sensitivities_are_attained_and_not_exceeded(norm, size, relation):
 def test_sensitivities_are_attained_by_orthogonal_rows(relation):
     """That no pair of neighbours moves a release farther is what the audit looks for: test_audit."""
     rows = 0.7 * torch.eye(2, dtype=torch.float64)
-    moved = torch.outer(rows[0], rows[0]) - (torch.outer(rows[1], rows[1]) if relation == "replace" else 0)
+    moved = torch.outer(rows[0], rows[0]) - (
+        torch.outer(rows[1], rows[1]) if relation == "replace" else 0
+    )
     assert outer_sensitivity(0.7, relation) == pytest.approx(float(moved.norm()))
-    assert outer_sensitivity(0.7, relation, diagonal_norm="l1") == pytest.approx(float(moved.diagonal().abs().sum()))
+    assert outer_sensitivity(0.7, relation, diagonal_norm="l1") == pytest.approx(
+        float(moved.diagonal().abs().sum())
+    )
 
 
 # Wishart noise, and what its paper claims
@@ -121,7 +131,12 @@ def test_outputs_that_a_neighbour_cannot_make(d, epsilon):
     v = np.random.default_rng(d).standard_normal(d)
     v *= clip_norm / np.linalg.norm(v)
     noise = clip_norm**2 * matrices(WishartNoise(1 / epsilon), SeededSource(1), d, COUNT)
-    impossible = np.einsum("i,ni->n", v, np.linalg.solve(noise, np.broadcast_to(v[:, None], (COUNT, d, 1)))[..., 0]) > 1
+    impossible = (
+        np.einsum(
+            "i,ni->n", v, np.linalg.solve(noise, np.broadcast_to(v[:, None], (COUNT, d, 1)))[..., 0]
+        )
+        > 1
+    )
     # the same event without an inverse: what is left when the neighbour's sum is taken off is not positive definite
     assert np.array_equal(impossible, np.linalg.eigvalsh(noise - np.outer(v, v))[:, 0] < 0)
     claim = 1 - math.exp(-epsilon)
@@ -130,18 +145,27 @@ def test_outputs_that_a_neighbour_cannot_make(d, epsilon):
     assert stats.binomtest(int(impossible.sum()), COUNT).proportion_ci(1 - ALPHA).low > 0.5 * claim
 
 
-@pytest.mark.parametrize("source", [SeededSource(3), SecureSource()], ids=lambda source: source.name)
+@pytest.mark.parametrize(
+    "source", [SeededSource(3), SecureSource()], ids=lambda source: source.name
+)
 def test_the_law_of_wishart_noise(source):
     d, epsilon = 4, 0.5
     noise = matrices(WishartNoise(1 / epsilon), source, d, COUNT)
     assert np.array_equal(noise, noise.transpose(0, 2, 1))
     # tr E = (1 / (2 epsilon)) chi-square with d (d + 1) degrees of freedom
-    assert stats.kstest(2 * epsilon * np.trace(noise, axis1=1, axis2=2), stats.chi2(d * (d + 1)).cdf).pvalue > ALPHA
+    assert (
+        stats.kstest(
+            2 * epsilon * np.trace(noise, axis1=1, axis2=2), stats.chi2(d * (d + 1)).cdf
+        ).pvalue
+        > ALPHA
+    )
     # a quadratic form has d + 1 degrees of freedom
     v = np.array([0.5, -0.5, 0.5, 0.5])
     assert stats.kstest(2 * epsilon * (noise @ v @ v), stats.chi2(d + 1).cdf).pvalue > ALPHA
     mean = stats.wishart(df=d + 1, scale=np.eye(d) / (2 * epsilon)).mean()
-    np.testing.assert_allclose(noise.mean(0), mean, atol=6 * math.sqrt(2 * (d + 1) / COUNT) / (2 * epsilon))
+    np.testing.assert_allclose(
+        noise.mean(0), mean, atol=6 * math.sqrt(2 * (d + 1) / COUNT) / (2 * epsilon)
+    )
 
 
 def test_the_event_is_what_the_paper_claims():

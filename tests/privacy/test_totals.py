@@ -35,7 +35,9 @@ def all_rows_are_long(monkeypatch):
 def begun(plan: ReleasePlan = PLAN, *, clients: int = 9, **settings) -> tuple[Rounds, Tensor]:
     """A channel whose first round has begun, and its cohort."""
     given = {"clip_norm": 1.5, "noise_multiplier": 0.8, "delta": 1e-5} | settings
-    channel = open_channel(ClientPrivacy(**given), (plan,), PoissonSampling(6).bind(clients), seed=0, steps=3)
+    channel = open_channel(
+        ClientPrivacy(**given), (plan,), PoissonSampling(6).bind(clients), seed=0, steps=3
+    )
     cohort = channel.draw(0)
     channel.begin(0, cohort)
     return channel, cohort
@@ -66,7 +68,9 @@ def test_a_sum_is_released_once_with_one_row_of_each_client() -> None:
     rows = rows_of(len(cohort))
     absent = next(client for client in range(9) if client not in cohort.tolist())
     total.add(cohort[1:], rows[1:])
-    with pytest.raises(PrivacyError, match=f"of others than one row from each of {len(cohort)} clients"):
+    with pytest.raises(
+        PrivacyError, match=f"of others than one row from each of {len(cohort)} clients"
+    ):
         channel.release("update", total, cohort)
     total.add(cohort[:1], rows[:1])
     channel.release("update", total, cohort)
@@ -98,13 +102,17 @@ def test_a_release_of_a_sum_is_that_of_its_rows_of_which_a_tap_hears(mechanism) 
         total.add(cohort[part], rows[part])
     with pytest.raises(PrivacyError, match="did not make last"):
         tapped.release("update", failed, cohort)
-    assert torch.equal(tapped.release("update", total, cohort), plain.release("update", rows, cohort))
+    assert torch.equal(
+        tapped.release("update", total, cohort), plain.release("update", rows, cohort)
+    )
     assert [(step, name) for step, name, _, _ in heard] == [(0, "update")] * 2
     assert torch.equal(torch.cat([clients for _, _, clients, _ in heard]), cohort)
     assert torch.equal(torch.cat([part for _, _, _, part in heard]).nan_to_num(), rows.nan_to_num())
 
 
-@pytest.mark.parametrize(("size", "bound"), [(SIZE, Clip(1.6)), (SIZE, Clip(1.5, "l1")), (SIZE + 1, Clip(1.5))])
+@pytest.mark.parametrize(
+    ("size", "bound"), [(SIZE, Clip(1.6)), (SIZE, Clip(1.5, "l1")), (SIZE + 1, Clip(1.5))]
+)
 def test_a_sum_that_the_channel_did_not_make_in_this_round_is_refused(size, bound) -> None:
     channel, cohort = begun()
     assert channel.total("update") is not None
@@ -149,7 +157,9 @@ MODELS = {
         torch.nn.Flatten(),
         torch.nn.Linear(48, 4),
     ),
-    "dropout": lambda spec: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Dropout(0.3), torch.nn.Linear(64, 4)),
+    "dropout": lambda spec: torch.nn.Sequential(
+        torch.nn.Flatten(), torch.nn.Dropout(0.3), torch.nn.Linear(64, 4)
+    ),
 }
 SGD = LocalSGD(lr=0.2, batch_size=4)
 
@@ -178,7 +188,9 @@ def test_runs_have_the_same_bits(algorithm, model, monkeypatch) -> None:
 
     released = []
     sum_of = RowTotal.sum
-    monkeypatch.setattr(RowTotal, "sum", lambda self: released.append(len(self.clients)) or sum_of(self))
+    monkeypatch.setattr(
+        RowTotal, "sum", lambda self: released.append(len(self.clients)) or sum_of(self)
+    )
     summed = run()
     assert len(released) == 3
     assert all(released)

@@ -70,7 +70,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def sweep(tmp_path: Path) -> Path:
     for seed in (0, 1):
         for lam in (0.1, 1.0):
-            folder = configured(tmp_path / f"{lam}-{seed}", f"-m algorithm.lam={lam}", seed, algorithm__lam=lam)
+            folder = configured(
+                tmp_path / f"{lam}-{seed}", f"-m algorithm.lam={lam}", seed, algorithm__lam=lam
+            )
             add_result(folder, better_than_local=0.617, as_local=0.25, worse_than_local=0.133)
             (folder / "public" / "privacy.json").unlink()  # which here is no whole report
     for name, file in (("bad", "error.txt"), ("half", "config.yaml")):
@@ -90,14 +92,18 @@ def test_all_numbers_of_a_run_are_those_of_the_text_report(run: Path) -> None:
     assert path == run / "private" / "report" / "report.html"
     assert "Result, with baselines" in page.texts["h2"]
     table = (path.parent / "table.md").read_text(encoding="utf-8").splitlines()
-    header, _, *rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table if "|" in line]
+    header, _, *rows = [
+        [cell.strip() for cell in line.strip("|").split(" | ")] for line in table if "|" in line
+    ]
     assert {"method", "epsilon", "accuracy", "f1", "worst tenth"} <= set(header)
     assert {"% than local +/=/-", "f1 % than local +/=/-"} <= set(header)
     assert not any("better" in name for name in header)
     assert page.texts["th"] == header
     assert page.lines == rows
     facts = {"data": "digits, 6 clients", "seed": "0", "rounds": "2"}
-    facts |= dict(PrivacyReport.from_dict(json.loads((run / "public" / "privacy.json").read_text())).rows())
+    facts |= dict(
+        PrivacyReport.from_dict(json.loads((run / "public" / "privacy.json").read_text())).rows()
+    )
     assert facts["epsilon"] == "2 at delta = 1e-05"
     assert facts.items() <= dict(zip(page.texts["dt"], page.texts["dd"], strict=True)).items()
     assert '"lr": 0.1' in page.texts["details"][0]
@@ -108,7 +114,9 @@ def test_all_numbers_of_a_sweep_are_those_of_the_text_report(sweep: Path) -> Non
     assert path == sweep / "report" / "report.html"
     table, _ = tables.table_of(tables.grouped(frame([sweep])))
     assert [line[0] for line in page.lines] == list(table["method"])
-    assert [line[page.texts["th"].index("accuracy")] for line in page.lines] == list(table["accuracy"])
+    assert [line[page.texts["th"].index("accuracy")] for line in page.lines] == list(
+        table["accuracy"]
+    )
     assert "±" in page.lines[0][2]
     shares = [line[page.texts["th"].index("% than local +/=/-")] for line in page.lines]
     assert [text for text in shares if text != "-"] == ["62/25/13"] * 2
@@ -142,15 +150,21 @@ def test_a_page_needs_nothing_else(what: str, request: pytest.FixtureRequest) ->
     text = path.read_text(encoding="utf-8")
     assert text.startswith("<!doctype html>")
     assert not re.search(
-        r"https?:|//|url\(|@import|<script|<link|<iframe|javascript:", re.sub(r"base64,[^\"]*", "", text)
+        r"https?:|//|url\(|@import|<script|<link|<iframe|javascript:",
+        re.sub(r"base64,[^\"]*", "", text),
     )
-    assert {name for name, given in page.given for key in given if key in ("src", "href")} <= {"img", "a"}
+    assert {name for name, given in page.given for key in given if key in ("src", "href")} <= {
+        "img",
+        "a",
+    }
     pictures = [str(given["src"]) for name, given in page.given if name == "img"]
     assert pictures
     assert all(one.startswith("data:image/png;base64,iVBOR") for one in pictures)
     links = [str(given["href"]) for name, given in page.given if name == "a"]
     assert all(one.startswith("../") for one in links)
-    assert page.texts["p"][0].startswith("This page holds private numbers")  # before everything else
+    assert page.texts["p"][0].startswith(
+        "This page holds private numbers"
+    )  # before everything else
     assert {"viewport"} <= {given.get("name") for name, given in page.given if name == "meta"}
     for each in ("prefers-color-scheme: dark", "max-width: 34rem"):
         assert each in page.texts["style"][0]
@@ -180,9 +194,13 @@ def test_a_run_without_a_privacy_report_has_a_page(tmp_path: Path) -> None:
     assert "aseline" not in page.texts["main"][0]  # of which it has none
 
 
-def test_the_command_names_the_page(sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_names_the_page(
+    sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.main(["report", "--html", str(sweep / "0.1-0")]) == 0
-    assert capsys.readouterr().out.rstrip().endswith(str(sweep / "0.1-0/private/report/report.html"))
+    assert (
+        capsys.readouterr().out.rstrip().endswith(str(sweep / "0.1-0/private/report/report.html"))
+    )
     assert cli.main(["report", str(sweep), "--html", "--out", str(tmp_path / "mine")]) == 0
     assert (tmp_path / "mine" / "report.html").is_file()
     assert not (sweep / "report" / "report.html").exists()
@@ -191,8 +209,15 @@ def test_the_command_names_the_page(sweep: Path, tmp_path: Path, capsys: pytest.
 
 
 def test_the_command_draws_the_figures_of_a_run_for_a_paper(run: Path, tmp_path: Path) -> None:
-    assert cli.main(["report", str(run), "--out", str(tmp_path), "--format", "pdf", "--width", "3.3"]) == 0
-    assert {path.stem for path in tmp_path.glob("*.pdf")} == {"privacy_utility", "accuracy", "clients"}
+    assert (
+        cli.main(["report", str(run), "--out", str(tmp_path), "--format", "pdf", "--width", "3.3"])
+        == 0
+    )
+    assert {path.stem for path in tmp_path.glob("*.pdf")} == {
+        "privacy_utility",
+        "accuracy",
+        "clients",
+    }
     assert r"\toprule" in (tmp_path / "table.tex").read_text()
 
 

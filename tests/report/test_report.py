@@ -29,7 +29,9 @@ def write_run(folder: Path, *, privacy: dict[str, Any] | None = None, **result: 
     (folder / "private").mkdir(parents=True)
     (folder / "public").mkdir()
     (folder / "private" / "result.json").write_text(json.dumps(result))
-    (folder / "public" / "privacy.json").write_text(json.dumps({"unit": result["unit"], **(privacy or {})}))
+    (folder / "public" / "privacy.json").write_text(
+        json.dumps({"unit": result["unit"], **(privacy or {})})
+    )
     return folder
 
 
@@ -86,16 +88,34 @@ FOLDED = {  # runs, and the label, unit, number of runs and mean accuracy of eve
         [("PMTL", "client", 1, 0.8), ("PMTL (2)", "client", 1, 0.9)],
     ),
     "baselines of two methods may differ in settings that no result names": (
-        [{"baselines": {"local": LOCAL}}, {"algorithm": "ditto", "baselines": {"local": LOCAL | {"accuracy": 0.6}}}],
-        [("Local", "", 1, 0.7), ("Local (2)", "", 1, 0.6), ("Ditto", "client", 1, 0.8), ("PMTL", "client", 1, 0.8)],
+        [
+            {"baselines": {"local": LOCAL}},
+            {"algorithm": "ditto", "baselines": {"local": LOCAL | {"accuracy": 0.6}}},
+        ],
+        [
+            ("Local", "", 1, 0.7),
+            ("Local (2)", "", 1, 0.6),
+            ("Ditto", "client", 1, 0.8),
+            ("PMTL", "client", 1, 0.8),
+        ],
     ),
     "repeats of a baseline under other budgets count once": (
-        [{"epsilon": e, "baselines": {"local": LOCAL | {"noise_multiplier": e, "clip_norm": e}}} for e in (1.0, 2.0)],
+        [
+            {"epsilon": e, "baselines": {"local": LOCAL | {"noise_multiplier": e, "clip_norm": e}}}
+            for e in (1.0, 2.0)
+        ],
         [("Local", "", 1, 0.7), ("PMTL", "client", 1, 0.8), ("PMTL", "client", 1, 0.8)],
     ),
     "repeats of a baseline under settings that change no number of it count once": (
-        [{"configuration": {"schedule": {"class": one}}, "baselines": {"local": LOCAL}} for one in "AB"],
-        [("Local", "", 1, 0.7), ("PMTL schedule A", "client", 1, 0.8), ("PMTL schedule B", "client", 1, 0.8)],
+        [
+            {"configuration": {"schedule": {"class": one}}, "baselines": {"local": LOCAL}}
+            for one in "AB"
+        ],
+        [
+            ("Local", "", 1, 0.7),
+            ("PMTL schedule A", "client", 1, 0.8),
+            ("PMTL schedule B", "client", 1, 0.8),
+        ],
     ),
 }
 
@@ -114,7 +134,11 @@ def configured(folder: Path, command: str, seed: int = 0, **settings: Any) -> Pa
     """A run of the command, with its resolved configuration."""
     import yaml
 
-    local = {"_target_": "fedmtl.LocalSGD", "lr": settings.pop("lr", 0.5), "epochs": settings.pop("epochs", 5)}
+    local = {
+        "_target_": "fedmtl.LocalSGD",
+        "lr": settings.pop("lr", 0.5),
+        "epochs": settings.pop("epochs", 5),
+    }
     config = {
         "data": {"_target_": "fedmtl.data.load_digits_clients", "clients": 30, "seed": seed, "gamma": 2.0},
         "model": {"_target_": "fedmtl.models.softmax_regression", "lora": None},
@@ -129,9 +153,15 @@ def configured(folder: Path, command: str, seed: int = 0, **settings: Any) -> Pa
             node = node[one]
         node[last] = value
     local = {"local": {"epsilon": 0.0, "accuracy": 0.7 + 0.001 * seed + local["lr"] / 100}}
-    result = {"accuracy": 0.5 + 0.01 * seed + local["local"]["accuracy"] / 10, "baselines": local, "seed": seed}
+    result = {
+        "accuracy": 0.5 + 0.01 * seed + local["local"]["accuracy"] / 10,
+        "baselines": local,
+        "seed": seed,
+    }
     write_run(folder, data="digits", clients=30, **result)
-    (folder / "private" / "config.yaml").write_text(f"# fedmtl {command} seed={seed}\n{yaml.safe_dump(config)}")
+    (folder / "private" / "config.yaml").write_text(
+        f"# fedmtl {command} seed={seed}\n{yaml.safe_dump(config)}"
+    )
     return folder
 
 
@@ -139,10 +169,22 @@ def configured(folder: Path, command: str, seed: int = 0, **settings: Any) -> Pa
     ("command", "changed", "label"),
     [
         ("algorithm.local.lr=0.1", {"lr": 0.1}, "PMTL lr 0.1"),
-        ("model=mlp", {"model": {"_target_": "fedmtl.models.mlp", "hidden": 64, "lora": None}}, "PMTL model mlp"),
+        (
+            "model=mlp",
+            {"model": {"_target_": "fedmtl.models.mlp", "hidden": 64, "lora": None}},
+            "PMTL model mlp",
+        ),
         ("model.lora={rank: 4}", {"model__lora": {"rank": 4}}, "PMTL lora.rank 4"),
-        ("algorithm/graph=ring", {"algorithm__graph": {"_target_": "fedmtl.graphs.Ring"}}, "PMTL graph Ring"),
-        ("experiment=other", {"algorithm__lam": 0.1}, "PMTL lam 0.1"),  # not named, but all that differs
+        (
+            "algorithm/graph=ring",
+            {"algorithm__graph": {"_target_": "fedmtl.graphs.Ring"}},
+            "PMTL graph Ring",
+        ),
+        (
+            "experiment=other",
+            {"algorithm__lam": 0.1},
+            "PMTL lam 0.1",
+        ),  # not named, but all that differs
     ],
 )
 def test_other_settings_are_other_experiments(
@@ -165,7 +207,11 @@ def test_runs_of_programs_are_told_apart_by_their_settings(tmp_path: Path) -> No
     from fedmtl import FedAvg, LocalSGD, load_data, models
 
     for seed, hidden, lr in ((0, 4, 0.1), (1, 4, 0.1), (2, 4, 0.3), (3, 8, 0.1)):
-        given = {"data": load_data("digits", clients=4, seed=seed), "model": models.mlp(hidden=hidden), "seed": seed}
+        given = {
+            "data": load_data("digits", clients=4, seed=seed),
+            "model": models.mlp(hidden=hidden),
+            "seed": seed,
+        }
         algorithm = FedAvg(local=LocalSGD(lr=lr, steps=1, batch_size=4))
         small.trainer(algorithm=algorithm, folder=tmp_path / str(seed), **given).fit()
     groups = tables.grouped(frame([tmp_path]))
@@ -189,7 +235,9 @@ def test_the_method_is_on_every_line_of_eighty_columns(tmp_path: Path) -> None:
     assert max(map(len, lines[:-3])) <= 80
     assert "…" not in "".join(lines)
     for number in ("±0.000", "0.512"):
-        assert all(line.strip().startswith(("PMTL lr", "Local lr")) for line in lines if number in line)
+        assert all(
+            line.strip().startswith(("PMTL lr", "Local lr")) for line in lines if number in line
+        )
     for word in ("accuracy", "median", "tenth", "spread", "auc", "f1", "epsilon"):
         assert any(word in line for line in lines)
 
@@ -200,7 +248,11 @@ def test_each_data_set_has_a_table_of_its_own(tmp_path: Path) -> None:
         add_result(run, data=data, clients=clients)
     lines = tables.terminal_text(tables.grouped(frame([tmp_path])), 80).splitlines()
     heads = [place for place, line in enumerate(lines) if line.endswith(" clients")]
-    assert [lines[place] for place in heads] == ["digits, 20 clients", "digits, 30 clients", "letters, 20 clients"]
+    assert [lines[place] for place in heads] == [
+        "digits, 20 clients",
+        "digits, 30 clients",
+        "letters, 20 clients",
+    ]
     for first, last in itertools.pairwise([*heads, len(lines)]):
         assert sum(line.startswith("Local ") for line in lines[first:last]) == 1
 
@@ -208,12 +260,26 @@ def test_each_data_set_has_a_table_of_its_own(tmp_path: Path) -> None:
 def test_finetuned_runs_are_methods_of_their_own(tmp_path: Path) -> None:
     for kind in ("kl", "mean"):
         accuracy = 0.85 + 0.01 * (kind == "kl")
-        pmtl = {"pmtl": {"algorithm": "pmtl", "epsilon": 1.0, "accuracy": accuracy, "finetune": kind}}
-        settings = {"finetune": {"class": "Finetune", "kind": kind, "epochs": len(kind)}}  # epochs come with the kind
-        write_run(tmp_path / kind, algorithm="fedavg", finetune=kind, baselines=pmtl, configuration=settings)
+        pmtl = {
+            "pmtl": {"algorithm": "pmtl", "epsilon": 1.0, "accuracy": accuracy, "finetune": kind}
+        }
+        settings = {
+            "finetune": {"class": "Finetune", "kind": kind, "epochs": len(kind)}
+        }  # epochs come with the kind
+        write_run(
+            tmp_path / kind,
+            algorithm="fedavg",
+            finetune=kind,
+            baselines=pmtl,
+            configuration=settings,
+        )
     average = {"class": "Average", "noise": 0.3}
     write_run(
-        tmp_path / "average", algorithm="fedavg", finetune="average", configuration={"finetune": average}, accuracy=0.7
+        tmp_path / "average",
+        algorithm="fedavg",
+        finetune="average",
+        configuration={"finetune": average},
+        accuracy=0.7,
     )
     write_run(tmp_path / "none", algorithm="fedavg", accuracy=0.79)
     assert list(tables.grouped(frame([tmp_path])).label) == [
@@ -231,7 +297,11 @@ def test_the_three_files(sweep: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert made.tables[0].parent == sweep / "report"
     lines = list(csv.DictReader(made.tables[0].open()))
     assert len(lines) == 15
-    exact = [float(line["accuracy"]) for line in lines if line["algorithm"] == "pmtl" and line["seed"] == "1"]
+    exact = [
+        float(line["accuracy"])
+        for line in lines
+        if line["algorithm"] == "pmtl" and line["seed"] == "1"
+    ]
     assert sorted(exact) == [0.8 + 0.01, 0.8 + 0.05 + 0.01, 0.8 + 0.05 * 2 + 0.01]
     markdown = [line for line in made.tables[1].read_text().splitlines() if line.startswith("|")]
     assert len(markdown) == 2 + 8
@@ -249,17 +319,24 @@ def test_the_three_files(sweep: Path, capsys: pytest.CaptureFixture[str]) -> Non
 def test_one_run_keeps_its_report_private(sweep: Path) -> None:
     made = report([sweep / "open"], show=False)
     assert made.figure == sweep / "open" / "private" / "report" / "privacy_utility.png"
-    assert report([sweep], sweep / "elsewhere", show=False).tables[0] == sweep / "elsewhere" / "table.csv"
+    assert (
+        report([sweep], sweep / "elsewhere", show=False).tables[0]
+        == sweep / "elsewhere" / "table.csv"
+    )
 
 
 def horizontal(axes: Any) -> set[float]:
     return {float(line.get_ydata()[0]) for line in axes.lines if list(line.get_xdata()) == [0, 1]}
 
 
-def test_curves_and_bounds_with_the_deviations_of_the_table(sweep: Path, tmp_path: Path, drawn: list[Figure]) -> None:
+def test_curves_and_bounds_with_the_deviations_of_the_table(
+    sweep: Path, tmp_path: Path, drawn: list[Figure]
+) -> None:
     figures.plot_frontier(tables.grouped(frame([sweep])), tmp_path / "f.png")
     (axes,) = drawn[0].axes
-    curves = [(list(bar.lines[0].get_xdata()), list(bar.lines[0].get_ydata())) for bar in axes.containers]
+    curves = [
+        (list(bar.lines[0].get_xdata()), list(bar.lines[0].get_ydata())) for bar in axes.containers
+    ]
     assert ([1.0, 2.0, 8.0], pytest.approx([0.805, 0.855, 0.905])) in curves
     assert ([1.0, 2.0, 8.0], pytest.approx([0.705, 0.755, 0.805])) in curves
     assert sorted(horizontal(axes)) == pytest.approx([0.76, 0.93])
@@ -267,11 +344,17 @@ def test_curves_and_bounds_with_the_deviations_of_the_table(sweep: Path, tmp_pat
     assert {"Local, epsilon 0", "PMTL, no privacy", "PMTL"} <= labels
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["1", "2", "8"]
     bars = [segment for one in axes.containers for segment in one.lines[2][0].get_segments()]
-    assert [(high - low) / 2 for (_, low), (_, high) in bars] == pytest.approx(6 * [statistics.stdev([0.0, 0.01])])
+    assert [(high - low) / 2 for (_, low), (_, high) in bars] == pytest.approx(
+        6 * [statistics.stdev([0.0, 0.01])]
+    )
 
 
-def test_neither_protection_units_nor_data_share_an_axis(tmp_path: Path, drawn: list[Figure]) -> None:
-    digits, femnist = ({"data": data, "clients": clients} for data, clients in (("digits", 1000), ("femnist", 206)))
+def test_neither_protection_units_nor_data_share_an_axis(
+    tmp_path: Path, drawn: list[Figure]
+) -> None:
+    digits, femnist = (
+        {"data": data, "clients": clients} for data, clients in (("digits", 1000), ("femnist", 206))
+    )
     write_run(tmp_path / "a", **digits, accuracy=0.8)
     write_run(tmp_path / "b", **digits, accuracy=0.6, unit="record")
     write_run(tmp_path / "c", **femnist, accuracy=0.4)
@@ -283,13 +366,19 @@ def test_neither_protection_units_nor_data_share_an_axis(tmp_path: Path, drawn: 
         [[0.6]],
         [[0.4]],
     ]
-    assert [horizontal(axes) for axes in panels] == [set(), set(), {0.5}]  # what protects nothing bounds its data
+    assert [horizontal(axes) for axes in panels] == [
+        set(),
+        set(),
+        {0.5},
+    ]  # what protects nothing bounds its data
     assert "all data of one client" in panels[0].get_xlabel()
     assert "one record" in panels[1].get_xlabel()
     assert "| femnist, 206 clients |" in made.tables[1].read_text()
 
 
-def test_runs_of_a_regression_are_reported_by_their_error(tmp_path: Path, drawn: list[Figure]) -> None:
+def test_runs_of_a_regression_are_reported_by_their_error(
+    tmp_path: Path, drawn: list[Figure]
+) -> None:
     write_run(tmp_path / "a", accuracy=None, mse=0.25, epsilon=2.0)
     made = report([tmp_path], show=False)
     assert "| mse |" in made.tables[1].read_text()
@@ -300,7 +389,11 @@ def test_runs_of_a_regression_are_reported_by_their_error(tmp_path: Path, drawn:
 def test_long_settings_leave_room_for_the_curves(tmp_path: Path, drawn: list[Figure]) -> None:
     for seed in (0, 1):
         folder = "/".join(["a long way"] * 5)
-        table = {"class": "Table", "features": [f"{folder}{seed}", "x" * 60], "path": f"{seed}-" + "y" * 60}
+        table = {
+            "class": "Table",
+            "features": [f"{folder}{seed}", "x" * 60],
+            "path": f"{seed}-" + "y" * 60,
+        }
         write_run(tmp_path / f"{seed}", configuration={"data": table}, accuracy=0.7 + seed / 10)
     made = report([tmp_path], show=False)
     (axes,) = drawn[0].axes
@@ -354,9 +447,13 @@ def test_folders_that_are_not_there_are_named(tmp_path: Path) -> None:
 
 def test_quoted_settings_are_named(tmp_path: Path) -> None:
     folder = configured(
-        tmp_path / "a", "'algorithm.server_optimizer={lr: 0.3, by: {m: 0.9}}' '+data.a=[1, 2]' +rounds=3"
+        tmp_path / "a",
+        "'algorithm.server_optimizer={lr: 0.3, by: {m: 0.9}}' '+data.a=[1, 2]' +rounds=3",
     )
-    assert _settings.command_of(folder) == (folder / "private/config.yaml").read_text().splitlines()[0][2:]
+    assert (
+        _settings.command_of(folder)
+        == (folder / "private/config.yaml").read_text().splitlines()[0][2:]
+    )
 
 
 @pytest.mark.parametrize(
@@ -369,5 +466,8 @@ def test_quoted_settings_are_named(tmp_path: Path) -> None:
     ],
 )
 def test_the_numbers_of_a_column_have_one_format(values: list[float], texts: list[str]) -> None:
-    columns = {name: [math.nan] * 2 for name in tables.PRINTED} | {"mse": values, "mse ±": [0.0, 0.0]}
+    columns = {name: [math.nan] * 2 for name in tables.PRINTED} | {
+        "mse": values,
+        "mse ±": [0.0, 0.0],
+    }
     assert tables._texts(pd.DataFrame(columns | {"seeds": [1, 1]}), "mse") == texts

@@ -11,7 +11,14 @@ from scipy.special import ndtri
 
 from fedmtl.errors import ConfigError
 from fedmtl.random import derive_key, id_key, keyed_uniform
-from fedmtl.schedules import Dropouts, Latencies, PoissonClocks, RandomLatency, Synchronous, TraceLatency
+from fedmtl.schedules import (
+    Dropouts,
+    Latencies,
+    PoissonClocks,
+    RandomLatency,
+    Synchronous,
+    TraceLatency,
+)
 
 ALPHA = 1e-6
 
@@ -67,7 +74,9 @@ def test_poisson_gaps_are_exponential_of_the_summed_rate_and_owners_by_rate():
     np.add.at(pairs, (table.client[0, :-1].numpy(), table.client[0, 1:].numpy()), 1)
     assert stats.chi2_contingency(pairs).pvalue > ALPHA
     slow = gaps < np.median(gaps)
-    owners = np.stack([np.bincount(table.client[0].numpy()[part], minlength=4) for part in (slow, ~slow)])
+    owners = np.stack(
+        [np.bincount(table.client[0].numpy()[part], minlength=4) for part in (slow, ~slow)]
+    )
     assert stats.chi2_contingency(owners).pvalue > ALPHA
 
 
@@ -76,21 +85,32 @@ def test_poisson_gaps_are_exponential_of_the_summed_rate_and_owners_by_rate():
 
 LAWS = {
     "uniform": (RandomLatency("uniform", {"scale": 15.0}), lambda u: 15.0 * u),
-    "lognormal": (RandomLatency("lognorm", {"s": 2.0}), lambda u: np.exp(2.0 * ndtri(np.maximum(u, 2.0**-54)))),
-    "heavy": (RandomLatency("lognorm", {"s": 8.0}), lambda u: np.exp(8.0 * ndtri(np.maximum(u, 2.0**-54)))),
+    "lognormal": (
+        RandomLatency("lognorm", {"s": 2.0}),
+        lambda u: np.exp(2.0 * ndtri(np.maximum(u, 2.0**-54))),
+    ),
+    "heavy": (
+        RandomLatency("lognorm", {"s": 8.0}),
+        lambda u: np.exp(8.0 * ndtri(np.maximum(u, 2.0**-54))),
+    ),
     "constant": (2.0, lambda u: np.full_like(u, 2.0)),
 }
 
 
 @pytest.mark.parametrize("law", LAWS)
-@pytest.mark.parametrize(("activations", "events"), [(60, None), ([0, 60, 3, 1, 200], None), (300, 200)])
+@pytest.mark.parametrize(
+    ("activations", "events"), [(60, None), ([0, 60, 3, 1, 200], None), (300, 200)]
+)
 def test_the_order_is_that_of_a_queue(law, activations, events):
     latency, of = LAWS[law]
     scale = [1.0, 2.0, 0.5, 30.0, 1.0]
     bound = Latencies(latency=latency, activations=activations, events=events, scale=scale).bind(5)
     caps = [activations] * 5 if isinstance(activations, int) else activations
     for replicate in range(2):
-        gaps = [of(numbers_of("schedule/latency", 9, replicate, i, max(caps))) * scale[i] for i in range(5)]
+        gaps = [
+            of(numbers_of("schedule/latency", 9, replicate, i, max(caps))) * scale[i]
+            for i in range(5)
+        ]
         expected = simulate(gaps, caps, events or sum(caps))
         assert rows_of(bound.events(9, 0, bound.steps, replicates=2), replicate) == expected
         assert len(expected) == bound.steps
@@ -100,16 +120,34 @@ def test_the_clocks_are_those_of_a_queue_with_very_different_rates():
     rate = [1e-3, 1.0, 50.0, 0.0, 3.0]
     bound = PoissonClocks(rate=rate, events=3_000, per_client=2_500).bind(5)
     gaps = [
-        -np.log1p(-numbers_of("schedule/poisson", 2, 0, i, 2_501)) * (1 / r) if r else [] for i, r in enumerate(rate)
+        -np.log1p(-numbers_of("schedule/poisson", 2, 0, i, 2_501)) * (1 / r) if r else []
+        for i, r in enumerate(rate)
     ]
-    assert rows_of(bound.events(2, 0, 3_000)) == simulate(gaps, [2_500 if r else 0 for r in rate], 3_000)
+    assert rows_of(bound.events(2, 0, 3_000)) == simulate(
+        gaps, [2_500 if r else 0 for r in rate], 3_000
+    )
 
 
 def test_ties_come_in_the_order_of_clients_and_then_of_activations():
-    bound = Latencies(latency=TraceLatency([[1.0, 0.0], [1.0, 0.0, 0.0, 0.0], [2.0]]), events=12).bind(3)
+    bound = Latencies(
+        latency=TraceLatency([[1.0, 0.0], [1.0, 0.0, 0.0, 0.0], [2.0]]), events=12
+    ).bind(3)
     gaps = [[1.0, 0.0] * 20, [1.0, 0.0, 0.0, 0.0] * 10, [2.0] * 20]
     assert rows_of(bound.events(0, 0, 12)) == simulate(gaps, [40] * 3, 12)
-    assert [client for _, client in simulate(gaps, [40] * 3, 12)] == [0, 0, 1, 1, 1, 1, 0, 0, 1, 1, 1, 1]
+    assert [client for _, client in simulate(gaps, [40] * 3, 12)] == [
+        0,
+        0,
+        1,
+        1,
+        1,
+        1,
+        0,
+        0,
+        1,
+        1,
+        1,
+        1,
+    ]
 
 
 # --- rounds
@@ -117,9 +155,13 @@ def test_ties_come_in_the_order_of_clients_and_then_of_activations():
 
 def test_synchronous_rounds_end_with_their_slowest():
     scale, caps = [1.0, 3.0, 1.0, 2.0], [5, 40, 40, 0]
-    bound = Synchronous(latency=RandomLatency("uniform", {"scale": 15.0}), activations=caps, scale=scale).bind(4)
+    bound = Synchronous(
+        latency=RandomLatency("uniform", {"scale": 15.0}), activations=caps, scale=scale
+    ).bind(4)
     for replicate in range(3):
-        gaps = [15.0 * numbers_of("schedule/latency", 4, replicate, i, 40) * scale[i] for i in range(4)]
+        gaps = [
+            15.0 * numbers_of("schedule/latency", 4, replicate, i, 40) * scale[i] for i in range(4)
+        ]
         now, expected = 0.0, []
         for k in range(40):
             members = [i for i in range(4) if caps[i] > k]
@@ -153,27 +195,44 @@ def drawn_intervals(seed, replicate, key, rate, duration, count):
     return out
 
 
-FIXED = {"0": [(0.0, 4.0), (10.0, 10.5), (11.0, 90.0)], "2": [(3.0, 200.0), (201.0, np.inf)], "3": [(0.0, np.inf)]}
+FIXED = {
+    "0": [(0.0, 4.0), (10.0, 10.5), (11.0, 90.0)],
+    "2": [(3.0, 200.0), (201.0, np.inf)],
+    "3": [(0.0, np.inf)],
+}
 
 
 @pytest.mark.parametrize("random", [False, True])
 def test_answers_wait_until_their_client_is_back(random):
     away = Dropouts(rate=0.2, duration=6.0) if random else Dropouts(intervals=FIXED)
-    settings = {"latency": RandomLatency("uniform", {"scale": 3.0}), "activations": 300, "dropouts": away}
+    settings = {
+        "latency": RandomLatency("uniform", {"scale": 3.0}),
+        "activations": 300,
+        "dropouts": away,
+    }
     bound, rounds = Latencies(**settings).bind(4), Synchronous(**settings).bind(4)
     for replicate in range(2):
         gaps = [3.0 * numbers_of("schedule/latency", 5, replicate, i, 300) for i in range(4)]
-        gone = [drawn_intervals(5, replicate, i, 0.2, 6.0, 500) if random else FIXED.get(str(i), []) for i in range(4)]
+        gone = [
+            drawn_intervals(5, replicate, i, 0.2, 6.0, 500) if random else FIXED.get(str(i), [])
+            for i in range(4)
+        ]
         expected = simulate(gaps, [300] * 4, 1_200, gone)
         found = rows_of(bound.events(5, 0, 1_200, replicates=2), replicate)
         found = [row for row in found if row[1] >= 0]
         assert [row[1:] for row in found] == [row[1:] for row in expected]
-        np.testing.assert_allclose([row[0] for row in found], [row[0] for row in expected], rtol=1e-12)
+        np.testing.assert_allclose(
+            [row[0] for row in found], [row[0] for row in expected], rtol=1e-12
+        )
         now, over = 0.0, []
         for k in range(300):
             now = max(back_at(gone[i], now + gaps[i][k]) for i in range(4))
             over += [(now, i) for i in range(4)] if now < np.inf else []
-        found = [row for row in rows_of(rounds.events(5, 0, 1_200, replicates=2), replicate) if row[1] >= 0]
+        found = [
+            row
+            for row in rows_of(rounds.events(5, 0, 1_200, replicates=2), replicate)
+            if row[1] >= 0
+        ]
         assert [row[1:] for row in found] == [row[1:] for row in over]
         np.testing.assert_allclose([row[0] for row in found], [row[0] for row in over], rtol=1e-12)
 
@@ -187,11 +246,15 @@ SCHEDULES = {
     "lognormal": Latencies(latency=RandomLatency("lognorm", {"s": 1.5}), activations=180),
     "constant": Latencies(latency=1.0, activations=180),
     "ties": Latencies(
-        latency=TraceLatency([[1.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0, 0.0], [1.0], [1.0], [0.0, 0.0, 1.0]]),
+        latency=TraceLatency(
+            [[1.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0, 0.0], [1.0], [1.0], [0.0, 0.0, 1.0]]
+        ),
         activations=180,
     ),
     "dropouts": Latencies(
-        latency=RandomLatency("uniform", {"scale": 3.0}), activations=180, dropouts=Dropouts(rate=0.1, duration=20.0)
+        latency=RandomLatency("uniform", {"scale": 3.0}),
+        activations=180,
+        dropouts=Dropouts(rate=0.1, duration=20.0),
     ),
     "left": Latencies(
         latency=RandomLatency("uniform", {"scale": 3.0}),
@@ -215,7 +278,16 @@ def test_windows_and_replicates_do_not_change_a_run(name):
     assert bool((whole.time.diff(dim=1) >= 0).all())
     assert not torch.equal(whole.time[0], whole.time[1]) or name in ("constant", "ties")
     bound = settings.bind(5)
-    for start, stop in ((0, 1), (1, 300), (300, 300), (450, 451), (10, 20), (0, 900), (899, 900), (37, 612)):
+    for start, stop in (
+        (0, 1),
+        (1, 300),
+        (300, 300),
+        (450, 451),
+        (10, 20),
+        (0, 900),
+        (899, 900),
+        (37, 612),
+    ):
         assert same(bound.events(11, start, stop, replicates=4), whole.window(start, stop))
     fewer = bound.events(11, 500, 700, replicates=3)
     assert torch.equal(fewer.time, whole.time[:3, 500:700])
@@ -256,8 +328,14 @@ def test_a_client_keeps_its_times_in_another_place_and_company():
         (lambda: PoissonClocks(per_client=2**31), "whole number in"),
         (lambda: PoissonClocks(per_client=[1, -1]), r"per_client\[1\] is -1"),
         (lambda: PoissonClocks(events=1, rate=[1.0, float("nan")]), r"rate\[1\] is nan"),
-        (lambda: PoissonClocks(events=1, rate=[1.0, 2.0]).bind(3), "rate has 2 entries for 3 clients"),
-        (lambda: PoissonClocks(per_client=[1, 2]).bind(3), "per_client has 2 entries for 3 clients"),
+        (
+            lambda: PoissonClocks(events=1, rate=[1.0, 2.0]).bind(3),
+            "rate has 2 entries for 3 clients",
+        ),
+        (
+            lambda: PoissonClocks(per_client=[1, 2]).bind(3),
+            "per_client has 2 entries for 3 clients",
+        ),
         (lambda: PoissonClocks(events=1, rate=0.0).bind(3), "no client ever acts"),
         (lambda: PoissonClocks(events=1).bind(0), "clients is 0"),
         (lambda: PoissonClocks(events=5).bind(2).events(0, 0, 6), r"within \[0, 5\]"),
@@ -266,10 +344,15 @@ def test_a_client_keeps_its_times_in_another_place_and_company():
         (lambda: Latencies(latency=[1.0, 2.0], events=5), "latency is"),
         (lambda: Latencies(latency=1.0), "needs events, activations or both"),
         (lambda: Latencies(latency=1.0, activations=[2, 1.5]), r"activations\[1\] is 1.5"),
-        (lambda: Latencies(latency=1.0, activations=[2]).bind(3), "activations has 1 entries for 3"),
+        (
+            lambda: Latencies(latency=1.0, activations=[2]).bind(3),
+            "activations has 1 entries for 3",
+        ),
         (lambda: Latencies(latency=1.0, events=5, scale=[1.0]).bind(2), "scale has 1 entries"),
         (
-            lambda: Latencies(latency=1.0, events=5, dropouts=Dropouts(intervals={"x": [(0, 1)]})).bind(2),
+            lambda: Latencies(
+                latency=1.0, events=5, dropouts=Dropouts(intervals={"x": [(0, 1)]})
+            ).bind(2),
             "names client 'x'",
         ),
     ],
@@ -286,7 +369,9 @@ def test_a_client_that_two_names_stand_for_is_refused():
 
 def test_the_share_of_time_away_is_that_of_an_alternating_process():
     waits = 20_000
-    bound = Latencies(latency=1.0, activations=waits, dropouts=Dropouts(rate=0.05, duration=5.0)).bind(1)
+    bound = Latencies(
+        latency=1.0, activations=waits, dropouts=Dropouts(rate=0.05, duration=5.0)
+    ).bind(1)
     gaps = np.diff(bound.events(0, 0, waits).time[0].numpy(), prepend=0.0)
     away = gaps > 1.0 + 1e-9
     assert away.mean() == pytest.approx(-np.expm1(-0.05), abs=6 * np.sqrt(0.05 / waits))

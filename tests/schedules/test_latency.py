@@ -9,7 +9,9 @@ from fedmtl.schedules import Dropouts, Latencies, RandomLatency, TraceLatency
 
 
 def times(source, names, activations):
-    bound = Latencies(latency=TraceLatency(source), activations=activations).bind(len(names), names=names)
+    bound = Latencies(latency=TraceLatency(source), activations=activations).bind(
+        len(names), names=names
+    )
     table = bound.events(0, 0, bound.steps)
     return [table.time[0][table.client[0] == i].tolist() for i in range(len(names))]
 
@@ -68,17 +70,26 @@ def test_bad_traces_are_refused(source, error, says):
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: RandomLatency("uniform", {"loc": -1.0}), "of numbers of at least 0, such as .*least value is -1"),
+        (
+            lambda: RandomLatency("uniform", {"loc": -1.0}),
+            "of numbers of at least 0, such as .*least value is -1",
+        ),
         (lambda: RandomLatency("uniform", {"scale": 0.0}), "least value is nan"),
         (lambda: RandomLatency("expon", {"scale": float("inf")}), "scale=inf"),
-        (lambda: RandomLatency("lognorm"), "'lognorm' with no parameters; give a continuous distribution"),
+        (
+            lambda: RandomLatency("lognorm"),
+            "'lognorm' with no parameters; give a continuous distribution",
+        ),
         (lambda: RandomLatency("uniform", {"low": 1.0}), "'uniform' with low=1.0; give"),
         (lambda: RandomLatency("poisson", {"mu": 1.0}), "scipy.stats.poisson is no continuous"),
         (lambda: Dropouts(), "needs intervals, or both"),
         (lambda: Dropouts(intervals={}, rate=1.0), "give one of the two"),
         (lambda: Dropouts(intervals={"a": [(2.0, 1.0)]}), "client 'a'"),
         (lambda: Dropouts(intervals={"a": [(0.0, 1.0, 2.0)]}), "0 <= from < to"),
-        (lambda: Dropouts(intervals={"a": [(0.0, 5.0), (5.0, 6.0)]}), "in order and must not touch"),
+        (
+            lambda: Dropouts(intervals={"a": [(0.0, 5.0), (5.0, 6.0)]}),
+            "in order and must not touch",
+        ),
     ],
 )
 def test_bad_laws_are_refused(make, says):

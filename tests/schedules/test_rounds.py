@@ -6,7 +6,11 @@ from fedmtl.schedules import Block, rounds
 
 
 def test_rounds_have_the_cohorts_that_are_drawn():
-    draws = {2: torch.tensor([4, 1]), 3: torch.tensor([], dtype=torch.int64), 4: torch.tensor([0, 3, 2])}
+    draws = {
+        2: torch.tensor([4, 1]),
+        3: torch.tensor([], dtype=torch.int64),
+        4: torch.tensor([0, 3, 2]),
+    }
     blocks = list(rounds(draws.__getitem__, start=2, stop=5))
     assert [e.step for e in blocks] == [2, 3, 4]
     assert [e.time.tolist() for e in blocks] == [[[2.0]], [[3.0]], [[4.0]]]

@@ -58,7 +58,8 @@ def candidates(*lams: float, **settings):
     """Candidates by lambda, of six rounds."""
     settings = {"privacy": PRIVACY, "checkpoint_every": 1} | settings
     return {
-        f"lam={lam:g}": trainer(**{"algorithm": PMTL(lam=lam, local=SOLVER)} | settings) for lam in lams or (0.1, 1.0)
+        f"lam={lam:g}": trainer(**{"algorithm": PMTL(lam=lam, local=SOLVER)} | settings)
+        for lam in lams or (0.1, 1.0)
     }
 
 
@@ -69,7 +70,10 @@ def searching(**settings) -> PrivateSearch:
 
 def seed_with(count: int, mean: float = 4.0, shape: float = 1.0) -> int:
     """A seed whose search makes this many repetitions."""
-    draws = ((s, draw_repetitions(SeededSource(s).coins("search/repetitions", 0), mean, shape)) for s in range(10_000))
+    draws = (
+        (s, draw_repetitions(SeededSource(s).coins("search/repetitions", 0), mean, shape))
+        for s in range(10_000)
+    )
     return next(seed for seed, drawn in draws if drawn == count)
 
 
@@ -83,7 +87,10 @@ def accounted(run, score_multiplier: float, relation, *, mean: float, shape: flo
     return RdpAccountant(neighboring_relation=relation).compose(whole).get_epsilon(DELTA)
 
 
-ADD, REPLACE = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE, dp_accounting.NeighboringRelation.REPLACE_ONE
+ADD, REPLACE = (
+    dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,
+    dp_accounting.NeighboringRelation.REPLACE_ONE,
+)
 CASES = {  # the schedule, the event of a run by its noise multiplier, and the relation
     "poisson": (
         PoissonSampling(cohort=COHORT),
@@ -92,10 +99,16 @@ CASES = {  # the schedule, the event of a run by its noise multiplier, and the r
         ),
         ADD,
     ),
-    "full": (FullParticipation(), lambda z: dp_event.SelfComposedDpEvent(dp_event.GaussianDpEvent(z), ROUNDS), ADD),
+    "full": (
+        FullParticipation(),
+        lambda z: dp_event.SelfComposedDpEvent(dp_event.GaussianDpEvent(z), ROUNDS),
+        ADD,
+    ),
     "fixed": (
         FixedCohort(cohort=COHORT),
-        lambda z: dp_event.SelfComposedDpEvent(dp_event.GaussianDpEvent(z), math.ceil(ROUNDS * COHORT / CLIENTS) + 1),
+        lambda z: dp_event.SelfComposedDpEvent(
+            dp_event.GaussianDpEvent(z), math.ceil(ROUNDS * COHORT / CLIENTS) + 1
+        ),
         REPLACE,
     ),
 }
@@ -113,10 +126,15 @@ CASES = {  # the schedule, the event of a run by its noise multiplier, and the r
 )
 def test_the_whole_search_costs_the_budget_by_dp_accounting(case: str, mean: float, shape: float):
     schedule, run, relation = CASES[case]
-    same = {name: trainer(schedule=schedule, algorithm=PMTL(local=SOLVER), privacy=PRIVACY) for name in "ab"}
+    same = {
+        name: trainer(schedule=schedule, algorithm=PMTL(local=SOLVER), privacy=PRIVACY)
+        for name in "ab"
+    }
     plan = searching(candidates=same, mean=mean, shape=shape, score_noise=0.3).plan()
     sensitivity = 1.0 if relation == REPLACE else 0.5
-    spent = accounted(run(plan.noise_multiplier), 0.3 * CLIENTS / sensitivity, relation, mean=mean, shape=shape)
+    spent = accounted(
+        run(plan.noise_multiplier), 0.3 * CLIENTS / sensitivity, relation, mean=mean, shape=shape
+    )
     assert 0.99 * EPSILON <= spent <= EPSILON * (1 + 1e-9)
     assert plan.epsilon == pytest.approx(spent, rel=1e-6)
     for inner in plan.trainers.values():  # every run is bounded by what its T steps cost alone
@@ -129,9 +147,13 @@ def test_a_budget_that_is_allocated_over_the_rounds_costs_its_total():
 
     def candidate(alpha: float, **settings):
         algorithm = MPMTLayers(layers=("3",), alpha=alpha, local=SOLVER)
-        return trainer(algorithm=algorithm, schedule=FullParticipation(), privacy=PRIVACY, **settings)
+        return trainer(
+            algorithm=algorithm, schedule=FullParticipation(), privacy=PRIVACY, **settings
+        )
 
-    even, rising = (searching(candidates={n: candidate(alpha) for n in "ab"}).plan() for alpha in (0.0, 1.0))
+    even, rising = (
+        searching(candidates={n: candidate(alpha) for n in "ab"}).plan() for alpha in (0.0, 1.0)
+    )
     weights = np.arange(1, ROUNDS + 1) / np.arange(1, ROUNDS + 1).mean()
     joint = rising.noise_multiplier / math.sqrt((weights**2).sum())
     assert joint == pytest.approx(even.noise_multiplier / math.sqrt(ROUNDS), rel=1e-4)
@@ -152,7 +174,9 @@ def test_candidates_are_drawn_uniformly_and_repeated_as_the_law_says():
     names = (0.1, 1.0, 5.0)
     plan, drawn = searching(candidates=candidates(*names)).plan(), []
     for seed in range(200):
-        chosen, scores = _Search(searching(candidates=candidates(*names, seed=seed)), plan, None)._begin()
+        chosen, scores = _Search(
+            searching(candidates=candidates(*names, seed=seed)), plan, None
+        )._begin()
         assert scores == []
         drawn.append(chosen)
     counts = np.bincount(np.concatenate(drawn), minlength=3)
@@ -172,7 +196,9 @@ def test_secure_mode_draws_its_coins_from_the_system(monkeypatch):
 
     def uniform(self, count: int) -> np.ndarray:
         asked.append(count)
-        return np.full(count, 0.75)  # K = 5 of a geometric law of mean 4; the second of two candidates
+        return np.full(
+            count, 0.75
+        )  # K = 5 of a geometric law of mean 4; the second of two candidates
 
     plan = searching(candidates=candidates(privacy=SECURE)).plan()
     search = _Search(searching(candidates=candidates(privacy=SECURE)), plan, None)
@@ -225,7 +251,9 @@ def test_one_client_moves_the_released_score_by_its_sensitivity_at_most():
 def finished(tmp_path_factory):
     """A search of three repetitions that nobody disturbed."""
     folder = tmp_path_factory.mktemp("search") / "whole"
-    return folder, searching(candidates=candidates(seed=seed_with(REPETITIONS)), folder=folder).fit()
+    return folder, searching(
+        candidates=candidates(seed=seed_with(REPETITIONS)), folder=folder
+    ).fit()
 
 
 def test_the_best_noised_score_wins(finished):
@@ -250,7 +278,9 @@ def test_the_best_run_is_that_candidate_trained_with_the_calibrated_noise(finish
     search = _Search(settings, settings.plan(), None)
     own = ClientPrivacy(clip_norm=0.7, noise_multiplier=search.plan.noise_multiplier, delta=DELTA)
     assert run.seed == search.seed
-    alone = single_run(replace(run, privacy=own), False, Engine(coins=SeededSource(search.seed, index + 1)))
+    alone = single_run(
+        replace(run, privacy=own), False, Engine(coins=SeededSource(search.seed, index + 1))
+    )
     assert torch.equal(alone.personal, found.best.personal)
     assert found.best.personal_accuracy == alone.personal_accuracy
 
@@ -260,8 +290,13 @@ def test_nothing_else_is_public(finished):
     assert sorted(file.name for file in (folder / "public").iterdir()) == [
         "manifest.json", "model.safetensors", "privacy.json", "search.json",
     ]  # fmt: skip
-    assert json.loads((folder / "public/search.json").read_text()) == {"chosen": found.chosen, "score": found.score}
-    public = (folder / "public/privacy.json").read_text() + (folder / "public/search.json").read_text()
+    assert json.loads((folder / "public/search.json").read_text()) == {
+        "chosen": found.chosen,
+        "score": found.score,
+    }
+    public = (folder / "public/privacy.json").read_text() + (
+        folder / "public/search.json"
+    ).read_text()
     for one in found.repetitions:
         assert (str(one.score) in public) == (one.score == found.score)
     told = json.loads((folder / "public/privacy.json").read_text())
@@ -275,7 +310,13 @@ def test_what_a_report_says_of_a_search_is_what_its_ledger_says(finished, tmp_pa
     assert verify(folder).fits
     shutil.copytree(folder, tmp_path / "run")
     stated = json.loads((folder / "public/privacy.json").read_text())
-    other = {"candidates": ["lam=0.1"], "mean": 3.0, "shape": "inf", "score": "loss", "score_noise": 9.0}
+    other = {
+        "candidates": ["lam=0.1"],
+        "mean": 3.0,
+        "shape": "inf",
+        "score": "loss",
+        "score_noise": 9.0,
+    }
     assert other.keys() == stated["search"].keys()
     for key, value in [*other.items(), ("more", 1)]:
         both(tmp_path / "run", search=stated["search"] | {key: value})
@@ -306,7 +347,10 @@ def test_loud_noise_is_announced_once_for_each_candidate(caplog):
     told = []
     for count in (1, 3):
         caplog.clear()
-        searching(candidates=candidates(**with_privacy(epsilon=1.0), seed=seed_with(count)), score_noise=0.6).fit()
+        searching(
+            candidates=candidates(**with_privacy(epsilon=1.0), seed=seed_with(count)),
+            score_noise=0.6,
+        ).fit()
         told.append(list(caplog.messages))
     assert told[0] == told[1]
     assert [text.split(": ")[0] for text in told[0]] == ["candidate 'lam=0.1'", "candidate 'lam=1'"]
@@ -323,7 +367,11 @@ def test_every_epsilon_that_is_told_is_that_of_the_whole_search(finished):
     assert found.best.numbers()["epsilon"] == total
     report = json.loads((folder / "public/privacy.json").read_text())
     assert (report["epsilon"], report["budget"], report["accountant"]) == (total, EPSILON, "rdp")
-    assert (report["search"]["mean"], report["search"]["shape"], report["names"]) == (4.0, 1.0, ["update", "score"])
+    assert (report["search"]["mean"], report["search"]["shape"], report["names"]) == (
+        4.0,
+        1.0,
+        ["update", "score"],
+    )
     assert report["releases"] == ROUNDS + 1
     assert json.loads((folder / "private/result.json").read_text())["epsilon"] == total
     for text in (found.summary(), found.best.summary()):
@@ -337,14 +385,20 @@ def test_every_epsilon_that_is_told_is_that_of_the_whole_search(finished):
 def test_a_search_may_release_nothing(tmp_path):
     poisson = seed_with(0, 1.5, math.inf)
     settings = searching(
-        candidates=candidates(seed=poisson), mean=1.5, shape=math.inf, score_noise=0.3, folder=tmp_path / "none"
+        candidates=candidates(seed=poisson),
+        mean=1.5,
+        shape=math.inf,
+        score_noise=0.3,
+        folder=tmp_path / "none",
     )
     found = settings.fit()
     assert (found.chosen, found.score, found.best, found.repetitions) == (None, None, None, ())
     assert 0.99 * EPSILON < found.epsilon <= EPSILON
     assert "nothing is released" in found.summary()
     assert not (tmp_path / "none/public/model.safetensors").exists()
-    assert json.loads((tmp_path / "none/public/privacy.json").read_text())["search"]["shape"] == "inf"
+    assert (
+        json.loads((tmp_path / "none/public/privacy.json").read_text())["search"]["shape"] == "inf"
+    )
 
 
 def test_a_regression_is_scored_by_its_bounded_error():
@@ -373,7 +427,9 @@ def test_progress_is_one_line_a_repetition_and_does_not_tell_how_many(capsys):
 # Interruptions
 
 
-def crash(settings: PrivateSearch, where: type, name: str, call: int, *, resume: bool = False) -> None:
+def crash(
+    settings: PrivateSearch, where: type, name: str, call: int, *, resume: bool = False
+) -> None:
     """Run a search that ends as its process does, at the ``call``-th call of a method."""
     whole, seen = getattr(where, name), itertools.count(1)
 
@@ -406,13 +462,19 @@ def same_model(folder: Path, other: Path) -> bool:
 )
 def test_a_seeded_search_resumes_to_the_same_bits(tmp_path, finished, where, name: str, call: int):
     whole, undisturbed = finished
-    settings = searching(candidates=candidates(seed=seed_with(REPETITIONS)), folder=tmp_path / "run")
+    settings = searching(
+        candidates=candidates(seed=seed_with(REPETITIONS)), folder=tmp_path / "run"
+    )
     crash(settings, where, name, call)
     with pytest.raises(ResumeError, match="already holds a run"):
         settings.fit()
     found = settings.fit(resume=True)
     assert found.repetitions == undisturbed.repetitions
-    assert (found.chosen, found.score, found.epsilon) == (undisturbed.chosen, undisturbed.score, undisturbed.epsilon)
+    assert (found.chosen, found.score, found.epsilon) == (
+        undisturbed.chosen,
+        undisturbed.score,
+        undisturbed.epsilon,
+    )
     assert torch.equal(found.best.personal, undisturbed.best.personal)
     mine, theirs = tmp_path / "run/public", whole / "public"
     assert {file.name for file in mine.iterdir()} == {file.name for file in theirs.iterdir()}
@@ -426,13 +488,21 @@ def charged(folder) -> list[tuple[int, int]]:
     """Steps and scores charged in every repetition so far, as the ledgers' files say."""
     places = sorted((folder / "private/candidates").iterdir(), key=lambda place: int(place.name))
     names = ("ledger.jsonl", "score.jsonl")
-    return [tuple(sum(charges(place / "private" / name).values()) for name in names) for place in places]
+    return [
+        tuple(sum(charges(place / "private" / name).values()) for name in names) for place in places
+    ]
 
 
 def identical(report) -> str:
     """A report without the identity of its run and the place where its ledger ended."""
     told = json.loads(report.read_text())
-    return json.dumps({key: value for key, value in told.items() if key not in ("run", "ledger_lines", "ledger_head")})
+    return json.dumps(
+        {
+            key: value
+            for key, value in told.items()
+            if key not in ("run", "ledger_lines", "ledger_head")
+        }
+    )
 
 
 def test_an_interrupted_repetition_of_a_secure_search_begins_anew(monkeypatch, tmp_path):
@@ -440,7 +510,9 @@ def test_an_interrupted_repetition_of_a_secure_search_begins_anew(monkeypatch, t
     finished search can be told from another."""
     monkeypatch.setattr("fedmtl.search.search.draw_repetitions", lambda *_: 3)
     settings = searching(candidates=candidates(privacy=SECURE), folder=tmp_path / "run")
-    for resume, end in enumerate([(PMTL, "step", 3), (PMTL, "step", 9), (_Search, "_write", 1), (PMTL, "step", 2)]):
+    for resume, end in enumerate(
+        [(PMTL, "step", 3), (PMTL, "step", 9), (_Search, "_write", 1), (PMTL, "step", 2)]
+    ):
         crash(settings, *end, resume=resume > 0)
         assert all(steps <= ROUNDS and scores <= 1 for steps, scores in charged(tmp_path / "run"))
     before = json.loads((tmp_path / "run/private/search.json").read_text())
@@ -509,7 +581,10 @@ def with_privacy(**changes):
         ({"privacy": RecordPrivacy(clip_norm=1.0, epsilon=2.0)}, "privacy is RecordPrivacy"),
         (with_privacy(epsilon=math.inf), "privacy.epsilon is inf"),
         (with_privacy(noise_multiplier=1.0), "privacy.noise_multiplier is 1"),
-        (with_privacy(mechanism="wishart"), "privacy.mechanism is 'wishart', which protects nothing"),
+        (
+            with_privacy(mechanism="wishart"),
+            "privacy.mechanism is 'wishart', which protects nothing",
+        ),
         (with_privacy(epsilon=2.0), "privacy.epsilon is 2.0"),
         (with_privacy(delta=1e-6), "privacy.delta is 1e-06"),
         (with_privacy(source="secure"), "privacy.source is 'secure'"),
@@ -532,7 +607,9 @@ def test_what_the_accounting_does_not_cover_is_refused_by_name(changes, said: st
 def test_the_size_of_a_release_matters_under_k_norm_noise_only():
     def with_a_larger_one(mechanism: str) -> PrivateSearch:
         same = candidates(**with_privacy(mechanism=mechanism))
-        return searching(candidates=same | {"odd": replace(same["lam=1"], model=models.mlp(hidden=5))})
+        return searching(
+            candidates=same | {"odd": replace(same["lam=1"], model=models.mlp(hidden=5))}
+        )
 
     plan = with_a_larger_one("gaussian").plan()
     assert plan.noise_multiplier == pytest.approx(searching().plan().noise_multiplier, rel=1e-12)
@@ -551,7 +628,9 @@ def test_what_costs_nothing_may_differ():
         "quantile": trainer(privacy=adaptive, data=ragged_classification(CLIENTS)),
     }
     assert ragged_classification(CLIENTS) is not DATA
-    assert searching(candidates=mixed).plan().noise_multiplier == searching().plan().noise_multiplier
+    assert (
+        searching(candidates=mixed).plan().noise_multiplier == searching().plan().noise_multiplier
+    )
     quiet = replace(PRIVACY, clip_norm=QuantileClip(initial=1.0, count_noise=0.1))
     with pytest.raises(PrivacyError, match="candidate 'loud': Adaptive clipping"):
         searching(candidates=mixed | {"loud": trainer(privacy=quiet)}).plan()
@@ -563,7 +642,9 @@ def test_a_run_that_spends_more_than_was_planned_stops_the_search(monkeypatch, t
         return replace(result, privacy=replace(result.privacy, epsilon=math.inf))
 
     monkeypatch.setattr("fedmtl.search.search.single_run", run)
-    with pytest.raises(PrivacyError, match=r"a run spent epsilon = inf, more than the .* nothing of it is released"):
+    with pytest.raises(
+        PrivacyError, match=r"a run spent epsilon = inf, more than the .* nothing of it is released"
+    ):
         searching(folder=tmp_path / "run").fit()
     assert not (tmp_path / "run/public").exists()
 

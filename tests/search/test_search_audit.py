@@ -39,7 +39,10 @@ def searched(source: str = "seeded", **settings: Any) -> PrivateSearch:
     """Two candidates of 30 clients, cohorts of 10 in expectation, two rounds."""
     shared = {"data": DATA, "schedule": PoissonSampling(cohort=10), "rounds": 2} | settings
     shared["privacy"] = replace(PRIVACY, source=source)
-    candidates = {"pmtl": trainer(**shared), "fedavg": trainer(**shared, algorithm=FedAvg(local=SOLVER))}
+    candidates = {
+        "pmtl": trainer(**shared),
+        "fedavg": trainer(**shared, algorithm=FedAvg(local=SOLVER)),
+    }
     return PrivateSearch(candidates=candidates, score_noise=0.1, progress=False)
 
 
@@ -106,8 +109,14 @@ def outputs(search: _Search, index: int, candidate: int) -> dict[str, bytes]:
     scores = [search._score(index, candidate, run)] * REPETITIONS
     summary = search._result([candidate] * REPETITIONS, scores, index, run).summary()
     assert search.root is not None
-    files = {path.name: path.read_bytes() for path in search.root.public.rglob("*") if path.is_file()}
-    return {**files, "summary": summary.replace(str(search.root.root), "").encode(), "rows": joined(record.rows)}
+    files = {
+        path.name: path.read_bytes() for path in search.root.public.rglob("*") if path.is_file()
+    }
+    return {
+        **files,
+        "summary": summary.replace(str(search.root.root), "").encode(),
+        "rows": joined(record.rows),
+    }
 
 
 def leaks(settings: PrivateSearch) -> set[str]:
@@ -117,16 +126,28 @@ def leaks(settings: PrivateSearch) -> set[str]:
     for candidate in range(len(settings.candidates)):
         with TemporaryDirectory() as folder:
             places = [RunFolder(Path(folder) / str(index)) for index in range(REPETITIONS)]
-            every = [outputs(Forced(settings, plan, each), k, candidate) for k, each in enumerate(places)]
+            every = [
+                outputs(Forced(settings, plan, each), k, candidate) for k, each in enumerate(places)
+            ]
         assert len(every[0]) == 5  # three files, the summary, the rows
-        leaking |= {name for one in every for name in one if any(one[name] != other.get(name) for other in every)}
+        leaking |= {
+            name
+            for one in every
+            for name in one
+            if any(one[name] != other.get(name) for other in every)
+        }
     search, records = _Search(settings, plan, None), []
     for index in range(REPETITIONS):
         with watched(Record(silent=True)) as record:
             search._train(index, 0)
         records.append(record)
-    noise = np.stack([torch.cat([value.reshape(-1) for value in one.released]).numpy() for one in records])
-    if np.abs(np.corrcoef(noise)[~np.eye(REPETITIONS, dtype=bool)]).max() > 6 / noise.shape[1] ** 0.5:
+    noise = np.stack(
+        [torch.cat([value.reshape(-1) for value in one.released]).numpy() for one in records]
+    )
+    if (
+        np.abs(np.corrcoef(noise)[~np.eye(REPETITIONS, dtype=bool)]).max()
+        > 6 / noise.shape[1] ** 0.5
+    ):
         leaking.add("same noise")
     if len({joined(one.cohorts) for one in records}) < REPETITIONS:  # by chance once in 10^14
         leaking.add("same cohorts")
@@ -142,11 +163,17 @@ def test_the_production_search_leaks_nothing(source: str) -> None:
 
 
 own_seeds = edit(
-    _Search._train, "trainer = self.plan.trainers[name]", "trainer = replace(self.plan.trainers[name], seed=index)"
+    _Search._train,
+    "trainer = self.plan.trainers[name]",
+    "trainer = replace(self.plan.trainers[name], seed=index)",
 )
 MUTANTS: dict[str, tuple[Callable[..., None], PrivateSearch, set[str]]] = {
     "starts of their own": (own_seeds, searched(), {"model.safetensors", "rows"}),
-    "starts of their own, secret coins": (own_seeds, searched("secure"), {"model.safetensors", "rows"}),
+    "starts of their own, secret coins": (
+        own_seeds,
+        searched("secure"),
+        {"model.safetensors", "rows"},
+    ),
     "batches of their own": (own_seeds, searched(model=MODULE), {"rows"}),
     "number in privacy.json": (
         edit(_Search._publish, "privacy.to_dict()", 'privacy.to_dict() | {"repetition": best}'),
@@ -154,7 +181,9 @@ MUTANTS: dict[str, tuple[Callable[..., None], PrivateSearch, set[str]]] = {
         {"privacy.json"},
     ),
     "model named by the number": (
-        edit(_Search._publish, "/ name, file.read", '/ f"{name[:5]}-{best}.safetensors", file.read'),
+        edit(
+            _Search._publish, "/ name, file.read", '/ f"{name[:5]}-{best}.safetensors", file.read'
+        ),
         searched("secure"),
         {"model-0.safetensors"},
     ),
@@ -168,8 +197,16 @@ MUTANTS: dict[str, tuple[Callable[..., None], PrivateSearch, set[str]]] = {
         {"summary"},
     ),
     "one noise for all": (edit(_Search._coins, "index + 1", "1"), searched(), {"same noise"}),
-    "cohorts for all": (edit(SeededSource.coins, "self.replicate", "0"), searched(), {"same cohorts"}),
-    "one score noise for all": (edit(_Search._score, "coins(index)", "coins(0)"), searched(), {"same score noise"}),
+    "cohorts for all": (
+        edit(SeededSource.coins, "self.replicate", "0"),
+        searched(),
+        {"same cohorts"},
+    ),
+    "one score noise for all": (
+        edit(_Search._score, "coins(index)", "coins(0)"),
+        searched(),
+        {"same score noise"},
+    ),
 }
 
 

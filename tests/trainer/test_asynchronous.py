@@ -44,14 +44,24 @@ from ..small import Ended, Ends, check_resumed
 from .ledgers import participations
 
 TASKS, ANSWERS = 5, 12
-DATA = load_synthetic_tasks(tasks=TASKS, train_examples=15, test_examples=10, features=6, public_examples=30)
+DATA = load_synthetic_tasks(
+    tasks=TASKS, train_examples=15, test_examples=10, features=6, public_examples=30
+)
 CLOCKS = PoissonClocks(per_client=ANSWERS)
 LATENCIES = Latencies(latency=RandomLatency("uniform", {"scale": 1.0}), activations=ANSWERS)
 LAPLACE = RecordPrivacy(clip_norm=1.0, epsilon=5.0, mechanism="laplace", delta=0.0)
 L2_LAPLACE = replace(LAPLACE, mechanism="l2_laplace", delta=1e-5)
 CASES = {
-    "learner": {"algorithm": AsyncLearner(loss="logistic", reg=1e-3), "schedule": CLOCKS, "privacy": LAPLACE},
-    "public start": {"algorithm": PublicStart(loss="logistic", reg=1e-3), "schedule": CLOCKS, "privacy": LAPLACE},
+    "learner": {
+        "algorithm": AsyncLearner(loss="logistic", reg=1e-3),
+        "schedule": CLOCKS,
+        "privacy": LAPLACE,
+    },
+    "public start": {
+        "algorithm": PublicStart(loss="logistic", reg=1e-3),
+        "schedule": CLOCKS,
+        "privacy": LAPLACE,
+    },
     "moments": {"algorithm": Moments(), "schedule": CLOCKS, "privacy": LAPLACE},
     "pp_dmtl": {"algorithm": PPDMTL(row_norm=1.0), "schedule": LATENCIES, "privacy": L2_LAPLACE},
     "pp_dmtl, chosen step": {
@@ -78,16 +88,24 @@ def test_every_answer_is_charged_to_its_owner_up_to_the_budget(case, tmp_path):
     result = trainer(case, folder=tmp_path / "run").fit()
     total = TASKS * ANSWERS
     assert [row["round"] for row in result.history] == [13, 26, 39, 52, total]
-    assert participations(tmp_path / "run/private/ledger.jsonl") == Counter(dict.fromkeys(range(TASKS), ANSWERS))
+    assert participations(tmp_path / "run/private/ledger.jsonl") == Counter(
+        dict.fromkeys(range(TASKS), ANSWERS)
+    )
     assert 4.99 < result.epsilon <= 5.0
     report = result.privacy
     assert (report.unit, report.relation, report.releases) == ("record", "replace", total)
-    assert [row["epsilon"] for row in result.history] == sorted(row["epsilon"] for row in result.history)
+    assert [row["epsilon"] for row in result.history] == sorted(
+        row["epsilon"] for row in result.history
+    )
     assert result.personal.shape == (TASKS, 6)
 
 
 def test_a_secure_run_that_crashed_ends_within_its_caps(tmp_path):
-    settings = {"privacy": replace(LAPLACE, source="secure"), "folder": tmp_path / "run", "checkpoint_every": 10}
+    settings = {
+        "privacy": replace(LAPLACE, source="secure"),
+        "folder": tmp_path / "run",
+        "checkpoint_every": 10,
+    }
     with pytest.raises(Ended):
         trainer("learner", **settings, callbacks=(Ends(20),)).fit()
     result = trainer("learner", **settings).fit(resume=True)
@@ -97,7 +115,10 @@ def test_a_secure_run_that_crashed_ends_within_its_caps(tmp_path):
 
 
 def test_schedules_and_units_that_do_not_fit_are_refused_by_name():
-    with pytest.raises(ConfigError, match=r"async_learner has clients that act one at a time.*not FullParticipation"):
+    with pytest.raises(
+        ConfigError,
+        match=r"async_learner has clients that act one at a time.*not FullParticipation",
+    ):
         trainer("learner", schedule=FullParticipation())
     with pytest.raises(ConfigError, match=r"pp_dmtl protects single records"):
         trainer("pp_dmtl", privacy=ClientPrivacy(clip_norm=1.0, epsilon=1.0))
@@ -120,7 +141,10 @@ FEW = 4
 NEVER = {
     "cap": PoissonClocks(per_client=[FEW, 0, FEW, FEW, FEW]),
     "rate": PoissonClocks(per_client=FEW, rate=[1.0, 0.0, 2.0, 1.0, 1.0]),
-    "trace": Latencies(latency=TraceLatency([[1.0], [1e9], [2.0], [1.0], [1.0]]), activations=[FEW, 0, FEW, FEW, FEW]),
+    "trace": Latencies(
+        latency=TraceLatency([[1.0], [1e9], [2.0], [1.0], [1.0]]),
+        activations=[FEW, 0, FEW, FEW, FEW],
+    ),
 }
 
 
@@ -140,20 +164,37 @@ def test_budgets_that_differ_are_each_owners_own(case):
     budgets = dict(zip(DATA.ids, (4.0, 1.0, 2.0, 3.0, 5.0), strict=True))
     privacy = replace(CASES[case]["privacy"], epsilon=budgets)
     result = trainer(case, privacy=privacy, schedule=PoissonClocks(per_client=FEW)).fit()
-    assert [round(e, 2) for e in result.privacy.by_client] == [1.0, 3.0, 5.0]  # least, median and most
+    assert [round(e, 2) for e in result.privacy.by_client] == [
+        1.0,
+        3.0,
+        5.0,
+    ]  # least, median and most
 
 
 SEED, EPSILONS, RUNS = 3, (2.0, math.inf), 3
 FEW_CASES = ("learner", "pp_dmtl", "p2p")
 BY_CLIENT = {"schedule": FullParticipation(), "privacy": ClientPrivacy(clip_norm=1.0, epsilon=9.0)}
 ROUNDS = {
-    "mp_mtl": {"algorithm": MPMTL(row_norm=1.0, loss="logistic", lam=0.1), "rounds": 20, **BY_CLIENT},
-    "private_prior": {"algorithm": PrivatePrior(loss="logistic", share=0.5), "rounds": 1, **BY_CLIENT},
+    "mp_mtl": {
+        "algorithm": MPMTL(row_norm=1.0, loss="logistic", lam=0.1),
+        "rounds": 20,
+        **BY_CLIENT,
+    },
+    "private_prior": {
+        "algorithm": PrivatePrior(loss="logistic", share=0.5),
+        "rounds": 1,
+        **BY_CLIENT,
+    },
 }
 
 
 def several(case: str, **settings) -> Trainer:
-    defaults = {"seed": SEED, "replicates": RUNS, "epsilons": EPSILONS, "eval_every": 7} | ROUNDS.get(case, {})
+    defaults = {
+        "seed": SEED,
+        "replicates": RUNS,
+        "epsilons": EPSILONS,
+        "eval_every": 7,
+    } | ROUNDS.get(case, {})
     return trainer("learner" if case in ROUNDS else case, **defaults | settings)
 
 
@@ -166,7 +207,11 @@ def plain_numbers(weights: torch.Tensor) -> dict[str, float]:
         loss.append(np.log1p(np.exp(-sign * margin)).mean())
         right.append((sign * margin > 0).mean())
         f1.append(f1_score(sign > 0, margin > 0, average="macro"))
-    return {"loss": float(np.mean(loss)), "accuracy": float(np.mean(right)), "f1": float(np.mean(f1))}
+    return {
+        "loss": float(np.mean(loss)),
+        "accuracy": float(np.mean(right)),
+        "f1": float(np.mean(f1)),
+    }
 
 
 @pytest.mark.parametrize("case", FEW_CASES)
@@ -199,11 +244,17 @@ def test_the_first_run_is_the_trainers_own(case):
     every, alone = several(case).fit(), several(case).first_run().fit()
     assert torch.allclose(every.personal, alone.personal, rtol=1e-9, atol=1e-12)
     assert every.personal_accuracy == pytest.approx(alone.personal_accuracy)
-    rows = [row for row in several(case, replicates=1).fit().history if row["budget"] == EPSILONS[0]]
-    names = set(alone.final) - {"time"} - {name for name in alone.final if name.startswith("global_")}
+    rows = [
+        row for row in several(case, replicates=1).fit().history if row["budget"] == EPSILONS[0]
+    ]
+    names = (
+        set(alone.final) - {"time"} - {name for name in alone.final if name.startswith("global_")}
+    )
     assert len(rows) == len(alone.history)
     for row, own in zip(rows, alone.history, strict=True):
-        assert {key: row[key] for key in names} == pytest.approx({key: own[key] for key in names}, nan_ok=True)
+        assert {key: row[key] for key in names} == pytest.approx(
+            {key: own[key] for key in names}, nan_ok=True
+        )
 
 
 def test_rows_are_means_and_percentiles_by_budget():

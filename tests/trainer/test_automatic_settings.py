@@ -68,11 +68,15 @@ def test_nu_is_the_noise_of_a_round_over_the_clip(schedule) -> None:
     measured = report.noise_std * math.sqrt(3) / report.clip_norm
     chosen = automatic(numbers(30), privacy, **settings)
     assert chosen.noise == pytest.approx(measured, rel=5e-3)
-    assert (chosen.rounds, chosen.schedule) == ((7, schedule) if settings else (20, FullParticipation()))
+    assert (chosen.rounds, chosen.schedule) == (
+        (7, schedule) if settings else (20, FullParticipation())
+    )
     assert max(map(len, chosen.text().splitlines())) <= 120
     assert ", clip 0.2, " in " ".join(chosen.text().split())
     adaptive = automatic(numbers(30), ClientPrivacy(epsilon=2.0), **settings)
-    assert " at first, then about the median of the updates' norms" in " ".join(adaptive.text().split())
+    assert " at first, then about the median of the updates' norms" in " ".join(
+        adaptive.text().split()
+    )
     clip = adaptive.privacy.clip_norm
     assert clip.initial == pytest.approx(min(0.3, 0.1 / measured), rel=5e-3)
 
@@ -96,14 +100,18 @@ def test_a_range_that_is_ten_times_too_wide_costs_little() -> None:
     rows, wide = {}, {}
     for client in range(120):
         x = random.uniform(-1, 1, (6, 2)).astype(np.float32)
-        y = (0.4 * x[:, 0] - 0.3 * x[:, 1] + 0.1 * random.normal() + 0.05 * random.normal(size=6)).astype(np.float32)
+        y = (
+            0.4 * x[:, 0] - 0.3 * x[:, 1] + 0.1 * random.normal() + 0.05 * random.normal(size=6)
+        ).astype(np.float32)
         rows[f"c{client}"] = x, y
         wide[f"c{client}"] = x, y / 10 - 0.9
     errors = []
     for clients, unit in ((rows, 1.0), (wide, 10.0)):
         data = FederatedDataset.from_tensors(clients, classes=None, domain=Domain(2.0, 2**0.5, 1.0))
         data = replace(data, limit=1.0)
-        result = Trainer(data=data, privacy=ClientPrivacy(epsilon=2.0), baselines=("local",), progress=False).fit()
+        result = Trainer(
+            data=data, privacy=ClientPrivacy(epsilon=2.0), baselines=("local",), progress=False
+        ).fit()
         shared = np.mean(list(result.scores["shared"]["mse"].values()))
         errors.append((unit**2 * shared, unit**2 * result.metrics["mse"]))
         assert result.metrics["mse"] < 0.7 * result.baselines["local"].metrics["mse"]
@@ -112,7 +120,10 @@ def test_a_range_that_is_ten_times_too_wide_costs_little() -> None:
 
 
 def test_first_rounds_move_the_level_alone() -> None:
-    problem, seen = problem_of(regression(clients=3), model=models.linear_regression(), rounds=4), []
+    problem, seen = (
+        problem_of(regression(clients=3), model=models.linear_regression(), rounds=4),
+        [],
+    )
     algorithm = ProximalPoint(intercept_rounds=2)
     run(algorithm, problem, watch=lambda step, state: seen.append(state.public["global"].clone()))
     start, first, second, third = seen[:4]
@@ -125,35 +136,54 @@ def test_first_rounds_move_the_level_alone() -> None:
     means = [residual[low:high].mean() for low, high in itertools.pairwise(bounds)]
     assert float(first[-1] - start[-1]) == pytest.approx(float(torch.stack(means).mean()), rel=1e-6)
     softmax = problem_of(ragged_classification(3), model=models.softmax_regression(), loss="auto")
-    with pytest.raises(ConfigError, match="intercept_rounds is 2, but the model has classes or no bias"):
+    with pytest.raises(
+        ConfigError, match="intercept_rounds is 2, but the model has classes or no bias"
+    ):
         algorithm.plan(softmax, FullParticipation().bind(3))
 
 
 def test_models_without_a_bias_have_no_first_rounds() -> None:
     privacy, model = ClientPrivacy(epsilon=1.0), models.linear_regression(bias=False)
     assert automatic(numbers(20), privacy, model=model).algorithm.intercept_rounds == 0
-    assert Trainer(data=numbers(9), privacy=privacy, model=model, progress=False).fit().shared.shape == (2,)
+    assert Trainer(
+        data=numbers(9), privacy=privacy, model=model, progress=False
+    ).fit().shared.shape == (2,)
 
 
 def test_nu_of_a_noise_multiplier_and_without_noise() -> None:
-    assert noise_of(ClientPrivacy(noise_multiplier=2.0), numbers(30), 3, 20) == pytest.approx(2 * math.sqrt(3) / 30)
-    assert noise_of(None, numbers(30), 3, 20) == noise_of(ClientPrivacy(epsilon=math.inf), numbers(30), 3, 20) == 0
+    assert noise_of(ClientPrivacy(noise_multiplier=2.0), numbers(30), 3, 20) == pytest.approx(
+        2 * math.sqrt(3) / 30
+    )
+    assert (
+        noise_of(None, numbers(30), 3, 20)
+        == noise_of(ClientPrivacy(epsilon=math.inf), numbers(30), 3, 20)
+        == 0
+    )
 
 
 def test_choices_follow_from_public_facts() -> None:
     quiet = automatic(numbers(20), ClientPrivacy(epsilon=20.0))
     assert quiet.privacy.clip_norm.initial == 0.3
     assert quiet.algorithm.intercept_rounds == 4
-    assert automatic(numbers(20), ClientPrivacy(epsilon=20.0, mechanism="l2_laplace")).privacy.clip_norm == 0.3
+    assert (
+        automatic(
+            numbers(20), ClientPrivacy(epsilon=20.0, mechanism="l2_laplace")
+        ).privacy.clip_norm
+        == 0.3
+    )
     assert quiet.finetune.noise == quiet.noise
-    assert automatic(numbers(20), ClientPrivacy(epsilon=1.0, clip_norm=7.0)).privacy.clip_norm == 7.0
+    assert (
+        automatic(numbers(20), ClientPrivacy(epsilon=1.0, clip_norm=7.0)).privacy.clip_norm == 7.0
+    )
     assert automatic(numbers(301, 2), None).schedule == PoissonSampling(cohort=300)
     records = automatic(numbers(20), RecordPrivacy(epsilon=1.0))
     assert isinstance(records.algorithm, FedAvg)
     assert records.algorithm.weights == "examples"
     unbounded = automatic(replace(numbers(20), domain=None), RecordPrivacy(epsilon=1.0))
     assert unbounded.algorithm == records.algorithm  # no step follows from a bound on rows
-    other = replace(numbers(20), train=numbers(20, seed=1).train)  # other values, the same numbers of records
+    other = replace(
+        numbers(20), train=numbers(20, seed=1).train
+    )  # other values, the same numbers of records
     assert replace(automatic(other, RecordPrivacy(epsilon=1.0)), model=records.model) == records
 
 
@@ -173,7 +203,9 @@ def test_what_is_left_out_is_automatic_and_what_is_given_stays() -> None:
     assert (trainer.rounds, trainer.finetune, trainer.baselines) == (3, None, (LocalAverage(),))
     with pytest.raises(ConfigError, match=r"privacy is 3; give .*ClientPrivacy\(epsilon=3\.0\)"):
         Trainer(data=numbers(9), privacy=3)
-    with pytest.raises(ConfigError, match="model, schedule, rounds must be given beside an algorithm"):
+    with pytest.raises(
+        ConfigError, match="model, schedule, rounds must be given beside an algorithm"
+    ):
         Trainer(data=numbers(9), privacy=None, algorithm=FedAvg())
     with pytest.raises(ConfigError, match="clip_norm is missing"):
         Trainer(
@@ -184,7 +216,9 @@ def test_what_is_left_out_is_automatic_and_what_is_given_stays() -> None:
 
 def test_they_are_printed_before_the_progress(capsys) -> None:
     trainer = Trainer(data=numbers(9), privacy=None, rounds=3)
-    assert capsys.readouterr().err.startswith("automatic settings from public facts (nu = 0): Proximal point, 3 rounds")
+    assert capsys.readouterr().err.startswith(
+        "automatic settings from public facts (nu = 0): Proximal point, 3 rounds"
+    )
     replace(trainer, seed=1)
     Trainer(data=numbers(9), privacy=None, rounds=3, progress=False)
     assert not capsys.readouterr().err
@@ -193,7 +227,9 @@ def test_they_are_printed_before_the_progress(capsys) -> None:
 @pytest.mark.parametrize("classes", [False, True])
 def test_steps_minimize_the_local_objective(classes: bool) -> None:
     data = ragged_classification(3) if classes else regression(clients=3)
-    problem = problem_of(data, rounds=1, **{"model": models.softmax_regression(), "loss": "auto"} if classes else {})
+    problem = problem_of(
+        data, rounds=1, **{"model": models.softmax_regression(), "loss": "auto"} if classes else {}
+    )
     w = np.linspace(-1, 1, problem.dimension)
     c = cohort.Cohort(problem, torch.arange(3), {"global": torch.from_numpy(w)}, round=0)
     sent = ProximalPoint(mu=0.2, steps=500).update(c)[0]
@@ -214,7 +250,9 @@ def test_steps_minimize_the_local_objective(classes: bool) -> None:
 def test_the_released_model_is_the_mean_of_the_last_half(rounds: int) -> None:
     problem, seen = problem_of(regression(clients=3), rounds=rounds), []
     algorithm = FedAvg(averaged=True, local=LocalSGD(lr=0.1, steps=2))
-    state = run(algorithm, problem, watch=lambda step, state: seen.append(state.public["global"].clone()))
+    state = run(
+        algorithm, problem, watch=lambda step, state: seen.append(state.public["global"].clone())
+    )
     last = torch.stack(seen[1 + rounds // 2 :])
     torch.testing.assert_close(algorithm.shared(state), last.mean(0))
     everybody = torch.arange(3)
@@ -240,7 +278,9 @@ def test_it_helps_clients_with_few_records(privacy) -> None:
 
 def test_networks_of_classes_have_automatic_settings() -> None:
     data, privacy = load_data("digits", clients=12), ClientPrivacy(epsilon=50.0)
-    trainer = Trainer(data=data, model=models.mlp(hidden=8), privacy=privacy, rounds=6, progress=False)
+    trainer = Trainer(
+        data=data, model=models.mlp(hidden=8), privacy=privacy, rounds=6, progress=False
+    )
     assert trainer.algorithm == FedProx(mu=0.03, averaged=True, local=BackoffSGD())
     assert trainer.schedule == FullParticipation()
     dimension = 64 * 8 + 8 + 8 * 10 + 10
@@ -255,7 +295,12 @@ def test_networks_of_classes_have_automatic_settings() -> None:
 
 
 def test_clients_average_networks_of_their_own() -> None:
-    settings = {"model": models.mlp(hidden=8), "privacy": None, "rounds": 8, "baselines": ("local",)}
+    settings = {
+        "model": models.mlp(hidden=8),
+        "privacy": None,
+        "rounds": 8,
+        "baselines": ("local",),
+    }
     result = Trainer(data=load_data("digits", clients=12), progress=False, **settings).fit()
     weights = result.finetuned.weights
     assert sum(weights.values()) == pytest.approx(1)
@@ -271,12 +316,22 @@ def test_the_outlook_before_training() -> None:
         "data: 12 clients, 2 features, a real target",
         "training rows a client, private: 10 smallest, 10 median, 10 largest",
     ]
-    assert "the noise outweighs what sharing gives (nu is " in check(data, ClientPrivacy(epsilon=0.1))
-    assert "the noise may outweigh what sharing gives (nu is between 1 and 4); whether clients are alike" in text
+    assert "the noise outweighs what sharing gives (nu is " in check(
+        data, ClientPrivacy(epsilon=0.1)
+    )
+    assert (
+        "the noise may outweigh what sharing gives (nu is between 1 and 4); whether clients are alike"
+        in text
+    )
     alike, apart = (check(numbers(60, seed=seed), public=True) for seed in (0, 5))
-    assert "the noise allows sharing (nu is at most 1); whether clients are alike the run will show\n" in alike
+    assert (
+        "the noise allows sharing (nu is at most 1); whether clients are alike the run will show\n"
+        in alike
+    )
     assert alike == apart
-    assert "no noise; whether clients are alike the run will show" in check(data, ClientPrivacy(epsilon=math.inf))
+    assert "no noise; whether clients are alike the run will show" in check(
+        data, ClientPrivacy(epsilon=math.inf)
+    )
     named = float(text.split("nu is 1 at epsilon ")[1].split(",")[0])
     assert noise_of(ClientPrivacy(epsilon=named), data, 3, 20) == pytest.approx(1, rel=0.06)
     assert "nu is 1 at epsilon 150, or" in check(numbers(1), ClientPrivacy(epsilon=1.0), rounds=60)
@@ -288,7 +343,9 @@ def test_the_outlook_before_training() -> None:
 def test_what_was_read_off_records_is_not_printed_for_the_public() -> None:
     """The number of classes of other labels would be another one."""
     rows = {f"c{i}": (torch.rand(6, 2), torch.arange(6) % 3) for i in range(4)}
-    with pytest.raises(ConfigError, match=r"data: classes came from private records.*leave --public out"):
+    with pytest.raises(
+        ConfigError, match=r"data: classes came from private records.*leave --public out"
+    ):
         check(FederatedDataset.from_tensors(rows), public=True)
     declared = check(FederatedDataset.from_tensors(rows, classes=3), public=True)
     assert declared.splitlines()[0] == "data: 4 clients, 2 features, 3 classes"
@@ -296,10 +353,19 @@ def test_what_was_read_off_records_is_not_printed_for_the_public() -> None:
 
 def test_a_draft_of_a_table_runs(tmp_path, capsys, monkeypatch) -> None:
     random = np.random.default_rng(0)
-    rows = [f"w{i % 9},{random.integers(18, 95)},{'fm'[i % 2]},{random.uniform(0, 30):.2f},n{i}" for i in range(180)]
+    rows = [
+        f"w{i % 9},{random.integers(18, 95)},{'fm'[i % 2]},{random.uniform(0, 30):.2f},n{i}"
+        for i in range(180)
+    ]
     (tmp_path / "my visits.csv").write_text("\n".join(["ward,age,sex,days,note", *rows]))
     monkeypatch.chdir(tmp_path)
-    words = ["data=table", "data.path=my visits.csv", "data.client=ward", "data.target=days", "data.classes=null"]
+    words = [
+        "data=table",
+        "data.path=my visits.csv",
+        "data.client=ward",
+        "data.target=days",
+        "data.classes=null",
+    ]
     assert main(["check", *words, "data.features=[age, sex]", "privacy.epsilon=8"]) == 0
     printed = capsys.readouterr().out
     assert "  sex: 2 categories\n" in printed
@@ -324,20 +390,46 @@ def test_a_draft_of_a_table_runs(tmp_path, capsys, monkeypatch) -> None:
     assert "partition" not in second
 
 
-def test_a_draft_leaves_out_what_says_nothing_and_counts_missing_values(tmp_path, capsys, monkeypatch) -> None:
-    frame = pd.DataFrame({"lab": [f"l{i % 6}" for i in range(120)], "note": [f"n{i}" for i in range(120)]})
-    frame = frame.assign(one=7.0, number=range(0, 1200, 10), hum=[f"{i / 7:.2f}" for i in range(120)])
-    frame = frame.assign(day=[f"day {i // 2}" for i in range(120)], night=[i % 3 == 0 for i in range(120)])
+def test_a_draft_leaves_out_what_says_nothing_and_counts_missing_values(
+    tmp_path, capsys, monkeypatch
+) -> None:
+    frame = pd.DataFrame(
+        {"lab": [f"l{i % 6}" for i in range(120)], "note": [f"n{i}" for i in range(120)]}
+    )
+    frame = frame.assign(
+        one=7.0, number=range(0, 1200, 10), hum=[f"{i / 7:.2f}" for i in range(120)]
+    )
+    frame = frame.assign(
+        day=[f"day {i // 2}" for i in range(120)], night=[i % 3 == 0 for i in range(120)]
+    )
     frame["cost"] = np.random.default_rng(0).uniform(1, 9, 120)
     frame.to_csv(tmp_path / "labs.csv", index=False)
     monkeypatch.chdir(tmp_path)
-    words = ["data=table", "data.path=labs.csv", "data.client=lab", "data.target=cost", "privacy.epsilon=8"]
+    words = [
+        "data=table",
+        "data.path=labs.csv",
+        "data.client=lab",
+        "data.target=cost",
+        "privacy.epsilon=8",
+    ]
     assert main(["check", *words]) == 0
     printed = capsys.readouterr().out
-    assert "  note: 120 categories; it looks like an id of rows: left out of data.features (declare its" in printed
-    assert "  day: 60 categories; it has more than 50 categories: left out of data.features (declare" in printed
-    assert "  one: 7 to 7; it is a constant: left out of data.features (declare its data.bounds to have it)" in printed
-    assert "  number: 0 to 1190; no two rows are alike: if it is an id, leave it out of data.features\n" in printed
+    assert (
+        "  note: 120 categories; it looks like an id of rows: left out of data.features (declare its"
+        in printed
+    )
+    assert (
+        "  day: 60 categories; it has more than 50 categories: left out of data.features (declare"
+        in printed
+    )
+    assert (
+        "  one: 7 to 7; it is a constant: left out of data.features (declare its data.bounds to have it)"
+        in printed
+    )
+    assert (
+        "  number: 0 to 1190; no two rows are alike: if it is an id, leave it out of data.features\n"
+        in printed
+    )
     assert "6 clients, 3 features" in printed
     draft = yaml.safe_load(Path("experiment/labs.yaml").read_text())["data"]
     assert draft["features"] == ["number", "hum", "night"]
@@ -354,29 +446,53 @@ def test_a_draft_leaves_out_what_says_nothing_and_counts_missing_values(tmp_path
     assert main(["check", *words]) == 0
     said = "  hum: 0 to 17; 2 missing values: 0, and a feature that says so (data.missing)\n"
     assert said in capsys.readouterr().out
-    assert yaml.safe_load(Path("experiment/labs.yaml").read_text())["data"]["missing"] == ["hum", "seen"]
+    assert yaml.safe_load(Path("experiment/labs.yaml").read_text())["data"]["missing"] == [
+        "hum",
+        "seen",
+    ]
     assert main(["--config-dir", ".", "experiment=labs", "hydra.run.dir=run", "rounds=1"]) == 0
 
 
-def test_a_draft_points_out_codes_and_what_it_proposes_is_read(tmp_path, capsys, monkeypatch) -> None:
-    frame = pd.DataFrame({"lab": [f"l{i % 6}" for i in range(120)], "unit": [(3, 10, 7)[i % 3] for i in range(120)]})
-    frame = frame.assign(floor=[None, *(i % 4 - 1 for i in range(1, 120))], grade=[i % 13 for i in range(120)])
+def test_a_draft_points_out_codes_and_what_it_proposes_is_read(
+    tmp_path, capsys, monkeypatch
+) -> None:
+    frame = pd.DataFrame(
+        {"lab": [f"l{i % 6}" for i in range(120)], "unit": [(3, 10, 7)[i % 3] for i in range(120)]}
+    )
+    frame = frame.assign(
+        floor=[None, *(i % 4 - 1 for i in range(1, 120))], grade=[i % 13 for i in range(120)]
+    )
     frame = frame.assign(half=[i % 4 / 2 for i in range(120)], two=[i % 2 for i in range(120)])
     frame["number"] = [None, *(7001 * i % 10007 for i in range(1, 120))]
-    frame = frame.astype({"number": "Int64"}).assign(cost=np.random.default_rng(0).uniform(1, 9, 120))
+    frame = frame.astype({"number": "Int64"}).assign(
+        cost=np.random.default_rng(0).uniform(1, 9, 120)
+    )
     frame.to_parquet(tmp_path / "labs.parquet")
     frame.to_csv(tmp_path / "labs.csv", index=False)
     monkeypatch.chdir(tmp_path)
     for name in ("labs.parquet", "labs.csv"):
-        words = ["data=table", f"data.path={name}", "data.client=lab", "data.target=cost", "privacy.epsilon=8"]
+        words = [
+            "data=table",
+            f"data.path={name}",
+            "data.client=lab",
+            "data.target=cost",
+            "privacy.epsilon=8",
+        ]
         assert main(["check", *words]) == 0
         printed = capsys.readouterr().out.split("\n")
         lines = {line.strip().partition(":")[0]: line for line in printed if line.startswith("  ")}
-        assert lines["unit"].endswith("; 3 whole numbers: if they are codes, its bounds are ['3', '7', '10']")
+        assert lines["unit"].endswith(
+            "; 3 whole numbers: if they are codes, its bounds are ['3', '7', '10']"
+        )
         said = "; 4 whole numbers: if they are codes, its bounds are ['-1', '0', '1', '2']; 1 missing values"
         assert said in lines["floor"]
-        assert not any("codes" in lines[column] for column in ("grade", "half", "two", "cost", "number"))
-        assert "; no two rows are alike: if it is an id, leave it out of data.features; 1 missing" in lines["number"]
+        assert not any(
+            "codes" in lines[column] for column in ("grade", "half", "two", "cost", "number")
+        )
+        assert (
+            "; no two rows are alike: if it is an id, leave it out of data.features; 1 missing"
+            in lines["number"]
+        )
     bounds = {"unit": ["3", "7", "10"]}
     data = read_table("labs.csv", client="lab", target="cost", features=["unit"], bounds=bounds)
     assert data.train.x.sum(1).unique().tolist() == [1.0]
@@ -384,7 +500,11 @@ def test_a_draft_points_out_codes_and_what_it_proposes_is_read(tmp_path, capsys,
 
 def test_a_table_is_doubted_in_one_line_each(caplog) -> None:
     frame = pd.DataFrame(
-        {"ward": [f"w{i % 4}" for i in range(40)], "row": range(40), "dose": [i % 9 for i in range(40)]}
+        {
+            "ward": [f"w{i % 4}" for i in range(40)],
+            "row": range(40),
+            "dose": [i % 9 for i in range(40)],
+        }
     )
     frame["stay"] = [i % 7 for i in range(40)]
     read_table(frame, client="ward", target="stay", bounds={"dose": [0, 5], "stay": [1, 6]})
@@ -395,7 +515,13 @@ def test_a_table_is_doubted_in_one_line_each(caplog) -> None:
         "bounds of dose and stay do not fit, since more than a tenth of the rows are cut",
     ]
     caplog.clear()
-    read_table(frame, client="ward", target="stay", features=["dose"], bounds={"dose": [0, 8], "stay": [0, 5.5]})
+    read_table(
+        frame,
+        client="ward",
+        target="stay",
+        features=["dose"],
+        bounds={"dose": [0, 8], "stay": [0, 5.5]},
+    )
     assert "stay 5; the bounds of stay do not fit" in caplog.text
     caplog.clear()
     read_table(frame[:34], client="ward", target="stay", features=["dose"], bounds={"dose": [0, 7]})
@@ -423,28 +549,42 @@ TABLE = ("data=table", "data.path=x.csv")
         (("rounds=3",), ("rounds=3",)),
     ],
 )
-def test_data_of_the_user_take_automatic_settings_unless_something_of_them_is_chosen(words, expected) -> None:
+def test_data_of_the_user_take_automatic_settings_unless_something_of_them_is_chosen(
+    words, expected
+) -> None:
     assert tuple(with_automatic(words)) == expected
 
 
 def test_automatic_settings_are_compared_in_a_sweep() -> None:
-    plain, tuned = {"algorithm": {"_target_": "fedmtl.FedAvg"}}, {"finetune": {"_target_": "fedmtl.Average"}}
-    assert unlike([{"algorithm": {"_target_": None}} | tuned, plain]).startswith("finetuned after training: auto; not:")
+    plain, tuned = (
+        {"algorithm": {"_target_": "fedmtl.FedAvg"}},
+        {"finetune": {"_target_": "fedmtl.Average"}},
+    )
+    assert unlike([{"algorithm": {"_target_": None}} | tuned, plain]).startswith(
+        "finetuned after training: auto; not:"
+    )
 
 
 def test_a_table_from_a_mistaken_check_to_new_clients(tmp_path, capsys, monkeypatch) -> None:
     random = np.random.default_rng(0)
-    rows = [f"w{i % 9},{random.uniform(0, 1):.3f},{random.uniform(1, 16):.2f},{i}" for i in range(180)]
+    rows = [
+        f"w{i % 9},{random.uniform(0, 1):.3f},{random.uniform(1, 16):.2f},{i}" for i in range(180)
+    ]
     (tmp_path / "x.csv").write_text("\n".join(["ward,age,cost,id", *rows]))
     monkeypatch.chdir(tmp_path)
     assert main(["check", *TABLE, "data.client=ward", "data.target=id"]) == 2
     assert main(["check", *TABLE, "data.client=wards", "data.target=cost"]) == 2
     assert main(["check", *TABLE, "data.client=ward"]) == 2
-    assert main(["check", *TABLE, "data.client=ward", "data.target=cost", "privacy.epsilon=-1"]) == 2
+    assert (
+        main(["check", *TABLE, "data.client=ward", "data.target=cost", "privacy.epsilon=-1"]) == 2
+    )
     printed = capsys.readouterr()
     assert printed.err.count("looks like an id") == 1
     assert "client column 'wards' is missing; did you mean 'ward'?" in printed.err
-    assert "a target column is needed (data.target=COLUMN); the columns are 'ward', 'age', 'cost', 'id'" in printed.err
+    assert (
+        "a target column is needed (data.target=COLUMN); the columns are 'ward', 'age', 'cost', 'id'"
+        in printed.err
+    )
     assert not printed.out
     assert not (tmp_path / "experiment").exists()
     words = [*TABLE, "data.client=ward", "data.target=cost", "data.features=[age]"]
@@ -456,15 +596,23 @@ def test_a_table_from_a_mistaken_check_to_new_clients(tmp_path, capsys, monkeypa
 
 
 @pytest.mark.parametrize(("high", "share"), [(5, 0.0), (3, 0.4), (2, 0.6)])
-def test_most_targets_cut_off_are_named_by_the_warning(high: int, share: float, tmp_path: Path) -> None:
-    rated = pd.DataFrame({"user": ["a", "b"] * 10, "size": [0.0, 1, 2, 3, 4] * 4, "stars": [1, 2, 3, 4, 5] * 4})
+def test_most_targets_cut_off_are_named_by_the_warning(
+    high: int, share: float, tmp_path: Path
+) -> None:
+    rated = pd.DataFrame(
+        {"user": ["a", "b"] * 10, "size": [0.0, 1, 2, 3, 4] * 4, "stars": [1, 2, 3, 4, 5] * 4}
+    )
     bounds = {"size": [0, 4], "stars": [1, high]}
-    data = load_data("table", path=rated, client="user", target="stars", classes=None, bounds=bounds)
+    data = load_data(
+        "table", path=rated, client="user", target="stars", classes=None, bounds=bounds
+    )
     assert data.cut_targets == share
     privacy = ClientPrivacy(epsilon=1.0)
     result = Trainer(data=data, privacy=privacy, rounds=1, folder=tmp_path, progress=False).fit()
     assert Result.load(tmp_path).cut_targets == result.cut_targets == share
-    assert "cut_targets" not in "".join(file.read_text("latin-1") for file in (tmp_path / "public").iterdir())
+    assert "cut_targets" not in "".join(
+        file.read_text("latin-1") for file in (tmp_path / "public").iterdir()
+    )
     assert ("; try wider data.bounds" in result._remedy(result.stages("run"))) == (share > 0.5)
 
 
@@ -473,9 +621,15 @@ def test_a_bad_model_is_given_remedies_that_apply() -> None:
     result = Trainer(data=data, privacy=ClientPrivacy(epsilon=1.0), rounds=1, progress=False).fit()
     stages = result.stages("run")
     assert result._remedy(stages).startswith("; try wider data.bounds")
-    assert replace(result, unscaled=True)._remedy(stages).startswith("; try features and targets scaled to [-1, 1] or")
+    assert (
+        replace(result, unscaled=True)
+        ._remedy(stages)
+        .startswith("; try features and targets scaled to [-1, 1] or")
+    )
     assert "privacy.epsilon" in result._remedy(stages)
-    assert "privacy.epsilon" not in result._remedy([replace(stage, epsilon=math.inf) for stage in stages])
+    assert "privacy.epsilon" not in result._remedy(
+        [replace(stage, epsilon=math.inf) for stage in stages]
+    )
 
 
 def test_numbers_that_are_not_scaled_are_named(caplog) -> None:
@@ -484,14 +638,19 @@ def test_numbers_that_are_not_scaled_are_named(caplog) -> None:
     for one, expected in ((data, False), (raw, True)):
         caplog.clear()
         Trainer(data=one, privacy=ClientPrivacy(epsilon=8.0), progress=False)
-        assert ("features as large as 2" in caplog.text, "targets as large as" in caplog.text) == (expected, expected)
+        assert ("features as large as 2" in caplog.text, "targets as large as" in caplog.text) == (
+            expected,
+            expected,
+        )
         assert ("features as large as" in check(one)) == expected
         assert "as large as" not in check(one, public=True)
 
 
 def test_the_outlook_of_records_is_on_the_scale_of_nu() -> None:
     text = check(replace(numbers(12), domain=None), RecordPrivacy(epsilon=3.0))
-    level = float(text.split("(nu = ")[1].split(")")[0])  # on the scale of the verdict, as of whole clients
+    level = float(
+        text.split("(nu = ")[1].split(")")[0]
+    )  # on the scale of the verdict, as of whole clients
     assert ("above 4" in text, "nu is between 1 and 4" in text) == (level > 4, 1 < level <= 4)
 
 
@@ -502,16 +661,28 @@ def test_the_usual_finetuning_follows_from_the_target_and_the_model() -> None:
     network = problem_of(regression(clients=3), model=models.mlp(hidden=5), loss="auto")
     assert usual_finetuning(usual, network) == replace(usual, kind="mean")
     assert usual_finetuning(replace(usual, start="personal"), linear).kind == "mean"
-    classes = problem_of(load_data("digits", clients=3), model=models.softmax_regression(), loss="auto")
+    classes = problem_of(
+        load_data("digits", clients=3), model=models.softmax_regression(), loss="auto"
+    )
     assert usual_finetuning(usual, classes) == replace(usual, kind="kl")
 
 
 def test_what_clients_have_alone_is_one_thing_whatever_the_algorithm() -> None:
     """Of linear models of a number; of networks and with a local solver of the user's it is local training."""
-    given = {"data": numbers(9), "privacy": None, "rounds": 3, "schedule": FullParticipation(), "progress": False}
+    given = {
+        "data": numbers(9),
+        "privacy": None,
+        "rounds": 3,
+        "schedule": FullParticipation(),
+        "progress": False,
+    }
     linear = given | {"model": models.linear_regression(), "finetune": None}
     usual = Trainer(baselines=["local"], **given).fit().baselines["local"]
-    for algorithm in (FedAvg(local=LocalSGD(lr=0.3)), PMTL(local=LocalSGD(lr=0.3)), ProximalPoint()):
+    for algorithm in (
+        FedAvg(local=LocalSGD(lr=0.3)),
+        PMTL(local=LocalSGD(lr=0.3)),
+        ProximalPoint(),
+    ):
         found = Trainer(algorithm=algorithm, baselines=["local"], **linear).fit().baselines["local"]
         assert found.by_client["mse"] == usual.by_client["mse"]
     own = Local(local=LocalSGD(lr=0.3))
@@ -524,7 +695,12 @@ def test_what_clients_have_alone_is_one_thing_whatever_the_algorithm() -> None:
 
 
 def test_wide_ranges_are_said_with_what_they_cost() -> None:
-    rows = {"who": ["a", "b"] * 10, "age": [*range(20)], "size": [0, None] * 5 + [5.0, 10] * 5, "kind": ["x", "y"] * 10}
+    rows = {
+        "who": ["a", "b"] * 10,
+        "age": [*range(20)],
+        "size": [0, None] * 5 + [5.0, 10] * 5,
+        "kind": ["x", "y"] * 10,
+    }
     table = pd.DataFrame(rows).assign(cost=lambda rows: rows["age"] / 2)
     exact = {"age": [0, 19], "size": [0, 10], "kind": ["x", "y"], "cost": [0, 9.5]}
     wider = {"age": [0, 190], "size": [-10, 20], "cost": [0, 28]}
@@ -532,7 +708,13 @@ def test_wide_ranges_are_said_with_what_they_cost() -> None:
     def said(**changes: list[float]) -> str:
         bounds = exact | changes
         data = load_data(
-            "table", path=table, client="who", target="cost", bounds=bounds, classes=None, missing="indicator"
+            "table",
+            path=table,
+            client="who",
+            target="cost",
+            bounds=bounds,
+            classes=None,
+            missing="indicator",
         )
         assert "wide" not in check(data, public=True)
         return " ".join(check(data).split())

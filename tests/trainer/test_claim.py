@@ -31,7 +31,11 @@ TINY = ["data.clients=10", "schedule=full", "rounds=1", "baselines=[]", "progres
 
 def files(folder: Path) -> dict[str, tuple[int, bytes]]:
     """Every file below, with the time at which it was written."""
-    return {str(path): (path.stat().st_mtime_ns, path.read_bytes()) for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path): (path.stat().st_mtime_ns, path.read_bytes())
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 @pytest.fixture
@@ -50,11 +54,16 @@ def trainer(tmp_path: Path) -> Trainer:
 
 @pytest.mark.parametrize("resume", [False, True])
 def test_a_program_leaves_the_folder_of_another_alone(trainer: Trainer, resume: bool) -> None:
-    search = PrivateSearch(candidates={"a": trainer, "b": replace(trainer, rounds=1)}, folder=trainer.folder)
+    search = PrivateSearch(
+        candidates={"a": trainer, "b": replace(trainer, rounds=1)}, folder=trainer.folder
+    )
     with RunFolder(Path(trainer.folder)).claimed(resume=False):
         before = files(Path(trainer.folder))
         for settings in (trainer, search):
-            with pytest.raises(ConfigError, match=r"run', in which another process is running; choose another folder"):
+            with pytest.raises(
+                ConfigError,
+                match=r"run', in which another process is running; choose another folder",
+            ):
                 settings.fit(resume=resume)
         assert files(Path(trainer.folder)) == before
     assert not Path(trainer.folder).exists()
@@ -73,7 +82,10 @@ def test_a_program_leaves_the_folder_of_another_alone(trainer: Trainer, resume: 
     ],
 )
 def test_a_command_leaves_the_folder_of_another_alone(
-    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for job in ("run", "sweep/0"):
@@ -131,7 +143,9 @@ def test_a_killed_process_holds_nothing(tmp_path: Path, trainer: Trainer) -> Non
     assert [file.name for file in folder.private.glob("*.tmp")] == ["own.tmp"]
 
 
-def test_a_system_without_locks_runs(tmp_path: Path, trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_without_locks_runs(
+    tmp_path: Path, trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import fcntl
 
     def refuse(*args: object) -> None:
@@ -142,11 +156,21 @@ def test_a_system_without_locks_runs(tmp_path: Path, trainer: Trainer, monkeypat
     assert (tmp_path / "run/private/result.json").is_file()
 
 
-def test_jobs_of_one_second_have_folders_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_of_one_second_have_folders_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(time, "strftime", lambda form: "2025-01-31/12-00-00")
-    with new_folder("outputs") as first, new_folder("outputs") as second, new_folder("outputs") as third:
-        assert [place.name for place in (first, second, third)] == ["12-00-00", "12-00-00_2", "12-00-00_3"]
+    with (
+        new_folder("outputs") as first,
+        new_folder("outputs") as second,
+        new_folder("outputs") as third,
+    ):
+        assert [place.name for place in (first, second, third)] == [
+            "12-00-00",
+            "12-00-00_2",
+            "12-00-00_3",
+        ]
         write_bytes(second / "file", b"")
     assert [path.name for path in tmp_path.glob("outputs/*/*")] == ["12-00-00_2"]
     quick = [*TINY, "finetune=none", "data.train_images=1"]

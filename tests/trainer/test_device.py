@@ -36,15 +36,33 @@ def network(spec: Any) -> nn.Module:
 
 
 def small_cnn(spec: Any) -> nn.Module:
-    return nn.Sequential(nn.Unflatten(1, (1, 1, 5)), nn.Conv2d(1, 3, (1, 2)), nn.ReLU(), nn.Flatten(), nn.Linear(12, 3))
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 1, 5)),
+        nn.Conv2d(1, 3, (1, 2)),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(12, 3),
+    )
 
 
-NAMES = ("pmtl", "pmtl, running mean", "fedavg", "ditto", "apfl", "pfedme", "ppsgd", "fedrep", "fedper")
+NAMES = (
+    "pmtl",
+    "pmtl, running mean",
+    "fedavg",
+    "ditto",
+    "apfl",
+    "pfedme",
+    "ppsgd",
+    "fedrep",
+    "fedper",
+)
 SINGLE = {"dtype": "float32"}
 RECORDS = RecordPrivacy(clip_norm=1.0, epsilon=8.0)
 CASES: dict[str, dict[str, Any]] = {
     **{name: {"algorithm": NETWORKS[name]} for name in NAMES},
-    "adam": {"algorithm": FedAvg(local=LocalOptimizer(optimizer_name="Adam", lr=0.01, batch_size=4))},
+    "adam": {
+        "algorithm": FedAvg(local=LocalOptimizer(optimizer_name="Adam", lr=0.01, batch_size=4))
+    },
     "network": {"model": network},
     "small cnn": {"model": small_cnn},
     "evaluated clients": {
@@ -60,11 +78,17 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_run_on_a_gpu_gives_the_numbers_of_the_cpu(case: str) -> None:
-    settings: dict[str, Any] = {"algorithm": NETWORKS["pmtl"], "data": ragged_classification(11), "rounds": 3}
+    settings: dict[str, Any] = {
+        "algorithm": NETWORKS["pmtl"],
+        "data": ragged_classification(11),
+        "rounds": 3,
+    }
     settings |= {"model": models.mlp(hidden=4), "schedule": PoissonSampling(cohort=7)}
     settings |= {"privacy": ClientPrivacy(clip_norm=1.0, epsilon=8.0, delta=1e-5)} | CASES[case]
     found, expected = (small.trainer(**settings, device=device).fit() for device in ("cuda", "cpu"))
-    tolerance = {"rtol": 1e-3, "atol": 1e-4} if "dtype" in CASES[case] else {"rtol": 1e-4, "atol": 1e-5}
+    tolerance = (
+        {"rtol": 1e-3, "atol": 1e-4} if "dtype" in CASES[case] else {"rtol": 1e-4, "atol": 1e-5}
+    )
     torch.testing.assert_close(found.personal.cpu(), expected.personal, **tolerance)
     torch.testing.assert_close(found.shared.cpu(), expected.shared, **tolerance)
     assert found.final.keys() == expected.final.keys()
@@ -72,7 +96,8 @@ def test_a_run_on_a_gpu_gives_the_numbers_of_the_cpu(case: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "algorithm", [MPMTL(row_norm=1.0), PPDMTL(loss="squared", row_norm=1.0), PrivatePrior(row_norm=1.0)]
+    "algorithm",
+    [MPMTL(row_norm=1.0), PPDMTL(loss="squared", row_norm=1.0), PrivatePrior(row_norm=1.0)],
 )
 def test_methods_in_numpy_are_on_the_cpu_whatever_the_device(algorithm: Any) -> None:
     schedule = PoissonClocks(events=10) if algorithm.one_at_a_time else FullParticipation()

@@ -66,7 +66,9 @@ def test_the_distance_is_how_far_the_released_model_has_moved():
     """So the decision is a function of the releases."""
     run = trainer(early_stopping=EarlyStopping(patience=5))
     result = run.fit()
-    assert result.final["distance"] == pytest.approx(float((result.shared - run.problem().initial).norm()), rel=1e-12)
+    assert result.final["distance"] == pytest.approx(
+        float((result.shared - run.problem().initial).norm()), rel=1e-12
+    )
     assert len({row["distance"] for row in result.history}) == len(result.history)
 
 
@@ -76,11 +78,15 @@ def test_an_algorithm_without_a_shared_model_is_refused():
 
 
 def test_a_baseline_without_a_shared_model_runs_to_its_end():
-    result = trainer(early_stopping=EarlyStopping(patience=1, min_delta=1e9), baselines=["local"]).fit()
+    result = trainer(
+        early_stopping=EarlyStopping(patience=1, min_delta=1e9), baselines=["local"]
+    ).fit()
     assert result.history[-1]["round"] < result.baselines["local"].history[-1]["round"]
 
 
-ALWAYS = EarlyStopping(patience=1, min_delta=1e9)  # stops at the second evaluation, after round 4 of 6
+ALWAYS = EarlyStopping(
+    patience=1, min_delta=1e9
+)  # stops at the second evaluation, after round 4 of 6
 
 
 def test_a_run_that_stops_early_is_charged_as_planned(tmp_path):
@@ -90,7 +96,9 @@ def test_a_run_that_stops_early_is_charged_as_planned(tmp_path):
     assert result.privacy.remaining_charged
     assert "charged as all the planned rounds" in result.summary()
     assert [
-        line["uses"] for line in read_lines(tmp_path / "run/private/ledger.jsonl") if line["kind"] == "remaining"
+        line["uses"]
+        for line in read_lines(tmp_path / "run/private/ledger.jsonl")
+        if line["kind"] == "remaining"
     ] == [6]
     again = trainer(early_stopping=ALWAYS, folder=tmp_path / "run").fit(resume=True)
     assert (again.stopped, again.final["round"], again.epsilon) == ("early", 4, result.epsilon)
@@ -156,7 +164,9 @@ def test_a_secure_run_pays_once_for_every_answer(tmp_path):
         replace(run, callbacks=(Interrupting(25),)).fit()
     result = run.fit(resume=True)
     assert result.stopped == "rounds"
-    assert charges(tmp_path / "private" / "ledger.jsonl") == dict.fromkeys(range(result.final["round"]), 1)
+    assert charges(tmp_path / "private" / "ledger.jsonl") == dict.fromkeys(
+        range(result.final["round"]), 1
+    )
 
 
 def test_a_second_one_interrupts_at_once_and_the_handler_comes_back():
@@ -211,11 +221,23 @@ def run(case: str, folder: Path, **settings: Any) -> bool:
     process.start()
     process.join()
     if process.exitcode not in (0, -signal.SIGKILL, -signal.SIGPROF):
-        raise AssertionError(f"the run failed with status {process.exitcode}:\n{errors.read_text()}")
+        raise AssertionError(
+            f"the run failed with status {process.exitcode}:\n{errors.read_text()}"
+        )
     return process.exitcode != 0
 
 
-def child(case: str, folder: Path, errors: Path, *, delay=0.0, point="", step=0, resume=False, **settings: Any) -> None:
+def child(
+    case: str,
+    folder: Path,
+    errors: Path,
+    *,
+    delay=0.0,
+    point="",
+    step=0,
+    resume=False,
+    **settings: Any,
+) -> None:
     """Run, and die after ``delay`` seconds of processor time, which no other process shortens, or at ``point`` of the
     first round from ``step`` on; what goes wrong is written to ``errors``."""
     signal.signal(signal.SIGPROF, signal.SIG_DFL)  # the system ends the process, wherever it is
@@ -228,7 +250,9 @@ def child(case: str, folder: Path, errors: Path, *, delay=0.0, point="", step=0,
         os._exit(1)
 
 
-def trainer_of(case: str, folder: Path, *, privacy: dict[str, Any] | None = None, **settings: Any) -> Trainer:
+def trainer_of(
+    case: str, folder: Path, *, privacy: dict[str, Any] | None = None, **settings: Any
+) -> Trainer:
     """The trainer of a case with other ``settings``; ``privacy`` are those that differ from the case."""
     defaults = {
         "algorithm": PMTL(lam=0.5, local=SHORT),
@@ -237,7 +261,9 @@ def trainer_of(case: str, folder: Path, *, privacy: dict[str, Any] | None = None
         "rounds": ROUNDS,
         "eval_every": 12,
     }
-    made = trainer(**defaults | {"checkpoint_every": EVERY, "folder": folder} | CASES[case] | settings)
+    made = trainer(
+        **defaults | {"checkpoint_every": EVERY, "folder": folder} | CASES[case] | settings
+    )
     return made if privacy is None else replace(made, privacy=replace(made.privacy, **privacy))
 
 
@@ -296,7 +322,9 @@ def reference(tmp_path_factory):
     def get(case: str) -> tuple[Result, float]:
         if case not in done:
             folder = tmp_path_factory.mktemp("reference")
-            whole = trainer_of(case, folder / "whole").fit()  # here: all processes inherit the epsilons it computes
+            whole = trainer_of(
+                case, folder / "whole"
+            ).fit()  # here: all processes inherit the epsilons it computes
             began = spent()
             run(case, folder / "timed")
             done[case] = whole, spent() - began
@@ -310,7 +338,10 @@ def check_files(folder: Path, expected: Result, *, charged: bool = True) -> None
     once."""
     found = Result.load(folder)
     assert found.baselines.keys() == expected.baselines.keys()
-    for one, other in ((found, expected), *((found.baselines[name], run) for name, run in expected.baselines.items())):
+    for one, other in (
+        (found, expected),
+        *((found.baselines[name], run) for name, run in expected.baselines.items()),
+    ):
         check_same(one, other)
     assert charges(ledger(folder)) == (dict.fromkeys(range(ROUNDS), 1) if charged else {})
 
@@ -329,7 +360,9 @@ def looked_at(case: str, folder: Path, before: Counter[int]) -> Counter[int]:
     """Return what the ledger says after a kill, and check it beside what it said before and the checkpoint."""
     now = charges(ledger(folder))
     assert before <= now, "a charge has gone"
-    assert case == "plain" or set(range(checkpointed(folder))) <= set(now), "a release without a charge is saved"
+    assert case == "plain" or set(range(checkpointed(folder))) <= set(now), (
+        "a release without a charge is saved"
+    )
     return now
 
 
@@ -377,7 +410,9 @@ def test_a_finished_run_resumed_and_killed_keeps_its_files(reference, tmp_path):
     run("baseline", folder)
     for _ in range(KILLS):
         run("baseline", folder, resume=True, delay=clock.uniform(0, 0.4 * seconds))
-        if (folder / "private" / "result.json").exists():  # else the mark of a finished run is to be written again
+        if (
+            folder / "private" / "result.json"
+        ).exists():  # else the mark of a finished run is to be written again
             check_files(folder, expected)
     assert not run("baseline", folder, resume=True)
     check_files(folder, expected)
@@ -402,5 +437,9 @@ def test_secure_replays_are_charged_again(case, tmp_path):
     assert charges(ledger(folder)) == {step: 1 + (step in twice) for step in range(rounds)}
     assert found.epsilon <= privacy["epsilon"]
     if case == "baseline":
-        assert (found.stopped, rounds, found.privacy.releases) == ("budget", ROUNDS - len(twice), ROUNDS)
+        assert (found.stopped, rounds, found.privacy.releases) == (
+            "budget",
+            ROUNDS - len(twice),
+            ROUNDS,
+        )
         assert found.epsilon == pytest.approx(epsilon(ROUNDS), rel=1e-3)

@@ -32,13 +32,20 @@ def write(folder: Path) -> None:
         quick_figures(patch)
         trainer(folder=folder / "run", rounds=1, baselines=(), eval_every=1).fit()
     names = ["update", "prior", "scale", "step", "mean", "row", "unit", "size"]
-    write_tensors(folder / "many.safetensors", {name: torch.ones(3) for name in names}, {name: name for name in names})
+    write_tensors(
+        folder / "many.safetensors",
+        {name: torch.ones(3) for name in names},
+        {name: name for name in names},
+    )
 
 
 def hashes(folder: Path) -> dict[str, str]:
     """Hashes of the safetensors files below a folder."""
     places = sorted(folder.rglob("*.safetensors"))
-    return {str(place.relative_to(folder)): hashlib.sha256(place.read_bytes()).hexdigest() for place in places}
+    return {
+        str(place.relative_to(folder)): hashlib.sha256(place.read_bytes()).hexdigest()
+        for place in places
+    }
 
 
 def notes(folder: Path) -> str:
@@ -68,8 +75,14 @@ def test_equal_runs_in_two_processes_write_equal_bytes(tmp_path: Path) -> None:
     assert notes(here) == notes(there)
 
 
-def test_metadata_are_in_the_order_of_their_keys_and_read_as_they_were_written(tmp_path: Path) -> None:
-    tensors = {"b": torch.arange(5), "a": torch.tensor([[0.5, -1.0]], dtype=torch.float64), "c": torch.zeros(0)}
+def test_metadata_are_in_the_order_of_their_keys_and_read_as_they_were_written(
+    tmp_path: Path,
+) -> None:
+    tensors = {
+        "b": torch.arange(5),
+        "a": torch.tensor([[0.5, -1.0]], dtype=torch.float64),
+        "c": torch.zeros(0),
+    }
     metadata = {key: json.dumps([key, 'ü "x"\n']) for key in "zyxwvutsrq"}
     contents = set()
     for _ in range(20):

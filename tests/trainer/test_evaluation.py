@@ -43,7 +43,10 @@ def random_rows(problem, k, seed=3):
 
 def check_scores(data, module, found, rows, clients):
     """Check that losses and scores are those of the plain loop."""
-    expected = [plain_loop(data, module, row, int(client)) for row, client in zip(rows, clients, strict=True)]
+    expected = [
+        plain_loop(data, module, row, int(client))
+        for row, client in zip(rows, clients, strict=True)
+    ]
     assert found.loss.dtype == found.score.dtype == torch.float64
     np.testing.assert_allclose(found.loss, [loss for loss, _ in expected], rtol=1e-10)
     np.testing.assert_allclose(found.score, [score for _, score in expected], rtol=1e-10)
@@ -58,7 +61,9 @@ def test_each_model_on_its_own_client(monkeypatch, make, execution):
     problem = problem_of(data, execution=execution)
     clients = torch.tensor([5, 0, 3, 6, 2])
     rows = random_rows(problem, len(clients))
-    found = evaluate_each(problem, lambda own: rows[[clients.tolist().index(c) for c in own]], clients)
+    found = evaluate_each(
+        problem, lambda own: rows[[clients.tolist().index(c) for c in own]], clients
+    )
     check_scores(data, problem.module, found, rows, clients)
 
 
@@ -106,12 +111,18 @@ def test_a_model_that_everybody_has_is_scored_once(monkeypatch):
 @pytest.mark.parametrize("loss", ["cross_entropy", "binary_cross_entropy", "mse", "half_mse"])
 def test_the_best_constant_is_that_of_a_search(monkeypatch, loss):
     monkeypatch.setattr(evaluation, "_FLAT", 7)
-    data = regression(7) if "mse" in loss else ragged_classification(7, classes=2 if "binary" in loss else 3)
+    data = (
+        regression(7)
+        if "mse" in loss
+        else ragged_classification(7, classes=2 if "binary" in loss else 3)
+    )
     outputs = 3 if loss == "cross_entropy" else 1
     problem = problem_of(data, loss=loss, model=torch.nn.Linear(data.spec.shape[0], outputs))
     found = evaluation.constant_loss(problem)
     constant = torch.zeros(outputs, dtype=torch.float64, requires_grad=True)
-    search = torch.optim.LBFGS([constant], max_iter=100, tolerance_grad=1e-12, line_search_fn="strong_wolfe")
+    search = torch.optim.LBFGS(
+        [constant], max_iter=100, tolerance_grad=1e-12, line_search_fn="strong_wolfe"
+    )
 
     def mean():
         search.zero_grad()
@@ -126,7 +137,10 @@ def test_the_best_constant_is_that_of_a_search(monkeypatch, loss):
 
 
 def test_a_loss_of_the_callers_own_has_no_constant():
-    assert evaluation.constant_loss(problem_of(DATA, loss=torch.nn.CrossEntropyLoss(reduction="none"))) is None
+    assert (
+        evaluation.constant_loss(problem_of(DATA, loss=torch.nn.CrossEntropyLoss(reduction="none")))
+        is None
+    )
 
 
 @pytest.mark.parametrize("noise", [0.0, 30.0])
@@ -134,8 +148,14 @@ def test_a_loss_of_the_callers_own_has_no_constant():
 def test_models_worse_than_a_constant_have_a_warning(noise, data):
     privacy = ClientPrivacy(clip_norm=5.0, noise_multiplier=noise, delta=1e-5) if noise else None
     solver = LocalSGD(lr=0.02, epochs=5, batch_size=4)
-    found = trainer(algorithm=FedAvg(local=solver), data=data, privacy=privacy, rounds=20, baselines=["local"]).fit()
-    lines = [line for line in found.summary().splitlines() if "worse than predicting a constant: " in line]
+    found = trainer(
+        algorithm=FedAvg(local=solver), data=data, privacy=privacy, rounds=20, baselines=["local"]
+    ).fit()
+    lines = [
+        line
+        for line in found.summary().splitlines()
+        if "worse than predicting a constant: " in line
+    ]
     if not noise:
         assert not any("fedavg" in line for line in lines)
         return
@@ -157,7 +177,9 @@ def test_one_client_of_little_variance_makes_no_warning():
     y = data.test.y.clone()
     y[: int(data.test.counts[0])] = y[0] + 1e-4 * torch.arange(int(data.test.counts[0]))
     data = replace(data, test=replace(data.test, y=y))
-    found = trainer(algorithm=FedAvg(local=LocalSGD(lr=0.02, epochs=5, batch_size=4)), data=data, rounds=20).fit()
+    found = trainer(
+        algorithm=FedAvg(local=LocalSGD(lr=0.02, epochs=5, batch_size=4)), data=data, rounds=20
+    ).fit()
     scores = list(found.by_client["nmse"].values())
     assert np.mean(scores) > 1 > np.median(scores)
     assert "worse than predicting a constant" not in found.summary()

@@ -15,7 +15,12 @@ from fedmtl.models import BoundedInputs
 from fedmtl.trainer.coding import Predictor
 from fedmtl.trainer.export import NOTES, write_program
 
-BOUNDS = {"age": [0.1, 99.7], "kind": ["x", "y", "z"], "planned": [False, True], "days": [0.3, 30.7]}
+BOUNDS = {
+    "age": [0.1, 99.7],
+    "kind": ["x", "y", "z"],
+    "planned": [False, True],
+    "days": [0.3, 30.7],
+}
 NEW = pd.DataFrame(
     {
         "planned": [True, False, True, False],
@@ -25,7 +30,16 @@ NEW = pd.DataFrame(
     }
 )
 ROWS = np.array([[40.3, 2, 1], [300.0, 0, 0], [-1.0, 1, 1], [77.7, 2, 0]])
-WRONG = np.array([[np.nan, 2, 1], [np.inf, 0, 0], [-np.inf, 0, 0], [40.0, 3, 1], [40.0, 0.5, 1], [40.0, 0, np.nan]])
+WRONG = np.array(
+    [
+        [np.nan, 2, 1],
+        [np.inf, 0, 0],
+        [-np.inf, 0, 0],
+        [40.0, 3, 1],
+        [40.0, 0.5, 1],
+        [40.0, 0, np.nan],
+    ]
+)
 
 
 def table(rows=40):
@@ -42,9 +56,17 @@ def table(rows=40):
 
 
 def trained(model, folder=None, **options):
-    data = load_data("table", **{"path": table(), "client": "ward", "target": "days", "bounds": BOUNDS} | options)
-    solver = {"algorithm": FedAvg(local=LocalSGD(lr=0.5)), "schedule": FullParticipation(), "model": model}
-    return Trainer(data=data, **solver, rounds=3, privacy=None, progress=False, baselines=[], folder=folder).fit()
+    data = load_data(
+        "table", **{"path": table(), "client": "ward", "target": "days", "bounds": BOUNDS} | options
+    )
+    solver = {
+        "algorithm": FedAvg(local=LocalSGD(lr=0.5)),
+        "schedule": FullParticipation(),
+        "model": model,
+    }
+    return Trainer(
+        data=data, **solver, rounds=3, privacy=None, progress=False, baselines=[], folder=folder
+    ).fit()
 
 
 def computed(path, rows):
@@ -123,7 +145,9 @@ def check_classes(path, model):
     expected = result.predictor()(NEW, probabilities=True)
     np.testing.assert_allclose(found["probabilities"][:4], expected, rtol=1e-5)
     assert notes["classes"] == ["short", "long"]
-    assert [notes["classes"][number] for number in found["prediction"][:4]] == list(result.predictor()(NEW))
+    assert [notes["classes"][number] for number in found["prediction"][:4]] == list(
+        result.predictor()(NEW)
+    )
     assert np.isnan(found["probabilities"][4:]).all()
     assert (found["prediction"][4:] == -1).all()
 
@@ -146,27 +170,48 @@ def test_a_program_of_whole_numbers_takes_no_others(tmp_path):
     write_program(predict, path)
     some = pd.DataFrame({"a": [1, 8, 3], "b": [2, 0, 4]})
     found, _ = computed(path, np.array([[1, 2], [8, 0], [3, 4], [2.5, 1]], dtype=float))
-    np.testing.assert_allclose(found["probabilities"][:3], predict(some, probabilities=True), rtol=1e-5)
+    np.testing.assert_allclose(
+        found["probabilities"][:3], predict(some, probabilities=True), rtol=1e-5
+    )
     assert found["prediction"][3] == -1
 
 
 def test_dates_missing_values_and_logarithms_are_coded_in_the_program(onnx):
     rng = np.random.default_rng(0)
     days = rng.integers(0, 24_000, 60).astype("datetime64[D]")  # to 2035
-    rows = table(60).drop(columns="planned").assign(seen=days.astype(str), days=lambda t: 2 ** t["days"])
+    rows = (
+        table(60)
+        .drop(columns="planned")
+        .assign(seen=days.astype(str), days=lambda t: 2 ** t["days"])
+    )
     rows.loc[::3, "age"] = np.nan
     rows.loc[1::3, "kind"] = None
     rows.loc[2::3, "seen"] = None
-    bounds = {"age": [0.1, 99.7], "kind": ["x", "y", "*"], "seen": ["1980-03-01", "2024-02-29"], "days": [0.5, 1e9]}
-    options = {"path": rows, "bounds": bounds, "missing": "indicator", "target_scale": "log", "classes": None}
+    bounds = {
+        "age": [0.1, 99.7],
+        "kind": ["x", "y", "*"],
+        "seen": ["1980-03-01", "2024-02-29"],
+        "days": [0.5, 1e9],
+    }
+    options = {
+        "path": rows,
+        "bounds": bounds,
+        "missing": "indicator",
+        "target_scale": "log",
+        "classes": None,
+    }
     predict = trained(models.mlp(hidden=16), **options).predictor("anna")
     write_program(predict, onnx)
     some = np.arange("1979-12-30", "1980-04-10", dtype="datetime64[D]")
     for first in ("1999-12-20", "2000-02-20", "2000-12-20", "2023-12-20", "2024-02-20"):
         some = np.concatenate([some, np.arange(20) + np.datetime64(first)])
     new = pd.DataFrame({"age": 40.0, "kind": "x", "seen": some.astype(str)})
-    given = np.column_stack([np.full(len(some), 40.0), np.zeros(len(some)), some.astype(float) + 0.75])
-    gaps = pd.DataFrame({"age": [np.nan, 40.0, 40.0], "kind": ["x", None, "q"], "seen": ["2000-01-01"] * 2 + [None]})
+    given = np.column_stack(
+        [np.full(len(some), 40.0), np.zeros(len(some)), some.astype(float) + 0.75]
+    )
+    gaps = pd.DataFrame(
+        {"age": [np.nan, 40.0, 40.0], "kind": ["x", None, "q"], "seen": ["2000-01-01"] * 2 + [None]}
+    )
     new = pd.concat([new, gaps])
     given = np.concatenate([given, [[np.nan, 0, 10957], [40, np.nan, 10957], [40, 2, np.nan]]])
     found, notes = computed(onnx, given)
@@ -193,7 +238,9 @@ def test_what_cannot_be_written_is_refused_in_one_sentence(tmp_path, monkeypatch
 
     real = builtins.__import__
     monkeypatch.setattr(builtins, "__import__", missing)
-    with pytest.raises(ConfigError, match=r'not here: pip install "fedmtl\[export\]"; a file that ends in \.pt2'):
+    with pytest.raises(
+        ConfigError, match=r'not here: pip install "fedmtl\[export\]"; a file that ends in \.pt2'
+    ):
         write_program(predict, tmp_path / "model.onnx")
     monkeypatch.undo()
 

@@ -72,7 +72,9 @@ def finished(tmp_path_factory, figures):
     figures.undo()
     folder = tmp_path_factory.mktemp("runs") / "run"
     algorithm = FedAvg(local=SOLVER)
-    found = trainer(algorithm=algorithm, finetune=FINETUNE, folder=folder, baselines=("local", "pmtl")).fit()
+    found = trainer(
+        algorithm=algorithm, finetune=FINETUNE, folder=folder, baselines=("local", "pmtl")
+    ).fit()
     quick_figures(figures)
     return folder, found
 
@@ -85,7 +87,9 @@ def files(folder):
 def test_no_run_is_in_the_public_part_of_another(finished, below):
     folder, found = finished
     before = files(folder)
-    with pytest.raises(ConfigError, match=r"in the public part of the run in .*; choose another folder"):
+    with pytest.raises(
+        ConfigError, match=r"in the public part of the run in .*; choose another folder"
+    ):
         found.adapt(DATA, folder=folder / "public" / below)
     assert files(folder) == before
 
@@ -93,8 +97,12 @@ def test_no_run_is_in_the_public_part_of_another(finished, below):
 def test_layout(finished):
     folder, _ = finished
     expected = {f"public/{name}" for name in PUBLIC} | {f"private/{name}" for name in PRIVATE}
-    tables = {f"private/{name}" for name in ("result.json", "clients.csv", "accuracy.png", "clients.png")}
-    kept = expected - tables - {"public/manifest.json", "private/manifest.json"} | {"private/clients/2-0-of-1"}
+    tables = {
+        f"private/{name}" for name in ("result.json", "clients.csv", "accuracy.png", "clients.png")
+    }
+    kept = expected - tables - {"public/manifest.json", "private/manifest.json"} | {
+        "private/clients/2-0-of-1"
+    }
     sent = {"public/model.safetensors", "private/ledger.jsonl", "private/ledger.head"}
     for name, lacking in {"local": sent, "pmtl": set()}.items():
         expected |= {f"private/baselines/{name}/{path}" for path in kept - lacking}
@@ -108,7 +116,16 @@ def test_public_part_holds_nothing_private(finished):
     """Neither scores, nor ids, nor cohorts: by content, not by file name."""
     folder, result = finished
     texts = {p: p.read_bytes() for p in (folder / "public").rglob("*") if p.suffix != ".png"}
-    words = ["accuracy", "spread", "worst_tenth", "loss", "participants", 'seed"', "cohorts", "test_examples"]
+    words = [
+        "accuracy",
+        "spread",
+        "worst_tenth",
+        "loss",
+        "participants",
+        'seed"',
+        "cohorts",
+        "test_examples",
+    ]
     words += DATA.ids
     for path, content in texts.items():
         for word in words:
@@ -153,9 +170,13 @@ def test_clients_table(finished):
     scores = {f"{name}{metric}" for name in expected for metric in ("loss", "accuracy")}
     assert columns.keys() == {"client", "train_examples", "test_examples", "than local"} | scores
     assert list(columns["than local"]) == list(result.than_local.values())
-    better, _, worse = (list(columns["than local"]).count(word) / len(DATA) for word in ("better", "equal", "worse"))
+    better, _, worse = (
+        list(columns["than local"]).count(word) / len(DATA) for word in ("better", "equal", "worse")
+    )
     line = Job(0, 2, "lam=1", Path("sweep")).line(result, 0.0, Path("sweep/0"))
-    assert f" ({better:.0%} of the clients better off than alone, {worse:.0%} worse), epsilon" in line
+    assert (
+        f" ({better:.0%} of the clients better off than alone, {worse:.0%} worse), epsilon" in line
+    )
     for name, of in expected.items():
         assert list(map(float, columns[f"{name}accuracy"])) == list(of["accuracy"].values())
     assert torch.equal(load_file(folder / "private/models.safetensors")["models"], result.personal)
@@ -179,7 +200,10 @@ def test_result_and_privacy_files(finished):
         "epsilon": result.epsilon,
         "finetune": "mean",
     }
-    expected |= {name: result.final[name] for name in ("accuracy", "worst_tenth", "spread", "global_accuracy")}
+    expected |= {
+        name: result.final[name]
+        for name in ("accuracy", "worst_tenth", "spread", "global_accuracy")
+    }
     assert {key: found[key] for key in expected} == expected
     assert found["better"] + found["equal"] + found["worse"] == pytest.approx(1.0)
     assert found["baselines"].keys() == {"local", "pmtl"}
@@ -197,7 +221,9 @@ def test_json_has_no_bare_infinity(tmp_path):
     for path in (tmp_path / "public/privacy.json", tmp_path / "private/result.json"):
         assert json.loads(path.read_text(), parse_constant=refuse)["epsilon"] == "inf"
     models = [path.parent.parent for path in tmp_path.rglob("models.safetensors")]
-    assert models == [tmp_path], "the models of clients without their own are the shared one repeated"
+    assert models == [tmp_path], (
+        "the models of clients without their own are the shared one repeated"
+    )
 
 
 def scaled_loss(outputs, targets, scale=1.0):
@@ -217,7 +243,11 @@ class ScaledLoss:
 
 def by_code(scale):
     """Two functions of one name."""
-    return (lambda outputs, targets: outputs) if scale == 1.0 else (lambda outputs, targets: outputs / 2)
+    return (
+        (lambda outputs, targets: outputs)
+        if scale == 1.0
+        else (lambda outputs, targets: outputs / 2)
+    )
 
 
 LOSSES = {
@@ -229,7 +259,9 @@ LOSSES = {
     "closure": lambda scale: lambda outputs, targets: scaled_loss(outputs, targets, scale),
     "array": lambda scale: partial(scaled_loss, scale=np.array(scale)),
     "number of numpy": lambda scale: partial(scaled_loss, scale=np.float32(scale)),
-    "module": lambda scale: CrossEntropyLoss(weight=torch.tensor([1.0, scale, 1.0]).double(), reduction="none"),
+    "module": lambda scale: CrossEntropyLoss(
+        weight=torch.tensor([1.0, scale, 1.0]).double(), reduction="none"
+    ),
 }
 
 
@@ -250,12 +282,16 @@ def test_a_run_goes_on_with_its_own_loss_alone(tmp_path):
 # A folder that was copied, rolled back or mixed with another one
 
 
-def interrupted(folder: Path, source: str = "secure", *, after: int | None = None, resume: bool = False) -> None:
+def interrupted(
+    folder: Path, source: str = "secure", *, after: int | None = None, resume: bool = False
+) -> None:
     """Twelve rounds with a checkpoint after each; a crash after some of them."""
     privacy = ClientPrivacy(clip_norm=0.7, noise_multiplier=NOISE, delta=DELTA, source=source)  # type: ignore[arg-type]
     stops = () if after is None else (Ends(after - 1),)
     with pytest.raises(Ended) if stops else nullcontext():
-        trainer(folder=folder, privacy=privacy, rounds=12, checkpoint_every=1, callbacks=stops).fit(resume=resume)
+        trainer(folder=folder, privacy=privacy, rounds=12, checkpoint_every=1, callbacks=stops).fit(
+            resume=resume
+        )
 
 
 @pytest.mark.parametrize("source", ["seeded", "secure"])
@@ -303,16 +339,24 @@ def same(a: Any, b: Any) -> bool:
     if isinstance(a, nn.Module):
         return repr(a) == repr(b)
     if isinstance(a, dict):
-        return isinstance(b, dict) and a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+        return (
+            isinstance(b, dict) and a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+        )
     if isinstance(a, Result):
         return not differences(a, b)
-    if hasattr(a, "__dataclass_fields__") and any(isinstance(value, Tensor) for value in vars(a).values()):
-        return type(a) is type(b) and all(same(value, getattr(b, name)) for name, value in vars(a).items())
+    if hasattr(a, "__dataclass_fields__") and any(
+        isinstance(value, Tensor) for value in vars(a).values()
+    ):
+        return type(a) is type(b) and all(
+            same(value, getattr(b, name)) for name, value in vars(a).items()
+        )
     return bool(a == b)
 
 
 def differences(a: Result, b: Result) -> list[str]:
-    return [one.name for one in fields(Result) if not same(getattr(a, one.name), getattr(b, one.name))]
+    return [
+        one.name for one in fields(Result) if not same(getattr(a, one.name), getattr(b, one.name))
+    ]
 
 
 def margin(outputs: Tensor, targets: Tensor) -> float:
@@ -323,8 +367,15 @@ def margin(outputs: Tensor, targets: Tensor) -> float:
     "given",
     [
         {"baselines": ("local", "fedavg", "ditto"), "metrics": ["f1", "balanced_accuracy"]},
-        {"algorithm": FedAvg(local=SOLVER), "finetune": Finetune(kind="kl", local=LocalOptimizer(lr=0.01, steps=2))},
-        {"finetune": Finetune(validation=0.4), "baselines": ("local", "fedavg"), "dtype": "float32"},
+        {
+            "algorithm": FedAvg(local=SOLVER),
+            "finetune": Finetune(kind="kl", local=LocalOptimizer(lr=0.01, steps=2)),
+        },
+        {
+            "finetune": Finetune(validation=0.4),
+            "baselines": ("local", "fedavg"),
+            "dtype": "float32",
+        },
         {"privacy": None, "model": models.lora(models.mlp(hidden=4), rank=2), "seed": 3},
         {"privacy": ClientPrivacy(clip_norm=0.7, noise_multiplier=1.0, source="secure")},
         {"model": models.mlp(hidden=3), "trainable": ("3.*",), "rounds": 2},
@@ -372,7 +423,9 @@ LINEAR: dict[str, dict[str, Any]] = {
 
 
 def linear(**given: Any) -> Result:
-    return small.trainer(**{"data": TASKS, "model": models.linear_regression(bias=False)} | given).fit()
+    return small.trainer(
+        **{"data": TASKS, "model": models.linear_regression(bias=False)} | given
+    ).fit()
 
 
 @pytest.mark.parametrize("case", LINEAR)
@@ -386,7 +439,9 @@ def test_linear_models_and_their_parts_are_loaded(case: str, tmp_path: Path) -> 
         assert torch.allclose(parts["P"] + parts["Q"], result.personal, atol=1e-12)
         assert float(parts["P"].norm()) > 0
     if "directions" in parts:
-        assert torch.allclose(parts["directions"] @ parts["directions"].T, torch.eye(5).double(), atol=1e-8)
+        assert torch.allclose(
+            parts["directions"] @ parts["directions"].T, torch.eye(5).double(), atol=1e-8
+        )
 
 
 def test_the_covariance_is_what_was_released() -> None:
@@ -400,14 +455,22 @@ def test_the_covariance_is_what_was_released() -> None:
 def test_a_model_of_the_callers_own_is_given(tmp_path: Path) -> None:
     """Scores and tables need none; modules do, and another network is refused."""
     network = nn.Sequential(
-        nn.Flatten(), nn.Linear(*(DATA.spec.shape[0], 4)), nn.Tanh(), nn.Linear(4, DATA.spec.outputs)
+        nn.Flatten(),
+        nn.Linear(*(DATA.spec.shape[0], 4)),
+        nn.Tanh(),
+        nn.Linear(4, DATA.spec.outputs),
     )
     result = trainer(model=network, metrics=[margin], folder=tmp_path).fit()
     found = Result.load(tmp_path)
     assert differences(result, found) == ["asked", "module", "terms"]
-    assert found.summary() == result.summary().replace(" or a smaller algorithm.local.lr", "")  # a term of the run
+    assert found.summary() == result.summary().replace(
+        " or a smaller algorithm.local.lr", ""
+    )  # a term of the run
     assert torch.equal(found.shared, result.shared)
-    with pytest.raises(ConfigError, match=r"does not say how its model is built.*Result.load\(folder, model=\.\.\.\)"):
+    with pytest.raises(
+        ConfigError,
+        match=r"does not say how its model is built.*Result.load\(folder, model=\.\.\.\)",
+    ):
         found.model_for(result.ids[0])
     again = Result.load(tmp_path, model=network)
     assert same(again.model_for("client-1").state_dict(), result.model_for("client-1").state_dict())
@@ -427,21 +490,30 @@ def test_a_client_that_is_not_there_is_said_with_those_that_are() -> None:
 
 
 def test_folders_that_hold_no_finished_run_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"nowhere holds no finished run .*result.json is missing; .*fedmtl resume"):
+    with pytest.raises(
+        ConfigError,
+        match=r"nowhere holds no finished run .*result.json is missing; .*fedmtl resume",
+    ):
         Result.load(tmp_path / "nowhere")
     with pytest.raises(ConfigError, match=r"folder is None; give the path of a finished run"):
         Result.load(None)  # type: ignore[arg-type]
     trainer(folder=tmp_path, rounds=2).fit()
     outcome = tmp_path / "private" / "outcome.json"
     outcome.write_text(json.dumps({"ids": []}))
-    with pytest.raises(DataError, match=r"outcome.json is no outcome of a run: KeyError\('network'\)"):
+    with pytest.raises(
+        DataError, match=r"outcome.json is no outcome of a run: KeyError\('network'\)"
+    ):
         Result.load(tmp_path)
     outcome.unlink()
-    with pytest.raises(ConfigError, match=r"outcome.json is missing; fedmtl resume .* one of an earlier version"):
+    with pytest.raises(
+        ConfigError, match=r"outcome.json is missing; fedmtl resume .* one of an earlier version"
+    ):
         Result.load(tmp_path)
     ended = Looking(tmp_path / "private" / "result.json")
     trainer(folder=tmp_path, rounds=2, callbacks=[ended]).fit(resume=True)
-    assert ended.marks == [True, False], "a run whose files are written again is not finished before they all are"
+    assert ended.marks == [True, False], (
+        "a run whose files are written again is not finished before they all are"
+    )
     assert Result.load(tmp_path).stopped == "rounds"
 
 
@@ -462,7 +534,9 @@ def test_files_that_are_no_checkpoint_are_named(tmp_path):
     path = tmp_path / "c.safetensors"
     Checkpoint(7, {"w": torch.zeros(2)}, {}, [], "mark").write(path)
     contents = [b"", b"not a checkpoint", b"\x80\x04pickled", path.read_bytes()[:-1]]
-    contents += [save({"public.w": torch.zeros(2)}, notes) for notes in ({}, {"notes": "{"}, {"notes": "{}"})]
+    contents += [
+        save({"public.w": torch.zeros(2)}, notes) for notes in ({}, {"notes": "{"}, {"notes": "{}"})
+    ]
     for content in contents:
         path.write_bytes(content)
         with pytest.raises(ResumeError, match=r"c\.safetensors cannot be read"):

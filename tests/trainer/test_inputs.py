@@ -44,7 +44,10 @@ def sentences(clients: int = 4) -> FederatedDataset:
 
 def fit(data, model, *, algorithm=None, **options):
     return small.trainer(
-        algorithm=algorithm or Local(local=LocalSGD(lr=0.5, batch_size=4)), data=data, model=model, **options
+        algorithm=algorithm or Local(local=LocalSGD(lr=0.5, batch_size=4)),
+        data=data,
+        model=model,
+        **options,
     ).fit()
 
 
@@ -56,7 +59,10 @@ def check_step(data: FederatedDataset, network, inputs=None, **options) -> Resul
     inputs = inputs or (lambda module, own: module(data.train.x[own]))
     run = fit(data, module, algorithm=Local(local=LocalSGD(lr=0.5, batch_size=None)), **options)
     for client in range(len(data)):
-        net, own = copy.deepcopy(module).double(), slice(*data.train.offsets[client : client + 2].tolist())
+        net, own = (
+            copy.deepcopy(module).double(),
+            slice(*data.train.offsets[client : client + 2].tolist()),
+        )
         F.cross_entropy(inputs(net, own), data.train.y[own]).backward()
         expected = torch.cat([(p - 0.5 * p.grad).flatten() for p in net.parameters()])
         torch.testing.assert_close(run.personal[client], expected, rtol=1e-8, atol=1e-10)
@@ -67,7 +73,9 @@ def test_tokens_stay_whole_numbers_and_train_an_embedding():
     data = sentences()
     assert data.spec.integer
     assert data.gather("train", torch.arange(2), dtype=torch.float64)[0].dtype == torch.int64
-    run = check_step(data, lambda: models.mean_embedding(vocabulary=21, width=5, hidden=4)(data.spec))
+    run = check_step(
+        data, lambda: models.mean_embedding(vocabulary=21, width=5, hidden=4)(data.spec)
+    )
     x = data.train.x[:3]
     model = run.model_for("user-1")
     assert model(x).shape == (3, 2)
@@ -97,7 +105,10 @@ def pairs(clients: int = 3):
     generator = np.random.default_rng(1)
     return {
         f"c{i}": (
-            {"picture": generator.normal(size=(8 + i, 3, 4)), "kind": generator.integers(0, 7, size=8 + i)},
+            {
+                "picture": generator.normal(size=(8 + i, 3, 4)),
+                "kind": generator.integers(0, 7, size=8 + i),
+            },
             generator.integers(0, 2, size=8 + i),
         )
         for i in range(clients)
@@ -145,7 +156,10 @@ def changed(client: str, x):
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        (changed("c1", np.zeros((9, 3))), r"client 'c1', field 'x' is no mapping; accepted: one of picture \(3, 4\)"),
+        (
+            changed("c1", np.zeros((9, 3))),
+            r"client 'c1', field 'x' is no mapping; accepted: one of picture \(3, 4\)",
+        ),
         (
             changed("c1", {"picture": np.zeros((9, 3, 4)), "sort": np.zeros(9, int)}),
             r"client 'c1', field 'x' has the inputs picture .*, sort .*; accepted: picture .*, kind",
@@ -177,7 +191,11 @@ class Other(nn.Module):
 class Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.embedding, self.lstm, self.out = nn.Embedding(21, 4), nn.LSTM(4, 3, batch_first=True), nn.Linear(3, 2)
+        self.embedding, self.lstm, self.out = (
+            nn.Embedding(21, 4),
+            nn.LSTM(4, 3, batch_first=True),
+            nn.Linear(3, 2),
+        )
 
     def forward(self, x):
         return self.out(self.lstm(self.embedding(x))[0][:, -1])
@@ -194,10 +212,17 @@ class Choosing(nn.Module):
 
 def test_models_that_do_not_fit_are_refused_in_one_line():
     rows = pairs()
-    with pytest.raises(ModelError, match=r"forward of Other takes a, b, but the data have the inputs picture, kind"):
+    with pytest.raises(
+        ModelError, match=r"forward of Other takes a, b, but the data have the inputs picture, kind"
+    ):
         fit(FederatedDataset.from_tensors(rows, test=rows), Other())
-    with pytest.raises(ModelError, match=r"mean_embedding needs sequences of tokens \(length,\), not \(2,\) of real"):
-        models.mean_embedding(vocabulary=5)(FederatedDataset.from_tensors({"a": (np.zeros((3, 2)), [0, 1, 1])}).spec)
+    with pytest.raises(
+        ModelError,
+        match=r"mean_embedding needs sequences of tokens \(length,\), not \(2,\) of real",
+    ):
+        models.mean_embedding(vocabulary=5)(
+            FederatedDataset.from_tensors({"a": (np.zeros((3, 2)), [0, 1, 1])}).spec
+        )
     for option in ("max_norm", "sparse", "scale_grad_by_freq"):
         layer = nn.Embedding(21, 2, **{option: True})
         with pytest.raises(ModelError, match=rf"Layer '0' is Embedding with {option}="):
@@ -227,13 +252,16 @@ def test_whole_numbers_stay_whole_where_an_embedding_looks_them_up():
 
 
 def test_tables_of_tokens():
-    frame = pd.DataFrame({"user": list("aabbbb"), "a": [1, 2, 3, 4, 5, 6], "b": 0, "label": [0, 1] * 3})
+    frame = pd.DataFrame(
+        {"user": list("aabbbb"), "a": [1, 2, 3, 4, 5, 6], "b": 0, "label": [0, 1] * 3}
+    )
     data = read_table(frame, client="user", target="label", classes=2, integers=True)
     assert data.spec.integer
     assert data.train.x.dtype == torch.int64
     frame["a"] = [1, 2, 1.5, 4, 5, 6]
     with pytest.raises(
-        DataError, match=r"client 'b', example \d+, field 'x' holds 1\.5; with features that are integers"
+        DataError,
+        match=r"client 'b', example \d+, field 'x' holds 1\.5; with features that are integers",
     ):
         read_table(frame, client="user", target="label", classes=2, integers=True)
 
@@ -247,14 +275,18 @@ def test_leaf_json_of_tokens(tmp_path):
     content["user_data"]["b"]["x"][1][1] = 0.5
     (tmp_path / "x.json").write_text(json.dumps(content))
     with pytest.raises(
-        DataError, match=r"client 'b', example 1, field 'x' holds 0\.5; with features that are integers"
+        DataError,
+        match=r"client 'b', example 1, field 'x' holds 0\.5; with features that are integers",
     ):
         read_leaf(tmp_path / "x.json", integers=True)
 
 
 def test_embeddings_of_real_numbers_are_refused_with_the_way_out():
     data = FederatedDataset.from_tensors({"a": (np.zeros((4, 2)), [0, 1, 1, 0])})
-    with pytest.raises(ModelError, match=r"embeddings take whole numbers, which data keep with transform=Integers\(\)"):
+    with pytest.raises(
+        ModelError,
+        match=r"embeddings take whole numbers, which data keep with transform=Integers\(\)",
+    ):
         fit(data, nn.Sequential(nn.Embedding(5, 3), nn.Flatten(), nn.Linear(6, 2)))
     with pytest.raises(ModelError, match=r"fails on a batch of whole numbers of shape \(2, 6\)"):
         fit(sentences(), nn.Linear(6, 2))
@@ -262,14 +294,23 @@ def test_embeddings_of_real_numbers_are_refused_with_the_way_out():
 
 def test_a_loss_that_does_not_take_the_outputs_is_refused_before_training():
     for loss in ("mse", "binary_cross_entropy"):
-        with pytest.raises(ConfigError, match=rf"loss is '{loss}', which does not take outputs of shape \(3,\) with"):
+        with pytest.raises(
+            ConfigError,
+            match=rf"loss is '{loss}', which does not take outputs of shape \(3,\) with",
+        ):
             fit(ragged_classification(3), nn.Linear(5, 3), loss=loss)
 
 
 def test_a_baseline_that_cannot_train_the_model_is_refused_before_the_run(tmp_path):
     net = nn.Sequential(nn.Flatten(), nn.Linear(5, 3))
-    options = {"algorithm": FedAvg(local=LocalSGD(lr=0.5)), "baselines": ["fedrep"], "folder": tmp_path / "run"}
-    with pytest.raises(ConfigError, match=r"baselines has 'fedrep', which cannot be run here: FedRep\.head is"):
+    options = {
+        "algorithm": FedAvg(local=LocalSGD(lr=0.5)),
+        "baselines": ["fedrep"],
+        "folder": tmp_path / "run",
+    }
+    with pytest.raises(
+        ConfigError, match=r"baselines has 'fedrep', which cannot be run here: FedRep\.head is"
+    ):
         fit(ragged_classification(3), net, **options)
     assert not list(tmp_path.rglob("ledger*"))
 
@@ -283,7 +324,9 @@ class Pairs(Items):
 
 
 def test_names_and_mappings_become_data():
-    assert small.trainer(data="synthetic_tasks", model="linear_regression").data.name.startswith("synthetic tasks")
+    assert small.trainer(data="synthetic_tasks", model="linear_regression").data.name.startswith(
+        "synthetic tasks"
+    )
     data = {"a": (np.ones((6, 12), np.float32), [0, 1] * 3), "b": Pairs()}
     made = small.trainer(data=data, model="mlp")
     assert made.data.ids == ("a", "b")
@@ -291,17 +334,23 @@ def test_names_and_mappings_become_data():
 
 
 def test_a_model_by_name_is_the_factory_of_that_name():
-    named, called, made = (small.trainer(model=one).fit() for one in ("mlp", models.mlp, models.mlp()))
+    named, called, made = (
+        small.trainer(model=one).fit() for one in ("mlp", models.mlp, models.mlp())
+    )
     assert torch.equal(named.personal, made.personal)
     assert torch.equal(called.personal, made.personal)
 
 
 def test_what_is_no_solver_and_no_optimizer_of_the_server():
     """Of Local, which checks nothing of its own."""
-    with pytest.raises(ConfigError, match=r"local is <class 'torch.optim.sgd.SGD'>; give a local solver, such as"):
+    with pytest.raises(
+        ConfigError, match=r"local is <class 'torch.optim.sgd.SGD'>; give a local solver, such as"
+    ):
         small.trainer(algorithm=Local(local=torch.optim.SGD))
     for given in ("adam", {"lr": 0.1}, torch.optim.Adam):
-        with pytest.raises(ConfigError, match=r"server_optimizer is .*; give None or a ServerOptimizer, such as"):
+        with pytest.raises(
+            ConfigError, match=r"server_optimizer is .*; give None or a ServerOptimizer, such as"
+        ):
             small.trainer(algorithm=FedAvg(server_optimizer=given))
 
 
@@ -328,8 +377,12 @@ class FirstOrSecond(nn.Module):
 
 
 def test_embeddings_of_what_a_model_computes_are_tried_on_the_examples_themselves():
-    x = torch.tensor([[9, 0], [0, 9]] * 6)  # the largest value at every place is (9, 9), which nobody has
-    data = FederatedDataset.from_tensors(dict.fromkeys(("a", "b"), (x, x[:, 0] // 9)), transform=Integers())
+    x = torch.tensor(
+        [[9, 0], [0, 9]] * 6
+    )  # the largest value at every place is (9, 9), which nobody has
+    data = FederatedDataset.from_tensors(
+        dict.fromkeys(("a", "b"), (x, x[:, 0] // 9)), transform=Integers()
+    )
     assert fit(data, FirstOrSecond()).metrics["loss"] > 0
 
 
@@ -358,7 +411,10 @@ def test_settings_take_numbers_of_numpy_as_pythons_own(tmp_path):
         (lambda: nn.Linear(4, 3), "cannot be called with the data's DataSpec"),
         (lambda spec: nn.Linear, "returned type; it must return an nn.Module"),
         (lambda spec: None, "returned NoneType"),
-        (lambda spec: nn.Linear(spec.shape[1], 3), "cannot be made for data of DataSpec.* index out of range"),
+        (
+            lambda spec: nn.Linear(spec.shape[1], 3),
+            "cannot be made for data of DataSpec.* index out of range",
+        ),
     ],
 )
 def test_a_function_that_makes_no_model_is_refused(model, message):

@@ -40,14 +40,19 @@ def run_of(**settings):
 
 def assert_close(found, expected, tolerance):
     order = [found.ids.index(client) for client in expected.ids]
-    torch.testing.assert_close(found.personal[order], expected.personal, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(
+        found.personal[order], expected.personal, rtol=tolerance, atol=tolerance
+    )
     torch.testing.assert_close(found.shared, expected.shared, rtol=tolerance, atol=tolerance)
     assert found.epsilon == expected.epsilon
     assert found.final["loss"] == pytest.approx(expected.final["loss"], rel=10 * tolerance)
 
 
 CASES = {
-    **{name: {"algorithm": NETWORKS[name]} for name in ("pmtl", "pmtl, running mean", "fedavg", "local")},
+    **{
+        name: {"algorithm": NETWORKS[name]}
+        for name in ("pmtl", "pmtl, running mean", "fedavg", "local")
+    },
     "records": {"privacy": RecordPrivacy(clip_norm=0.5, noise_multiplier=NOISE, delta=DELTA)},
     "fixed": {"schedule": FixedCohort(cohort=4)},
     "full": {"schedule": FullParticipation()},
@@ -67,12 +72,20 @@ def test_order_and_chunks_do_not_matter(case):
 
 @pytest.mark.parametrize(
     ("name", "unit"),
-    [*((name, ClientPrivacy) for name in NETWORKS), *((name, RecordPrivacy) for name in ("fedavg", "ditto", "apfl"))],
+    [
+        *((name, ClientPrivacy) for name in NETWORKS),
+        *((name, RecordPrivacy) for name in ("fedavg", "ditto", "apfl")),
+    ],
 )
 def test_a_round_in_pieces_has_the_same_bits(name, unit, monkeypatch):
     """Short rows are joined in the clients' order, and long ones are added to one sum."""
     privacy = unit(clip_norm=0.5, noise_multiplier=NOISE, delta=DELTA)
-    common = {"algorithm": NETWORKS[name], "schedule": PoissonSampling(cohort=10), "privacy": privacy, "rounds": 2}
+    common = {
+        "algorithm": NETWORKS[name],
+        "schedule": PoissonSampling(cohort=10),
+        "privacy": privacy,
+        "rounds": 2,
+    }
     common |= {"dtype": "float32", "execution": Execution(chunk=4)}
     if name.startswith("prior_layers"):  # has one round of all clients
         common |= {"schedule": FullParticipation(), "rounds": 1, "eval_every": 1}
@@ -83,7 +96,9 @@ def test_a_round_in_pieces_has_the_same_bits(name, unit, monkeypatch):
     cut = []
     monkeypatch.setattr(problem, "_PIECE_BYTES", 1)
     monkeypatch.setattr(problem, "_PIECE_CLIENTS", 4)
-    monkeypatch.setattr(base, "joined", lambda parts, joined=base.joined: cut.append(len(parts)) or joined(parts))
+    monkeypatch.setattr(
+        base, "joined", lambda parts, joined=base.joined: cut.append(len(parts)) or joined(parts)
+    )
     small.check_same(run_of(**common), whole)
     assert name == "local" or max(cut) >= 2
 
@@ -112,7 +127,9 @@ def test_client_that_never_took_part_is_personalized():
         for _ in range(steps):
             model = layout.load(copy.deepcopy(result.module), row)
             loss = F.cross_entropy(model(own.x), own.y)
-            gradient = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
+            gradient = torch.cat(
+                [g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))]
+            )
             row = row - lr * (gradient + lam * (row - mean))
         torch.testing.assert_close(result.personal[client], row, rtol=1e-10, atol=1e-12)
 
@@ -122,7 +139,12 @@ def state() -> tuple[object, ...]:
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     return (
         (torch.get_num_threads(), [pool["num_threads"] for pool in threadpool_info()]),
-        (torch.get_default_dtype(), torch.get_float32_matmul_precision(), matmul.allow_tf32, cudnn.allow_tf32),
+        (
+            torch.get_default_dtype(),
+            torch.get_float32_matmul_precision(),
+            matmul.allow_tf32,
+            cudnn.allow_tf32,
+        ),
         (torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled()),
         (torch.get_rng_state().tolist(), np.random.get_state()[1].tolist()),  # noqa: NPY002
         (list(warnings.filters), warnings.showwarning),
@@ -134,7 +156,9 @@ def state() -> tuple[object, ...]:
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_run_leaves_its_process_as_it_was(workers, fails, monkeypatch):
     opened, library = [], ctypes.CDLL
-    monkeypatch.setattr(ctypes, "CDLL", lambda name=None, **options: opened.append(name) or library(name, **options))
+    monkeypatch.setattr(
+        ctypes, "CDLL", lambda name=None, **options: opened.append(name) or library(name, **options)
+    )
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     try:

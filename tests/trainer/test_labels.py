@@ -70,7 +70,9 @@ def test_local_fits_and_their_scores_are_those_of_scikit_learn(coding, classes):
     losses = []
     for place, name in enumerate(train):
         (x, b), (test_x, test_b) = train[name], test[name]
-        oracle = LogisticRegression(C=1 / (RIDGE * len(b)), fit_intercept=False, tol=1e-10, max_iter=1000)
+        oracle = LogisticRegression(
+            C=1 / (RIDGE * len(b)), fit_intercept=False, tol=1e-10, max_iter=1000
+        )
         oracle.fit(x.astype(np.float64), b)
         np.testing.assert_allclose(result.personal[place].numpy(), oracle.coef_[0], atol=1e-5)
         assert result.personal_accuracy[name] == accuracy_score(test_b, oracle.predict(test_x))
@@ -82,18 +84,26 @@ def test_local_fits_and_their_scores_are_those_of_scikit_learn(coding, classes):
 @pytest.mark.parametrize("coding", CODINGS)
 def test_a_module_is_trained_and_scored_alike_in_every_coding(coding, model):
     torch.manual_seed(0)
-    built = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2 if model == "two outputs" else 1))
+    built = nn.Sequential(
+        nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2 if model == "two outputs" else 1)
+    )
     if model == "flat output":
         built.append(nn.Flatten(0))
     for parameter in built.parameters():
         nn.init.normal_(parameter)
-    result = fit(FedAvg(local=LocalSGD(lr=0.5, batch_size=8)), dataset(coding), rounds=3, model=built)
+    result = fit(
+        FedAvg(local=LocalSGD(lr=0.5, batch_size=8)), dataset(coding), rounds=3, model=built
+    )
     network, (_, test) = result.shared_model(), records()
     assert result.metric == "accuracy"
     scores, losses = [], []
     for x, b in test.values():
         outputs = network(torch.from_numpy(x).double()).detach()
-        positive = outputs.softmax(1)[:, 1] if model == "two outputs" else torch.sigmoid(outputs.reshape(-1))
+        positive = (
+            outputs.softmax(1)[:, 1]
+            if model == "two outputs"
+            else torch.sigmoid(outputs.reshape(-1))
+        )
         scores.append(accuracy_score(b, (positive > 0.5).numpy()))
         losses.append(log_loss(b, positive.numpy()))
     assert result.final["global_accuracy"] == pytest.approx(np.mean(scores), abs=1e-12)
@@ -126,12 +136,21 @@ def test_floating_targets_of_a_regression_stay_one():
 
 @pytest.mark.parametrize("label", [1.0, 0.5])
 @pytest.mark.parametrize("loss", ["binary_cross_entropy", "auto"])
-def test_with_noise_targets_do_not_decide_whether_there_are_classes(loss: str, label: float) -> None:
+def test_with_noise_targets_do_not_decide_whether_there_are_classes(
+    loss: str, label: float
+) -> None:
     """One target of one record would be the difference between two outputs and one, or between a run and an error."""
-    rows = {name: (np.ones((4, 2), np.float32), np.array([0, 1, 1, 0], np.float32)) for name in ("a", "b")}
+    rows = {
+        name: (np.ones((4, 2), np.float32), np.array([0, 1, 1, 0], np.float32))
+        for name in ("a", "b")
+    }
     rows["a"][1][1] = label
     data = FederatedDataset.from_tensors(rows, classes=None)
-    algorithm = MPMTL(loss="logistic", lam=0.01, row_norm=1.0) if loss == "auto" else FedAvg(local=LocalSGD(lr=0.1))
+    algorithm = (
+        MPMTL(loss="logistic", lam=0.01, row_norm=1.0)
+        if loss == "auto"
+        else FedAvg(local=LocalSGD(lr=0.1))
+    )
     privacy = ClientPrivacy(clip_norm=1.0, epsilon=1.0, delta=1e-3)
     with pytest.raises(ConfigError, match="the number of classes came from the records"):
         fit(algorithm, data, privacy=privacy, loss=loss)
@@ -141,7 +160,9 @@ def test_with_noise_targets_do_not_decide_whether_there_are_classes(loss: str, l
 def test_a_dataset_made_of_examples_takes_both_codings(dtype):
     x, offsets = torch.randn(4, 2), torch.tensor([0, 2, 4])
     side = Examples(x, torch.tensor([-1, 1, 1, -1], dtype=dtype), offsets)
-    data = FederatedDataset(side, side, ("a", "b"), classes=2, public=Examples(x, side.y, torch.tensor([0, 4])))
+    data = FederatedDataset(
+        side, side, ("a", "b"), classes=2, public=Examples(x, side.y, torch.tensor([0, 4]))
+    )
     for part in (data.train, data.test, data.public):
         assert part.y.tolist() == [0, 1, 1, 0]
         assert part.y.dtype == torch.int64
@@ -178,7 +199,9 @@ def by_hand(row: np.ndarray, x: np.ndarray, y: np.ndarray) -> tuple[float, float
     return float(loss), float(hits), int(y.sum())
 
 
-@pytest.mark.parametrize("algorithm", [Local(local=LocalSGD(lr=0.5)), FedAvg(local=LocalSGD(lr=0.5))])
+@pytest.mark.parametrize(
+    "algorithm", [Local(local=LocalSGD(lr=0.5)), FedAvg(local=LocalSGD(lr=0.5))]
+)
 def test_loss_and_recall_at_5_agree_with_numpy(algorithm):
     data = tagged()
     run = fit_tags(data, algorithm)
@@ -202,7 +225,12 @@ def test_loss_and_recall_at_5_agree_with_numpy(algorithm):
 @pytest.mark.parametrize("privacy", [ClientPrivacy, RecordPrivacy])
 def test_private_training_takes_many_labels(privacy, tmp_path):
     given = privacy(clip_norm=1.0, epsilon=8.0, delta=1e-2)
-    run = fit_tags(tagged(clients=2), FedAvg(local=LocalSGD(lr=0.1, batch_size=4)), privacy=given, folder=tmp_path)
+    run = fit_tags(
+        tagged(clients=2),
+        FedAvg(local=LocalSGD(lr=0.1, batch_size=4)),
+        privacy=given,
+        folder=tmp_path,
+    )
     assert 0 <= run.final["recall_at_5"] <= 1
     assert run.epsilon <= 8
     assert (tmp_path / "private" / "clients.png").exists()
@@ -220,7 +248,12 @@ def test_labels_are_kept_in_a_byte_each_and_five_or_fewer_are_scored_by_accuracy
 def test_what_does_not_fit_many_labels_is_refused():
     with pytest.raises(ConfigError, match=r"loss is 'cross_entropy'.*the targets are 9 labels"):
         fit_tags(tagged(), Local(local=LocalSGD(lr=0.5)), loss="cross_entropy")
-    with pytest.raises(ModelError, match=r"one tensor \(B, 9\), since the data has 9 classes or labels; it returned"):
+    with pytest.raises(
+        ModelError,
+        match=r"one tensor \(B, 9\), since the data has 9 classes or labels; it returned",
+    ):
         fit_tags(tagged(), Local(local=LocalSGD(lr=0.5)), model=torch.nn.Linear(6, 3))
-    with pytest.raises(ModelError, match="logistic_regression is for 2 classes or several labels, not 3"):
+    with pytest.raises(
+        ModelError, match="logistic_regression is for 2 classes or several labels, not 3"
+    ):
         models.logistic_regression()(ragged_classification().spec)

@@ -18,7 +18,12 @@ from fedmtl.trainer import evaluation
 from ..algorithms.harness import problem_of
 
 LOW, HIGH = 2.0, 5000.0
-OPTIONS = {"client": "ward", "target": "cost", "bounds": {"age": [20, 100], "cost": [LOW, HIGH]}, "target_scale": "log"}
+OPTIONS = {
+    "client": "ward",
+    "target": "cost",
+    "bounds": {"age": [20, 100], "cost": [LOW, HIGH]},
+    "target_scale": "log",
+}
 
 
 def costs(rows=120, seed=0):
@@ -41,10 +46,20 @@ def in_log(values):
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("log") / "run"
     data = read_table(costs(), **OPTIONS)
-    settings = {"model": models.linear_regression(), "schedule": FullParticipation(), "privacy": None}
+    settings = {
+        "model": models.linear_regression(),
+        "schedule": FullParticipation(),
+        "privacy": None,
+    }
     fedavg = FedAvg(local=LocalSGD(lr=0.1, epochs=3, batch_size=8))
     result = Trainer(
-        data=data, algorithm=fedavg, rounds=10, metrics=["mae", "rmse"], folder=folder, progress=False, **settings
+        data=data,
+        algorithm=fedavg,
+        rounds=10,
+        metrics=["mae", "rmse"],
+        folder=folder,
+        progress=False,
+        **settings,
     ).fit()
     return data, result, folder
 
@@ -71,9 +86,13 @@ def test_scores_are_the_errors_in_units_of_predictions_by_hand(run):
         true = LOW * (HIGH / LOW) ** ((data.test.y[part].double().numpy() + 1) / 2)
         errors = np.abs(guess - true)
         assert result.by_client["mae"][name] == pytest.approx(errors.mean(), rel=1e-5)
-        assert result.by_client["rmse"][name] == pytest.approx(math.sqrt((errors**2).mean()), rel=1e-5)
+        assert result.by_client["rmse"][name] == pytest.approx(
+            math.sqrt((errors**2).mean()), rel=1e-5
+        )
         assert result.by_client["mse"][name] == pytest.approx((errors**2).mean(), rel=1e-5)
-        assert result.by_client["nmse"][name] == pytest.approx((errors**2).mean() / true.var(), rel=1e-5)
+        assert result.by_client["nmse"][name] == pytest.approx(
+            (errors**2).mean() / true.var(), rel=1e-5
+        )
 
 
 def test_new_rows_have_predictions_in_units(run):
@@ -91,7 +110,11 @@ def test_predictions_are_medians_and_the_constant_is_the_mean_of_logarithms():
     table = pd.DataFrame({"ward": ["a"] * 4000 + ["b"] * 4000, "age": rng.integers(20, 100, 8000)})
     table["cost"] = np.exp(3 + rng.normal(size=8000))
     data = read_table(table, **OPTIONS | {"bounds": {"age": [20, 100], "cost": [1e-2, 1e5]}})
-    settings = {"model": models.linear_regression(), "schedule": FullParticipation(), "privacy": None}
+    settings = {
+        "model": models.linear_regression(),
+        "schedule": FullParticipation(),
+        "privacy": None,
+    }
     fedavg = FedAvg(local=LocalSGD(lr=0.1, epochs=1, batch_size=64))
     result = Trainer(data=data, algorithm=fedavg, rounds=3, progress=False, **settings).fit()
     found = result.predictor()(pd.DataFrame({"age": [40, 80]}))
@@ -108,9 +131,18 @@ def test_predictions_are_medians_and_the_constant_is_the_mean_of_logarithms():
     ("changes", "message"),
     [
         ({"target_scale": "sqrt"}, "data.target_scale is 'sqrt'; accepted: 'linear', 'log'"),
-        ({"bounds": {"age": [20, 100]}}, "which needs a range of the target above 0, such as 'data.bounds={cost: "),
-        ({"bounds": {"age": [20, 100], "cost": [0, 10]}}, "targets below its lower end are cut there"),
-        ({"labels": ["1", "2"], "bounds": {"age": [20, 100]}}, "which needs a range of the target above 0"),
+        (
+            {"bounds": {"age": [20, 100]}},
+            "which needs a range of the target above 0, such as 'data.bounds={cost: ",
+        ),
+        (
+            {"bounds": {"age": [20, 100], "cost": [0, 10]}},
+            "targets below its lower end are cut there",
+        ),
+        (
+            {"labels": ["1", "2"], "bounds": {"age": [20, 100]}},
+            "which needs a range of the target above 0",
+        ),
     ],
 )
 def test_a_scale_without_a_range_above_zero_is_refused(changes, message):
@@ -130,9 +162,18 @@ def test_a_dataset_on_a_scale_of_logarithms_has_a_range(run):
 def test_a_check_says_that_a_target_is_skewed_and_drafts_its_scale(tmp_path, capsys, monkeypatch):
     costs().to_csv(tmp_path / "t.csv", index=False)
     monkeypatch.chdir(tmp_path)
-    words = ["data=table", "data.path=t.csv", "data.client=ward", "data.target=cost", "privacy.epsilon=8"]
+    words = [
+        "data=table",
+        "data.path=t.csv",
+        "data.client=ward",
+        "data.target=cost",
+        "privacy.epsilon=8",
+    ]
     assert main(["check", *words]) == 0
-    assert "; its mean is far above its median: data.target_scale=log may fit\n" in capsys.readouterr().out
+    assert (
+        "; its mean is far above its median: data.target_scale=log may fit\n"
+        in capsys.readouterr().out
+    )
     assert main(["check", *words, "data.target_scale=log"]) == 0
     assert "may fit" not in capsys.readouterr().out
     draft = yaml.safe_load(Path("experiment/t_2.yaml").read_text())["data"]

@@ -47,13 +47,20 @@ COUNTED = {"client": "ward", "target": "visits", "bounds": {"age": [20, 100], "v
 
 
 def run(data, **settings):
-    usual = {"model": models.linear_regression(), "schedule": FullParticipation(), "privacy": None, "progress": False}
+    usual = {
+        "model": models.linear_regression(),
+        "schedule": FullParticipation(),
+        "privacy": None,
+        "progress": False,
+    }
     return Trainer(data=data, **usual | settings).fit()
 
 
 def alone(data, loss, **solver):
     settings = {"lr": 5.0, "steps": 400, "batch_size": None} | solver
-    return run(data, algorithm=Local(local=LocalSGD(**settings)), loss=loss, rounds=1, dtype="float64")
+    return run(
+        data, algorithm=Local(local=LocalSGD(**settings)), loss=loss, rounds=1, dtype="float64"
+    )
 
 
 def rows(data, place):
@@ -64,7 +71,15 @@ def rows(data, place):
 def test_counts_are_fitted_as_scikit_learn_does_and_predicted_in_units(tmp_path):
     data = read_table(counts(), **COUNTED)
     algorithm = Local(local=LocalSGD(lr=5.0, steps=400, batch_size=None))
-    run(data, algorithm=algorithm, loss="poisson", rounds=1, dtype="float64", folder=tmp_path / "run", metrics=["mae"])
+    run(
+        data,
+        algorithm=algorithm,
+        loss="poisson",
+        rounds=1,
+        dtype="float64",
+        folder=tmp_path / "run",
+        metrics=["mae"],
+    )
     result = Result.load(tmp_path / "run")
     for place, name in enumerate(data.ids):
         x, y = rows(data, place)
@@ -73,7 +88,9 @@ def test_counts_are_fitted_as_scikit_learn_does_and_predicted_in_units(tmp_path)
         means = fit.predict(np.array([[-1.0], [-0.25], [0.75]]))
         np.testing.assert_allclose(found, means, rtol=1e-4)
         part = slice(*data.test.offsets[place : place + 2].tolist())
-        errors = np.minimum(fit.predict(data.test.x[part].double().numpy()), 30) - 15 * (data.test.y[part].numpy() + 1)
+        errors = np.minimum(fit.predict(data.test.x[part].double().numpy()), 30) - 15 * (
+            data.test.y[part].numpy() + 1
+        )
         assert result.by_client["mae"][name] == pytest.approx(np.abs(errors).mean(), rel=1e-4)
         assert result.by_client["mse"][name] == pytest.approx((errors**2).mean(), rel=1e-4)
         logs = np.log(fit.predict(data.test.x[part].double().numpy()) / 30)
@@ -84,7 +101,8 @@ def test_counts_are_fitted_as_scikit_learn_does_and_predicted_in_units(tmp_path)
 def test_raw_counts_have_the_same_fit_and_models_that_predict_means():
     table = counts()
     made = {
-        name: (own[["age"]].to_numpy() / 40 - 1.5, own.visits.to_numpy(float)) for name, own in table.groupby("ward")
+        name: (own[["age"]].to_numpy() / 40 - 1.5, own.visits.to_numpy(float))
+        for name, own in table.groupby("ward")
     }
     data = FederatedDataset.from_tensors(made, classes=None)
     result = alone(data, "poisson", lr=0.2)
@@ -119,7 +137,9 @@ def test_records_are_protected_by_the_clipped_gradients_of_the_loss(loss):
     start = torch.cat([p.detach().flatten() for p in model.parameters()])
     privacy = RecordPrivacy(clip_norm=0.4, epsilon=math.inf)
     fedavg = FedAvg(local=LocalSGD(lr=0.1, steps=1, batch_size=None))
-    result = run(data, algorithm=fedavg, loss=loss, model=model, privacy=privacy, rounds=1, dtype="float64")
+    result = run(
+        data, algorithm=fedavg, loss=loss, model=model, privacy=privacy, rounds=1, dtype="float64"
+    )
     steps = []
     cut = 0
     for k in range(4):
@@ -130,7 +150,9 @@ def test_records_are_protected_by_the_clipped_gradients_of_the_loss(loss):
         cut += int((shares < 1).sum())
         steps.append(-0.1 * (shares[:, None] * gradients).mean(0))
     assert cut
-    torch.testing.assert_close(result.shared, start + torch.stack(steps).mean(0), rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(
+        result.shared, start + torch.stack(steps).mean(0), rtol=1e-5, atol=1e-7
+    )
 
 
 @pytest.mark.parametrize("loss", SLOPES)
@@ -142,37 +164,68 @@ def test_runs_with_noise_finetune_compare_and_adapt(loss):
     assert result.finetuned.settings.kind == "mean"
     assert result.baselines["local"].privacy.headline.startswith("nothing is released")
     adapted = result.adapt(data)
-    assert adapted.scores["shared"]["mse"] == pytest.approx(result.scores["shared"]["mse"], rel=1e-5)
+    assert adapted.scores["shared"]["mse"] == pytest.approx(
+        result.scores["shared"]["mse"], rel=1e-5
+    )
     assert set(adapted.baselines) == {"local"}
 
 
 def test_who_does_not_take_the_loss_says_so_in_one_sentence():
     data = read_table(counts(), **COUNTED)
     for loss in SLOPES:
-        with pytest.raises(ConfigError, match=f"loss is '{loss}', but private_prior has a loss of its own, 'squared'"):
+        with pytest.raises(
+            ConfigError,
+            match=f"loss is '{loss}', but private_prior has a loss of its own, 'squared'",
+        ):
             run(data, algorithm=PrivatePrior(), loss=loss, rounds=1)
         with pytest.raises(ModelError, match=f"the loss is '{loss}', and none of squared error"):
             run(data, algorithm=ProximalPoint(), loss=loss, rounds=1)
-        with pytest.raises(ConfigError, match=f"loss is '{loss}', for which there are no automatic settings; choose"):
+        with pytest.raises(
+            ConfigError,
+            match=f"loss is '{loss}', for which there are no automatic settings; choose",
+        ):
             Trainer(data=data, loss=loss, privacy=None)
-        with pytest.raises(ConfigError, match=f"Finetune.kind is 'kl', but .* the loss here is '{loss}'"):
+        with pytest.raises(
+            ConfigError, match=f"Finetune.kind is 'kl', but .* the loss here is '{loss}'"
+        ):
             run(
-                data, algorithm=PMTL(lam=1.0), loss=loss, rounds=1, finetune=Finetune(kind="kl", local=LocalSGD(lr=0.1))
+                data,
+                algorithm=PMTL(lam=1.0),
+                loss=loss,
+                rounds=1,
+                finetune=Finetune(kind="kl", local=LocalSGD(lr=0.1)),
             )
-        classes = read_table(counts().assign(visits=lambda t: t.visits % 2), client="ward", target="visits", classes=2)
-        with pytest.raises(ConfigError, match=f"loss is '{loss}', which is for real targets, but table has 2 classes"):
+        classes = read_table(
+            counts().assign(visits=lambda t: t.visits % 2),
+            client="ward",
+            target="visits",
+            classes=2,
+        )
+        with pytest.raises(
+            ConfigError,
+            match=f"loss is '{loss}', which is for real targets, but table has 2 classes",
+        ):
             run(classes, algorithm=FedAvg(local=LocalSGD(lr=0.1)), loss=loss, rounds=1)
 
 
 def test_what_is_no_count_is_refused():
     fedavg = FedAvg(local=LocalSGD(lr=0.1))
     for bounds, scale, said in (
-        ([1, 30], "linear", r"a range of the target from 0 on, as \[0, 30\], but it is \[1.0, 30.0\]"),
+        (
+            [1, 30],
+            "linear",
+            r"a range of the target from 0 on, as \[0, 30\], but it is \[1.0, 30.0\]",
+        ),
         ([1, 30], "log", "whose outputs are logarithms already; leave data.target_scale=log out"),
     ):
-        data = read_table(counts(), **COUNTED | {"bounds": {"age": [20, 100], "visits": bounds}, "target_scale": scale})
+        data = read_table(
+            counts(),
+            **COUNTED | {"bounds": {"age": [20, 100], "visits": bounds}, "target_scale": scale},
+        )
         with pytest.raises(ConfigError, match=said):
             run(data, algorithm=fedavg, loss="poisson", rounds=1)
     raw = read_table(counts().assign(visits=-1.5), client="ward", target="visits", classes=None)
-    with pytest.raises(DataError, match=r"'a'.*field 'y'.*with the loss 'poisson' targets are counts from 0 on"):
+    with pytest.raises(
+        DataError, match=r"'a'.*field 'y'.*with the loss 'poisson' targets are counts from 0 on"
+    ):
         run(raw, algorithm=fedavg, loss="poisson", rounds=1)

@@ -60,9 +60,15 @@ def test_metrics_of_classes_are_those_of_scikit_learn(shape):
             rows = 12
             raw = 3 * draws(rows, *outputs, seed=seed)
             raw = raw[torch.arange(rows) // 2] if coarse else raw
-            y = torch.randint(0, classes, (rows,), generator=torch.Generator().manual_seed(seed + 100))
+            y = torch.randint(
+                0, classes, (rows,), generator=torch.Generator().manual_seed(seed + 100)
+            )
             z = raw.reshape(rows, -1).numpy()
-            probabilities = np.exp(z) / np.exp(z).sum(1, keepdims=True) if z.shape[1] > 1 else 1 / (1 + np.exp(-z))
+            probabilities = (
+                np.exp(z) / np.exp(z).sum(1, keepdims=True)
+                if z.shape[1] > 1
+                else 1 / (1 + np.exp(-z))
+            )
             guess = z.argmax(1) if z.shape[1] > 1 else (z[:, 0] > 0).astype(int)
             there = np.unique(y)
             each = [
@@ -77,7 +83,11 @@ def test_metrics_of_classes_are_those_of_scikit_learn(shape):
                 "balanced_accuracy": recall_score(y, guess, labels=there, average="macro"),
             }
             for name, value in expected.items():
-                found = REGISTRY[name].value(raw, y) if name == "accuracy" else value_of(name, spec_of(classes), raw, y)
+                found = (
+                    REGISTRY[name].value(raw, y)
+                    if name == "accuracy"
+                    else value_of(name, spec_of(classes), raw, y)
+                )
                 assert found == pytest.approx(value, rel=1e-12), name
 
 
@@ -86,7 +96,10 @@ def test_metrics_of_labels_are_those_of_scikit_learn(labels):
     for seed in range(4):
         for coarse in (False, True):
             rows, spec = 14, spec_of(2, (labels,))
-            z, y = draws(rows, labels, seed=seed), (draws(rows, labels, seed=seed + 50) > 0.8).long()
+            z, y = (
+                draws(rows, labels, seed=seed),
+                (draws(rows, labels, seed=seed + 50) > 0.8).long(),
+            )
             z = z.round() + 0.5 if coarse else z
             y[:, 0] = 0  # never there
             guess = (z > 0).long()
@@ -102,7 +115,9 @@ def test_metrics_of_labels_are_those_of_scikit_learn(labels):
             }
             if labels > 5 and not coarse:
                 largest = np.argsort(-z.numpy(), 1)[:, :5]
-                expected["recall_at_5"] = np.take_along_axis(y.numpy(), largest, 1).sum() / y.sum().item()
+                expected["recall_at_5"] = (
+                    np.take_along_axis(y.numpy(), largest, 1).sum() / y.sum().item()
+                )
             for name, value in expected.items():
                 assert REGISTRY[name].value(z, y) == pytest.approx(value, rel=1e-12), name
                 assert value_of(name, spec, z, y) == pytest.approx(value, rel=1e-12), name
@@ -119,7 +134,9 @@ def test_metrics_of_numbers_are_those_of_scikit_learn():
         assert value_of(name, spec_of(None), guess, y) == pytest.approx(value, rel=1e-12), name
     guess, y = draws(9, 2), draws(9, 2, seed=1)
     for name, oracle in (("mse", mean_squared_error), ("mae", mean_absolute_error)):
-        assert value_of(name, spec_of(None, (2,)), guess, y) == pytest.approx(oracle(y, guess), rel=1e-12)
+        assert value_of(name, spec_of(None, (2,)), guess, y) == pytest.approx(
+            oracle(y, guess), rel=1e-12
+        )
     with pytest.raises(ConfigError, match="several real targets"):
         resolve_metrics(["nmse"], spec_of(None, (2,)))
 
@@ -128,7 +145,10 @@ def test_large_logits_keep_their_order():
     """Softmax probabilities round to 1 here, and would make ties."""
     z = torch.tensor([[60.0, 0.0, 0.0], [50.0, 0.0, 0.0], [40.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
     y = torch.tensor([0, 1, 0, 1])
-    ones = [roc_auc_score(y == c, z[:, c] - z[:, [k for k in range(3) if k != c]].logsumexp(1)) for c in (0, 1)]
+    ones = [
+        roc_auc_score(y == c, z[:, c] - z[:, [k for k in range(3) if k != c]].logsumexp(1))
+        for c in (0, 1)
+    ]
     assert REGISTRY["auc"].value(z, y) == pytest.approx(np.mean(ones))
     assert len(np.unique(z.softmax(1)[:, 0])) < 4
 
@@ -138,11 +158,15 @@ def test_what_is_not_defined_is_not_a_number():
     assert np.isnan(REGISTRY["auc"].value(z, ones))
     assert np.isnan(REGISTRY["auc_micro"].value(draws(5, 3), torch.ones(5, 3)))
     assert np.isnan(REGISTRY["auc"].value(z * torch.nan, torch.tensor([0, 1, 0, 1, 0])))
-    constant = torch.full((25,), 0.1, dtype=torch.float64)  # whose sums are not exactly so many times as much
+    constant = torch.full(
+        (25,), 0.1, dtype=torch.float64
+    )  # whose sums are not exactly so many times as much
     for pooled in normalized(draws(2), constant, torch.tensor([0, 6, 25])):
         assert bool(pooled.isnan().all())
     assert np.isnan(REGISTRY["rmse"].value(draws(5, 1) / 0, draws(5)))
-    assert REGISTRY["balanced_accuracy"].value(z, ones) == pytest.approx(accuracy_score(ones, z.argmax(1)))
+    assert REGISTRY["balanced_accuracy"].value(z, ones) == pytest.approx(
+        accuracy_score(ones, z.argmax(1))
+    )
 
 
 def test_the_distribution_and_the_shares_of_clients():
@@ -157,7 +181,9 @@ def test_the_distribution_and_the_shares_of_clients():
             "clients": 11,
         }
     )
-    assert distribution(scores, higher_is_better=False)["worst_tenth"] == pytest.approx((0.95 + 0.9) / 2)
+    assert distribution(scores, higher_is_better=False)["worst_tenth"] == pytest.approx(
+        (0.95 + 0.9) / 2
+    )
     nobody = distribution(scores[:0], higher_is_better=True)
     assert nobody.pop("clients") == 0
     assert all(math.isnan(value) for value in nobody.values())
@@ -180,7 +206,10 @@ def test_the_distribution_and_the_shares_of_clients():
         (["auc", "auc"], "metrics has 'auc' twice"),
         ([lambda outputs, targets: 1.0], "functions with a name of their own"),
         ([float], "functions with a name of their own"),
-        (["rmse"], r"metrics has 'rmse', which is not for data \(one class an example\); accepted: loss, accuracy"),
+        (
+            ["rmse"],
+            r"metrics has 'rmse', which is not for data \(one class an example\); accepted: loss, accuracy",
+        ),
     ],
 )
 def test_what_is_no_metric_is_refused(metrics, said):
@@ -207,7 +236,8 @@ def test_a_function_returns_one_number_of_any_type():
 
 
 @pytest.mark.parametrize(
-    ("spec", "outputs"), [(spec_of(3), (3,)), (spec_of(2), ()), (spec_of(2, (9,)), (9,)), (spec_of(None, (2,)), (2,))]
+    ("spec", "outputs"),
+    [(spec_of(3), (3,)), (spec_of(2), ()), (spec_of(2, (9,)), (9,)), (spec_of(None, (2,)), (2,))],
 )
 def test_a_metric_is_tried_on_rows_of_the_shape_of_the_data(spec, outputs):
     z, y = invented_rows(spec, outputs)
@@ -270,11 +300,16 @@ def test_one_number_in_every_place(finished) -> None:
         cell = rows[client]["auc"]
         assert (float(cell) == result.by_client["auc"][client]) if client in known else cell == ""
         assert (
-            float(rows[client]["local custom_margin"]) == result.baselines["local"].by_client["custom_margin"][client]
+            float(rows[client]["local custom_margin"])
+            == result.baselines["local"].by_client["custom_margin"][client]
         )
     lines = list(csv.DictReader(csv_text(frame([folder])).splitlines()))
     assert float(lines[0]["auc"]) == result.metrics["auc"]
-    assert [line["algorithm"] for line in lines] == ["fedavg + finetuning", "local", "pmtl + finetuning"]
+    assert [line["algorithm"] for line in lines] == [
+        "fedavg + finetuning",
+        "local",
+        "pmtl + finetuning",
+    ]
     history = list(csv.DictReader((folder / "private/metrics.csv").read_text().splitlines()))
     assert {"auc", "custom_margin", "global_auc", "global_custom_margin"} <= history[-1].keys()
     assert float(history[-1]["auc"]) == result.history[-1]["auc"]
@@ -299,9 +334,15 @@ def test_the_clients_beside_local_are_paired(finished) -> None:
     for prefix, metric, sign in (("", "accuracy", 1), ("auc_", "auc", 1), ("loss_", "loss", -1)):
         own = result.by_client[metric]
         gaps = [sign * (own[client] - alone[metric][client]) for client in own]
-        counts = [sum(gap > 1e-9 for gap in gaps), sum(abs(gap) <= 1e-9 for gap in gaps), sum(g < -1e-9 for g in gaps)]
+        counts = [
+            sum(gap > 1e-9 for gap in gaps),
+            sum(abs(gap) <= 1e-9 for gap in gaps),
+            sum(g < -1e-9 for g in gaps),
+        ]
         names = [f"{prefix}{name}_local" for name in ("better_than", "as", "worse_than")]
-        assert [told[name] for name in names] == pytest.approx([count / len(gaps) for count in counts])
+        assert [told[name] for name in names] == pytest.approx(
+            [count / len(gaps) for count in counts]
+        )
     trained = told["baselines"]["pmtl"]
     pmtl = result.baselines["pmtl"].personal_accuracy
     assert trained["better_than_local"] == pytest.approx(
@@ -338,17 +379,25 @@ def test_nothing_of_it_is_public(finished) -> None:
 
 def test_the_shared_model_is_measured_in_pieces(monkeypatch) -> None:
     monkeypatch.setattr(evaluation, "_FLAT", 7)
-    train = {name: (torch.randn(4, 5, dtype=torch.float64), torch.tensor([0, 1, 2, 0])) for name in "abcd"}
+    train = {
+        name: (torch.randn(4, 5, dtype=torch.float64), torch.tensor([0, 1, 2, 0]))
+        for name in "abcd"
+    }
     one = (torch.ones(1, 5, dtype=torch.float64), torch.tensor([1]))
     test = {"b": (torch.randn(9, 5, dtype=torch.float64), torch.arange(9) % 3), "d": one}
     data = FederatedDataset.from_tensors(train, test=test, classes=3)
     result = trainer(
-        data=data, algorithm=FedAvg(local=SOLVER), schedule=FullParticipation(), metrics=["f1", margin, "auc"]
+        data=data,
+        algorithm=FedAvg(local=SOLVER),
+        schedule=FullParticipation(),
+        metrics=["f1", margin, "auc"],
     ).fit()
     assert list(result.by_client["f1"]) == ["b", "d"]
     assert list(result.shared_by_client["auc"]) == ["b"]
     x, y = data.test.x[:9], data.test.y[:9]
-    assert result.shared_by_client["custom_margin"]["b"] == pytest.approx(margin(result.shared_model()(x).detach(), y))
+    assert result.shared_by_client["custom_margin"]["b"] == pytest.approx(
+        margin(result.shared_model()(x).detach(), y)
+    )
 
 
 def test_a_metric_that_fails_at_a_client_ends_no_run() -> None:
@@ -357,7 +406,9 @@ def test_a_metric_that_fails_at_a_client_ends_no_run() -> None:
             raise ValueError("only one class")
         return math.inf if len(targets) == 3 else 0.5
 
-    with pytest.warns(UserWarning, match="metric 'custom_picky' raises ValueError on outputs .*: only one class"):
+    with pytest.warns(
+        UserWarning, match="metric 'custom_picky' raises ValueError on outputs .*: only one class"
+    ):
         result = trainer(metrics=[picky], rounds=2).fit()
     both = [name for name in DATA.ids if len(DATA.subset([name]).test.y.unique()) > 1]
     expected = [name for name in both if len(DATA.subset([name]).test) != 3]
@@ -370,7 +421,9 @@ def test_a_metric_that_writes_into_what_it_is_given_changes_no_other() -> None:
     def careless(outputs: torch.Tensor, targets: torch.Tensor) -> float:
         return float(outputs.fill_(0.0).sum() + targets.fill_(0).sum())
 
-    plain, beside = (trainer(metrics=metrics).fit() for metrics in (("auc", "f1"), (careless, "auc", "f1")))
+    plain, beside = (
+        trainer(metrics=metrics).fit() for metrics in (("auc", "f1"), (careless, "auc", "f1"))
+    )
     assert beside.by_client["f1"] == plain.by_client["f1"]
     assert beside.shared_by_client["auc"] == plain.shared_by_client["auc"]
 
@@ -379,14 +432,18 @@ def test_a_metric_that_never_works_is_refused_before_anything_is_charged(tmp_pat
     def broken(outputs, targets):
         return outputs[0, 99]
 
-    with pytest.raises(ConfigError, match=r"metric 'custom_broken' raises IndexError on outputs \(N, \*\(3,\)\)"):
+    with pytest.raises(
+        ConfigError, match=r"metric 'custom_broken' raises IndexError on outputs \(N, \*\(3,\)\)"
+    ):
         trainer(metrics=[broken], folder=tmp_path / "run").fit()
     assert not (tmp_path / "run").exists()
 
     def whole(outputs, targets):
         return (outputs.argmax(1) == targets).double()
 
-    with pytest.raises(ConfigError, match=r"metric 'custom_whole' returns 16 numbers; it must return one number"):
+    with pytest.raises(
+        ConfigError, match=r"metric 'custom_whole' returns 16 numbers; it must return one number"
+    ):
         trainer(metrics=[whole], folder=tmp_path / "run").fit()
 
 
@@ -395,8 +452,15 @@ def test_errors_count_less_as_better() -> None:
         return float((outputs[:, 0] - targets).abs().max())
 
     worst.higher_is_better = False
-    given = {"data": regression(12), "model": models.linear_regression(), "rounds": 3, "baselines": ["local"]}
-    result = small.trainer(algorithm=FedAvg(local=SOLVER), metrics=["mae", "rmse", "nmse", worst], **given).fit()
+    given = {
+        "data": regression(12),
+        "model": models.linear_regression(),
+        "rounds": 3,
+        "baselines": ["local"],
+    }
+    result = small.trainer(
+        algorithm=FedAvg(local=SOLVER), metrics=["mae", "rmse", "nmse", worst], **given
+    ).fit()
     told = result.numbers()
     values = np.sort(list(result.by_client["custom_worst"].values()))
     assert told["custom_worst_worst_tenth"] == pytest.approx(values[-2:].mean())
@@ -406,7 +470,9 @@ def test_errors_count_less_as_better() -> None:
     )
     roots = {name: value**0.5 for name, value in result.by_client["mse"].items()}
     assert result.by_client["rmse"] == pytest.approx(roots, rel=1e-12)
-    assert result.metrics["nmse"] == pytest.approx(np.mean(list(result.by_client["nmse"].values())), rel=1e-12)
+    assert result.metrics["nmse"] == pytest.approx(
+        np.mean(list(result.by_client["nmse"].values())), rel=1e-12
+    )
 
 
 class Logarithm(torch.nn.Linear):
@@ -421,9 +487,16 @@ class Logarithm(torch.nn.Linear):
 
 
 def test_outputs_that_are_not_finite_end_no_private_run(tmp_path) -> None:
-    given = {"data": regression(6), "model": Logarithm(4, 1), "rounds": 4, "metrics": ["nmse", "mae"]}
+    given = {
+        "data": regression(6),
+        "model": Logarithm(4, 1),
+        "rounds": 4,
+        "metrics": ["nmse", "mae"],
+    }
     privacy = ClientPrivacy(clip_norm=1.0, epsilon=5.0)
-    run = small.trainer(privacy=privacy, baselines=["local"], folder=tmp_path / "run", dtype="float32", **given)
+    run = small.trainer(
+        privacy=privacy, baselines=["local"], folder=tmp_path / "run", dtype="float32", **given
+    )
     assert "every local training ended in a model that is not finite" in run.fit().summary()
     written = json.loads((tmp_path / "run/private/result.json").read_text())
     assert (written["mae"], written["mse"]) == ("nan", "nan")
@@ -437,7 +510,9 @@ def test_metrics_change_no_number_of_the_run() -> None:
     assert torch.equal(plain.personal, asked.personal)
     drop = ("time", "auc", "custom_margin", "global_auc", "global_custom_margin")
     for one, other in zip(plain.history, asked.history, strict=True):
-        assert {k: v for k, v in one.items() if k != "time"} == {k: v for k, v in other.items() if k not in drop}
+        assert {k: v for k, v in one.items() if k != "time"} == {
+            k: v for k, v in other.items() if k not in drop
+        }
     assert ragged_classification(12).fingerprint() == DATA.fingerprint()
 
 

@@ -83,25 +83,39 @@ def test_rows_that_are_not_finite_are_counted() -> None:
     assert not_finite(rows) == 2
 
 
-def test_one_diverged_client_is_said_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_one_diverged_client_is_said_and_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     ways = Finetune(kind="vanilla", local=SOLVER)
     with caplog.at_level(logging.WARNING, "fedmtl"):
         found = trainer(data=data(1e25), finetune=ways, folder=tmp_path).fit()
     first, *later = [record.message for record in caplog.records]
-    assert first.startswith("fedavg, round 1: 1 of 6 local trainings diverged: their models are not finite")
-    assert any(text.startswith("fedavg, round 4: 4 of 24 local trainings diverged") for text in later)
+    assert first.startswith(
+        "fedavg, round 1: 1 of 6 local trainings diverged: their models are not finite"
+    )
+    assert any(
+        text.startswith("fedavg, round 4: 4 of 24 local trainings diverged") for text in later
+    )
     assert [row["diverged_trainings"] for row in found.history] == [2, 2, 2]
     assert "diverged_trainings" in (tmp_path / "private/metrics.csv").read_text()
     assert found.diverged == 1
-    assert "diverged, and in no comparison: models of clients, 1 of fedavg + finetuning, 1 of fedavg" in found.summary()
+    assert (
+        "diverged, and in no comparison: models of clients, 1 of fedavg + finetuning, 1 of fedavg"
+        in found.summary()
+    )
     assert "diverged, and not kept: local trainings, 6 of fedavg" in found.summary()
     assert json.loads((tmp_path / "private/result.json").read_text())["diverged_trainings"] == 2
 
 
 def test_what_diverges_at_one_client_changes_no_other() -> None:
     """A client that diverges counts as zero, however it diverges: everybody else's numbers are the same to the bit."""
-    runs = [trainer(data=data(extreme), baselines=("local", "pmtl")).fit() for extreme in (1e25, -1e30)]
-    for one, other in [runs, *([run.baselines[name] for run in runs] for name in ("local", "pmtl"))]:
+    runs = [
+        trainer(data=data(extreme), baselines=("local", "pmtl")).fit() for extreme in (1e25, -1e30)
+    ]
+    for one, other in [
+        runs,
+        *([run.baselines[name] for run in runs] for name in ("local", "pmtl")),
+    ]:
         assert torch.equal(one.personal[1:], other.personal[1:])
         assert torch.isfinite(one.personal[1:]).all()
         frames = [result.to_frame().drop("c0") for result in (one, other)]
@@ -118,7 +132,9 @@ def test_a_run_without_privacy_in_which_nearly_all_are_lost_stops_at_once(tmp_pa
             assert [row["round"] for row in csv.DictReader(file)] == ["1"]
         assert not (folder / "private/result.json").exists()
     with pytest.raises(TrainingError, match=f"local: training diverged: {lost}"):
-        trainer(algorithm=Local(local=HOT), privacy=ClientPrivacy(clip_norm=0.5, epsilon=math.inf)).fit()
+        trainer(
+            algorithm=Local(local=HOT), privacy=ClientPrivacy(clip_norm=0.5, epsilon=math.inf)
+        ).fit()
     with pytest.raises(TrainingError, match=f"training diverged: nearly {lost}"):
         trainer(data=data(clients=12, still=1), algorithm=FedAvg(local=HOT)).fit()  # 11 of 12
     finetune = Finetune(kind="vanilla", local=LocalSGD(lr=1e18, epochs=1, batch_size=4))
@@ -126,7 +142,9 @@ def test_a_run_without_privacy_in_which_nearly_all_are_lost_stops_at_once(tmp_pa
         trainer(finetune=finetune).fit()
 
 
-def test_what_diverges_late_or_at_some_clients_stops_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_diverges_late_or_at_some_clients_stops_no_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     found = trainer(data=data(clients=12, still=2), algorithm=FedAvg(local=HOT)).fit()  # 10 of 12
     assert (found.stopped, found.final["round"], found.diverged_trainings) == ("rounds", 6, 60)
     counts = Tally()
@@ -149,7 +167,9 @@ def test_how_a_private_run_ends_does_not_say_that_all_are_lost(tmp_path: Path) -
             found = trainer(algorithm=FedAvg(local=solver), privacy=private, folder=folder).fit()
             assert (found.stopped, found.final["round"]) == ("rounds", 6)
             assert bool(found.lost) == (name == "lost")
-            assert ("training diverged: every local training" in found.summary()) == (name == "lost")
+            assert ("training diverged: every local training" in found.summary()) == (
+                name == "lost"
+            )
             assert "diverged" not in found.privacy.text()
             kept = json.loads((folder / "private/result.json").read_text())
             assert kept.get("lost", "") == found.lost
@@ -160,23 +180,36 @@ def test_how_a_private_run_ends_does_not_say_that_all_are_lost(tmp_path: Path) -
 
 def test_a_diverged_baseline_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "fedmtl"):
-        found = trainer(baselines=("local", FedAvg(local=HOT)), algorithm=Local(local=LocalSGD(lr=0.05))).fit()
+        found = trainer(
+            baselines=("local", FedAvg(local=HOT)), algorithm=Local(local=LocalSGD(lr=0.05))
+        ).fit()
     assert "fedavg" not in found.baselines
-    assert any("the baseline is left out: fedavg: training diverged" in one.message for one in caplog.records)
+    assert any(
+        "the baseline is left out: fedavg: training diverged" in one.message
+        for one in caplog.records
+    )
 
 
 PULLED = Finetune(kind="vanilla", start="personal", local=LocalSGD(lr=1e-3, batch_size=4))
 
 
 @pytest.mark.parametrize("finetune", [None, PULLED])
-def test_a_client_whose_every_training_diverged_is_in_no_comparison(tmp_path: Path, finetune: Finetune | None) -> None:
+def test_a_client_whose_every_training_diverged_is_in_no_comparison(
+    tmp_path: Path, finetune: Finetune | None
+) -> None:
     """Its model is the one that it started from, with a finite loss: what a method makes of it is not known."""
     given = data(1e25)
     given.test.x[: given.test.counts[0]] = 1.0  # so that its loss is finite
-    for algorithm in (PMTL(local=SOLVER), Ditto(local=SOLVER), FedRep(local=SOLVER, head=["1.bias"])):
+    for algorithm in (
+        PMTL(local=SOLVER),
+        Ditto(local=SOLVER),
+        FedRep(local=SOLVER, head=["1.bias"]),
+    ):
         folder = tmp_path / algorithm.name
         own = Local(local=SOLVER)  # by name it would be an exact fit, which does not diverge
-        found = trainer(data=given, algorithm=algorithm, baselines=(own,), folder=folder, finetune=finetune).fit()
+        found = trainer(
+            data=given, algorithm=algorithm, baselines=(own,), folder=folder, finetune=finetune
+        ).fit()
         assert found.untrained == found.baselines["local"].untrained == ("c0",)
         assert found.diverged == 0
         assert math.isfinite(found.by_client["mse"]["c0"])
@@ -184,7 +217,9 @@ def test_a_client_whose_every_training_diverged_is_in_no_comparison(tmp_path: Pa
         if finetune is not None:
             compared.append((found.finetuned.better, found.finetuned.equal, found.finetuned.worse))
         for shares in compared:
-            assert [5 * share for share in shares] == pytest.approx([round(5 * share) for share in shares])  # of five
+            assert [5 * share for share in shares] == pytest.approx(
+                [round(5 * share) for share in shares]
+            )  # of five
         assert f"in no comparison: models of clients, 1 of {algorithm.name}" in found.summary()
         assert "1 of local" in found.summary().split("in no comparison")[1]
         assert "diverge" not in found.privacy.text()
@@ -203,16 +238,24 @@ LOCAL = LocalSGD(lr=0.1, batch_size=4)
 LINEAR = {
     "mp_mtl": (lambda loss: MPMTL(loss=loss, row_norm=1.0), CLIP),
     "mp_mtl, P + Q, curator": (
-        lambda loss: MPMTL(loss=loss, row_norm=1.0, own_penalty="l2", penalty="l21", curator_epsilon=5.0),
+        lambda loss: MPMTL(
+            loss=loss, row_norm=1.0, own_penalty="l2", penalty="l21", curator_epsilon=5.0
+        ),
         CLIP,
     ),
     "private_prior": (lambda loss: PrivatePrior(loss=loss, share=0.3, row_norm=None), CLIP),
-    "private_prior, diagonal": (lambda loss: PrivatePrior(loss=loss, form="diagonal", own_ridge=False), CLIP),
+    "private_prior, diagonal": (
+        lambda loss: PrivatePrior(loss=loss, form="diagonal", own_ridge=False),
+        CLIP,
+    ),
     "pp_dmtl": (lambda loss: PPDMTL(loss=loss, row_norm=1.0, a1=0.1), RECORD),
     "pp_dmtl, l1": (lambda loss: PPDMTL(loss=loss, row_norm=1.0, own_penalty="l1"), RECORD),
     "shared_directions": (lambda loss: SharedDirections(loss=loss, row_norm=1.0), RECORD),
     "p2p": (lambda loss: PeerToPeer(graph=Ring(), loss=loss, row_norm=1.0), RECORD),
-    "peer_averaging": (lambda loss: PeerAveraging(graph=Ring(), loss=loss, row_norm=1.0, refine=0.1), RECORD),
+    "peer_averaging": (
+        lambda loss: PeerAveraging(graph=Ring(), loss=loss, row_norm=1.0, refine=0.1),
+        RECORD,
+    ),
     "proximal_point": (lambda loss: ProximalPoint(), CLIP),
     "async, clip": (lambda loss: AsyncLearner(loss=loss), RECORD),
     "async, moments": (lambda loss: Moments(), RECORD),
@@ -230,7 +273,11 @@ NETWORKS = {
 }
 METHODS = LINEAR | NETWORKS
 KINDS = [
-    *[(size, what) for size in (1e15, 1e30, 3e38) for what in ("target", "row", "constant columns")],
+    *[
+        (size, what)
+        for size in (1e15, 1e30, 3e38)
+        for what in ("target", "row", "constant columns")
+    ],
     (1e30, "one column"),
     (0.0, "zeros"),
     (0.0, "duplicates"),
@@ -259,10 +306,15 @@ def spoiled(kinds, loss):
         elif what in ("zeros", "one column"):
             x *= [size, 0.0, 0.0]
     data = [{name: tuple(pair) for name, pair in side.items()} for side in sides]
-    return FederatedDataset.from_tensors(data[0], test=data[1], classes=None if loss == "squared" else 2)
+    return FederatedDataset.from_tensors(
+        data[0], test=data[1], classes=None if loss == "squared" else 2
+    )
 
 
-SLOW = ("pp_dmtl, l1", "squared")  # its own problems take 20 s where all kinds, or the largest targets, are in a run
+SLOW = (
+    "pp_dmtl, l1",
+    "squared",
+)  # its own problems take 20 s where all kinds, or the largest targets, are in a run
 
 
 def cases():
@@ -270,7 +322,9 @@ def cases():
     for name in METHODS:
         for loss in ("squared", "logistic"):
             slow = (name, loss) == SLOW
-            for kinds in ([(1e15, "row")], [(0.0, "duplicates")]) if slow else (KINDS, [DRAWN.choice(KINDS)]):
+            for kinds in (
+                ([(1e15, "row")], [(0.0, "duplicates")]) if slow else (KINDS, [DRAWN.choice(KINDS)])
+            ):
                 said = "all kinds" if kinds is KINDS else str(*kinds)
                 yield pytest.param(name, kinds, loss, id=f"{name}-{said}-{loss}")
 
@@ -280,7 +334,9 @@ def run(name, data, loss="squared", **options):
     algorithm, model, rounds = make(loss), models.linear_regression(bias=False), 3
     if name in NETWORKS:
         torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1 if loss == "squared" else 2))
+        model = nn.Sequential(
+            nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1 if loss == "squared" else 2)
+        )
     if algorithm.one_at_a_time:
         options |= {"schedule": PoissonClocks(per_client=4)}
         rounds = 1000
@@ -314,11 +370,15 @@ def test_equal_records_as_large_as_float64_can_tell_send_nothing():
     check(run("proximal_point", data), data, ["zeros"])
 
 
-@pytest.mark.parametrize("name", [name for name in LINEAR if name not in ("async, clip", "async, moments")])
+@pytest.mark.parametrize(
+    "name", [name for name in LINEAR if name not in ("async, clip", "async, moments")]
+)
 def test_a_run_in_double_precision_takes_the_largest_numbers_there(name):
     """Where records have a bound: what the other methods state is the clip of gradients, or of moments."""
     data = spoiled([(0.0, "zeros")], "squared")
-    train, test = (replace(side, x=side.x.double(), y=side.y.double()) for side in (data.train, data.test))
+    train, test = (
+        replace(side, x=side.x.double(), y=side.y.double()) for side in (data.train, data.test)
+    )
     train.x[0], train.y[1] = 1.7e308, -1.7e308
     large = FederatedDataset(train, test, data.ids)
     check(run(name, large, dtype="float64"), large, ["zeros"])

@@ -8,7 +8,16 @@ import pytest
 import torch
 from torch import nn
 
-from fedmtl import ClientPrivacy, Finetune, LocalSGD, PrivateSearch, Result, cli, models, personalize
+from fedmtl import (
+    ClientPrivacy,
+    Finetune,
+    LocalSGD,
+    PrivateSearch,
+    Result,
+    cli,
+    models,
+    personalize,
+)
 from fedmtl.errors import ConfigError, ModelError
 from fedmtl.local import StackedModule, prepare_module
 from tests.trainer.zoo import (
@@ -156,7 +165,10 @@ def test_every_way_in_refuses(enter: Callable[[Path], None], text: str, tmp_path
 
 def test_the_command_refuses(tmp_path, monkeypatch, capsys) -> None:
     by_command(tmp_path, monkeypatch)
-    assert "fedmtl: error: The model's outputs for an example depend on the other" in capsys.readouterr().err
+    assert (
+        "fedmtl: error: The model's outputs for an example depend on the other"
+        in capsys.readouterr().err
+    )
     assert not list(tmp_path.rglob("*.jsonl"))
 
 
@@ -179,7 +191,8 @@ def test_a_loss_without_a_batching_rule_finetunes_by_gradients_of_records() -> N
     finetune = Finetune(kind="ewc", local=LocalSGD(lr=0.1, steps=2))
     model = Net()
     named, own = (
-        trainer(model, finetune=finetune, loss=loss).fit().personal for loss in ("cross_entropy", vmap_refuses)
+        trainer(model, finetune=finetune, loss=loss).fit().personal
+        for loss in ("cross_entropy", vmap_refuses)
     )
     torch.testing.assert_close(own, named, rtol=1e-8, atol=1e-10)
 
@@ -192,7 +205,8 @@ def test_a_loss_of_real_targets_that_takes_some_only_is_not_refused() -> None:
         return nn.functional.softplus(-targets * outputs[:, 0])
 
     rows = {
-        client: (DATA.subset([client]).train.x, 2.0 * (DATA.subset([client]).train.y > 0) - 1) for client in DATA.ids
+        client: (DATA.subset([client]).train.x, 2.0 * (DATA.subset([client]).train.y > 0) - 1)
+        for client in DATA.ids
     }
     data = type(DATA).from_tensors(rows, classes=None)
     assert trainer(nn.Linear(WIDTH, 1), data=data, loss=signs).fit().shared is not None
@@ -214,9 +228,15 @@ def masks_of(module: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
 
 def test_a_dropout_layer_that_is_called_twice_has_two_masks_in_every_pass() -> None:
     drop = nn.Dropout(0.5)
-    twice = Net(forward=lambda net, x: net.last(net.middle(1.0 + 0.0 * net.middle(1.0 + 0.0 * net.first(x)))))
+    twice = Net(
+        forward=lambda net, x: net.last(
+            net.middle(1.0 + 0.0 * net.middle(1.0 + 0.0 * net.first(x)))
+        )
+    )
     twice.middle = drop
-    shared = nn.Sequential(nn.Linear(WIDTH, HIDDEN), drop, nn.Sigmoid(), drop, nn.Linear(HIDDEN, CLASSES))
+    shared = nn.Sequential(
+        nn.Linear(WIDTH, HIDDEN), drop, nn.Sigmoid(), drop, nn.Linear(HIDDEN, CLASSES)
+    )
     for module in (twice, shared):
         first, second, *again = masks_of(module, torch.ones(50, WIDTH))
         assert 60 < int(first.sum()) < 140

@@ -59,7 +59,9 @@ RECORDS = RecordPrivacy(clip_norm=0.5, noise_multiplier=1.2, delta=DELTA)
     ],
 )
 def test_only_the_personal_models_change(algorithm, changed, costs) -> None:
-    plain, tuned = (trainer(algorithm=algorithm, finetune=f, **changed).fit() for f in (None, FINETUNE))
+    plain, tuned = (
+        trainer(algorithm=algorithm, finetune=f, **changed).fit() for f in (None, FINETUNE)
+    )
     assert (tuned.shared is None) == (plain.shared is None)
     assert tuned.shared is None or torch.equal(tuned.shared, plain.shared)
     drop = [{k: v for k, v in row.items() if k != "time"} for row in tuned.history]
@@ -69,17 +71,24 @@ def test_only_the_personal_models_change(algorithm, changed, costs) -> None:
     assert tuned.finetuned.start == ("personal" if plain.shared is None else "shared")
     assert tuned.scores["personal"]["accuracy"] == plain.personal_accuracy
     assert tuned.scores["finetuned"] == tuned.by_client
-    assert tuned.final["accuracy"] == pytest.approx(sum(tuned.personal_accuracy.values()) / len(DATA))
+    assert tuned.final["accuracy"] == pytest.approx(
+        sum(tuned.personal_accuracy.values()) / len(DATA)
+    )
     assert tuned.history[-1]["accuracy"] == plain.final["accuracy"]
     (reason,) = set(tuned.privacy.outside) - set(plain.privacy.outside)
-    assert replace(tuned.privacy, outside=plain.privacy.outside, run=plain.privacy.run) == plain.privacy
+    assert (
+        replace(tuned.privacy, outside=plain.privacy.outside, run=plain.privacy.run)
+        == plain.privacy
+    )
     assert reason.startswith("the finetuned models")
     assert costs in reason
     assert reason in " ".join(tuned.summary().split())
 
 
 def test_it_starts_from_personal_models_where_asked() -> None:
-    still = Finetune(kind="mean", lam=1e9, start="personal", local=LocalSGD(lr=0.1, steps=2, proximal=True))
+    still = Finetune(
+        kind="mean", lam=1e9, start="personal", local=LocalSGD(lr=0.1, steps=2, proximal=True)
+    )
     algorithm = PMTL(lam=0.5, local=SOLVER)
     plain, tuned = (trainer(algorithm=algorithm, finetune=f).fit() for f in (None, still))
     torch.testing.assert_close(tuned.personal, plain.personal, rtol=0, atol=1e-8)
@@ -91,12 +100,19 @@ def test_it_starts_from_personal_models_where_asked() -> None:
 def test_the_picture_has_what_finetuning_reached(tmp_path, monkeypatch) -> None:
     saved: list[Any] = []
     monkeypatch.setattr(canvas, "save", lambda figure, path: saved.append(figure))
-    run = trainer(algorithm=FedAvg(local=SOLVER), finetune=FINETUNE, folder=tmp_path, baselines=["local", "pmtl"])
+    run = trainer(
+        algorithm=FedAvg(local=SOLVER),
+        finetune=FINETUNE,
+        folder=tmp_path,
+        baselines=["local", "pmtl"],
+    )
     result = run.fit()
     (figure,) = (figure for figure in saved if figure.axes[0].get_ylabel() == "mean accuracy")
     written, upper = {text.get_text() for text in figure.legends[0].get_texts()}, figure.axes[0]
     points = [
-        (line.get_xdata().tolist(), line.get_ydata().tolist()) for line in upper.lines if len(line.get_xdata()) == 1
+        (line.get_xdata().tolist(), line.get_ydata().tolist())
+        for line in upper.lines
+        if len(line.get_xdata()) == 1
     ]
     for title, one in (("FedAvg", result), ("PMTL", result.baselines["pmtl"])):
         assert f"{title} + finetuning {one.final['accuracy']:.3f}" in written
@@ -106,7 +122,9 @@ def test_the_picture_has_what_finetuning_reached(tmp_path, monkeypatch) -> None:
 
 
 def test_baselines_are_finetuned() -> None:
-    result = trainer(algorithm=FedAvg(local=SOLVER), finetune=FINETUNE, baselines=["pmtl", "local"]).fit()
+    result = trainer(
+        algorithm=FedAvg(local=SOLVER), finetune=FINETUNE, baselines=["pmtl", "local"]
+    ).fit()
     text = result.summary()
     assert "pmtl + finetuning" in text
     assert "local + finetuning" not in text
@@ -165,7 +183,10 @@ def test_validation_records_are_each_clients_own_affair() -> None:
 
 def test_a_client_of_a_single_record_trains_on_it_and_has_no_choice() -> None:
     single = FederatedDataset.from_tensors(
-        {"a": (torch.ones(1, 2), torch.tensor([0])), "b": (torch.ones(3, 2), torch.tensor([0, 1, 0]))},
+        {
+            "a": (torch.ones(1, 2), torch.tensor([0])),
+            "b": (torch.ones(3, 2), torch.tensor([0, 1, 0])),
+        },
         test={name: (torch.ones(1, 2), torch.tensor([1])) for name in "ab"},
         classes=2,
     )
@@ -184,7 +205,11 @@ def test_the_audit_sees_the_finetuned_models() -> None:
         def reach(self, problem, start, clients):
             return super().reach(problem, start.mean(0) if start.dim() == 2 else start, clients)
 
-    options = {"algorithm": PMTL(lam=0.5, local=SOLVER), "data": ragged_classification(9), "device": "cpu"}
+    options = {
+        "algorithm": PMTL(lam=0.5, local=SOLVER),
+        "data": ragged_classification(9),
+        "device": "cpu",
+    }
     settings = {"kind": "ewc", "local": FINETUNE.local, "start": "personal"}
     for finetune, caught in ((Finetune(**settings), False), (Mixed(**settings), True)):
         run = trainer(finetune=finetune, **options)
@@ -196,13 +221,26 @@ def test_the_audit_sees_the_finetuned_models() -> None:
 def test_scores_are_equal_within_the_rounding_of_their_metric() -> None:
     """A squared error follows outputs in the dtype of the models; an accuracy is a ratio of whole numbers."""
     mse, accuracy = REGISTRY["mse"], REGISTRY["accuracy"]
-    one, other = torch.tensor([0.5, 1e-10], dtype=torch.float64), torch.tensor([0.5 + 3e-8, 9e-10], dtype=torch.float64)
-    errors = {kind: shares(one, other, higher_is_better=False, resolution=mse.resolution(kind)) for kind in KINDS}
+    one, other = (
+        torch.tensor([0.5, 1e-10], dtype=torch.float64),
+        torch.tensor([0.5 + 3e-8, 9e-10], dtype=torch.float64),
+    )
+    errors = {
+        kind: shares(one, other, higher_is_better=False, resolution=mse.resolution(kind))
+        for kind in KINDS
+    }
     assert errors == {torch.float32: (0.5, 0.5, 0.0), torch.float64: (1.0, 0.0, 0.0)}
     rows = 100_000
-    close = torch.tensor([1 / rows, 0.1 + 0.2], dtype=torch.float64), torch.tensor([2 / rows, 0.3], dtype=torch.float64)
+    close = (
+        torch.tensor([1 / rows, 0.1 + 0.2], dtype=torch.float64),
+        torch.tensor([2 / rows, 0.3], dtype=torch.float64),
+    )
     for kind in KINDS:
-        assert shares(*close, higher_is_better=True, resolution=accuracy.resolution(kind)) == (0.0, 0.5, 0.5)
+        assert shares(*close, higher_is_better=True, resolution=accuracy.resolution(kind)) == (
+            0.0,
+            0.5,
+            0.5,
+        )
 
 
 def test_one_model_evaluated_in_two_ways_has_equal_scores() -> None:
@@ -227,18 +265,31 @@ def test_clients_that_diverge_in_finetuning_are_in_no_comparison(tmp_path, caplo
     x = data.train.x.clone()
     x[: int(data.train.offsets[3])] *= 1e160  # of three clients
     data = replace(data, train=replace(data.train, x=x))
-    settings = {"algorithm": FedAvg(local=replace(SOLVER, lr=1e-300)), "data": data, "privacy": None}
+    settings = {
+        "algorithm": FedAvg(local=replace(SOLVER, lr=1e-300)),
+        "data": data,
+        "privacy": None,
+    }
     ways = Finetune(kind="vanilla", local=LocalSGD(lr=0.2, steps=3, batch_size=4))
     with caplog.at_level(logging.WARNING, "fedmtl"):
-        result = trainer(finetune=ways, folder=tmp_path / "run", baselines=["local"], **settings).fit()
+        result = trainer(
+            finetune=ways, folder=tmp_path / "run", baselines=["local"], **settings
+        ).fit()
     found = result.finetuned
     assert found is not None
     assert found.diverged == data.ids[:3]
     assert result.personal[:3].equal(result.shared.expand(3, -1))
-    assert "fedavg: finetuning diverged for 3 of 12 clients, who keep the shared model" in caplog.text
-    assert "diverged, and in no comparison: models of clients, 3 of fedavg + finetuning" in result.summary()
+    assert (
+        "fedavg: finetuning diverged for 3 of 12 clients, who keep the shared model" in caplog.text
+    )
+    assert (
+        "diverged, and in no comparison: models of clients, 3 of fedavg + finetuning"
+        in result.summary()
+    )
     rest = data.ids[3:]
-    expected = compared(result.scores["finetuned"]["accuracy"], result.scores["shared"]["accuracy"], rest)
+    expected = compared(
+        result.scores["finetuned"]["accuracy"], result.scores["shared"]["accuracy"], rest
+    )
     assert [found.better, found.equal, found.worse] == pytest.approx(expected)
     local = result.baselines["local"].personal_accuracy
     assert result.beside_local == pytest.approx(compared(result.personal_accuracy, local, rest))
@@ -257,28 +308,51 @@ def test_what_cannot_be_finetuned_is_refused() -> None:
     with pytest.raises(ConfigError, match="no shared model"):
         trainer(algorithm=Local(local=SOLVER), finetune=replace(FINETUNE, start="shared")).fit()
     with pytest.raises(ConfigError, match="loss of its own"):
-        trainer(algorithm=PPDMTL(row_norm=1.0), schedule=PoissonClocks(per_client=2), privacy=None, finetune=FINETUNE)
+        trainer(
+            algorithm=PPDMTL(row_norm=1.0),
+            schedule=PoissonClocks(per_client=2),
+            privacy=None,
+            finetune=FINETUNE,
+        )
 
 
 OLD, NEW = DATA.subset(DATA.ids[:8]), DATA.subset(DATA.ids[8:])
 RUN = [
-    *("data.clients=12", "data.train_images=5", "schedule.cohort=6", "rounds=2", "progress=false", "dtype=float64"),
+    *(
+        "data.clients=12",
+        "data.train_images=5",
+        "schedule.cohort=6",
+        "rounds=2",
+        "progress=false",
+        "dtype=float64",
+    ),
     *("device=cpu", "baselines=[]", "metrics=[auc]"),
 ]
 
 
 def test_a_result_adapts_by_the_settings_of_its_run() -> None:
     finetune = replace(FINETUNE, kind="kl", validation=0.25)
-    result = trainer(algorithm=FedAvg(local=SOLVER), data=OLD, finetune=finetune, metrics=["auc"], seed=3).fit()
+    result = trainer(
+        algorithm=FedAvg(local=SOLVER), data=OLD, finetune=finetune, metrics=["auc"], seed=3
+    ).fit()
     found = result.adapt(NEW)
     own = replace(finetune, validation=0.0)
     by_hand = personalize(
-        result.shared_model(), NEW, finetune=own, loss="auto", metrics=["auc"], seed=3, device="cpu", dtype="float64"
+        result.shared_model(),
+        NEW,
+        finetune=own,
+        loss="auto",
+        metrics=["auc"],
+        seed=3,
+        device="cpu",
+        dtype="float64",
     )
     assert torch.equal(found.personal, by_hand.personal)
     assert found.by_client == by_hand.by_client
     assert set(found.by_client) == {"loss", "accuracy", "auc"}
-    assert found.metrics["accuracy"] == pytest.approx(sum(found.personal_accuracy.values()) / len(NEW))
+    assert found.metrics["accuracy"] == pytest.approx(
+        sum(found.personal_accuracy.values()) / len(NEW)
+    )
     for client in NEW.ids:
         test = NEW.subset([client]).test
         right = (found.model_for(client)(test.x).argmax(1) == test.y).double().mean()
@@ -305,14 +379,42 @@ def test_without_finetuning_the_run_lends_its_solver(result: Result) -> None:
 @pytest.mark.parametrize(
     ("call", "error", "said"),
     [
-        (lambda result: result.adapt(NEW, finetune=Finetune(start="personal")), ConfigError, r"Finetune\.start"),
-        (lambda result: result.adapt(ragged_classification(4, features=7)), ModelError, "fails on a batch"),
-        (lambda result: trainer(algorithm=Local(local=SOLVER)).fit().adapt(NEW), ConfigError, "no shared model"),
-        (lambda result: replace(result, terms=None).adapt(NEW), ConfigError, "does not know the settings"),
+        (
+            lambda result: result.adapt(NEW, finetune=Finetune(start="personal")),
+            ConfigError,
+            r"Finetune\.start",
+        ),
+        (
+            lambda result: result.adapt(ragged_classification(4, features=7)),
+            ModelError,
+            "fails on a batch",
+        ),
+        (
+            lambda result: trainer(algorithm=Local(local=SOLVER)).fit().adapt(NEW),
+            ConfigError,
+            "no shared model",
+        ),
+        (
+            lambda result: replace(result, terms=None).adapt(NEW),
+            ConfigError,
+            "does not know the settings",
+        ),
         (lambda result: result.adapt(None), ConfigError, "data is None; give a FederatedDataset"),
-        (lambda result: result.adapt(NEW, finetune="kl"), ConfigError, r"finetune is 'kl'; give Finetune"),
-        (lambda result: personalize("mlp", NEW), ConfigError, "model is a str; give the released module"),
-        (lambda result: personalize(result.shared_model(), 3), ConfigError, "data is an int; give a FederatedDataset"),
+        (
+            lambda result: result.adapt(NEW, finetune="kl"),
+            ConfigError,
+            r"finetune is 'kl'; give Finetune",
+        ),
+        (
+            lambda result: personalize("mlp", NEW),
+            ConfigError,
+            "model is a str; give the released module",
+        ),
+        (
+            lambda result: personalize(result.shared_model(), 3),
+            ConfigError,
+            "data is an int; give a FederatedDataset",
+        ),
     ],
 )
 def test_what_cannot_be_adapted_is_refused(call, error, said, result: Result) -> None:
@@ -338,18 +440,28 @@ def test_the_command_does_what_python_does_and_publishes_no_more_than_the_releas
     assert "these models cost no epsilon" in said
     assert {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()} == before
     public, private = tmp_path / "new/public", tmp_path / "new/private"
-    assert {path.name for path in public.iterdir()} == {"manifest.json", "model.safetensors", "privacy.json"}
-    released, again = (load_file(folder / "model.safetensors") for folder in (finished / "public", public))
+    assert {path.name for path in public.iterdir()} == {
+        "manifest.json",
+        "model.safetensors",
+        "privacy.json",
+    }
+    released, again = (
+        load_file(folder / "model.safetensors") for folder in (finished / "public", public)
+    )
     assert all(torch.equal(released[name], again[name]) for name in released)
     [outside] = json.loads((public / "privacy.json").read_text())["outside"]
-    assert "bounded by the epsilon of the released model" in outside, "the model beside it was not free"
+    assert "bounded by the epsilon of the released model" in outside, (
+        "the model beside it was not free"
+    )
     told = json.loads((private / "result.json").read_text())
     assert told["epsilon"] == 0.0
     data = load_data("digits", clients=7, seed=5, train_images=5)
     module = models.softmax_regression()(data.spec).double()
     module.load_state_dict(released)
     finetune = Finetune(kind="vanilla", local=LocalSGD(lr=0.5, epochs=2, batch_size=10))
-    found = personalize(module, data, finetune=finetune, metrics=["auc"], dtype="float64", device="cpu")
+    found = personalize(
+        module, data, finetune=finetune, metrics=["auc"], dtype="float64", device="cpu"
+    )
     assert torch.equal(load_file(private / "models.safetensors")["models"], found.personal)
     with open(private / "clients.csv", newline="") as file:
         rows = list(csv.DictReader(file))
@@ -361,10 +473,16 @@ def test_the_command_does_what_python_does_and_publishes_no_more_than_the_releas
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["rounds=3"], "rounds=3 is not taken here: settings stay as they are stored, except data=..."),
+        (
+            ["rounds=3"],
+            "rounds=3 is not taken here: settings stay as they are stored, except data=...",
+        ),
         (["data.foo=3"], "data.foo is no setting of load_digits_clients; accepted: "),
         (["data=table"], "is required; add data."),
-        (["data=synthetic_tasks"], "The model fails on a batch of shape (2, 28), the shape of this data"),
+        (
+            ["data=synthetic_tasks"],
+            "The model fails on a batch of shape (2, 28), the shape of this data",
+        ),
         (["finetune=none"], "finetune is none"),
         (["finetune=klx"], "finetune has no option 'klx'; did you mean kl?"),
         (["data.seed=5", "finetune.start=personal"], "new clients start from the given model"),
@@ -375,20 +493,30 @@ def test_the_command_does_what_python_does_and_publishes_no_more_than_the_releas
         (["finetune=mean"], "these would be the clients of the run"),
     ],
 )
-def test_bad_requests_are_refused_in_one_line(words, said, finished, tmp_path, monkeypatch, capsys) -> None:
+def test_bad_requests_are_refused_in_one_line(
+    words, said, finished, tmp_path, monkeypatch, capsys
+) -> None:
     monkeypatch.chdir(tmp_path)
-    assert cli.main(["adapt", str(finished), *(word.replace("RUN", str(finished)) for word in words)]) == 2
+    assert (
+        cli.main(["adapt", str(finished), *(word.replace("RUN", str(finished)) for word in words)])
+        == 2
+    )
     shown = capsys.readouterr().err
     assert said in shown
     assert shown.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
 
 
-def test_runs_without_a_model_to_start_from_are_refused(finished, tmp_path, monkeypatch, capsys) -> None:
+def test_runs_without_a_model_to_start_from_are_refused(
+    finished, tmp_path, monkeypatch, capsys
+) -> None:
     monkeypatch.chdir(tmp_path)
     copy = tmp_path / "copy"
     shutil.copytree(finished, copy)
-    missing = {"public/model.safetensors": "has no shared model", "private/result.json": "has not finished"}
+    missing = {
+        "public/model.safetensors": "has no shared model",
+        "private/result.json": "has not finished",
+    }
     for name, said in missing.items():
         (copy / name).unlink()
         assert cli.main(["adapt", "copy"]) == 2
@@ -402,7 +530,9 @@ def test_classes_coded_as_numbers_are_coded_for_the_loss_of_the_run() -> None:
         x = torch.randn(12, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         return x, (x[:, 0] > 0).double() * 2 - 1
 
-    old, new = ({f"{name}-{i}": side(10 * len(name) + i) for i in range(4)} for name in ("old", "newer"))
+    old, new = (
+        {f"{name}-{i}": side(10 * len(name) + i) for i in range(4)} for name in ("old", "newer")
+    )
     old, new = (FederatedDataset.from_tensors(rows, classes=None) for rows in (old, new))
     result = trainer(
         algorithm=FedAvg(local=SOLVER), data=old, model=models.logistic_regression(), privacy=None,
@@ -424,20 +554,34 @@ def table_of(name: str, seed: int) -> pd.DataFrame:
     random = np.random.default_rng(seed)
     size, kind = random.uniform(0, 2, 60), random.choice(["new", "old"], 60)
     cost = size + (kind == "new") + random.normal(0, 0.1, 60)
-    return pd.DataFrame({"who": [f"{name}{row % 4}" for row in range(60)], "size": size, "kind": kind, "cost": cost})
+    return pd.DataFrame(
+        {"who": [f"{name}{row % 4}" for row in range(60)], "size": size, "kind": kind, "cost": cost}
+    )
 
 
-COLUMNS = {"client": "who", "target": "cost", "bounds": {"size": [0, 2], "kind": ["new", "old"], "cost": [-1, 4]}}
+COLUMNS = {
+    "client": "who",
+    "target": "cost",
+    "bounds": {"size": [0, 2], "kind": ["new", "old"], "cost": [-1, 4]},
+}
 
 
 def test_local_of_new_clients_does_not_know_the_released_model() -> None:
-    old, new = (load_data("table", path=table_of(name, seed), **COLUMNS) for seed, name in enumerate("ab"))
-    runs = [Trainer(data=old, privacy=None, rounds=rounds, progress=False).fit() for rounds in (1, 5)]
+    old, new = (
+        load_data("table", path=table_of(name, seed), **COLUMNS) for seed, name in enumerate("ab")
+    )
+    runs = [
+        Trainer(data=old, privacy=None, rounds=rounds, progress=False).fit() for rounds in (1, 5)
+    ]
     adapted = [run.adapt(new) for run in runs]
     assert not torch.equal(adapted[0].shared, adapted[1].shared)
     alone = [run.baselines["local"].personal for run in adapted]
     assert torch.equal(alone[0], alone[1])
-    expected = Trainer(data=new, privacy=None, rounds=1, baselines=["local"], progress=False).fit().baselines["local"]
+    expected = (
+        Trainer(data=new, privacy=None, rounds=1, baselines=["local"], progress=False)
+        .fit()
+        .baselines["local"]
+    )
     assert torch.equal(alone[0], expected.personal)
     assert "  local " in adapted[0].summary()
     assert "of 4 clients" in adapted[0].verdict
@@ -446,7 +590,11 @@ def test_local_of_new_clients_does_not_know_the_released_model() -> None:
 def test_local_of_new_clients_of_classes_starts_from_zero() -> None:
     ways = Finetune(kind="vanilla", local=LocalSGD(lr=0.1, steps=3, batch_size=None))
     linear = models.softmax_regression()
-    shared = trainer(algorithm=FedAvg(local=SOLVER), data=OLD, model=linear, rounds=1).fit().shared_model()
+    shared = (
+        trainer(algorithm=FedAvg(local=SOLVER), data=OLD, model=linear, rounds=1)
+        .fit()
+        .shared_model()
+    )
     zero = copy.deepcopy(shared)
     for parameter in zero.parameters():
         torch.nn.init.zeros_(parameter)
@@ -467,13 +615,27 @@ def test_new_clients_have_no_local_beside_a_network_or_frozen_parameters(result:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"bounds": {**COLUMNS["bounds"], "size": [0, 3]}}, "'size' has range (0.0, 3.0), in the run (0.0, 2.0)"),
-        ({"bounds": {**COLUMNS["bounds"], "kind": ["old", "new"]}}, "the column 'kind' has categories"),
-        ({"bounds": {**COLUMNS["bounds"], "cost": [0, 4]}}, "the target 'cost' has target range (0.0, 4.0), in"),
-        ({"features": ["kind", "size"]}, "the features are 'kind', 'size', and those of the run 'size', 'kind'"),
+        (
+            {"bounds": {**COLUMNS["bounds"], "size": [0, 3]}},
+            "'size' has range (0.0, 3.0), in the run (0.0, 2.0)",
+        ),
+        (
+            {"bounds": {**COLUMNS["bounds"], "kind": ["old", "new"]}},
+            "the column 'kind' has categories",
+        ),
+        (
+            {"bounds": {**COLUMNS["bounds"], "cost": [0, 4]}},
+            "the target 'cost' has target range (0.0, 4.0), in",
+        ),
+        (
+            {"features": ["kind", "size"]},
+            "the features are 'kind', 'size', and those of the run 'size', 'kind'",
+        ),
     ],
 )
-def test_a_table_of_new_clients_that_is_coded_in_another_way_is_refused(changes: dict[str, Any], said: str) -> None:
+def test_a_table_of_new_clients_that_is_coded_in_another_way_is_refused(
+    changes: dict[str, Any], said: str
+) -> None:
     old = load_data("table", path=table_of("a", 0), **COLUMNS)
     new = load_data("table", path=table_of("b", 1), **{**COLUMNS, **changes})
     run = Trainer(data=old, privacy=None, rounds=1, progress=False).fit()
@@ -488,10 +650,17 @@ def test_the_command_keeps_the_columns_of_the_run(tmp_path, monkeypatch, capsys)
     table_of("a", 0).to_csv("old.csv", index=False)
     table_of("b", 1).rename(columns={"who": "shop"}).to_csv("new.csv", index=False)
     bounds = "data.bounds={size: [0, 2], kind: [new, old], cost: [-1, 4]}"
-    assert cli.main(["old.csv", "client=who", "target=cost", bounds, "privacy=none", "hydra.run.dir=run"]) == 0
+    assert (
+        cli.main(
+            ["old.csv", "client=who", "target=cost", bounds, "privacy=none", "hydra.run.dir=run"]
+        )
+        == 0
+    )
     assert cli.main(["adapt", "run", "new.csv", "client=shop", "--out", "new"]) == 0
     said = capsys.readouterr()
     assert f"as in the run: data.target=cost '{bounds}'\n" in said.err
     assert "released on new.csv: 4 clients" in said.out
-    by_hand = Result.load("run").adapt(load_data("table", path="new.csv", **{**COLUMNS, "client": "shop"}))
+    by_hand = Result.load("run").adapt(
+        load_data("table", path="new.csv", **{**COLUMNS, "client": "shop"})
+    )
     assert Result.load("new").by_client == by_hand.by_client

@@ -54,14 +54,22 @@ def fit(data, folder, **settings):
 def run(tmp_path_factory):
     place = tmp_path_factory.mktemp("run")
     table().to_csv(place / "t.csv", index=False)
-    train(place / "run", place / "t.csv", target="days", bounds=BOUNDS, privacy=ClientPrivacy(epsilon=10.0))
+    train(
+        place / "run",
+        place / "t.csv",
+        target="days",
+        bounds=BOUNDS,
+        privacy=ClientPrivacy(epsilon=10.0),
+    )
     return place / "run"
 
 
 @pytest.fixture(scope="module")
 def classes(tmp_path_factory):
     place = tmp_path_factory.mktemp("classes")
-    rows = table().assign(stay=lambda t: np.where(t["age"] > 60, "=long", "short"))[["ward", "age", "stay"]]
+    rows = table().assign(stay=lambda t: np.where(t["age"] > 60, "=long", "short"))[
+        ["ward", "age", "stay"]
+    ]
     rows.to_csv(place / "t.csv", index=False)
     options = {"target": "stay", "labels": ["short", "=long"], "bounds": {"age": [20, 100]}}
     train(place / "run", place / "t.csv", model=models.softmax_regression(), **options)
@@ -116,7 +124,9 @@ def weights(folder, client=None):
 def shared(folder):
     """The weight and the constant of the shared model, as its file has them, in an order of its own."""
     state = load_file(folder / "public" / "model.safetensors")
-    return [value.double().numpy() for value in sorted(state.values(), key=lambda value: -value.ndim)]
+    return [
+        value.double().numpy() for value in sorted(state.values(), key=lambda value: -value.ndim)
+    ]
 
 
 def in_days(folder, client, rows):
@@ -130,7 +140,9 @@ def test_each_row_is_predicted_by_the_model_of_its_client_in_days(run, here):
         out = done("predict", folder, "new.csv", "--keep", "id")
         assert "2 by the own models of their clients, 1 by the shared model" in out
         found = pd.read_csv("new.predicted.csv", dtype={"id": str})
-        expected = [in_days(run, who, NUMBERS)[row] for row, who in enumerate(("anna", "bob", None))]
+        expected = [
+            in_days(run, who, NUMBERS)[row] for row, who in enumerate(("anna", "bob", None))
+        ]
         np.testing.assert_allclose(found["predicted_days"], expected, rtol=1e-5)
         assert len(set(np.round(expected, 3))) == 3
         assert list(found["predicted_by"]) == ["own", "own", "shared"]
@@ -156,7 +168,9 @@ def test_a_client_can_be_named_for_all_rows(run, here):
     for words, client in (((), None), (("--client", "bob"), "bob")):
         _, out, err = command("predict", run, "new.csv", "--output", "-", *words)
         found = pd.read_csv(io.StringIO(out))
-        np.testing.assert_allclose(found["predicted_days"], in_days(run, client, NUMBERS), rtol=1e-5)
+        np.testing.assert_allclose(
+            found["predicted_days"], in_days(run, client, NUMBERS), rtol=1e-5
+        )
         assert "ward" not in found
         assert "days of 3 rows" in err
         assert ("the table has no column 'ward'" in err) == (client is None)
@@ -173,19 +187,35 @@ def test_classes_have_their_names_and_probabilities(classes, here):
     slopes, constants = (value.ravel() for value in shared(classes))
     others = np.exp(1 * slopes + constants)
     expected = np.stack([own / own.sum(), others / others.sum()])
-    np.testing.assert_allclose(found[["probability_short", "probability_=long"]], expected, rtol=1e-5)
-    assert list(found["predicted_stay"]) == [["short", "'=long"][place] for place in expected.argmax(1)]
+    np.testing.assert_allclose(
+        found[["probability_short", "probability_=long"]], expected, rtol=1e-5
+    )
+    assert list(found["predicted_stay"]) == [
+        ["short", "'=long"][place] for place in expected.argmax(1)
+    ]
     assert "probability" not in done("predict", classes, "new.csv", "--output", "-")
 
 
 @pytest.mark.parametrize(
     ("text", "wrong"),
     [
-        (f"{HEADING}True,1,z,40,anna\n\nTrue,1,z,,bob\n", "client 'bob', line 4, column 'age' is empty"),
-        (f"{HEADING}True,1,z,many,anna\n", "client 'anna', line 2, column 'age' holds 'many'; accepted: a finite"),
-        (f"{HEADING}True,1,w,40,anna\n", "line 2, column 'kind' holds 'w'; accepted: the categories 'x', 'y', 'z'"),
+        (
+            f"{HEADING}True,1,z,40,anna\n\nTrue,1,z,,bob\n",
+            "client 'bob', line 4, column 'age' is empty",
+        ),
+        (
+            f"{HEADING}True,1,z,many,anna\n",
+            "client 'anna', line 2, column 'age' holds 'many'; accepted: a finite",
+        ),
+        (
+            f"{HEADING}True,1,w,40,anna\n",
+            "line 2, column 'kind' holds 'w'; accepted: the categories 'x', 'y', 'z'",
+        ),
         (f"{HEADING}maybe,1,x,40,anna\n", "line 2, column 'planned' holds 'maybe'"),
-        (f"{HEADING}True,1,x,40,\n", "line 2, column 'ward' is empty; accepted: the name of a client"),
+        (
+            f"{HEADING}True,1,x,40,\n",
+            "line 2, column 'ward' is empty; accepted: the name of a client",
+        ),
         (NEW.replace("kind", "kinds"), "column 'kind' is missing; did you mean 'kinds'?"),
         (NEW.replace("age", "kind"), "column 'kind' occurs twice"),
         (f"{HEADING}True,1,x\n", "the number of fields of line 2 is 3, that of the header 5"),
@@ -205,7 +235,10 @@ def test_wrong_words_are_refused(run, classes, here):
     Path("new.csv").write_text(NEW)
     for words, wrong in (
         ((run, "new.csv", "client=anna"), "client=anna is an option here: --client anna"),
-        ((run, "new.csv", "rounds=3"), "no setting of a table to predict; accepted: separator, decimal, encoding"),
+        (
+            (run, "new.csv", "rounds=3"),
+            "no setting of a table to predict; accepted: separator, decimal, encoding",
+        ),
         ((run, "new.csv", "--output", "new.csv"), "the table itself"),
         ((run, "new.csv", "--output", "new.xlsx"), "give a file that ends in .csv"),
         ((run, "new.csv", "--probabilities"), "predicts a number; leave probabilities out"),
@@ -229,16 +262,26 @@ def test_another_form_and_parquet_are_read(run, here):
     rows.to_csv("new.tsv", sep="\t", index=False)
     rows.to_csv("new.csv", sep=";", decimal=",", index=False)
     found = [done("predict", run, name, "--output", "-") for name in ("new.parquet", "new.tsv")]
-    found.append(done("predict", run, "new.csv", "--output", "-", "separator=semicolon", "data.decimal=comma"))
+    found.append(
+        done(
+            "predict", run, "new.csv", "--output", "-", "separator=semicolon", "data.decimal=comma"
+        )
+    )
     assert len(set(found)) == 1
     assert found[0].count("\n") == 4
 
 
 def test_a_run_without_a_shared_model_names_who_has_none(here):
-    alone = {"algorithm": Local(), "model": models.linear_regression(), "schedule": FullParticipation()}
+    alone = {
+        "algorithm": Local(),
+        "model": models.linear_regression(),
+        "schedule": FullParticipation(),
+    }
     train("run", table(), target="days", bounds=BOUNDS, **alone)
     Path("new.csv").write_text(NEW)
-    assert "line 4, column 'ward' holds '=eva'; accepted: a client of the run" in refused("predict", "run", "new.csv")
+    assert "line 4, column 'ward' holds '=eva'; accepted: a client of the run" in refused(
+        "predict", "run", "new.csv"
+    )
     Path("new.csv").write_text(NEW.replace("=eva", "bob"))
     done("predict", "run", "new.csv")
     Path("new.csv").write_text(NEW.replace("ward", "station"))
@@ -274,14 +317,32 @@ def test_a_network_of_the_users_own_is_taken_from_the_trusted_module(here, monke
     Path("mine/model/net.yaml").write_text("# A network.\n_target_: mynet.Net\n")
     table().to_csv("t.csv", index=False)
     bounds = "data.bounds={age:[20,100],kind:[x,y,z],planned:[false,true],days:[0,30]}"
-    words = ["t.csv", "client=ward", "target=days", bounds, "--config-dir", "mine", "--trust", "mynet"]
-    words += ["model=net", "algorithm=fedavg", "schedule=full", "privacy=none", "rounds=1", "baselines=[]"]
+    words = [
+        "t.csv",
+        "client=ward",
+        "target=days",
+        bounds,
+        "--config-dir",
+        "mine",
+        "--trust",
+        "mynet",
+    ]
+    words += [
+        "model=net",
+        "algorithm=fedavg",
+        "schedule=full",
+        "privacy=none",
+        "rounds=1",
+        "baselines=[]",
+    ]
     done(*words, "progress=false", "finetune=none", "hydra.run.dir=run")
     Path("new.csv").write_text(NEW)
     done("predict", "run", "new.csv", "--trust", "mynet")
     found = pd.read_csv("new.predicted.csv")
     state = load_file("run/public/model.safetensors")
-    numbers = np.concatenate([state["layer.weight"].numpy().ravel(), state["layer.bias"].numpy()]).astype(float)
+    numbers = np.concatenate(
+        [state["layer.weight"].numpy().ravel(), state["layer.bias"].numpy()]
+    ).astype(float)
     expected = 15 * (np.clip(NUMBERS @ numbers, -1, 1) + 1)
     np.testing.assert_allclose(found["predicted_days"], expected, rtol=1e-5)
     assert "--trust mynet" in refused("predict", "run", "new.csv")
@@ -310,32 +371,62 @@ def with_network(**made):
         (with_network(**{"class": "__builtins__"}), "which a file may not"),
         (with_network(**{"class": "networks"}), "which a file may not"),
         (with_network(**{"class": "ModelFactory"}), "which a file may not"),
-        (with_network(**{"class": "MeanEmbedding", "vocabulary": 3, "width": 1, "padding": 0}), "a file may not"),
+        (
+            with_network(**{"class": "MeanEmbedding", "vocabulary": 3, "width": 1, "padding": 0}),
+            "a file may not",
+        ),
         (with_network(**{"class": "load_data", "path": "t.csv"}), "which a file may not"),
         (with_network(**{"class": "${oc.env:SECRET}"}), "the class '${oc.env:SECRET}'"),
         (with_network(**{"class": ["mlp"]}), "which a file may not"),
-        (with_network(**{"class": "lora", "model": {"class": "hostile.Net"}}), "the class 'hostile.Net'"),
+        (
+            with_network(**{"class": "lora", "model": {"class": "hostile.Net"}}),
+            "the class 'hostile.Net'",
+        ),
         (with_network(**{"class": "fix", "model": {"class": "Local"}}), "the class 'Local'"),
         (with_network(**{"class": "lora", "model": 3}), "lora does not take"),
-        (with_network(**{"class": "merge_lora", "model": {"class": "mlp"}}), "merge_lora does not take"),
-        (with_network(**{"class": "with_group_norm", "module": {"class": "mlp"}}), "with_group_norm does not take"),
-        (with_network(**{"class": "linear_regression", "path": "x"}), "linear_regression does not take"),
+        (
+            with_network(**{"class": "merge_lora", "model": {"class": "mlp"}}),
+            "merge_lora does not take",
+        ),
+        (
+            with_network(**{"class": "with_group_norm", "module": {"class": "mlp"}}),
+            "with_group_norm does not take",
+        ),
+        (
+            with_network(**{"class": "linear_regression", "path": "x"}),
+            "linear_regression does not take",
+        ),
         (with_network(**{"class": "torchvision_model", "weights": "DEFAULT"}), "needs images"),
         (with_network(hidden=3), "is no network"),
         (lambda v: v["network"].update(made=[]), "is no network"),
         (lambda v: v["network"].update(made=None), "none of fedmtl.models"),
         (with_network(**{"class": "mlp", "hidden": 2}), "has the tensors"),
-        (with_network(**{"class": "mlp", "hidden": 10**12}), "network.made.hidden is 1000000000000"),
-        (with_network(**{"class": "mlp", "hidden": 1, "layers": 10**6}), "network.made.layers is 1000000"),
-        (with_network(**{"class": "lora", "model": {"class": "mlp", "layers": 99}}), "made.model.layers is 99"),
+        (
+            with_network(**{"class": "mlp", "hidden": 10**12}),
+            "network.made.hidden is 1000000000000",
+        ),
+        (
+            with_network(**{"class": "mlp", "hidden": 1, "layers": 10**6}),
+            "network.made.layers is 1000000",
+        ),
+        (
+            with_network(**{"class": "lora", "model": {"class": "mlp", "layers": 99}}),
+            "made.model.layers is 99",
+        ),
         (lambda v: v["network"].update(dtype="__class__"), "network.dtype is '__class__'"),
         (
             lambda v: v["network"].update(dtype="float64"),
             "is float32 (1, 5), and that of the network of columns.json is float64",
         ),
         (lambda v: v.pop("network"), "network must have made and dtype"),
-        (lambda v: v["table"]["columns"].pop(), "is float32 (1, 5), and that of the network of columns.json is"),
-        (lambda v: v["table"].update(classes=10**9), "has 1 outputs, and the target 'days' needs 1000000000"),
+        (
+            lambda v: v["table"]["columns"].pop(),
+            "is float32 (1, 5), and that of the network of columns.json is",
+        ),
+        (
+            lambda v: v["table"].update(classes=10**9),
+            "has 1 outputs, and the target 'days' needs 1000000000",
+        ),
         (lambda v: v["table"].update(target=3), "must have distinct names"),
     ],
 )
@@ -360,7 +451,9 @@ def tensors(folder, change, **metadata):
 
 def test_received_tensors_must_be_those_of_the_network(public):
     original = (public / "model.safetensors").read_bytes()
-    name = next(key for key, value in load_file(public / "model.safetensors").items() if value.ndim == 2)
+    name = next(
+        key for key, value in load_file(public / "model.safetensors").items() if value.ndim == 2
+    )
     for change, wrong in (
         (lambda s: s.update({name: torch.zeros(5, 1)}), "is float32 (5, 1)"),
         (lambda s: s.update({name: torch.zeros(1, 5, dtype=torch.int64)}), "is int64 (1, 5)"),
@@ -419,10 +512,17 @@ def test_received_names_are_texts_and_nothing_else(public):
         values["table"]["columns"][1].update(name="../../x", categories=[reference, formula, "z"])
 
     changed(public, change)
-    Path("new.csv").write_text(f"../../x,{formula},age,planned\n{reference},anna,20,true\n{formula},-1+1,20,true\n")
+    Path("new.csv").write_text(
+        f"../../x,{formula},age,planned\n{reference},anna,20,true\n{formula},-1+1,20,true\n"
+    )
     out = done("predict", public, "new.csv", "--output", "-", "--keep", "../../x")
     rows = pd.read_csv(io.StringIO(out))
-    assert list(rows.columns) == [f"'{formula}", "../../x", f"predicted_{reference}", "predicted_by"]
+    assert list(rows.columns) == [
+        f"'{formula}",
+        "../../x",
+        f"predicted_{reference}",
+        "predicted_by",
+    ]
     assert list(rows["../../x"]) == [reference, f"'{formula}"]
     assert list(rows[f"'{formula}"]) == ["anna", "'-1+1"]
     assert "of the environment" not in out

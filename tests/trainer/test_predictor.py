@@ -33,7 +33,9 @@ def table(rows=40):
 
 
 def trained(data, folder=None, **settings):
-    return Trainer(data=data, rounds=2, progress=False, folder=folder, **{"privacy": None} | settings).fit()
+    return Trainer(
+        data=data, rounds=2, progress=False, folder=folder, **{"privacy": None} | settings
+    ).fit()
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +49,9 @@ def run(tmp_path_factory):
 
 def test_rows_are_coded_by_hand():
     schema = read_table(table(), client="ward", target="days", bounds=BOUNDS).schema
-    rows = pd.DataFrame({"planned": ["TRUE", "False"], "kind": ["z", "x"], "more": ["?", "?"], "age": [40, 300]})
+    rows = pd.DataFrame(
+        {"planned": ["TRUE", "False"], "kind": ["z", "x"], "more": ["?", "?"], "age": [40, 300]}
+    )
     expected = [[2 * 20 / 80 - 1, 0, 0, 1, 1], [1, 1, 0, 0, -1]]
     np.testing.assert_array_equal(schema.encode(rows).numpy(), np.array(expected, dtype=np.float32))
     np.testing.assert_allclose(schema.decode(torch.tensor([[-1.0], [0.5]])), [0.0, 22.5])
@@ -68,7 +72,9 @@ def test_the_saved_schema_gives_the_features_of_the_run_to_the_bit(integers):
     assert coded.dtype == stored.dtype
     assert sorted(map(tuple, coded.tolist())) == sorted(map(tuple, stored.tolist()))
     if integers:
-        with pytest.raises(DataError, match=r"row 0, column 'age' holds 0\.5; accepted: a whole number"):
+        with pytest.raises(
+            DataError, match=r"row 0, column 'age' holds 0\.5; accepted: a whole number"
+        ):
             schema.encode(pd.DataFrame({"age": [0.5], "row": [1]}))
 
 
@@ -82,14 +88,25 @@ def test_the_saved_schema_knows_dates_other_categories_and_missing_values():
             "cost": [0.5, 1.5, 2.5, 3.5, 4.5, 5.5],
         }
     )
-    bounds = {"day": ["1980-01-01", "1987-12-31"], "kind": ["a", "b", "*"], "age": [20, 60], "cost": [0, 10]}
+    bounds = {
+        "day": ["1980-01-01", "1987-12-31"],
+        "kind": ["a", "b", "*"],
+        "age": [20, 60],
+        "cost": [0, 10],
+    }
     data = read_table(rows, client="ward", target="cost", bounds=bounds, missing="indicator")
     schema = TableSchema.from_dict(json.loads(json.dumps(data.schema.to_dict())))
     assert (schema, schema.width, schema.written) == (data.schema, 11, ["day", "kind"])
     stored = torch.cat([data.train.x, data.test.x])
     coded = schema.encode(rows.drop(columns=["ward", "cost"]))
     assert sorted(map(tuple, coded.tolist())) == sorted(map(tuple, stored.tolist()))
-    new = pd.DataFrame({"kind": ["never seen", None], "age": [None, 50.0], "day": [pd.NaT, pd.Timestamp("1987-12-31")]})
+    new = pd.DataFrame(
+        {
+            "kind": ["never seen", None],
+            "age": [None, 50.0],
+            "day": [pd.NaT, pd.Timestamp("1987-12-31")],
+        }
+    )
     days = [[0, 0, 0, 0, 1], [1, 1, 2 * 3 / 6 - 1, 1, 0]]
     expected = [[*days[0], 0, 0, 1, 0, 0, 1], [*days[1], 0, 0, 0, 1, 0.5, 0]]
     np.testing.assert_allclose(schema.encode(new).numpy(), expected, atol=1e-7)
@@ -108,11 +125,15 @@ def test_public_are_only_declared_facts(run, tmp_path):
     assert not (tmp_path / "run" / "public" / "columns.json").exists()
     stored = json.loads((tmp_path / "run" / "private" / "columns.json").read_text())
     assert stored["table"]["columns"][1]["categories"] == ["x", "y", "z"]
-    assert not read_table(rows.drop(columns="kind"), client="ward", target="days", classes=None).schema.declared
+    assert not read_table(
+        rows.drop(columns="kind"), client="ward", target="days", classes=None
+    ).schema.declared
 
 
 def test_data_that_are_no_table_have_no_predictor(tmp_path):
-    result = trained(load_data("digits", clients=5), tmp_path / "run", model=models.softmax_regression())
+    result = trained(
+        load_data("digits", clients=5), tmp_path / "run", model=models.softmax_regression()
+    )
     assert not list((tmp_path / "run").glob("*/columns.json"))
     with pytest.raises(ConfigError, match="was no table"):
         result.predictor()
@@ -122,8 +143,13 @@ def test_predictions_are_those_of_the_models_in_days(run):
     result = Result.load(run / "run")
     rows = table().drop(columns=["days", "ward"]).set_index(np.arange(40) + 7)
     age = (rows["age"].to_numpy() - 20) / 40 - 1
-    x = np.column_stack([age, *(rows["kind"] == kind for kind in "xyz"), np.where(rows["planned"], 1.0, -1.0)])
-    for client, weights in (("anna", result.personal[result.ids.index("anna")]), (None, result.shared)):
+    x = np.column_stack(
+        [age, *(rows["kind"] == kind for kind in "xyz"), np.where(rows["planned"], 1.0, -1.0)]
+    )
+    for client, weights in (
+        ("anna", result.personal[result.ids.index("anna")]),
+        (None, result.shared),
+    ):
         *slopes, constant = weights.double().numpy()
         expected = 15 * (np.clip(x @ np.array(slopes) + constant, -1, 1) + 1)
         found = result.predictor(client)(rows)
@@ -132,14 +158,23 @@ def test_predictions_are_those_of_the_models_in_days(run):
 
 
 def test_labels_and_probabilities_of_classes(tmp_path):
-    rows = table().assign(days=lambda t: np.where(t["age"] > 60, "long", "short"))[["ward", "age", "days"]]
-    data = read_table(rows, client="ward", target="days", labels=["short", "long"], bounds={"age": [20, 100]})
+    rows = table().assign(days=lambda t: np.where(t["age"] > 60, "long", "short"))[
+        ["ward", "age", "days"]
+    ]
+    data = read_table(
+        rows, client="ward", target="days", labels=["short", "long"], bounds={"age": [20, 100]}
+    )
     new = pd.DataFrame({"age": [20.0, 100.0, 45.0]})
-    for name, model in (("two", models.softmax_regression()), ("one", models.logistic_regression())):
+    for name, model in (
+        ("two", models.softmax_regression()),
+        ("one", models.logistic_regression()),
+    ):
         result = trained(data, tmp_path / name, model=model)
         loaded = Result.load(tmp_path / name)
         with torch.no_grad():
-            outputs = result.shared_model()(torch.tensor([[-1.0], [1.0], [-0.375]])).double().numpy()
+            outputs = (
+                result.shared_model()(torch.tensor([[-1.0], [1.0], [-0.375]])).double().numpy()
+            )
         odds = outputs[:, 0] if name == "one" else outputs[:, 1] - outputs[:, 0]
         chance = 1 / (1 + np.exp(-odds))
         found = loaded.predictor()(new, probabilities=True)
@@ -156,7 +191,10 @@ def test_wrong_rows_are_refused_by_row_and_column(run, caplog):
     for change, wrong in (
         ({"age": [30, "many"]}, "row 1, column 'age' holds 'many'; accepted: a finite number"),
         ({"age": [np.nan, 3]}, "row 0, column 'age' is empty"),
-        ({"kind": ["x", "w"]}, "row 1, column 'kind' holds 'w'; accepted: the categories 'x', 'y', 'z'"),
+        (
+            {"kind": ["x", "w"]},
+            "row 1, column 'kind' holds 'w'; accepted: the categories 'x', 'y', 'z'",
+        ),
     ):
         with pytest.raises(DataError, match=wrong):
             predict(pd.DataFrame(row | change))
@@ -166,13 +204,17 @@ def test_wrong_rows_are_refused_by_row_and_column(run, caplog):
         predict([[1, 2, 3]])
     with caplog.at_level(logging.WARNING, "fedmtl"):
         beyond = predict(pd.DataFrame(row | {"age": [0, 200]}))
-    assert [record.getMessage().partition("cut there ")[2] for record in caplog.records] == ["(rows of 2): 'age' 2"]
+    assert [record.getMessage().partition("cut there ")[2] for record in caplog.records] == [
+        "(rows of 2): 'age' 2"
+    ]
     pd.testing.assert_series_equal(beyond, predict(pd.DataFrame(row | {"age": [20, 100]})))
 
 
 def test_who_has_no_model_is_told_of_the_shared_one(run):
     result = Result.load(run / "run")
-    with pytest.raises(ConfigError, match=r"no client 'ann'; did you mean 'anna'\? .*shared model is available"):
+    with pytest.raises(
+        ConfigError, match=r"no client 'ann'; did you mean 'anna'\? .*shared model is available"
+    ):
         result.predictor("ann")
     with pytest.raises(ConfigError, match="predicts a number; leave probabilities out"):
         result.predictor()(table(), probabilities=True)
@@ -181,7 +223,10 @@ def test_who_has_no_model_is_told_of_the_shared_one(run):
 @pytest.mark.parametrize(
     ("change", "wrong"),
     [
-        (lambda v: v["transform"].update({"class": "MappedImages", "path": "/etc/passwd"}), "transform is"),
+        (
+            lambda v: v["transform"].update({"class": "MappedImages", "path": "/etc/passwd"}),
+            "transform is",
+        ),
         (lambda v: v["transform"].update(more=1), "cannot be made"),
         (lambda v: v.update(odds="os.system"), "odds is 'os.system'"),
         (lambda v: v.update(limit=-1), "limit is -1"),
@@ -193,9 +238,20 @@ def test_who_has_no_model_is_told_of_the_shared_one(run):
         (lambda v: v["table"]["columns"][0].update(kind="code"), "of kind 'code'"),
         (lambda v: v["table"]["columns"][1].update(categories=["x", "x"]), "distinct texts"),
         (lambda v: v["table"]["columns"][1].update(missing=1), "missing is 1"),
-        (lambda v: v["table"]["columns"][0].update(kind="dates", range=None), "do not belong to the kind 'dates'"),
-        (lambda v: v["table"]["columns"][0].update(kind="dates", range=None, period=["1980", "1981"]), "two dates"),
-        (lambda v: v["table"]["columns"][0].update(period=["1980-02-01", "1980-01-01"]), "before the last"),
+        (
+            lambda v: v["table"]["columns"][0].update(kind="dates", range=None),
+            "do not belong to the kind 'dates'",
+        ),
+        (
+            lambda v: v["table"]["columns"][0].update(
+                kind="dates", range=None, period=["1980", "1981"]
+            ),
+            "two dates",
+        ),
+        (
+            lambda v: v["table"]["columns"][0].update(period=["1980-02-01", "1980-01-01"]),
+            "before the last",
+        ),
         (lambda v: v["table"]["columns"][2].update(categories=["x"]), "do not belong to the kind"),
     ],
 )

@@ -62,17 +62,28 @@ TASKS = {
 RECORDS = {"privacy": RecordPrivacy(clip_norm=0.5, noise_multiplier=0.8, delta=1e-5)}
 CASES: dict[str, dict[str, Any]] = {
     "records": {"folder": True, **RECORDS},
-    "records, one by one": {"algorithm": NETWORKS["ditto"], "execution": Execution(chunk=1), **RECORDS},
+    "records, one by one": {
+        "algorithm": NETWORKS["ditto"],
+        "execution": Execution(chunk=1),
+        **RECORDS,
+    },
     "pmtl": {"folder": True, "eval_every": 1},
     "pmtl, running mean": {"algorithm": NETWORKS["pmtl, running mean"], "metrics": ["f1"]},
-    "fedavg, no privacy": {"algorithm": NETWORKS["fedavg"], "privacy": None, "baselines": ["local"]},
+    "fedavg, no privacy": {
+        "algorithm": NETWORKS["fedavg"],
+        "privacy": None,
+        "baselines": ["local"],
+    },
     "fedavg, finetuned": {"algorithm": NETWORKS["fedavg"], "finetune": Finetune(validation=0.3)},
     "ditto, everybody": {"algorithm": NETWORKS["ditto"], "schedule": FullParticipation()},
     **{name: {"algorithm": NETWORKS[name]} for name in ("fedrep", "ifca", "mp_mtl_layers")},
     "saved every round": {"folder": True, "checkpoint_every": 1},
     "adaptive": {
         "privacy": ClientPrivacy(
-            clip_norm=QuantileClip(0.5, count_noise=3.0), noise_multiplier=1.5, epsilon=5.0, delta=1e-5
+            clip_norm=QuantileClip(0.5, count_noise=3.0),
+            noise_multiplier=1.5,
+            epsilon=5.0,
+            delta=1e-5,
         ),
         "rounds": 9,
     },
@@ -80,8 +91,17 @@ CASES: dict[str, dict[str, Any]] = {
     "private_prior": {"algorithm": LINEAR["private_prior"], "rounds": 1, **TASKS},
 }
 FEW = ("records", "pmtl", "fedavg, finetuned", "mp_mtl")  # also in groups of three
-SWEEP = ["data.clients=12", "schedule.cohort=4", "rounds=2", "baselines=null", "finetune=none", "privacy.epsilon=1,4,9"]
-SECURE = {"privacy": ClientPrivacy(clip_norm=0.5, noise_multiplier=0.8, delta=1e-5, source="secure")}
+SWEEP = [
+    "data.clients=12",
+    "schedule.cohort=4",
+    "rounds=2",
+    "baselines=null",
+    "finetune=none",
+    "privacy.epsilon=1,4,9",
+]
+SECURE = {
+    "privacy": ClientPrivacy(clip_norm=0.5, noise_multiplier=0.8, delta=1e-5, source="secure")
+}
 victim: dict[str, int | None] = {"rank": None}
 
 
@@ -97,7 +117,12 @@ class Mortal(PMTL):
         return super().client(c)
 
 
-DYING = {"algorithm": Mortal(lam=0.5, local=SOLVER), "folder": True, "checkpoint_every": 1, "rounds": 5}
+DYING = {
+    "algorithm": Mortal(lam=0.5, local=SOLVER),
+    "folder": True,
+    "checkpoint_every": 1,
+    "rounds": 5,
+}
 SAVED = DYING | {"baselines": ["local"]}
 
 
@@ -112,13 +137,26 @@ def outcome(run: Trainer, **options: Any) -> dict[str, Any]:
     digest = hashlib.blake2b(result.personal.contiguous().numpy().tobytes(), digest_size=8)
     if result.shared is not None:
         digest.update(result.shared.numpy().tobytes())
-    history = [{key: value for key, value in row.items() if key != "time"} for row in result.history]
+    history = [
+        {key: value for key, value in row.items() if key != "time"} for row in result.history
+    ]
     lines: list[Any] = []
     if run.folder is not None:
         text = (Path(run.folder) / "private" / "ledger.jsonl").read_text().splitlines()
-        lines = [(line["kind"], line.get("first"), line.get("end")) for line in map(json.loads, text)]
-    reported = {key: value for key, value in result.privacy.to_dict().items() if key not in ("run", "ledger_head")}
-    found = {"models": digest.hexdigest(), "history": history, "ledger": lines, "scores": result.by_client}
+        lines = [
+            (line["kind"], line.get("first"), line.get("end")) for line in map(json.loads, text)
+        ]
+    reported = {
+        key: value
+        for key, value in result.privacy.to_dict().items()
+        if key not in ("run", "ledger_head")
+    }
+    found = {
+        "models": digest.hexdigest(),
+        "history": history,
+        "ledger": lines,
+        "scores": result.by_client,
+    }
     found |= {"epsilon": result.epsilon, "stopped": result.stopped, "report": reported}
     found |= {"off grid": [one.off_grid for one in result.released.values()]}
     found |= {"baselines": {name: one.by_client for name, one in result.baselines.items()}}
@@ -139,15 +177,21 @@ def of_all(size: int, make: Callable[[Ranks], Any]) -> list[Any]:
         return ranks.gather(make(ranks))
 
 
-@pytest.mark.parametrize(("name", "size"), [*((name, 2) for name in CASES), *((name, 3) for name in FEW)])
+@pytest.mark.parametrize(
+    ("name", "size"), [*((name, 2) for name in CASES), *((name, 3) for name in FEW)]
+)
 def test_any_number_of_processes_gives_the_same_bits(name: str, size: int, tmp_path: Path) -> None:
     alone = outcome(trainer(CASES[name], tmp_path / "one"))
-    found = of_all(size, lambda ranks: outcome(trainer(CASES[name], tmp_path / "several"), ranks=ranks))
+    found = of_all(
+        size, lambda ranks: outcome(trainer(CASES[name], tmp_path / "several"), ranks=ranks)
+    )
     assert found == [alone] * size
 
 
 def test_processes_that_a_run_starts_give_the_same_bits(tmp_path: Path) -> None:
-    own = outcome(trainer(CASES["records"] | {"execution": Execution(processes=2)}, tmp_path / "two"))
+    own = outcome(
+        trainer(CASES["records"] | {"execution": Execution(processes=2)}, tmp_path / "two")
+    )
     assert own == outcome(trainer(CASES["records"], tmp_path / "one"))
     assert not dist.is_initialized()
 
@@ -167,7 +211,9 @@ def test_a_lost_rank_ends_the_run_which_goes_on_in_one_process(
 ) -> None:
     whole = outcome(trainer(DYING, tmp_path / "whole"))
     monkeypatch.setitem(victim, "rank", size - 1)
-    with pytest.raises(TrainingError, match=f"Rank 0 of {size} can no longer reach the others.*resume"):
+    with pytest.raises(
+        TrainingError, match=f"Rank 0 of {size} can no longer reach the others.*resume"
+    ):
         of_all(size, lambda ranks: trainer(DYING, tmp_path / "run").fit(ranks=ranks))
     monkeypatch.setitem(victim, "rank", None)
     rest = outcome(trainer(DYING, tmp_path / "run"), resume=True)
@@ -184,7 +230,9 @@ def test_a_saved_run_goes_on_with_another_number_of_processes(
         of_all(before, lambda ranks: trainer(SAVED, tmp_path / "run").fit(ranks=ranks))
     monkeypatch.setitem(victim, "rank", None)
     for size in (now, before):  # where it ends, and of the finished run
-        for one in of_all(size, lambda ranks: outcome(trainer(SAVED, tmp_path / "run"), ranks=ranks, resume=True)):
+        for one in of_all(
+            size, lambda ranks: outcome(trainer(SAVED, tmp_path / "run"), ranks=ranks, resume=True)
+        ):
             for name in ("models", "epsilon", "scores", "baselines", "stopped"):
                 assert one[name] == whole[name]
 
@@ -205,20 +253,33 @@ def test_all_ranks_compute_every_job_of_a_sweep(tmp_path: Path) -> None:
     sweeps = [tmp_path / "one", tmp_path / "two"]
     words = [["-m", *SWEEP, f"hydra.sweep.dir={sweep}"] for sweep in sweeps]
     assert cli.main(words[0]) == 0
-    assert of_all(2, lambda _: [cli.main(words[1]), cli.main(["resume", str(sweeps[1])])]) == [[0, 0]] * 2
+    assert (
+        of_all(2, lambda _: [cli.main(words[1]), cli.main(["resume", str(sweeps[1])])])
+        == [[0, 0]] * 2
+    )
     for job in range(3):
-        one, two = (json.loads((sweep / str(job) / "private" / "result.json").read_text()) for sweep in sweeps)
+        one, two = (
+            json.loads((sweep / str(job) / "private" / "result.json").read_text())
+            for sweep in sweeps
+        )
         assert (one["epsilon"], one["accuracy"]) == (two["epsilon"], two["accuracy"])
 
 
 def test_a_rank_that_cannot_be_reached_is_said_with_what_to_do() -> None:
     for error in (
-        RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:29201"),
-        RuntimeError("[gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 3600000ms for recv operation"),
+        RuntimeError(
+            "[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:29201"
+        ),
+        RuntimeError(
+            "[gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 3600000ms for recv operation"
+        ),
         RuntimeError("[gloo/transport/tcp/pair.cc:454] writev [127.0.0.1]:29201: Broken pipe"),
         dist.DistNetworkError("Failed to recv, got 0 bytes"),
     ):
-        with pytest.raises(TrainingError, match=r"Rank 1 of 2 .*reach the others.*resume"), Ranks(1, 2)._reached():
+        with (
+            pytest.raises(TrainingError, match=r"Rank 1 of 2 .*reach the others.*resume"),
+            Ranks(1, 2)._reached(),
+        ):
             raise error
     for error in (
         RuntimeError("[gloo/transport/tcp/pair.cc:446] op.preamble.length <= op.nbytes. 32 vs 24"),
@@ -229,15 +290,23 @@ def test_a_rank_that_cannot_be_reached_is_said_with_what_to_do() -> None:
         assert caught.value is error  # it is this process's own
 
 
-def test_a_job_that_fails_at_one_rank_alone_ends_its_sweep(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_job_that_fails_at_one_rank_alone_ends_its_sweep(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     job, ranks = Job(1, 3, "seed=2", Path()), Ranks(1, 2)
     with pytest.raises(SystemExit) as ended, Process(ranks=ranks).errors(job):
         raise TrainingError("of this rank")
     assert ended.value.code == 1
-    assert capsys.readouterr().err == "fedmtl: error: [2/3] seed=2: rank 1: TrainingError: of this rank\n"
+    assert (
+        capsys.readouterr().err
+        == "fedmtl: error: [2/3] seed=2: rank 1: TrainingError: of this rank\n"
+    )
     of_all = TrainingError("of all ranks")
     of_all.agreed = True  # type: ignore[attr-defined]
-    for process, printed in ((Process(ranks=ranks), ""), (Process(), "fedmtl: error: [2/3] seed=2: of all ranks\n")):
+    for process, printed in (
+        (Process(ranks=ranks), ""),
+        (Process(), "fedmtl: error: [2/3] seed=2: of all ranks\n"),
+    ):
         with process.errors(job):
             raise of_all
         assert process.codes == [1]
@@ -248,7 +317,9 @@ def test_the_processes_that_a_run_started_end_with_it(tmp_path: Path) -> None:
     parent = os.fork()
     if parent == 0:
         os.setpgrp()
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # where the other process says that this one is gone
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), 2
+        )  # where the other process says that this one is gone
         torch.set_num_threads(1)
         victim["rank"] = 0
         trainer(DYING | {"execution": Execution(processes=2)}, tmp_path / "run").fit()
@@ -295,7 +366,9 @@ def children(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
             os.waitpid(child, os.WNOHANG)
 
 
-def test_a_fork_that_fails_leaves_no_process(children: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fork_that_fails_leaves_no_process(
+    children: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     fork = os.fork
 
     def failing() -> int:
@@ -309,7 +382,9 @@ def test_a_fork_that_fails_leaves_no_process(children: list[int], monkeypatch: p
     assert len(children) == 1
 
 
-def test_a_copy_that_is_interrupted_as_it_begins_does_not_leave_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_that_is_interrupted_as_it_begins_does_not_leave_the_block(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     fork, copies, this = os.fork, list[int](), os.getpid()
 
     def interrupted() -> int:
@@ -340,7 +415,9 @@ def test_what_cannot_be_pickled_is_an_error_of_all_ranks() -> None:
         run()
 
 
-def test_a_copy_that_never_comes_is_not_waited_for_long(children: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_that_never_comes_is_not_waited_for_long(
+    children: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     fork = os.fork
 
     def lost() -> int:
@@ -356,7 +433,9 @@ def test_a_copy_that_never_comes_is_not_waited_for_long(children: list[int], mon
 
 
 @pytest.mark.usefixtures("children")
-def test_an_error_as_the_processes_part_leaves_none_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_as_the_processes_part_leaves_none_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """As an interruption by the keyboard would be."""
     left = dist.destroy_process_group
 
@@ -378,7 +457,9 @@ def test_an_error_as_the_processes_part_leaves_none_of_them(monkeypatch: pytest.
     assert (torch.get_num_threads(), sys.excepthook, seen[0].group) == (threads, hook, None)
 
 
-def test_a_process_that_fails_behind_the_others_fails_the_run(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_process_that_fails_behind_the_others_fails_the_run(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     def run() -> None:
         with Ranks().forked(2) as ranks:
             ranks.gather(None)
@@ -392,15 +473,29 @@ def test_a_process_that_fails_behind_the_others_fails_the_run(capfd: pytest.Capt
 
 def test_what_needs_one_process_says_so() -> None:
     two = {"execution": Execution(processes=2)}
-    with pytest.raises(ConfigError, match=r"execution.processes is 2, but a run with 4 replicates needs one; leave"):
+    with pytest.raises(
+        ConfigError, match=r"execution.processes is 2, but a run with 4 replicates needs one; leave"
+    ):
         trainer(CASES["mp_mtl"] | {"replicates": 4} | two, Path()).fit()
-    with pytest.raises(ConfigError, match=r"execution.processes is 2, but 3 were started by torchrun"):
+    with pytest.raises(
+        ConfigError, match=r"execution.processes is 2, but 3 were started by torchrun"
+    ):
         processes(trainer(CASES["mp_mtl"] | two, Path()), SimpleNamespace(ranks=Ranks(0, 3)))
-    clocks = {"algorithm": PPDMTL(row_norm=1.0), "schedule": PoissonClocks(per_client=3), "privacy": None}
-    with pytest.raises(ConfigError, match=r"A run with pp_dmtl, whose clients act one at a time, needs one process"):
+    clocks = {
+        "algorithm": PPDMTL(row_norm=1.0),
+        "schedule": PoissonClocks(per_client=3),
+        "privacy": None,
+    }
+    with pytest.raises(
+        ConfigError, match=r"A run with pp_dmtl, whose clients act one at a time, needs one process"
+    ):
         processes(trainer(CASES["mp_mtl"] | clocks, Path()), SimpleNamespace(ranks=Ranks(0, 2)))
-    with pytest.raises(ConfigError, match="A run with 4 replicates needs one process, and 3 were started"):
-        processes(trainer(CASES["mp_mtl"] | {"replicates": 4}, Path()), SimpleNamespace(ranks=Ranks(0, 3)))
+    with pytest.raises(
+        ConfigError, match="A run with 4 replicates needs one process, and 3 were started"
+    ):
+        processes(
+            trainer(CASES["mp_mtl"] | {"replicates": 4}, Path()), SimpleNamespace(ranks=Ranks(0, 3))
+        )
     with pytest.raises(ConfigError, match="ranks is 2; give None"):
         trainer(CASES["mp_mtl"], Path()).fit(ranks=2)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="There are 7 ranks for the 6 clients"):
@@ -416,7 +511,11 @@ def test_what_needs_one_process_says_so() -> None:
     ],
 )
 def test_an_environment_of_several_processes_without_a_launch_is_said(
-    words: list[str], size: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: list[str],
+    size: str,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", size)
     for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
@@ -426,7 +525,9 @@ def test_an_environment_of_several_processes_without_a_launch_is_said(
 
 
 def test_a_process_says_whom_it_waits_for_and_not_for_long(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -18,7 +18,11 @@ from fedmtl.trainer import received
 
 from ..audit.test_verification import both, failed, good, ledger, lists, rewrite  # noqa: F401 - a fixture
 
-REPORT, LEDGER, RELEASES = "public/privacy.json", "private/ledger.jsonl", "public/releases.safetensors"
+REPORT, LEDGER, RELEASES = (
+    "public/privacy.json",
+    "private/ledger.jsonl",
+    "public/releases.safetensors",
+)
 DEEP = b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
 
 
@@ -50,7 +54,10 @@ JSON: dict[str, tuple[bytes, str]] = {
     "beyond a double": (b'{"epsilon": 1e999}', "1e999 is beyond a double"),
     "a huge number": (b'{"epsilon": 1' + b"0" * 4000 + b"}", "beyond 2**128"),
     "a number without end": (b'{"epsilon": ' + b"9" * 100_000 + b"}", "cannot be read"),
-    "a key twice": (b'{"epsilon": 1, "x": {"epsilon": 2, "epsilon": 3}}', "the key 'epsilon' twice"),
+    "a key twice": (
+        b'{"epsilon": 1, "x": {"epsilon": 2, "epsilon": 3}}',
+        "the key 'epsilon' twice",
+    ),
     "no object": (b"[1]", "must hold one JSON object"),
     "nothing": (b"", "cannot be read"),
     "bad UTF-8": (b'{"unit": "\xff\xfe"}', "is not UTF-8"),
@@ -74,11 +81,17 @@ def test_lines_of_a_ledger_that_are_no_json(copy: Path, name: str) -> None:
 
 
 ENDS: dict[str, tuple[Callable[[bytes], bytes], str]] = {
-    "CRLF": (lambda content: content.replace(b"\n", b"\r\n"), "line 2: it does not follow the line before"),
+    "CRLF": (
+        lambda content: content.replace(b"\n", b"\r\n"),
+        "line 2: it does not follow the line before",
+    ),
     "blank lines": (lambda content: content + b"\n\n", "damaged before its last line"),
     "a blank line": (lambda content: content + b"\n", "the last line is torn"),
     "no end": (lambda content: content[:-1], "the last line is torn"),
-    "a byte order mark": (lambda content: b"\xef\xbb\xbf" + content, "damaged before its last line"),
+    "a byte order mark": (
+        lambda content: b"\xef\xbb\xbf" + content,
+        "damaged before its last line",
+    ),
     "nothing": (lambda content: b"", "the ledger has no line"),
 }
 
@@ -109,8 +122,12 @@ TENSORS: dict[str, Callable[[bytes], bytes]] = {
     "another type": lambda content: with_update(content, dtype="F99"),
     "beyond its end": lambda content: with_update(content, data_offsets=[0, 10**12]),
     "a list": lambda content: with_header(content, lambda header: [header]),
-    "metadata": lambda content: with_header(content, lambda header: header | {"__metadata__": {"update": 3}}),
-    "no metadata": lambda content: with_header(content, lambda header: {"update": header["update"]}),
+    "metadata": lambda content: with_header(
+        content, lambda header: header | {"__metadata__": {"update": 3}}
+    ),
+    "no metadata": lambda content: with_header(
+        content, lambda header: {"update": header["update"]}
+    ),
     "cut off": lambda content: content[:-1],
 }
 
@@ -162,7 +179,9 @@ def test_pipes_and_folders_in_place_of_files(copy: Path, place: str) -> None:
 def test_files_larger_than_anything_that_is_read(copy: Path) -> None:
     with open(copy / REPORT, "r+b") as file:
         file.truncate(received.MOST_TEXT + 1)  # a hole, which takes no place on the disk
-    assert said(copy) == "public/privacy.json has 1,073,741,825 bytes; at most 1,073,741,824 are read."
+    assert (
+        said(copy) == "public/privacy.json has 1,073,741,825 bytes; at most 1,073,741,824 are read."
+    )
 
 
 def test_a_file_that_changes_while_it_is_read(copy: Path) -> None:
@@ -217,7 +236,19 @@ def test_the_figures_of_a_certificate_are_numbers_whatever_the_report_holds(copy
     assert not found.fits
 
 
-TOKENS = (b"NaN", b"1e999", b"[[[[", b"9" * 500, b"\x00", b"\xff\xfe", b"\r\n", b'"', b"null", b'{"a":1,"a":2}', b"-")
+TOKENS = (
+    b"NaN",
+    b"1e999",
+    b"[[[[",
+    b"9" * 500,
+    b"\x00",
+    b"\xff\xfe",
+    b"\r\n",
+    b'"',
+    b"null",
+    b'{"a":1,"a":2}',
+    b"-",
+)
 
 
 def mutated(content: bytes, rng: random.Random) -> bytes:

@@ -45,7 +45,11 @@ def test_without_noise_it_is_sgd_on_the_clipped_gradients_of_all_records():
     torch.manual_seed(0)
     model = nn.Linear(4, 1).double()
     result = run_of(
-        algorithm=PMTL(lam=lam, local=solver), data=data, model=copy.deepcopy(model), loss="mse", privacy=privacy
+        algorithm=PMTL(lam=lam, local=solver),
+        data=data,
+        model=copy.deepcopy(model),
+        loss="mse",
+        privacy=privacy,
     )
     start = torch.cat([p.detach().flatten() for p in model.parameters()])
     mean, own = start.clone(), [start.clone() for _ in range(4)]
@@ -61,14 +65,18 @@ def test_without_noise_it_is_sgd_on_the_clipped_gradients_of_all_records():
                 w = w - lr * (total / 6 + lam * (w - mean))
             own[k] = w
         mean = mean + torch.stack([w - mean for w in own]).mean(0)
-    assert torch.allclose(result.personal, torch.stack(own), rtol=1e-5, atol=1e-7)  # the clip's margin is 2**-20
+    assert torch.allclose(
+        result.personal, torch.stack(own), rtol=1e-5, atol=1e-7
+    )  # the clip's margin is 2**-20
     assert torch.allclose(result.shared, mean, rtol=1e-5, atol=1e-7)
     assert result.epsilon == math.inf
 
 
 def test_local_training_sends_nothing_and_is_on_raw_records():
     """Its models are those of a run without privacy, also as a baseline beside models that are finetuned so."""
-    alone, plain = (run_of(algorithm=Local(local=SOLVER), privacy=privacy) for privacy in (PRIVACY, None))
+    alone, plain = (
+        run_of(algorithm=Local(local=SOLVER), privacy=privacy) for privacy in (PRIVACY, None)
+    )
     assert torch.equal(alone.personal, plain.personal)
     assert alone.epsilon == alone.history[-1]["epsilon"] == 0.0
     assert alone.privacy.headline == "nothing is released: epsilon = 0"
@@ -103,7 +111,12 @@ def test_a_client_that_never_took_part_keeps_the_shared_model():
 
 def test_an_algorithm_without_local_training_is_refused():
     with pytest.raises(ConfigError, match="private_prior has no local solver"):
-        run_of(algorithm=PrivatePrior(), data=regression(3), model=models.linear_regression(bias=False), rounds=1)
+        run_of(
+            algorithm=PrivatePrior(),
+            data=regression(3),
+            model=models.linear_regression(bias=False),
+            rounds=1,
+        )
 
 
 class Undeclared(Ditto):
@@ -138,10 +151,17 @@ def test_two_models_of_a_client_do_not_share_one_charge(chunk):
 def test_a_resume_with_more_local_steps_is_another_price_and_refused(source: str, tmp_path) -> None:
     """In secure mode nothing but the kinds of accounts in the ledger's header has the number of local steps."""
     privacy = replace(PRIVACY, source=source)
-    settings = {"privacy": privacy, "rounds": 2, "folder": tmp_path / "run", "schedule": FullParticipation()}
+    settings = {
+        "privacy": privacy,
+        "rounds": 2,
+        "folder": tmp_path / "run",
+        "schedule": FullParticipation(),
+    }
     trainer(algorithm=FedAvg(local=SOLVER), **settings).fit()
     longer = trainer(algorithm=FedAvg(local=replace(SOLVER, epochs=3)), **settings)
-    with pytest.raises(ResumeError, match="kinds = " if source == "secure" else "was written for other"):
+    with pytest.raises(
+        ResumeError, match="kinds = " if source == "secure" else "was written for other"
+    ):
         longer.fit(resume=True)
     read = read_chain(tmp_path / "run/private/ledger.jsonl").lines
     known = {"kind", "version", "fingerprint", "replays_free", "run", "previous"}

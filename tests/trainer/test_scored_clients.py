@@ -69,11 +69,16 @@ def test_the_scores_are_those_of_a_run_that_evaluates_all():
     names = list(some.evaluated)
     assert list(some.personal_accuracy) == names
     assert all(run.evaluated == some.evaluated for run in some.baselines.values())
-    for mine, other in ((some, every), *((some.baselines[name], every.baselines[name]) for name in some.baselines)):
+    for mine, other in (
+        (some, every),
+        *((some.baselines[name], every.baselines[name]) for name in some.baselines),
+    ):
         rows = [every.ids.index(name) for name in names]
         torch.testing.assert_close(mine.personal, other.personal[rows], rtol=1e-12, atol=1e-12)
         for metric in ("accuracy", "loss", "auc"):
-            expected = {name: value for name, value in other.by_client[metric].items() if name in names}
+            expected = {
+                name: value for name, value in other.by_client[metric].items() if name in names
+            }
             assert mine.by_client[metric] == pytest.approx(expected, rel=1e-12)
             assert mine.final[metric] == pytest.approx(np.mean(list(expected.values())), rel=1e-12)
         if mine.shared is not None:
@@ -147,20 +152,27 @@ def test_finetuning_is_of_these_clients():
     way = Finetune(local=SOLVER, validation=0.3)
     some, every = trained(finetune=way, evaluate_clients=8), trained(finetune=way)
     names = list(some.evaluated)
-    assert some.by_client["accuracy"] == pytest.approx({name: every.by_client["accuracy"][name] for name in names})
+    assert some.by_client["accuracy"] == pytest.approx(
+        {name: every.by_client["accuracy"][name] for name in names}
+    )
     assert some.finetuned.chosen == {name: every.finetuned.chosen[name] for name in names}
 
 
 # Clients without test examples
 
 
-@pytest.mark.parametrize("algorithm", [Local(local=LocalSGD(lr=0.1)), FedAvg(local=LocalSGD(lr=0.1))])
+@pytest.mark.parametrize(
+    "algorithm", [Local(local=LocalSGD(lr=0.1)), FedAvg(local=LocalSGD(lr=0.1))]
+)
 def test_means_are_over_the_clients_that_have_test_examples(algorithm):
     whole = ragged_classification(clients=7)
     every, some = (
-        small.trainer(algorithm=algorithm, data=data, rounds=3).fit() for data in (whole, without_test(whole, [2, 6]))
+        small.trainer(algorithm=algorithm, data=data, rounds=3).fit()
+        for data in (whole, without_test(whole, [2, 6]))
     )
-    torch.testing.assert_close(some.personal, every.personal, rtol=0, atol=0)  # they train all the same
+    torch.testing.assert_close(
+        some.personal, every.personal, rtol=0, atol=0
+    )  # they train all the same
     left = [f"client-{i}" for i in (0, 1, 3, 4, 5)]
     assert list(some.personal_accuracy) == left
     assert some.personal_accuracy == {name: every.personal_accuracy[name] for name in left}
@@ -168,7 +180,12 @@ def test_means_are_over_the_clients_that_have_test_examples(algorithm):
     assert some.final["accuracy"] == pytest.approx(scores.mean(), abs=1e-12)
     assert some.final["spread"] == pytest.approx(scores.std(), abs=1e-12)
     assert some.final["worst_tenth"] == pytest.approx(scores.min(), abs=1e-12)
-    assert all(math.isfinite(value) for row in some.history for key, value in row.items() if key != "epsilon")
+    assert all(
+        math.isfinite(value)
+        for row in some.history
+        for key, value in row.items()
+        if key != "epsilon"
+    )
     assert "7 clients (5 scored, the others have nothing to test on)" in some.summary()
     assert "scored" not in every.summary()
     assert some.model_for("client-2") is not None
@@ -176,7 +193,9 @@ def test_means_are_over_the_clients_that_have_test_examples(algorithm):
 
 def test_a_regression_leaves_them_out_of_every_error():
     data = without_test(regression(clients=4), [1])
-    run = small.trainer(algorithm=Local(local=LocalSGD(lr=0.05)), data=data, model=models.linear_regression()).fit()
+    run = small.trainer(
+        algorithm=Local(local=LocalSGD(lr=0.05)), data=data, model=models.linear_regression()
+    ).fit()
     errors, targets = [], []
     for i in (0, 2, 3):
         own = data.subset([data.ids[i]]).test
@@ -186,7 +205,9 @@ def test_a_regression_leaves_them_out_of_every_error():
     means = np.array([error.mean() for error in errors])
     assert run.final["mse"] == pytest.approx(means.mean(), rel=1e-10)
     assert run.final["worst_tenth"] == pytest.approx(means.max(), rel=1e-10)
-    assert run.final["nmse"] == pytest.approx(np.mean(means / [y.var() for y in targets]), rel=1e-10)
+    assert run.final["nmse"] == pytest.approx(
+        np.mean(means / [y.var() for y in targets]), rel=1e-10
+    )
     pooled = np.concatenate(errors).mean() / np.concatenate(targets).var()
     assert run.final["pooled_nmse"] == pytest.approx(pooled, rel=1e-10)
 
@@ -197,7 +218,9 @@ ALONE = {"a": 2.0, "b": 2.0, "c": 4.0, "d": 2.0, "e": 10.0, "old": 0.0}
 
 def test_the_verdict_says_for_how_many_clients_and_who_lost() -> None:
     """Means 17.5 / 5 and 20 / 5 of the five clients with both scores."""
-    own, alone = (Stage(name, {"mse": scores}) for name, scores in (("own", TOGETHER), ("local", ALONE)))
+    own, alone = (
+        Stage(name, {"mse": scores}) for name, scores in (("own", TOGETHER), ("local", ALONE))
+    )
     assert verdict(own, alone, REGISTRY["mse"], torch.float32) == (
         "of 5 clients 40% are better off than alone, 20% equal, 40% worse (most: c, d); "
         "the mean error (mse) is 12% lower"
@@ -205,7 +228,9 @@ def test_the_verdict_says_for_how_many_clients_and_who_lost() -> None:
     assert verdict(alone, own, REGISTRY["mse"], torch.float32).endswith(
         "40% worse (most: e, a); the mean error (mse) is 14% higher"
     )
-    own, alone = (Stage(stage.label, {"accuracy": stage.by_client["mse"]}) for stage in (own, alone))
+    own, alone = (
+        Stage(stage.label, {"accuracy": stage.by_client["mse"]}) for stage in (own, alone)
+    )
     assert verdict(own, alone, REGISTRY["accuracy"], torch.float32) == (
         "of 5 clients 40% are better off than alone, 20% equal, 40% worse (most: e, a); "
         "the mean accuracy is 3.500, alone 4.000"
@@ -217,8 +242,12 @@ def test_each_client_is_better_equal_or_worse_than_alone() -> None:
     own = Stage("run", {"mse": {"a": 1.0, "b": 2.0, "c": 3.0, "e": 0.0}})
     expected = {"a": "better", "b": "equal", "c": "worse"}
     assert each_beside(own, alone, REGISTRY["mse"], torch.float32) == expected
-    assert beside(own, alone, REGISTRY["mse"], torch.float32) == pytest.approx((1 / 3, 1 / 3, 1 / 3))
-    accuracies = [Stage(stage.label, {"accuracy": stage.by_client["mse"]}) for stage in (own, alone)]
+    assert beside(own, alone, REGISTRY["mse"], torch.float32) == pytest.approx(
+        (1 / 3, 1 / 3, 1 / 3)
+    )
+    accuracies = [
+        Stage(stage.label, {"accuracy": stage.by_client["mse"]}) for stage in (own, alone)
+    ]
     assert each_beside(*accuracies, REGISTRY["accuracy"], torch.float32)["a"] == "worse"
 
 
@@ -227,7 +256,13 @@ def test_the_verdict_of_equal_lost_and_no_models() -> None:
     own = Stage("own", {"mse": scores | {"c1": math.nan, "c2\x1b": 3.0}})
     alone = Stage("local", {"mse": scores | {"c2\x1b": 1.0}})
     text = verdict(own, alone, REGISTRY["mse"], torch.float32)
-    assert "0% are better off than alone, 80% equal, 20% worse (most: c1, c2\\x1b); the mean error (mse) is nan" in text
+    assert (
+        "0% are better off than alone, 80% equal, 20% worse (most: c1, c2\\x1b); the mean error (mse) is nan"
+        in text
+    )
     same = verdict(alone, alone, REGISTRY["mse"], torch.float32)
-    assert same == "of 10 clients 0% are better off than alone, 100% equal, 0% worse; the mean error (mse) is the same"
+    assert (
+        same
+        == "of 10 clients 0% are better off than alone, 100% equal, 0% worse; the mean error (mse) is the same"
+    )
     assert verdict(own, Stage("local", {"mse": {}}), REGISTRY["mse"], torch.float32) == ""

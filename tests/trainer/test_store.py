@@ -32,18 +32,24 @@ def random_rows(name: str, k: int, generator: torch.Generator) -> torch.Tensor:
     return (torch.randn(k, *shape, generator=generator, dtype=torch.float64) * 3).to(dtype)
 
 
-def exercise(stores: list[ClientStore], reference: Reference, generator: torch.Generator, times: int = 6) -> None:
+def exercise(
+    stores: list[ClientStore], reference: Reference, generator: torch.Generator, times: int = 6
+) -> None:
     """Random writes to stores and to a dictionary."""
     for _ in range(times):
         for name in FIELDS:
-            ids = torch.randperm(N, generator=generator)[: int(torch.randint(0, 5, (), generator=generator))]
+            ids = torch.randperm(N, generator=generator)[
+                : int(torch.randint(0, 5, (), generator=generator))
+            ]
             rows = random_rows(name, len(ids), generator)
             for store in stores:
                 store.scatter(name, ids, rows)
             reference |= {(name, i): row.clone() for i, row in zip(ids.tolist(), rows, strict=True)}
 
 
-def assert_holds(store: ClientStore, reference: Reference, order: torch.Tensor | None = None) -> None:
+def assert_holds(
+    store: ClientStore, reference: Reference, order: torch.Tensor | None = None
+) -> None:
     ids = store.members if order is None else order
     for name, (shape, dtype) in FIELDS.items():
         found = store.gather(name, ids)
@@ -58,12 +64,19 @@ def ranks_of(size: int) -> list[ClientStore]:
     owner = Ranks(size=size).owners(WORK)
     members = [(owner == rank).nonzero()[:, 0] for rank in range(size)]
     parts = [f"{rank}-of-{size}" for rank in range(size)]
-    return [ClientStore(N, FIELDS, members=own, part=part) for own, part in zip(members, parts, strict=True)]
+    return [
+        ClientStore(N, FIELDS, members=own, part=part)
+        for own, part in zip(members, parts, strict=True)
+    ]
 
 
 def checkpoint(folder: Path, stores: list[ClientStore], step: int) -> dict[str, int]:
     """Save all stores, and write the checkpoint: a file with the numbers of rows."""
-    files = {file: length for store in stores for file, length in store.save(folder / "clients", step).items()}
+    files = {
+        file: length
+        for store in stores
+        for file, length in store.save(folder / "clients", step).items()
+    }
     write_bytes(folder / "checkpoint", json.dumps([step, files]).encode())
     for store in stores:
         store.commit(folder / "clients", files)
@@ -87,19 +100,27 @@ def test_rows_are_copies(tmp_path: Path) -> None:
         found = store.gather("model", torch.tensor([4, 1]))
         assert torch.equal(found, torch.ones(2, 3, dtype=torch.float64))
         found.fill_(7)
-        assert torch.equal(store.gather("model", torch.tensor([1])), torch.ones(1, 3, dtype=torch.float64))
+        assert torch.equal(
+            store.gather("model", torch.tensor([1])), torch.ones(1, 3, dtype=torch.float64)
+        )
         checkpoint(tmp_path, [store], step)
 
 
 def test_rows_of_all_clients_in_order_are_taken_and_lent_without_a_copy() -> None:
     store, rows = ClientStore(N, FIELDS), torch.arange(3.0 * N, dtype=torch.float64).reshape(N, 3)
     store.scatter_all(torch.arange(N), {"model": rows})
-    assert store.gather_all(torch.arange(N))["model"].data_ptr() == rows.data_ptr() == store.whole("model").data_ptr()
+    assert (
+        store.gather_all(torch.arange(N))["model"].data_ptr()
+        == rows.data_ptr()
+        == store.whole("model").data_ptr()
+    )
     some = torch.tensor([6, 2])
     store.scatter_all(some, {"model": -torch.ones(2, 3, dtype=torch.float64)})
     assert store.whole("model")[:, 0].tolist() == [0, 3, -1, 9, 12, 15, -1, 21, 24]
     late = ClientStore(N, FIELDS)
-    for ids in torch.tensor([7, 2, 5, 0, 8, 1, 3, 4, 6]).split(2):  # once all are there they are put in order
+    for ids in torch.tensor([7, 2, 5, 0, 8, 1, 3, 4, 6]).split(
+        2
+    ):  # once all are there they are put in order
         late.scatter("model", ids, rows[ids])
     assert torch.equal(late.whole("model"), late.gather("model", torch.arange(N)))
     assert late.whole("model").data_ptr() == late.whole("model").data_ptr()
@@ -119,7 +140,9 @@ def test_only_clients_that_were_written_take_memory_and_room(tmp_path: Path) -> 
         written += 100
         assert length == written  # what changed, and nothing else
     (path,) = (tmp_path / "clients").iterdir()
-    assert path.stat().st_size == 2000 * (8 + 50 * 8)  # numbers of clients and rows, and nothing else
+    assert path.stat().st_size == 2000 * (
+        8 + 50 * 8
+    )  # numbers of clients and rows, and nothing else
     held = store._rows["model"]
     assert len(held) == 0
     assert torch.equal(store.gather("model", torch.arange(many))[:, 7], reference)
@@ -170,7 +193,9 @@ def test_files_that_are_missing_or_cut_are_named(size: int, tmp_path: Path) -> N
     path = tmp_path / "clients" / "2-1-of-3"
     os.truncate(path, path.stat().st_size - 1)
     for _ in range(2):
-        with pytest.raises(ResumeError, match=r"clients/2-1-of-3 is missing, or has less .* all machines reach"):
+        with pytest.raises(
+            ResumeError, match=r"clients/2-1-of-3 is missing, or has less .* all machines reach"
+        ):
             resumed(tmp_path, size)
         path.unlink(missing_ok=True)
 
@@ -233,7 +258,9 @@ def test_crash_at_each_point_of_a_checkpoint(
             assert_holds(store, states[step - 1])
         if step == 1:
             go_on(folder)
-            left = {name: value for name, value in contents(folder).items() if not name.endswith(".tmp")}
+            left = {
+                name: value for name, value in contents(folder).items() if not name.endswith(".tmp")
+            }
             assert left == contents(tmp_path / "whole")
         number += 1
         shutil.rmtree(folder)
@@ -242,10 +269,18 @@ def test_crash_at_each_point_of_a_checkpoint(
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
-@pytest.mark.parametrize("field", [(3,), (3, torch.float32), ((3,), "float32"), ((3.0,), torch.float32)])
+@pytest.mark.parametrize(
+    "field", [(3,), (3, torch.float32), ((3,), "float32"), ((3.0,), torch.float32)]
+)
 def test_a_field_that_is_no_shape_and_dtype_is_refused_by_name(field: Any) -> None:
-    with pytest.raises(ConfigError, match=r"field 'h' is .*the shape of one client's value and its dtype"):
+    with pytest.raises(
+        ConfigError, match=r"field 'h' is .*the shape of one client's value and its dtype"
+    ):
         ClientStore(N, {"h": field})

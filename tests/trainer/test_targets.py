@@ -70,11 +70,22 @@ def test_a_file_may_not_name_what_could_run_code(own: Path) -> None:
 
 def test_a_file_may_name_what_the_packaged_configurations_do() -> None:
     files = sorted(config_folder().rglob("*.yaml"))
-    found = {target for file in files for target in re.findall(r"_target_: ([\w.]+)", file.read_text())}
-    found -= {"fedmtl.Trainer", "null"}  # config.yaml itself, whose arguments are all settings; a choice of none
+    found = {
+        target for file in files for target in re.findall(r"_target_: ([\w.]+)", file.read_text())
+    }
+    found -= {
+        "fedmtl.Trainer",
+        "null",
+    }  # config.yaml itself, whose arguments are all settings; a choice of none
     assert len(found) > 50
-    for target in found | {"fedmtl.ServerOptimizer", "fedmtl.schedules.Dropouts", "fedmtl.models.lora"}:
-        assert callable(resolved_target(target, logger=target.startswith("fedmtl.trainer.callbacks.")))
+    for target in found | {
+        "fedmtl.ServerOptimizer",
+        "fedmtl.schedules.Dropouts",
+        "fedmtl.models.lora",
+    }:
+        assert callable(
+            resolved_target(target, logger=target.startswith("fedmtl.trainer.callbacks."))
+        )
     assert resolved_target("torch.nn.CrossEntropyLoss") is nn.CrossEntropyLoss
     assert resolved_target("torch.nn.Linear") is nn.Linear
 
@@ -86,7 +97,9 @@ def test_a_trusted_module_is_named_and_nothing_that_it_imports(own: Path) -> Non
     for name in ("system", "Path", "dataclass"):
         with pytest.raises(ConfigError, match="which a file may not name"):
             resolved_target(f"my_method.{name}", ["my_method"])
-    with pytest.raises(ConfigError, match=r"say so: --trust my_method, in Python trust=\['my_method'\]"):
+    with pytest.raises(
+        ConfigError, match=r"say so: --trust my_method, in Python trust=\['my_method'\]"
+    ):
         resolved_target("my_method.Mine", ["my_metho", "my_method.Mine"])
 
 
@@ -101,10 +114,14 @@ def test_a_loaded_folder_runs_nothing(own: Path, tmp_path: Path) -> None:
     path.write_text(json.dumps(found | {"terms": found["terms"] | {"finetune": planted}}))
     assert Result.load(tmp_path / "run").terms is None
     path.write_text(json.dumps(found | {"finetuned": {"settings": planted}}))
-    with pytest.raises(ConfigError, match=r"'my_method.Mine' is no class of fedmtl.algorithms, fedmtl.contrib, "):
+    with pytest.raises(
+        ConfigError, match=r"'my_method.Mine' is no class of fedmtl.algorithms, fedmtl.contrib, "
+    ):
         Result.load(tmp_path / "run")
     for name in ("networks", "networks.wraps", "my_method.Mine"):
-        path.write_text(json.dumps(found | {"network": found["network"] | {"made": {"class": name}}}))
+        path.write_text(
+            json.dumps(found | {"network": found["network"] | {"made": {"class": name}}})
+        )
         assert Result.load(tmp_path / "run").module is None
     assert not (own / "imported").exists()
 
@@ -122,7 +139,9 @@ def test_an_algorithm_of_the_users_own_is_loaded_where_it_is_trusted(
     path.write_text(json.dumps(found | {"terms": found["terms"] | {"finetune": describe(mine)}}))
     assert Result.load(tmp_path / "run").terms is None
     assert not (own / "imported").exists()
-    with pytest.raises(ConfigError, match=r"are your own; .* Result.load\(folder, trust=\[MODULE\]\)"):
+    with pytest.raises(
+        ConfigError, match=r"are your own; .* Result.load\(folder, trust=\[MODULE\]\)"
+    ):
         Result.load(tmp_path / "run").adapt(DATA)
     again = Result.load(tmp_path / "run", trust=["my_method"])
     assert (own / "imported").exists()

@@ -41,7 +41,18 @@ from tests.small import check_resumed
 
 from .settings import CLIENTS, DATA, DELTA, NOISE, SOLVER, epsilon, trainer
 
-NAMES = ("fedavg", "fedprox", "pmtl", "ditto", "apfl", "pfedme", "ppsgd", "ifca", "clustered_pmtl", "local")
+NAMES = (
+    "fedavg",
+    "fedprox",
+    "pmtl",
+    "ditto",
+    "apfl",
+    "pfedme",
+    "ppsgd",
+    "ifca",
+    "clustered_pmtl",
+    "local",
+)
 ALGORITHMS: dict[str, Any] = {name: NETWORKS[name] for name in NAMES}
 ALGORITHMS |= {name: replace(NETWORKS[name], head=("3.bias",)) for name in ("fedrep", "fedper")}
 
@@ -61,7 +72,9 @@ def head(**settings: Any) -> Trainer:
 
 
 def modules_of(result: Result) -> list[nn.Module]:
-    return [result.model_for(i) for i in result.ids] + ([] if result.shared is None else [result.shared_model()])
+    return [result.model_for(i) for i in result.ids] + (
+        [] if result.shared is None else [result.shared_model()]
+    )
 
 
 # Names
@@ -86,7 +99,9 @@ LISTED = r"the model's parameters are 1\.weight, 1\.bias, 3\.weight, 3\.bias\.$"
 
 
 def test_a_tied_weight_can_be_named_by_each_of_its_names() -> None:
-    tied = nn.ModuleDict({"tokens": nn.Linear(5, 5), "words": nn.Linear(5, 5, bias=False), "head": nn.Linear(5, 3)})
+    tied = nn.ModuleDict(
+        {"tokens": nn.Linear(5, 5), "words": nn.Linear(5, 5, bias=False), "head": nn.Linear(5, 3)}
+    )
     tied["words"].weight = tied["tokens"].weight
     for patterns, moving in (
         (("words",), {"tokens.weight"}),
@@ -101,7 +116,9 @@ def test_a_tied_weight_can_be_named_by_each_of_its_names() -> None:
     assert int(layout.places(["words"], "head").sum()) == 25
     with pytest.raises(ConfigError, match=r"tokens\.weight, words\.weight, tokens\.bias, head"):
         layout.places(["body"], "head")
-    with pytest.raises(ConfigError, match=r"no parameter is named by; .* tokens\.weight, words\.weight"):
+    with pytest.raises(
+        ConfigError, match=r"no parameter is named by; .* tokens\.weight, words\.weight"
+    ):
         set_trainable(tied, ("body",))
 
 
@@ -120,7 +137,9 @@ def test_names_that_do_not_fit_are_refused_with_those_that_exist(value: Any, mes
         head(trainable=value).fit()
 
 
-ALL_FROZEN = rf"no trainable parameter: all are frozen, and trainable is None; {LISTED[:-1]} Unfreeze some"
+ALL_FROZEN = (
+    rf"no trainable parameter: all are frozen, and trainable is None; {LISTED[:-1]} Unfreeze some"
+)
 
 
 def test_a_model_without_a_trainable_parameter_is_refused_with_their_names() -> None:
@@ -131,16 +150,23 @@ def test_a_model_without_a_trainable_parameter_is_refused_with_their_names() -> 
 # What moves, and what does not
 
 
-@pytest.mark.parametrize(("name", "processes"), [*((name, 1) for name in ALGORITHMS), ("pmtl", 2), ("fedrep", 2)])
+@pytest.mark.parametrize(
+    ("name", "processes"), [*((name, 1) for name in ALGORITHMS), ("pmtl", 2), ("fedrep", 2)]
+)
 def test_frozen_parameters_keep_every_bit_and_the_rest_moves(name: str, processes: int) -> None:
     before = copy.deepcopy(NETWORK.state_dict())
-    result = head(algorithm=ALGORITHMS[name], execution=Execution(processes=processes), rounds=3).fit()
+    result = head(
+        algorithm=ALGORITHMS[name], execution=Execution(processes=processes), rounds=3
+    ).fit()
     assert result.personal.shape == (CLIENTS, 15)
     assert [p.requires_grad for p in NETWORK.parameters()] == [True] * 4
     for module in (NETWORK, *modules_of(result)):
         state = module.state_dict()
         assert [*state] == [*before]
-        assert all(torch.equal(state[key].view(torch.int32), before[key].view(torch.int32)) for key in FROZEN)
+        assert all(
+            torch.equal(state[key].view(torch.int32), before[key].view(torch.int32))
+            for key in FROZEN
+        )
     assert all(torch.equal(NETWORK.state_dict()[key], before[key]) for key in before)
     moved = modules_of(result)[0].state_dict()
     assert any(not torch.equal(moved[key], before[key]) for key in before)
@@ -149,14 +175,18 @@ def test_frozen_parameters_keep_every_bit_and_the_rest_moves(name: str, processe
 def test_single_records_are_protected_with_a_frozen_part() -> None:
     """Gradients have no coordinates for what is frozen."""
     privacy = RecordPrivacy(clip_norm=0.5, epsilon=6.0, delta=1e-3)
-    run = head(algorithm=FedAvg(local=SOLVER), privacy=privacy, schedule=FullParticipation(), rounds=2)
+    run = head(
+        algorithm=FedAvg(local=SOLVER), privacy=privacy, schedule=FullParticipation(), rounds=2
+    )
     setup = setup_of(run)
     assert setup is not None
     assert [plan.dimension for plan in setup.plans] == [15, 15]
     result = run.fit()
     assert result.epsilon <= 6.0
     for module in modules_of(result):
-        assert all(torch.equal(module.state_dict()[key], NETWORK.state_dict()[key]) for key in FROZEN)
+        assert all(
+            torch.equal(module.state_dict()[key], NETWORK.state_dict()[key]) for key in FROZEN
+        )
 
 
 def test_a_frozen_part_gives_what_a_module_with_it_inside_gives() -> None:
@@ -166,11 +196,16 @@ def test_a_frozen_part_gives_what_a_module_with_it_inside_gives() -> None:
 
     def through(side: Any) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
         rows = zip(side.offsets[:-1].tolist(), side.offsets[1:].tolist(), strict=True)
-        return {i: (features(side.x[a:b]), side.y[a:b]) for i, (a, b) in zip(DATA.ids, rows, strict=True)}
+        return {
+            i: (features(side.x[a:b]), side.y[a:b])
+            for i, (a, b) in zip(DATA.ids, rows, strict=True)
+        }
 
     data = FederatedDataset.from_tensors(through(DATA.train), test=through(DATA.test), classes=3)
     for algorithm in (PMTL(lam=0.5, local=SOLVER), Ditto(local=SOLVER)):
-        alone = trainer(algorithm=algorithm, data=data, model=copy.deepcopy(module[3]).requires_grad_(True))
+        alone = trainer(
+            algorithm=algorithm, data=data, model=copy.deepcopy(module[3]).requires_grad_(True)
+        )
         whole = trainer(algorithm=algorithm, model=module, trainable=("3",))
         assert torch.allclose(whole.fit().personal, alone.fit().personal, rtol=1e-9, atol=1e-12)
 
@@ -258,7 +293,11 @@ def test_a_split_of_shared_and_private_parameters_is_one_of_what_moves() -> None
 def test_finetuning_and_new_clients_train_what_moves() -> None:
     finetune = Finetune(kind="ewc", lam=0.1, local=SOLVER)
     result = head(algorithm=FedAvg(local=SOLVER), finetune=finetune).fit()
-    assert all(torch.equal(m.state_dict()[k], NETWORK.state_dict()[k]) for m in modules_of(result) for k in FROZEN)
+    assert all(
+        torch.equal(m.state_dict()[k], NETWORK.state_dict()[k])
+        for m in modules_of(result)
+        for k in FROZEN
+    )
     assert not torch.equal(result.personal[0], result.personal[1])
     new = ragged_classification(3, seed=9)
     remembered = personalize(result.shared_model(), new, finetune=finetune)
@@ -281,7 +320,10 @@ def test_new_clients_of_a_finished_run_train_what_moved(tmp_path: Path) -> None:
     read = Result.load(tmp_path, low).shared_model()
     for name, value in result.shared_model().state_dict().items():
         assert torch.equal(read.state_dict()[name], value)
-    assert torch.equal(personalize(read, new, finetune=Finetune(local=result.terms["local"])).personal, found.personal)
+    assert torch.equal(
+        personalize(read, new, finetune=Finetune(local=result.terms["local"])).personal,
+        found.personal,
+    )
 
 
 # Files
@@ -301,7 +343,9 @@ def test_the_file_of_the_model_is_complete_and_verified(tmp_path: Path) -> None:
     path = tmp_path / "private/outcome.json"
     outcome = json.loads(path.read_text())
     path.write_text(json.dumps(outcome | {"network": outcome["network"] | {"names": list(FROZEN)}}))
-    assert next(c for c in verify(tmp_path).checks if c.name == "model").verdict == OPEN  # no vector of their length
+    assert (
+        next(c for c in verify(tmp_path).checks if c.name == "model").verdict == OPEN
+    )  # no vector of their length
 
 
 def test_files_of_tied_weights_are_complete(tmp_path: Path) -> None:
@@ -317,9 +361,16 @@ def test_files_of_tied_weights_are_complete(tmp_path: Path) -> None:
         assert json.loads(file.metadata()["frozen"]) == ["2.bias"]
         assert json.loads(file.metadata()["tied"]) == {"2.weight": "0.weight"}
         told = file.metadata()
-    assert next(check for check in verify(tmp_path).checks if check.name == "model").verdict == CONFIRMED
-    save_file(state | {"2.weight": state["2.weight"] + 1}, tmp_path / "public/model.safetensors", told)
-    assert next(check for check in verify(tmp_path).checks if check.name == "model").verdict == FAILED
+    assert (
+        next(check for check in verify(tmp_path).checks if check.name == "model").verdict
+        == CONFIRMED
+    )
+    save_file(
+        state | {"2.weight": state["2.weight"] + 1}, tmp_path / "public/model.safetensors", told
+    )
+    assert (
+        next(check for check in verify(tmp_path).checks if check.name == "model").verdict == FAILED
+    )
 
 
 def test_an_interrupted_run_goes_on_and_another_frozen_part_is_refused(tmp_path: Path) -> None:

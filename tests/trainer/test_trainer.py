@@ -41,8 +41,12 @@ def test_history():
     assert times == sorted(times)
     assert times[0] > 0
     assert result.final is result.history[-1]
-    assert result.final["accuracy"] == pytest.approx(np.mean(list(result.personal_accuracy.values())))
-    assert result.final["global_accuracy"] == pytest.approx(np.mean(list(result.shared_accuracy.values())))
+    assert result.final["accuracy"] == pytest.approx(
+        np.mean(list(result.personal_accuracy.values()))
+    )
+    assert result.final["global_accuracy"] == pytest.approx(
+        np.mean(list(result.shared_accuracy.values()))
+    )
     sizes = DATA.test.counts.numpy()
     weighted = np.average(list(result.personal_accuracy.values()), weights=sizes)
     assert result.final["weighted_accuracy"] == pytest.approx(weighted)
@@ -98,7 +102,9 @@ def test_budget_ends_the_run_cleanly(tmp_path, every):
     assert "budget is spent" in result.summary()
     check_same(run.fit(resume=True), result)
     four = trainer(rounds=4, eval_every=every).fit()
-    assert torch.equal(four.personal, result.personal), "the rounds within the budget are those of a shorter run"
+    assert torch.equal(four.personal, result.personal), (
+        "the rounds within the budget are those of a shorter run"
+    )
 
 
 def test_cap_on_uses_of_a_fixed_cohort_ends_the_run():
@@ -146,7 +152,9 @@ def test_resume_refuses_another_run(tmp_path, source):
     for settings in OTHERS.values():
         with pytest.raises(ResumeError, match=r"was written (with|for)") as error:
             run(**settings).fit(resume=True)
-        if "checkpoint" in str(error.value):  # its traceback stays alive: the refused run must hold no lock
+        if "checkpoint" in str(
+            error.value
+        ):  # its traceback stays alive: the refused run must hold no lock
             kept.append(error)
         del error
     assert len(kept) == (7 if source == "secure" else 0)
@@ -156,7 +164,9 @@ def test_resume_refuses_another_run(tmp_path, source):
 
 def test_resume_refuses_other_settings_without_a_ledger(tmp_path):
     trainer(privacy=None, folder=tmp_path).fit()
-    with pytest.raises(ResumeError, match="written with other starting point, seed than this run has"):
+    with pytest.raises(
+        ResumeError, match="written with other starting point, seed than this run has"
+    ):
         trainer(privacy=None, folder=tmp_path, seed=1).fit(resume=True)
 
 
@@ -259,7 +269,10 @@ def test_baselines_are_runs_of_their_own(tmp_path):
     [
         ({"rounds": 0}, "Trainer.rounds is 0"),
         ({"dtype": "float16"}, "Trainer.dtype is 'float16'; accepted: 'float32', 'float64'"),
-        ({"schedule": PoissonSampling(cohort=CLIENTS + 1)}, "PoissonSampling.cohort is 13, but there are only 12"),
+        (
+            {"schedule": PoissonSampling(cohort=CLIENTS + 1)},
+            "PoissonSampling.cohort is 13, but there are only 12",
+        ),
         ({"schedule": COHORT}, "schedule is 4; give a sampler"),
         ({"schedule": PoissonSampling}, "schedule is <class 'fedmtl"),
         ({"algorithm": "pmtl"}, "algorithm is 'pmtl'; give an algorithm object"),
@@ -270,10 +283,16 @@ def test_baselines_are_runs_of_their_own(tmp_path):
         ({"baselines": ("local", Local())}, "baselines has 'local' twice"),
         ({"model": "mlpp"}, "model is 'mlpp'; give a module, a function of the data's DataSpec"),
         ({"model": nn.Linear}, "model is <class 'torch.nn.modules.linear.Linear'>; give a module"),
-        ({"callbacks": [print]}, "callbacks is [<built-in function print>]; give a list of objects of classes"),
+        (
+            {"callbacks": [print]},
+            "callbacks is [<built-in function print>]; give a list of objects of classes",
+        ),
         ({"callbacks": print}, "callbacks is <built-in function print>; give a list of objects"),
         ({"folder": 3}, "folder is 3; give a path, as text or Path, or None"),
-        ({"data": [1]}, "data is a list; give a FederatedDataset, the name of a reader such as 'digits', or a mapping"),
+        (
+            {"data": [1]},
+            "data is a list; give a FederatedDataset, the name of a reader such as 'digits', or a mapping",
+        ),
         ({"data": "digitz"}, "data.name is 'digitz'; accepted: "),
         ({"execution": 3}, "execution is 3; give Execution"),
         ({"early_stopping": 3}, "early_stopping is 3; give EarlyStopping(patience=3) or None"),
@@ -289,7 +308,9 @@ def test_settings_that_cannot_be(settings, said):
 def test_a_file_is_no_folder_for_a_run(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     record = Record()
-    with pytest.raises(ConfigError, match=r"where no file can be written .*; choose another folder"):
+    with pytest.raises(
+        ConfigError, match=r"where no file can be written .*; choose another folder"
+    ):
         trainer(folder=tmp_path / "notes.txt" / "run", callbacks=[record]).fit()
     assert not record.calls, "refused before training"
 
@@ -307,12 +328,28 @@ class NamedOutput(nn.Linear):
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [
-        ({"device": "abacus"}, ConfigError, r"device is 'abacus', which is not available here; accepted: auto, cpu"),
-        ({"data": regression(CLIENTS), "loss": "cross_entropy"}, ConfigError, "targets are real numbers; use"),
+        (
+            {"device": "abacus"},
+            ConfigError,
+            r"device is 'abacus', which is not available here; accepted: auto, cpu",
+        ),
+        (
+            {"data": regression(CLIENTS), "loss": "cross_entropy"},
+            ConfigError,
+            "targets are real numbers; use",
+        ),
         ({"loss": "hinge"}, ConfigError, "hinge"),
-        ({"model": nn.Linear(5, 4)}, ModelError, r"to one tensor \(B, 3\), since the data has 3 classes"),
+        (
+            {"model": nn.Linear(5, 4)},
+            ModelError,
+            r"to one tensor \(B, 3\), since the data has 3 classes",
+        ),
         ({"model": nn.Linear(6, 3)}, ModelError, r"fails on a batch of shape \(2, 5\)"),
-        ({"model": NamedOutput()}, ModelError, r"fails on a batch of shape \(2, 5\), .*: KeyError\('logits'\)"),
+        (
+            {"model": NamedOutput()},
+            ModelError,
+            r"fails on a batch of shape \(2, 5\), .*: KeyError\('logits'\)",
+        ),
     ],
 )
 def test_runs_that_cannot_be(tmp_path, settings, error, message):
@@ -329,7 +366,10 @@ def test_runs_that_cannot_be(tmp_path, settings, error, message):
             r"^loss returned shape \(\); it must return shape \(\d+,\), one",
         ),
         (lambda z, y: 0.0, r"^loss returned a float; it must return shape"),
-        (lambda z, y: z @ y, r"^loss fails on outputs of shape \(\d+, 3\) with targets of shape \(\d+,\): "),
+        (
+            lambda z, y: z @ y,
+            r"^loss fails on outputs of shape \(\d+, 3\) with targets of shape \(\d+,\): ",
+        ),
     ],
 )
 def test_a_loss_that_does_not_fit_is_named(loss, message):

@@ -4,7 +4,15 @@ import pytest
 import torch
 from torch import nn
 
-from fedmtl import Execution, FedAvg, FederatedDataset, FullParticipation, LocalSGD, RecordPrivacy, models
+from fedmtl import (
+    Execution,
+    FedAvg,
+    FederatedDataset,
+    FullParticipation,
+    LocalSGD,
+    RecordPrivacy,
+    models,
+)
 from fedmtl.errors import ModelError
 from tests import small
 
@@ -40,7 +48,11 @@ def prelu() -> nn.Module:
 
 GENERATOR = torch.Generator().manual_seed(0)
 DATA = FederatedDataset.from_tensors(
-    {f"c{i}": (torch.randn(6 + i, 4, 3, generator=GENERATOR), torch.arange(6 + i) % 2) for i in range(3)}, classes=2
+    {
+        f"c{i}": (torch.randn(6 + i, 4, 3, generator=GENERATOR), torch.arange(6 + i) % 2)
+        for i in range(3)
+    },
+    classes=2,
 )
 
 
@@ -78,7 +90,10 @@ def by_hand(model: nn.Module) -> torch.Tensor:
                         t += g * min(1.0, 0.3 / norm)
                 own = [p - 0.5 * t / len(records.y) for p, t in zip(own, total, strict=True)]
             changes.append([p - q for p, q in zip(own, shared, strict=True)])
-        shared = [p + torch.stack(each).mean(0) for p, each in zip(shared, zip(*changes, strict=True), strict=True)]
+        shared = [
+            p + torch.stack(each).mean(0)
+            for p, each in zip(shared, zip(*changes, strict=True), strict=True)
+        ]
     for p, value in zip(model.parameters(), shared, strict=True):
         p.data.copy_(value)
     return model(DATA.train.x.double())
@@ -97,7 +112,9 @@ def test_gradients_of_single_records_need_no_batching_rule(make) -> None:
 def test_the_advice_for_a_recurrent_layer_is_true(kind) -> None:
     torch.manual_seed(1)
     model = LastOutput(kind).double()
-    with pytest.raises(ModelError, match=r"model\.fix=true, in Python models\.fix\(model\).*Execution\(chunk=1\)"):
+    with pytest.raises(
+        ModelError, match=r"model\.fix=true, in Python models\.fix\(model\).*Execution\(chunk=1\)"
+    ):
         outputs_of(model, execution=Execution(chunk=4))
     followed = [outputs_of(model, execution=Execution(chunk=1)), outputs_of(models.fix(model))]
     torch.testing.assert_close(*followed, rtol=1e-5, atol=1e-6)

@@ -18,7 +18,10 @@ WIDTH, HIDDEN, CLASSES = 5, 4, 3
 CLIP, LR, ROUNDS, STEPS = 0.3, 0.5, 2, 2
 GENERATOR = torch.Generator().manual_seed(0)
 DATA = FederatedDataset.from_tensors(
-    {f"c{i}": (torch.randn(6 + i, WIDTH, generator=GENERATOR), torch.arange(6 + i) % CLASSES) for i in range(3)},
+    {
+        f"c{i}": (torch.randn(6 + i, WIDTH, generator=GENERATOR), torch.arange(6 + i) % CLASSES)
+        for i in range(3)
+    },
     classes=CLASSES,
 )
 PRIVACY = {
@@ -175,7 +178,9 @@ PARAMETRIZED = torch.nn.utils.parametrizations
 TRAINS: dict[str, Callable[[], nn.Module]] = {
     "orthogonal": lambda: changed(lambda net: PARAMETRIZED.orthogonal(net.first)),
     "instance norm": lambda: Net(Halves()),
-    "fx graph": lambda: torch.fx.symbolic_trace(nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.Linear(HIDDEN, CLASSES))),
+    "fx graph": lambda: torch.fx.symbolic_trace(
+        nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.Linear(HIDDEN, CLASSES))
+    ),
     "mixed dtypes": lambda: changed(lambda net: net.last.half()),
     "a number": lambda: with_parameter(torch.tensor(1.5), lambda net, x: net.extra * net.layers(x)),
     "no numbers": lambda: with_parameter(torch.zeros(0, 3), lambda net, x: net.layers(x)),
@@ -193,12 +198,17 @@ TRAINS: dict[str, Callable[[], nn.Module]] = {
         torch.tensor([True, False, True]), lambda net, x: torch.where(net.extra, net.layers(x), 0.0)
     ),
     "mask of infinity": lambda: with_buffer(
-        torch.tensor([0.0, -torch.inf, 0.0, 0.0]), lambda net, x: net.last((net.first(x) + net.extra).softmax(1))
+        torch.tensor([0.0, -torch.inf, 0.0, 0.0]),
+        lambda net, x: net.last((net.first(x) + net.extra).softmax(1)),
     ),
     "custom function": lambda: Net(OfFunction(Square.apply)),
     "branches": lambda: Net(forward=by_rows),
-    "item": lambda: Net(forward=lambda net, x: net.layers(x) * (1.0 + float(0.0 * x.detach().sum()))),
-    "numpy": lambda: Net(OfFunction(lambda x: x * float(torch.from_numpy(x.detach().numpy()).ndim))),
+    "item": lambda: Net(
+        forward=lambda net, x: net.layers(x) * (1.0 + float(0.0 * x.detach().sum()))
+    ),
+    "numpy": lambda: Net(
+        OfFunction(lambda x: x * float(torch.from_numpy(x.detach().numpy()).ndim))
+    ),
     "gradient in forward": lambda: Net(forward=differentiated),
     "GRU": lambda: Recurrent(nn.GRU),
     "LSTM": lambda: Recurrent(nn.LSTM),
@@ -215,7 +225,11 @@ def dropped(net: Net, x: Tensor) -> Tensor:
 
 
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str, Callable[[], nn.Module] | None]] = {
-    "BatchNorm": (lambda: Net(nn.BatchNorm1d(HIDDEN)), r"GroupNorm\(1, 4\)", lambda: Net(nn.GroupNorm(1, HIDDEN))),
+    "BatchNorm": (
+        lambda: Net(nn.BatchNorm1d(HIDDEN)),
+        r"GroupNorm\(1, 4\)",
+        lambda: Net(nn.GroupNorm(1, HIDDEN)),
+    ),
     "SyncBatchNorm": (
         lambda: Net(nn.SyncBatchNorm(HIDDEN)),
         r"'middle' is SyncBatchNorm.*GroupNorm\(1, 4\)",
@@ -245,14 +259,22 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str, Callable[[], nn.Module] |
     "pruned": (
         lambda: changed(lambda net: prune.l1_unstructured(net.first, "weight", 0.5)),
         r"'first' is pruned.*prune\.remove",
-        lambda: changed(lambda net: prune.remove(prune.l1_unstructured(net.first, "weight", 0.5), "weight")),
+        lambda: changed(
+            lambda net: prune.remove(prune.l1_unstructured(net.first, "weight", 0.5), "weight")
+        ),
     ),
     "quantized": (
-        lambda: quietly(lambda: torch.ao.quantization.quantize_dynamic(Net(), {nn.Linear}, dtype=torch.qint8)),
+        lambda: quietly(
+            lambda: torch.ao.quantization.quantize_dynamic(Net(), {nn.Linear}, dtype=torch.qint8)
+        ),
         r"no parameter of real numbers.*quantized",
         Net,
     ),
-    "no parameters": (lambda: OfFunction(lambda x: x[:, :CLASSES]), r"no parameter of real numbers", None),
+    "no parameters": (
+        lambda: OfFunction(lambda x: x[:, :CLASSES]),
+        r"no parameter of real numbers",
+        None,
+    ),
     "all frozen": (
         lambda: changed(lambda net: net.requires_grad_(False)),
         r"no trainable parameter.*requires_grad_\(True\)",
@@ -263,7 +285,11 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str, Callable[[], nn.Module] |
         r"'0' is of class RecursiveScriptModule.*give the module that it was made from",
         Net,
     ),
-    "compiled": (lambda: OptimizedModule(WIDTH, CLASSES), r"OptimizedModule.*the module that it was made from", None),
+    "compiled": (
+        lambda: OptimizedModule(WIDTH, CLASSES),
+        r"OptimizedModule.*the module that it was made from",
+        None,
+    ),
     "DataParallel": (lambda: nn.DataParallel(Net()), r"DataParallel.*model\.module", None),
     "meta": (
         lambda: nn.Linear(WIDTH, CLASSES, device="meta"),
@@ -272,13 +298,18 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str, Callable[[], nn.Module] |
     ),
     "complex": (
         lambda: with_parameter(
-            torch.ones(CLASSES, dtype=torch.complex64), lambda net, x: net.layers(x) * net.extra.abs()
+            torch.ones(CLASSES, dtype=torch.complex64),
+            lambda net, x: net.layers(x) * net.extra.abs(),
         ),
         r"'extra' has complex numbers.*two real",
-        lambda: with_parameter(torch.ones(2, CLASSES), lambda net, x: net.layers(x) * net.extra.norm(dim=0)),
+        lambda: with_parameter(
+            torch.ones(2, CLASSES), lambda net, x: net.layers(x) * net.extra.norm(dim=0)
+        ),
     ),
     "sparse": (
-        lambda: with_buffer(torch.eye(WIDTH).to_sparse(), lambda net, x: net.layers((net.extra @ x.T).T)),
+        lambda: with_buffer(
+            torch.eye(WIDTH).to_sparse(), lambda net, x: net.layers((net.extra @ x.T).T)
+        ),
         r"'extra' has layout torch\.sparse_coo.*to_dense\(\)",
         lambda: with_buffer(torch.eye(WIDTH), lambda net, x: net.layers((net.extra @ x.T).T)),
     ),
@@ -297,7 +328,11 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str, Callable[[], nn.Module] |
         r"holds 'kept'.*set it to None",
         lambda: changed(lambda net: setattr(net, "kept", None)),
     ),
-    "no copies": (lambda: changed(lambda net: setattr(net, "numbers", (i for i in ()))), r"cannot be copied", None),
+    "no copies": (
+        lambda: changed(lambda net: setattr(net, "numbers", (i for i in ()))),
+        r"cannot be copied",
+        None,
+    ),
     "unused lazy layer": (
         lambda: changed(lambda net: setattr(net, "extra", nn.LazyLinear(2))),
         r"'extra\.weight' is lazy",
@@ -309,37 +344,71 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str, Callable[[], nn.Module] |
         None,
     ),
     "tuple": (lambda: Net(forward=lambda net, x: (net.layers(x), x)), r"it returned a tuple", None),
-    "dictionary": (lambda: Net(forward=lambda net, x: {"logits": net.layers(x)}), r"it returned a dict", None),
-    "two arguments": (lambda: Net(forward=lambda net, x, y: net.layers(x)), r"fails on a batch.*'y'", None),
+    "dictionary": (
+        lambda: Net(forward=lambda net, x: {"logits": net.layers(x)}),
+        r"it returned a dict",
+        None,
+    ),
+    "two arguments": (
+        lambda: Net(forward=lambda net, x, y: net.layers(x)),
+        r"fails on a batch.*'y'",
+        None,
+    ),
     "no gradient": (lambda: Net(forward=without_gradient), r"have no gradient", None),
-    "detached": (lambda: Net(forward=lambda net, x: net.layers(x).detach()), r"have no gradient.*detach", None),
-    "whole outputs": (lambda: Net(forward=lambda net, x: net.layers(x).long()), r"dtype torch\.int64", None),
+    "detached": (
+        lambda: Net(forward=lambda net, x: net.layers(x).detach()),
+        r"have no gradient.*detach",
+        None,
+    ),
+    "whole outputs": (
+        lambda: Net(forward=lambda net, x: net.layers(x).long()),
+        r"dtype torch\.int64",
+        None,
+    ),
     "mean of the batch": (
         lambda: Net(OfFunction(lambda x: x - x.mean(0))),
         r"depend on the other examples.*LayerNorm",
         lambda: Net(nn.LayerNorm(HIDDEN)),
     ),
-    "softmax of the batch": (lambda: Net(OfFunction(lambda x: x.softmax(0))), r"depend on the other examples", None),
-    "sums of the batch": (lambda: Net(OfFunction(lambda x: x.cumsum(0))), r"depend on the other examples", None),
+    "softmax of the batch": (
+        lambda: Net(OfFunction(lambda x: x.softmax(0))),
+        r"depend on the other examples",
+        None,
+    ),
+    "sums of the batch": (
+        lambda: Net(OfFunction(lambda x: x.cumsum(0))),
+        r"depend on the other examples",
+        None,
+    ),
     "branch by the batch": (
         lambda: Net(forward=lambda net, x: net.layers(x) * (2.0 if x.sum() > 0 else 1.0)),
         r"depend on the other examples.*branch",
         None,
     ),
-    "number of examples": (lambda: Net(OfFunction(lambda x: x * len(x))), r"or on their number", None),
+    "number of examples": (
+        lambda: Net(OfFunction(lambda x: x * len(x))),
+        r"or on their number",
+        None,
+    ),
     "fixed batch": (
         lambda: Net(forward=lambda net, x: net.layers(x.view(2, WIDTH))),
         r"fails on a batch of shape \(1, 5\).*any size",
         lambda: Net(forward=lambda net, x: net.layers(x.view(-1, WIDTH))),
     ),
-    "squeezed": (lambda: Net(forward=lambda net, x: net.layers(x.squeeze())), r"must be the batch", None),
+    "squeezed": (
+        lambda: Net(forward=lambda net, x: net.layers(x.squeeze())),
+        r"must be the batch",
+        None,
+    ),
     "dropout by a function": (
         lambda: Net(forward=dropped),
         r"calls 'bernoulli_'.*nn\.Dropout modules",
         lambda: Net(nn.Dropout(0.0)),
     ),
     "random in evaluation": (
-        lambda: Net(forward=lambda net, x: net.layers(x) + (0.0 if net.training else torch.rand(()))),
+        lambda: Net(
+            forward=lambda net, x: net.layers(x) + (0.0 if net.training else torch.rand(()))
+        ),
         r"calls 'rand'",
         None,
     ),
@@ -348,28 +417,50 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str, Callable[[], nn.Module] |
         r"other outputs for the same batch.*random",
         None,
     ),
-    "keeps a mean": (lambda: Net(forward=keeps_mean), r"other outputs for the same batch.*keeps something", None),
+    "keeps a mean": (
+        lambda: Net(forward=keeps_mean),
+        r"other outputs for the same batch.*keeps something",
+        None,
+    ),
     "counts": (lambda: with_buffer(torch.zeros(()), counts), r"Buffer 'extra' changes", None),
-    "changes a parameter": (lambda: Net(forward=shrinks), r"Parameter 'first\.weight' changes", None),
-    "checkpointed": (lambda: Net(forward=recomputed), r"do not follow.*torch\.utils\.checkpoint", None),
+    "changes a parameter": (
+        lambda: Net(forward=shrinks),
+        r"Parameter 'first\.weight' changes",
+        None,
+    ),
+    "checkpointed": (
+        lambda: Net(forward=recomputed),
+        r"do not follow.*torch\.utils\.checkpoint",
+        None,
+    ),
 }
 """A module, what its refusal says, and the module that follows the advice, if that is another one."""
 
 
 def vmap_refuses(outputs: Tensor, targets: Tensor) -> Tensor:
-    return F.cross_entropy(outputs, targets, reduction="none") * (1.0 + 0.0 * outputs.detach().max().item())
+    return F.cross_entropy(outputs, targets, reduction="none") * (
+        1.0 + 0.0 * outputs.detach().max().item()
+    )
 
 
 LOSSES: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], str]] = {
     "mean": (lambda outputs, targets: F.cross_entropy(outputs, targets), r"reduction='none'"),
-    "fails": (lambda outputs, targets: outputs.no_such_method(), r"loss fails on outputs of shape \(2, 3\)"),
+    "fails": (
+        lambda outputs, targets: outputs.no_such_method(),
+        r"loss fails on outputs of shape \(2, 3\)",
+    ),
     "no gradient": (
         lambda outputs, targets: F.cross_entropy(outputs, targets, reduction="none").detach(),
         r"without a gradient",
     ),
-    "errors": (lambda outputs, targets: (outputs.argmax(1) != targets).long(), r"dtype torch\.int64"),
+    "errors": (
+        lambda outputs, targets: (outputs.argmax(1) != targets).long(),
+        r"dtype torch\.int64",
+    ),
     "mixes": (
-        lambda outputs, targets: F.cross_entropy(outputs - outputs.mean(0), targets, reduction="none"),
+        lambda outputs, targets: F.cross_entropy(
+            outputs - outputs.mean(0), targets, reduction="none"
+        ),
         r"beside another one",
     ),
     "divides": (
@@ -377,7 +468,9 @@ LOSSES: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], str]] = {
         r"nor on their number",
     ),
     "random": (
-        lambda outputs, targets: F.cross_entropy(outputs + torch.randn(3), targets, reduction="none"),
+        lambda outputs, targets: F.cross_entropy(
+            outputs + torch.randn(3), targets, reduction="none"
+        ),
         r"no random numbers",
     ),
 }
@@ -422,11 +515,16 @@ def by_hand(model: nn.Module, privacy: str) -> Tensor:
     return model.eval()(DATA.train.x.double())
 
 
-def _gradient(model: nn.Module, trained: list[nn.Parameter], x: Tensor, y: Tensor, privacy: str) -> list[Tensor]:
+def _gradient(
+    model: nn.Module, trained: list[nn.Parameter], x: Tensor, y: Tensor, privacy: str
+) -> list[Tensor]:
     if privacy != "record":
         loss = F.cross_entropy(model(x.clone()), y)
         return list(torch.autograd.grad(loss, trained, allow_unused=True, materialize_grads=True))
-    clipped = [_clipped(_gradient(model, trained, x[i : i + 1], y[i : i + 1], "none")) for i in range(len(y))]
+    clipped = [
+        _clipped(_gradient(model, trained, x[i : i + 1], y[i : i + 1], "none"))
+        for i in range(len(y))
+    ]
     return [torch.stack(each).mean(0) for each in zip(*clipped, strict=True)]
 
 

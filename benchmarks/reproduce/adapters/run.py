@@ -72,7 +72,11 @@ SHARED = {  # what is shared: (rank of adapters or 0, trainable parameters)
 }
 PULLED = LocalSGD(lr=0.1, epochs=5, batch_size=10, proximal=True)
 RIDGES = (0.3, 1.0, 3.0, 10.0, 30.0)
-SIDES: tuple[tuple[Literal["input", "output"], float], ...] = (("output", 1.0), ("output", 2.0), ("input", 4.0))
+SIDES: tuple[tuple[Literal["input", "output"], float], ...] = (
+    ("output", 1.0),
+    ("output", 2.0),
+    ("input", 4.0),
+)
 """Of the private prior: the side of the matrices, and what a client's row is multiplied by before the clip."""
 
 
@@ -95,8 +99,14 @@ class Writers:
 def writers(data: FederatedDataset, seed: int) -> Writers:
     """Divide the writers, and train the network on the rows of the public ones."""
     order = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed)).tolist()
-    public, private = (data.subset([data.ids[i] for i in sorted(part)]) for part in (order[:PUBLIC], order[PUBLIC:]))
-    x, y = (torch.cat([getattr(side, key) for side in (public.train, public.test)]) for key in ("x", "y"))
+    public, private = (
+        data.subset([data.ids[i] for i in sorted(part)])
+        for part in (order[:PUBLIC], order[PUBLIC:])
+    )
+    x, y = (
+        torch.cat([getattr(side, key) for side in (public.train, public.test)])
+        for key in ("x", "y")
+    )
     return Writers(public, private, held_out(private, seed), pretrained(x.float(), y, seed))
 
 
@@ -114,7 +124,9 @@ def pretrained(x: torch.Tensor, y: torch.Tensor, seed: int, epochs: int = 20) ->
     return network
 
 
-def shared_model(network: nn.Module, shared: str, seed: int) -> tuple[nn.Module, tuple[str, ...] | None]:
+def shared_model(
+    network: nn.Module, shared: str, seed: int
+) -> tuple[nn.Module, tuple[str, ...] | None]:
     """The network with its adapters, and the names of what is trained."""
     rank, trainable = SHARED[shared]
     torch.manual_seed(seed)
@@ -142,7 +154,11 @@ def fedavg(
 
 
 def finetuned(
-    model: nn.Module, data: FederatedDataset, way: Finetune, trainable: tuple[str, ...] | None, seed: int
+    model: nn.Module,
+    data: FederatedDataset,
+    way: Finetune,
+    trainable: tuple[str, ...] | None,
+    seed: int,
 ) -> Mapping[str, float]:
     return personalize(model, data, finetune=way, trainable=trainable, seed=seed).personal_accuracy
 
@@ -171,10 +187,18 @@ def rows(found: Writers, seed: int) -> Iterator[tuple[str, str, float, Mapping[s
             yield "fedavg", f"FedAvg, {name}", epsilon, scores, text
             way = best_way(tried, found.inner, trainable, seed)
             tuned = finetuned(released, found.private, WAYS[way], trainable, seed)
-            yield "fedavg", f"FedAvg, {name}, finetuned", epsilon, tuned, f"{text}, then {WAYS[way].text()}"
+            yield (
+                "fedavg",
+                f"FedAvg, {name}, finetuned",
+                epsilon,
+                tuned,
+                f"{text}, then {WAYS[way].text()}",
+            )
 
 
-def prior_rows(found: Writers, seed: int, shared: str) -> Iterator[tuple[str, str, float, Mapping[str, float], str]]:
+def prior_rows(
+    found: Writers, seed: int, shared: str
+) -> Iterator[tuple[str, str, float, Mapping[str, float], str]]:
     """The same of learning alone with a tuned pull to the public network, and of the private prior, which adds one
     release to it; Local first. Five trainings choose for each."""
     local, chosen = alone(found, seed)
@@ -198,7 +222,12 @@ def prior_rows(found: Writers, seed: int, shared: str) -> Iterator[tuple[str, st
 
 
 def best_prior(
-    data: FederatedDataset, model: nn.Module, trainable: tuple[str, ...] | None, ridge: float, epsilon: float, seed: int
+    data: FederatedDataset,
+    model: nn.Module,
+    trainable: tuple[str, ...] | None,
+    ridge: float,
+    epsilon: float,
+    seed: int,
 ) -> PriorLayers:
     """The best side and scale at the ridge of learning alone, and then the best ridge with them."""
     runs: dict[PriorLayers, float] = {}
@@ -208,7 +237,10 @@ def best_prior(
             runs[one] = average(prior(data, model, trainable, one, epsilon, seed))
         return runs[one]
 
-    best = max((PriorLayers(side=side, scale=scale, ridge=ridge, local=PULLED) for side, scale in SIDES), key=score)
+    best = max(
+        (PriorLayers(side=side, scale=scale, ridge=ridge, local=PULLED) for side, scale in SIDES),
+        key=score,
+    )
     return max((replace(best, ridge=factor * ridge) for factor in (1.0, 0.3, 3.0)), key=score)
 
 
@@ -231,7 +263,9 @@ def prior(
     return result.personal_accuracy
 
 
-def evaluated(model: nn.Module, data: FederatedDataset, seed: int) -> tuple[nn.Module, Mapping[str, float]]:
+def evaluated(
+    model: nn.Module, data: FederatedDataset, seed: int
+) -> tuple[nn.Module, Mapping[str, float]]:
     """The model as it is, and its accuracy by writer."""
     return model, personalize(model, data, finetune=WAYS[0], seed=seed).shared_accuracy
 
@@ -244,20 +278,34 @@ def alone(found: Writers, seed: int) -> tuple[Mapping[str, float], str]:
     def train(data: FederatedDataset, setting: Setting) -> Mapping[str, float]:
         return study.train(data, setting, 0.0, seed).personal_accuracy
 
-    made = {score.chosen for score in read_scores(SCORES) if (score.method, score.seed) == ("Local", seed)}
+    made = {
+        score.chosen
+        for score in read_scores(SCORES)
+        if (score.method, score.seed) == ("Local", seed)
+    }
     settings = study.methods()["Local"]
     settings = [setting for setting in settings if setting.text() in made] or settings
-    best = settings[0] if len(settings) == 1 else max(settings, key=lambda one: average(train(found.inner, one)))
+    best = (
+        settings[0]
+        if len(settings) == 1
+        else max(settings, key=lambda one: average(train(found.inner, one)))
+    )
     return train(found.private, best), best.text()
 
 
-def best_way(model: nn.Module, data: FederatedDataset, trainable: tuple[str, ...] | None, seed: int) -> int:
+def best_way(
+    model: nn.Module, data: FederatedDataset, trainable: tuple[str, ...] | None, seed: int
+) -> int:
     scores = [average(finetuned(model, data, way, trainable, seed)) for way in WAYS]
     return max(range(len(WAYS)), key=scores.__getitem__)
 
 
 def choose(
-    data: FederatedDataset, model: object, trainable: tuple[str, ...] | None, epsilon: float, seed: int
+    data: FederatedDataset,
+    model: object,
+    trainable: tuple[str, ...] | None,
+    epsilon: float,
+    seed: int,
 ) -> tuple[float, float, nn.Module]:
     """The clip and the step size that are best on validation rows, and the model trained with them there."""
     runs: dict[tuple[float, float], tuple[nn.Module, Mapping[str, float]]] = {}
@@ -292,10 +340,24 @@ def work(data: FederatedDataset, seed: int, out: Path, part: str) -> None:
             continue  # is in that part
         shares = by_client(own, local, larger=True)
         scores.append(
-            Score(SETTING, "accuracy", True, role, method, epsilon, seed, average(own), chosen=chosen, **shares)  # type: ignore[arg-type]
+            Score(
+                SETTING,
+                "accuracy",
+                True,
+                role,
+                method,
+                epsilon,
+                seed,
+                average(own),
+                chosen=chosen,
+                **shares,
+            )  # type: ignore[arg-type]
         )
         spent = time.process_time() - began
-        print(f"seed {seed}, epsilon {epsilon:g}, {method}: {average(own):.4f} {chosen} ({spent:.0f} s)", flush=True)
+        print(
+            f"seed {seed}, epsilon {epsilon:g}, {method}: {average(own):.4f} {chosen} ({spent:.0f} s)",
+            flush=True,
+        )
     write_scores(file, scores)
 
 
@@ -305,7 +367,13 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--femnist", type=existing, help="leaf_femnist_206.json.zip")
     parser.add_argument("--out", type=Path, default=Path("outputs/reproduce/adapters"))
-    parser.add_argument("--only", choices=PARTS, nargs="+", default=list(PARTS), help="the scores of others are kept")
+    parser.add_argument(
+        "--only",
+        choices=PARTS,
+        nargs="+",
+        default=list(PARTS),
+        help="the scores of others are kept",
+    )
     parser.add_argument("--collect", action="store_true", help="train nothing")
     arguments = parser.parse_args()
     torch.set_num_threads(1)

@@ -22,12 +22,18 @@ ROLES: dict[str, Role] = {
 def scores_of(out: Path) -> list[Score]:
     """The scores of the runs in ``out``, in the order of studies, methods, epsilons and seeds."""
     runs = [json.loads(file.read_text()) for file in out.glob("*.json")]
-    local = {(run["study"], run["seed"]): run["clients"] for run in runs if run["method"] == "Local"}
+    local = {
+        (run["study"], run["seed"]): run["clients"] for run in runs if run["method"] == "Local"
+    }
     found = []
     for study in STUDIES.values():
         order = list(study.methods())
-        own = [run for run in runs if run["study"] == study.name and (study.name, run["seed"]) in local]
-        for run in sorted(own, key=lambda run: (order.index(run["method"]), run["epsilon"], run["seed"])):
+        own = [
+            run for run in runs if run["study"] == study.name and (study.name, run["seed"]) in local
+        ]
+        for run in sorted(
+            own, key=lambda run: (order.index(run["method"]), run["epsilon"], run["seed"])
+        ):
             found.append(
                 Score(
                     setting=study.title,
@@ -39,7 +45,9 @@ def scores_of(out: Path) -> list[Score]:
                     seed=run["seed"],
                     score=run["score"],
                     chosen=run["chosen"],
-                    **by_client(run["clients"], local[study.name, run["seed"]], larger=study.larger),
+                    **by_client(
+                        run["clients"], local[study.name, run["seed"]], larger=study.larger
+                    ),
                 )
             )
     return found
@@ -54,7 +62,9 @@ def client_table(study: Study, scores: Sequence[Score]) -> str:
     """Shares of clients better and worse than Local, and the worst tenth."""
 
     def cell(found: Sequence[Score], epsilon: float) -> str:
-        better, worse, tenth = (mean(getattr(s, key) for s in found) for key in ("better", "worse", "worst_tenth"))
+        better, worse, tenth = (
+            mean(getattr(s, key) for s in found) for key in ("better", "worse", "worst_tenth")
+        )
         shares = "" if found[0].method == "Local" else f"{better:.0%} / {worse:.0%}, "
         return shares + shown(study, tenth)
 
@@ -80,7 +90,9 @@ NOTE = (
 def write_report(out: Path, here: Path) -> None:
     """Write scores.csv, the figure and the tables of README.md from ``out``; keep other studies."""
     scores = renew_scores(here / "scores.csv", scores_of(out))
-    drawn = [score for study in STUDIES.values() for score in scores if score.setting == study.title]
+    drawn = [
+        score for study in STUDIES.values() for score in scores if score.setting == study.title
+    ]
     plot(here / "epsilon.png", drawn, STYLES, NOTE)
     for study in STUDIES.values():
         own = [score for score in scores if score.setting == study.title]

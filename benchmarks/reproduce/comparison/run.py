@@ -84,12 +84,24 @@ def main() -> None:
     """Parse the command line, train what is missing, write the tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--studies", nargs="+", choices=STUDIES, default=TOGETHER)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4], help="of rows, start, cohorts, noise")
+    parser.add_argument(
+        "--seeds",
+        type=int,
+        nargs="+",
+        default=[0, 1, 2, 3, 4],
+        help="of rows, start, cohorts, noise",
+    )
     parser.add_argument("--femnist", type=existing, help="leaf_femnist_206.json.zip")
-    parser.add_argument("--femnist-all", type=existing, help="the full file of FEMNIST, for the study with all images")
+    parser.add_argument(
+        "--femnist-all",
+        type=existing,
+        help="the full file of FEMNIST, for the study with all images",
+    )
     parser.add_argument("--school", type=existing, help="school.mat")
     parser.add_argument("--out", type=Path, default=Path("outputs/reproduce/comparison"))
-    parser.add_argument("--chosen", action="store_true", help="search nothing: the settings that scores.csv names")
+    parser.add_argument(
+        "--chosen", action="store_true", help="search nothing: the settings that scores.csv names"
+    )
     parser.add_argument("--collect", action="store_true", help="train nothing")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -99,12 +111,18 @@ def main() -> None:
     if not arguments.collect:
         for name in arguments.studies:
             if name != "digits" and roots[name] is None:
-                parser.error(f"the study {name} needs {FLAGS[name]} FILE; or leave it out: --studies digits")
+                parser.error(
+                    f"the study {name} needs {FLAGS[name]} FILE; or leave it out: --studies digits"
+                )
             if arguments.chosen and not recorded(STUDIES[name]):
-                parser.error(f"scores.csv has no settings of {name}; leave out --chosen, which searches for them")
+                parser.error(
+                    f"scores.csv has no settings of {name}; leave out --chosen, which searches for them"
+                )
             for seed in arguments.seeds:
                 try:
-                    work(STUDIES[name], roots[name], seed, arguments.out, search=not arguments.chosen)
+                    work(
+                        STUDIES[name], roots[name], seed, arguments.out, search=not arguments.chosen
+                    )
                 except DataError as error:
                     parser.error(str(error))
     write_report(arguments.out, HERE)

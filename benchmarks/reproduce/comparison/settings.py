@@ -70,7 +70,9 @@ class Setting:
         if own is None:
             return "automatic settings"
         for field in ("lam", "mu", "alpha", "ratio", "clusters", "rho"):
-            if field in getattr(own, "__dataclass_fields__", {}) and (field == "rho" or not isinstance(own, MPMTL)):
+            if field in getattr(own, "__dataclass_fields__", {}) and (
+                field == "rho" or not isinstance(own, MPMTL)
+            ):
                 parts.append(f"{field} {getattr(own, field)}")
         if isinstance(own, (FedAvg, Local)) and self.finetune is None:
             parts.append(f"{own.local.epochs} epochs")
@@ -130,7 +132,8 @@ class Study:
             return replace(self.solver, epochs=epochs)
 
         ways = [
-            Finetune(kind=kind, lam=lam, local=replace(sgd(epochs), lr=lr)) for kind, lam, epochs, lr in self.finetunes
+            Finetune(kind=kind, lam=lam, local=replace(sgd(epochs), lr=lr))
+            for kind, lam, epochs, lr in self.finetunes
         ]
         own: dict[str, list[tuple[Algorithm, Finetune | None]]] = {
             "FedAvg": [(FedAvg(local=sgd(epochs)), None) for epochs in self.epochs],
@@ -141,7 +144,9 @@ class Study:
             "PMTL, finetuned": [(PMTL(lam=self.lams[-1], local=self.solver), way) for way in ways],
             "Ditto": [(Ditto(lam=lam, local=self.solver), None) for lam in self.lams],
             "APFL": [(APFL(alpha=alpha, local=self.solver), None) for alpha in (0.25, 0.5, 0.75)],
-            "pFedMe": [(PFedMe(lam=lam, eta=1.0 / lam, local=self.solver), None) for lam in (0.1, 0.3, 1.0)],
+            "pFedMe": [
+                (PFedMe(lam=lam, eta=1.0 / lam, local=self.solver), None) for lam in (0.1, 0.3, 1.0)
+            ],
             "PP-SGD": [(PPSGD(ratio=ratio, local=self.solver), None) for ratio in (0.1, 0.3, 1.0)],
         }
         rows: dict[str, Any] = {"loss": "squared", "row_norm": "auto", "target": "auto"}
@@ -149,7 +154,9 @@ class Study:
             rows["ridge"] = 0.055
             own["MP-MTL"] = [(MPMTL(rho=rho, **rows), None) for rho in (1.5, 0.5, 0.2)]
         if self.hidden:
-            own["FedRep"] = [(FedRep(local=self.solver, head_local=sgd(epochs)), None) for epochs in (1, 3, 10)]
+            own["FedRep"] = [
+                (FedRep(local=self.solver, head_local=sgd(epochs)), None) for epochs in (1, 3, 10)
+            ]
         if self.unit == "record":  # the vote of a client is no gradient of its records
             del own["IFCA"]
         found = {"Local": [Setting(self.alone(value, rows), None) for value in self.local]}
@@ -191,7 +198,10 @@ class Study:
                 runs.setdefault(place, self.train(data, settings[place], epsilon, seed))
             sign = 1.0 if self.larger else -1.0
             scores = {place: sign * runs[place].final[self.metric] for place in places}
-            return max(places, key=lambda place: scores[place] if math.isfinite(scores[place]) else -math.inf)
+            return max(
+                places,
+                key=lambda place: scores[place] if math.isfinite(scores[place]) else -math.inf,
+            )
 
         first = 1 if math.isinf(epsilon) else best((1, 4, 7))
         row = first - first % 3
@@ -199,17 +209,28 @@ class Study:
         return chosen, runs[chosen], {place: run.final[self.metric] for place, run in runs.items()}
 
     def train(
-        self, data: FederatedDataset, setting: Setting, epsilon: float, seed: int, eval_every: int | None = None
+        self,
+        data: FederatedDataset,
+        setting: Setting,
+        epsilon: float,
+        seed: int,
+        eval_every: int | None = None,
     ) -> Result:
         """One run, by default evaluated at its end; where nothing is released, one local run of every client."""
         protect = RecordPrivacy if self.unit == "record" else ClientPrivacy
         if setting.algorithm is None:
             privacy = protect(epsilon=epsilon, delta=DELTA)
-            return Trainer(data=data, privacy=privacy, seed=seed, eval_every=eval_every, progress=False).fit()
+            return Trainer(
+                data=data, privacy=privacy, seed=seed, eval_every=eval_every, progress=False
+            ).fit()
         clip = setting.clip
         rounds = 1 if clip is None else self.rounds
         private = clip is not None and epsilon < math.inf
-        linear = models.linear_regression(bias=False) if data.classes is None else models.softmax_regression()
+        linear = (
+            models.linear_regression(bias=False)
+            if data.classes is None
+            else models.softmax_regression()
+        )
         return Trainer(
             algorithm=setting.algorithm,
             data=data,
@@ -259,12 +280,16 @@ def half_size(data: FederatedDataset) -> FederatedDataset:
         pixels = data.transform(side.x, torch.float64).float()
         return Examples(2.0 * F.avg_pool2d(pixels, 2).flatten(1), side.y, side.offsets)
 
-    return FederatedDataset(smaller(data.train), smaller(data.test), data.ids, classes=data.classes, name=data.name)
+    return FederatedDataset(
+        smaller(data.train), smaller(data.test), data.ids, classes=data.classes, name=data.name
+    )
 
 
 def held_out(data: FederatedDataset, seed: int) -> FederatedDataset:
     """The training rows alone, divided again: settings are compared on what is held out here, never on test rows."""
-    fit, held = cut(data.train, data.ids, test_fraction=VALIDATION, seed=1000 + seed, where=data.name)
+    fit, held = cut(
+        data.train, data.ids, test_fraction=VALIDATION, seed=1000 + seed, where=data.name
+    )
     return replace(data, train=fit, test=held, notes=(), inferred=(), public=None)
 
 
@@ -331,5 +356,7 @@ STUDIES: dict[str, Study] = {
     ),
 }
 STUDIES["femnist all images"] = replace(
-    STUDIES["femnist"], name="femnist all images", title=f"FEMNIST: {WRITERS} writers, all images, 62 classes"
+    STUDIES["femnist"],
+    name="femnist all images",
+    title=f"FEMNIST: {WRITERS} writers, all images, 62 classes",
 )

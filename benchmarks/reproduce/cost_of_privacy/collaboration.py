@@ -39,7 +39,9 @@ class Collaboration:
 
     def _minimum(self, x: Tensor, y: Tensor) -> Minimum:
         learner = self.learner
-        solve = minimize_hinge if learner.loss == "hinge" else partial(minimize, learner.linear_loss)
+        solve = (
+            minimize_hinge if learner.loss == "hinge" else partial(minimize, learner.linear_loss)
+        )
         return solve(x.numpy(), y.numpy(), 2 * learner.reg, box=learner.theta_max)
 
     @cached_property

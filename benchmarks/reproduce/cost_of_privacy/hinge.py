@@ -31,7 +31,9 @@ class Hinges(Objective):
         """Return the second derivative from the few records where the loss bends."""
         bends = bend > 0
         rows: Array = self.x[bends]
-        matrix: Array = (rows.T * (bend[bends] / len(self.y))) @ rows + self.ridge * np.eye(rows.shape[1])
+        matrix: Array = (rows.T * (bend[bends] / len(self.y))) @ rows + self.ridge * np.eye(
+            rows.shape[1]
+        )
         return matrix
 
 

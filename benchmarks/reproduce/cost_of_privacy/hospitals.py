@@ -52,8 +52,17 @@ def hospital(root: Path) -> list[Row]:
     for epsilon in (*EPSILONS, math.inf):
         cap, clip, kappa = chosen(root, epsilon)
         clients = clocks(len(counts), RUNS, 3, cap)
-        values = psi(simulate(replace(learner, kappa=kappa), data, budget(epsilon, clip), clients, seed=5))
-        row = {"epsilon": epsilon, "cap": cap, "clip": clip, "kappa": kappa, "runs": RUNS, **quartiles(values)}
+        values = psi(
+            simulate(replace(learner, kappa=kappa), data, budget(epsilon, clip), clients, seed=5)
+        )
+        row = {
+            "epsilon": epsilon,
+            "cap": cap,
+            "clip": clip,
+            "kappa": kappa,
+            "runs": RUNS,
+            **quartiles(values),
+        }
         worth = sum(row["psi"] < other for other in known["alone"])
         rows.append({**row, "worth": worth, "counts": counts, **known})
     return rows
@@ -73,7 +82,12 @@ def hospital_bands(root: Path) -> list[Row]:
         caps = torch.full((len(counts),), cap).numpy()
         plan = replace(learner, kappa=kappa, horizon=short.shape[1])
         rows += band_rows("answers chosen", plan, data, psi, epsilon, clip, short, caps)
-        long = PoissonClocks(events=HORIZON).bind(len(counts)).events(1, 0, HORIZON, replicates=RUNS).client
+        long = (
+            PoissonClocks(events=HORIZON)
+            .bind(len(counts))
+            .events(1, 0, HORIZON, replicates=RUNS)
+            .client
+        )
         horizon = Horizon(horizon=HORIZON)
         best = min(
             (found.psi[found.kappa], clip, found.kappa)
@@ -100,7 +114,14 @@ def band_rows(
     ticks = sorted({round(length ** (k / (POINTS - 1))) for k in range(POINTS)})
     for tick in ticks:
         theta = simulate(learner, data, budget(epsilon, clip), clients[:, :tick], caps=caps, seed=3)
-        row = {"plan": plan, "epsilon": epsilon, "tick": tick, "kappa": learner.kappa, "clip": clip, "runs": RUNS}
+        row = {
+            "plan": plan,
+            "epsilon": epsilon,
+            "tick": tick,
+            "kappa": learner.kappa,
+            "clip": clip,
+            "runs": RUNS,
+        }
         row["cap"] = length // len(data.x) if caps is not None else HORIZON
         rows.append(row | quartiles(psi(theta)))
     return rows

@@ -60,18 +60,28 @@ def machine(root: Path) -> list[Row]:
         for epsilon in (*EPSILONS, math.inf):
             plans = [("fixed", fixed)]
             if place % 2 == 1:
-                plans.append(("chosen", kappa_for(LEARNER, public, [size] * 3, epsilon, trial, clip=XI).kappa))
+                plans.append(
+                    (
+                        "chosen",
+                        kappa_for(LEARNER, public, [size] * 3, epsilon, trial, clip=XI).kappa,
+                    )
+                )
             for rule, kappa in plans:
                 values = []
                 for data, f in zip(deals, fitness, strict=True):
                     seed = 1000 + 10 * len(rows) + len(values)  # every mean has noise of its own
                     tried = replace(LEARNER, kappa=kappa)
-                    theta = simulate(tried, data, budget(epsilon, XI), clocks(3, RUNS, seed), seed=seed)
+                    theta = simulate(
+                        tried, data, budget(epsilon, XI), clocks(3, RUNS, seed), seed=seed
+                    )
                     values.append(float(f.psi(theta).mean()))
                 rows.append({"records": size, "epsilon": epsilon, "rule": rule, "kappa": kappa, "runs": DEALS * RUNS,
                              "psi": sum(values) / DEALS, "deals": values})  # fmt: skip
         known = [references(data, public, LEARNER) for data in deals]
-        wrong = [wrong_share(data, torch.from_numpy(f.optimum.theta)) for data, f in zip(deals, fitness, strict=True)]
+        wrong = [
+            wrong_share(data, torch.from_numpy(f.optimum.theta))
+            for data, f in zip(deals, fitness, strict=True)
+        ]
         rows.append({"records": size, "rule": "references", "gap": max(f.optimum.gap for f in fitness),
                      "wrong": sum(wrong) / DEALS,
                      "alone": sum(sum(one["alone"]) for one in known) / (3 * DEALS),
@@ -88,5 +98,11 @@ def wrong_share(data: LinearData, theta: torch.Tensor) -> float:
 def machine_value(root: Path) -> list[Row]:
     """The value of collaboration: psi by number of owners and epsilon, against models without noise."""
     return value_rows(
-        partial(census, root), LEARNER, VALUE_OWNERS, VALUE_EPSILONS, deals=VALUE_DEALS, runs=VALUE_RUNS, clip=XI
+        partial(census, root),
+        LEARNER,
+        VALUE_OWNERS,
+        VALUE_EPSILONS,
+        deals=VALUE_DEALS,
+        runs=VALUE_RUNS,
+        clip=XI,
     )

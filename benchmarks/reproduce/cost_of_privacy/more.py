@@ -22,8 +22,13 @@ def write(parts: dict[str, list[Row]], here: Path) -> list[Row]:
     readme = here / "README.md"
     if "hospital_bands" in parts:
         own, references = parts["hospital_bands"][:-1], parts["hospital_bands"][-1]
-        rows += [{**r, "part": "hospital bands", "rule": r["plan"], "owners": 17, "records": 3230} for r in own]
-        report.plot_bands(own, references, here / "hospital_bands.png", "17 hospitals with 3,230 stays")
+        rows += [
+            {**r, "part": "hospital bands", "rule": r["plan"], "owners": 17, "records": 3230}
+            for r in own
+        ]
+        report.plot_bands(
+            own, references, here / "hospital_bands.png", "17 hospitals with 3,230 stays"
+        )
         replace_section(readme, "hospital bands", hospital_bands_table(own))
     if "timeline" in parts:
         plot_timeline(parts["timeline"], here / "timeline.png")
@@ -38,7 +43,12 @@ def write(parts: dict[str, list[Row]], here: Path) -> list[Row]:
     if "machine_value" in parts:
         rows += [{**r, "part": "machine value", "clip": 13.0} for r in parts["machine_value"]]
         shown = [(100, 3), (100, 30), (500, 3), (500, 30)]
-        report.plot_value(parts["machine_value"], shown, here / "machine_value.png", "Census income; 5 deals x 20 runs")
+        report.plot_value(
+            parts["machine_value"],
+            shown,
+            here / "machine_value.png",
+            "Census income; 5 deals x 20 runs",
+        )
         replace_section(readme, "machine value", report.value_table(parts["machine_value"]))
     return rows
 
@@ -52,7 +62,17 @@ def hospital_bands_table(rows: list[Row]) -> str:
             ends = [report.text(row[k]) for k in ("q25", "median", "q75")]
             lines.append([plan, f"{epsilon:g}", str(row["cap"]), f"{row['clip']:g}", f"{row['kappa']:g}", *ends,
                           report.text(best["median"]), str(best["tick"])])  # fmt: skip
-    titles = ["answers", "epsilon:", "made for:", "clip:", "kappa:", "25%:", "median:", "75%:", "least median:"]
+    titles = [
+        "answers",
+        "epsilon:",
+        "made for:",
+        "clip:",
+        "kappa:",
+        "25%:",
+        "median:",
+        "75%:",
+        "least median:",
+    ]
     return markdown([*titles, "at tick:"], lines)
 
 
@@ -74,13 +94,17 @@ def timeline_table(rows: list[Row]) -> str:
 
 def plot_timeline(rows: list[Row], path: Path) -> None:
     """Figures 3 and 8: i_k against k."""
-    with drawing(path, 10.0, 5.6, "Independent Poisson clocks of equal rate, one run; a mark is an answer.") as figure:
+    with drawing(
+        path, 10.0, 5.6, "Independent Poisson clocks of equal rate, one run; a mark is an answer."
+    ) as figure:
         panels = figure.subplots(2, 2, gridspec_kw={"height_ratios": [1, 2.2]})
         for axes, r in zip(panels.flat, rows, strict=True):
             ticks = np.arange(1, len(r["who"]) + 1)
             axes.set(title=f"{r['data']}: {r['plan']}", xlabel="tick", ylabel="owner")
             size = 5 if len(ticks) < 100 else 2
-            axes.plot(ticks, np.array(r["who"]) + 1, "|", markersize=2 + size, color=report.COLOURS[0])
+            axes.plot(
+                ticks, np.array(r["who"]) + 1, "|", markersize=2 + size, color=report.COLOURS[0]
+            )
             axes.set_yticks(range(1, r["owners"] + 1, 1 if r["owners"] < 5 else 4))
             axes.set_ylim(0.3, r["owners"] + 0.7)
 
@@ -90,10 +114,24 @@ def machine_table(rows: list[Row]) -> str:
     epsilons = (0.1, 0.4, 1.6, 6.4, 25.6, math.inf)
     lines = []
     for known in (r for r in rows if r["rule"] == "references"):
-        own = {r["epsilon"]: r["psi"] for r in rows if r["rule"] == "fixed" and r["records"] == known["records"]}
-        cells = [f"**{report.text(own[e])}**" if own[e] < known["alone"] else report.text(own[e]) for e in epsilons]
+        own = {
+            r["epsilon"]: r["psi"]
+            for r in rows
+            if r["rule"] == "fixed" and r["records"] == known["records"]
+        }
+        cells = [
+            f"**{report.text(own[e])}**" if own[e] < known["alone"] else report.text(own[e])
+            for e in epsilons
+        ]
         wrong = f"{known['wrong']:.3f}".lstrip("0")
-        lines.append([f"{known['records']:,}", *cells, *(report.text(known[k]) for k in ("alone", "public")), wrong])
+        lines.append(
+            [
+                f"{known['records']:,}",
+                *cells,
+                *(report.text(known[k]) for k in ("alone", "public")),
+                wrong,
+            ]
+        )
     titles = [f"ε {e:g}:" if math.isfinite(e) else "no noise:" for e in epsilons]
     return markdown(["records:", *titles, "alone:", "public rows:", "wrong at theta*:"], lines)
 
@@ -108,7 +146,10 @@ def windows_table(rows: list[Row]) -> str:
         x = [r["records"] * r["epsilon"] for r in cells]
         if len(set(x)) < 3:
             continue
-        slopes = [log_log_slope(x, [r["psi"] - shift * floor[r["records"]] for r in cells]) for shift in (0, 1)]
+        slopes = [
+            log_log_slope(x, [r["psi"] - shift * floor[r["records"]] for r in cells])
+            for shift in (0, 1)
+        ]
         lines.append([f"{low:g} to {high:g}", str(len(cells)), *map(report.slope_text, slopes)])
     return markdown(["psi", "cells:", "slope of psi (95%):", "slope of psi - floor (95%):"], lines)
 
@@ -135,7 +176,9 @@ def plot_machine(rows: list[Row], path: Path) -> None:
                 points = [r for r in cells if r[fixed] == value and math.isfinite(r["epsilon"])]
                 x = [r[moving] for r in points]
                 label = f"{value:,} records" if fixed == "records" else f"epsilon {value:g}"
-                axes.plot(x, [r["psi"] for r in points], "o", markersize=3.5, color=colour, label=label)
+                axes.plot(
+                    x, [r["psi"] for r in points], "o", markersize=3.5, color=colour, label=label
+                )
                 expected = [forecast(report.noise_in(r)) for r in points]
                 axes.plot(x, expected, color=colour, linewidth=1.2)
             axes.axhline(report.LARGEST, color="#6b6f76", linewidth=1, linestyle=":")

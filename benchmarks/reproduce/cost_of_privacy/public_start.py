@@ -67,9 +67,13 @@ class Method:
 
     def said(self, clip: float, kappa: float) -> str:
         """Return a setting in words."""
-        return f"clip {clip:g}" + (f", kappa {kappa:g}" if isinstance(self.learner, AsyncLearner) else "")
+        return f"clip {clip:g}" + (
+            f", kappa {kappa:g}" if isinstance(self.learner, AsyncLearner) else ""
+        )
 
-    def chosen(self, public: LinearData, counts: Sequence[int], epsilon: float) -> tuple[float, float]:
+    def chosen(
+        self, public: LinearData, counts: Sequence[int], epsilon: float
+    ) -> tuple[float, float]:
         """Return the setting of the least mean psi where public rows play both parts: a half is public, and owners'
         records, ``counts`` of them, are drawn from the other half, with replacement."""
         x, y = public.pooled()
@@ -78,12 +82,16 @@ class Method:
             order = torch.randperm(len(y), generator=torch.Generator().manual_seed(trial))
             known, rest = order.chunk(2)
             coins = torch.Generator().manual_seed(99 + trial)
-            drawn = rest[torch.randint(len(rest), (sum(counts),), generator=coins)].split(list(counts))
+            drawn = rest[torch.randint(len(rest), (sum(counts),), generator=coins)].split(
+                list(counts)
+            )
             data = LinearData(tuple(x[i] for i in drawn), tuple(y[i] for i in drawn), public.bias)
             psi = Collaboration(self.learner, data).psi
             half = LinearData((x[known],), (y[known],), public.bias)
             for setting in self.settings:
-                total[setting] += float(psi(self.run(data, half, epsilon, setting, 2, 1000 + trial)).mean())
+                total[setting] += float(
+                    psi(self.run(data, half, epsilon, setting, 2, 1000 + trial)).mean()
+                )
         return min(total, key=lambda setting: total[setting])
 
 
@@ -112,7 +120,9 @@ def ridge(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 def alone(data: LinearData) -> Tensor:
     """Return every owner's tuned ridge fit, (n, p)."""
-    return torch.from_numpy(np.stack([ridge(x.numpy(), y.numpy()) for x, y in zip(data.x, data.y, strict=True)]))
+    return torch.from_numpy(
+        np.stack([ridge(x.numpy(), y.numpy()) for x, y in zip(data.x, data.y, strict=True)])
+    )
 
 
 def with_public(data: LinearData, public: LinearData) -> Tensor:
@@ -145,11 +155,25 @@ def measured(root: Path) -> Iterator[Score]:
                 ids = [str(i) for i in range(count)]
                 own = dict(zip(ids, local.tolist(), strict=True))
 
-                def row(role, method, epsilon, score, by, chosen="", *, deal=deal, own=own, name=name, metric=metric):
+                def row(
+                    role,
+                    method,
+                    epsilon,
+                    score,
+                    by,
+                    chosen="",
+                    *,
+                    deal=deal,
+                    own=own,
+                    name=name,
+                    metric=metric,
+                ):
                     return Score(name, metric, False, role, method, epsilon, deal, score,
                                  **by_client(by, own, larger=False), chosen=chosen)  # fmt: skip
 
-                yield row("local", "alone (tuned ridge)", 0.0, float(local.mean()), own, "leave one out")
+                yield row(
+                    "local", "alone (tuned ridge)", 0.0, float(local.mean()), own, "leave one out"
+                )
                 free = torch.from_numpy(Collaboration(AsyncLearner(), public).optimum.theta)
                 value = float(score_of(free[None]))
                 yield row("public", "public rows", 0.0, value, dict.fromkeys(ids, value))
@@ -164,18 +188,29 @@ def measured(root: Path) -> Iterator[Score]:
                         theta = method.run(data, public, epsilon, choices[key], RUNS, 10_000 + deal)
                         value = float(score_of(theta).mean())
                         said = method.said(*choices[key])
-                        yield row(method.role, method.name, epsilon, value, dict.fromkeys(ids, value), said)
+                        yield row(
+                            method.role,
+                            method.name,
+                            epsilon,
+                            value,
+                            dict.fromkeys(ids, value),
+                            said,
+                        )
             print(f"{owners} x {size}, deal {deal}", flush=True)
 
 
-def hospitals(root: Path, methods: Sequence[Method] = METHODS, setting: str = HOSPITALS) -> Iterator[Score]:
+def hospitals(
+    root: Path, methods: Sequence[Method] = METHODS, setting: str = HOSPITALS
+) -> Iterator[Score]:
     """Yield psi of 17 hospitals with the stays they have; a seed is of the noise and of who answers when."""
     data, public = stays(root)
     psi, counts = Collaboration(AsyncLearner(), data).psi, data.counts.tolist()
     ids, local = [str(i) for i in range(len(counts))], psi(alone(data))
     own = dict(zip(ids, local.tolist(), strict=True))
 
-    def row(role: Any, method: str, epsilon: float, seed: int, by: dict[str, float], said: str = "") -> Score:
+    def row(
+        role: Any, method: str, epsilon: float, seed: int, by: dict[str, float], said: str = ""
+    ) -> Score:
         return Score(setting, "psi", False, role, method, epsilon, seed, sum(by.values()) / len(by),
                      **by_client(by, own, larger=False), chosen=said)  # fmt: skip
 
@@ -186,20 +221,40 @@ def hospitals(root: Path, methods: Sequence[Method] = METHODS, setting: str = HO
         yield row("public", "public rows", 0.0, seed, dict.fromkeys(ids, free))
         yield row("public", "public rows and own records", 0.0, seed, both)
     for method in methods:
-        clips, kappas = (1.0, 2.0, 5.0, 10.0), CANDIDATES if isinstance(method.learner, AsyncLearner) else (1.0,)
-        method = replace(method, settings=tuple((clip, kappa) for clip in clips for kappa in kappas))
+        clips, kappas = (
+            (1.0, 2.0, 5.0, 10.0),
+            CANDIDATES if isinstance(method.learner, AsyncLearner) else (1.0,),
+        )
+        method = replace(
+            method, settings=tuple((clip, kappa) for clip in clips for kappa in kappas)
+        )
         for epsilon in EPSILONS:
             choice = method.chosen(public, counts, epsilon)
             for seed in range(DEALS):
-                value = float(psi(method.run(data, public, epsilon, choice, RUNS, 10_000 + seed)).mean())
-                yield row(method.role, method.name, epsilon, seed, dict.fromkeys(ids, value), method.said(*choice))
+                value = float(
+                    psi(method.run(data, public, epsilon, choice, RUNS, 10_000 + seed)).mean()
+                )
+                yield row(
+                    method.role,
+                    method.name,
+                    epsilon,
+                    seed,
+                    dict.fromkeys(ids, value),
+                    method.said(*choice),
+                )
 
 
 def main() -> None:
     """Parse the command line, simulate, write scores and tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--root", type=existing, help="loans_full_schema.csv.gz, or its folder; without it tables only")
-    parser.add_argument("--hospital", type=existing, help="azpro.csv, or its folder; without it their scores stay")
+    parser.add_argument(
+        "--root",
+        type=existing,
+        help="loans_full_schema.csv.gz, or its folder; without it tables only",
+    )
+    parser.add_argument(
+        "--hospital", type=existing, help="azpro.csv, or its folder; without it their scores stay"
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if arguments.root is not None:
@@ -207,10 +262,16 @@ def main() -> None:
     if arguments.hospital is not None:
         renew_scores(FILE, list(hospitals(arguments.hospital)))
     found = scores.read_scores(FILE)
-    replace_section(HERE / "README.md", "psi of hospitals", scores.table(found, HOSPITALS, digits=4))
+    replace_section(
+        HERE / "README.md", "psi of hospitals", scores.table(found, HOSPITALS, digits=4)
+    )
     for (owners, size), training in CELLS.items():
         for metric, count, digits in (("psi", owners, 4), ("test MSE", training, 3)):
-            part = [s for s in found if s.setting == f"lending, {count} owners x {size}" and s.metric == metric]
+            part = [
+                s
+                for s in found
+                if s.setting == f"lending, {count} owners x {size}" and s.metric == metric
+            ]
             table = scores.table(part, part[0].setting, digits=digits)
             replace_section(HERE / "README.md", f"{metric} {owners} x {size}", table)
     replace_section(HERE / "README.md", "differences", differences(found))
@@ -220,14 +281,24 @@ def differences(found: list[Score]) -> str:
     """Return psi of the public start less that of what needs no release."""
     lines = []
     for owners, size in CELLS:
-        part = [s for s in found if s.setting == f"lending, {owners} owners x {size}" and s.metric == "psi"]
+        part = [
+            s
+            for s in found
+            if s.setting == f"lending, {owners} owners x {size}" and s.metric == "psi"
+        ]
         for other in ("public rows", "public rows and own records"):
             line = [f"{owners} x {size}", other]
             for epsilon in EPSILONS:
                 own = [s for s in part if s.method == "public start" and s.epsilon == epsilon]
-                line.append("{:+.4f} ± {:.4f}".format(*difference(own, [s for s in part if s.method == other])))
+                line.append(
+                    "{:+.4f} ± {:.4f}".format(
+                        *difference(own, [s for s in part if s.method == other])
+                    )
+                )
             lines.append(line)
-    return markdown(["owners x records", "public start less", *(f"epsilon {e:g}:" for e in EPSILONS)], lines)
+    return markdown(
+        ["owners x records", "public start less", *(f"epsilon {e:g}:" for e in EPSILONS)], lines
+    )
 
 
 if __name__ == "__main__":

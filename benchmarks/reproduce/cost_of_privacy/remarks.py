@@ -43,10 +43,17 @@ def same_settings(root: Path, clip: float = 2.0, kappa: float = 5.0) -> str:
     for method in (METHODS[0], *FURTHER):
         cells = []
         for epsilon in EPSILONS:
-            runs = (method.run(data, public, epsilon, (clip, kappa), RUNS, 10_000 + seed) for seed in range(DEALS))
-            cells.append("{:.4f} ± {:.4f}".format(*interval(float(psi(theta).mean()) for theta in runs)))
+            runs = (
+                method.run(data, public, epsilon, (clip, kappa), RUNS, 10_000 + seed)
+                for seed in range(DEALS)
+            )
+            cells.append(
+                "{:.4f} ± {:.4f}".format(*interval(float(psi(theta).mean()) for theta in runs))
+            )
         lines.append([method.name, *cells])
-    return markdown([f"clip {clip:g}, kappa {kappa:g}", *(f"epsilon {e:g}:" for e in EPSILONS)], lines)
+    return markdown(
+        [f"clip {clip:g}, kappa {kappa:g}", *(f"epsilon {e:g}:" for e in EPSILONS)], lines
+    )
 
 
 def main() -> None:
@@ -57,7 +64,9 @@ def main() -> None:
     torch.set_num_threads(1)
     renew_scores(FILE, list(hospitals(arguments.hospital, (*WEIGHTS, METHODS[-1]), UNEQUAL)))
     names = {method.name for method in FURTHER}
-    found = renew_scores(FILE, [s for s in hospitals(arguments.hospital, FURTHER) if s.method in names])
+    found = renew_scores(
+        FILE, [s for s in hospitals(arguments.hospital, FURTHER) if s.method in names]
+    )
     replace_section(HERE / "README.md", "unequal clocks", table(found, UNEQUAL, digits=4))
     replace_section(HERE / "README.md", "psi of hospitals", table(found, HOSPITALS, digits=4))
     replace_section(HERE / "README.md", "same settings", same_settings(arguments.hospital))

@@ -68,7 +68,12 @@ def bands(root: Path) -> list[Row]:
     data, public = lending(root, 3, 3000, 0)
     psi, rows = Collaboration(AsyncLearner(), data).psi, []
     short = clocks(3, BAND_RUNS, 1)
-    long = PoissonClocks(events=max(TICKS)).bind(3).events(1, 0, max(TICKS), replicates=BAND_RUNS).client
+    long = (
+        PoissonClocks(events=max(TICKS))
+        .bind(3)
+        .events(1, 0, max(TICKS), replicates=BAND_RUNS)
+        .client
+    )
     plans = (("10 answers an owner", short, AsyncLearner, range(1, short.shape[1] + 1)),
              ("horizon T = 1000", long, Horizon, TICKS))  # fmt: skip
     for plan, clients, kind, ticks in plans:
@@ -79,8 +84,16 @@ def bands(root: Path) -> list[Row]:
             chosen = kappa_for(learner, public, [3000] * 3, epsilon, clients[:10], caps=caps)
             learner = replace(learner, kappa=chosen.kappa)
             for tick in ticks:
-                theta = simulate(learner, data, budget(epsilon), clients[:, :tick], caps=caps, seed=3)
-                row = {"plan": plan, "epsilon": epsilon, "tick": tick, "kappa": chosen.kappa, "runs": BAND_RUNS}
+                theta = simulate(
+                    learner, data, budget(epsilon), clients[:, :tick], caps=caps, seed=3
+                )
+                row = {
+                    "plan": plan,
+                    "epsilon": epsilon,
+                    "tick": tick,
+                    "kappa": chosen.kappa,
+                    "runs": BAND_RUNS,
+                }
                 rows.append(row | quartiles(psi(theta)))
     return [*rows, {"plan": "references", **references(data, public, AsyncLearner())}]
 
@@ -104,15 +117,28 @@ def grid(root: Path) -> list[Row]:
             plans = [(fixed, deals, "fixed")]
             if every:
                 chosen = kappa_for(learner, public, [size] * 3, epsilon, trial).kappa
-                plans += [(chosen, deals, "chosen"), (fixed, [from_public(public, 3, size, 11)], "public")]
+                plans += [
+                    (chosen, deals, "chosen"),
+                    (fixed, [from_public(public, 3, size, 11)], "public"),
+                ]
             for kappa, data, name in plans:
                 tried = replace(learner, kappa=kappa)
                 values = []
                 for own in data:
                     seed = 1000 + len(rows) * 10 + len(values)  # every mean has noise of its own
-                    theta = simulate(tried, own, budget(epsilon), clocks(3, GRID_RUNS, seed), seed=seed)
+                    theta = simulate(
+                        tried, own, budget(epsilon), clocks(3, GRID_RUNS, seed), seed=seed
+                    )
                     values.append(float(Collaboration(learner, own).psi(theta).mean()))
-                rows.append({**row, "kappa": kappa, "rule": name, "psi": sum(values) / len(values), "deals": values})
+                rows.append(
+                    {
+                        **row,
+                        "kappa": kappa,
+                        "rule": name,
+                        "psi": sum(values) / len(values),
+                        "deals": values,
+                    }
+                )
     return rows
 
 
@@ -129,8 +155,15 @@ def unclipped(root: Path) -> list[Row]:
                 privacy, clients = budget(times * epsilon, times * CLIP), clocks(3, GRID_RUNS, seed)
                 theta = simulate(learner, own, privacy, clients, seed=seed)
                 values.append(float(Collaboration(learner, own).psi(theta).mean()))
-            row: Row = {"records": size, "epsilon": epsilon, "runs": GRID_DEALS * GRID_RUNS, "rule": "unclipped"}
-            rows.append({**row, "kappa": learner.kappa, "psi": sum(values) / len(values), "deals": values})
+            row: Row = {
+                "records": size,
+                "epsilon": epsilon,
+                "runs": GRID_DEALS * GRID_RUNS,
+                "rule": "unclipped",
+            }
+            rows.append(
+                {**row, "kappa": learner.kappa, "psi": sum(values) / len(values), "deals": values}
+            )
     return rows
 
 
@@ -145,21 +178,35 @@ def main() -> None:
     """Parse the command line, simulate what is missing, write tables and plots."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--root", type=existing, help="loans_full_schema.csv.gz, or its folder")
-    parser.add_argument("--hospital", type=existing, help="azpro.csv, or its folder; without it no hospital part")
     parser.add_argument(
-        "--adult", type=existing, help="adult.csv.gz, or its folder; without it no support vector machine"
+        "--hospital", type=existing, help="azpro.csv, or its folder; without it no hospital part"
     )
     parser.add_argument(
-        "--out", type=Path, default=Path("outputs/reproduce/cost_of_privacy"), help="parts are kept here"
+        "--adult",
+        type=existing,
+        help="adult.csv.gz, or its folder; without it no support vector machine",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("outputs/reproduce/cost_of_privacy"),
+        help="parts are kept here",
     )
     parser.add_argument("--parts", nargs="+", choices=report.PARTS, default=list(report.PARTS))
-    parser.add_argument("--collect", action="store_true", help="simulate nothing; tables of the finished parts")
+    parser.add_argument(
+        "--collect", action="store_true", help="simulate nothing; tables of the finished parts"
+    )
     arguments = parser.parse_args()
     if arguments.root is None and not arguments.collect:
         parser.error("--root is needed, except with --collect")
     parts: dict[str, Callable[[], list[Row]]] = {
         name: partial(part, arguments.root)
-        for name, part in (("bands", bands), ("grid", grid), ("unclipped", unclipped), ("value", value))
+        for name, part in (
+            ("bands", bands),
+            ("grid", grid),
+            ("unclipped", unclipped),
+            ("value", value),
+        )
     }
     if arguments.hospital is not None:
         parts["hospital"] = partial(hospital, arguments.hospital)

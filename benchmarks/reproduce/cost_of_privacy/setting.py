@@ -53,10 +53,16 @@ def budget(epsilon: float, clip: float = CLIP) -> RecordPrivacy:
 
 
 def clocks(
-    owners: int, runs: int, seed: int, cap: int | Sequence[int] | None = None, rate: float | Sequence[float] = 1.0
+    owners: int,
+    runs: int,
+    seed: int,
+    cap: int | Sequence[int] | None = None,
+    rate: float | Sequence[float] = 1.0,
 ) -> torch.Tensor:
     """Who answers, (runs, ticks): Poisson clocks until every owner has given all its answers."""
-    bound = PoissonClocks(per_client=cap or (CAP if owners <= 10 else CAP_MANY), rate=rate).bind(owners)
+    bound = PoissonClocks(per_client=cap or (CAP if owners <= 10 else CAP_MANY), rate=rate).bind(
+        owners
+    )
     return bound.events(seed, 0, bound.steps, replicates=runs).client
 
 
@@ -86,12 +92,24 @@ class KappaChoice:
 
 
 def kappa_for(
-    learner: AsyncLearner, public: LinearData, counts: list[int], epsilon: float, clients: torch.Tensor, **other: Any
+    learner: AsyncLearner,
+    public: LinearData,
+    counts: list[int],
+    epsilon: float,
+    clients: torch.Tensor,
+    **other: Any,
 ) -> KappaChoice:
     """kappa by simulation on public rows; ``clip`` and ``caps`` may be given."""
     privacy, seed = budget(epsilon, other.pop("clip", CLIP)), 7
     fitness = fitness_by_kappa(
-        learner, public, counts=counts, privacy=privacy, clients=clients, kappas=CANDIDATES, seed=seed, **other
+        learner,
+        public,
+        counts=counts,
+        privacy=privacy,
+        clients=clients,
+        kappas=CANDIDATES,
+        seed=seed,
+        **other,
     )
     least = Collaboration(learner, drawn(public, counts, seed)).optimum.value
     psi = {kappa: value / least - 1 for kappa, value in fitness.items()}

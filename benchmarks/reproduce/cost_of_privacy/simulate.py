@@ -34,7 +34,12 @@ class Caps:
 def problem_of(data: LinearData, events: int, public: LinearData | None = None) -> Problem:
     """The owners' records as the problem of a run of so many events."""
     own, known = (
-        part and Examples(x[:, : x.shape[1] - part.bias].contiguous(), y, torch.tensor([0, *np.cumsum(part.counts)]))
+        part
+        and Examples(
+            x[:, : x.shape[1] - part.bias].contiguous(),
+            y,
+            torch.tensor([0, *np.cumsum(part.counts)]),
+        )
         for part in (data, public)
         for x, y in [(None, None) if part is None else part.pooled()]
     )
@@ -108,4 +113,6 @@ def drawn(public: LinearData, counts: Sequence[int], seed: int) -> LinearData:
     x, y = public.pooled()
     rng = np.random.default_rng(derive_key(seed, "public rows"))
     each = [torch.from_numpy(rng.integers(0, len(y), count)) for count in counts]
-    return LinearData(tuple(x[i] for i in each), tuple(y[i] for i in each), public.bias, public.name)
+    return LinearData(
+        tuple(x[i] for i in each), tuple(y[i] for i in each), public.bias, public.name
+    )

@@ -35,7 +35,11 @@ class Weighted(AsyncLearner):
 
     def serve(self, problem: Problem, public: Mapping[str, Tensor]) -> Callable[[Answers], None]:
         """Weigh the answers, and take them."""
-        events, by_owner, n = public["events"].numpy(), client_rows(public["events"]), problem.clients
+        events, by_owner, n = (
+            public["events"].numpy(),
+            client_rows(public["events"]),
+            problem.clients,
+        )
         unweighted = super().serve(problem, public)
         known = None if self.frequencies is None else np.array(self.frequencies)
 

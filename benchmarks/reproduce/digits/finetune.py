@@ -94,8 +94,13 @@ def outcomes(images: int, seeds: list[int]) -> list[dict[str, Any]]:
                 scores = {0: run.final, **finetuned(run, data, seed)}
                 for steps, score in scores.items():
                     found.setdefault((method, epsilon, steps), []).append(score)
-                shown = ", ".join(f"{steps} steps {score['accuracy']:.4f}" for steps, score in scores.items())
-                print(f"{images} images, seed {seed}, {method}, epsilon {epsilon:g}: {shown}", flush=True)
+                shown = ", ".join(
+                    f"{steps} steps {score['accuracy']:.4f}" for steps, score in scores.items()
+                )
+                print(
+                    f"{images} images, seed {seed}, {method}, epsilon {epsilon:g}: {shown}",
+                    flush=True,
+                )
     return [
         {
             "train_images": images,
@@ -115,10 +120,21 @@ def outcomes(images: int, seeds: list[int]) -> list[dict[str, Any]]:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """One line a (training images, method, steps), one column an epsilon."""
-    titles = ["training images:", "released model", "local steps:", *(f"epsilon {e:g}:" for e in EPSILONS)]
+    titles = [
+        "training images:",
+        "released model",
+        "local steps:",
+        *(f"epsilon {e:g}:" for e in EPSILONS),
+    ]
     lines = []
-    for images, method, steps in dict.fromkeys((r["train_images"], r["method"], r["steps"]) for r in rows):
-        own = [r for r in rows if (r["train_images"], r["method"], r["steps"]) == (images, method, steps)]
+    for images, method, steps in dict.fromkeys(
+        (r["train_images"], r["method"], r["steps"]) for r in rows
+    ):
+        own = [
+            r
+            for r in rows
+            if (r["train_images"], r["method"], r["steps"]) == (images, method, steps)
+        ]
         cells = [f"{r['accuracy']:.3f} ± {r['accuracy_half']:.3f}".replace("0.", ".") for r in own]
         lines.append([str(images), method, str(steps) if steps else "none", *cells])
     return markdown(titles, lines)
@@ -127,7 +143,9 @@ def table(rows: list[dict[str, Any]]) -> str:
 def main() -> None:
     """Parse the command line, train, write the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="of data, start and noise")
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", default=[0, 1, 2], help="of data, start and noise"
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     rows = [row for images in IMAGES for row in outcomes(images, arguments.seeds)]

@@ -54,7 +54,14 @@ class Sweep:
         """The words after ``fedmtl -m``."""
         budget = "privacy=none" if self.method == "Local" else f"privacy.epsilon={EPSILONS}"
         size = f"data.train_images={self.images}"
-        return [*SWEEPS[self.method], budget, size, f"seed={seeds}", "baselines=[]", "eval_every=100"]
+        return [
+            *SWEEPS[self.method],
+            budget,
+            size,
+            f"seed={seeds}",
+            "baselines=[]",
+            "eval_every=100",
+        ]
 
     def folder(self, out: Path) -> Path:
         return out / f"{self.images}-images" / self.method.lower().replace(" λ ", "-")
@@ -73,14 +80,24 @@ def launch(sweep: Sweep, seeds: list[int], out: Path) -> None:
     words = sweep.command(",".join(map(str, seeds)))
     print(f"fedmtl -m {shlex.join(words)}", flush=True)
     code = subprocess.run(
-        [sys.executable, "-m", "fedmtl", "-m", *words, "progress=false", f"hydra.sweep.dir={folder}"],
+        [
+            sys.executable,
+            "-m",
+            "fedmtl",
+            "-m",
+            *words,
+            "progress=false",
+            f"hydra.sweep.dir={folder}",
+        ],
         check=False,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         env=os.environ | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")},
     ).returncode
     if code:
-        raise SystemExit(f"{folder}: fedmtl ended with code {code}; delete the folder before another try.")
+        raise SystemExit(
+            f"{folder}: fedmtl ended with code {code}; delete the folder before another try."
+        )
     done.touch()
 
 
@@ -124,7 +141,10 @@ def finetuned() -> list[dict[str, Any]]:
             "train_images": int(row["train_images"]),
             "method": FINETUNED,
             "seeds": int(row["seeds"]),
-            **{name: float(row[name]) for name in ("epsilon", "accuracy", "accuracy_half", "low", "high")},
+            **{
+                name: float(row[name])
+                for name in ("epsilon", "accuracy", "accuracy_half", "low", "high")
+            },
         }
         for row in found
         if int(row["steps"]) == FINETUNING_STEPS
@@ -172,7 +192,9 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
             axes.set_xscale("log", base=2)
             for method in (*SWEEPS, FINETUNED):
                 own = [r for r in rows if r["train_images"] == images and r["method"] == method]
-                colour, marker = ("#000000", "D") if method == FINETUNED else styles[method.split()[0].lower()]
+                colour, marker = (
+                    ("#000000", "D") if method == FINETUNED else styles[method.split()[0].lower()]
+                )
                 if not own:
                     continue
                 label = "FedAvg + 5 steps" if method == FINETUNED else method
@@ -180,9 +202,14 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
                     axes.axhline(own[0]["accuracy"], color=colour, linewidth=1.6, label=label)
                 else:
                     x, y = [r["epsilon"] for r in own], [r["accuracy"] for r in own]
-                    bars = [[r["accuracy"] - r["low"] for r in own], [r["high"] - r["accuracy"] for r in own]]
+                    bars = [
+                        [r["accuracy"] - r["low"] for r in own],
+                        [r["high"] - r["accuracy"] for r in own],
+                    ]
                     line = "--" if method.endswith("0.1") else "-"
-                    axes.errorbar(x, y, yerr=bars, color=colour, fmt=marker + line, capsize=2.5, label=label)
+                    axes.errorbar(
+                        x, y, yerr=bars, color=colour, fmt=marker + line, capsize=2.5, label=label
+                    )
             axes.set_xlim(0.9, 8.8)
             axes.set_xticks([1, 2, 4, 8], ["1", "2", "4", "8"])
         panels[0].set_ylabel("test accuracy, mean over writers")
@@ -192,9 +219,15 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
 def main() -> None:
     """Parse the command line, train what is missing, write the table and the plot."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--out", type=Path, default=Path("outputs/reproduce/digits"), help="runs are kept here")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="of data, start and noise")
-    parser.add_argument("--collect", action="store_true", help="train nothing; tables of the finished sweeps")
+    parser.add_argument(
+        "--out", type=Path, default=Path("outputs/reproduce/digits"), help="runs are kept here"
+    )
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", default=[0, 1, 2], help="of data, start and noise"
+    )
+    parser.add_argument(
+        "--collect", action="store_true", help="train nothing; tables of the finished sweeps"
+    )
     arguments = parser.parse_args()
     sweeps = [Sweep(method, images) for images in IMAGES for method in SWEEPS]
     if not arguments.collect:

@@ -70,7 +70,9 @@ class Setting:
         if self.finetune is not None:
             own = self.finetune
             pull = "" if own.kind == "vanilla" else f" lam {own.lam:g}"
-            parts.append(f"then {own.kind}{pull}, {own.local.epochs} epochs from the {own.start} model")
+            parts.append(
+                f"then {own.kind}{pull}, {own.local.epochs} epochs from the {own.start} model"
+            )
         return ", ".join(parts)
 
 
@@ -78,8 +80,13 @@ def sgd(lr: float = 0.5, epochs: int = 5, batch_size: int = 10) -> LocalSGD:
     return LocalSGD(lr=lr, epochs=epochs, batch_size=batch_size)
 
 
-LOCAL = [Setting(Local(local=sgd(*v))) for v in itertools.product((0.05, 0.1, 0.2, 0.5), EPOCHS, (5, 10))]
-FEDAVG = [Setting(FedAvg(local=sgd(lr, e)), c) for lr, e, c in itertools.product((0.1, 0.5), EPOCHS, CLIPS)]
+LOCAL = [
+    Setting(Local(local=sgd(*v))) for v in itertools.product((0.05, 0.1, 0.2, 0.5), EPOCHS, (5, 10))
+]
+FEDAVG = [
+    Setting(FedAvg(local=sgd(lr, e)), c)
+    for lr, e, c in itertools.product((0.1, 0.5), EPOCHS, CLIPS)
+]
 PMTLS = [
     Setting(PMTL(lam=lam, local=sgd(epochs=e)), c)
     for lam, e, c in itertools.product((0.1, 0.3, 1.0, 3.0), (2, 5), CLIPS)
@@ -104,15 +111,25 @@ def tuning_data(seed: int) -> FederatedDataset:
     cut = round(0.2 * len(pool))
     ids = tuple(f"tuning-{seed}-{i}" for i in range(WRITERS))
     keys = client_keys(ids)
-    chosen = keyed_bits(derive_key(seed, "tuning/classes"), keys[:, None], 0, torch.arange(CLASSES)).argsort(1)[:, :4]
+    chosen = keyed_bits(
+        derive_key(seed, "tuning/classes"), keys[:, None], 0, torch.arange(CLASSES)
+    ).argsort(1)[:, :4]
     place = torch.zeros_like(keys)
-    angle = math.radians(45.0) * (2 * keyed_uniform(derive_key(seed, "tuning/rotation"), keys, 0, place) - 1)
-    power = torch.exp(math.log(2.0) * (2 * keyed_uniform(derive_key(seed, "tuning/gamma"), keys, 0, place) - 1))
+    angle = math.radians(45.0) * (
+        2 * keyed_uniform(derive_key(seed, "tuning/rotation"), keys, 0, place) - 1
+    )
+    power = torch.exp(
+        math.log(2.0) * (2 * keyed_uniform(derive_key(seed, "tuning/gamma"), keys, 0, place) - 1)
+    )
     sides = []
     for part in (pool[order[cut:]].sort().values, pool[order[:cut]].sort().values):
         rows = deal(labels, part, chosen, keys, IMAGES, seed)
         offsets = torch.arange(0, WRITERS * IMAGES + 1, IMAGES)
-        sides.append(Examples(write(images[rows], angle, power).flatten(0, 1), labels[rows].flatten(), offsets))
+        sides.append(
+            Examples(
+                write(images[rows], angle, power).flatten(0, 1), labels[rows].flatten(), offsets
+            )
+        )
     return FederatedDataset(sides[0], sides[1], ids, classes=CLASSES, name="tuning writers")
 
 
@@ -123,7 +140,9 @@ def trained(setting: Setting, seed: int) -> Result:
         data=tuning_data(seed),
         model=models.softmax_regression(),
         schedule=PoissonSampling(cohort=COHORT),
-        privacy=None if setting.clip is None else ClientPrivacy(clip_norm=setting.clip, epsilon=EPSILON, delta=1e-5),
+        privacy=None
+        if setting.clip is None
+        else ClientPrivacy(clip_norm=setting.clip, epsilon=EPSILON, delta=1e-5),
         rounds=ROUNDS,
         finetune=setting.finetune,
         seed=seed,
@@ -132,12 +151,21 @@ def trained(setting: Setting, seed: int) -> Result:
     ).fit()
 
 
-def best(method: str, settings: list[Setting], seeds: list[int], rows: list[dict[str, Any]]) -> Setting:
+def best(
+    method: str, settings: list[Setting], seeds: list[int], rows: list[dict[str, Any]]
+) -> Setting:
     """The setting of the largest mean accuracy; every one becomes a row."""
     scores = []
     for setting in settings:
         scores.append(mean(trained(setting, seed).final["accuracy"] for seed in seeds))
-        rows.append({"method": method, "setting": setting.text(), "accuracy": scores[-1], "seeds": len(seeds)})
+        rows.append(
+            {
+                "method": method,
+                "setting": setting.text(),
+                "accuracy": scores[-1],
+                "seeds": len(seeds),
+            }
+        )
         print(f"{method}: {setting.text()}: {scores[-1]:.4f}", flush=True)
     return settings[max(range(len(settings)), key=scores.__getitem__)]
 
@@ -149,7 +177,9 @@ def finetuned(setting: Setting, finetune: Finetune) -> Setting:
 def main() -> None:
     """Parse the command line, train, print the choices."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2], help="of writers, images, start and noise")
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", default=[1, 2], help="of writers, images, start and noise"
+    )
     seeds = parser.parse_args().seeds
     torch.set_num_threads(1)
     rows: list[dict[str, Any]] = []

@@ -31,13 +31,23 @@ RUNS = {
     ("pmtl", "client", "full"): ("algorithm=pmtl", *DIGITS, FULL),
     ("ditto", "client", "full"): ("algorithm=ditto", *DIGITS, FULL),
     ("mp_mtl", "client", "full"): ("algorithm=mp_mtl", "data.tasks=30", "data.features=40"),
-    ("private_prior", "client", "full"): ("algorithm=private_prior", "data.tasks=30", "data.features=40"),
+    ("private_prior", "client", "full"): (
+        "algorithm=private_prior",
+        "data.tasks=30",
+        "data.features=40",
+    ),
     ("fedavg", "record", "full"): ("privacy=record", *DIGITS),
 }
 CANARIES = 600
 OBSERVATIONS = 10_000
 DIMENSION = 10  # of Wishart noise
-STEPS, SIZE, STEP, TAU, RECORDS = 100, 1.0, 0.1, 1e-3, 100  # of PP-DMTL: iterations, clip, a1, tau, records of a task
+STEPS, SIZE, STEP, TAU, RECORDS = (
+    100,
+    1.0,
+    0.1,
+    1e-3,
+    100,
+)  # of PP-DMTL: iterations, clip, a1, tau, records of a task
 
 
 def real(runs: int = 3) -> list[dict[str, object]]:
@@ -51,7 +61,12 @@ def real(runs: int = 3) -> list[dict[str, object]]:
                 bounds.setdefault(observer["observer"], []).extend(found)
         method, unit, schedule = list(RUNS)[number // len(CLAIMS)]
         for observer, pairs in bounds.items():
-            row: dict[str, object] = {"method": method, "unit": unit, "schedule": schedule, "observer": observer}
+            row: dict[str, object] = {
+                "method": method,
+                "unit": unit,
+                "schedule": schedule,
+                "observer": observer,
+            }
             row["claim"] = claim
             for name, independent in (("independent", True), ("any", False)):
                 values = [value for alone, value in pairs if alone == independent]
@@ -62,10 +77,18 @@ def real(runs: int = 3) -> list[dict[str, object]]:
 
 def trained(settings: Sequence[str], claim: float, seed: int) -> Mapping[str, Any]:
     """Return the certificate of a run with canaries."""
-    overrides = [*settings, f"privacy.epsilon={claim}", f"audit.canaries={CANARIES}", f"seed={seed}", "progress=false"]
+    overrides = [
+        *settings,
+        f"privacy.epsilon={claim}",
+        f"audit.canaries={CANARIES}",
+        f"seed={seed}",
+        "progress=false",
+    ]
     with TemporaryDirectory() as folder:
         config = resolve(compose(overrides)) | {"baselines": [], "logger": None}
-        certificate = replace(build(config, Path(folder)), folder=None, finetune=None).fit().privacy.interval
+        certificate = (
+            replace(build(config, Path(folder)), folder=None, finetune=None).fit().privacy.interval
+        )
     assert certificate is not None
     return certificate
 
@@ -81,7 +104,9 @@ def wishart(coins: np.ndarray, claim: float, rng: np.random.Generator) -> np.nda
     return -np.linalg.inv(released)[:, 0, 0]
 
 
-def answers(coins: np.ndarray, claim: float, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+def answers(
+    coins: np.ndarray, claim: float, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
     """Return scores of canaries from the answers of Algorithm 1 of PP-DMTL, of all and of the last one only.
 
     Every canary is a record of a task of its own, with one feature, and the coin chooses the sign of its clipped
@@ -100,7 +125,11 @@ def answers(coins: np.ndarray, claim: float, rng: np.random.Generator) -> tuple[
         noisy = sign * sensitivity / 2 + rng.laplace(0, scale, coins.size)
         scores += evidence_of_shift(noisy, sensitivity / 2)
     query = own - public + rng.laplace(0, STEP * scale, coins.size)
-    last = others * np.clip(query, -SIZE, SIZE) + sign * sensitivity / 2 + rng.laplace(0, scale, coins.size)
+    last = (
+        others * np.clip(query, -SIZE, SIZE)
+        + sign * sensitivity / 2
+        + rng.laplace(0, scale, coins.size)
+    )
     return scores + evidence_of_shift(-last, (STEPS * STEP - 1) * sensitivity / 2), -last
 
 
@@ -119,7 +148,9 @@ def measured(guesses: Guesses, independent: bool) -> float:
     return round(low, 2)
 
 
-PUBLISHED: dict[str, tuple[float, Callable[[np.ndarray, float, np.random.Generator], np.ndarray]]] = {
+PUBLISHED: dict[
+    str, tuple[float, Callable[[np.ndarray, float, np.random.Generator], np.ndarray]]
+] = {
     "MP-MTL, Wishart noise, one release": (1, wishart),
     f"PP-DMTL, the answer after {STEPS} iterations": (1, lambda *of: answers(*of)[1]),
     f"PP-DMTL, all {STEPS + 1} answers": (STEPS + 1, lambda *of: answers(*of)[0]),
@@ -134,7 +165,11 @@ def published() -> list[dict[str, object]]:
             rng = np.random.default_rng(int(claim))
             coins = rng.random(OBSERVATIONS) < 0.5
             (every, _), (few, _) = both(attack(coins, claim, rng), coins)
-            row: dict[str, object] = {"published": name, "epsilon of one use": claim, "claim": claim * uses}
+            row: dict[str, object] = {
+                "published": name,
+                "epsilon of one use": claim,
+                "claim": claim * uses,
+            }
             rows.append(row | {"independent": measured(every, True), "any": measured(few, False)})
     return rows
 
@@ -149,14 +184,18 @@ def draw(rows: list[dict[str, object]]) -> None:
             for place, claim in zip((-0.15, 0.15), CLAIMS, strict=True):
                 for row in mine:
                     if row["claim"] == claim:
-                        mark, color = ("o", "C0") if row["observer"] == "all releases" else ("s", "C1")
+                        mark, color = (
+                            ("o", "C0") if row["observer"] == "all releases" else ("s", "C1")
+                        )
                         value = row["any"] if row["independent"] == "" else row["independent"]
                         axis.plot(column + place, value, mark, color=color)
                 axis.plot(column + place, claim, "_", color="black", markersize=14)
         axis.plot([], [], "_", color="black", markersize=14, label="claim")
         axis.plot([], [], "o", color="C0", label="at least, all releases")
         axis.plot([], [], "s", color="C1", label="at least, final model")
-        axis.set_xticks(range(len(names)), [f"{method}\n{unit}\n{schedule}" for method, unit, schedule in names])
+        axis.set_xticks(
+            range(len(names)), [f"{method}\n{unit}\n{schedule}" for method, unit, schedule in names]
+        )
         axis.set(ylabel="epsilon")
         axis.legend()
 

@@ -27,10 +27,15 @@ RATE, ROUNDS = 0.2, 20
 PRICES = {
     "one Gaussian sum": (Price(mechanism="gaussian", sizes=(1,), delta=DELTA), 1),
     "one Laplace sum": (Price(mechanism="laplace", sizes=(1,), delta=0.0), 1),
-    "20 Gaussian sums, sampled at 0.2": (Price(mechanism="gaussian", sizes=(1,), delta=DELTA, sampled=RATE), ROUNDS),
+    "20 Gaussian sums, sampled at 0.2": (
+        Price(mechanism="gaussian", sizes=(1,), delta=DELTA, sampled=RATE),
+        ROUNDS,
+    ),
 }
 SAMPLED = "20 Gaussian sums, sampled at 0.2"
-Sums = np.ndarray  # (rounds, canaries): every sum in the direction of every canary, over the clip norm
+Sums = (
+    np.ndarray
+)  # (rounds, canaries): every sum in the direction of every canary, over the clip norm
 
 
 def sound(
@@ -79,7 +84,9 @@ def chosen_by_noise(coins: np.ndarray, z: float, rng: np.random.Generator) -> Su
 def partly(share: float, factor: float) -> Callable[..., Sums]:
     def draw(coins: np.ndarray, z: float, rng: np.random.Generator) -> Sums:
         scale = np.where(rng.random((ROUNDS, 1)) < share, factor, 1.0)
-        return coins * (rng.random((ROUNDS, coins.size)) < RATE) + scale * z * rng.standard_normal((ROUNDS, coins.size))
+        return coins * (rng.random((ROUNDS, coins.size)) < RATE) + scale * z * rng.standard_normal(
+            (ROUNDS, coins.size)
+        )
 
     return draw
 
@@ -145,7 +152,9 @@ def bound(kind: str, guesses: Guesses, independent: bool) -> float:
     return lower_bound(guesses, price, uses, independent=independent)
 
 
-def both(scores: np.ndarray, coins: np.ndarray) -> tuple[tuple[Guesses, bool], tuple[Guesses, bool]]:
+def both(
+    scores: np.ndarray, coins: np.ndarray
+) -> tuple[tuple[Guesses, bool], tuple[Guesses, bool]]:
     return (guess(scores, coins), True), (guess(scores, coins, SHARE), False)
 
 
@@ -167,7 +176,10 @@ def tightness(runs: int = 40) -> list[dict[str, object]]:
                 row: dict[str, object] = {"run": kind, "canaries": m, "epsilon": epsilon}
                 for side, name in enumerate(("independent", "any")):
                     values = [bound(kind, *pair[side]) for pair in pairs]
-                    row |= {name: round(float(np.mean(values)), 2), f"{name} least": round(min(values), 2)}
+                    row |= {
+                        name: round(float(np.mean(values)), 2),
+                        f"{name} least": round(min(values), 2),
+                    }
                 rows.append(row)
     return rows
 
@@ -180,9 +192,13 @@ def coverage(runs: int = 400, m: int = 1_000) -> list[dict[str, object]]:
             curve = trade_off(price.after(uses, z), 1)
             above = np.zeros(2, int)
             for _ in range(runs):
-                above += [refuted(g, curve, 0.95, alone) for g, alone in both(*once(kind, z, m, rng))]
+                above += [
+                    refuted(g, curve, 0.95, alone) for g, alone in both(*once(kind, z, m, rng))
+                ]
             p = stats.binom.sf(above - 1, runs, 0.05).round(3)
-            rows.append({"run": kind, "epsilon": epsilon, "runs": runs, "independent": above[0], "p": p[0]})
+            rows.append(
+                {"run": kind, "epsilon": epsilon, "runs": runs, "independent": above[0], "p": p[0]}
+            )
             rows[-1] |= {"any": above[1], "p any": p[1]}
     return rows
 
@@ -216,7 +232,12 @@ def main() -> None:
             for m in CANARIES:
                 rows = [row for row in table if row["run"] == kind and row["canaries"] == m]
                 for name in ("independent", "any"):
-                    axis.plot(EPSILONS, [row[name] for row in rows], marker="o", label=f"{name}, {m:,} canaries")
+                    axis.plot(
+                        EPSILONS,
+                        [row[name] for row in rows],
+                        marker="o",
+                        label=f"{name}, {m:,} canaries",
+                    )
             axis.plot(EPSILONS, EPSILONS, color="black", linewidth=0.8, label="claim")
             axis.set(title=kind, xlabel="epsilon claimed", ylabel="epsilon at least")
         axis.legend()

@@ -61,7 +61,11 @@ SOURCES = (
     Source(
         "mp_mtl",
         "a client",
-        ("mp_mtl/once.py --school FILE", "mp_mtl/variants.py --school FILE", "mp_mtl/layers.py --once"),
+        (
+            "mp_mtl/once.py --school FILE",
+            "mp_mtl/variants.py --school FILE",
+            "mp_mtl/layers.py --once",
+        ),
     ),
     Source("p2p", "a record", ("p2p/once.py --root FOLDER",)),
     Source(
@@ -93,7 +97,9 @@ def best(scores: Sequence[Score], roles: Sequence[str], epsilons: Sequence[float
         if score.role in roles and score.epsilon in epsilons:
             found.setdefault(score.method, []).append(score)
     sign = 1.0 if scores[0].larger else -1.0
-    return max(found.values(), key=lambda own: sign * mean(score.score for score in own), default=[])
+    return max(
+        found.values(), key=lambda own: sign * mean(score.score for score in own), default=[]
+    )
 
 
 def summary(scores: Sequence[Score]) -> str:
@@ -105,7 +111,9 @@ def summary(scores: Sequence[Score]) -> str:
         free = best(own, FREE, (0.0,))
         for epsilon in epsilons_of(own):
             line = [setting, f"{epsilon:g}", named(free)]
-            line += [named(best(own, (role,), (epsilon,)), free) for role in ("fedavg", "published")]
+            line += [
+                named(best(own, (role,), (epsilon,)), free) for role in ("fedavg", "published")
+            ]
             top = best(own, ("fedavg", "baseline", "published", "new"), (epsilon,))
             lines.append([*line, named(top, free), gain(top, free)])
     titles = [
@@ -153,7 +161,9 @@ def sections(scores: dict[str, list[Score]]) -> str:
             way = "Larger is better" if own[0].larger else "Smaller is better"
             seeds = len({score.seed for score in own})
             small = max(abs(score.score) for score in own) < 0.1
-            commands = "\n".join(f"    python benchmarks/reproduce/{command}" for command in source.commands)
+            commands = "\n".join(
+                f"    python benchmarks/reproduce/{command}" for command in source.commands
+            )
             parts.append(
                 f"### {setting}\n\n{way}; {seeds} seeds; epsilon protects {source.unit_of(setting)}. "
                 f"[Study](../{source.folder}/README.md)\n\n{commands}\n\n"
@@ -169,8 +179,13 @@ def draw(scores: Sequence[Score], path: Path) -> None:
         own = [score for score in scores if score.setting == setting]
         for role, (label, _, _) in LINES.items():
             at = (0.0,) if role in FREE else epsilons_of(own)
-            found += [replace(score, method=label) for e in at for score in best(own, (role,), (e,))]
-    styles = {label: {"color": color, "linestyle": line, "marker": "o"} for label, color, line in LINES.values()}
+            found += [
+                replace(score, method=label) for e in at for score in best(own, (role,), (e,))
+            ]
+    styles = {
+        label: {"color": color, "linestyle": line, "marker": "o"}
+        for label, color, line in LINES.values()
+    }
     plot(path, found, styles, NOTE, columns=4)
     Image.open(path).convert("RGB").quantize(64).save(path, optimize=True)  # lines of few colours
 
@@ -178,7 +193,11 @@ def draw(scores: Sequence[Score], path: Path) -> None:
 def main() -> None:
     """Write the page."""
     files = {source.folder: HERE.parent / source.folder / "scores.csv" for source in SOURCES}
-    scores = {folder: named_by_metric(read_scores(file)) for folder, file in files.items() if file.exists()}
+    scores = {
+        folder: named_by_metric(read_scores(file))
+        for folder, file in files.items()
+        if file.exists()
+    }
     everything = [score for found in scores.values() for score in found]
     draw(everything, HERE / "gains.png")
     replace_section(HERE / "README.md", "summary", summary(everything))

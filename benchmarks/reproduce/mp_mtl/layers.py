@@ -31,7 +31,15 @@ from problems import DELTA, PUBLIC, synthetic  # noqa: E402
 from scores import Score, renew_scores, table  # noqa: E402
 from sweep import markdown, replace_section  # noqa: E402
 
-from fedmtl import ClientPrivacy, FullParticipation, Local, LocalSGD, MPMTLayers, PriorLayers, Trainer  # noqa: E402
+from fedmtl import (  # noqa: E402
+    ClientPrivacy,
+    FullParticipation,
+    Local,
+    LocalSGD,
+    MPMTLayers,
+    PriorLayers,
+    Trainer,
+)
 from fedmtl.algorithms.base import Algorithm  # noqa: E402
 
 SEEDS, ROUNDS, CLIP, THRESHOLD = range(5), 10, 4.0, 2.0
@@ -51,7 +59,9 @@ def network(seed: int) -> nn.Module:
     return made
 
 
-def error(algorithm: Algorithm, privacy: ClientPrivacy | None, seed: int, rounds: int = ROUNDS) -> float:
+def error(
+    algorithm: Algorithm, privacy: ClientPrivacy | None, seed: int, rounds: int = ROUNDS
+) -> float:
     """Test nMSE, the mean over tasks."""
     result = Trainer(
         algorithm=algorithm,
@@ -80,7 +90,12 @@ PULLED = LocalSGD(lr=0.3, epochs=20, batch_size=30, proximal=True)
 def once(ridge: float, epsilon: float, seed: int) -> float:
     """Test nMSE with one release; with so little epsilon that nothing stands out, that of every task alone."""
     algorithm = PriorLayers(layers=("0",), ridge=ridge, local=PULLED)
-    return error(algorithm, ClientPrivacy(clip_norm=1.0, epsilon=epsilon or 1e-3, delta=DELTA), seed, rounds=1)
+    return error(
+        algorithm,
+        ClientPrivacy(clip_norm=1.0, epsilon=epsilon or 1e-3, delta=DELTA),
+        seed,
+        rounds=1,
+    )
 
 
 def once_scores() -> Iterator[Score]:
@@ -108,12 +123,15 @@ def main() -> None:
         replace_section(HERE / "README.md", "layers once", table(scores, SETTING))
         return
     settings: list[tuple[str, Algorithm, ClientPrivacy | None, int]] = [
-        (f"alone, rounds: {rounds}", Local(local=SOLVER), None, rounds) for rounds in (1, 2, 3, ROUNDS)
+        (f"alone, rounds: {rounds}", Local(local=SOLVER), None, rounds)
+        for rounds in (1, 2, 3, ROUNDS)
     ]
     for rho in (1.5, 0.25):
         for epsilon in EPSILONS:
             privacy = ClientPrivacy(clip_norm=CLIP, epsilon=epsilon, delta=DELTA)
-            settings.append((f"projected, ρ {rho:g}, ε {epsilon:g}", projected(rho), privacy, ROUNDS))
+            settings.append(
+                (f"projected, ρ {rho:g}, ε {epsilon:g}", projected(rho), privacy, ROUNDS)
+            )
     settings.append(("projected, no noise", projected(0.0), None, ROUNDS))
     errors = {}
     for name, algorithm, privacy, rounds in settings:
@@ -123,9 +141,13 @@ def main() -> None:
     for name, own in errors.items():
         gain = ""
         if name != STOPPED:
-            gain = "{:+.3f} ± {:.3f}".format(*interval(a - b for a, b in zip(own, errors[STOPPED], strict=True)))
+            gain = "{:+.3f} ± {:.3f}".format(
+                *interval(a - b for a, b in zip(own, errors[STOPPED], strict=True))
+            )
         lines.append([name, "{:.3f} ± {:.3f}".format(*interval(own)), gain])
-    replace_section(HERE / "README.md", "layers", markdown(["networks", "nMSE:", f"less {STOPPED}:"], lines))
+    replace_section(
+        HERE / "README.md", "layers", markdown(["networks", "nMSE:", f"less {STOPPED}:"], lines)
+    )
 
 
 if __name__ == "__main__":

@@ -71,14 +71,21 @@ def stack_of(data: FederatedDataset) -> TaskStack:
     return TaskStack.of(LinearData.of_data(data), "squared")
 
 
-def alone(setup: Setup, data: FederatedDataset, epsilons: Any, repetitions: int, seed: int, chosen: Chosen) -> Tensor:
+def alone(
+    setup: Setup, data: FederatedDataset, epsilons: Any, repetitions: int, seed: int, chosen: Chosen
+) -> Tensor:
     """Every task's own ridge fit."""
     tasks, ridge = stack_of(data), setup.ridge * chosen["ridge"]
     return tasks.fit(own_ridges(tasks, ridge) if chosen["own"] else ridge)[None]
 
 
 def published(
-    setup: Setup, data: FederatedDataset, epsilons: Sequence[float], repetitions: int, seed: int, chosen: Chosen
+    setup: Setup,
+    data: FederatedDataset,
+    epsilons: Sequence[float],
+    repetitions: int,
+    seed: int,
+    chosen: Chosen,
 ) -> Tensor:
     """MP-MTL, ten releases with sound noise."""
     algorithm = MPMTL(
@@ -89,7 +96,12 @@ def published(
 
 
 def prior(
-    setup: Setup, data: FederatedDataset, epsilons: Sequence[float], repetitions: int, seed: int, chosen: Chosen
+    setup: Setup,
+    data: FederatedDataset,
+    epsilons: Sequence[float],
+    repetitions: int,
+    seed: int,
+    chosen: Chosen,
 ) -> Tensor:
     """The private prior; with share 0, MP-MTL in one release."""
     problem = problem_of(data, seed)
@@ -99,12 +111,19 @@ def prior(
     state = algorithm.init(problem, count)
     everyone = torch.arange(problem.clients)
     channel.begin(0, channel.draw(0))
-    state = algorithm.step(problem, state, Block(0, torch.zeros(1, 1), everyone[None, None]), channel)
+    state = algorithm.step(
+        problem, state, Block(0, torch.zeros(1, 1), everyone[None, None]), channel
+    )
     return algorithm.models(problem, state, torch.arange(problem.clients))
 
 
 def mean_and_ridge(
-    setup: Setup, data: FederatedDataset, epsilons: Sequence[float], repetitions: int, seed: int, chosen: Chosen
+    setup: Setup,
+    data: FederatedDataset,
+    epsilons: Sequence[float],
+    repetitions: int,
+    seed: int,
+    chosen: Chosen,
 ) -> Tensor:
     """One release of the mean of the clipped fits, and every task's ridge about it."""
     tasks, problem = stack_of(data), problem_of(data, seed)
@@ -125,11 +144,18 @@ def about(tasks: TaskStack, centres: Tensor, ridge: float) -> Tensor:
     assert tasks.moments is not None
     gram, cross, _ = tasks.moments
     pulled = cross[:, :, None] + ridge * centres.T
-    return torch.linalg.solve(gram + ridge * torch.eye(tasks.data.dimension, dtype=gram.dtype), pulled).permute(2, 0, 1)
+    return torch.linalg.solve(
+        gram + ridge * torch.eye(tasks.data.dimension, dtype=gram.dtype), pulled
+    ).permute(2, 0, 1)
 
 
 def fedavg(
-    setup: Setup, data: FederatedDataset, epsilons: Sequence[float], repetitions: int, seed: int, chosen: Chosen
+    setup: Setup,
+    data: FederatedDataset,
+    epsilons: Sequence[float],
+    repetitions: int,
+    seed: int,
+    chosen: Chosen,
 ) -> Tensor:
     """FedAvg, and every task's ridge about the shared model; an infinite strength is the shared model itself."""
     centres = torch.stack([averaged(setup, data, epsilon, seed, chosen) for epsilon in epsilons])
@@ -141,7 +167,9 @@ def fedavg(
 _AVERAGED: dict[Any, Tensor] = {}
 
 
-def averaged(setup: Setup, data: FederatedDataset, epsilon: float, seed: int, chosen: Chosen) -> Tensor:
+def averaged(
+    setup: Setup, data: FederatedDataset, epsilon: float, seed: int, chosen: Chosen
+) -> Tensor:
     key = setup.name, epsilon, seed, chosen["rounds"], chosen["clip"]
     if key not in _AVERAGED:
         trained = Trainer(
@@ -160,13 +188,19 @@ def problem_of(data: FederatedDataset, seed: int) -> Problem:
     return build_problem(data, model, "mse", Execution(), 1, seed, "cpu", "float64")
 
 
-def open_one(problem: Problem, plan: Any, epsilons: Sequence[float], repetitions: int, clip: float, seed: int) -> Any:
+def open_one(
+    problem: Problem, plan: Any, epsilons: Sequence[float], repetitions: int, clip: float, seed: int
+) -> Any:
     """A channel of one step of all repetitions at all epsilons."""
     bound, count = FullParticipation().bind(problem.clients), len(epsilons) * repetitions
     options: dict[str, Any] = {"clip_norm": clip, "delta": DELTA}
-    privacy = tuple(ClientPrivacy(epsilon=e, **options) for e in epsilons for _ in range(repetitions))
+    privacy = tuple(
+        ClientPrivacy(epsilon=e, **options) for e in epsilons for _ in range(repetitions)
+    )
     own = privacy if count > 1 else privacy[0]
-    return open_channel(own, plan(problem, bound), bound, seed=seed, steps=1, fingerprint="study", replicates=count)
+    return open_channel(
+        own, plan(problem, bound), bound, seed=seed, steps=1, fingerprint="study", replicates=count
+    )
 
 
 def grid(**values: Sequence[Any]) -> tuple[Chosen, ...]:
@@ -203,7 +237,10 @@ def scored(errors: Tensor) -> list[dict[str, float]]:
     """nMSE of each task by its number, of each repetition (R, n); to 12 digits, so that equal models are equally good
     whatever they are computed with."""
     found = [[float(f"{value:.12g}") for value in one] for one in errors.tolist()]
-    return [{str(task): value for task, value in enumerate(one) if not math.isnan(value)} for one in found]
+    return [
+        {str(task): value for task, value in enumerate(one) if not math.isnan(value)}
+        for one in found
+    ]
 
 
 def choose(method: Method, setup: Setup) -> dict[float, Chosen]:
@@ -232,7 +269,9 @@ def evaluate(method: Method, setup: Setup) -> list[Score]:
         local = scored(errors_of(alone(setup, data, (), 1, deal, reference), data).task)[0]
         for epsilon in method.epsilons if method.role != "local" else (0.0,):
             own = chosen[epsilon or method.epsilons[0]]
-            tasks = scored(errors_of(method.fit(setup, data, (epsilon,), REPETITIONS, deal, own), data).task)
+            tasks = scored(
+                errors_of(method.fit(setup, data, (epsilon,), REPETITIONS, deal, own), data).task
+            )
             counts = [by_client(one, local, larger=False) for one in tasks]
             shares = {key: mean(count[key] for count in counts) for key in counts[0]}
             if method.role == "local":
@@ -268,12 +307,17 @@ def claims(scores: Sequence[Score]) -> str:
                      "private prior"):  # fmt: skip
             line = [setting, name]
             for epsilon in EPSILONS:
-                found = [score for score in own if score.method == name and score.epsilon == epsilon]
+                found = [
+                    score for score in own if score.method == name and score.epsilon == epsilon
+                ]
                 gain, half = difference(found, local)
                 shares = "/".join(
-                    f"{100 * mean(getattr(s, key) for s in found):.0f}" for key in ("better", "equal", "worse")
+                    f"{100 * mean(getattr(s, key) for s in found):.0f}"
+                    for key in ("better", "equal", "worse")
                 )
-                line.append(f"{-gain / base:+.1f} ± {half / base:.1f} {mark(found, local)} ({shares})")
+                line.append(
+                    f"{-gain / base:+.1f} ± {half / base:.1f} {mark(found, local)} ({shares})"
+                )
             lines.append(line)
     return markdown(["problem", "method", *(f"ε {epsilon:g}:" for epsilon in EPSILONS)], lines)
 
@@ -281,8 +325,15 @@ def claims(scores: Sequence[Score]) -> str:
 def main() -> None:
     """Parse the command line, compute what is missing, write scores and tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--school", type=existing, help="school.mat, or its folder; without it no School part")
-    parser.add_argument("--out", type=Path, default=Path("outputs/reproduce/mp_mtl_once"), help="parts are kept here")
+    parser.add_argument(
+        "--school", type=existing, help="school.mat, or its folder; without it no School part"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("outputs/reproduce/mp_mtl_once"),
+        help="parts are kept here",
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     scores = [
@@ -292,7 +343,9 @@ def main() -> None:
         for score in kept(arguments.out, setup, method)
     ]
     renew_scores(HERE / "scores.csv", scores)
-    tables = "\n\n".join(f"{name}:\n\n{table(scores, name)}" for name in dict.fromkeys(s.setting for s in scores))
+    tables = "\n\n".join(
+        f"{name}:\n\n{table(scores, name)}" for name in dict.fromkeys(s.setting for s in scores)
+    )
     replace_section(HERE / "README.md", "once", tables)
     replace_section(HERE / "README.md", "once_claims", claims(scores))
 

@@ -46,7 +46,9 @@ class Setup:
 
 
 @cache
-def synthetic(structure: str, seed: int, tasks: int = 320, problem: str = "regression") -> FederatedDataset:
+def synthetic(
+    structure: str, seed: int, tasks: int = 320, problem: str = "regression"
+) -> FederatedDataset:
     """320 tasks of 30 records in 30 dimensions, noise 1/2 on scores of variance 1; 60 records a task for test."""
     return load_synthetic_tasks(
         tasks,
@@ -73,11 +75,21 @@ def school(root: Path, seed: int, percent: int = 30) -> FederatedDataset:
 def setups(root: Path | None) -> dict[str, Setup]:
     """By name; School where its file is given."""
     found = [
-        Setup("low_rank", lambda seed: synthetic("low_rank", seed), clip=4.0, ridge=0.015, target=3.0),
-        Setup("group_sparse", lambda seed: synthetic("group_sparse", seed), clip=4.0, ridge=0.01, target=3.0),
+        Setup(
+            "low_rank", lambda seed: synthetic("low_rank", seed), clip=4.0, ridge=0.015, target=3.0
+        ),
+        Setup(
+            "group_sparse",
+            lambda seed: synthetic("group_sparse", seed),
+            clip=4.0,
+            ridge=0.01,
+            target=3.0,
+        ),
     ]
     if root is not None:
-        found.append(Setup("school", lambda seed: school(root, seed), clip=0.25, ridge=0.055, target=0.5))
+        found.append(
+            Setup("school", lambda seed: school(root, seed), clip=0.25, ridge=0.055, target=0.5)
+        )
     return {one.name: one for one in found}
 
 
@@ -85,7 +97,9 @@ def rows_of(examples: Examples) -> LinearData:
     """Examples as the tasks' rows; labels 0 and 1 become -1 and +1."""
     counts = examples.counts.tolist()
     y = examples.y.double() if examples.y.is_floating_point() else 2.0 * examples.y - 1
-    return LinearData(tuple(examples.x.double().split(counts)), tuple(y.double().split(counts)), False)
+    return LinearData(
+        tuple(examples.x.double().split(counts)), tuple(y.double().split(counts)), False
+    )
 
 
 def linear_outputs(models_: Tensor, examples: Examples) -> Tensor:
@@ -150,10 +164,19 @@ def run(
     ``epsilons[e]``."""
     count = len(epsilons) * repetitions
     problem = build_problem(
-        data, models.linear_regression(bias=False), "mse", Execution(), rounds, seed, "cpu", "float64"
+        data,
+        models.linear_regression(bias=False),
+        "mse",
+        Execution(),
+        rounds,
+        seed,
+        "cpu",
+        "float64",
     )
     options: dict[str, Any] = {"clip_norm": clip, "delta": delta, "mechanism": mechanism}
-    privacy = tuple(ClientPrivacy(epsilon=e, **options) for e in epsilons for _ in range(repetitions))
+    privacy = tuple(
+        ClientPrivacy(epsilon=e, **options) for e in epsilons for _ in range(repetitions)
+    )
     bound = FullParticipation().bind(problem.clients)
     channel = open_channel(
         privacy if count > 1 else privacy[0],
@@ -174,7 +197,10 @@ def run(
         channel.begin(event.first, event.cohort)
         state = algorithm.step(problem, state, event, channel)
         seconds += time.perf_counter() - began
-        noise.append(torch.as_tensor(channel.noise_std("covariance")).double().expand(count) * channel.denominator)
+        noise.append(
+            torch.as_tensor(channel.noise_std("covariance")).double().expand(count)
+            * channel.denominator
+        )
     spent = torch.tensor(channel.epsilons, dtype=torch.float64).expand(count)
     channel.close()
     found = algorithm.models(problem, state, torch.arange(problem.clients))

@@ -48,7 +48,9 @@ def write(parts: dict[str, list[Row]], here: Path) -> None:
     """Every table and plot of the parts that are there."""
     readme, rows = here / "README.md", []
     scores: dict[str, list[Score]] = {
-        name: scores_of(parts[name], f"{PROBLEMS[name]}, {AS_PUBLISHED}") for name in PROBLEMS if name in parts
+        name: scores_of(parts[name], f"{PROBLEMS[name]}, {AS_PUBLISHED}")
+        for name in PROBLEMS
+        if name in parts
     }
     if scores:
         replace_section(readme, "claims", claims_table(scores))
@@ -79,7 +81,10 @@ def write(parts: dict[str, list[Row]], here: Path) -> None:
         plot_allocation(means, here / "allocation.png")
         replace_section(readme, "allocation", allocation_table(parts["allocation"]))
     if "noise" in parts:
-        rows += [{**r, "part": "noise", "note": f"noise to signal {r['ratio'][-1]:.4g}"} for r in parts["noise"]]
+        rows += [
+            {**r, "part": "noise", "note": f"noise to signal {r['ratio'][-1]:.4g}"}
+            for r in parts["noise"]
+        ]
         plot_noise(parts["noise"], here / "noise.png")
         replace_section(readme, "noise", noise_table(parts["noise"]))
     if "tasks" in parts:
@@ -139,7 +144,14 @@ def averaged(rows: list[Row], keys: tuple[str, ...]) -> list[Row]:
     found = []
     for key, values in groups.items():
         middle, half = interval(values)
-        found.append({**dict(zip(keys, key, strict=True)), "nmse": middle, "half": half, "deals": len(values)})
+        found.append(
+            {
+                **dict(zip(keys, key, strict=True)),
+                "nmse": middle,
+                "half": half,
+                "deals": len(values),
+            }
+        )
     return found
 
 
@@ -169,8 +181,13 @@ def claims_table(problems: dict[str, list[Score]]) -> str:
 def differences(scores: list[Score], method: str, metric: str) -> dict[float, tuple[float, float]]:
     """The paired difference of a method to STL with half its 95% interval, by epsilon."""
     alone = [s for s in scores if (s.method, s.metric) == (ALONE, metric)]
-    own = [s for s in scores if (s.method, s.metric) == (method, metric) and math.isfinite(s.epsilon)]
-    return {e: difference([s for s in own if s.epsilon == e], alone) for e in dict.fromkeys(s.epsilon for s in own)}
+    own = [
+        s for s in scores if (s.method, s.metric) == (method, metric) and math.isfinite(s.epsilon)
+    ]
+    return {
+        e: difference([s for s in own if s.epsilon == e], alone)
+        for e in dict.fromkeys(s.epsilon for s in own)
+    }
 
 
 def _where(found: dict[float, tuple[float, float]], sign: int) -> str:
@@ -192,10 +209,20 @@ def grid_table(grids: dict[str, list[Row]]) -> str:
         for lam in dict.fromkeys(r["lam"] for r in own):
             for rho in dict.fromkeys(r["rho"] for r in own):
                 cells = [r["nmse"] / alone for r in own if (r["lam"], r["rho"]) == (lam, rho)]
-                shown = [f"**{c:.2f}**" if c < 0.995 else f"{c:.2f} ✗" if c > 1.005 else f"{c:.2f}" for c in cells]
+                shown = [
+                    f"**{c:.2f}**" if c < 0.995 else f"{c:.2f} ✗" if c > 1.005 else f"{c:.2f}"
+                    for c in cells
+                ]
                 lines.append([PROBLEMS[name], f"{lam:g}", f"{rho:g}", *shown])
-    epsilons = list(dict.fromkeys(r["epsilon"] for rows in grids.values() for r in rows if "epsilon" in r))
-    titles = ["problem", "λ / K:", "ρ:", *(f"ε {name_of(e)}:" if math.isfinite(e) else "no noise:" for e in epsilons)]
+    epsilons = list(
+        dict.fromkeys(r["epsilon"] for rows in grids.values() for r in rows if "epsilon" in r)
+    )
+    titles = [
+        "problem",
+        "λ / K:",
+        "ρ:",
+        *(f"ε {name_of(e)}:" if math.isfinite(e) else "no noise:" for e in epsilons),
+    ]
     return markdown(titles, lines)
 
 
@@ -207,14 +234,31 @@ def variants_table(grids: dict[str, list[Row]]) -> str:
         kinds = dict.fromkeys(r["method"] for r in rows if r["method"] != ALONE)
         for rho in (1.5, 0.25):
             for kind in kinds:
-                own = [r for r in (base if "MP-MTL" in kind else rows) if r["method"] == kind and r["rho"] == rho]
-                lines.append([PROBLEMS[name], f"{rho:g}", kind, *(f"{r['nmse'] / alone:.3f}" for r in own)])
-    epsilons = list(dict.fromkeys(r["epsilon"] for rows in grids.values() for r in rows if "epsilon" in r))
-    titles = ["problem", "ρ:", "variant", *(f"ε {name_of(e)}:" if math.isfinite(e) else "no noise:" for e in epsilons)]
+                own = [
+                    r
+                    for r in (base if "MP-MTL" in kind else rows)
+                    if r["method"] == kind and r["rho"] == rho
+                ]
+                lines.append(
+                    [PROBLEMS[name], f"{rho:g}", kind, *(f"{r['nmse'] / alone:.3f}" for r in own)]
+                )
+    epsilons = list(
+        dict.fromkeys(r["epsilon"] for rows in grids.values() for r in rows if "epsilon" in r)
+    )
+    titles = [
+        "problem",
+        "ρ:",
+        "variant",
+        *(f"ε {name_of(e)}:" if math.isfinite(e) else "no noise:" for e in epsilons),
+    ]
     return markdown(titles, lines)
 
 
-WAYS = {"none": "no momentum, α", "nesterov": "Nesterov, α", "strongly_convex": "strongly convex, Q"}
+WAYS = {
+    "none": "no momentum, α",
+    "nesterov": "Nesterov, α",
+    "strongly_convex": "strongly convex, Q",
+}
 
 
 def allocation_table(rows: list[Row]) -> str:
@@ -226,7 +270,11 @@ def allocation_table(rows: list[Row]) -> str:
             key, flat = "q", 1.0
         for rho in (1.5, 0.25):
             for epsilon in sorted({r["epsilon"] for r in rows}):
-                own = [r for r in rows if (r["momentum"], r["rho"], r["epsilon"]) == (momentum, rho, epsilon)]
+                own = [
+                    r
+                    for r in rows
+                    if (r["momentum"], r["rho"], r["epsilon"]) == (momentum, rho, epsilon)
+                ]
                 means = averaged(own, (key,))
                 best = min(means, key=lambda r: r["nmse"])[key]
                 there = [r for r in own if r[key] == best]
@@ -234,9 +282,22 @@ def allocation_table(rows: list[Row]) -> str:
                 gain = ""
                 if best != flat:
                     gain = "{:+.4f} ± {:.4f}".format(*paired(there, uniform))
-                cells = [f"{text(r['nmse'])} ± {text(r['half'])}" for r in averaged(there + uniform, (key,))]
-                lines.append([title, f"{rho:g}", f"{epsilon:g}", f"{best:.2g}", cells[0], cells[-1], gain])
-    titles = ["allocation", "ρ:", "ε:", "best exponent:", "nMSE there:", "nMSE uniform:", "difference:"]
+                cells = [
+                    f"{text(r['nmse'])} ± {text(r['half'])}"
+                    for r in averaged(there + uniform, (key,))
+                ]
+                lines.append(
+                    [title, f"{rho:g}", f"{epsilon:g}", f"{best:.2g}", cells[0], cells[-1], gain]
+                )
+    titles = [
+        "allocation",
+        "ρ:",
+        "ε:",
+        "best exponent:",
+        "nMSE there:",
+        "nMSE uniform:",
+        "difference:",
+    ]
     return markdown(titles, lines)
 
 
@@ -258,12 +319,18 @@ def tasks_table(rows: list[Row]) -> str:
     for method, epsilon in dict.fromkeys((r["method"], r["epsilon"]) for r in rows):
         cells = []
         for count in counts:
-            own = [r for r in rows if (r["method"], r["epsilon"], r["tasks"]) == (method, epsilon, count)]
+            own = [
+                r
+                for r in rows
+                if (r["method"], r["epsilon"], r["tasks"]) == (method, epsilon, count)
+            ]
             (row,) = averaged(own, ("tasks",))
             cells.append(f"{text(row['nmse'])} ± {text(row['half'])}")
             if method != ALONE:
                 cells[-1] += _mark(*paired(own, [r for r in alone if r["tasks"] == count]))
-        lines.append([NAMES.get(method, method), "" if method == ALONE else name_of(epsilon), *cells])
+        lines.append(
+            [NAMES.get(method, method), "" if method == ALONE else name_of(epsilon), *cells]
+        )
     return markdown(["nMSE of the first 20 tasks", "ε:", *(f"{c} tasks:" for c in counts)], lines)
 
 
@@ -285,16 +352,29 @@ def plot_allocation(rows: list[Row], path: Path) -> None:
         "Low rank; 5 deals x 10 repetitions, 95% intervals. The composed total is that of every allocation.",
     ) as figure:
         panels = figure.subplots(1, 2)
-        for axes, key, label in ((panels[0], "alpha", "α of ε_t ∝ t^α"), (panels[1], "q", "Q of ε_t ∝ Q^-t")):
+        for axes, key, label in (
+            (panels[0], "alpha", "α of ε_t ∝ t^α"),
+            (panels[1], "q", "Q of ε_t ∝ Q^-t"),
+        ):
             axes.set(xlabel=label, title="convex" if key == "alpha" else "strongly convex")
             place = 0
             for rho in (1.5, 0.25):
                 for epsilon in sorted({r["epsilon"] for r in rows}):
-                    for momentum, style in (("none", "o-"), ("nesterov", "s--"), ("strongly_convex", "d-")):
-                        own = [r for r in rows if (r["momentum"], r["rho"], r["epsilon"]) == (momentum, rho, epsilon)]
+                    for momentum, style in (
+                        ("none", "o-"),
+                        ("nesterov", "s--"),
+                        ("strongly_convex", "d-"),
+                    ):
+                        own = [
+                            r
+                            for r in rows
+                            if (r["momentum"], r["rho"], r["epsilon"]) == (momentum, rho, epsilon)
+                        ]
                         own = [r for r in own if r[key] is not None]
                         if own:
-                            name = {"none": ", no momentum", "nesterov": ", Nesterov"}.get(momentum, "")
+                            name = {"none": ", no momentum", "nesterov": ", Nesterov"}.get(
+                                momentum, ""
+                            )
                             axes.errorbar([r[key] for r in own], [r["nmse"] for r in own],
                                           [r["half"] for r in own], fmt=style, markersize=3,
                                           color=COLOURS[place], label=f"ε {epsilon:g}, ρ {rho:g}{name}")  # fmt: skip
@@ -323,7 +403,10 @@ def plot_noise(rows: list[Row], path: Path) -> None:
 def plot_tasks(rows: list[Row], path: Path) -> None:
     """Figure 8."""
     with drawing(
-        path, 7.6, 3.8, "Synthetic, low rank; 10 deals x 10 repetitions; bars are 95% intervals over deals."
+        path,
+        7.6,
+        3.8,
+        "Synthetic, low rank; 10 deals x 10 repetitions; bars are 95% intervals over deals.",
     ) as figure:
         axes = figure.subplots()
         axes.set(xlabel="tasks that learn", title="nMSE of the first 20 tasks")
@@ -347,7 +430,11 @@ def plot_models(row: Row, path: Path) -> None:
     """Figure 2: models of ten tasks, the last one unlike the others."""
     with drawing(path, 9.0, 2.9, "Absolute entries over the largest of each task.") as figure:
         panels = figure.subplots(1, 3)
-        shown = (("true", "true models"), ("leak", "MTL: the last task leaks"), ("protected", "MP-MTL, ε 1"))
+        shown = (
+            ("true", "true models"),
+            ("leak", "MTL: the last task leaks"),
+            ("protected", "MP-MTL, ε 1"),
+        )
         for axes, (key, title) in zip(panels, shown, strict=True):
             models = np.abs(np.array(row[key])).T
             axes.imshow(models / models.max(axis=0), cmap="viridis", aspect="auto", vmin=0, vmax=1)
@@ -362,13 +449,18 @@ def plot_covariance(row: Row, path: Path) -> None:
     """Figure 3: covariances of tasks in clusters, and model matrices."""
     names = ("true", "STL", "DP-MTRL", "MP-MTL")
     with drawing(
-        path, 10.5, 5.4, "Synthetic tasks in 3 clusters with signs, in the order of the clusters; epsilon 10."
+        path,
+        10.5,
+        5.4,
+        "Synthetic tasks in 3 clusters with signs, in the order of the clusters; epsilon 10.",
     ) as figure:
         panels = figure.subplots(2, len(names))
         for place, name in enumerate(names):
             for axes, matrix in ((panels[0, place], np.array(row[f"{name} covariance"])),
                                  (panels[1, place], np.array(row[name]).T)):  # fmt: skip
-                limit = 1.0 if axes is panels[0, place] else float(np.quantile(np.abs(matrix), 0.98))
+                limit = (
+                    1.0 if axes is panels[0, place] else float(np.quantile(np.abs(matrix), 0.98))
+                )
                 axes.imshow(matrix, cmap="RdBu_r", aspect="auto", vmin=-limit, vmax=limit)
                 axes.set(xlabel="", title=name if axes is panels[0, place] else "")
                 axes.grid(visible=False)

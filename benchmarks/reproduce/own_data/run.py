@@ -89,7 +89,10 @@ def search(unit: Unit, classes: bool, lam: float | None) -> tuple[Hand, tuple[di
     A change stays where it is better than the best setting before it.
     """
     scale = 3.0 if classes else 1.0
-    lrs = [scale * value for value in ((0.01, 0.03, 0.1, 0.3) if unit == "client" else (0.03, 0.1, 0.3, 1.0))]
+    lrs = [
+        scale * value
+        for value in ((0.01, 0.03, 0.1, 0.3) if unit == "client" else (0.03, 0.1, 0.3, 1.0))
+    ]
     clips = [0.03, 0.1, 0.3, 1.0] if unit == "client" else [0.1, 0.3, 1.0, 3.0]
     first = Hand(lr=lrs[1], clip=clips[2], rounds=30, lam=lam)
     changes = (
@@ -102,7 +105,9 @@ def search(unit: Unit, classes: bool, lam: float | None) -> tuple[Hand, tuple[di
     return first, (*changes, {"lam": 0.03}, {"lam": 1.0})
 
 
-def privacy_of(unit: Unit, epsilon: float, clip: float | None = None) -> ClientPrivacy | RecordPrivacy:
+def privacy_of(
+    unit: Unit, epsilon: float, clip: float | None = None
+) -> ClientPrivacy | RecordPrivacy:
     """Return the privacy of a cell; without a clip norm, the automatic one."""
     return (ClientPrivacy if unit == "client" else RecordPrivacy)(epsilon=epsilon, clip_norm=clip)
 
@@ -128,7 +133,9 @@ def by_hand(
         schedule=FullParticipation() if full else PoissonSampling(cohort=COHORT),
         privacy=privacy_of(unit, epsilon, setting.clip),
         rounds=setting.rounds,
-        finetune=Average() if setting.lam is None else Finetune(kind="mean", lam=setting.lam, local=own),
+        finetune=Average()
+        if setting.lam is None
+        else Finetune(kind="mean", lam=setting.lam, local=own),
         seed=seed,
         eval_every=setting.rounds,
         progress=False,
@@ -141,7 +148,9 @@ def automatic(
 ) -> dict[str, float]:
     """Return the errors of automatic settings, of a linear model or of a perceptron with a hidden layer."""
     model: dict[str, Any] = {"model": "mlp"} if network else {}
-    result = Trainer(data=data, privacy=privacy_of(unit, epsilon), seed=seed, progress=False, **model).fit()
+    result = Trainer(
+        data=data, privacy=privacy_of(unit, epsilon), seed=seed, progress=False, **model
+    ).fit()
     names = (NETWORK, SHARED_NETWORK) if network else (AUTOMATIC, SHARED)
     return dict(zip(names, (error_of(result), error_of(result, shared=True)), strict=True))
 
@@ -169,7 +178,9 @@ class Rows:
         else:
             self._append(dict(zip(COLUMNS, COLUMNS, strict=True)))
 
-    def get(self, where: dict[str, Any], compute: Callable[[], dict[str, float]], setting: str = "") -> float:
+    def get(
+        self, where: dict[str, Any], compute: Callable[[], dict[str, float]], setting: str = ""
+    ) -> float:
         """Return the error of ``where["method"]``, computed with those of its companions where it is missing."""
         key = self._key(where)
         if key not in self.found:
@@ -208,7 +219,9 @@ def tuned(rows: Rows, where: dict[str, Any], data: FederatedDataset, method: str
 
     def score(setting: Hand) -> float:
         at = where | {"split": TUNING, "method": f"tune {method}: {setting.text()}"}
-        train = partial(by_hand, data, where["unit"], where["epsilon"], TUNING, setting, at["method"])
+        train = partial(
+            by_hand, data, where["unit"], where["epsilon"], TUNING, setting, at["method"]
+        )
         error = rows.get(at, train)
         return error if math.isfinite(error) else math.inf
 
@@ -220,7 +233,9 @@ def tuned(rows: Rows, where: dict[str, Any], data: FederatedDataset, method: str
     return best
 
 
-def measure(rows: Rows, name: str, folder: Path, epsilons: Sequence[float], splits: Sequence[int]) -> None:
+def measure(
+    rows: Rows, name: str, folder: Path, epsilons: Sequence[float], splits: Sequence[int]
+) -> None:
     """Compute what is missing of a data set without tuning: the clients without others, and automatic settings."""
     for split in splits:
         where = {"data": name, "unit": "", "epsilon": 0.0, "split": split, "method": ALONE}
@@ -228,16 +243,33 @@ def measure(rows: Rows, name: str, folder: Path, epsilons: Sequence[float], spli
         if not SOURCES[name].by_hand:
             rows.get(where | {"method": OPEN}, partial(open_by_hand, cached(name, folder, split)))
     for epsilon, unit, split in product(epsilons, UNITS, splits):
-        where = {"data": name, "unit": unit, "epsilon": epsilon, "split": split, "method": AUTOMATIC}
+        where = {
+            "data": name,
+            "unit": unit,
+            "epsilon": epsilon,
+            "split": split,
+            "method": AUTOMATIC,
+        }
         rows.get(where, partial(automatic, cached(name, folder, split), unit, epsilon, split))
     if cached(name, folder, splits[0]).classes is None:
         return
     for epsilon, split in product(epsilons, splits):
-        where = {"data": name, "unit": "client", "epsilon": epsilon, "split": split, "method": NETWORK}
-        rows.get(where, partial(automatic, cached(name, folder, split), "client", epsilon, split, network=True))
+        where = {
+            "data": name,
+            "unit": "client",
+            "epsilon": epsilon,
+            "split": split,
+            "method": NETWORK,
+        }
+        rows.get(
+            where,
+            partial(automatic, cached(name, folder, split), "client", epsilon, split, network=True),
+        )
 
 
-def measure_by_hand(rows: Rows, name: str, folder: Path, epsilon: float, splits: Sequence[int]) -> None:
+def measure_by_hand(
+    rows: Rows, name: str, folder: Path, epsilon: float, splits: Sequence[int]
+) -> None:
     """Compute what is missing of a data set of settings tuned by hand."""
     validation = held_out(cached(name, folder, TUNING), TUNING)
     for unit, method in product(UNITS, SOURCES[name].by_hand):
@@ -246,7 +278,9 @@ def measure_by_hand(rows: Rows, name: str, folder: Path, epsilon: float, splits:
             continue
         best = tuned(rows, where, validation, method)
         for split in splits:
-            train = partial(by_hand, cached(name, folder, split), unit, epsilon, split, best, method)
+            train = partial(
+                by_hand, cached(name, folder, split), unit, epsilon, split, best, method
+            )
             rows.get(where | {"split": split, "method": method}, train, best.text())
 
 
@@ -260,11 +294,24 @@ def main() -> None:
     """Parse the command line, compute what is missing, write table and figure."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--data", type=existing, help="the folder with the files of the data sets")
-    parser.add_argument("--sources", nargs="+", choices=SOURCES, default=list(SOURCES), metavar="NAME")
-    parser.add_argument("--quick", action="store_true", help="tables without a file, two splits, epsilon 3")
-    parser.add_argument("--collect", action="store_true", help="rewrite table and figure from the rows that there are")
+    parser.add_argument(
+        "--sources", nargs="+", choices=SOURCES, default=list(SOURCES), metavar="NAME"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="tables without a file, two splits, epsilon 3"
+    )
+    parser.add_argument(
+        "--collect",
+        action="store_true",
+        help="rewrite table and figure from the rows that there are",
+    )
     parser.add_argument("--automatic", action="store_true", help="leave tuning by hand out")
-    parser.add_argument("--panels", type=existing, metavar="CSV", help="print the table of panels of a file of scores")
+    parser.add_argument(
+        "--panels",
+        type=existing,
+        metavar="CSV",
+        help="print the table of panels of a file of scores",
+    )
     parser.add_argument("--epsilons", nargs="+", type=float, default=list(EPSILONS), metavar="E")
     parser.add_argument("--splits", nargs="+", type=int, default=list(SPLITS), metavar="SPLIT")
     parser.add_argument("--out", type=Path, default=Path("outputs/reproduce/own_data"))
@@ -279,7 +326,10 @@ def main() -> None:
     names, epsilons, splits = arguments.sources, arguments.epsilons, arguments.splits
     if arguments.quick:
         names, epsilons, splits = [name for name in names if not SOURCES[name].file], (3.0,), (0, 1)
-    rows, folder = Rows(arguments.out / ("quick.csv" if arguments.quick else "rows.csv")), arguments.data or Path()
+    rows, folder = (
+        Rows(arguments.out / ("quick.csv" if arguments.quick else "rows.csv")),
+        arguments.data or Path(),
+    )
     if not arguments.collect:
         for name in names:
             measure(rows, name, folder, epsilons, splits)

@@ -61,7 +61,9 @@ class Source:
 def ranges(frame: pd.DataFrame, features: Sequence[str]) -> dict[str, list[float]]:
     """Return the range of every feature that is not constant."""
     low, high = frame[list(features)].min(), frame[list(features)].max()
-    return {name: [float(low[name]), float(high[name])] for name in features if high[name] > low[name]}
+    return {
+        name: [float(low[name]), float(high[name])] for name in features if high[name] > low[name]
+    }
 
 
 def table(
@@ -115,7 +117,11 @@ def azpro(path: Path, seed: int) -> FederatedDataset:
     """Days in hospital after a heart operation by hospital."""
     frame = pd.read_csv(path).assign(hospital=lambda rows: rows["hospital"].round(2).astype(str))
     return table(
-        frame, "hospital", "los", ranges(frame, ("procedure", "sex", "age75", "admit")) | {"los": [1, 60]}, seed
+        frame,
+        "hospital",
+        "los",
+        ranges(frame, ("procedure", "sex", "age75", "admit")) | {"los": [1, 60]},
+        seed,
     )
 
 
@@ -141,7 +147,10 @@ def films(path: Path, seed: int) -> FederatedDataset:
 
 @cache
 def _films(path: Path) -> tuple[pd.DataFrame, str, str, dict[str, list[int]]]:
-    data, names = read_movielens(path, features=10, centre=3.5, public_users=200), [f"film-{i}" for i in range(10)]
+    data, names = (
+        read_movielens(path, features=10, centre=3.5, public_users=200),
+        [f"film-{i}" for i in range(10)],
+    )
     parts = []
     for side in (data.train, data.test):
         ids = np.repeat(np.array(data.ids), side.counts.numpy())
@@ -154,7 +163,9 @@ def _films(path: Path) -> tuple[pd.DataFrame, str, str, dict[str, list[int]]]:
 
 def femnist(path: Path, seed: int) -> FederatedDataset:
     """Characters by writer, 62 classes, at half the resolution: 196 numbers in [0, 2]."""
-    return replace(half_size(load_data("femnist", root=path, seed=seed)), domain=Domain(392.0, 28.0, 1.0))
+    return replace(
+        half_size(load_data("femnist", root=path, seed=seed)), domain=Domain(392.0, 28.0, 1.0)
+    )
 
 
 def made(
@@ -182,7 +193,11 @@ def made(
             slopes = common + spread * rng.normal(size=10) / np.sqrt(10)
             y = x @ slopes + 0.3 * spread * rng.normal()
             if nonlinear:
-                y += 0.3 * np.sin(3 * x[:, 0]) + 0.3 * x[:, 1] * x[:, 2] + 0.1 * rng.standard_t(2, count)
+                y += (
+                    0.3 * np.sin(3 * x[:, 0])
+                    + 0.3 * x[:, 1] * x[:, 2]
+                    + 0.1 * rng.standard_t(2, count)
+                )
             else:
                 y += 0.2 * rng.normal(size=count)
             parts.append(pd.DataFrame(x).add_prefix("x").assign(y=y, client=f"client-{i}"))
@@ -218,7 +233,9 @@ def panel(
         frame = pd.read_csv(path)[[client, target, *features, *texts]].dropna()
         if "year" in features:
             frame["year"] = frame["year"].astype(str).str[:4].astype(int)
-        bounds: dict[str, list[object]] = {name: sorted(map(str, frame[name].unique())) for name in texts}
+        bounds: dict[str, list[object]] = {
+            name: sorted(map(str, frame[name].unique())) for name in texts
+        }
         for name, (low, high) in ranges(frame, features).items():
             middle, half = (low + high) / 2, wide * (high - low) / 2
             bounds[name] = [middle - half, middle + half]
@@ -236,12 +253,20 @@ def panels(wide: float = 1.0) -> dict[str, Source]:
     said = "" if wide == 1.0 else f", ranges {wide:g} times"
     men = ("year", "black", "exper", "hisp", "hours", "married", "educ")
     loads = {
-        "fares": ("air fares", panel("route", "fare", ("year", "dist", "passen", "bmktshr"), wide=wide)),
+        "fares": (
+            "air fares",
+            panel("route", "fare", ("year", "dist", "passen", "bmktshr"), wide=wide),
+        ),
         "wages": ("wages of men", panel("nr", "wage", men, ("union", "occupation"), wide=wide)),
-        "exercise": ("exercise of girls", panel("subject", "exercise", ("age",), ("group",), wide=wide)),
+        "exercise": (
+            "exercise of girls",
+            panel("subject", "exercise", ("age",), ("group",), wide=wide),
+        ),
     }
     return {
-        f"{name}{names}": Source(f"{title}{said}", f"own/{name}.csv.gz", load, chosen=True, by_hand=())
+        f"{name}{names}": Source(
+            f"{title}{said}", f"own/{name}.csv.gz", load, chosen=True, by_hand=()
+        )
         for name, (title, load) in loads.items()
     }
 
@@ -279,7 +304,11 @@ SOURCES = {
     "adult": Source("Adult by job (classes)", "adult/adult.csv.gz", adult, chosen=True),
     "films": Source("MovieLens", "ml-100k/u.data", films),
     "femnist": Source(
-        "FEMNIST, 206 writers (classes)", "femnist/leaf_femnist_206.json.zip", femnist, True, (FINETUNED,)
+        "FEMNIST, 206 writers (classes)",
+        "femnist/leaf_femnist_206.json.zip",
+        femnist,
+        True,
+        (FINETUNED,),
     ),
 }
 """From small to large."""

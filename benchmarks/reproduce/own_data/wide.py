@@ -58,7 +58,9 @@ class Panel:
             bounds=self.bounds(*factors), seed=split, min_examples=4,
         )  # fmt: skip
         privacy = ClientPrivacy(epsilon=epsilon)
-        result = Trainer(data=data, privacy=privacy, baselines=["local"], seed=split, progress=False).fit()
+        result = Trainer(
+            data=data, privacy=privacy, baselines=["local"], seed=split, progress=False
+        ).fit()
         return np.array([result.metrics["mse"], result.baselines["local"].metrics["mse"]])
 
 
@@ -71,7 +73,10 @@ def panels(data: Path) -> Iterator[tuple[str, Panel]]:
     exercise = pd.read_csv(data / "own/exercise.csv.gz")
     yield "exercise", Panel(exercise, "subject", "exercise", ("age",))
     medpar = pd.read_csv(data / "hospital/medpar.csv")
-    yield "medpar", Panel(medpar, "provnum", "los", ("hmo", "white", "died", "age80", "type2", "type3"))
+    yield (
+        "medpar",
+        Panel(medpar, "provnum", "los", ("hmo", "white", "died", "age80", "type2", "type3")),
+    )
     azpro = pd.read_csv(data / "hospital/azpro.csv")
     azpro["hospital"] = azpro["hospital"].round(2).astype(str)
     yield "azpro", Panel(azpro, "hospital", "los", ("procedure", "sex", "age75", "admit"))
@@ -84,7 +89,9 @@ def wards() -> Panel:
         rows, slow = int(rng.integers(20, 60)), rng.normal()
         age, weight = rng.integers(18, 95, rows), rng.normal(75, 12, rows)
         days = 2 + 0.08 * age + slow + rng.normal(0, 2, rows)
-        tables.append(pd.DataFrame({"ward": f"ward-{ward}", "age": age, "weight": weight, "days": days}))
+        tables.append(
+            pd.DataFrame({"ward": f"ward-{ward}", "age": age, "weight": weight, "days": days})
+        )
     return Panel(pd.concat(tables, ignore_index=True), "ward", "days", ("age", "weight"))
 
 
@@ -101,7 +108,9 @@ def linear() -> Panel:
 
 def main(words: Sequence[str] | None = None) -> None:
     """Print a table of markdown."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", type=Path, default=Path("data"))
     parser.add_argument("--splits", type=int, default=3)
     options = parser.parse_args(words)
@@ -112,7 +121,13 @@ def main(words: Sequence[str] | None = None) -> None:
             exact = [panel.errors((1, 1), epsilon, split) for split in range(options.splits)]
             for what, widths in WIDTHS.items():
                 ratios = [
-                    np.mean([panel.errors(width, epsilon, split) / exact[split] for split in range(options.splits)], 0)
+                    np.mean(
+                        [
+                            panel.errors(width, epsilon, split) / exact[split]
+                            for split in range(options.splits)
+                        ],
+                        0,
+                    )
                     for width in widths
                 ]
                 cells = [f"{ratio[part]:.3f}" for part in (0, 1) for ratio in ratios]

@@ -39,10 +39,14 @@ def agents(p: int, seed: int) -> FederatedDataset:
     return load_synthetic_agents(features=p, seed=seed)
 
 
-def peers(p: int, seed: int, mu: float, *, kind: type[PeerToPeer] = PeerToPeer, **settings: Any) -> PeerToPeer:
+def peers(
+    p: int, seed: int, mu: float, *, kind: type[PeerToPeer] = PeerToPeer, **settings: Any
+) -> PeerToPeer:
     given = agents(p, seed)
     graph, bound = TargetAngles(seed).build(given), given.domain.l2
-    return kind(graph=graph, mu=mu, loss="logistic", row_norm=bound, smoothness=SMOOTHNESS, **settings)
+    return kind(
+        graph=graph, mu=mu, loss="logistic", row_norm=bound, smoothness=SMOOTHNESS, **settings
+    )
 
 
 def exact(p: int, seed: int, mu: float) -> tuple[PeerProblem, Array, float]:
@@ -65,7 +69,9 @@ def best_mu(rows: list[Row], p: int) -> float:
     return float(max((r for r in rows if r["p"] == p), key=lambda r: r["accuracy"])["mu"])
 
 
-def gossip(objective: PeerProblem, rho: float, start: Array, steps: int, seed: int) -> list[tuple[int, int, Array]]:
+def gossip(
+    objective: PeerProblem, rho: float, start: Array, steps: int, seed: int
+) -> list[tuple[int, int, Array]]:
     """(step, vectors, models) along a run of gossip ADMM, at 0 and 40 times after."""
     state, generator = GossipState(objective, GossipADMM(rho=rho), start), seeded(seed)
     chosen = generator.integers(0, len(start), steps)
@@ -91,7 +97,14 @@ class Trajectory:
         """Of the first repetition."""
         value = self.objective.value(theta[0])
         reached = accuracy(theta[0], self.data)
-        self.rows.append({"step": step, "vectors": int(sent[0]), "gap": value / self.least - 1, "accuracy": reached})
+        self.rows.append(
+            {
+                "step": step,
+                "vectors": int(sent[0]),
+                "gap": value / self.least - 1,
+                "accuracy": reached,
+            }
+        )
 
 
 def curves(tuned: list[Row]) -> list[Row]:
@@ -105,13 +118,21 @@ def curves(tuned: list[Row]) -> list[Row]:
     for seed in SEEDS:
         objective, best, least = exact(p, seed, mu)
         data, start = agents(p, seed), local_models(objective)
-        common = {"mu": mu, "seed": seed, "best": accuracy(best, data), "local": accuracy(start, data), "rho": rho}
+        common = {
+            "mu": mu,
+            "seed": seed,
+            "best": accuracy(best, data),
+            "local": accuracy(start, data),
+            "rho": rho,
+        }
         descent, admm = Trajectory(objective, least, data), Trajectory(objective, least, data)
         at = range(0, CD_EVENTS + 1, CD_EVENTS // 40)
         algorithm = peers(p, seed, mu, kind=PublishedPeerToPeer, local_start=True)
         simulate(algorithm, data, None, CD_EVENTS, seed, events=CD_EVENTS, at=at, seen=descent.note)
         first = objective.network.graph.weights.nnz  # the local models, sent to all neighbours
-        rows += [{"method": "cd", **common, **r, "vectors": r["vectors"] + first} for r in descent.rows]
+        rows += [
+            {"method": "cd", **common, **r, "vectors": r["vectors"] + first} for r in descent.rows
+        ]
         for step, vectors, theta in gossip(objective, rho, start, ADMM_STEPS, seed):
             admm.note(step, theta[None], np.array([vectors]))
         rows += [{"method": "admm", **common, **r} for r in admm.rows]
@@ -120,7 +141,11 @@ def curves(tuned: list[Row]) -> list[Row]:
 
 def equal_step(epsilon: float, wakeups: int) -> float:
     """The equal epsilon of one wake-up for which Theorem 1 states ``epsilon`` for all of them."""
-    return float(brentq(lambda step: composed([step] * wakeups, PAPER_DELTA) - epsilon, 0.0, epsilon, xtol=1e-15))
+    return float(
+        brentq(
+            lambda step: composed([step] * wakeups, PAPER_DELTA) - epsilon, 0.0, epsilon, xtol=1e-15
+        )
+    )
 
 
 def published(p: int, epsilon: float, wakeups: int) -> RecordPrivacy:
@@ -128,7 +153,9 @@ def published(p: int, epsilon: float, wakeups: int) -> RecordPrivacy:
     bound is the largest norm of a row, and gradients are up to sqrt(p) long in the L2 norm, p in the L1 norm."""
     bound = math.sqrt(p)
     multiplier = 1 / (bound * equal_step(epsilon, wakeups))
-    return RecordPrivacy(clip_norm=bound, noise_multiplier=multiplier, delta=PAPER_DELTA, mechanism="laplace")
+    return RecordPrivacy(
+        clip_norm=bound, noise_multiplier=multiplier, delta=PAPER_DELTA, mechanism="laplace"
+    )
 
 
 def honest(p: int, epsilon: float, wakeups: int) -> float:
@@ -149,13 +176,21 @@ def tuned_private(p: int, paper: bool) -> dict[float, tuple[float, int, float]]:
 
 
 def private(
-    p: int, seed: int, mu: float, wakeups: int, clip: float, epsilons: tuple[float, ...], paper: bool
+    p: int,
+    seed: int,
+    mu: float,
+    wakeups: int,
+    clip: float,
+    epsilons: tuple[float, ...],
+    paper: bool,
 ) -> list[float]:
     """Accuracies of runs from 0, one for each epsilon."""
     data = agents(p, seed)
     if paper:
         settings = [published(p, epsilon, wakeups) for epsilon in epsilons]
-        theta, _ = simulate(peers(p, seed, mu, kind=PublishedPeerToPeer), data, settings, wakeups, seed)
+        theta, _ = simulate(
+            peers(p, seed, mu, kind=PublishedPeerToPeer), data, settings, wakeups, seed
+        )
     else:
         theta, _ = simulate(peers(p, seed, mu), data, budgets(epsilons, clip, DELTA), wakeups, seed)
     return [accuracy(one, data) for one in theta]
@@ -178,8 +213,12 @@ def dimensions(tuned: list[Row]) -> list[Row]:
             add("optimum", math.inf, accuracy(best, data))
             add("local", 0.0, accuracy(local_models(objective), data))
             for epsilon in EPSILONS:
-                settings = RecordPrivacy(clip_norm=agents(p, seed).domain.l2, epsilon=epsilon, delta=DELTA)
-                noised = perturb_records(objective.data, LinearLoss("logistic"), settings, seed=seed)
+                settings = RecordPrivacy(
+                    clip_norm=agents(p, seed).domain.l2, epsilon=epsilon, delta=DELTA
+                )
+                noised = perturb_records(
+                    objective.data, LinearLoss("logistic"), settings, seed=seed
+                )
                 theta = optimum(replace(objective, data=noised.data), tolerance=1e-6).theta
                 add("local dp", epsilon, accuracy(theta, data))
             for paper, picked in chosen.items():
@@ -204,13 +243,18 @@ def noise() -> list[Row]:
         data, mu = agents(p, seed), 1.0
         objective, _, least = exact(p, seed, mu)
         if paper:
-            algorithm, law = peers(p, seed, mu, kind=PublishedPeerToPeer), [published(p, epsilon, wakeups)]
+            algorithm, law = (
+                peers(p, seed, mu, kind=PublishedPeerToPeer),
+                [published(p, epsilon, wakeups)],
+            )
         else:
             algorithm, law = peers(p, seed, mu), budgets((epsilon,), 1.0, DELTA)
         common = {"p": p, "paper": paper, "epsilon": epsilon, "wakeups": wakeups, "seed": seed}
         found = Trajectory(objective, least, data)
         last = 100 * wakeups
-        simulate(algorithm, data, law, wakeups, seed, at=range(0, last + 1, last // 10), seen=found.note)
+        simulate(
+            algorithm, data, law, wakeups, seed, at=range(0, last + 1, last // 10), seen=found.note
+        )
         rows += [common | row for row in found.rows]
     return rows
 
@@ -226,7 +270,9 @@ def allocation() -> list[Row]:
                 data = agents(p, seed)
                 objective, _, least = exact(p, seed, mu)
                 algorithm = peers(p, seed, mu, allocation=policy)
-                theta, _ = simulate(algorithm, data, budgets((epsilon,) * repetitions, clip, DELTA), wakeups, seed)
+                theta, _ = simulate(
+                    algorithm, data, budgets((epsilon,) * repetitions, clip, DELTA), wakeups, seed
+                )
                 gaps.append(float(np.mean([objective.value(one) / least - 1 for one in theta])))
                 reached.append(float(np.mean([accuracy(one, data) for one in theta])))
             gap, gap_half = interval(gaps)

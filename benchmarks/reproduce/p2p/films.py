@@ -18,7 +18,9 @@ from fedmtl.graphs import Complete, Graph
 
 SEEDS, VALIDATION = tuple(range(5)), 100
 MU, FEATURES = 0.04, 20
-SMOOTHNESS = 40.0  # 2 p, of a film with features of the mean norm sqrt(p); only stability rests on it
+SMOOTHNESS = (
+    40.0  # 2 p, of a film with features of the mean norm sqrt(p); only stability rests on it
+)
 PAPER_DELTA, DELTA = math.exp(-5), 1e-5
 PAPER = {0.0: 1.2834, math.inf: 0.9502, 1.0: 0.9527, 0.5: 0.9545, 0.1: 0.9855}
 CLIPS, WAKEUPS = {1.0: 5.0, 0.5: 5.0, 0.1: 3.0}, 100  # chosen on the validation split
@@ -29,7 +31,9 @@ EPSILONS = (1.0, 0.5, 0.1)
 
 
 def peers(data: FederatedDataset, graph: Graph, smoothness: float = SMOOTHNESS) -> PeerToPeer:
-    return PeerToPeer(graph=graph, mu=MU, loss="squared", row_norm=data.domain.l2, smoothness=smoothness)
+    return PeerToPeer(
+        graph=graph, mu=MU, loss="squared", row_norm=data.domain.l2, smoothness=smoothness
+    )
 
 
 class Table:
@@ -46,7 +50,14 @@ class Table:
     def rows(self) -> list[Row]:
         found = []
         for (method, epsilon), values in self.values.items():
-            found.append({"method": method, "epsilon": epsilon, "values": values, **self.about[method, epsilon]})
+            found.append(
+                {
+                    "method": method,
+                    "epsilon": epsilon,
+                    "values": values,
+                    **self.about[method, epsilon],
+                }
+            )
         return found
 
 
@@ -93,8 +104,21 @@ def paper_setting(root: Path) -> list[Row]:
         table.add("descent", math.inf, rmse(theta[0], data), wakeups=WAKEUPS)
         for clip in sorted(set(CLIPS.values())):
             at = [epsilon for epsilon in EPSILONS if CLIPS[epsilon] == clip]
-            runs(table, "gaussian", algorithm, data, clip, PAPER_DELTA, WAKEUPS, at, seed, pull=pull)
-            runs(table, "gaussian, small delta", algorithm, data, clip, DELTA, WAKEUPS, at, seed, pull=pull)
+            runs(
+                table, "gaussian", algorithm, data, clip, PAPER_DELTA, WAKEUPS, at, seed, pull=pull
+            )
+            runs(
+                table,
+                "gaussian, small delta",
+                algorithm,
+                data,
+                clip,
+                DELTA,
+                WAKEUPS,
+                at,
+                seed,
+                pull=pull,
+            )
         runs(table, "laplace", algorithm, data, LAPLACE_CLIP, PAPER_DELTA, LAPLACE_WAKEUPS, EPSILONS, seed,
              mechanism="laplace")  # fmt: skip
     return table.rows()
@@ -130,11 +154,22 @@ def sound_setting(root: Path) -> list[Row]:
             objective = objective_of(algorithm, data)
             table.add(f"{name}: centre", 0.0, rmse(np.zeros(objective.shape), data))
             table.add(f"{name}: local", 0.0, rmse(local_models(objective), data))
-            table.add(f"{name}: local, tuned", 0.0, rmse(local_with(objective, ridge), data), ridge=ridge)
-            table.add(f"{name}: local, pulled to 0", 0.0, rmse(refined(np.zeros(objective.shape), data, pull), data))
+            table.add(
+                f"{name}: local, tuned", 0.0, rmse(local_with(objective, ridge), data), ridge=ridge
+            )
+            table.add(
+                f"{name}: local, pulled to 0",
+                0.0,
+                rmse(refined(np.zeros(objective.shape), data, pull), data),
+            )
             exact = optimum(objective).theta
             table.add(f"{name}: optimum", math.inf, rmse(exact, data))
-            table.add(f"{name}: optimum, refined", math.inf, rmse(refined(exact, data, pull), data), pull=pull)
+            table.add(
+                f"{name}: optimum, refined",
+                math.inf,
+                rmse(refined(exact, data, pull), data),
+                pull=pull,
+            )
             if not public or seed < 2:  # everybody's neighbours are many
                 runs(table, f"{name}: gaussian", algorithm, data, SOUND_CLIP, DELTA, SOUND_WAKEUPS, EPSILONS, seed,
                      pull=pull)  # fmt: skip
@@ -169,7 +204,11 @@ def centring(root: Path) -> list[Row]:
                         moved = np.linalg.norm(clipped(theta, rows_, values, centre, clip) - before)
                         ratios.append(float(moved * m / (2 * clip)))
             largest = float(np.linalg.norm(phi, axis=1).max())
-            bound = (2 * clip + 2 * (RATINGS[1] - 1) * largest) / (2 * clip) if centre == "user" else 1.0
+            bound = (
+                (2 * clip + 2 * (RATINGS[1] - 1) * largest) / (2 * clip)
+                if centre == "user"
+                else 1.0
+            )
             rows.append({"clip": clip, "centre": centre, "largest": max(ratios), "median": float(np.median(ratios)),
                          "above": float(np.mean(np.array(ratios) > 1 + 1e-9)), "bound": bound})  # fmt: skip
     return rows

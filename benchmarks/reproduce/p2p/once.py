@@ -58,8 +58,12 @@ class Effort:
 
     validation: tuple[int, ...] = (100, 101, 102)
     epsilons: tuple[float, ...] = (0.3, 1.0, 3.0, 10.0)
-    published: tuple[Setting, ...] = tuple(itertools.product((0.1, 0.3, 1.0, 3.0), (1, 3, 10, 30), (1.0, 3.0)))
-    once: tuple[Setting, ...] = tuple(itertools.product((0.1, 0.3, 1.0, 3.0), (0.02, 0.05, 0.15, 0.5), (1.0, 3.0)))
+    published: tuple[Setting, ...] = tuple(
+        itertools.product((0.1, 0.3, 1.0, 3.0), (1, 3, 10, 30), (1.0, 3.0))
+    )
+    once: tuple[Setting, ...] = tuple(
+        itertools.product((0.1, 0.3, 1.0, 3.0), (0.02, 0.05, 0.15, 0.5), (1.0, 3.0))
+    )
     refined: int = 12
     pulls: tuple[float, ...] = (0.05, 0.15, 0.5, 1.5, 5.0, 15.0)
 
@@ -79,7 +83,9 @@ def published(p: int, seed: int, setting: Setting) -> Array:
     """The algorithm as published, with a valid norm: models (epsilons, n, p) as they are sent."""
     mu, wakeups, clip = setting
     data = agents(p, seed)
-    return simulate(peers(p, seed, mu), data, budgets(EFFORT[p].epsilons, clip, DELTA), int(wakeups), seed)[0]
+    return simulate(
+        peers(p, seed, mu), data, budgets(EFFORT[p].epsilons, clip, DELTA), int(wakeups), seed
+    )[0]
 
 
 def once(p: int, seed: int, setting: Setting, power: float = 2.0) -> Array:
@@ -87,7 +93,9 @@ def once(p: int, seed: int, setting: Setting, power: float = 2.0) -> Array:
     product, curvature, clip = setting
     algorithm = peers(p, seed, product / curvature, kind=PeerAveraging, confidence_power=power)
     algorithm = replace(algorithm, smoothness=curvature)
-    return simulate(algorithm, agents(p, seed), budgets(EFFORT[p].epsilons, clip, DELTA), WAKEUPS, seed)[0]
+    return simulate(
+        algorithm, agents(p, seed), budgets(EFFORT[p].epsilons, clip, DELTA), WAKEUPS, seed
+    )[0]
 
 
 @cache
@@ -99,7 +107,14 @@ def stepped(p: int, seed: int, starts: Array, pull: float) -> Array:
     """Every agent's last step from starts (k, n, p): argmin sum_j l(v . x_j, y_j) + pull ||v - start||^2."""
     rows, found = linear(p, seed), starts.copy()
     for i, (x, y) in enumerate(zip(rows.x, rows.y, strict=True)):
-        own = fit_own(LinearLoss("logistic"), x, y, torch.from_numpy(starts[:, i]), 2 * pull / len(x), "frobenius")
+        own = fit_own(
+            LinearLoss("logistic"),
+            x,
+            y,
+            torch.from_numpy(starts[:, i]),
+            2 * pull / len(x),
+            "frobenius",
+        )
         found[:, i] += own.numpy()
     return found
 
@@ -124,9 +139,13 @@ def tuned(
     """For each epsilon, the best setting as sent, and the best with a last step and its pull, on the validation
     problems."""
     effort = EFFORT[p]
-    sent = {(setting, seed): run(p, seed, setting) for setting in grid for seed in effort.validation}
+    sent = {
+        (setting, seed): run(p, seed, setting) for setting in grid for seed in effort.validation
+    }
     value = {
-        setting: np.mean([accuracies(sent[setting, s], agents(p, s)).mean(1) for s in effort.validation], axis=0)
+        setting: np.mean(
+            [accuracies(sent[setting, s], agents(p, s)).mean(1) for s in effort.validation], axis=0
+        )
         for setting in grid
     }
     best, refined = [], []
@@ -179,7 +198,11 @@ def best_pull(p: int, starts: Callable[[int], Array]) -> float:
     """The pull of the last step from ``starts(seed)`` (n, p) that is best on the validation problems."""
 
     def value(pull: float) -> float:
-        return float(np.mean([reached(p, s, stepped(p, s, starts(s)[None], pull)) for s in EFFORT[p].validation]))
+        return float(
+            np.mean(
+                [reached(p, s, stepped(p, s, starts(s)[None], pull)) for s in EFFORT[p].validation]
+            )
+        )
 
     return max(EFFORT[p].pulls, key=value)
 
@@ -194,7 +217,13 @@ def synthetic(p: int) -> list[Row]:
     local = best_pull(p, lambda seed: np.zeros((len(agents(p, seed)), p)))
     shared = best_pull(p, lambda seed: together(p, seed))
     optima = [
-        {"p": p, "mu": mu, "accuracy": np.mean([reached(p, s, exact(p, s, mu)[1][None]) for s in EFFORT[p].validation])}
+        {
+            "p": p,
+            "mu": mu,
+            "accuracy": np.mean(
+                [reached(p, s, exact(p, s, mu)[1][None]) for s in EFFORT[p].validation]
+            ),
+        }
         for mu in (1.0, 3.0)
     ]
     mu = best_mu(optima, p)
@@ -209,11 +238,23 @@ def synthetic(p: int) -> list[Row]:
 
         def add(role: str, method: str, epsilon: float, models: Array, chosen: str) -> None:
             own = accuracies(models[None], data)[0].tolist()  # noqa: B023
-            about = {"role": role, "method": method, "epsilon": epsilon, "chosen": chosen, "agents": own}
+            about = {
+                "role": role,
+                "method": method,
+                "epsilon": epsilon,
+                "chosen": chosen,
+                "agents": own,
+            }
             rows.append(common | about)  # noqa: B023
 
         add("local", "local, one tuned ridge", 0.0, alone(p, seed, local), f"ridge {local:g}")
-        add("baseline", "local, each agent's own ridge", 0.0, alone_each(p, seed), "five folds of its records")
+        add(
+            "baseline",
+            "local, each agent's own ridge",
+            0.0,
+            alone_each(p, seed),
+            "five folds of its records",
+        )
         one_model = stepped(p, seed, together(p, seed)[None], shared)[0]
         add("fedavg", "one model of all, last step", math.inf, one_model, f"pull {shared:g}")
         best = exact(p, seed, mu)[1]
@@ -221,7 +262,11 @@ def synthetic(p: int) -> list[Row]:
         for name, (sent, refined) in choice.items():
             role = "published" if name == "published" else "new"
             title = "every wake-up a release (published)" if name == "published" else "one release"
-            words = "mu {:g}, {:g} wake-ups, clip {:g}" if name == "published" else "mu h {:g}, h {:g}, clip {:g}"
+            words = (
+                "mu {:g}, {:g} wake-ups, clip {:g}"
+                if name == "published"
+                else "mu h {:g}, h {:g}, clip {:g}"
+            )
             kept: dict[Setting, Array] = {}
             for e, epsilon in enumerate(EFFORT[p].epsilons):
                 for setting in (sent[e], refined[e][0]):
@@ -232,7 +277,13 @@ def synthetic(p: int) -> list[Row]:
                 start = kept[setting][e]
                 start = around(p, seed, start) if name == "once" else start
                 text = words.format(*setting) + f", pull {pull:g}"
-                add(role, f"{title}, last step", epsilon, stepped(p, seed, start[None], pull)[0], text)
+                add(
+                    role,
+                    f"{title}, last step",
+                    epsilon,
+                    stepped(p, seed, start[None], pull)[0],
+                    text,
+                )
     return rows
 
 
@@ -242,34 +293,62 @@ def pieces() -> list[Row]:
     p, rows = 20, []
     local = {seed: reached(p, seed, alone(p, seed, 0.5)[None]) for seed in SEEDS}
     runs: dict[str, Callable[[int, int], Array]] = {
-        "every wake-up a release": lambda seed, e: published(p, seed, ((0.3, 30, 1.0), (1.0, 30, 1.0))[e - 1]),
+        "every wake-up a release": lambda seed, e: published(
+            p, seed, ((0.3, 30, 1.0), (1.0, 30, 1.0))[e - 1]
+        ),
         "one release, m_i": lambda seed, e: once(p, seed, (0.1, 0.02, 1.0), 1.0),
         "one release, m_i^2": lambda seed, e: once(p, seed, (0.3, 0.02, 1.0)),
     }
     for (name, run), e, spread in itertools.product(runs.items(), (1, 2), (False, True)):
         start = {seed: run(seed, e)[e] for seed in (*EFFORT[p].validation[:2], *SEEDS)}
-        start = {seed: (around(p, seed, one) if spread else one)[None] for seed, one in start.items()}
+        start = {
+            seed: (around(p, seed, one) if spread else one)[None] for seed, one in start.items()
+        }
 
         def value(pull: float) -> float:
-            return float(np.mean([reached(p, s, stepped(p, s, start[s], pull)) for s in EFFORT[p].validation[:2]]))  # noqa: B023
+            return float(
+                np.mean(
+                    [reached(p, s, stepped(p, s, start[s], pull)) for s in EFFORT[p].validation[:2]]  # noqa: B023
+                )
+            )
 
         pull = max((0.5, 1.5, 5.0, 15.0), key=value)
-        gain, half = interval(reached(p, s, stepped(p, s, start[s], pull)) - local[s] for s in SEEDS)
-        rows.append({"method": name, "epsilon": EFFORT[p].epsilons[e], "around": spread, "gain": gain, "half": half})
+        gain, half = interval(
+            reached(p, s, stepped(p, s, start[s], pull)) - local[s] for s in SEEDS
+        )
+        rows.append(
+            {
+                "method": name,
+                "epsilon": EFFORT[p].epsilons[e],
+                "around": spread,
+                "gain": gain,
+                "half": half,
+            }
+        )
     return rows
 
 
 def pieces_table(rows: list[Row]) -> str:
     """Gains by method, epsilon and where the last step begins."""
-    cells = {(r["method"], r["epsilon"], r["around"]): f"{r['gain']:+.3f} ± {r['half']:.3f}" for r in rows}
+    cells = {
+        (r["method"], r["epsilon"], r["around"]): f"{r['gain']:+.3f} ± {r['half']:.3f}"
+        for r in rows
+    }
     keys = list(dict.fromkeys((r["method"], r["epsilon"]) for r in rows))
-    lines = [[method, f"{e:g}", cells[method, e, False], cells[method, e, True]] for method, e in keys]
-    return markdown(["", "epsilon:", "last step around the own model:", "around the neighbours' mean:"], lines)
+    lines = [
+        [method, f"{e:g}", cells[method, e, False], cells[method, e, True]] for method, e in keys
+    ]
+    return markdown(
+        ["", "epsilon:", "last step around the own model:", "around the neighbours' mean:"], lines
+    )
 
 
 # MovieLens, everything inside
 
-CENTRE, CONSTANT = 3.5, 0.5  # a public middle of the ratings; the feature by which a user's own level is fitted
+CENTRE, CONSTANT = (
+    3.5,
+    0.5,
+)  # a public middle of the ratings; the feature by which a user's own level is fitted
 FILM_VALIDATION, FILM_EPSILONS = (100, 101), (1.0, 3.0, 10.0)
 PRODUCTS, FILM_CLIPS = (0.03, 0.1, 0.3), (1.0, 2.0, 3.0)
 REACHES, FILM_PULLS = tuple(2.0**k for k in range(2, 10)), (0.01, 0.03, 0.1, 0.3, 1.0)
@@ -349,7 +428,9 @@ def film_errors(films: Films, start: Array, pull: float) -> Array:
     (user, item, y), (who, film, rating) = films.train, films.test
     n, weight = len(start), pull / (1 + pull)
     rest = np.bincount(user, y - start[user, item], n)
-    level = (weight * CONSTANT * rest + pull * start[:, -1]) / (weight * CONSTANT**2 * films.counts + pull)
+    level = (weight * CONSTANT * rest + pull * start[:, -1]) / (
+        weight * CONSTANT**2 * films.counts + pull
+    )
     squares = (rating - start[who, film] - CONSTANT * level[who]) ** 2
     errors: Array = np.sqrt(np.bincount(who, squares, n) / np.bincount(who, minlength=n))
     return errors
@@ -359,7 +440,9 @@ def film_levels(films: Films) -> Array:
     """Every film's mean residual, without noise: (films,)."""
     user, item, y = films.train
     level = np.bincount(user, y, len(films.counts)) / (films.counts + 4)
-    found: Array = np.bincount(item, y - level[user], films.films) / (np.bincount(item, minlength=films.films) + 3)
+    found: Array = np.bincount(item, y - level[user], films.films) / (
+        np.bincount(item, minlength=films.films) + 3
+    )
     return found
 
 
@@ -376,7 +459,9 @@ def oracle_share(films: Films, epsilon: float) -> float:
     for clip in FILM_CLIPS:
         signal = np.bincount(item, np.clip(2 * y, -clip, clip) * weight[user], films.films)
         noise = (2 * clip * multiplier(epsilon)) ** 2 * (weight**2).sum()
-        share = (tests * level**2 * signal**2 / (signal**2 + noise)).sum() / (tests * level**2).sum()
+        share = (tests * level**2 * signal**2 / (signal**2 + noise)).sum() / (
+            tests * level**2
+        ).sum()
         best = max(best, float(share))
     return best
 
@@ -385,17 +470,29 @@ def films_of(root: Path) -> list[Row]:
     """The scores of every user, method, epsilon and split."""
     check = {seed: read_films(root, seed) for seed in FILM_VALIDATION}
     zero = np.zeros((len(next(iter(check.values())).counts), next(iter(check.values())).films + 1))
-    alone = {a: np.mean([film_errors(f, zero, a).mean() for f in check.values()]) for a in (*FILM_PULLS, 3.0)}
+    alone = {
+        a: np.mean([film_errors(f, zero, a).mean() for f in check.values()])
+        for a in (*FILM_PULLS, 3.0)
+    }
     local = min(alone, key=lambda a: alone[a])
     tried: dict[tuple[float, ...], float] = {}
     for product in PRODUCTS:
         spread = {seed: propagation(films.counts, product) for seed, films in check.items()}
         for clip, epsilon in itertools.product(FILM_CLIPS, FILM_EPSILONS):
-            models = {seed: spread[seed] @ told(films, clip, epsilon, seed) for seed, films in check.items()}
+            models = {
+                seed: spread[seed] @ told(films, clip, epsilon, seed)
+                for seed, films in check.items()
+            }
             for reach, pull in itertools.product(REACHES, FILM_PULLS):
-                errors = [film_errors(check[seed], reach * one, pull).mean() for seed, one in models.items()]
+                errors = [
+                    film_errors(check[seed], reach * one, pull).mean()
+                    for seed, one in models.items()
+                ]
                 tried[epsilon, product, clip, reach, pull] = float(np.mean(errors))
-    chosen = {e: min((key for key in tried if key[0] == e), key=lambda key: tried[key]) for e in FILM_EPSILONS}
+    chosen = {
+        e: min((key for key in tried if key[0] == e), key=lambda key: tried[key])
+        for e in FILM_EPSILONS
+    }
     rows: list[Row] = []
     for seed in SEEDS:
         films = read_films(root, seed)
@@ -413,7 +510,9 @@ def films_of(root: Path) -> list[Row]:
         level = zero.copy()
         level[:, :-1] = film_levels(films)
         add("baseline", "film levels, not private", math.inf, film_errors(films, level, 0.1))
-        rows += [{"seed": seed, "epsilon": e, "bound": oracle_share(films, e)} for e in FILM_EPSILONS]
+        rows += [
+            {"seed": seed, "epsilon": e, "bound": oracle_share(films, e)} for e in FILM_EPSILONS
+        ]
     return rows
 
 
@@ -446,13 +545,24 @@ def gains(scores: list[Score], setting: str) -> str:
         runs = [s for s in own if (s.method, s.epsilon) == (method, epsilon)]
         value, half = interval(s.score for s in runs)
         gap, width = difference(runs, local)
-        told_gap = "" if runs[0].role == "local" else f"{gap:+.4f} ± {width:.4f} {mark(runs, local)}".strip()
+        told_gap = (
+            ""
+            if runs[0].role == "local"
+            else f"{gap:+.4f} ± {width:.4f} {mark(runs, local)}".strip()
+        )
         share = "" if runs[0].role == "local" else f"{100 * np.mean([s.better for s in runs]):.0f}% / " \
             f"{100 * np.mean([s.worse for s in runs]):.0f}%"  # fmt: skip
         at = "" if epsilon == 0 else "none" if epsilon == math.inf else f"{epsilon:g}"
         worst = f"{np.mean([s.worst_tenth for s in runs]):.3f}"
         lines.append([method, at, f"{value:.4f} ± {half:.4f}", told_gap, share, worst])
-    titles = ["method", "epsilon:", "score ± 95%:", "gain on local ± 95%:", "better / worse:", "worst tenth:"]
+    titles = [
+        "method",
+        "epsilon:",
+        "score ± 95%:",
+        "gain on local ± 95%:",
+        "better / worse:",
+        "worst tenth:",
+    ]
     return markdown(titles, lines)
 
 
@@ -468,18 +578,26 @@ def by_size(parts: dict[int, list[Row]]) -> str:
                 for r in rows:
                     if r["method"] == "one release, last step" and r["epsilon"] == epsilon:
                         members = [low <= m < high for m in r["counts"]]
-                        each.append(float((np.array(r["agents"]) - local[r["seed"]])[members].mean()))
+                        each.append(
+                            float((np.array(r["agents"]) - local[r["seed"]])[members].mean())
+                        )
                 mean, half = interval(each)
                 cells.append(f"{mean:+.3f} ± {half:.3f}")
             lines.append([str(p), f"{epsilon:g}", *cells])
-    return markdown(["p:", "epsilon:", *(f"{low} to {high - 1} records:" for low, high in SIZES)], lines)
+    return markdown(
+        ["p:", "epsilon:", *(f"{low} to {high - 1} records:" for low, high in SIZES)], lines
+    )
 
 
 def main() -> None:
     """Run what is missing, write the scores and the tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--root", type=existing, help="u.data, or its folder; without it the synthetic parts alone")
-    parser.add_argument("--out", type=Path, default=Path("outputs/reproduce/p2p"), help="parts are kept here")
+    parser.add_argument(
+        "--root", type=existing, help="u.data, or its folder; without it the synthetic parts alone"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("outputs/reproduce/p2p"), help="parts are kept here"
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     arguments.out.mkdir(parents=True, exist_ok=True)
@@ -502,7 +620,10 @@ def main() -> None:
     if films:
         scores += scores_of(films, FILM_SETTING, "RMSE", False)
         replace_section(readme, "films inside", gains(scores, FILM_SETTING))
-        bounds = {e: np.mean([r["bound"] for r in films if "bound" in r and r["epsilon"] == e]) for e in FILM_EPSILONS}
+        bounds = {
+            e: np.mean([r["bound"] for r in films if "bound" in r and r["epsilon"] == e])
+            for e in FILM_EPSILONS
+        }
         print({e: round(float(bound), 3) for e, bound in bounds.items()})
     renew_scores(HERE / "scores.csv", scores)
 

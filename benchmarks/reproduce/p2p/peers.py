@@ -37,9 +37,13 @@ def objective_of(algorithm: PeerToPeer, data: FederatedDataset) -> PeerProblem:
     return PeerProblem.of(algorithm, problem_of(data))
 
 
-def budgets(epsilons: Sequence[float], clip: float, delta: float, mechanism: str = "gaussian") -> list[RecordPrivacy]:
+def budgets(
+    epsilons: Sequence[float], clip: float, delta: float, mechanism: str = "gaussian"
+) -> list[RecordPrivacy]:
     """One a repetition; infinite: clipping alone."""
-    return [RecordPrivacy(clip_norm=clip, epsilon=e, delta=delta, mechanism=mechanism) for e in epsilons]  # type: ignore[arg-type]
+    return [
+        RecordPrivacy(clip_norm=clip, epsilon=e, delta=delta, mechanism=mechanism) for e in epsilons
+    ]  # type: ignore[arg-type]
 
 
 def simulate(
@@ -71,7 +75,9 @@ def simulate(
     """
     given = [None] if privacies is None else list(privacies)
     problem = problem_of(data, seed)
-    schedule = algorithm.scheduled(bind_schedule(PoissonClocks(per_client=wakeups, events=events), data))
+    schedule = algorithm.scheduled(
+        bind_schedule(PoissonClocks(per_client=wakeups, events=events), data)
+    )
     privacy: Any = given[0] if len(given) == 1 else tuple(given)
     plans = releases_of(algorithm, problem, schedule)
     channel = open_channel(privacy, plans, schedule.describe(), seed=seed, replicates=len(given))
@@ -91,11 +97,18 @@ def simulate(
     return state.public["theta"].numpy().copy(), stated
 
 
-def owners(data: FederatedDataset, side: str = "test") -> tuple[Array, Array, NDArray[np.int64], NDArray[np.int64]]:
+def owners(
+    data: FederatedDataset, side: str = "test"
+) -> tuple[Array, Array, NDArray[np.int64], NDArray[np.int64]]:
     """Rows (N, p), targets (N,), agents (N,) and examples of every agent (n,) of a side."""
     part = data.side(side)  # type: ignore[arg-type]
     counts = part.counts.numpy()
-    return part.x.double().numpy(), part.y.double().numpy(), np.repeat(np.arange(len(data)), counts), counts
+    return (
+        part.x.double().numpy(),
+        part.y.double().numpy(),
+        np.repeat(np.arange(len(data)), counts),
+        counts,
+    )
 
 
 def accuracy(theta: Array, data: FederatedDataset) -> float:
@@ -117,7 +130,9 @@ def refined(theta: Array, data: FederatedDataset, pull: float, loss: LossName = 
     rows, found = LinearData.of_data(data), theta.copy()
     for i, (x, y) in enumerate(zip(rows.x, rows.y, strict=True)):
         if len(x):
-            found[i] += minimize(LinearLoss(loss), x.numpy(), y.numpy(), 2 * pull / len(x), base=theta[i]).theta
+            found[i] += minimize(
+                LinearLoss(loss), x.numpy(), y.numpy(), 2 * pull / len(x), base=theta[i]
+            ).theta
     return found
 
 

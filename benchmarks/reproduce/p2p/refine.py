@@ -53,7 +53,8 @@ def final_models(plan: Row, seed: int) -> Array:
 def scores(starts: dict[int, Array], p: int, pull: float) -> list[float]:
     """Test accuracies of the refined models of several problems."""
     return [
-        accuracy(refined(theta, agents(p, seed), pull, "logistic"), agents(p, seed)) for seed, theta in starts.items()
+        accuracy(refined(theta, agents(p, seed), pull, "logistic"), agents(p, seed))
+        for seed, theta in starts.items()
     ]
 
 
@@ -84,11 +85,24 @@ def outcome(plan: Row) -> Row:
 
 def table(rows: list[Row]) -> str:
     """Bold: the interval of the paired difference lies above zero; ✗: below."""
-    titles = ["p:", "epsilon:", "as sent:", "refined:", "local, tuned ridge:", "refined - local (95%):"]
+    titles = [
+        "p:",
+        "epsilon:",
+        "as sent:",
+        "refined:",
+        "local, tuned ridge:",
+        "refined - local (95%):",
+    ]
     lines = []
     for r in rows:
         text = f"{r['difference']:+.4f} ({r['difference_low']:+.4f}, {r['difference_high']:+.4f})"
-        text = f"**{text}**" if r["difference_low"] > 0 else f"{text} ✗" if r["difference_high"] < 0 else text
+        text = (
+            f"**{text}**"
+            if r["difference_low"] > 0
+            else f"{text} ✗"
+            if r["difference_high"] < 0
+            else text
+        )
         cells = [f"{r[name]:.3f}".lstrip("0") for name in ("sent", "refined", "local")]
         lines.append([str(r["p"]), f"{r['epsilon']:g}", *cells, text])
     return markdown(titles, lines)

@@ -54,7 +54,10 @@ STYLES = {
     "local models, one tuned lambda": {"color": "#6b6f76", "linestyle": "-."},
     "exact optimum": {"color": "#6b6f76", "linestyle": ":"},
 }
-EVENTS, VECTORS = (0, 400, 1000, 2000, 4000, 8000, 16000), (4_000, 10_000, 20_000, 40_000, 65_000, 150_000)
+EVENTS, VECTORS = (
+    (0, 400, 1000, 2000, 4000, 8000, 16000),
+    (4_000, 10_000, 20_000, 40_000, 65_000, 150_000),
+)
 
 
 def write(parts: dict[str, list[Row]], here: Path) -> None:
@@ -72,9 +75,13 @@ def write(parts: dict[str, list[Row]], here: Path) -> None:
         renew_scores(here / "scores.csv", scores)
         replace_section(readme, "dimensions", listing(scores))
     if "noise" in parts:
-        own = averaged(parts["noise"], ("paper", "p", "epsilon", "wakeups", "step"), ("gap", "accuracy"))
+        own = averaged(
+            parts["noise"], ("paper", "p", "epsilon", "wakeups", "step"), ("gap", "accuracy")
+        )
         replace_section(readme, "noise", noise_table(own))
-        parts = parts | {"noise": [{**r, "method": "paper" if r["paper"] else "sound"} for r in own]}
+        parts = parts | {
+            "noise": [{**r, "method": "paper" if r["paper"] else "sound"} for r in own]
+        }
     if "noise" in parts and "dimensions" in parts:
         plot_private(parts["noise"], parts["dimensions"], here / "private.png")
     if "allocation" in parts:
@@ -151,10 +158,14 @@ def curves_table(rows: list[Row], raw: list[Row]) -> str:
                 row = at(rows, method, key, value)
                 cells += ["", ""] if row is None else [small(row["gap"]), digits(row["accuracy"])]
             lines.append(cells)
-    best, local = (digits(float(np.mean([r[k] for r in raw if r["step"] == 0]))) for k in ("best", "local"))
+    best, local = (
+        digits(float(np.mean([r[k] for r in raw if r["step"] == 0]))) for k in ("best", "local")
+    )
     settings = f"mu = {raw[0]['mu']:g}, rho = {raw[0]['rho']:g} W_ij"
     head = f"Accuracy of the exact optimum {best}, of local models {local}; {settings}.\n\n"
-    return head + markdown(["after", "Q / Q* - 1, descent:", "accuracy:", "Q / Q* - 1, ADMM:", "accuracy:"], lines)
+    return head + markdown(
+        ["after", "Q / Q* - 1, descent:", "accuracy:", "Q / Q* - 1, ADMM:", "accuracy:"], lines
+    )
 
 
 def agent_scores(rows: list[Row]) -> list[Score]:
@@ -163,10 +174,24 @@ def agent_scores(rows: list[Row]) -> list[Score]:
     for r in sorted(rows, key=lambda r: (r["p"], list(AGENTS).index(r["method"]))):
         name, role = AGENTS[r["method"]]
         words = [f"epsilon {r['honest']:.3g} holds"] if r["method"] == "paper" else []
-        words += [f"mu {r['mu']:g}, {r['wakeups']} wake-ups, clip {r['clip']:g}"] if "wakeups" in r else []
+        words += (
+            [f"mu {r['mu']:g}, {r['wakeups']} wake-ups, clip {r['clip']:g}"]
+            if "wakeups" in r
+            else []
+        )
         setting = f"p = {r['p']}, {AS_PUBLISHED}"
         found += [
-            Score(setting, "accuracy", True, role, name, r["epsilon"], seed, value, chosen="; ".join(words))
+            Score(
+                setting,
+                "accuracy",
+                True,
+                role,
+                name,
+                r["epsilon"],
+                seed,
+                value,
+                chosen="; ".join(words),
+            )
             for seed, value in enumerate(r["values"])
         ]
     return found
@@ -186,10 +211,22 @@ def film_scores(paper: list[Row], sound: list[Row]) -> list[Score]:
     for setting in dict.fromkeys(setting for setting, _, _ in rows):
         own = [(method, r) for other, method, r in rows if other == setting]
         for method, r in sorted(own, key=lambda pair: order.index(pair[0])):
-            about = [f"{key} {r[key]:g}" for key in ("ridge", "pull", "clip", "wakeups") if key in r]
+            about = [
+                f"{key} {r[key]:g}" for key in ("ridge", "pull", "clip", "wakeups") if key in r
+            ]
             name, role = FILMS[method]
             found += [
-                Score(setting, "RMSE", False, role, name, r["epsilon"], seed, value, chosen=", ".join(about))
+                Score(
+                    setting,
+                    "RMSE",
+                    False,
+                    role,
+                    name,
+                    r["epsilon"],
+                    seed,
+                    value,
+                    chosen=", ".join(about),
+                )
                 for seed, value in enumerate(r["values"])
             ]
     return found
@@ -204,7 +241,14 @@ def noise_table(rows: list[Row]) -> str:
                 if r["paper"]
                 else f"valid norm, epsilon {r['epsilon']:g}"
             )
-            lines.append([f"{law}, p = {r['p']}", str(r["wakeups"]), small(r["gap"]), with_half(r, "accuracy")])
+            lines.append(
+                [
+                    f"{law}, p = {r['p']}",
+                    str(r["wakeups"]),
+                    small(r["gap"]),
+                    with_half(r, "accuracy"),
+                ]
+            )
     return markdown(["noise", "wake-ups:", "Q / Q* - 1:", "accuracy:"], lines)
 
 
@@ -219,7 +263,9 @@ def allocation_table(rows: list[Row]) -> str:
     for policy in dict.fromkeys(r["policy"] for r in rows):
         own = [r for r in rows if r["policy"] == policy]
         name = names[policy] if policy in names else f"tilt {float(policy):g}: more at the end"
-        cells = [f"{digits(r['gap'])} ± {digits(r['gap_half'])}" for r in own] + [digits(r["accuracy"]) for r in own]
+        cells = [f"{digits(r['gap'])} ± {digits(r['gap_half'])}" for r in own] + [
+            digits(r["accuracy"]) for r in own
+        ]
         lines.append([name, *(cells[i] for i in (0, 2, 1, 3))])
     titles = [
         f"{what}, {r['wakeups']} wake-ups:"
@@ -241,30 +287,50 @@ def centring_table(rows: list[Row]) -> str:
 def plot_curves(rows: list[Row], raw: list[Row], path: Path) -> None:
     """Figure 1: objective and accuracy by iterations, by vectors over edges, and by messages sent."""
     with drawing(
-        path, 11.5, 6.2, "Synthetic agents, n = 100, p = 100, from the local models; means of 5 problems. No privacy."
+        path,
+        11.5,
+        6.2,
+        "Synthetic agents, n = 100, p = 100, from the local models; means of 5 problems. No privacy.",
     ) as figure:
         panels = figure.subplots(2, 3, sharey="row")
         best = float(np.mean([r["best"] for r in raw if r["step"] == 0]))
         for column, (title, limit) in enumerate(
-            (("iterations", 8000), ("vectors over edges", 160_000), ("messages, a broadcast is one", 16_000))
+            (
+                ("iterations", 8000),
+                ("vectors over edges", 160_000),
+                ("messages, a broadcast is one", 16_000),
+            )
         ):
             for line, key in enumerate(("gap", "accuracy")):
                 axes = panels[line, column]
                 axes.set(xlabel=title)
                 axes.set_xlim(0, limit)
                 axes.set_xticks(
-                    [limit * part // 4 for part in range(5)], [f"{limit * part // 4:,}" for part in range(5)]
+                    [limit * part // 4 for part in range(5)],
+                    [f"{limit * part // 4:,}" for part in range(5)],
                 )
                 for method in ("cd", "admm"):
                     own = [r for r in rows if r["method"] == method]
                     messages = [r["step"] * (1 if method == "cd" else 4) for r in own]
                     x = ([r["step"] for r in own], [r["vectors"] for r in own], messages)[column]
-                    axes.plot(x, [r[key] for r in own], color=COLOURS[method], linewidth=1.8, label=NAMES[method])
+                    axes.plot(
+                        x,
+                        [r[key] for r in own],
+                        color=COLOURS[method],
+                        linewidth=1.8,
+                        label=NAMES[method],
+                    )
                 if key == "gap":
                     axes.set_yscale("log")
                     axes.set_ylim(1e-4, 5)
                 else:
-                    axes.axhline(best, color=COLOURS["optimum"], linewidth=1.2, linestyle="--", label="exact optimum")
+                    axes.axhline(
+                        best,
+                        color=COLOURS["optimum"],
+                        linewidth=1.2,
+                        linestyle="--",
+                        label="exact optimum",
+                    )
         panels[0, 0].set_ylabel("Q / Q* - 1")
         panels[1, 0].set_ylabel("test accuracy")
         panels[1, 0].legend(fontsize=8, loc="lower right")
@@ -273,7 +339,10 @@ def plot_curves(rows: list[Row], raw: list[Row], path: Path) -> None:
 def plot_private(noise: list[Row], dimensions: list[Row], path: Path) -> None:
     """Figure 2: accuracy along the run, and by dimension."""
     with drawing(
-        path, 11.5, 3.7, "Synthetic agents, n = 100; means of 5 problems. An epsilon is stated of an agent's whole run."
+        path,
+        11.5,
+        3.7,
+        "Synthetic agents, n = 100; means of 5 problems. An epsilon is stated of an agent's whole run.",
     ) as figure:
         panels = figure.subplots(1, 3)
         shades = ("#56B4E9", "#0072B2", "#003f63")
@@ -281,7 +350,9 @@ def plot_private(noise: list[Row], dimensions: list[Row], path: Path) -> None:
             own = [r for r in noise if r["paper"] is paper]
             law = "the paper's noise, epsilon 1" if paper else "valid norm, epsilon 10"
             axes.set(xlabel="wake-ups of an agent", title=f"{law}, p = {own[0]['p']}")
-            for shade, wakeups in zip(shades, dict.fromkeys(r["wakeups"] for r in own), strict=True):
+            for shade, wakeups in zip(
+                shades, dict.fromkeys(r["wakeups"] for r in own), strict=True
+            ):
                 line = [r for r in own if r["wakeups"] == wakeups]
                 axes.plot([r["step"] / 100 for r in line], [r["accuracy"] for r in line], color=shade, linewidth=1.8,
                           label=f"T = {wakeups}")  # fmt: skip

@@ -33,9 +33,15 @@ PARTS = ("tuning", "curves", "dimensions", "noise", "allocation", "paper", "soun
 def main() -> None:
     """Parse the command line, simulate what is missing, write tables and plots."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--root", type=existing, help="u.data, or its folder; without it the synthetic parts alone")
-    parser.add_argument("--out", type=Path, default=Path("outputs/reproduce/p2p"), help="parts are kept here")
-    parser.add_argument("--collect", action="store_true", help="simulate nothing; tables of the finished parts")
+    parser.add_argument(
+        "--root", type=existing, help="u.data, or its folder; without it the synthetic parts alone"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("outputs/reproduce/p2p"), help="parts are kept here"
+    )
+    parser.add_argument(
+        "--collect", action="store_true", help="simulate nothing; tables of the finished parts"
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     arguments.out.mkdir(parents=True, exist_ok=True)
@@ -66,8 +72,13 @@ def main() -> None:
             began, spent = time.monotonic(), time.process_time()
             rows = part()
             file.write_text(json.dumps(rows, indent=1))
-            print(f"{name}: {time.monotonic() - began:.0f} s, CPU {time.process_time() - spent:.0f} s", flush=True)
-    report.write({name: kept(name) for name in PARTS if (arguments.out / f"{name}.json").exists()}, HERE)
+            print(
+                f"{name}: {time.monotonic() - began:.0f} s, CPU {time.process_time() - spent:.0f} s",
+                flush=True,
+            )
+    report.write(
+        {name: kept(name) for name in PARTS if (arguments.out / f"{name}.json").exists()}, HERE
+    )
 
 
 if __name__ == "__main__":

@@ -70,10 +70,14 @@ def runs(
     return list(zip(starts[0], theta, strict=True))
 
 
-def valid_runs(p: int, seed: int, epsilons: Iterable[float], setting: Setting) -> list[tuple[Array, Array]]:
+def valid_runs(
+    p: int, seed: int, epsilons: Iterable[float], setting: Setting
+) -> list[tuple[Array, Array]]:
     """The same with Gaussian noise, gradients clipped at 1 in the L2 norm, and totals ``epsilons``."""
     mu, wakeups, share = setting
-    return runs(peers(p, seed, mu, warm_start=share), p, seed, budgets(list(epsilons), 1.0, DELTA), wakeups)
+    return runs(
+        peers(p, seed, mu, warm_start=share), p, seed, budgets(list(epsilons), 1.0, DELTA), wakeups
+    )
 
 
 def chosen(p: int, warm: bool, paper: bool) -> dict[float, Setting]:
@@ -103,20 +107,32 @@ def rows_of(p: int) -> list[Row]:
         for epsilon, setting in chosen(p, warm, paper).items():
             pairs = []
             for seed in SEEDS:
-                pairs += [paper_run(p, seed, epsilon, setting)] if paper else valid_runs(p, seed, (epsilon,), setting)
+                pairs += (
+                    [paper_run(p, seed, epsilon, setting)]
+                    if paper
+                    else valid_runs(p, seed, (epsilon,), setting)
+                )
             starts, ends = (
-                [accuracy_of(pair[k], agents(p, seed)) for seed, pair in zip(SEEDS, pairs, strict=True)] for k in (0, 1)
+                [
+                    accuracy_of(pair[k], agents(p, seed))
+                    for seed, pair in zip(SEEDS, pairs, strict=True)
+                ]
+                for k in (0, 1)
             )
             mu, wakeups, share = setting
             rows.append(
                 {
                     "p": p,
-                    "method": "the paper's noise, epsilon as stated" if paper else "Gaussian, valid norm",
+                    "method": "the paper's noise, epsilon as stated"
+                    if paper
+                    else "Gaussian, valid norm",
                     "start": "warm" if warm else "zero",
                     "epsilon": f"{epsilon + WARM if paper and warm else epsilon:g}",
                     "at the start": _mean(starts) if warm else "",
                     "accuracy": _mean(ends),
-                    "less local": _mean([end - own for end, own in zip(ends, alone, strict=True)], "+.3f"),
+                    "less local": _mean(
+                        [end - own for end, own in zip(ends, alone, strict=True)], "+.3f"
+                    ),
                     "mu": mu,
                     "wake-ups": wakeups,
                     "share": share if warm and not paper else "",

@@ -48,7 +48,9 @@ class Setting:
 
     @property
     def title(self) -> str:
-        name = {"pmtl": "PMTL", "fedavg": "FedAvg", "fedprox": "FedProx", "local": "Local"}[self.algorithm]
+        name = {"pmtl": "PMTL", "fedavg": "FedAvg", "fedprox": "FedProx", "local": "Local"}[
+            self.algorithm
+        ]
         symbol = {"pmtl": " λ", "fedprox": " μ"}.get(self.algorithm)
         return name if symbol is None else f"{name}{symbol} {self.strength:g}"
 
@@ -57,13 +59,18 @@ class Setting:
         words = ["experiment=pmtl_femnist", f"algorithm={self.algorithm}"]
         words += ["finetune=none"] if self.algorithm == "fedavg" else []
         if self.strength is not None:
-            words.append(f"algorithm.{'lam' if self.algorithm == 'pmtl' else 'mu'}={self.strength:g}")
+            words.append(
+                f"algorithm.{'lam' if self.algorithm == 'pmtl' else 'mu'}={self.strength:g}"
+            )
         if math.isinf(self.epsilon):
             words.append("privacy=none")
         else:
             words += [f"privacy.epsilon={self.epsilon:g}", f"privacy.clip_norm={self.clip_norm:g}"]
         words += [f"rounds={self.rounds}", "eval_every=50", "baselines=[]"]
-        marks = [self.algorithm, *(f"{v:g}" for v in (self.strength, self.clip_norm) if v is not None)]
+        marks = [
+            self.algorithm,
+            *(f"{v:g}" for v in (self.strength, self.clip_norm) if v is not None),
+        ]
         name = "-".join([*marks, f"eps{self.epsilon:g}", str(self.rounds)])
         at = (50, 100) if self.rounds == 100 and math.isinf(self.epsilon) else (self.rounds,)
         return Run(name, tuple(words), at)
@@ -151,24 +158,40 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
     note = f"Filled: fedmtl. Ring: plain-loop prototype.{bars} Measured on private test data."
     with drawing(path, 9.4, 0.31 * len(rows) + 1.6, note) as figure:
         axes = figure.subplots()
-        axes.set(xlabel="test accuracy, sample-weighted", title="LEAF FEMNIST, 206 writers: personal accuracy")
+        axes.set(
+            xlabel="test accuracy, sample-weighted",
+            title="LEAF FEMNIST, 206 writers: personal accuracy",
+        )
         styles = styles_of(["pmtl", "local", "fedavg", "fedprox"])
         local = {r["round"]: r["weighted_accuracy"] for r in rows if r["algorithm"] == "local"}
         for (rounds, value), side in zip(local.items(), ("right", "left"), strict=True):
             axes.axvline(value, color=styles["local"][0], linewidth=1.2, linestyle=(0, (4, 2)))
-            axes.annotate(f" Local, {rounds} rounds ", (value, -1.2), color=MUTED, fontsize=8, ha=side)
+            axes.annotate(
+                f" Local, {rounds} rounds ", (value, -1.2), color=MUTED, fontsize=8, ha=side
+            )
         y, ticks, last = 0.0, [], None
         for row in rows:
             if last is not None and row["target_epsilon"] != last:
                 y += 0.6
             last = row["target_epsilon"]
             clip = "" if row["clip_norm"] is None else f", clip {row['clip_norm']:g}"
-            ticks.append((y, f"{groups[float(last)]}   {row['title']}{clip}, {row['round']} rounds"))
+            ticks.append(
+                (y, f"{groups[float(last)]}   {row['title']}{clip}, {row['round']} rounds")
+            )
             colour = styles[row["algorithm"]][0]
             spread = row.get("weighted_accuracy_half")
-            axes.errorbar(row["weighted_accuracy"], y, xerr=spread, color=colour, marker="o", capsize=3)
+            axes.errorbar(
+                row["weighted_accuracy"], y, xerr=spread, color=colour, marker="o", capsize=3
+            )
             if row["reference"] is not None:
-                axes.plot(row["reference"], y, marker="o", markersize=11, markerfacecolor="none", color=colour)
+                axes.plot(
+                    row["reference"],
+                    y,
+                    marker="o",
+                    markersize=11,
+                    markerfacecolor="none",
+                    color=colour,
+                )
             y += 1.0
         axes.set_yticks([place for place, _ in ticks], [text for _, text in ticks])
         axes.set_ylim(y - 0.3, -1.8)
@@ -179,9 +202,13 @@ def main() -> None:
     """Parse the command line, train what is missing, write the tables and the plot."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--root", type=existing, help="LEAF FEMNIST: JSON, zip or folder")
-    parser.add_argument("--out", type=Path, default=Path("outputs/reproduce/pmtl-cnn"), help="runs are kept here")
+    parser.add_argument(
+        "--out", type=Path, default=Path("outputs/reproduce/pmtl-cnn"), help="runs are kept here"
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="of split, start, noise")
-    parser.add_argument("--collect", action="store_true", help="train nothing; tables of the finished runs")
+    parser.add_argument(
+        "--collect", action="store_true", help="train nothing; tables of the finished runs"
+    )
     arguments = parser.parse_args()
     if arguments.root is None and not arguments.collect:
         parser.error("--root is needed, except with --collect")

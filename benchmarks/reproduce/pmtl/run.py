@@ -49,9 +49,13 @@ def ways(study: Study) -> dict[str, list[Finetune]]:
     if study.name == "digits":
         return {
             "vanilla": [Finetune(kind="vanilla", local=sgd(0.5, epochs)) for epochs in (2, 5, 20)],
-            "mean": [Finetune(kind="mean", lam=lam, local=sgd(0.5, 20)) for lam in (0.03, 0.1, 0.3)],
+            "mean": [
+                Finetune(kind="mean", lam=lam, local=sgd(0.5, 20)) for lam in (0.03, 0.1, 0.3)
+            ],
             "kl": [Finetune(kind="kl", lam=lam, local=sgd(0.5, 20)) for lam in (0.03, 0.1, 1.0)],
-            "ewc": [Finetune(kind="ewc", lam=lam, local=sgd(0.5, 20)) for lam in (1.0, 10.0, 100.0)],
+            "ewc": [
+                Finetune(kind="ewc", lam=lam, local=sgd(0.5, 20)) for lam in (1.0, 10.0, 100.0)
+            ],
         }
     return {
         "vanilla": [Finetune(kind="vanilla", local=sgd(*way)) for way in ((0.03, 1), (0.03, 5), (0.1, 20))],
@@ -63,14 +67,23 @@ def ways(study: Study) -> dict[str, list[Finetune]]:
 
 def score(result: Result, data: FederatedDataset, way: Finetune, seed: int) -> float:
     """The mean test accuracy after finetuning each client's model of ``result``."""
-    problem = build_problem(data, models.softmax_regression(), "auto", Execution(), 1, seed, "cpu", "float32")
+    problem = build_problem(
+        data, models.softmax_regression(), "auto", Execution(), 1, seed, "cpu", "float32"
+    )
     everyone = torch.arange(problem.clients)
     tuned = way.train(problem, result.personal, everyone)
     scores = evaluate_each(problem, lambda own: tuned[own], everyone).by_client(problem)["accuracy"]
     return sum(scores.values()) / len(scores)
 
 
-def cell(study: Study, method: str, data: FederatedDataset, inner: FederatedDataset, epsilon: float, seed: int) -> Any:
+def cell(
+    study: Study,
+    method: str,
+    data: FederatedDataset,
+    inner: FederatedDataset,
+    epsilon: float,
+    seed: int,
+) -> Any:
     """One method at one epsilon: as trained, and after each kind of finetuning, everything chosen on ``inner``."""
     settings = study.methods()[method]
     best, tried, _ = study.choose(inner, settings, epsilon, seed)
@@ -80,7 +93,10 @@ def cell(study: Study, method: str, data: FederatedDataset, inner: FederatedData
         scores = [score(tried, inner, way, seed) for way in choices]
         chosen = max(range(len(choices)), key=scores.__getitem__)
         found[kind] = score(result, data, choices[chosen], seed)
-        found[f"{kind} validation"], found[f"{kind} chosen"] = scores[chosen], choices[chosen].text()
+        found[f"{kind} validation"], found[f"{kind} chosen"] = (
+            scores[chosen],
+            choices[chosen].text(),
+        )
     return found
 
 
@@ -97,10 +113,16 @@ def curve(study: Study, data: FederatedDataset, seed: int) -> Any:
     """Figure 2: training loss, and the epsilon that is spent, by round, of PMTL at epsilon 3."""
     scored = replace(data, test=data.train)
     result = study.train(scored, study.methods()["PMTL"][5], 3.0, seed, eval_every=1)
-    return {"rounds": [{key: row[key] for key in ("round", "epsilon", "loss")} for row in result.history]}
+    return {
+        "rounds": [
+            {key: row[key] for key in ("round", "epsilon", "loss")} for row in result.history
+        ]
+    }
 
 
-def work(study: Study, root: Path | None, seed: int, names: list[str], epsilons: list[float], out: Path) -> None:
+def work(
+    study: Study, root: Path | None, seed: int, names: list[str], epsilons: list[float], out: Path
+) -> None:
     """Compute the cells that have no file in ``out`` yet."""
     data = load(study.name, root, seed)
     inner = held_out(data, seed)
@@ -132,9 +154,19 @@ def main() -> None:
     """Parse the command line, train what is missing, write the tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--studies", nargs="+", choices=PROBLEMS, default=list(PROBLEMS))
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4], help="of rows, start, cohorts, noise")
-    parser.add_argument("--epsilons", type=float, nargs="+", default=list(EPSILONS), help="inf: no privacy")
-    parser.add_argument("--methods", nargs="+", choices=JOBS, default=list(JOBS), help="PMTL and FedAvg: Table 1")
+    parser.add_argument(
+        "--seeds",
+        type=int,
+        nargs="+",
+        default=[0, 1, 2, 3, 4],
+        help="of rows, start, cohorts, noise",
+    )
+    parser.add_argument(
+        "--epsilons", type=float, nargs="+", default=list(EPSILONS), help="inf: no privacy"
+    )
+    parser.add_argument(
+        "--methods", nargs="+", choices=JOBS, default=list(JOBS), help="PMTL and FedAvg: Table 1"
+    )
     parser.add_argument("--femnist", type=existing, help="leaf_femnist_206.json.zip")
     parser.add_argument("--out", type=Path, default=Path("outputs/reproduce/pmtl"))
     parser.add_argument("--collect", action="store_true", help="train nothing")
@@ -145,9 +177,13 @@ def main() -> None:
         for name in arguments.studies:
             root = arguments.femnist if name == "femnist" else None
             if name == "femnist" and root is None:
-                parser.error("the study femnist needs --femnist FILE; or leave it out: --studies digits")
+                parser.error(
+                    "the study femnist needs --femnist FILE; or leave it out: --studies digits"
+                )
             for seed in arguments.seeds:
-                work(STUDIES[name], root, seed, arguments.methods, arguments.epsilons, arguments.out)
+                work(
+                    STUDIES[name], root, seed, arguments.methods, arguments.epsilons, arguments.out
+                )
     write_tables(arguments.out, HERE)
 
 

@@ -47,7 +47,9 @@ def scores_of(runs: Sequence[dict[str, Any]]) -> list[Score]:
             shown = name if name == NAIVE else f"{name}, {KINDS[kind]}"
             chosen = run.get("chosen", "") if kind == "trained" else run[f"{kind} chosen"]
             setting, key = STUDIES[run["study"]].title, (run["epsilon"], run["seed"])
-            found.append(Score(setting, "accuracy", True, role, shown, *key, run[kind], chosen=chosen))
+            found.append(
+                Score(setting, "accuracy", True, role, shown, *key, run[kind], chosen=chosen)
+            )
     return found
 
 
@@ -58,13 +60,24 @@ def differences(own: Sequence[Score]) -> list[Score]:
     for kind in KINDS.values():
         for score in (score for score in own if score.method == f"MTL, {kind}"):
             other = values[f"global, {kind}", score.epsilon, score.seed]
-            found.append(replace(score, method=f"MTL less global, {kind}", score=score.score - other, half=math.nan))
+            found.append(
+                replace(
+                    score,
+                    method=f"MTL less global, {kind}",
+                    score=score.score - other,
+                    half=math.nan,
+                )
+            )
     return found
 
 
 def curve_of(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Figure 2: training loss and epsilon, a row for each study, seed and round."""
-    return [{"study": run["study"], "seed": run["seed"], **entry} for run in runs for entry in run["rounds"]]
+    return [
+        {"study": run["study"], "seed": run["seed"], **entry}
+        for run in runs
+        for entry in run["rounds"]
+    ]
 
 
 def draw_rounds(curves: Sequence[dict[str, str]], path: Path) -> None:
@@ -72,11 +85,16 @@ def draw_rounds(curves: Sequence[dict[str, str]], path: Path) -> None:
     over seeds."""
     studies = list(dict.fromkeys(entry["study"] for entry in curves))
     with drawing(path, 4.5 * len(studies), 3.6) as figure:
-        for axes, study in zip(figure.subplots(1, len(studies), squeeze=False)[0], studies, strict=True):
+        for axes, study in zip(
+            figure.subplots(1, len(studies), squeeze=False)[0], studies, strict=True
+        ):
             own = [entry for entry in curves if entry["study"] == study]
             rounds = list(dict.fromkeys(int(entry["round"]) for entry in own))
             epsilons, losses = (
-                [mean(float(entry[key]) for entry in own if int(entry["round"]) == at) for at in rounds]
+                [
+                    mean(float(entry[key]) for entry in own if int(entry["round"]) == at)
+                    for at in rounds
+                ]
                 for key in ("epsilon", "loss")
             )
             axes.plot(rounds, losses, color="C1")
@@ -91,7 +109,9 @@ def draw_rounds(curves: Sequence[dict[str, str]], path: Path) -> None:
 def write_tables(out: Path, here: Path) -> None:
     """Write scores.csv, curve.csv, the figures and the tables of README.md."""
     runs = [json.loads(file.read_text()) for file in sorted(out.glob("*.json"))]
-    scores = renew_scores(here / "scores.csv", scores_of([run for run in runs if run["method"] != "curve"]))
+    scores = renew_scores(
+        here / "scores.csv", scores_of([run for run in runs if run["method"] != "curve"])
+    )
     draw_rounds(renew(here / "curve.csv", curve_of([run for run in runs if run["method"] == "curve"]), CURVE),
                 here / "rounds.png")  # fmt: skip
     compared = read_scores(here.parent / "comparison" / "scores.csv")
@@ -99,12 +119,27 @@ def write_tables(out: Path, here: Path) -> None:
     for study in (STUDIES["digits"], STUDIES["femnist"]):
         own, others = ([s for s in some if s.setting == study.title] for some in (scores, compared))
         for figure, methods in FIGURES.items():
-            drawn += [replace(s, setting=f"{figure}: {study.name}") for s in (*others, *own) if s.method in methods]
-        local, ways = [s for s in others if s.method == "Local"], [s for s in own if s.method != NAIVE]
+            drawn += [
+                replace(s, setting=f"{figure}: {study.name}")
+                for s in (*others, *own)
+                if s.method in methods
+            ]
+        local, ways = (
+            [s for s in others if s.method == "Local"],
+            [s for s in own if s.method != NAIVE],
+        )
         for name, part in {
             "table 1": [*local, *ways],
             "differences": differences(ways),
             "table 3": [s for s in others if s.method in COMPARED],
         }.items():
-            replace_section(here / "README.md", f"{study.name} {name}", table(part, study.title, noiseless=True))
-    plot(here / "figures.png", drawn, STYLES | {NAIVE: {"color": "C7", "marker": "x"}}, NOTE, columns=len(FIGURES))
+            replace_section(
+                here / "README.md", f"{study.name} {name}", table(part, study.title, noiseless=True)
+            )
+    plot(
+        here / "figures.png",
+        drawn,
+        STYLES | {NAIVE: {"color": "C7", "marker": "x"}},
+        NOTE,
+        columns=len(FIGURES),
+    )

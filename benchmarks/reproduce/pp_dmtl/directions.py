@@ -38,7 +38,9 @@ Refinements = dict[str, tuple[tuple[float, float | None], ...]]
 TRAINING = tuple(itertools.product(("l2_laplace", "gaussian"), (1, 2), (0.08, 0.13, 0.2)))
 REFINEMENTS: Refinements = {
     "PP-DMTL, sound": tuple((tau, None) for tau in (*RIDGES, 0.1)),
-    "PP-DMTL, shared directions": tuple((tau, tau * k) for tau in (3e-5, 1e-4, 3e-4, 1e-3) for k in (3, 10, 30)),
+    "PP-DMTL, shared directions": tuple(
+        (tau, tau * k) for tau in (3e-5, 1e-4, 3e-4, 1e-3) for k in (3, 10, 30)
+    ),
 }
 
 
@@ -50,11 +52,15 @@ def trained(
     privacy = RecordPrivacy(clip_norm=CLIP, epsilon=epsilon, mechanism=mechanism, delta=DELTA)
     learner = PPDMTL(row_norm=1.0, lam=lam, a2=1.6, smoothness=SMOOTHNESS, **options)
     schedule = Latencies(latency=RandomLatency("uniform", {"scale": SLOWEST}), activations=answers)
-    ((_, _, state),) = run(own, learner, schedule, privacy, at=[TASKS * answers], replicates=runs, seed=seed)
+    ((_, _, state),) = run(
+        own, learner, schedule, privacy, at=[TASKS * answers], replicates=runs, seed=seed
+    )
     return learner, state
 
 
-def errors(own: Tasks, learner: PPDMTL, state: State, refinement: tuple[float, float | None]) -> Tensor:
+def errors(
+    own: Tasks, learner: PPDMTL, state: State, refinement: tuple[float, float | None]
+) -> Tensor:
     """Return the mean error of each task, (T,)."""
     tau, across = refinement
     last = replace(learner, refine_tau=tau)
@@ -65,7 +71,11 @@ def errors(own: Tasks, learner: PPDMTL, state: State, refinement: tuple[float, f
 
 
 def chosen(
-    trials: list[Tasks], epsilon: float, methods: Refinements = REFINEMENTS, trainings: Any = TRAINING, **options: Any
+    trials: list[Tasks],
+    epsilon: float,
+    methods: Refinements = REFINEMENTS,
+    trainings: Any = TRAINING,
+    **options: Any,
 ) -> dict[str, tuple[Any, Any]]:
     """Return training and refinement of each method with the least error on the trial problems."""
     best: dict[str, tuple[float, Any, Any]] = {}
@@ -81,27 +91,53 @@ def chosen(
 
 def tuned_alone(trials: list[Tasks]) -> float:
     """Return the ridge of training alone with the least error on the trial problems."""
-    return min(RIDGES, key=lambda tau: sum(float(own.errors(alone(own, tau)).mean()) for own in trials))
+    return min(
+        RIDGES, key=lambda tau: sum(float(own.errors(alone(own, tau)).mean()) for own in trials)
+    )
 
 
 def score(
-    records: int, seed: int, role: Any, method: str, epsilon: float, by: Tensor, local: Tensor, said: str
+    records: int,
+    seed: int,
+    role: Any,
+    method: str,
+    epsilon: float,
+    by: Tensor,
+    local: Tensor,
+    said: str,
 ) -> Score:
     """Return the score of the errors ``by`` task, (T,), beside those of training alone."""
-    own, other = ({str(t): value for t, value in enumerate(values.tolist())} for values in (by, local))
+    own, other = (
+        {str(t): value for t, value in enumerate(values.tolist())} for values in (by, local)
+    )
     return Score(f"synthetic tasks of {records} records", "error", False, role, method, epsilon, seed,
                  sum(own.values()) / len(own), **by_client(own, other, larger=False), chosen=said)  # fmt: skip
 
 
 def private(
-    records: int, seed: int, method: str, epsilon: float, choice: tuple[Any, Any], local: Tensor, **options: Any
+    records: int,
+    seed: int,
+    method: str,
+    epsilon: float,
+    choice: tuple[Any, Any],
+    local: Tensor,
+    **options: Any,
 ) -> Score:
     """Return the score of a private method on a problem, with the ``choice`` of :func:`chosen`."""
     own, (training, refinement) = tasks("classification", seed, records), choice
     by = errors(own, *trained(own, epsilon, training, RUNS, 1000 + seed, **options), refinement)
     said = "{}, {} answers, lam {:g}".format(*training) + f", refinement {refinement[0]:g}"
     said += "" if refinement[1] is None else f", across {refinement[1]:g}"
-    return score(records, seed, "published" if refinement[1] is None else "new", method, epsilon, by, local, said)
+    return score(
+        records,
+        seed,
+        "published" if refinement[1] is None else "new",
+        method,
+        epsilon,
+        by,
+        local,
+        said,
+    )
 
 
 def measured(records: int) -> list[Score]:
@@ -112,7 +148,11 @@ def measured(records: int) -> list[Score]:
     for seed in PROBLEMS:
         own = tasks("classification", seed, records)
         local = own.errors(alone(own, ridge))
-        found.append(score(records, seed, "local", "alone (tuned ridge)", 0.0, local, local, f"ridge {ridge:g}"))
+        found.append(
+            score(
+                records, seed, "local", "alone (tuned ridge)", 0.0, local, local, f"ridge {ridge:g}"
+            )
+        )
         for epsilon in EPSILONS:
             for name, choice in choices[epsilon].items():
                 found.append(private(records, seed, name, epsilon, choice, local))
@@ -144,7 +184,9 @@ def write_tables(found: list[Score]) -> None:
                     better = sum(score.better for score in own) / len(own)
                     worse = sum(score.worse for score in own) / len(own)
                     shares = f"{100 * better:.0f} / {100 * worse:.0f}"
-                    lines.append([setting.split()[3], name, f"{epsilon:g}", gain, shares, own[0].chosen])
+                    lines.append(
+                        [setting.split()[3], name, f"{epsilon:g}", gain, shares, own[0].chosen]
+                    )
     titles = ["records", "", "epsilon:", "less than alone:", "% of tasks better / worse:", "chosen"]
     replace_section(HERE / "README.md", "gains", markdown(titles, lines))
 

@@ -22,7 +22,9 @@ from fedmtl.contrib.published.pp_dmtl import PublishedPPDMTL
 from fedmtl.schedules import RandomLatency
 
 EPSILONS = (3.0, 10.0)
-BATCHES: Refinements = {"minibatches": tuple((tau, None) for tau in (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 0.1))}
+BATCHES: Refinements = {
+    "minibatches": tuple((tau, None) for tau in (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 0.1))
+}
 SPARSE: Refinements = {"sparse": tuple((tau, None) for tau in (3e-4, 3e-3, 3e-2))}
 FORMS: dict[str, tuple[dict[str, Any], Refinements]] = {
     "half of the records an answer": ({"batch_rate": 0.5}, BATCHES),
@@ -44,7 +46,9 @@ def measured(records: int) -> list[Score]:
         for seed in PROBLEMS:
             own = tasks("classification", seed, records)
             local = own.errors(alone(own, ridge))
-            found.append(private(records, seed, f"PP-DMTL, {name}", epsilon, choice, local, **options))
+            found.append(
+                private(records, seed, f"PP-DMTL, {name}", epsilon, choice, local, **options)
+            )
         print(f"{records} records, {name}, epsilon {epsilon:g}: {found[-1].chosen}", flush=True)
     return found
 
@@ -57,15 +61,22 @@ def claimed_delta(answers: int = 100, runs: int = 10) -> str:
         row_norm=1.0, loss="squared", a1=A1, a2=A2, lam=LAM, tau=TAU["regression"],
         delay=4 * TASKS, smoothness=own.curvature,
     )  # fmt: skip
-    schedule = Latencies(latency=RandomLatency("uniform", {"scale": SLOWEST}), events=TASKS * answers)
+    schedule = Latencies(
+        latency=RandomLatency("uniform", {"scale": SLOWEST}), events=TASKS * answers
+    )
     at = range(TASKS, TASKS * answers + 1, TASKS)
     start = alone(own, TAU["regression"]).norm(dim=-1)[None]
     for epsilon in (0.3, 1.0, 3.0, 10.0):
         privacy = RecordPrivacy(
-            clip_norm=CLIP["regression"], noise_multiplier=1 / epsilon, mechanism="l2_laplace", delta=DELTA
+            clip_norm=CLIP["regression"],
+            noise_multiplier=1 / epsilon,
+            mechanism="l2_laplace",
+            delta=DELTA,
         )
         states = run(own, algorithm, schedule, privacy, at=at, replicates=runs, seed=0)
-        norms = torch.stack([personal(state).norm(dim=-1) for _, _, state in states])  # (answers, R, T)
+        norms = torch.stack(
+            [personal(state).norm(dim=-1) for _, _, state in states]
+        )  # (answers, R, T)
         above = [float((part > most).double().mean()) for part in (start, norms[0], norms[-1])]
         lines.append([f"{epsilon:g}", f"{2 * epsilon:g}", *(f"{value:.2f}" for value in above),
                       f"{float(norms[-1].median()):.3g}"])  # fmt: skip

@@ -51,19 +51,31 @@ def write(parts: dict[str, list[Row]], here: Path) -> None:
         scores = sound_scores(parts["sound"])
         renew_scores(here / "scores.csv", scores)
         tables = {s.setting: table(scores, s.setting, digits=4, noiseless=True) for s in scores}
-        replace_section(readme, "sound", "\n".join(f"{title}:\n\n{text}" for title, text in tables.items()))
-        replace_section(readme, "chosen", listing([s for s in scores if s.method in SHOWN_CHOICES], digits=4))
-        note = (
-            "Means of 10 runs on each of 5 problems; settings chosen on other problems. Epsilon of a task over the run."
+        replace_section(
+            readme, "sound", "\n".join(f"{title}:\n\n{text}" for title, text in tables.items())
         )
+        replace_section(
+            readme, "chosen", listing([s for s in scores if s.method in SHOWN_CHOICES], digits=4)
+        )
+        note = "Means of 10 runs on each of 5 problems; settings chosen on other problems. Epsilon of a task over the run."
         plot(here / "sound.png", scores, STYLES, note)
     if "waiting" in parts:
         for r in parts["waiting"]:
-            rows.append({**r, "part": "waiting", **{key: median(r[key]) for key in r if key.startswith("to ")}})
+            rows.append(
+                {
+                    **r,
+                    "part": "waiting",
+                    **{key: median(r[key]) for key in r if key.startswith("to ")},
+                }
+            )
         replace_section(readme, "waiting", waiting_table(parts["waiting"]))
         plot_waiting(parts["waiting"], here / "waiting.png")
     others = [row for row in read_csv(here / "table.csv") if row["part"] not in parts]
-    write_csv(here / "table.csv", sorted([*others, *rows], key=lambda row: PARTS.index(row["part"])), COLUMNS)
+    write_csv(
+        here / "table.csv",
+        sorted([*others, *rows], key=lambda row: PARTS.index(row["part"])),
+        COLUMNS,
+    )
 
 
 def number(value: float) -> str:
@@ -94,14 +106,29 @@ def published_table(rows: list[Row]) -> str:
     last = max(r["answers"] for r in rows)
     lines = []
     for rule, title in (("optimum", "exact optimum of (2)"), ("alone", "single-task learning")):
-        (objective,), (error,) = (pick(rows, rule=rule, what=what) for what in ("objective", "error"))
+        (objective,), (error,) = (
+            pick(rows, rule=rule, what=what) for what in ("objective", "error")
+        )
         lines.append([title, "", "", band(objective), band(error), f"{objective['rank']}"])
     run = pick(rows, rule="published", answers=last)
     for epsilon in dict.fromkeys(r["epsilon"] for r in run):
-        (objective,), (error,) = (pick(run, epsilon=epsilon, what=what) for what in ("objective", "error"))
-        claim = ["", ""] if math.isinf(epsilon) else [f"{2 * epsilon:g}", f"{2 * epsilon * last:,.0f}"]
-        lines.append([name_of(epsilon), *claim, band(objective), band(error), f"{objective['rank']:.3g}"])
-    titles = ["epsilon", "claimed of one iteration:", f"of {last:,} iterations:", "objective:", "error:", "rank of P:"]
+        (objective,), (error,) = (
+            pick(run, epsilon=epsilon, what=what) for what in ("objective", "error")
+        )
+        claim = (
+            ["", ""] if math.isinf(epsilon) else [f"{2 * epsilon:g}", f"{2 * epsilon * last:,.0f}"]
+        )
+        lines.append(
+            [name_of(epsilon), *claim, band(objective), band(error), f"{objective['rank']:.3g}"]
+        )
+    titles = [
+        "epsilon",
+        "claimed of one iteration:",
+        f"of {last:,} iterations:",
+        "objective:",
+        "error:",
+        "rank of P:",
+    ]
     return markdown(titles, lines)
 
 
@@ -110,13 +137,27 @@ def sound_scores(rows: list[Row]) -> list[Score]:
     found = []
     for r in sorted(rows, key=lambda r: (r["records"], list(SOUND).index(r["rule"]))):
         name, role = SOUND[r["rule"]]
-        epsilon = {"alone": 0.0, "optimum": math.inf}.get(r["rule"]) if "epsilon" not in r else r["epsilon"]
+        epsilon = (
+            {"alone": 0.0, "optimum": math.inf}.get(r["rule"])
+            if "epsilon" not in r
+            else r["epsilon"]
+        )
         words = [f"{r['answers']} answers, a2 {r['a2']:g}"] if "answers" in r else []
         words += [f"lambda {r['lam']:g}"] if "lam" in r else []
         words += ["P alone" if r["ridge"] is None else f"ridge {r['ridge']:g}"]
         setting = f"{r['records']:,} records a task, {AS_PUBLISHED}"
         found += [
-            Score(setting, "test error", False, role, name, epsilon, seed, error, chosen=", ".join(words))
+            Score(
+                setting,
+                "test error",
+                False,
+                role,
+                name,
+                epsilon,
+                seed,
+                error,
+                chosen=", ".join(words),
+            )
             for seed, error in enumerate(r["problems"])
         ]
     return found
@@ -135,7 +176,13 @@ def waiting_table(rows: list[Row]) -> str:
         for steps in ("equal", "own"):
             for r in pick(rows, stragglers=slow, steps=steps):
                 lines.append(
-                    [str(slow), r["server"], str(r["delay"]), f"{r['a2']:.3g}", *(seconds(r[key]) for key in targets)]
+                    [
+                        str(slow),
+                        r["server"],
+                        str(r["delay"]),
+                        f"{r['a2']:.3g}",
+                        *(seconds(r[key]) for key in targets),
+                    ]
                 )
     titles = [f"{float(key[3:]):.0%} above:" for key in targets]
     return markdown(["stragglers:", "server", "delay:", "a2:", *titles], lines)
@@ -147,14 +194,21 @@ def _lines(axes: Axes, rows: list[Row], what: str) -> None:
     ):
         own = pick(rows, rule="published", epsilon=epsilon, what=what)
         at = [r["answers"] for r in own]
-        axes.fill_between(at, [r["q25"] for r in own], [r["q75"] for r in own], color=colour, alpha=0.3, lw=0)
-        axes.plot(at, [r["median"] for r in own], color=colour, linewidth=1.7, label=name_of(epsilon))
+        axes.fill_between(
+            at, [r["q25"] for r in own], [r["q75"] for r in own], color=colour, alpha=0.3, lw=0
+        )
+        axes.plot(
+            at, [r["median"] for r in own], color=colour, linewidth=1.7, label=name_of(epsilon)
+        )
 
 
 def plot_objective(parts: dict[str, list[Row]], kinds: list[str], path: Path) -> None:
     """Figures 2a and 2c: objective by iteration and epsilon."""
     with drawing(
-        path, 9.0, 3.8, "Algorithm 1 as published, on synthetic tasks. Median and quartiles of 10 runs."
+        path,
+        9.0,
+        3.8,
+        "Algorithm 1 as published, on synthetic tasks. Median and quartiles of 10 runs.",
     ) as figure:
         for axes, kind in zip(figure.subplots(1, 2), kinds, strict=True):
             rows = parts[kind]
@@ -172,7 +226,10 @@ def plot_objective(parts: dict[str, list[Row]], kinds: list[str], path: Path) ->
 def plot_tasks(parts: dict[str, list[Row]], kinds: list[str], path: Path) -> None:
     """Figures 3 and 5: errors of the first five tasks, a panel an epsilon."""
     with drawing(
-        path, 11.5, 5.6, "Algorithm 1 as published, on synthetic tasks. Median and quartiles of 10 runs."
+        path,
+        11.5,
+        5.6,
+        "Algorithm 1 as published, on synthetic tasks. Median and quartiles of 10 runs.",
     ) as figure:
         panels = figure.subplots(len(kinds), len(SHOWN), sharex=True, sharey="row")
         for line, kind in zip(panels, kinds, strict=True):
@@ -186,9 +243,20 @@ def plot_tasks(parts: dict[str, list[Row]], kinds: list[str], path: Path) -> Non
                     own = pick(parts[kind], rule="published", epsilon=epsilon, what=f"task {task}")
                     at = [r["answers"] for r in own]
                     axes.fill_between(
-                        at, [r["q25"] for r in own], [r["q75"] for r in own], color=colour, alpha=0.2, lw=0
+                        at,
+                        [r["q25"] for r in own],
+                        [r["q75"] for r in own],
+                        color=colour,
+                        alpha=0.2,
+                        lw=0,
                     )
-                    axes.plot(at, [r["median"] for r in own], color=colour, linewidth=1.5, label=f"task {task + 1}")
+                    axes.plot(
+                        at,
+                        [r["median"] for r in own],
+                        color=colour,
+                        linewidth=1.5,
+                        label=f"task {task + 1}",
+                    )
             line[0].set_ylabel(UNITS[kind])
         for axes in panels[-1]:
             axes.set_xlabel("answers of each task")
@@ -198,7 +266,9 @@ def plot_tasks(parts: dict[str, list[Row]], kinds: list[str], path: Path) -> Non
 def plot_waiting(rows: list[Row], path: Path) -> None:
     """The objective's distance from its optimum in virtual time."""
     slows = list(dict.fromkeys(r["stragglers"] for r in rows))
-    with drawing(path, 10.5, 3.6, "No noise; latencies uniform between 0 and 15 ms, means of 5 schedules.") as figure:
+    with drawing(
+        path, 10.5, 3.6, "No noise; latencies uniform between 0 and 15 ms, means of 5 schedules."
+    ) as figure:
         for axes, slow in zip(figure.subplots(1, len(slows), sharey=True), slows, strict=True):
             title = "no straggler" if not slow else f"{slow} of 20 tasks ten times slower"
             axes.set(xlabel="virtual seconds", title=title)
@@ -208,7 +278,13 @@ def plot_waiting(rows: list[Row], path: Path) -> None:
                     (row,) = pick(rows, stragglers=slow, steps=steps, server=server)
                     label = f"{server}, {'a2 = 0.1' if steps == 'equal' else 'its own a2'}"
                     curve = [point for point in row["curve"] if point[1] > 1e-4]
-                    axes.plot(*zip(*curve, strict=True), color=colour, linestyle=style, linewidth=1.6, label=label)
+                    axes.plot(
+                        *zip(*curve, strict=True),
+                        color=colour,
+                        linestyle=style,
+                        linewidth=1.6,
+                        label=label,
+                    )
             axes.set_xscale("log")
         figure.axes[0].set_ylabel("objective over its optimum, minus 1")
         figure.axes[0].legend(fontsize=8, loc="lower left")

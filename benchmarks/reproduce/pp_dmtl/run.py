@@ -55,7 +55,9 @@ TARGETS = (0.2, 0.1, 0.05, 0.02)
 
 
 def quantiles(values: Tensor) -> Row:
-    low, middle, high = values.quantile(torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)).tolist()
+    low, middle, high = values.quantile(
+        torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)
+    ).tolist()
     return {"q25": low, "median": middle, "q75": high}
 
 
@@ -79,7 +81,9 @@ def published(kind: Kind, answers: int, runs: int) -> list[Row]:
         delay=4 * TASKS, smoothness=own.curvature,
     )  # type: ignore[arg-type]  # fmt: skip
     # of all tasks together: where each stops at its own last answer, its column moves on by that one until the end
-    schedule = Latencies(latency=RandomLatency("uniform", {"scale": SLOWEST}), events=TASKS * answers)
+    schedule = Latencies(
+        latency=RandomLatency("uniform", {"scale": SLOWEST}), events=TASKS * answers
+    )
     at = [TASKS * k for k in AT if k <= answers]
     best, single = optimum(own, LAM, tau), alone(own, tau)
     rows: list[Row] = []
@@ -87,18 +91,37 @@ def published(kind: Kind, answers: int, runs: int) -> list[Row]:
         penalty = LAM * torch.linalg.svdvals(best.shared).sum() + tau / 2 * best.own.square().sum()
         objective = best.objective if name == "optimum" else objective_of_alone(own, single, tau)
         rank = int(torch.linalg.matrix_rank(best.shared)) if name == "optimum" else 0
-        known = {"epsilon": math.inf, "answers": 0, "rank": rank, "penalty": float(penalty), "rule": name}
-        rows += [known | row for row in measured(own, model[None], torch.tensor([objective]).double())]
+        known = {
+            "epsilon": math.inf,
+            "answers": 0,
+            "rank": rank,
+            "penalty": float(penalty),
+            "rule": name,
+        }
+        rows += [
+            known | row for row in measured(own, model[None], torch.tensor([objective]).double())
+        ]
     for epsilon in PUBLISHED_EPSILONS:
         privacy = None
         if math.isfinite(epsilon):
             privacy = RecordPrivacy(
-                clip_norm=CLIP[kind], noise_multiplier=1 / epsilon, mechanism="l2_laplace", delta=DELTA
+                clip_norm=CLIP[kind],
+                noise_multiplier=1 / epsilon,
+                mechanism="l2_laplace",
+                delta=DELTA,
             )
         repeats = 1 if privacy is None else runs
-        for event, _, state in run(own, algorithm, schedule, privacy, at=at, replicates=repeats, seed=0):
+        for event, _, state in run(
+            own, algorithm, schedule, privacy, at=at, replicates=repeats, seed=0
+        ):
             rank = float(torch.linalg.matrix_rank(state.public["shared"]).double().mean())
-            known = {"rule": "published", "epsilon": epsilon, "answers": event // TASKS, "runs": repeats, "rank": rank}
+            known = {
+                "rule": "published",
+                "epsilon": epsilon,
+                "answers": event // TASKS,
+                "runs": repeats,
+                "rank": rank,
+            }
             objective = algorithm.objective(own.problem, state)
             rows += [known | row for row in measured(own, personal(state), objective)]
     return rows
@@ -114,14 +137,27 @@ def objective_of_alone(own: Tasks, models: Tensor, tau: float) -> float:
 
 
 def sound_run(
-    own: Tasks, epsilon: float, setting: Row, runs: int, seed: int, kind: type[Latencies] = Latencies
+    own: Tasks,
+    epsilon: float,
+    setting: Row,
+    runs: int,
+    seed: int,
+    kind: type[Latencies] = Latencies,
 ) -> Tensor:
     """P (R, T, d) after the run; ``epsilon`` is each task's total."""
     privacy = RecordPrivacy(clip_norm=1.0, epsilon=epsilon, mechanism="l2_laplace", delta=DELTA)
     algorithm = PPDMTL(row_norm=1.0, lam=setting["lam"], a2=setting["a2"], smoothness=SMOOTHNESS)
-    schedule = kind(latency=RandomLatency("uniform", {"scale": SLOWEST}), activations=setting["answers"])
+    schedule = kind(
+        latency=RandomLatency("uniform", {"scale": SLOWEST}), activations=setting["answers"]
+    )
     ((_, _, state),) = run(
-        own, algorithm, schedule, privacy, at=[TASKS * setting["answers"]], replicates=runs, seed=seed
+        own,
+        algorithm,
+        schedule,
+        privacy,
+        at=[TASKS * setting["answers"]],
+        replicates=runs,
+        seed=seed,
     )
     return state.public["shared"]
 
@@ -136,12 +172,17 @@ def sound() -> list[Row]:
     for records in RECORDS:
         trials = [tasks("classification", seed, records) for seed in TRIALS]
         own = [tasks("classification", seed, records) for seed in PROBLEMS]
-        ridge = min(RIDGES, key=lambda tau: sum(float(t.errors(alone(t, tau)).mean()) for t in trials))
+        ridge = min(
+            RIDGES, key=lambda tau: sum(float(t.errors(alone(t, tau)).mean()) for t in trials)
+        )
         mix = min(
             itertools.product(STRENGTHS, (1e-2, 0.1)),
             key=lambda pair: sum(float(t.errors(joint(t, *pair)).mean()) for t in trials),
         )
-        for name, models in (("alone", [alone(t, ridge) for t in own]), ("optimum", [joint(t, *mix) for t in own])):
+        for name, models in (
+            ("alone", [alone(t, ridge) for t in own]),
+            ("optimum", [joint(t, *mix) for t in own]),
+        ):
             errors = [float(t.errors(m).mean()) for t, m in zip(own, models, strict=True)]
             known = {"lam": mix[0], "ridge": mix[1]} if name == "optimum" else {"ridge": ridge}
             rows.append({"rule": name, "records": records, **known, "problems": errors})
@@ -150,12 +191,22 @@ def sound() -> list[Row]:
             found: dict[str, list[float]] = {"sound": [], "bare": [], "waits": []}
             for place, t in enumerate(own):
                 shared = sound_run(t, epsilon, setting, SOUND_RUNS, 1000 + place)
-                found["sound"].append(float(t.errors(personalized(t, shared, setting["ridge"])).mean()))
+                found["sound"].append(
+                    float(t.errors(personalized(t, shared, setting["ridge"])).mean())
+                )
                 found["bare"].append(float(t.errors(shared).mean()))
                 shared = sound_run(t, epsilon, setting, SOUND_RUNS, 1000 + place, Synchronous)
-                found["waits"].append(float(t.errors(personalized(t, shared, setting["ridge"])).mean()))
+                found["waits"].append(
+                    float(t.errors(personalized(t, shared, setting["ridge"])).mean())
+                )
             rows += [
-                {"rule": rule, "records": records, "epsilon": epsilon, **setting, "problems": errors}
+                {
+                    "rule": rule,
+                    "records": records,
+                    "epsilon": epsilon,
+                    **setting,
+                    "problems": errors,
+                }
                 for rule, errors in found.items()
             ]
     return rows
@@ -178,7 +229,10 @@ def choose(trials: Sequence[Tasks], epsilon: float) -> Row:
         shared = [sound_run(t, epsilon, setting, TRIAL_RUNS, 7) for t in trials]
         for ridge in (None, *RIDGES):
             error = mean(
-                [float(t.errors(personalized(t, s, ridge)).mean()) for t, s in zip(trials, shared, strict=True)]
+                [
+                    float(t.errors(personalized(t, s, ridge)).mean())
+                    for t, s in zip(trials, shared, strict=True)
+                ]
             )
             tried.append((error, len(tried), {**setting, "ridge": ridge}))
     return min(tried)[2]
@@ -193,7 +247,11 @@ def waiting() -> list[Row]:
         for name, kind in (("never waits", Latencies), ("waits", Synchronous)):
             for steps in ("equal", "own"):
                 long = 3 if steps == "own" and name == "never waits" and slow else 1
-                schedule = kind(latency=RandomLatency("uniform", {"scale": SLOWEST}), events=8000 * long, scale=scale)
+                schedule = kind(
+                    latency=RandomLatency("uniform", {"scale": SLOWEST}),
+                    events=8000 * long,
+                    scale=scale,
+                )
                 table = schedule.bind(TASKS, names=own.problem.data.ids, keys=own.problem.data.keys)
                 delay = largest_delay(table.events(0, 0, table.steps, replicates=WAIT_RUNS).client)
                 algorithm = PublishedPPDMTL(
@@ -203,7 +261,13 @@ def waiting() -> list[Row]:
                 )  # fmt: skip
                 reached: list[tuple[Tensor, Tensor]] = []
                 for _, now, state in run(
-                    own, algorithm, schedule, None, at=range(20, 8000 * long + 1, 40), replicates=WAIT_RUNS, seed=0
+                    own,
+                    algorithm,
+                    schedule,
+                    None,
+                    at=range(20, 8000 * long + 1, 40),
+                    replicates=WAIT_RUNS,
+                    seed=0,
                 ):
                     reached.append((now, algorithm.objective(own.problem, state) / best - 1))
                 times, gaps = (torch.stack(column) for column in zip(*reached, strict=True))
@@ -213,7 +277,8 @@ def waiting() -> list[Row]:
                     there = gaps <= target
                     first = torch.where(there.any(0), there.double().argmax(0), -1)
                     row[f"to {target}"] = [
-                        float(times[k, r]) if k >= 0 else math.inf for r, k in enumerate(first.tolist())
+                        float(times[k, r]) if k >= 0 else math.inf
+                        for r, k in enumerate(first.tolist())
                     ]
                 places = sorted({*range(0, len(times), max(1, len(times) // 40)), len(times) - 1})
                 row["curve"] = [[float(times[k].mean()), float(gaps[k].mean())] for k in places]
@@ -232,10 +297,19 @@ PARTS: dict[str, Callable[[dict[str, int]], list[Row]]] = {
 def main() -> None:
     """Parse the command line, compute what is missing, write tables and plots."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--out", type=Path, default=Path("outputs/reproduce/pp_dmtl"), help="parts are kept here")
-    parser.add_argument("--scale", choices=tuple(SIZES), default="default", help="answers of a task: 1,000 or 10,000")
+    parser.add_argument(
+        "--out", type=Path, default=Path("outputs/reproduce/pp_dmtl"), help="parts are kept here"
+    )
+    parser.add_argument(
+        "--scale",
+        choices=tuple(SIZES),
+        default="default",
+        help="answers of a task: 1,000 or 10,000",
+    )
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--collect", action="store_true", help="compute nothing; tables of the finished parts")
+    parser.add_argument(
+        "--collect", action="store_true", help="compute nothing; tables of the finished parts"
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     arguments.out.mkdir(parents=True, exist_ok=True)

@@ -51,14 +51,20 @@ class Tasks:
     def errors(self, models_: Tensor) -> Tensor:
         """Share of wrong test labels, or mean squared error, of each task: (..., T, d) -> (..., T)."""
         margins = torch.einsum("tnd,...td->...tn", self.test_x, models_)
-        wrong = (margins * self.test_y <= 0).double() if self.kind == "classification" else margins - self.test_y
+        wrong = (
+            (margins * self.test_y <= 0).double()
+            if self.kind == "classification"
+            else margins - self.test_y
+        )
         return wrong.square().mean(-1)
 
 
 @cache
 def tasks(kind: Kind, seed: int, records: int = 60) -> Tasks:
     """20 tasks in 28 dimensions whose models have rank 3, with 60 training and 140 test examples as in the paper."""
-    data = load_synthetic_tasks(TASKS, train_examples=records, features=FEATURES, problem=kind, seed=seed)
+    data = load_synthetic_tasks(
+        TASKS, train_examples=records, features=FEATURES, problem=kind, seed=seed
+    )
     model = models.linear_regression(bias=False)
     problem = build_problem(data, model, "auto", Execution(), 10**9, seed, "cpu", "float64")
     sides = []
@@ -82,13 +88,21 @@ def run(
     bound = bind_schedule(schedule, own.problem.data)
     plans = releases_of(algorithm, own.problem, bound)
     channel = open_channel(privacy, plans, bound.describe(), seed=seed, replicates=replicates)
-    state, start, time = algorithm.init(own.problem, replicates), 0, torch.zeros(replicates, dtype=torch.float64)
+    state, start, time = (
+        algorithm.init(own.problem, replicates),
+        0,
+        torch.zeros(replicates, dtype=torch.float64),
+    )
     for stop in at:
         while start < stop:
             end = min(stop, start + _BLOCK)
             block = bound.events(seed, start, end, replicates=replicates)
             channel.begin(start, block.clients)
-            state, time, start = algorithm.step(own.problem, state, block, channel), block.time[:, -1], end
+            state, time, start = (
+                algorithm.step(own.problem, state, block, channel),
+                block.time[:, -1],
+                end,
+            )
         yield start, time, state
     channel.close()
 
@@ -105,14 +119,18 @@ def refined(own: Tasks, shared: Tensor, tau: float) -> Tensor:
     """P + Q (R, T, d) with every q_t fitted to its task's raw records: equation (8) with the ridge tau / 2 ||q||^2."""
     points = shared.reshape(-1, *shared.shape[-2:])
     each = enumerate(zip(own.x, own.y, strict=True))
-    fits = [fit_own(own.loss, x, y, points[:, t].contiguous(), tau, "frobenius") for t, (x, y) in each]
+    fits = [
+        fit_own(own.loss, x, y, points[:, t].contiguous(), tau, "frobenius") for t, (x, y) in each
+    ]
     return shared + torch.stack(fits, dim=1).reshape(shared.shape)
 
 
 def alone(own: Tasks, tau: float) -> Tensor:
     """Single-task learning: every task's exact ridge fit of its own records, (T, d)."""
     zero = torch.zeros(FEATURES, dtype=torch.float64)
-    return torch.stack([fit_own(own.loss, x, y, zero, tau, "frobenius") for x, y in zip(own.x, own.y, strict=True)])
+    return torch.stack(
+        [fit_own(own.loss, x, y, zero, tau, "frobenius") for x, y in zip(own.x, own.y, strict=True)]
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,7 +153,11 @@ def optimum(own: Tasks, lam: float, tau: float, *, tolerance: float = 1e-9) -> B
     weight = 1.0
     for _ in range(100_000):
         margins = torch.einsum("tnd,td->tn", own.x, ahead_p + ahead_q)
-        scale = -own.y * torch.sigmoid(-margins * own.y) if own.kind == "classification" else 2 * (margins - own.y)
+        scale = (
+            -own.y * torch.sigmoid(-margins * own.y)
+            if own.kind == "classification"
+            else 2 * (margins - own.y)
+        )
         gradient = torch.einsum("tn,tnd->td", scale, own.x) / own.x.shape[1]
         u, s, v = torch.linalg.svd(ahead_p - lr * gradient, full_matrices=False)
         new_p = (u * (s - lr * lam).clamp(min=0)) @ v

@@ -39,7 +39,9 @@ def seconds(stragglers: int, server: str, rule: str, seed: int) -> Score:
     own = tasks("classification", seed)
     best = optimum(own, WAIT_LAM, WAIT_TAU, tolerance=1e-7).objective
     scale = [FACTOR] * stragglers + [1.0] * (TASKS - stragglers)
-    schedule = SERVERS[server](latency=RandomLatency("uniform", {"scale": SLOWEST}), events=EVENTS, scale=scale)
+    schedule = SERVERS[server](
+        latency=RandomLatency("uniform", {"scale": SLOWEST}), events=EVENTS, scale=scale
+    )
     problem = replace(own.problem, seed=seed)
     bound = bind_schedule(schedule, problem.data)
     algorithm = PublishedPPDMTL(
@@ -84,7 +86,10 @@ def main() -> None:
             lines.append(
                 [setting, rule]
                 + [f"{part[0]:.3g} to {part[-1]:.3g}" for part in steps]
-                + ["{:.2f} ± {:.2f}".format(*interval(s.score for s in part)) for part in (never, waits)]
+                + [
+                    "{:.2f} ± {:.2f}".format(*interval(s.score for s in part))
+                    for part in (never, waits)
+                ]
                 + ["{:+.2f} ± {:.2f}".format(*difference(never, waits))]
             )
     titles = ["", "step", "a2, never waits:", "a2, waits:", "never waits:", "waits:", "difference:"]

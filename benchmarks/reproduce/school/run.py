@@ -86,7 +86,9 @@ def authors_data(root: Path, seed: int) -> FederatedDataset:
         parts = train_test_split(x.astype(np.float32), scores, test_size=0.3, random_state=seed)
         for side, features, targets in zip(sides, parts[:2], parts[2:], strict=True):
             side[f"school-{number}"] = features, targets.astype(np.float32)
-    return standardized(FederatedDataset.from_tensors(sides[0], test=sides[1], classes=None, name="school"))
+    return standardized(
+        FederatedDataset.from_tensors(sides[0], test=sides[1], classes=None, name="school")
+    )
 
 
 def train_on_authors_splits(root: Path, out: Path) -> None:
@@ -94,7 +96,11 @@ def train_on_authors_splits(root: Path, out: Path) -> None:
     for splits, pairs in AUTHORS.items():
         rounds = rounds_of(splits)
         for split, seed in pairs:
-            missing = [method for method in PUBLISHED if not authors_file(out, method, split, seed, rounds).exists()]
+            missing = [
+                method
+                for method in PUBLISHED
+                if not authors_file(out, method, split, seed, rounds).exists()
+            ]
             data = authors_data(root, split) if missing else None
             for method in missing:
                 assert data is not None
@@ -102,7 +108,9 @@ def train_on_authors_splits(root: Path, out: Path) -> None:
                 file = authors_file(out, method, split, seed, rounds)
                 file.parent.mkdir(parents=True, exist_ok=True)
                 file.write_text(json.dumps(found))
-                print(f"{method}, split {split}, seed {seed}: {found['weighted_mse']:.5f}", flush=True)
+                print(
+                    f"{method}, split {split}, seed {seed}: {found['weighted_mse']:.5f}", flush=True
+                )
 
 
 def trained(method: str, data: FederatedDataset, seed: int, rounds: int) -> dict[str, Any]:
@@ -142,14 +150,24 @@ def collect(seeds: list[int], out: Path, root: str) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for splits, pairs in AUTHORS.items():
         for method in PUBLISHED:
-            files = [authors_file(out, method, split, seed, rounds_of(splits)) for split, seed in pairs]
+            files = [
+                authors_file(out, method, split, seed, rounds_of(splits)) for split, seed in pairs
+            ]
             found = [json.loads(file.read_text()) for file in files if file.exists()]
             if found:
                 row = {key: mean(one[key] for one in found) for key in found[0]}
                 if len(found) > 1:
                     row["weighted_mse_half"] = interval(one["weighted_mse"] for one in found)[1]
                 command = f"python benchmarks/reproduce/school/run.py --root {root}"
-                rows.append({**row, "splits": splits, "method": method, "seeds": len(found), "command": command})
+                rows.append(
+                    {
+                        **row,
+                        "splits": splits,
+                        "method": method,
+                        "seeds": len(found),
+                        "command": command,
+                    }
+                )
     for private in (True, False):
         for method in PUBLISHED:
             run = own_splits(method, private)
@@ -192,16 +210,26 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def commands(rows: list[dict[str, Any]]) -> str:
     """The command of every number."""
-    return "```\n" + "".join(f"{command}\n" for command in dict.fromkeys(row["command"] for row in rows)) + "```\n"
+    return (
+        "```\n"
+        + "".join(f"{command}\n" for command in dict.fromkeys(row["command"] for row in rows))
+        + "```\n"
+    )
 
 
 def main() -> None:
     """Parse the command line, train what is missing, write the tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--root", type=existing, help="school.mat")
-    parser.add_argument("--out", type=Path, default=Path("outputs/reproduce/school"), help="runs are kept here")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4], help="of fedmtl's splits")
-    parser.add_argument("--collect", action="store_true", help="train nothing; tables of the finished runs")
+    parser.add_argument(
+        "--out", type=Path, default=Path("outputs/reproduce/school"), help="runs are kept here"
+    )
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4], help="of fedmtl's splits"
+    )
+    parser.add_argument(
+        "--collect", action="store_true", help="train nothing; tables of the finished runs"
+    )
     arguments = parser.parse_args()
     if arguments.root is None and not arguments.collect:
         parser.error("--root is needed, except with --collect")

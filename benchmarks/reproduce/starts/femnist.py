@@ -24,7 +24,12 @@ from sweep import existing, markdown, replace_section  # noqa: E402
 
 from fedmtl import FedAvg, FederatedDataset, Finetune, Result, ServerOptimizer  # noqa: E402
 
-SETTING, EPSILONS, SEEDS, TUNING = "FEMNIST: 206 writers, starts for finetuning", (1.0, 3.0, 10.0), range(5), 10
+SETTING, EPSILONS, SEEDS, TUNING = (
+    "FEMNIST: 206 writers, starts for finetuning",
+    (1.0, 3.0, 10.0),
+    range(5),
+    10,
+)
 STUDY = STUDIES["femnist"]
 SOLVER = replace(STUDY.solver, epochs=3)
 WAY = Finetune(kind="kl", lam=10.0, local=replace(STUDY.solver, epochs=30, lr=0.03), start="shared")
@@ -32,9 +37,17 @@ MOMENTUM = ServerOptimizer(optimizer_name="SGD", lr=0.3, options={"momentum": 0.
 STARTS = {"FedAvg": None, "FedAvg, server momentum": MOMENTUM}
 
 
-def train(optimizer: ServerOptimizer | None, clip: float, epsilon: float, data: FederatedDataset, seed: int) -> Result:
+def train(
+    optimizer: ServerOptimizer | None,
+    clip: float,
+    epsilon: float,
+    data: FederatedDataset,
+    seed: int,
+) -> Result:
     """One run with its finetuning."""
-    return STUDY.train(data, Setting(FedAvg(local=SOLVER, server_optimizer=optimizer), clip, WAY), epsilon, seed)
+    return STUDY.train(
+        data, Setting(FedAvg(local=SOLVER, server_optimizer=optimizer), clip, WAY), epsilon, seed
+    )
 
 
 def scores(root: Path) -> Iterator[Score]:
@@ -44,7 +57,9 @@ def scores(root: Path) -> Iterator[Score]:
     def alone(setting: Setting, data: FederatedDataset, seed: int) -> Mapping[str, float]:
         return STUDY.train(data, setting, 0.0, seed).personal_accuracy
 
-    best = max(STUDY.methods()["Local"], key=lambda setting: mean(alone(setting, trial, TUNING).values()))
+    best = max(
+        STUDY.methods()["Local"], key=lambda setting: mean(alone(setting, trial, TUNING).values())
+    )
     data = {seed: load("femnist", root, seed) for seed in SEEDS}
     local = {seed: alone(best, data[seed], seed) for seed in SEEDS}
     base = {"setting": SETTING, "metric": "accuracy", "larger": True}
@@ -54,17 +69,31 @@ def scores(root: Path) -> Iterator[Score]:
                     chosen=best.text(), **shares)  # fmt: skip
     for epsilon, (name, optimizer) in itertools.product(EPSILONS, STARTS.items()):
 
-        def validated(clip: float, epsilon: float = epsilon, optimizer: ServerOptimizer | None = optimizer) -> float:
+        def validated(
+            clip: float, epsilon: float = epsilon, optimizer: ServerOptimizer | None = optimizer
+        ) -> float:
             return train(optimizer, clip, epsilon, trial, TUNING).final["accuracy"]
 
         clip = max(STUDY.clips, key=validated)
         for seed in SEEDS:
             result = train(optimizer, clip, epsilon, data[seed], seed)
-            common = base | {"role": "fedavg", "epsilon": epsilon, "seed": seed, "chosen": f"clip {clip:g}"}
+            common = base | {
+                "role": "fedavg",
+                "epsilon": epsilon,
+                "seed": seed,
+                "chosen": f"clip {clip:g}",
+            }
             shares = by_client(result.personal_accuracy, local[seed], larger=True)
-            yield Score(**common, method=f"{name}, finetuned", score=result.final["accuracy"], **shares)
-            yield Score(**common, method=f"{name}, not finetuned", score=result.final["global_accuracy"])
-            print(f"epsilon {epsilon:g}, {name}, seed {seed}: {result.final['accuracy']:.4f}", flush=True)
+            yield Score(
+                **common, method=f"{name}, finetuned", score=result.final["accuracy"], **shares
+            )
+            yield Score(
+                **common, method=f"{name}, not finetuned", score=result.final["global_accuracy"]
+            )
+            print(
+                f"epsilon {epsilon:g}, {name}, seed {seed}: {result.final['accuracy']:.4f}",
+                flush=True,
+            )
 
 
 def main() -> None:
@@ -77,7 +106,11 @@ def main() -> None:
     cells = []
     for epsilon in EPSILONS:
         own, other = (
-            [s for s in found if (s.setting, s.method, s.epsilon) == (SETTING, f"{name}, finetuned", epsilon)]
+            [
+                s
+                for s in found
+                if (s.setting, s.method, s.epsilon) == (SETTING, f"{name}, finetuned", epsilon)
+            ]
             for name in reversed(STARTS)
         )
         gain, half = difference(own, other)

@@ -54,8 +54,13 @@ EPSILONS = (0.3, 1.0, 3.0)
 SEEDS, TUNING = (0, 1, 2, 3, 4), (10,)
 SETTING = "digits: 1,000 writers, starts for finetuning"
 STUDY = STUDIES["digits"]
-WAY = Finetune(kind="kl", lam=0.1, local=replace(STUDY.solver, epochs=20))  # what every method of the comparison chose
-ALONE = (1.0, 150)  # step size and epochs of training alone, which the comparison chose of nine in every seed
+WAY = Finetune(
+    kind="kl", lam=0.1, local=replace(STUDY.solver, epochs=20)
+)  # what every method of the comparison chose
+ALONE = (
+    1.0,
+    150,
+)  # step size and epochs of training alone, which the comparison chose of nine in every seed
 TURNS, SECRET = CyclicCohorts(cohort=100), PoissonSampling(cohort=100)
 MOMENTUM = ServerOptimizer(optimizer_name="SGD", lr=0.3, options={"momentum": 0.9})
 ADAM = ServerOptimizer(optimizer_name="Adam", lr=0.1)
@@ -95,7 +100,10 @@ class Start:
 
 
 def settings(
-    rounds: int, fewer: int, algorithm: Algorithm | None = None, clips: tuple[Any, Any, Any] = STUDY.clips
+    rounds: int,
+    fewer: int,
+    algorithm: Algorithm | None = None,
+    clips: tuple[Any, Any, Any] = STUDY.clips,
 ) -> Settings:
     """Three clips, and the middle one with fewer rounds."""
     own = algorithm or FedAvg(local=STUDY.solver)
@@ -118,15 +126,22 @@ def pmtl(lam: float = 1.0, **settings: Any) -> PMTL:
 
 
 _RATES = tuple(
-    (with_server(replace(ADAM, lr=lr)), clip, 50) for lr, clip in ((0.05, 1.0), (0.1, 1.0), (0.2, 1.0), (0.1, 0.3))
+    (with_server(replace(ADAM, lr=lr)), clip, 50)
+    for lr, clip in ((0.05, 1.0), (0.1, 1.0), (0.2, 1.0), (0.1, 0.3))
 )
-_QUANTILES = tuple(QuantileClip(initial=1.0, quantile=quantile, count_noise=20.0) for quantile in (0.05, 0.2, 0.5))
+_QUANTILES = tuple(
+    QuantileClip(initial=1.0, quantile=quantile, count_noise=20.0) for quantile in (0.05, 0.2, 0.5)
+)
 STARTS = {
     "FedAvg, secret cohorts": Start("fedavg", SECRET, settings(50, 20)),
     "FedAvg, secret cohorts, server momentum": Start("fedavg", SECRET, stepped(50)),
     "FedAvg, secret cohorts, server Adam": Start("fedavg", SECRET, _RATES),
-    "FedAvg, secret cohorts, quantile clip": Start("fedavg", SECRET, settings(50, 20, clips=_QUANTILES)),
-    "FedAvg, secret cohorts, quantile clip, server momentum": Start("fedavg", SECRET, stepped(50, _QUANTILES)),
+    "FedAvg, secret cohorts, quantile clip": Start(
+        "fedavg", SECRET, settings(50, 20, clips=_QUANTILES)
+    ),
+    "FedAvg, secret cohorts, quantile clip, server momentum": Start(
+        "fedavg", SECRET, stepped(50, _QUANTILES)
+    ),
     "FedAvg, all clients": Start("fedavg", FullParticipation(), settings(20, 10)),
     "FedAvg, all clients, server momentum": Start("fedavg", FullParticipation(), stepped(20)),
     "FedAvg, in turn": Start("fedavg", TURNS, settings(50, 20)),
@@ -136,7 +151,9 @@ STARTS = {
     "PMTL, secret cohorts, lambda chosen": Start(
         "published", SECRET, tuple((pmtl(lam), STUDY.clips[1], 50) for lam in (0.1, 0.3, 1.0, 3.0))
     ),
-    "PMTL, secret cohorts, running mean": Start("published", SECRET, settings(50, 20, pmtl(delta="local"))),
+    "PMTL, secret cohorts, running mean": Start(
+        "published", SECRET, settings(50, 20, pmtl(delta="local"))
+    ),
 }
 
 
@@ -168,7 +185,10 @@ def alone(seed: int) -> Result:
     """Training alone."""
     lr, epochs = ALONE
     return STUDY.train(
-        data_of(seed), Setting(Local(local=replace(STUDY.solver, lr=lr, epochs=epochs)), None), 0.0, seed
+        data_of(seed),
+        Setting(Local(local=replace(STUDY.solver, lr=lr, epochs=epochs)), None),
+        0.0,
+        seed,
     )
 
 
@@ -185,7 +205,11 @@ class Kept:
         if not file.exists():
             result = run(*arguments)
             shared = result.final.get("global_accuracy")
-            found = {"score": result.final["accuracy"], "shared": shared, "clients": result.personal_accuracy}
+            found = {
+                "score": result.final["accuracy"],
+                "shared": shared,
+                "clients": result.personal_accuracy,
+            }
             file.write_text(json.dumps(found))
             print(f"{name}: {found['score']:.4f}, before finetuning {shared}", flush=True)
         return json.loads(file.read_text())
@@ -211,9 +235,16 @@ def scores(kept: Kept, seeds: Sequence[int], names: Sequence[str]) -> list[Score
             best = max(range(len(tried)), key=tried.__getitem__)
             for seed in seeds:
                 one = kept.get(f"{name}-{epsilon:g}-{seed}", train, start, best, epsilon, seed)
-                common = base | {"role": start.role, "epsilon": epsilon, "seed": seed, "chosen": start.text(best)}
+                common = base | {
+                    "role": start.role,
+                    "epsilon": epsilon,
+                    "seed": seed,
+                    "chosen": start.text(best),
+                }
                 clients = by_client(one["clients"], local[seed]["clients"], larger=True)
-                found.append(Score(**common, method=f"{name}, finetuned", score=one["score"], **clients))
+                found.append(
+                    Score(**common, method=f"{name}, finetuned", score=one["score"], **clients)
+                )
                 found.append(Score(**common, method=f"{name}, not finetuned", score=one["shared"]))
     return found
 
@@ -237,7 +268,8 @@ def differences(found: Sequence[Score]) -> str:
         cells = []
         for epsilon in EPSILONS:
             own, other = (
-                [s for s in found if s.method == f"{name}, finetuned" and s.epsilon == epsilon] for name in names
+                [s for s in found if s.method == f"{name}, finetuned" and s.epsilon == epsilon]
+                for name in names
             )
             gain, half = difference(own, other)
             cells.append(f"{gain:+.3f} ± {half:.3f} {mark(own, other)}".strip())
@@ -248,13 +280,24 @@ def differences(found: Sequence[Score]) -> str:
 def main() -> None:
     """Parse the command line, train what is missing, write the tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS), help="of rows, start, cohorts and noise")
+    parser.add_argument(
+        "--seeds",
+        type=int,
+        nargs="+",
+        default=list(SEEDS),
+        help="of rows, start, cohorts and noise",
+    )
     parser.add_argument("--starts", nargs="+", choices=STARTS, default=list(STARTS), metavar="NAME")
     parser.add_argument("--out", type=Path, default=Path("outputs/reproduce/starts"))
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    found = renew_scores(HERE / "scores.csv", scores(Kept(arguments.out), arguments.seeds, arguments.starts))
-    order = ["Local", *(f"{name}, {after}" for name in STARTS for after in ("finetuned", "not finetuned"))]
+    found = renew_scores(
+        HERE / "scores.csv", scores(Kept(arguments.out), arguments.seeds, arguments.starts)
+    )
+    order = [
+        "Local",
+        *(f"{name}, {after}" for name in STARTS for after in ("finetuned", "not finetuned")),
+    ]
     found = sorted((s for s in found if s.setting == SETTING), key=lambda s: order.index(s.method))
     replace_section(HERE / "README.md", "accuracy", table(found, SETTING))
     replace_section(HERE / "README.md", "differences", differences(found))

@@ -16,7 +16,16 @@ from torch import nn
 from work import Clock, Work, arguments, cifar, cnn3, report
 
 import fedmtl
-from fedmtl import PMTL, ClientPrivacy, Execution, FedProx, LocalSGD, PoissonSampling, load_data, models
+from fedmtl import (
+    PMTL,
+    ClientPrivacy,
+    Execution,
+    FedProx,
+    LocalSGD,
+    PoissonSampling,
+    load_data,
+    models,
+)
 from fedmtl.algorithms.base import Algorithm, Problem
 from fedmtl.algorithms.problem import Tally
 from fedmtl.data import FederatedDataset
@@ -36,7 +45,9 @@ MODELS: dict[str, Any] = {
 }
 
 
-def made_up(clients: int, least: int, most: int, shape: list[int], classes: int) -> FederatedDataset:
+def made_up(
+    clients: int, least: int, most: int, shape: list[int], classes: int
+) -> FederatedDataset:
     """Clients of ``least`` to ``most`` random images, the first in ten of them for test, of a class each."""
     generator = torch.Generator().manual_seed(0)
     counts = torch.randint(least, most + 1, (clients,), generator=generator)
@@ -70,7 +81,9 @@ class Run:
         ranks: Ranks = SINGLE,
     ) -> Run:
         """Build it by the settings of a work."""
-        data = made_up(**settings["data"]) if "data" in settings else load_data("femnist", root=root)
+        data = (
+            made_up(**settings["data"]) if "data" in settings else load_data("femnist", root=root)
+        )
         execution = Execution(**settings.get("execution", {}))
         problem = build_problem(
             data, MODELS[settings["model"]], "cross_entropy", execution, rounds, settings["seed"], device, "float32",
@@ -78,15 +91,28 @@ class Run:
         )  # fmt: skip
         solver = LocalSGD(lr=settings["lr"], epochs=1, batch_size=settings["batch"])
         lam = settings["lam"]
-        algorithm = PMTL(lam=lam, local=solver) if settings["method"] == "pmtl" else FedProx(mu=lam, local=solver)
+        algorithm = (
+            PMTL(lam=lam, local=solver)
+            if settings["method"] == "pmtl"
+            else FedProx(mu=lam, local=solver)
+        )
         privacy = ClientPrivacy(clip_norm=settings["clip"], epsilon=settings["epsilon"], delta=1e-5)
         sampler = PoissonSampling(cohort=settings["cohort"]).bind(len(data))
         plans = algorithm.plan(problem, sampler)
         order = torch.argsort(data.keys, stable=True)
         channel = open_channel(
-            privacy, plans, sampler, seed=settings["seed"], ledger_path=ledger, steps=rounds, order=order, ranks=ranks
+            privacy,
+            plans,
+            sampler,
+            seed=settings["seed"],
+            ledger_path=ledger,
+            steps=rounds,
+            order=order,
+            ranks=ranks,
         )
-        problem = replace(problem, tally=Tally())  # models that diverge are counted, as the trainer does it
+        problem = replace(
+            problem, tally=Tally()
+        )  # models that diverge are counted, as the trainer does it
         return cls(problem, algorithm, channel, settings["batch"])
 
     def work(self, settings: dict[str, Any], rounds: int) -> Work:
@@ -97,14 +123,30 @@ class Run:
         orders = []
         for step, cohort in enumerate(cohorts):
             for client in cohort:
-                plan = plan_batches(data, self.algorithm.local, client[None], seed=settings["seed"], round=step)
-                orders.append(torch.cat([batch.index[0][batch.weight[0] > 0] for batch in plan.batches()]))
+                plan = plan_batches(
+                    data, self.algorithm.local, client[None], seed=settings["seed"], round=step
+                )
+                orders.append(
+                    torch.cat([batch.index[0][batch.weight[0] > 0] for batch in plan.batches()])
+                )
         ends = torch.tensor([len(cohort) for cohort in cohorts]).cumsum(0).tolist()
         by_round = [torch.cat(orders[a:b]) for a, b in zip([0, *ends], ends, strict=False)]
         release = channel.releases["update"]
         noise = (channel.noise_multiplier or 0.0) * release.sensitivity
-        given = settings | {"noise": noise, "denominator": channel.denominator, "classes": data.classes}
-        return Work(x.cpu(), y.cpu(), data.train.offsets, self.problem.initial.cpu(), cohorts, by_round, given)
+        given = settings | {
+            "noise": noise,
+            "denominator": channel.denominator,
+            "classes": data.classes,
+        }
+        return Work(
+            x.cpu(),
+            y.cpu(),
+            data.train.offsets,
+            self.problem.initial.cpu(),
+            cohorts,
+            by_round,
+            given,
+        )
 
 
 def processor(ranks: Ranks) -> float:
@@ -116,12 +158,16 @@ def main() -> None:
     """Time every round as the trainer makes it, in as many processes as the others have threads."""
     given = arguments(__doc__)
     work = Work.read(given.work)
-    settings = work.settings | ({"execution": json.loads(given.execution)} if given.execution else {})
+    settings = work.settings | (
+        {"execution": json.loads(given.execution)} if given.execution else {}
+    )
     count = given.threads if given.device == "cpu" else 1
     with tempfile.TemporaryDirectory() as folder, Ranks().forked(count) as ranks:
         torch.set_num_threads(1 if count > 1 else given.threads)
         clock = Clock.new(given.device, partial(processor, ranks))
-        run = Run.of(settings, work.rounds, given.root, Path(folder) / "ledger.jsonl", given.device, ranks)
+        run = Run.of(
+            settings, work.rounds, given.root, Path(folder) / "ledger.jsonl", given.device, ranks
+        )
         problem, algorithm, channel = run.problem, run.algorithm, run.channel
         state = algorithm.init(problem)
         events = round_events(channel.draw, start=0, stop=work.rounds)
@@ -131,7 +177,9 @@ def main() -> None:
             channel.begin(event.first, event.cohort)
             state = algorithm.step(problem, state, event, channel)
             clock.stop()
-            assert torch.equal(torch.sort(event.cohort).values, torch.sort(work.cohorts[step]).values)
+            assert torch.equal(
+                torch.sort(event.cohort).values, torch.sort(work.cohorts[step]).values
+            )
         taking_part = torch.unique(torch.cat(work.cohorts))
         rows = torch.zeros(len(problem.data), problem.dimension)
         mine = taking_part[problem.own(taking_part)]
@@ -146,7 +194,9 @@ def main() -> None:
         peak = sum(ranks.gather(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)) / (1 << 10)
         if ranks.first:
             loss = work.loss(model, given.device)
-            report(work, clock, "fedmtl", fedmtl.__version__, given.threads, loss, peak_mib=round(peak))
+            report(
+                work, clock, "fedmtl", fedmtl.__version__, given.threads, loss, peak_mib=round(peak)
+            )
         channel.close()
 
 

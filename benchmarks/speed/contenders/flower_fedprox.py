@@ -54,7 +54,10 @@ def client_app(folder: str) -> ClientApp:
         config = message.content.config_records["config"]
         client, step = int(context.node_config["partition-id"]), int(config["server-round"]) - 1
         module.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
-        anchor, lam = [p.detach().clone() for p in module.parameters()], float(config["proximal-mu"])
+        anchor, lam = (
+            [p.detach().clone() for p in module.parameters()],
+            float(config["proximal-mu"]),
+        )
         optimizer = torch.optim.SGD(module.parameters(), lr=work.settings["lr"])
         for rows in batches(work.examples(step)[client], work.settings["batch"]):
             optimizer.zero_grad()
@@ -64,7 +67,10 @@ def client_app(folder: str) -> ClientApp:
                     assert p.grad is not None
                     p.grad.add_(p - a, alpha=lam)
             optimizer.step()
-        records = {"arrays": ArrayRecord(module.state_dict()), "metrics": MetricRecord({"num-examples": 1})}
+        records = {
+            "arrays": ArrayRecord(module.state_dict()),
+            "metrics": MetricRecord({"num-examples": 1}),
+        }
         return Message(RecordDict(records), reply_to=message)
 
     return app
@@ -117,7 +123,10 @@ def server_app(work: Work, clock: Clock, done: Callable[[ArrayRecord], None]) ->
         while len(there := list(grid.get_node_ids())) < len(work.offsets) - 1:
             time.sleep(0.1)
         asked = grid.send_and_receive([Message(RecordDict(), node, "query") for node in there])
-        nodes = {int(one.content.config_records["config"]["client"]): one.metadata.src_node_id for one in asked}
+        nodes = {
+            int(one.content.config_records["config"]["client"]): one.metadata.src_node_id
+            for one in asked
+        }
         settings = work.settings
         strategy = Timed(
             Cohorts(work, nodes),
@@ -126,7 +135,11 @@ def server_app(work: Work, clock: Clock, done: Callable[[ArrayRecord], None]) ->
             clipping_norm=settings["clip"],
             num_sampled_clients=round(settings["denominator"]),  # divides the noise
         )
-        done(strategy.start(grid, ArrayRecord(work.module().state_dict()), num_rounds=work.rounds).arrays)
+        done(
+            strategy.start(
+                grid, ArrayRecord(work.module().state_dict()), num_rounds=work.rounds
+            ).arrays
+        )
 
     return app
 
@@ -178,9 +191,15 @@ def main() -> None:
         module.load_state_dict(arrays.to_torch_state_dict())
         peaks.append(memory())
 
-    resources = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"num_cpus": given.threads}}
+    resources = {
+        "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+        "init_args": {"num_cpus": given.threads},
+    }
     run_simulation(
-        server_app(work, clock, done), client_app(str(given.work)), len(work.offsets) - 1, backend_config=resources
+        server_app(work, clock, done),
+        client_app(str(given.work)),
+        len(work.offsets) - 1,
+        backend_config=resources,
     )
     loss = work.loss(lambda client: module)
     report(work, clock, "flower", version("flwr"), given.threads, loss, peak_mib=round(peaks[0]))

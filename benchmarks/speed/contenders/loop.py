@@ -21,7 +21,9 @@ def main() -> None:
         clip_norm=settings["clip"],
         noise_std=settings["noise"],
         denominator=settings["denominator"],
-        normal=lambda step: torch.randn(len(work.initial), generator=generator, dtype=torch.float64),
+        normal=lambda step: torch.randn(
+            len(work.initial), generator=generator, dtype=torch.float64
+        ),
         personal=settings["method"] == "pmtl",
     )
     for step in range(work.rounds):

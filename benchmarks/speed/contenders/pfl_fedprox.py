@@ -36,11 +36,15 @@ class Rounds(HyperParam, TrainingProcessCallback):
         self.clock.start()
         return super().on_train_begin(model=model)
 
-    def after_central_iteration(self, aggregate_metrics: Any, model: Any, *, central_iteration: int) -> Any:
+    def after_central_iteration(
+        self, aggregate_metrics: Any, model: Any, *, central_iteration: int
+    ) -> Any:
         self.clock.stop()
         self.step += 1
         self.clock.start()
-        return super().after_central_iteration(aggregate_metrics, model, central_iteration=central_iteration)
+        return super().after_central_iteration(
+            aggregate_metrics, model, central_iteration=central_iteration
+        )
 
 
 def main() -> None:
@@ -55,7 +59,9 @@ def main() -> None:
     module.loss = lambda x, y: torch.nn.functional.cross_entropy(module(x), y)  # type: ignore[assignment]
     module.metrics = lambda x, y: {}  # type: ignore[assignment]
     model = PyTorchModel(
-        module, local_optimizer_create=torch.optim.SGD, central_optimizer=torch.optim.SGD(module.parameters(), lr=1.0)
+        module,
+        local_optimizer_create=torch.optim.SGD,
+        central_optimizer=torch.optim.SGD(module.parameters(), lr=1.0),
     )
     rounds = Rounds(work, clock)
     members = rounds.members()
@@ -78,7 +84,9 @@ def main() -> None:
         backend,
         model,
         model_train_params=NNTrainHyperParams(
-            local_learning_rate=settings["lr"], local_num_epochs=1, local_batch_size=settings["batch"]
+            local_learning_rate=settings["lr"],
+            local_num_epochs=1,
+            local_batch_size=settings["batch"],
         ),
         model_eval_params=None,
         callbacks=[rounds],

@@ -77,4 +77,6 @@ class PlainLoop:
 
     def rows(self, clients: Sequence[int]) -> Tensor:
         """The personal models as (k, D)."""
-        return torch.stack([parameters_to_vector(self.models[c].parameters()).detach() for c in clients])
+        return torch.stack(
+            [parameters_to_vector(self.models[c].parameters()).detach() for c in clients]
+        )

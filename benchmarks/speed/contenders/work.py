@@ -74,13 +74,19 @@ class Work:
     @classmethod
     def read(cls, folder: Path) -> Work:
         """Read what :meth:`write` wrote."""
-        one = {name: torch.from_numpy(np.load(folder / f"{name}.npy")) for name in ("x", "y", "offsets", "initial")}
+        one = {
+            name: torch.from_numpy(np.load(folder / f"{name}.npy"))
+            for name in ("x", "y", "offsets", "initial")
+        }
         parts = []
         for name in ("cohorts", "orders"):
             whole = torch.from_numpy(np.load(folder / f"{name}.npy"))
             parts.append(list(whole.split(np.load(folder / f"{name}_lengths.npy").tolist())))
         return cls(
-            **one, cohorts=parts[0], orders=parts[1], settings=json.loads((folder / "settings.json").read_text())
+            **one,
+            cohorts=parts[0],
+            orders=parts[1],
+            settings=json.loads((folder / "settings.json").read_text()),
         )
 
     @property
@@ -91,7 +97,9 @@ class Work:
     def examples(self, step: int) -> dict[int, Tensor]:
         """{client: its examples in the order of its batches} of a round."""
         counts = self.offsets.diff()[self.cohorts[step]]
-        return dict(zip(self.cohorts[step].tolist(), self.orders[step].split(counts.tolist()), strict=True))
+        return dict(
+            zip(self.cohorts[step].tolist(), self.orders[step].split(counts.tolist()), strict=True)
+        )
 
     def module(self) -> nn.Module:
         """The model at its start."""
@@ -120,7 +128,11 @@ class Work:
         total = 0.0
         for client in seen:
             rows = slice(int(self.offsets[client]), int(self.offsets[client + 1]))
-            x, y, module = self.x[rows].to(device), self.y[rows].to(device), models(client).to(device)
+            x, y, module = (
+                self.x[rows].to(device),
+                self.y[rows].to(device),
+                models(client).to(device),
+            )
             total += float(nn.functional.cross_entropy(module(x), y))
         return total / len(seen)
 
@@ -178,11 +190,15 @@ def arguments(description: str | None) -> argparse.Namespace:
     return given
 
 
-def report(work: Work, clock: Clock, name: str, version: str, threads: int, loss: float, **more: Any) -> None:
+def report(
+    work: Work, clock: Clock, name: str, version: str, threads: int, loss: float, **more: Any
+) -> None:
     """Print the line of a contender, and what more it has to say."""
     batch = int(work.settings["batch"])
     counts = [work.offsets.diff()[cohort] for cohort in work.cohorts[WARM_UP:]]
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << (20 if sys.platform == "darwin" else 10))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (
+        1 << (20 if sys.platform == "darwin" else 10)
+    )
     line = {
         "contender": name,
         "version": version,

@@ -1,7 +1,7 @@
 """Readers, one file a format.
 
-Every module of this folder is imported with the package, so that its readers register themselves by name
-(:func:`fedmtl.data.loaders.reader`).
+Every module of this folder is imported with the package, so that its readers register themselves by
+name (:func:`fedmtl.data.loaders.reader`).
 """
 
 from importlib import import_module

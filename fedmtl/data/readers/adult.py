@@ -1,7 +1,9 @@
-"""Adult census income: whether a person earns more than 50,000 dollars a year, coded with public constants only.
+"""Adult census income: whether a person earns more than 50,000 dollars a year, coded with public
+constants only.
 
-Categories and ranges are those that the data's documentation publishes (Becker, Kohavi: "Adult", UCI Machine Learning
-Repository, 1996), so that nothing about the coding comes from the clients' rows.
+Categories and ranges are those that the data's documentation publishes (Becker, Kohavi: "Adult",
+UCI Machine Learning Repository, 1996), so that nothing about the coding comes from the clients'
+rows.
 """
 
 from __future__ import annotations
@@ -40,30 +42,41 @@ LOGARITHMIC = ("capital-gain", "capital-loss")
 
 CATEGORIES = {
     "workclass": (
-        "Private", "?", "Federal-gov", "Local-gov", "Never-worked", "Self-emp-inc", "Self-emp-not-inc", "State-gov",
+        "Private", "?", "Federal-gov", "Local-gov", "Never-worked", "Self-emp-inc",
+        "Self-emp-not-inc", "State-gov",
         "Without-pay",
     ),
     "marital-status": (
-        "Married-civ-spouse", "Divorced", "Married-AF-spouse", "Married-spouse-absent", "Never-married", "Separated",
+        "Married-civ-spouse", "Divorced", "Married-AF-spouse", "Married-spouse-absent",
+        "Never-married", "Separated",
         "Widowed",
     ),
     "occupation": (
-        "Prof-specialty", "?", "Adm-clerical", "Armed-Forces", "Craft-repair", "Exec-managerial", "Farming-fishing",
-        "Handlers-cleaners", "Machine-op-inspct", "Other-service", "Priv-house-serv", "Protective-serv", "Sales",
+        "Prof-specialty", "?", "Adm-clerical", "Armed-Forces", "Craft-repair",
+        "Exec-managerial", "Farming-fishing",
+        "Handlers-cleaners", "Machine-op-inspct", "Other-service", "Priv-house-serv",
+        "Protective-serv", "Sales",
         "Tech-support", "Transport-moving",
     ),
-    "relationship": ("Husband", "Not-in-family", "Other-relative", "Own-child", "Unmarried", "Wife"),
+    "relationship": (
+        "Husband", "Not-in-family", "Other-relative", "Own-child", "Unmarried", "Wife",
+    ),
     "race": ("White", "Amer-Indian-Eskimo", "Asian-Pac-Islander", "Black", "Other"),
     "gender": ("Male", "Female"),
     "native-country": (
-        "United-States", "?", "Cambodia", "Canada", "China", "Columbia", "Cuba", "Dominican-Republic", "Ecuador",
-        "El-Salvador", "England", "France", "Germany", "Greece", "Guatemala", "Haiti", "Holand-Netherlands",
-        "Honduras", "Hong", "Hungary", "India", "Iran", "Ireland", "Italy", "Jamaica", "Japan", "Laos", "Mexico",
-        "Nicaragua", "Outlying-US(Guam-USVI-etc)", "Peru", "Philippines", "Poland", "Portugal", "Puerto-Rico",
+        "United-States", "?", "Cambodia", "Canada", "China", "Columbia", "Cuba",
+        "Dominican-Republic", "Ecuador",
+        "El-Salvador", "England", "France", "Germany", "Greece", "Guatemala", "Haiti",
+        "Holand-Netherlands",
+        "Honduras", "Hong", "Hungary", "India", "Iran", "Ireland", "Italy", "Jamaica", "Japan",
+        "Laos", "Mexico",
+        "Nicaragua", "Outlying-US(Guam-USVI-etc)", "Peru", "Philippines", "Poland", "Portugal",
+        "Puerto-Rico",
         "Scotland", "South", "Taiwan", "Thailand", "Trinadad&Tobago", "Vietnam", "Yugoslavia",
     ),
 }  # fmt: skip
-"""Public categories, spelled as in the data; the first one, the most frequent, is coded by zeros."""
+"""Public categories, spelled as in the data; the first one, the most frequent, is coded by
+zeros."""
 DROPPED = {
     "fnlwgt": "a weight of the survey's sampling, not of the person",
     "education": "the text of educational-num",
@@ -89,29 +102,33 @@ def read_adult(
 ) -> FederatedDataset:
     """Read adult.csv and deal its persons to clients.
 
-    Five numbers are mapped from their public range to 0 to 1 (capital gain and loss after log(1 + value)), and seven
-    categories are one-hot columns. The public rows fit z-scores and a whitened PCA of these: fewer dimensions that are
-    equally long, for which few noised gradients are enough.
+    Five numbers are mapped from their public range to 0 to 1 (capital gain and loss after log(1 +
+    value)), and seven categories are one-hot columns. The public rows fit z-scores and a whitened
+    PCA of these: fewer dimensions that are equally long, for which few noised gradients are enough.
 
     Args:
         root: the .csv or .csv.gz file, or its folder.
         clients: their number N; ids ``owner-0``, ``owner-1``, ...
-        sizes: persons of each client, training and test together: None for all in N equal parts, one number for all
-            clients, or one number a client.
+        sizes: persons of each client, training and test together: None for all in N equal parts,
+            one number for all clients, or one number a client.
         public_rows: the last rows of the file, taken as public; they belong to no client.
-        labels: ``"signed"``: floating targets -1 and +1, for margin losses; ``"class"``: int64 labels 0 and 1.
+        labels: ``"signed"``: floating targets -1 and +1, for margin losses; ``"class"``: int64
+            labels 0 and 1.
         components: principal components k.
         z_clip: bound on a coded column's z-score.
-        l1: bound on ``||x||_1`` without the 1 at the end, a public constant; longer rows are scaled down.
-        test_fraction: share of each client's persons held out for test; None trains on all of them and tests every
-            client on the public rows.
+        l1: bound on ``||x||_1`` without the 1 at the end, a public constant; longer rows are scaled
+            down.
+        test_fraction: share of each client's persons held out for test; None trains on all of them
+            and tests every client on the public rows.
         seed: of the deal and of the split.
 
     Returns:
-        Features (k + 1,), of which the last is 1, float32, and targets; +1 or class 1 for more than 50,000 dollars.
+        Features (k + 1,), of which the last is 1, float32, and targets; +1 or class 1 for more than
+        50,000 dollars.
 
     Raises:
-        DataError: an unreadable file, a missing column, a value that is no number, an unknown category.
+        DataError: an unreadable file, a missing column, a value that is no number, an unknown
+            category.
         ConfigError: an impossible setting, or more components than the public rows have directions.
     """
     where = "adult"
@@ -123,29 +140,44 @@ def read_adult(
     table = replace(table, frame=table.frame.rename(columns=ALIASES))
     table.check_columns((TARGET, *RANGES, *CATEGORIES))
     parts = deal_table(
-        len(table), public_rows, clients, sizes, test_fraction=test_fraction, seed=seed, where=where, file=file
+        len(table),
+        public_rows,
+        clients,
+        sizes,
+        test_fraction=test_fraction,
+        seed=seed,
+        where=where,
+        file=file,
     )
     public = slice(len(table) - public_rows, None)
     features = coded(table)
-    whitened = fit_whitening(features[public], components=components, z_clip=z_clip, where=where)(features)
+    whitened = fit_whitening(features[public], components=components, z_clip=z_clip, where=where)(
+        features
+    )
     x = with_intercept(clip_rows(whitened, l1=l1))
-    y = np.asarray(list(INCOMES.values()), dtype=np.int64)[_known(table, TARGET, tuple(INCOMES), "<=50K, >50K")]
+    y = np.asarray(list(INCOMES.values()), dtype=np.int64)[
+        _known(table, TARGET, tuple(INCOMES), "<=50K, >50K")
+    ]
     if labels == "signed":
         targets = (2 * y - 1).astype(np.float32)
     else:
         targets = y
     note = (
-        f"the last {public_rows} persons of the file are taken as public: they fitted the z-scores and the "
-        f"{components} principal components, and no epsilon covers them; the number of persons of each client is public"
+        f"the last {public_rows} persons of the file are taken as public: they fitted the z-scores "
+        "and the "
+        f"{components} principal components, and no epsilon covers them; the number of persons of "
+        "each client is public"
     )
     return assemble(
         x, targets, parts, public, Domain(l1 + 1, float(np.sqrt(l1**2 + 1)), 1.0),
-        test_fraction=test_fraction, seed=seed, classes=None if labels == "signed" else 2, name="adult", notes=(note,),
+        test_fraction=test_fraction, seed=seed, classes=None if labels == "signed" else 2,
+        name="adult", notes=(note,),
     )  # fmt: skip
 
 
 def coded(table: Table) -> np.ndarray:
-    """Turn the rows (n,) into float64 features (n, d) in [0, 1]: the numbers, then the categories, in order."""
+    """Turn the rows (n,) into float64 features (n, d) in [0, 1]: the numbers, then the categories,
+    in order."""
     features = []
     for column, (low, high) in RANGES.items():
         values = np.clip(table.numbers(column), low, high)
@@ -161,7 +193,8 @@ def coded(table: Table) -> np.ndarray:
 
 
 def _known(table: Table, column: str, categories: Sequence[str], accepted: str) -> np.ndarray:
-    """Return the category (n,) of each row; an empty one is the unknown one, where there is such a category."""
+    """Return the category (n,) of each row; an empty one is the unknown one, where there is such a
+    category."""
     values = texts_of(table, column)
     number = codes(np.where(values == "", UNKNOWN, values), categories)
     table.refuse(number < 0, column, accepted)

@@ -16,7 +16,8 @@ def clip_rows(x: np.ndarray, *, l1: float | None = None, l2: float | None = None
         l2: bound on ``||x||_2``; None for no bound.
 
     Returns:
-        (n, d) float32: ``x min(1, l1 / ||x||_1, l2 / ||x||_2)``, within the bounds also after rounding.
+        (n, d) float32: ``x min(1, l1 / ||x||_1, l2 / ||x||_2)``, within the bounds also after
+        rounding.
     """
     wide = x.astype(np.float64)
     factor = np.ones(len(wide))

@@ -2,9 +2,10 @@
 
 In the two forms in which it is distributed:
 
-- the original files in a folder ``celeba``, or others in their layout: ``identity_CelebA.txt``, with an image and its
-  celebrity a line, ``list_attr_celeba.txt``, with the number of images, the names of the attributes, and an image with
-  -1 or 1 for each of them a line, and the folder ``img_align_celeba``;
+- the original files in a folder ``celeba``, or others in their layout: ``identity_CelebA.txt``,
+  with an image and its celebrity a line, ``list_attr_celeba.txt``, with the number of images, the
+  names of the attributes, and an image with -1 or 1 for each of them a line, and the folder
+  ``img_align_celeba``;
 - LEAF JSON whose examples are names of images and labels, beside the folder ``img_align_celeba``.
 """
 
@@ -52,28 +53,32 @@ def read_celeba(
     """Read CelebA: a client a celebrity, two classes, features (3, height, width) in [0, 1].
 
     Images are decoded and resized once, into a file that is memory-mapped from then on
-    (:func:`~fedmtl.data.readers.images.cached_images`). The dataset's domain states the bounds of the pixels. Its notes
-    say where a list is not the original one.
+    (:func:`~fedmtl.data.readers.images.cached_images`). The dataset's domain states the bounds of
+    the pixels. Its notes say where a list is not the original one.
 
     Args:
         root: the folder ``celeba`` or the one around it, or LEAF JSON: a file, a zip or a folder.
-        target: the attribute to predict, a column of ``list_attr_celeba.txt``; LEAF JSON has labels of its own.
+        target: the attribute to predict, a column of ``list_attr_celeba.txt``; LEAF JSON has labels
+            of its own.
         size: of the images after resizing: one number of pixels, or height and width.
         min_examples: celebrities with fewer images are left out; 5 as in LEAF.
         clients: keep that many celebrities, drawn at random; None keeps all.
-        test_fraction: share of each celebrity's images held out for test; None keeps the split of LEAF's folders
-            ``train`` and ``test``, and without one means 0.2.
+        test_fraction: share of each celebrity's images held out for test; None keeps the split of
+            LEAF's folders ``train`` and ``test``, and without one means 0.2.
         seed: of the split and of the choice of celebrities.
-        images: the folder of the images; None looks for ``img_align_celeba`` in ``root`` and, for LEAF JSON, where
-            LEAF's own scripts put it.
-        cache: the folder for decoded images; None for ``fedmtl_cache`` beside the folder of the images.
+        images: the folder of the images; None looks for ``img_align_celeba`` in ``root`` and, for
+            LEAF JSON, where LEAF's own scripts put it.
+        cache: the folder for decoded images; None for ``fedmtl_cache`` beside the folder of the
+            images.
 
     Raises:
         DataError: a missing or damaged file, or malformed LEAF JSON.
         ConfigError: an impossible setting.
     """
     root = Path(root)
-    base = next((folder for folder in (root, root / "celeba") if (folder / ATTRIBUTES).is_file()), None)
+    base = next(
+        (folder for folder in (root, root / "celeba") if (folder / ATTRIBUTES).is_file()), None
+    )
     if base is not None:
         sides = _read_lists(base, target), dict[str, Pair]()
         folder = base / IMAGES
@@ -107,14 +112,15 @@ def _names(x: list[Any], where: str) -> np.ndarray:
     for number, name in enumerate(x):
         if not (isinstance(name, str) and _is_plain(name)):
             raise DataError(
-                f"{where}, example {number}, field 'x' holds {name!r}; accepted: the name of an image file."
+                f"{where}, example {number}, field 'x' holds {name!r}; accepted: the name of an "
+                "image file."
             )
     return np.array(x, dtype=str)
 
 
 def _leaf_images(root: Path) -> Path:
-    """Return the folder of the images: in the folder of the JSON or one above, plainly or under ``raw`` as LEAF has
-    it."""
+    """Return the folder of the images: in the folder of the JSON or one above, plainly or under
+    ``raw`` as LEAF has it."""
     start = root if root.is_dir() else root.parent
     near = [start, start.parent, start.parent.parent]
     places = (folder / name for folder in near for name in (IMAGES, f"raw/{IMAGES}"))
@@ -127,12 +133,16 @@ def _is_plain(name: str) -> bool:
 
 
 def _read_lists(folder: Path, target: str) -> dict[str, Pair]:
-    """Return names of images (n,) and labels (n,) of every celebrity, in the order of the identities."""
+    """Return names of images (n,) and labels (n,) of every celebrity, in the order of the
+    identities."""
     people = _read_identities(folder / IDENTITIES)
     labels = _read_labels(folder / ATTRIBUTES, target)
     for name in labels:
         if name not in people:
-            raise DataError(f"{folder / IDENTITIES} has no line of {name!r}, which {ATTRIBUTES} lists; both need it.")
+            raise DataError(
+                f"{folder / IDENTITIES} has no line of {name!r}, which {ATTRIBUTES} "
+                "lists; both need it."
+            )
     owners = [people[name] for name in labels]
     ids = sorted(set(owners), key=_in_order)
     place = {identity: number for number, identity in enumerate(ids)}
@@ -154,7 +164,9 @@ def _read_identities(file: Path) -> dict[str, str]:
     people: dict[str, str] = {}
     for where, fields in _lines(file):
         if len(fields) != 2 or not _is_plain(fields[0]):
-            raise DataError(f"{where} is {_shown(fields)}; accepted: the name of an image and its celebrity.")
+            raise DataError(
+                f"{where} is {_shown(fields)}; accepted: the name of an image and its celebrity."
+            )
         if fields[0] in people:
             raise DataError(f"{where}: image {fields[0]!r} occurs twice; each must have one line.")
         people[fields[0]] = fields[1]
@@ -173,7 +185,11 @@ def _read_labels(file: Path, target: str) -> dict[str, int]:
     column = names.index(target) + 1
     labels: dict[str, int] = {}
     for where, fields in lines:
-        if len(fields) != len(names) + 1 or not _is_plain(fields[0]) or fields[column] not in _LABELS:
+        if (
+            len(fields) != len(names) + 1
+            or not _is_plain(fields[0])
+            or fields[column] not in _LABELS
+        ):
             accepted = f"the name of an image and -1 or 1 for each of {len(names)} attributes"
             raise DataError(f"{where} is {_shown(fields)}; accepted: {accepted}.")
         if fields[0] in labels:
@@ -181,7 +197,8 @@ def _read_labels(file: Path, target: str) -> dict[str, int]:
         labels[fields[0]] = _LABELS[fields[column]]
     if len(labels) != int(head[0]):
         raise DataError(
-            f"{file} has {len(labels):,} images and says {int(head[0]):,} in its first line, which must agree; it may "
+            f"{file} has {len(labels):,} images and says {int(head[0]):,} in its first line, which "
+            "must agree; it may "
             "be truncated."
         )
     return labels
@@ -193,7 +210,8 @@ def _lines(file: Path) -> Iterator[Line]:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(
-            f"{file} cannot be read ({first_line(error)}); give the folder celeba with {IDENTITIES}, {ATTRIBUTES} and "
+            f"{file} cannot be read ({first_line(error)}); give the folder celeba with "
+            f"{IDENTITIES}, {ATTRIBUTES} and "
             f"the folder {IMAGES}."
         ) from error
     for number, line in enumerate(text.splitlines(), start=1):
@@ -206,7 +224,8 @@ def _shown(fields: Sequence[str]) -> str:
 
 
 def _notes(folder: Path) -> tuple[str, ...]:
-    """Return a note of the lists that are not the original ones, by the checksums that torchvision knows."""
+    """Return a note of the lists that are not the original ones, by the checksums that torchvision
+    knows."""
     from torchvision.datasets import CelebA
     from torchvision.datasets.utils import check_md5
 

@@ -1,4 +1,5 @@
-"""CIFAR-10 and CIFAR-100 (Krizhevsky 2009), dealt to clients by classes, from the files that torchvision extracts."""
+"""CIFAR-10 and CIFAR-100 (Krizhevsky 2009), dealt to clients by classes, from the files that
+torchvision extracts."""
 
 from __future__ import annotations
 
@@ -29,16 +30,18 @@ def read_cifar(
 ) -> FederatedDataset:
     """Read CIFAR-10 or CIFAR-100 and deal its images to clients: features (3, 32, 32) in [0, 1].
 
-    By default as in CENTAUR (Shen et al., "Share your representation only", 2023): 500 clients of 100 images with 5
-    classes each, and the test images of the same classes.
+    By default as in CENTAUR (Shen et al., "Share your representation only", 2023): 500 clients of
+    100 images with 5 classes each, and the test images of the same classes.
 
     Args:
-        root: the folder of ``cifar-10-batches-py`` or ``cifar-100-python``, as ``torchvision.datasets`` extracts them,
-            or that folder itself.
+        root: the folder of ``cifar-10-batches-py`` or ``cifar-100-python``, as
+            ``torchvision.datasets`` extracts them, or that folder itself.
         classes: 10 or 100.
-        partition: such as :class:`~fedmtl.data.Dirichlet`; None for ``ByClasses(clients=500, classes_per_client=5)``.
-        test_fraction: share of each client's images held out for test, train and test images dealt as one pool. None
-            deals the test images as the train images by classes, and means 0.2 for another partition.
+        partition: such as :class:`~fedmtl.data.Dirichlet`; None for
+            ``ByClasses(clients=500, classes_per_client=5)``.
+        test_fraction: share of each client's images held out for test, train and test images dealt
+            as one pool. None deals the test images as the train images by classes, and means 0.2
+            for another partition.
         seed: of the deal and of the split.
 
     Raises:
@@ -56,12 +59,16 @@ def read_cifar(
     if test_fraction is not None or not isinstance(partition, ByClasses):
         x, y = (np.concatenate(part) for part in zip(*pools, strict=True))
         return from_partition(x, y, partition, test_fraction=test_fraction, **options)
-    sides = [{name: (x[rows], y[rows]) for name, rows in partition.deal(y, seed).items()} for x, y in pools]
+    sides = [
+        {name: (x[rows], y[rows]) for name, rows in partition.deal(y, seed).items()}
+        for x, y in pools
+    ]
     return FederatedDataset.from_tensors(sides[0], test=sides[1], **options)
 
 
 def _pool(root: Path, classes: int, *, train: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Return images (N, 3, 32, 32) uint8 and labels (N,) int64 of the files, whose checksums torchvision verifies."""
+    """Return images (N, 3, 32, 32) uint8 and labels (N,) int64 of the files, whose checksums
+    torchvision verifies."""
     from torchvision.datasets import CIFAR10, CIFAR100
 
     kind = CIFAR10 if classes == 10 else CIFAR100
@@ -69,7 +76,8 @@ def _pool(root: Path, classes: int, *, train: bool) -> tuple[np.ndarray, np.ndar
         pool = kind(root.parent if root.name == kind.base_folder else root, train=train)
     except (RuntimeError, OSError) as error:
         raise DataError(
-            f"{root}: {kind.base_folder} is missing or damaged ({first_line(error)}); give the folder into which "
+            f"{root}: {kind.base_folder} is missing or damaged ({first_line(error)}); give the "
+            "folder into which "
             "torchvision extracts CIFAR."
         ) from error
     return pool.data.transpose(0, 3, 1, 2), np.array(pool.targets, dtype=np.int64)

@@ -120,7 +120,8 @@ class Table:
             empty: a table without rows is accepted.
 
         Raises:
-            DataError: neither, another kind of file, an unreadable one, a column that occurs twice, or no rows.
+            DataError: neither, another kind of file, an unreadable one, a column that occurs twice,
+                or no rows.
             ConfigError: settings that are impossible, or are not those of a file of text.
         """
         import pandas as pd
@@ -137,7 +138,8 @@ class Table:
             check_distinct(list(frame.columns), file)
         else:
             raise DataError(
-                f"a {type(source).__name__} is no table; accepted: a file's path, or a DataFrame of pandas."
+                f"a {type(source).__name__} is no table; accepted: a file's path, or a DataFrame "
+                "of pandas."
             )
         if frame.empty and not empty:
             raise DataError(f"{file} has no rows; at least 2 a client are needed.")
@@ -145,7 +147,8 @@ class Table:
             return cls(frame, file, form=form, settable=settings is not None)
         if form != format_of(""):
             raise ConfigError(
-                f"{file} is no file of text; data.separator, data.decimal, data.encoding and data.comment are for CSV "
+                f"{file} is no file of text; data.separator, data.decimal, data.encoding and "
+                "data.comment are for CSV "
                 "files."
             )
         return cls(frame, file)
@@ -155,8 +158,8 @@ class Table:
         return len(self.frame)
 
     def check_columns(self, needed: Sequence[str | None], role: str = "") -> None:
-        """Raise :class:`DataError` unless the columns ``needed`` are there, none of them None; ``role`` says what they
-        are for."""
+        """Raise :class:`DataError` unless the columns ``needed`` are there, none of them None;
+        ``role`` says what they are for."""
         for column in needed:
             if column not in self.frame.columns:
                 columns = list(map(str, self.frame.columns))
@@ -169,10 +172,13 @@ class Table:
                     wrong = f"{role}column {column!r} is missing"
                 else:
                     wrong = needed_as
-                raise DataError(f"{self.file}: {wrong}; {hint}the columns are {', '.join(map(repr, columns))}.")
+                raise DataError(
+                    f"{self.file}: {wrong}; {hint}the columns are {', '.join(map(repr, columns))}."
+                )
 
     def refuse(self, wrong: np.ndarray, column: str, accepted: str) -> None:
-        """Raise :class:`DataError` for the first row of ``column`` that is ``wrong``, bool (n,), if there is one."""
+        """Raise :class:`DataError` for the first row of ``column`` that is ``wrong``, bool (n,), if
+        there is one."""
         import pandas as pd
 
         if not wrong.any():
@@ -194,7 +200,8 @@ class Table:
             client = f"client {str(self.client_of[row])!r}, "
         empty = pd.api.types.is_scalar(value) and (pd.isna(value) or value == "")
         raise DataError(
-            f"{self.file}: {client}{place}, column {column!r} {'is empty' if empty else state}; accepted: {accepted}."
+            f"{self.file}: {client}{place}, column {column!r} {'is empty' if empty else state}; "
+            f"accepted: {accepted}."
         )
 
     def numbers(
@@ -233,16 +240,22 @@ class Table:
         if typed and not numeric and not wrong.any():
             wrong = np.array([not isinstance(value, (numbers.Real, Decimal)) for value in series])
         self._refuse_decimals(wrong, column)
-        self.refuse(wrong, column, accepted if np.isinf(high) else f"a number from {low:g} to {high:g}")
+        self.refuse(
+            wrong, column, accepted if np.isinf(high) else f"a number from {low:g} to {high:g}"
+        )
         return values
 
     def _refuse_decimals(self, wrong: np.ndarray, column: str) -> None:
-        """Raise :class:`DataError` for the first row of ``column`` that is ``wrong``, bool (n,), and a number with the
-        decimals of another language."""
+        """Raise :class:`DataError` for the first row of ``column`` that is ``wrong``, bool (n,),
+        and a number with the decimals of another language."""
         if not wrong.any():
             return
         pattern = DECIMAL_COMMA
-        accepted = "a number with a decimal point and no other marks, and this one seems to have a decimal comma"
+        accepted = (
+            "a number with a decimal point and no other marks, and this one seems to have "
+            "a "
+            "decimal comma"
+        )
         advice = "data.decimal=comma reads it"
         if self.form is not None and self.form.decimal == ",":
             pattern = DECIMAL_POINT
@@ -251,7 +264,10 @@ class Table:
         if self.settable:
             accepted = f"{accepted} ({advice})"
         values = zip(wrong, self.frame[column], strict=True)
-        found = [bool(bad) and isinstance(value, str) and bool(re.fullmatch(pattern, value)) for bad, value in values]
+        found = [
+            bool(bad) and isinstance(value, str) and bool(re.fullmatch(pattern, value))
+            for bad, value in values
+        ]
         self.refuse(np.array(found), column, accepted)
 
     def written(
@@ -262,13 +278,17 @@ class Table:
 
         values = self.frame[column]
         self.refuse(values.isna().to_numpy(), column, accepted)
-        if values.dtype == object:  # bytes, such as those of an image, lists and mappings are neither
-            other = values.map(lambda v: isinstance(v, (bytes, bytearray)) or not pd.api.types.is_scalar(v))
+        # bytes, such as those of an image, lists and mappings are neither
+        if values.dtype == object:
+            other = values.map(
+                lambda v: isinstance(v, (bytes, bytearray)) or not pd.api.types.is_scalar(v)
+            )
             self.refuse(other.to_numpy(dtype=bool), column, "texts or numbers here")
         return values.astype(str).to_numpy(dtype=str)
 
     def labels(self, column: str, labels: Sequence[str] | None) -> tuple[np.ndarray, list[str]]:
-        """Return class numbers (n,), int64, and the labels that they number; None takes those that occur, sorted."""
+        """Return class numbers (n,), int64, and the labels that they number; None takes those that
+        occur, sorted."""
         values = self.written(column)
         if labels is None:
             names = np.unique(values).tolist()
@@ -278,8 +298,11 @@ class Table:
         self.refuse(number < 0, column, f"the labels {', '.join(map(repr, names))}")
         return number, names
 
-    def parts(self, client: str | None, partition: Partition | None, y: np.ndarray, seed: int) -> Parts:
-        """Return the rows of each client: by the column ``client``, in the order of its texts, or dealt by y (n,).
+    def parts(
+        self, client: str | None, partition: Partition | None, y: np.ndarray, seed: int
+    ) -> Parts:
+        """Return the rows of each client: by the column ``client``, in the order of its texts, or
+        dealt by y (n,).
 
         Raises:
             ConfigError: not either a column or a partition says which client has a row.
@@ -289,8 +312,10 @@ class Table:
             if client:
                 state = "both a client column and a partition"
             raise ConfigError(
-                f"{self.file}: {state}; give the column of each row's client, or a partition such as "
-                "Dirichlet(clients=100, alpha=0.5); on the command line data.client=COLUMN or data/partition=dirichlet."
+                f"{self.file}: {state}; give the column of each row's client, or a partition such "
+                "as "
+                "Dirichlet(clients=100, alpha=0.5); on the command line data.client=COLUMN or "
+                "data/partition=dirichlet."
             )
         if client is None:
             return cast(Partition, partition).deal(y, seed)
@@ -303,7 +328,9 @@ def _read(file: Path, text: Sequence[str], form: Format, settable: bool) -> pd.D
     import pandas as pd
 
     if not file.name.lower().endswith((*SUFFIXES, ".parquet")):
-        raise DataError(f"{file} has an unknown suffix; accepted: {', '.join((*SUFFIXES, '.parquet'))}.")
+        raise DataError(
+            f"{file} has an unknown suffix; accepted: {', '.join((*SUFFIXES, '.parquet'))}."
+        )
     if file.suffix.lower() != ".parquet":
         return read_text(file, form, text, settable)
     if file.is_file():
@@ -319,8 +346,8 @@ def _parquet_names(file: Path) -> list[str]:
 
 
 def _with_points(values: pd.Series, decimal: str) -> pd.Series:
-    """Return a column (n,) whose texts have decimal points, so that what has them in the file is no number if its
-    decimals are ``decimal``, a comma."""
+    """Return a column (n,) whose texts have decimal points, so that what has them in the file is no
+    number if its decimals are ``decimal``, a comma."""
     if decimal == ".":
         return values
     swapped = str.maketrans(",.", ".,")
@@ -328,8 +355,11 @@ def _with_points(values: pd.Series, decimal: str) -> pd.Series:
 
 
 def _printed(value: object) -> str:
-    """Return a value as messages print it: what is no number or short text only by its kind, such as an image."""
-    if isinstance(value, Mapping) and any(isinstance(part, (bytes, bytearray)) for part in value.values()):
+    """Return a value as messages print it: what is no number or short text only by its kind, such
+    as an image."""
+    if isinstance(value, Mapping) and any(
+        isinstance(part, (bytes, bytearray)) for part in value.values()
+    ):
         return f"a mapping of {', '.join(map(str, value))}"
     if isinstance(value, (bytes, bytearray)) and len(value) > _FEW:
         return f"{len(value):,} bytes"
@@ -343,7 +373,8 @@ def _printed(value: object) -> str:
 
 
 def codes(values: np.ndarray, categories: Sequence[str]) -> np.ndarray:
-    """Return the positions (n,), int64, of texts (n,) in ``categories``; -1 where a text is none of them."""
+    """Return the positions (n,), int64, of texts (n,) in ``categories``; -1 where a text is none of
+    them."""
     import pandas as pd
 
     return pd.Index(list(categories)).get_indexer(pd.Index(values))
@@ -376,21 +407,23 @@ def looks_like_id(values: pd.Series) -> bool:
 class Summary:
     """What a column (n,) seems to hold, by its private values: numbers, dates, or categories.
 
-    Texts are numbers where more than half spell some, and the others are marks of missing values, such as NA, or too
-    many for categories. True and false are categories.
+    Texts are numbers where more than half spell some, and the others are marks of missing values,
+    such as NA, or too many for categories. True and false are categories.
 
     Attributes:
         numeric: whether the column holds numbers.
         whole: whether these are whole.
         kinds: the distinct values as texts, sorted.
-        bounds: a draft of its public bounds: a range, whose ends are rounded away from it to three digits unless they
-            are whole, or the categories.
+        bounds: a draft of its public bounds: a range, whose ends are rounded away from it to three
+            digits unless they are whole, or the categories.
         text: the same in words.
         dates: the values are dates; their bounds are then whole years.
         missing: the number of missing values.
         distinct: the numbers are whole, and no two of them are alike.
-        coded: the numbers are whole, and 3 to 12 of them are distinct, as where they stand for categories.
-        skewed: all numbers are above 0, many are distinct, and their mean is far above their median.
+        coded: the numbers are whole, and 3 to 12 of them are distinct, as where they stand for
+            categories.
+        skewed: all numbers are above 0, many are distinct, and their mean is far above their
+            median.
         doubt: why it is no feature and no target, or an empty text.
         remedy: what makes it one.
     """
@@ -406,11 +439,17 @@ class Summary:
         elif not pd.api.types.is_numeric_dtype(values.dtype):
             numbers = pd.to_numeric(values, errors="coerce")
             others = set(values[numbers.isna()].dropna())
-            if others and numbers.count() > values.count() / 2 and (others <= MARKS or values.nunique() > _MOST):
+            if (
+                others
+                and numbers.count() > values.count() / 2
+                and (others <= MARKS or values.nunique() > _MOST)
+            ):
                 values = numbers
         self.numeric = pd.api.types.is_numeric_dtype(values.dtype)
         texts = {str(value) for value in values.dropna().unique()} - MARKS
-        self.dates = bool(texts) and not self.numeric and all(re.fullmatch(ISO_DATE, text) for text in texts)
+        self.dates = (
+            bool(texts) and not self.numeric and all(re.fullmatch(ISO_DATE, text) for text in texts)
+        )
         if self.dates:
             values = values.mask(values.isin(list(MARKS)))
         self.missing = int(values.isna().sum())
@@ -455,5 +494,7 @@ class Summary:
 def check_texts(option: str, texts: Sequence[str]) -> list[str]:
     """Return distinct texts as a list; raise :class:`ConfigError` where they are not."""
     if isinstance(texts, str) or not texts or len(set(map(str, texts))) != len(texts):
-        raise ConfigError(f"data.{option} is {texts!r}; it must be distinct texts, at least one, in a list.")
+        raise ConfigError(
+            f"data.{option} is {texts!r}; it must be distinct texts, at least one, in a list."
+        )
     return list(texts)

@@ -1,8 +1,9 @@
 """Tables dealt to clients: rows within public bounds, and a public part beside them.
 
-With records as the protected unit, a row's features may depend on that record and on public constants, and on no
-other record: otherwise replacing one record moves every row. So whatever is fitted (means, principal components,
-categories) is fitted on rows that are declared public, and rows are clipped to norms that are public constants.
+With records as the protected unit, a row's features may depend on that record and on public
+constants, and on no other record: otherwise replacing one record moves every row. So whatever is
+fitted (means, principal components, categories) is fitted on rows that are declared public, and
+rows are clipped to norms that are public constants.
 """
 
 from __future__ import annotations
@@ -42,8 +43,9 @@ def deal(
     Args:
         rows: number of private rows.
         clients: their number; ids are ``owner-0``, ``owner-1``, ...
-        sizes: rows of each client: None for all rows in equal parts (they differ by at most 1), one number for all
-            clients, or one number a client. With one number, client i has the same rows whatever their number.
+        sizes: rows of each client: None for all rows in equal parts (they differ by at most 1), one
+            number for all clients, or one number a client. With one number, client i has the same
+            rows whatever their number.
         seed: of the permutation.
         where: for messages.
         least: rows that a client must have.
@@ -62,18 +64,23 @@ def deal(
     else:
         counts = [sizes] * clients
     if len(counts) != clients:
-        raise ConfigError(f"{where}.sizes has {len(counts):,} numbers, but clients is {clients:,}; give one a client.")
+        raise ConfigError(
+            f"{where}.sizes has {len(counts):,} numbers, but clients is {clients:,}; "
+            "give one a client."
+        )
     if sizes is not None:
         for count in counts:
             positive_int(where, sizes=count)
     if min(counts) < least:
         raise ConfigError(
-            f"{where}: a client would have {min(counts)} of the {rows} private rows; each needs at least {least} "
+            f"{where}: a client would have {min(counts)} of the {rows} private rows; each needs at "
+            f"least {least} "
             f"(fewer clients, larger sizes{'' if least == 1 else ', or test_fraction=None'})."
         )
     if sum(counts) > rows:
         raise ConfigError(
-            f"{where}: clients={clients} and sizes={sizes} ask for {sum(counts):,} rows, but there are {rows:,} "
+            f"{where}: clients={clients} and sizes={sizes} ask for {sum(counts):,} rows, but there "
+            f"are {rows:,} "
             "private rows; ask for fewer."
         )
     order = keyed_generator(seed, "owners").permutation(rows)
@@ -102,7 +109,8 @@ def deal_table(
     positive_int(where, public_rows=public_rows)
     if public_rows >= rows:
         raise DataError(
-            f"{file} has {rows:,} rows, and {where}.public_rows is {public_rows:,}; some must remain for the clients."
+            f"{file} has {rows:,} rows, and {where}.public_rows is {public_rows:,}; some must "
+            "remain for the clients."
         )
     return deal(rows - public_rows, clients, sizes, seed, where=where, least=least)
 
@@ -128,8 +136,8 @@ def assemble(
         parts: each client's row numbers.
         public: which rows are public.
         domain: the bounds.
-        test_fraction: share of each client's rows held out for test; None keeps all rows for training and tests
-            every client on the public rows.
+        test_fraction: share of each client's rows held out for test; None keeps all rows for
+            training and tests every client on the public rows.
         seed: of the split, keyed by the client's id.
         classes: None for floating targets.
         name: for messages and reports.
@@ -140,13 +148,19 @@ def assemble(
     count = len(public_y)
     public_rows = Examples(public_x, public_y, torch.tensor([0, count]))
     if test_fraction is not None:
-        data = from_partition(x, y, parts, test_fraction=test_fraction, seed=seed, classes=classes, name=name)
+        data = from_partition(
+            x, y, parts, test_fraction=test_fraction, seed=seed, classes=classes, name=name
+        )
         return replace(data, notes=tuple(notes), public=public_rows, domain=domain)
     index = torch.from_numpy(np.concatenate(list(parts.values())))
     offsets = torch.tensor([0, *np.cumsum([len(part) for part in parts.values()])])
     return FederatedDataset(
         Examples(torch.from_numpy(x)[index], torch.from_numpy(y)[index], offsets),
-        Examples(public_x.repeat(len(parts), 1), public_y.repeat(len(parts)), torch.arange(len(parts) + 1) * count),
+        Examples(
+            public_x.repeat(len(parts), 1),
+            public_y.repeat(len(parts)),
+            torch.arange(len(parts) + 1) * count,
+        ),
         tuple(parts),
         classes=classes,
         name=name,

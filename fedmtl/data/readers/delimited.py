@@ -1,5 +1,5 @@
-"""Files of text with a row a line: how their fields are written, what is wrong with a file, on which line a row
-stands."""
+"""Files of text with a row a line: how their fields are written, what is wrong with a file, on
+which line a row stands."""
 
 from __future__ import annotations
 
@@ -108,19 +108,22 @@ def format_of(
     return Format(between, point, known, str(comment or ""))
 
 
-def read_text(file: Path, form: Format, text: Sequence[str] = (), settable: bool = True) -> pd.DataFrame:
+def read_text(
+    file: Path, form: Format, text: Sequence[str] = (), settable: bool = True
+) -> pd.DataFrame:
     """Return the table in a file of text, whose headings have no spaces around them.
 
     Args:
         file: one of :data:`SUFFIXES`.
         form: how it is written.
         text: columns that are kept as they are written.
-        settable: the user can set the format by ``data.separator``, ``data.decimal``, ``data.encoding``,
-            ``data.comment``; for messages.
+        settable: the user can set the format by ``data.separator``, ``data.decimal``,
+            ``data.encoding``, ``data.comment``; for messages.
 
     Raises:
-        DataError: no such file, no text of this encoding, other separators, a heading that occurs twice, a line with
-            too many or too few fields, a quote that is not closed, or an unreadable file.
+        DataError: no such file, no text of this encoding, other separators, a heading that occurs
+            twice, a line with too many or too few fields, a quote that is not closed, or an
+            unreadable file.
     """
     import pandas as pd
 
@@ -133,18 +136,23 @@ def read_text(file: Path, form: Format, text: Sequence[str] = (), settable: bool
         "skiprows": skipped(lines, form),
     }
     names = _headings(file, options)
-    options.update(AS_WRITTEN, decimal=form.decimal, dtype=dict.fromkeys(text, str), low_memory=False)
+    options.update(
+        AS_WRITTEN, decimal=form.decimal, dtype=dict.fromkeys(text, str), low_memory=False
+    )
     try:
         frame = pd.read_csv(file, header=0, names=names, **options)
     except pd.errors.ParserError as error:
         if "EOF inside string" in str(error):
             *_, (opened_at, _, _) = records(file, form)
-            raise DataError(f"{file}: a quote that opens in line {opened_at} is not closed.") from error
+            raise DataError(
+                f"{file}: a quote that opens in line {opened_at} is not closed."
+            ) from error
         check_lines(file, form)
         raise unreadable(file, error) from error
     except (ValueError, OSError, EOFError) as error:
         raise unreadable(file, error) from error
-    # pandas fills lines that are too short, and takes the first fields of lines that are too long as an index
+    # pandas fills lines that are too short, and takes the first fields of lines that are too long
+    # as an index
     counts = field_counts(lines, form.separator)
     longer = len(counts) > 1 and counts[1] > counts[0]
     if longer or frame.iloc[:, -1].isna().any() or not isinstance(frame.index, pd.RangeIndex):
@@ -156,12 +164,14 @@ def read_text(file: Path, form: Format, text: Sequence[str] = (), settable: bool
 def unreadable(file: Path, error: BaseException, what: str = "a table") -> DataError:
     """Return the error of a file that cannot be read as ``what``."""
     return DataError(
-        f"{file} cannot be read as {what} ({first_line(error)}); it may be missing, empty, truncated or no text."
+        f"{file} cannot be read as {what} ({first_line(error)}); it may be missing, empty, "
+        "truncated or no text."
     )
 
 
 def check_source(source: str | Path) -> None:
-    """Raise :class:`DataError` unless the source of a table is a path with something at it that may be read."""
+    """Raise :class:`DataError` unless the source of a table is a path with something at it that may
+    be read."""
     if re.match(r"[a-z][a-z0-9+]+:/", str(source).lower()):
         raise DataError(f"{source} is an address; accepted: the path of a file, so fetch it first.")
     file = Path(source)
@@ -173,7 +183,9 @@ def check_source(source: str | Path) -> None:
         if file.is_file():
             file.open("rb").close()
     except OSError as error:
-        raise DataError(f"{file} cannot be read ({error.strerror}); give a file that this user may read.") from error
+        raise DataError(
+            f"{file} cannot be read ({error.strerror}); give a file that this user may read."
+        ) from error
 
 
 def check_text(file: Path, form: Format, settable: bool = True) -> None:
@@ -182,7 +194,9 @@ def check_text(file: Path, form: Format, settable: bool = True) -> None:
         with _binary(file) as content:
             head: bytes = content.read(1 << 16)
     except gzip.BadGzipFile as error:
-        raise DataError(f"{file} ends in .gz and is not compressed; give it its own suffix, such as .csv.") from error
+        raise DataError(
+            f"{file} ends in .gz and is not compressed; give it its own suffix, such as .csv."
+        ) from error
     except (OSError, EOFError) as error:
         raise unreadable(file, error) from error
     if not head.strip():
@@ -191,37 +205,52 @@ def check_text(file: Path, form: Format, settable: bool = True) -> None:
         if head.lstrip().lower().startswith(mark.lower()):
             raise DataError(f"{file} is {kind}; accepted: text with a row a line.")
     seen = _encoding_of(head)
-    if seen is not None and not form.encoding.startswith(seen.removesuffix("-le").removesuffix("-be")):
+    if seen is not None and not form.encoding.startswith(
+        seen.removesuffix("-le").removesuffix("-be")
+    ):
         advice = "accepted: UTF-8"
         if settable:
             advice = f"data.encoding={seen} reads it"
-        raise DataError(f"{file} is text in {seen.upper()}, not in {form.encoding.upper()}; {advice}.")
+        raise DataError(
+            f"{file} is text in {seen.upper()}, not in {form.encoding.upper()}; {advice}."
+        )
     line = 1
     try:
         with opened(file, form, newline=None) as content:
             while part := content.read(_HEAD):
                 if "\0" in part:
                     line += part[: part.index("\0")].count("\n")
-                    raise DataError(f"{file}: line {line} holds a null byte; the file may be damaged, or no text.")
+                    raise DataError(
+                        f"{file}: line {line} holds a null byte; the file may be "
+                        "damaged, or no text."
+                    )
                 line += part.count("\n")
     except UnicodeError as error:
         advice = "accepted: UTF-8"
         if settable:
-            advice = "give its encoding, such as data.encoding=cp1252 (Windows, Western Europe), latin-1 or utf-8"
+            advice = (
+                "give its encoding, such as data.encoding=cp1252 (Windows, Western Europe), "
+                "latin-1 or utf-8"
+            )
         place = _undecodable(file, form)
-        raise DataError(f"{file} is not text in {form.encoding.upper()}{place}; {advice}.") from error
+        raise DataError(
+            f"{file} is not text in {form.encoding.upper()}{place}; {advice}."
+        ) from error
     except (OSError, EOFError) as error:
         raise unreadable(file, error) from error
 
 
 def check_separator(file: Path, form: Format, lines: Sequence[str], settable: bool = True) -> None:
-    """Raise :class:`DataError` if the first lines of a file fit another separator, or begin with a comment."""
+    """Raise :class:`DataError` if the first lines of a file fit another separator, or begin with a
+    comment."""
     lines = lines[skipped(lines, form) :]
     comment = comment_of(lines)
     if comment is not None:
         advice = "remove such lines"
         if settable:
-            advice = f'comment={comment!r} leaves such lines out, by command "data.comment={comment!r}"'
+            advice = (
+                f'comment={comment!r} leaves such lines out, by command "data.comment={comment!r}"'
+            )
         raise DataError(f"{file}: the heading follows lines that begin with {comment!r}; {advice}.")
     other = other_separator(lines, form.separator)
     if other is None:
@@ -245,25 +274,36 @@ def comment_of(lines: Sequence[str]) -> str | None:
         return first[:4]
     if not first.startswith(("#", "%", "//")):
         return None
-    heading = any(_fits(field_counts(lines, letter)) for letter in SEPARATORS.values() if letter != " ")
+    heading = any(
+        _fits(field_counts(lines, letter)) for letter in SEPARATORS.values() if letter != " "
+    )
     if heading:
         return None
     return first[0]
 
 
 def other_separator(lines: Sequence[str], separator: str) -> str | None:
-    """Return the letter by which the first lines of a file seem to be separated if it is not ``separator``."""
+    """Return the letter by which the first lines of a file seem to be separated if it is not
+    ``separator``."""
     own = field_counts(lines, separator)
     if len(own) < 2 or (own[0] > 1 and _fits(own)):
         return None
-    found = {other: field_counts(lines, other) for other in SEPARATORS.values() if other != separator}
-    fields = {other: counts[0] for other, counts in found.items() if _fits(counts) and counts[0] > own[0]}
+    found = {
+        other: field_counts(lines, other) for other in SEPARATORS.values() if other != separator
+    }
+    fields = {
+        other: counts[0] for other, counts in found.items() if _fits(counts) and counts[0] > own[0]
+    }
     return max(fields, key=lambda other: fields[other], default=None)
 
 
 def has_decimal_commas(lines: Sequence[str], separator: str) -> bool:
     """Returns True if a field of some lines is a number with a decimal comma."""
-    return any(re.fullmatch(DECIMAL_COMMA, field) for fields in _fields(lines, separator) for field in fields)
+    return any(
+        re.fullmatch(DECIMAL_COMMA, field)
+        for fields in _fields(lines, separator)
+        for field in fields
+    )
 
 
 def field_counts(lines: Sequence[str], separator: str) -> list[int]:
@@ -272,7 +312,8 @@ def field_counts(lines: Sequence[str], separator: str) -> list[int]:
 
 
 def first_lines(file: Path, form: Format) -> list[str]:
-    """Return at most 50 lines at the beginning of a file, without their ends; a long file's last one may be cut off."""
+    """Return at most 50 lines at the beginning of a file, without their ends; a long file's last
+    one may be cut off."""
     with opened(file, form, newline=None) as text:
         head = text.read(_HEAD)
     lines = head.removeprefix("\ufeff").split("\n")
@@ -293,7 +334,8 @@ def skipped(lines: Sequence[str], form: Format) -> int:
 
 
 def check_lines(file: Path, form: Format) -> None:
-    """Raise :class:`DataError` for the first line whose number of fields is not that of the heading."""
+    """Raise :class:`DataError` for the first line whose number of fields is not that of the
+    heading."""
     width = 0
     for first, last, fields in records(file, form):
         width = width or len(fields)
@@ -301,19 +343,23 @@ def check_lines(file: Path, form: Format) -> None:
             continue
         why = f"the line may be cut off, or a text with {form.separator!r} in it must be quoted"
         if last > first:
-            why = f"a quote joins the lines {first} to {last}, and may not be closed where it should be"
+            why = (
+                f"a quote joins the lines {first} to {last}, and may not be closed where it "
+                "should be"
+            )
         elif len(fields) == width + 1 and not fields[-1].strip():
             why = "it ends with a separator, and the heading does not"
         elif len(fields) == 1 and fields[0].startswith("#"):
             why = "comments are left out above the heading only, with data.comment"
         raise DataError(
-            f"{file}: the number of fields of line {first} is {len(fields)}, that of the header {width}; {why}."
+            f"{file}: the number of fields of line {first} is {len(fields)}, that of the header "
+            f"{width}; {why}."
         )
 
 
 def line_of(file: Path, form: Format, row: int) -> int | None:
-    """Return the line of a file on which a row begins, counted from 1 with blank lines, comments and line breaks in
-    quotes; None for a row that is not found."""
+    """Return the line of a file on which a row begins, counted from 1 with blank lines, comments
+    and line breaks in quotes; None for a row that is not found."""
     try:
         first, _, _ = next(islice(records(file, form), row + 1, None))
     except (StopIteration, DataError):
@@ -342,13 +388,15 @@ def records(file: Path, form: Format) -> Iterator[tuple[int, int, list[str]]]:
         except csv.Error as error:
             longest = csv.field_size_limit()
             raise DataError(
-                f"{file}: line {above + reader.line_num} holds a text of more than {longest:,} letters; a quote may "
+                f"{file}: line {above + reader.line_num} holds a text of more than {longest:,} "
+                "letters; a quote may "
                 "not be closed, or leave the column out."
             ) from error
 
 
 def opened(file: Path, form: Format, newline: str | None) -> TextIO:
-    """Return the text of a file, plain or compressed; a mark of UTF-8 at its beginning is left out."""
+    """Return the text of a file, plain or compressed; a mark of UTF-8 at its beginning is left
+    out."""
     if file.suffix.lower() == ".gz":
         return cast(TextIO, gzip.open(file, "rt", encoding=_decoder(form), newline=newline))
     return file.open(encoding=_decoder(form), newline=newline)
@@ -372,7 +420,8 @@ def _decoder(form: Format) -> str:
 
 
 def _encoding_of(head: bytes) -> str | None:
-    """Return the Unicode encoding that a mark at the beginning of a file, or its null bytes, show; or None."""
+    """Return the Unicode encoding that a mark at the beginning of a file, or its null bytes, show;
+    or None."""
     for mark, name in _UNICODE.items():
         if head.startswith(mark):
             return name
@@ -383,7 +432,8 @@ def _encoding_of(head: bytes) -> str | None:
 
 
 def _undecodable(file: Path, form: Format) -> str:
-    """Return in words the first byte of a file that is no letter of its encoding, or an empty text."""
+    """Return in words the first byte of a file that is no letter of its encoding, or an empty
+    text."""
     if form.encoding.startswith(("utf-16", "utf-32")):
         return ""
     with _binary(file) as content:
@@ -420,7 +470,9 @@ def check_distinct(names: Sequence[Any], file: Path) -> None:
             often = "twice"
             if times != 2:
                 often = f"{times} times"
-            raise DataError(f"{file}: column {name!r} occurs {often}; every column needs a name of its own.")
+            raise DataError(
+                f"{file}: column {name!r} occurs {often}; every column needs a name of its own."
+            )
 
 
 def _reader(lines: Any, separator: str) -> Any:
@@ -430,8 +482,8 @@ def _reader(lines: Any, separator: str) -> Any:
 
 
 def _fields(lines: Sequence[str], separator: str) -> list[list[str]]:
-    """Return the fields of the heading and the rows in some lines; a last row that goes on in the next line is left
-    out."""
+    """Return the fields of the heading and the rows in some lines; a last row that goes on in the
+    next line is left out."""
     try:
         found = list(_reader([f"{line}\n" for line in lines], separator))
     except csv.Error:

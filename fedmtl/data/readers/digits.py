@@ -1,8 +1,10 @@
-"""The embedded data: scikit-learn's handwritten digits, dealt to clients with label skew and writing styles.
+"""The embedded data: scikit-learn's handwritten digits, dealt to clients with label skew and
+writing styles.
 
-The 1,797 images are split into a train and a test pool before anything else, so that no model, however much
-of the training data it sees, has seen a test image. Every client then has its own classes, its own images
-from either pool, and its own style: one rotation and one gamma for all its images.
+The 1,797 images are split into a train and a test pool before anything else, so that no model,
+however much of the training data it sees, has seen a test image. Every client then has its own
+classes, its own images from either pool, and its own style: one rotation and one gamma for all its
+images.
 """
 
 from __future__ import annotations
@@ -39,17 +41,21 @@ def load_digits_clients(
     test_fraction: Fraction = 0.2,
     seed: int = 0,
 ) -> FederatedDataset:
-    """Return the digits of many writers: features (1, 8, 8) in [0, 1], ids ``client-0``, ``client-1``, ...
+    """Return the digits of many writers: features (1, 8, 8) in [0, 1], ids ``client-0``,
+    ``client-1``, ...
 
-    Every draw is keyed by (seed, client id): client 7 has the same data in a population of 10 and of 10,000.
+    Every draw is keyed by (seed, client id): client 7 has the same data in a population of 10 and
+    of 10,000.
 
     Args:
         clients: number of clients.
         train_images: training images a client, drawn without replacement from the train pool.
         test_images: test images a client, from the test pool, in the client's classes and style.
-        classes_per_client: distinct digits a client writes; its images are drawn from all of these digits.
+        classes_per_client: distinct digits a client writes; its images are drawn from all of these
+            digits.
         rotation: each client's angle is uniform within plus or minus this many degrees.
-        gamma: each client's pixels are raised to a power, log-uniform between ``1 / gamma`` and ``gamma``.
+        gamma: each client's pixels are raised to a power, log-uniform between ``1 / gamma`` and
+            ``gamma``.
         test_fraction: share of the 1,797 images that forms the test pool.
         seed: of all draws.
 
@@ -58,7 +64,8 @@ def load_digits_clients(
     """
     if classes_per_client > CLASSES:
         raise ConfigError(
-            f"load_digits_clients.classes_per_client is {classes_per_client}; it must be at most {CLASSES}."
+            f"load_digits_clients.classes_per_client is {classes_per_client}; it must be at most "
+            f"{CLASSES}."
         )
     images, labels = raw_digits()
     train_pool, test_pool = pools(len(images), test_fraction, seed)
@@ -87,14 +94,18 @@ def raw_digits() -> tuple[Tensor, Tensor]:
 
 
 def pools(count: int, test_fraction: float, seed: int) -> tuple[Tensor, Tensor]:
-    """Return image numbers of the train and of the test pool: two ascending, disjoint int64 tensors."""
+    """Return image numbers of the train and of the test pool: two ascending, disjoint int64
+    tensors."""
     order = torch.from_numpy(keyed_generator(seed, "digits/pools").permutation(count))
     cut = round(count * test_fraction)
     return order[cut:].sort().values, order[:cut].sort().values
 
 
-def deal(labels: Tensor, pool: Tensor, chosen: Tensor, keys: Tensor, count: int, seed: int) -> Tensor:
-    """Deal image numbers (n, count) to n clients: distinct images, drawn uniformly from a client's classes.
+def deal(
+    labels: Tensor, pool: Tensor, chosen: Tensor, keys: Tensor, count: int, seed: int
+) -> Tensor:
+    """Deal image numbers (n, count) to n clients: distinct images, drawn uniformly from a client's
+    classes.
 
     Args:
         labels: of all images (N,).
@@ -108,13 +119,18 @@ def deal(labels: Tensor, pool: Tensor, chosen: Tensor, keys: Tensor, count: int,
         ConfigError: some client's classes have fewer images in the pool than it needs.
     """
     dealt = []
-    for some, own in zip(chosen.split(_CLIENTS), keys.split(_CLIENTS), strict=True):  # a score of each for every image
-        allowed = torch.zeros(len(own), CLASSES, dtype=torch.bool).scatter_(1, some, True)[:, labels[pool]]
+    # a score of each for every image
+    for some, own in zip(chosen.split(_CLIENTS), keys.split(_CLIENTS), strict=True):
+        allowed = torch.zeros(len(own), CLASSES, dtype=torch.bool).scatter_(1, some, True)[
+            :, labels[pool]
+        ]
         available = int(allowed.sum(1).min())
         if available < count:
             raise ConfigError(
-                f"load_digits_clients: a client needs {count} images of its {chosen.shape[1]} classes and a "
-                f"pool has only {available}; ask for fewer images, more classes, or another test_fraction."
+                f"load_digits_clients: a client needs {count} images of its {chosen.shape[1]} "
+                "classes and a "
+                f"pool has only {available}; ask for fewer images, more classes, or another "
+                "test_fraction."
             )
         client, image = allowed.nonzero(as_tuple=True)
         score = torch.full(allowed.shape, -1, dtype=torch.int64)
@@ -124,7 +140,8 @@ def deal(labels: Tensor, pool: Tensor, chosen: Tensor, keys: Tensor, count: int,
 
 
 def write(images: Tensor, angle: Tensor, power: Tensor) -> Tensor:
-    """Draw images in each client's style: rotated about the centre (bilinear, empty outside), then a gamma.
+    """Draw images in each client's style: rotated about the centre (bilinear, empty outside), then
+    a gamma.
 
     Args:
         images: (n, count, h, w) in [0, 1].
@@ -137,7 +154,9 @@ def write(images: Tensor, angle: Tensor, power: Tensor) -> Tensor:
     cos = angle.cos()
     sin = angle.sin()
     zero = torch.zeros_like(angle)
-    matrix = torch.stack([torch.stack([cos, -sin, zero], 1), torch.stack([sin, cos, zero], 1)], 1).float()
+    matrix = torch.stack(
+        [torch.stack([cos, -sin, zero], 1), torch.stack([sin, cos, zero], 1)], 1
+    ).float()
     grid = F.affine_grid(matrix, list(images.shape), align_corners=False)
     turned = F.grid_sample(images, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
     return turned.clamp(0, 1).pow(power.float()[:, None, None, None])[:, :, None]

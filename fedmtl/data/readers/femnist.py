@@ -1,7 +1,9 @@
-"""FEMNIST, handwritten characters by writer (Caldas et al., "LEAF", 2018), in the forms in which it is distributed.
+"""FEMNIST, handwritten characters by writer (Caldas et al., "LEAF", 2018), in the forms in which it
+is distributed.
 
 - LEAF JSON (:mod:`~fedmtl.data.readers.leaf`): a file, a zip, a folder;
-- parquet with the columns ``image``, ``writer_id`` and ``character``, as on the Hugging Face hub: a file or its folder;
+- parquet with the columns ``image``, ``writer_id`` and ``character``, as on the Hugging Face hub: a
+  file or its folder;
 - HDF5 of TensorFlow Federated with the fields ``pixels`` and ``label``: a file, or the folder of
   ``fed_emnist_train.h5`` and ``fed_emnist_test.h5``.
 
@@ -45,20 +47,21 @@ def read_femnist(
 ) -> FederatedDataset:
     """Read FEMNIST: handwritten characters by writer, 62 classes, features (1, 28, 28) in [0, 1].
 
-    Pixels have a white background, 1.0 or 255, and are inverted, so that the background is exactly 0 and ink is
-    positive. They are stored as uint8, rounded to whole numbers of 255ths, which they are in all files that are
-    distributed. The dataset's domain states their bounds.
+    Pixels have a white background, 1.0 or 255, and are inverted, so that the background is exactly
+    0 and ink is positive. They are stored as uint8, rounded to whole numbers of 255ths, which they
+    are in all files that are distributed. The dataset's domain states their bounds.
 
     Args:
         root: a file of one of the forms above, or its folder.
-        test_fraction: share of each writer's examples held out for test, those of the source's test part included; None
-            keeps the source's own split, and without one means 0.2.
+        test_fraction: share of each writer's examples held out for test, those of the source's test
+            part included; None keeps the source's own split, and without one means 0.2.
         seed: of the split and of the choice of writers, keyed by the writer.
         min_examples: writers with fewer examples are left out.
         clients: keep that many writers, drawn at random; None keeps all.
 
     Raises:
-        DataError: a missing, truncated or malformed file; the message names file, writer or row, and field.
+        DataError: a missing, truncated or malformed file; the message names file, writer or row,
+            and field.
         ConfigError: an impossible setting.
     """
     root = Path(root)
@@ -79,7 +82,8 @@ def read_femnist(
 
 
 def _read(root: Path) -> tuple[dict[str, Pair], dict[str, Pair]]:
-    """Return the train and the test part, each writer's pixels (:func:`_pixels`) and checked labels."""
+    """Return the train and the test part, each writer's pixels (:func:`_pixels`) and checked
+    labels."""
     for suffixes, read in (((".parquet",), _read_parquet), (H5, _read_h5)):
         if any(sides := divided(root, suffixes)):
             train, test = (read(side) if side else {} for side in sides)
@@ -102,7 +106,9 @@ def _pixels(x: np.ndarray, where: str) -> np.ndarray:
         DataError: not 784 numbers an example, or one outside [0, 1].
     """
     if x[0].size != 784:
-        raise DataError(f"{where} has {x[0].size} numbers an example; FEMNIST images have 28 x 28 = 784.")
+        raise DataError(
+            f"{where} has {x[0].size} numbers an example; FEMNIST images have 28 x 28 = 784."
+        )
     if x.dtype != np.uint8:
         if not (x.min() >= 0 and x.max() <= 1):
             wrong = x[~((x >= 0) & (x <= 1))][0]
@@ -116,7 +122,10 @@ def _read_h5(files: list[Path]) -> dict[str, Pair]:
         x = fields["pixels"]
         y = fields["label"]
         if x.dtype.kind not in "fiu" or y.dtype.kind not in "iu":
-            raise DataError(f"{where}: 'pixels' is {x.dtype} and 'label' {y.dtype}; accepted: numbers, whole labels.")
+            raise DataError(
+                f"{where}: 'pixels' is {x.dtype} and 'label' {y.dtype}; accepted: "
+                "numbers, whole labels."
+            )
         return _pixels(x, f"{where}, field 'pixels'"), y.astype(np.int64)
 
     return read_h5(files, ("pixels", "label"), store)
@@ -128,13 +137,26 @@ def _read_parquet(files: list[Path]) -> dict[str, Pair]:
     for file in files:
         table = Table.of(file)
         table.check_columns(("image", "writer_id", "character"))
-        contents = table.frame["image"].map(lambda value: value.get("bytes") if isinstance(value, dict) else value)
+        contents = table.frame["image"].map(
+            lambda value: value.get("bytes") if isinstance(value, dict) else value
+        )
         wrong = ~contents.map(lambda value: isinstance(value, bytes)).to_numpy(dtype=bool)
-        table.refuse(wrong, "image", "bytes of an image, or a structure with them, as the Hugging Face hub writes")
+        table.refuse(
+            wrong,
+            "image",
+            "bytes of an image, or a structure with them, as the Hugging Face hub writes",
+        )
         labels = table.frame["character"].map(_label).to_numpy()
         table.refuse(labels < 0, "character", "0 to 61, or one of 0-9, A-Z, a-z")
-        values = zip(contents, table.written("writer_id", "the name of a writer"), labels.tolist(), strict=True)
-        for row, (content, writer, label) in enumerate(with_progress(values, f"decoding {file.name}", len(table))):
+        values = zip(
+            contents,
+            table.written("writer_id", "the name of a writer"),
+            labels.tolist(),
+            strict=True,
+        )
+        for row, (content, writer, label) in enumerate(
+            with_progress(values, f"decoding {file.name}", len(table))
+        ):
             where = f"{file}: row {row}, column 'image'"
             pixels = as_type(decode(content, where, mode="L"), np.dtype(np.uint8))
             if pixels.shape != SHAPE:
@@ -143,17 +165,20 @@ def _read_parquet(files: list[Path]) -> dict[str, Pair]:
             images.setdefault(str(writer), []).append(pixels)
             classes.setdefault(str(writer), []).append(label)
     return {
-        writer: (_pixels(np.stack(x), f"writer {writer!r}"), np.array(classes[writer])) for writer, x in images.items()
+        writer: (_pixels(np.stack(x), f"writer {writer!r}"), np.array(classes[writer]))
+        for writer, x in images.items()
     }
 
 
 def _label(character: Any) -> int:
-    """Return the class of a character, from its number or the character itself; -1 for anything else."""
+    """Return the class of a character, from its number or the character itself; -1 for anything
+    else."""
     if isinstance(character, str):
         if len(character) == 1:
             return CHARACTERS.find(character)
         return -1
-    number = isinstance(character, (int, float)) and not isinstance(character, bool)  # floats where a row has none
+    # floats where a row has none
+    number = isinstance(character, (int, float)) and not isinstance(character, bool)
     if number and character in range(len(CHARACTERS)):
         return int(character)
     return -1

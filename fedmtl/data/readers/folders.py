@@ -13,7 +13,8 @@ Inode = tuple[int, int]
 
 
 def is_hidden(name: str) -> bool:
-    """Tell whether a name in a folder is one that systems leave, such as ``._x.png`` or ``__MACOSX``."""
+    """Tell whether a name in a folder is one that systems leave, such as ``._x.png`` or
+    ``__MACOSX``."""
     return name == "__MACOSX" or (name.startswith(".") and name not in (".", ".."))
 
 
@@ -33,13 +34,16 @@ def listed_files(folder: Path, suffixes: Sequence[str], *, below: bool = True) -
         below: also those in folders below.
 
     Raises:
-        DataError: a folder that cannot be read, a link back to a folder that it is in or to nothing, a name that is no
-            UTF-8, or one with such a suffix that is neither a file nor a folder.
+        DataError: a folder that cannot be read, a link back to a folder that it is in or to
+            nothing, a name that is no UTF-8, or one with such a suffix that is neither a file nor a
+            folder.
     """
     return sorted(_files(folder, tuple(suffixes), below, []))
 
 
-def _files(folder: Path, suffixes: tuple[str, ...], below: bool, above: list[Inode]) -> Iterator[Path]:
+def _files(
+    folder: Path, suffixes: tuple[str, ...], below: bool, above: list[Inode]
+) -> Iterator[Path]:
     try:
         status = folder.stat()
         found = sorted(folder.iterdir())
@@ -80,8 +84,12 @@ def _status(path: Path) -> os.stat_result:
         return path.stat()
     except FileNotFoundError as error:
         if path.is_symlink():
-            raise DataError(f"{path} is a link to nothing; remove it, or restore what it points to.") from error
-        raise DataError(f"{path} does not exist; every file that is listed must be there.") from error
+            raise DataError(
+                f"{path} is a link to nothing; remove it, or restore what it points to."
+            ) from error
+        raise DataError(
+            f"{path} does not exist; every file that is listed must be there."
+        ) from error
     except (OSError, ValueError) as error:  # a ValueError of a null character in the name
         raise unreadable(str(path), error) from error
 
@@ -96,4 +104,6 @@ def _check_name(path: Path) -> None:
     try:
         path.name.encode()
     except UnicodeEncodeError as error:
-        raise DataError(f"{path.parent} holds the name {path.name!r}, which is no UTF-8; rename it.") from error
+        raise DataError(
+            f"{path.parent} holds the name {path.name!r}, which is no UTF-8; rename it."
+        ) from error

@@ -19,8 +19,8 @@ Fields = dict[str, Any]
 
 
 def divided(root: Path, suffixes: Sequence[str]) -> tuple[list[Path], list[Path]]:
-    """Return the files for training and for test, which have ``test`` in their names: ``root`` itself or those in its
-    folder, with one of ``suffixes``. Files for test only are the data."""
+    """Return the files for training and for test, which have ``test`` in their names: ``root``
+    itself or those in its folder, with one of ``suffixes``. Files for test only are the data."""
     if root.is_dir():
         files = listed_files(root, suffixes)
     else:
@@ -33,28 +33,37 @@ def divided(root: Path, suffixes: Sequence[str]) -> tuple[list[Path], list[Path]
     return (test, [])
 
 
-def read_h5(files: Sequence[Path], fields: Sequence[str], store: Callable[[Fields, str], Stored]) -> dict[str, Stored]:
+def read_h5(
+    files: Sequence[Path], fields: Sequence[str], store: Callable[[Fields, str], Stored]
+) -> dict[str, Stored]:
     """Returns the values that ``store`` makes of every client with examples, in the order of the
     file.
 
     Args:
-        files: one, HDF5 with a group ``examples``, in it a group for each client, in it a dataset for each field.
+        files: one, HDF5 with a group ``examples``, in it a group for each client, in it a dataset
+            for each field.
         fields: the fields that every client must have.
         store: is given a client's fields and where they stand, for messages.
 
     Raises:
-        DataError: several files, h5py is not installed, the file is not HDF5, a group or a field is missing, lengths
-            disagree, or there is no client.
+        DataError: several files, h5py is not installed, the file is not HDF5, a group or a field is
+            missing, lengths disagree, or there is no client.
     """
     file, *others = files
     if others:
-        raise DataError(f"{file.parent} holds {len(files)} .h5 files; give one, or a train and a test file.")
+        raise DataError(
+            f"{file.parent} holds {len(files)} .h5 files; give one, or a train and a test file."
+        )
     clients = with_progress(_clients(file, fields), f"reading {file.name}")
     stored = {
-        client: store(values, f"{file}: client {client!r}") for client, values in clients if len(values[fields[0]])
+        client: store(values, f"{file}: client {client!r}")
+        for client, values in clients
+        if len(values[fields[0]])
     }
     if not stored:
-        raise DataError(f"{file}: there are no clients in the group 'examples'; at least one is needed.")
+        raise DataError(
+            f"{file}: there are no clients in the group 'examples'; at least one is needed."
+        )
     return stored
 
 
@@ -62,25 +71,40 @@ def _clients(file: Path, fields: Sequence[str]) -> Iterator[tuple[str, Fields]]:
     try:
         import h5py
     except ImportError as error:
-        raise DataError(f'{file} is HDF5, which needs a package that is not here: pip install "fedmtl[h5]".') from error
+        raise DataError(
+            f'{file} is HDF5, which needs a package that is not here: pip install "fedmtl[h5]".'
+        ) from error
     if not file.is_file():
         raise DataError(f"{file} does not exist or is not a file.")
     try:
         with h5py.File(file, "r") as content:
             clients = content.get("examples")
             if not isinstance(clients, h5py.Group):
-                raise DataError(f"{file}: group 'examples' is missing; accepted: the HDF5 of TensorFlow Federated.")
+                raise DataError(
+                    f"{file}: group 'examples' is missing; accepted: the HDF5 of "
+                    "TensorFlow Federated."
+                )
             for client in clients:
                 where = f"{file}: client {client!r}"
                 group = clients[client]
                 for field in fields:
-                    if not isinstance(group, h5py.Group) or not isinstance(group.get(field), h5py.Dataset):
-                        raise DataError(f"{where}: field {field!r} is missing; it must be a dataset.")
+                    if not isinstance(group, h5py.Group) or not isinstance(
+                        group.get(field), h5py.Dataset
+                    ):
+                        raise DataError(
+                            f"{where}: field {field!r} is missing; it must be a dataset."
+                        )
                 columns = {field: _values(group[field]) for field in fields}
-                lengths = {field: values.shape[0] if values.ndim else -1 for field, values in columns.items()}
+                lengths = {
+                    field: values.shape[0] if values.ndim else -1
+                    for field, values in columns.items()
+                }
                 if len(set(lengths.values())) > 1 or -1 in lengths.values():
                     each = ", ".join(f"{field!r} {length}" for field, length in lengths.items())
-                    raise DataError(f"{where}: fields have different numbers of examples ({each}); they must agree.")
+                    raise DataError(
+                        f"{where}: fields have different numbers of examples ({each}); "
+                        "they must agree."
+                    )
                 yield client, columns
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{file} cannot be read as HDF5 ({error}); it may be truncated.") from error
@@ -90,4 +114,6 @@ def _values(dataset: Any) -> np.ndarray:
     """Return the values of a field, texts decoded."""
     import h5py
 
-    return np.asarray((dataset if h5py.check_string_dtype(dataset.dtype) is None else dataset.asstr())[()])
+    return np.asarray(
+        (dataset if h5py.check_string_dtype(dataset.dtype) is None else dataset.asstr())[()]
+    )

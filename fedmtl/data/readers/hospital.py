@@ -1,7 +1,9 @@
-"""Length of stay in hospital: one client a hospital, features and targets coded with public constants only.
+"""Length of stay in hospital: one client a hospital, features and targets coded with public
+constants only.
 
-The second regression of Farokhi, Wu, Smith, Kaafar: "The cost of privacy in asynchronous differentially-private
-machine learning", IEEE TIFS 2021, section V-B, on a small openly published table.
+The second regression of Farokhi, Wu, Smith, Kaafar: "The cost of privacy in asynchronous
+differentially-private machine learning", IEEE TIFS 2021, section V-B, on a small openly published
+table.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ DROPPED = {"rownames": "an identifier"}
 """The columns that are never features, with the reason."""
 LONGEST = 30.0
 LEAST = 2
-"""Days that a longer stay counts as, a public constant, and the fewest private stays of a hospital that takes part."""
+"""Days that a longer stay counts as, a public constant, and the fewest private stays of a hospital
+that takes part."""
 
 
 @reader("hospital")
@@ -43,27 +46,29 @@ def read_hospital(
     test_fraction: float | None = 0.2,
     seed: int = 0,
 ) -> FederatedDataset:
-    """Read azpro.csv: stays in days by hospital, for coronary procedures in 17 hospitals of Arizona.
+    """Read azpro.csv: stays in days by hospital, for coronary procedures in 17 hospitals of
+    Arizona.
 
-    Features are procedure (bypass or angioplasty), sex, age75 and admit (urgent) as -1 and +1, and a 1, so that every
-    row has the same norms and none is clipped; the target is ``min(days, 30) / 30``. Nothing is fitted on any record.
+    Features are procedure (bypass or angioplasty), sex, age75 and admit (urgent) as -1 and +1, and
+    a 1, so that every row has the same norms and none is clipped; the target is
+    ``min(days, 30) / 30``. Nothing is fitted on any record.
 
     Args:
         root: the .csv file, or its folder.
-        public_fraction: share of the rows that is taken as public, at least one; it belongs to no client. Which rows
-            is fixed by their place in the file and does not depend on ``seed``: repetitions with other seeds do not
-            make other rows public.
-        test_fraction: share of each hospital's stays held out for test; None trains on all of them and tests every
-            hospital on the public rows.
+        public_fraction: share of the rows that is taken as public, at least one; it belongs to no
+            client. Which rows is fixed by their place in the file and does not depend on ``seed``:
+            repetitions with other seeds do not make other rows public.
+        test_fraction: share of each hospital's stays held out for test; None trains on all of them
+            and tests every hospital on the public rows.
         seed: of the split, keyed by the hospital's id.
 
     Returns:
-        Features (5,) and targets in [0, 1], float32; ids ``hospital-3.6``, ... in ascending order of the hospital's
-        number. Hospitals with one private stay are left out.
+        Features (5,) and targets in [0, 1], float32; ids ``hospital-3.6``, ... in ascending order
+        of the hospital's number. Hospitals with one private stay are left out.
 
     Raises:
-        DataError: an unreadable file, a missing column, a feature other than 0 or 1, a stay below 0, a hospital
-            that has no number, no hospital with enough stays.
+        DataError: an unreadable file, a missing column, a feature other than 0 or 1, a stay below
+            0, a hospital that has no number, no hospital with enough stays.
         ConfigError: an impossible setting.
     """
     where = "hospital"
@@ -78,18 +83,26 @@ def read_hospital(
     public = public_places(len(rows), public_fraction)
     parts = _hospitals(rows.numbers(CLIENT), public, file)
     note = (
-        f"{int(public.sum())} of the {len(rows)} stays, chosen by their place in the file, are taken as public, and "
+        f"{int(public.sum())} of the {len(rows)} stays, chosen by their place in the file, are "
+        "taken as public, and "
         "no epsilon covers them; the number of stays of each hospital is public"
     )
     return assemble(
         x, y, parts, public, Domain(float(width), float(np.sqrt(width)), 1.0),
-        test_fraction=test_fraction, seed=seed, classes=None, name="hospital (azpro)", notes=(note,),
+        test_fraction=test_fraction, seed=seed, classes=None, name="hospital (azpro)",
+        notes=(note,),
     )  # fmt: skip
 
 
 def public_places(rows: int, share: float) -> np.ndarray:
-    """Return which rows are public, bool (rows,): ``round(share * rows)`` of them, at least one, always the same."""
-    score = keyed_bits(derive_key(0, "hospital/public"), torch.zeros(rows, dtype=torch.int64), 0, torch.arange(rows))
+    """Return which rows are public, bool (rows,): ``round(share * rows)`` of them, at least one,
+    always the same."""
+    score = keyed_bits(
+        derive_key(0, "hospital/public"),
+        torch.zeros(rows, dtype=torch.int64),
+        0,
+        torch.arange(rows),
+    )
     chosen = np.zeros(rows, dtype=bool)
     chosen[np.argsort(score.numpy(), kind="stable")[: max(1, round(share * rows))]] = True
     return chosen

@@ -60,24 +60,26 @@ def read_images(
     seed: int = 0,
     cache: str | Path | None = None,
 ) -> FederatedDataset:
-    """Read a folder of images: features (3, height, width) in [0, 1], which the dataset's domain states.
+    """Read a folder of images: features (3, height, width) in [0, 1], which the dataset's domain
+    states.
 
-    Without a table the folders name clients and labels, ``root/CLIENT/LABEL/x.png``, or with a partition the labels,
-    ``root/LABEL/x.png``. Images are decoded and resized once (:func:`cached_images`), as a viewer shows them
-    (:func:`~fedmtl.data.readers.pictures.decode`). Names that begin with a dot are passed over, links are followed.
+    Without a table the folders name clients and labels, ``root/CLIENT/LABEL/x.png``, or with a
+    partition the labels, ``root/LABEL/x.png``. Images are decoded and resized once
+    (:func:`cached_images`), as a viewer shows them (:func:`~fedmtl.data.readers.pictures.decode`).
+    Names that begin with a dot are passed over, links are followed.
 
     Args:
         root: the folder.
         size: of the images after resizing: one number of pixels, or height and width.
-        table: a file as in :func:`~fedmtl.data.read_table`, or a table of pandas, with a row an image; a file name
-            without a folder is looked for in ``root``.
+        table: a file as in :func:`~fedmtl.data.read_table`, or a table of pandas, with a row an
+            image; a file name without a folder is looked for in ``root``.
         image: the column with the path of the image in ``root``.
         client: the column with the client of each image.
         target: the column with its label.
-        labels: the labels in order of their class number. None takes those that occur, in order of their text, which
-            a run with noise refuses.
-        partition: deals the images to clients, such as :class:`~fedmtl.data.Dirichlet`, where neither folders nor a
-            column name these.
+        labels: the labels in order of their class number. None takes those that occur, in order of
+            their text, which a run with noise refuses.
+        partition: deals the images to clients, such as :class:`~fedmtl.data.Dirichlet`, where
+            neither folders nor a column name these.
         clients: number of clients, drawn at random from the others; None takes all.
         min_examples: clients with fewer images are left out.
         test_fraction: share of each client's images held out for test.
@@ -93,16 +95,22 @@ def read_images(
         raise DataError(f"{folder} is no folder; give one of images.")
     if table is None:
         if (client, target) != (None, None):
-            raise ConfigError("read_images.table is None, so the folders name client and target; give no column.")
+            raise ConfigError(
+                "read_images.table is None, so the folders name client and target; give no column."
+            )
         image = "image"
         client = None if partition else "folder of the client"
         target = "folder of the label"
         table = _listed(folder, (target,) if client is None else (client, target))
     elif target is None:
-        raise ConfigError("read_images.target is None; give the column with the label of each image.")
+        raise ConfigError(
+            "read_images.target is None; give the column with the label of each image."
+        )
     elif isinstance(table, (str, Path)) and not Path(table).is_file():
         table = folder / table
-    rows = Table.of(table, [column for column in (image, client, target) if column is not None], str(folder))
+    rows = Table.of(
+        table, [column for column in (image, client, target) if column is not None], str(folder)
+    )
     rows.check_columns([column for column in (image, client, target) if column is not None])
     y, names = rows.labels(target, labels)
     files = rows.written(image)
@@ -126,7 +134,8 @@ def read_images(
 
 
 def _listed(root: Path, folders: Sequence[str]) -> pd.DataFrame:
-    """Return the images of a folder, a column for each level of its folders. Logs if there are some of other kinds.
+    """Return the images of a folder, a column for each level of its folders. Logs if there are some
+    of other kinds.
 
     Raises:
         DataError: no image, or one at another depth, and as :func:`listed_files`.
@@ -135,14 +144,21 @@ def _listed(root: Path, folders: Sequence[str]) -> pd.DataFrame:
 
     rows = []
     for file in listed_files(root, _UNREAD)[:1]:
-        logger.warning("%s: images of kinds that are not read are passed over, such as %s; convert them", root, file)
+        logger.warning(
+            "%s: images of kinds that are not read are passed over, such as %s; convert them",
+            root,
+            file,
+        )
     for file in listed_files(root, SUFFIXES):
         *names, _ = file.relative_to(root).parts
         if len(names) != len(folders):
             layout = "root/CLIENT/LABEL/FILE"
             if len(folders) == 1:
                 layout = "root/LABEL/FILE with a partition"
-            raise DataError(f"{file} is {len(names)} folders deep; accepted: {layout}, or a table of the images.")
+            raise DataError(
+                f"{file} is {len(names)} folders deep; accepted: {layout}, or a table "
+                "of the images."
+            )
         rows.append((str(file.relative_to(root)), *names))
     if not rows:
         raise DataError(f"{root} holds no images; accepted: {', '.join(SUFFIXES)} files.")
@@ -169,8 +185,12 @@ def image_clients(
         options: as in :meth:`FederatedDataset.from_tensors`.
     """
     pixels: tuple[int, ...] = (size, size) if isinstance(size, int) else tuple(size)
-    if len(pixels) != 2 or not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in pixels):
-        raise ConfigError(f"data.size is {size!r}; it must be a number of pixels, or height and width.")
+    if len(pixels) != 2 or not all(
+        isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in pixels
+    ):
+        raise ConfigError(
+            f"data.size is {size!r}; it must be a number of pixels, or height and width."
+        )
     sides = taking_part(sides, **options)
     names = np.unique(np.concatenate([x for side in sides for x, _ in side.values()]))
     if cache is None:
@@ -179,7 +199,10 @@ def image_clients(
         place = Path(cache)
     file = cached_images(folder, names.tolist(), pixels, place, name=name).resolve()
     white = np.iinfo(np.load(file, mmap_mode="r").dtype).max
-    train, test = ({client: (np.searchsorted(names, x), y) for client, (x, y) in side.items()} for side in sides)
+    train, test = (
+        {client: (np.searchsorted(names, x), y) for client, (x, y) in side.items()}
+        for side in sides
+    )
     return FederatedDataset.from_tensors(
         train,
         test=test or None,
@@ -190,12 +213,15 @@ def image_clients(
     )
 
 
-def cached_images(root: Path, images: Sequence[str], size: tuple[int, int], folder: Path, *, name: str) -> Path:
+def cached_images(
+    root: Path, images: Sequence[str], size: tuple[int, int], folder: Path, *, name: str
+) -> Path:
     """Decode and resize images into one NumPy file, unless that has been done before.
 
-    The file's name has a fingerprint of the size and of every image's path, length and time of change, so that other
-    images, or images that have changed, make another file. It is written under a temporary name and renamed when it is
-    complete: a process that is killed leaves no file under the final name.
+    The file's name has a fingerprint of the size and of every image's path, length and time of
+    change, so that other images, or images that have changed, make another file. It is written
+    under a temporary name and renamed when it is complete: a process that is killed leaves no file
+    under the final name.
 
     Args:
         root: the folder of the images.
@@ -205,7 +231,8 @@ def cached_images(root: Path, images: Sequence[str], size: tuple[int, int], fold
         name: the first part of the file's name.
 
     Returns:
-        The file (len(images), 3, height, width): uint16 if an image has more than 8 bits a pixel, else uint8.
+        The file (len(images), 3, height, width): uint16 if an image has more than 8 bits a pixel,
+        else uint8.
 
     Raises:
         DataError: a missing or damaged image, or a folder that cannot be written.
@@ -218,27 +245,36 @@ def cached_images(root: Path, images: Sequence[str], size: tuple[int, int], fold
         for left in folder.glob(f".{target.stem}-*.tmp"):  # of a process that was killed
             if time.time() - left.stat().st_mtime > _LEFT_SECONDS:
                 shutil.rmtree(left, ignore_errors=True)
-        with tempfile.TemporaryDirectory(prefix=f".{target.stem}-", suffix=".tmp", dir=folder) as place:
+        with tempfile.TemporaryDirectory(
+            prefix=f".{target.stem}-", suffix=".tmp", dir=folder
+        ) as place:
             file = Path(place) / target.name
             _decode_all(root, images, size, file, name)
             os.replace(file, target)
         sync_folder(folder)
     except OSError as error:
-        raise DataError(f"{folder}: images cannot be cached there ({error}); give another folder as cache.") from error
+        raise DataError(
+            f"{folder}: images cannot be cached there ({error}); give another folder as cache."
+        ) from error
     return target
 
 
-def _decode_all(root: Path, images: Sequence[str], size: tuple[int, int], file: Path, name: str) -> None:
+def _decode_all(
+    root: Path, images: Sequence[str], size: tuple[int, int], file: Path, name: str
+) -> None:
     """Write the images, decoded and resized, to a new NumPy file."""
     from PIL import Image
 
     places = [root / image for image in images]
     pool = ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1))
     with pool, warnings.catch_warnings():
-        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # from twice as many pixels on it is an error
+        # from twice as many pixels on it is an error
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
         depths = list(pool.map(lambda place: is_deep(place, str(place)), places))
         kind = np.dtype(np.uint16 if any(depths) else np.uint8)
-        array = np.lib.format.open_memmap(file, mode="w+", dtype=kind, shape=(len(images), 3, *size))
+        array = np.lib.format.open_memmap(
+            file, mode="w+", dtype=kind, shape=(len(images), 3, *size)
+        )
         decoded = pool.map(lambda place: decode(place, str(place), size=size), places)
         for number, pixels in enumerate(with_progress(decoded, f"decoding {name}", len(images))):
             array[number] = as_type(pixels, kind)
@@ -246,7 +282,8 @@ def _decode_all(root: Path, images: Sequence[str], size: tuple[int, int], file: 
 
 
 def with_progress(items: Iterable[Item], text: str, total: int | None = None) -> Iterable[Item]:
-    """Return ``items``; where standard error is a terminal, a progress bar is there while they are read."""
+    """Return ``items``; where standard error is a terminal, a progress bar is there while they are
+    read."""
     if not sys.stderr.isatty():
         return items
     from rich.console import Console

@@ -1,7 +1,9 @@
-"""LEAF JSON (Caldas et al., "LEAF: a benchmark for federated settings", 2018): a file, a folder, a zip.
+"""LEAF JSON (Caldas et al., "LEAF: a benchmark for federated settings", 2018): a file, a folder, a
+zip.
 
-A part is one JSON object: ``users`` (ids) and ``user_data``, which maps each id to ``{"x": [example, ...], "y":
-[target, ...]}``; ``num_samples``, the lengths of these lists, is not read.
+A part is one JSON object: ``users`` (ids) and ``user_data``, which maps each id to
+``{"x": [example, ...], "y": [target, ...]}``; ``num_samples``, the lengths of these lists, is not
+read.
 """
 
 from __future__ import annotations
@@ -48,13 +50,15 @@ def read_leaf(
     """Read LEAF JSON with numeric features.
 
     Args:
-        path: a ``.json`` file, a ``.zip`` of such files, or a folder of either, in which a zip and what it unzips to
-            are read once; a folder or a zip with the folders ``train`` and ``test``, as LEAF's own scripts leave them,
-            is read as that split.
-        shape: shape of one example; None keeps the one in the file (a flat list of numbers for images).
+        path: a ``.json`` file, a ``.zip`` of such files, or a folder of either, in which a zip and
+            what it unzips to are read once; a folder or a zip with the folders ``train`` and
+            ``test``, as LEAF's own scripts leave them, is read as that split.
+        shape: shape of one example; None keeps the one in the file (a flat list of numbers for
+            images).
         classes: as in :meth:`FederatedDataset.from_tensors`.
-        test_fraction: share of each client's examples held out for test. None keeps the folder's split, and
-            without one means 0.2; with a number, train and test are pooled and split again.
+        test_fraction: share of each client's examples held out for test. None keeps the folder's
+            split, and without one means 0.2; with a number, train and test are pooled and split
+            again.
         seed: of the split.
         min_examples: clients with fewer examples (train and test in all) are left out.
         integers: keep the features as whole numbers, for models of tokens.
@@ -71,15 +75,19 @@ def read_leaf(
         if shape is not None:
             if rows[0].size != math.prod(shape):
                 raise DataError(
-                    f"{where}, field 'x' has {rows[0].size} numbers an example; shape {shape} needs others."
+                    f"{where}, field 'x' has {rows[0].size} numbers an example; shape {shape} "
+                    "needs others."
                 )
             rows = rows.reshape(len(rows), *shape)
         return rows.astype(np.float64 if integers else np.float32)
 
     sides = read_sides(root, features)
-    real = any(y.dtype.kind == "f" for side in sides for _, y in side.values())  # of one client, so of all
+    # of one client, so of all
+    real = any(y.dtype.kind == "f" for side in sides for _, y in side.values())
     kind = np.float32 if real else np.int64
-    train, test = ({client: (x, y.astype(kind)) for client, (x, y) in side.items()} for side in sides)
+    train, test = (
+        {client: (x, y.astype(kind)) for client, (x, y) in side.items()} for side in sides
+    )
     return FederatedDataset.from_tensors(
         train,
         test=test or None,
@@ -93,15 +101,18 @@ def read_leaf(
     )
 
 
-def read_sides(root: Path, features: Features, *, other: str = "") -> tuple[dict[str, Pair], dict[str, Pair]]:
-    """Return all clients of the train side (or of the undivided parts) and of the test side; ``other`` names what else
-    would be accepted in the place of LEAF data."""
+def read_sides(
+    root: Path, features: Features, *, other: str = ""
+) -> tuple[dict[str, Pair], dict[str, Pair]]:
+    """Return all clients of the train side (or of the undivided parts) and of the test side;
+    ``other`` names what else would be accepted in the place of LEAF data."""
     if not root.exists():
         also = ""
         if other:
             also = f"{other}, "
         raise DataError(
-            f"root is {str(root)!r}, which does not exist; give {also}a LEAF .json file, a .zip of them, or a folder "
+            f"root is {str(root)!r}, which does not exist; give {also}a LEAF .json file, a .zip of "
+            "them, or a folder "
             "of either."
         )
     if root.is_dir() and (root / "train").is_dir() and (root / "test").is_dir():
@@ -113,8 +124,8 @@ def read_sides(root: Path, features: Features, *, other: str = "") -> tuple[dict
 
 
 def _divided(parts: list[Part]) -> list[list[Part]]:
-    """Return the parts for training and for test, if each is in a folder ``train`` or ``test`` of a zip; else all
-    together."""
+    """Return the parts for training and for test, if each is in a folder ``train`` or ``test`` of a
+    zip; else all together."""
     sides = [[part for part in parts if Path(part[0]).parent.name == side] for side in SIDES]
     whole = all(sides) and sum(map(len, sides)) == len(parts)
     if whole:
@@ -129,7 +140,8 @@ def _read_parts(parts: Sequence[Part], root: Path, features: Features) -> dict[s
         for client, pair in _read_part(part, read, features):
             if client in clients:
                 raise DataError(
-                    f"{part}: client {client!r} is already in {origin[client]}; each client must be in one part only."
+                    f"{part}: client {client!r} is already in {origin[client]}; each client must "
+                    "be in one part only."
                 )
             clients[client] = pair
             origin[client] = part
@@ -154,7 +166,9 @@ def _parts(root: Path, other: str) -> list[Part]:
         held = "no LEAF data"
         if other:
             held = f"neither {other} nor LEAF data"
-        raise DataError(f"{root} holds {held}; give a .json file, a .zip of them, or a folder of either.")
+        raise DataError(
+            f"{root} holds {held}; give a .json file, a .zip of them, or a folder of either."
+        )
     return parts
 
 
@@ -163,7 +177,9 @@ def _zip_parts(file: Path, beside: Sequence[Path]) -> list[Part]:
     try:
         archive = zipfile.ZipFile(file)
     except zipfile.BadZipFile as error:
-        raise DataError(f"{file} is not a readable zip file ({error}); it may be truncated.") from error
+        raise DataError(
+            f"{file} is not a readable zip file ({error}); it may be truncated."
+        ) from error
     except OSError as error:
         raise unreadable(str(file), error) from error
     members = sorted(archive.infolist(), key=attrgetter("filename"))
@@ -171,7 +187,8 @@ def _zip_parts(file: Path, beside: Sequence[Path]) -> list[Part]:
     return [
         (f"{file}/{member.filename}", partial(archive.read, member))
         for member in parts
-        if is_visible_member(member.filename) and not any(_is_copy(member, other) for other in beside)
+        if is_visible_member(member.filename)
+        and not any(_is_copy(member, other) for other in beside)
     ]
 
 
@@ -182,15 +199,26 @@ def _is_copy(member: zipfile.ZipInfo, file: Path) -> bool:
     return zlib.crc32(file.read_bytes()) == member.CRC
 
 
-def _read_part(part: str, read: Callable[[], bytes], features: Features) -> Iterator[tuple[str, Pair]]:
+def _read_part(
+    part: str, read: Callable[[], bytes], features: Features
+) -> Iterator[tuple[str, Pair]]:
     try:
         content = json.loads(read())
     except (OSError, EOFError, RuntimeError, ValueError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(f"{part} cannot be read as LEAF JSON ({error}); it may be truncated or damaged.") from error
-    users, data = (content.get(key) if isinstance(content, dict) else None for key in ("users", "user_data"))
-    if not isinstance(data, dict) or not isinstance(users, list) or sorted(map(str, users)) != sorted(data):
         raise DataError(
-            f"{part}: fields 'users' and 'user_data' are missing or name different clients; accepted: a JSON object "
+            f"{part} cannot be read as LEAF JSON ({error}); it may be truncated or damaged."
+        ) from error
+    users, data = (
+        content.get(key) if isinstance(content, dict) else None for key in ("users", "user_data")
+    )
+    if (
+        not isinstance(data, dict)
+        or not isinstance(users, list)
+        or sorted(map(str, users)) != sorted(data)
+    ):
+        raise DataError(
+            f"{part}: fields 'users' and 'user_data' are missing or name different clients; "
+            "accepted: a JSON object "
             "with the list of clients, each once, and an object that maps each to its x and y."
         )
     for client in map(str, users):
@@ -199,11 +227,13 @@ def _read_part(part: str, read: Callable[[], bytes], features: Features) -> Iter
         for key in ("x", "y"):
             if not isinstance(entry, dict) or not isinstance(entry.get(key), list):
                 raise DataError(
-                    f"{where}: field {key!r} is missing or malformed; it must be a list, one entry an example."
+                    f"{where}: field {key!r} is missing or malformed; it must be a list, one entry "
+                    "an example."
                 )
         if len(entry["x"]) != len(entry["y"]):
             raise DataError(
-                f"{where}: field 'x' has {len(entry['x']):,} examples and field 'y' has {len(entry['y']):,}; they must "
+                f"{where}: field 'x' has {len(entry['x']):,} examples and field 'y' has "
+                f"{len(entry['y']):,}; they must "
                 "have the same number."
             )
         if entry["y"]:

@@ -1,8 +1,9 @@
 """LendingClub loans: the interest rate from what was known before the loan was priced.
 
-The regression of Farokhi, Wu, Smith, Kaafar: "The cost of privacy in asynchronous differentially-private machine
-learning", IEEE TIFS 2021, section V-A, on the openly published table of 10,000 loans. The last rows are public: they
-fit the coding, and nothing is fitted on the clients' rows.
+The regression of Farokhi, Wu, Smith, Kaafar: "The cost of privacy in asynchronous
+differentially-private machine learning", IEEE TIFS 2021, section V-A, on the openly published table
+of 10,000 loans. The last rows are public: they fit the coding, and nothing is fitted on the
+clients' rows.
 """
 
 from __future__ import annotations
@@ -113,24 +114,25 @@ def read_lending(
     Args:
         root: the .csv or .csv.gz file, or its folder.
         clients: their number N; ids ``owner-0``, ``owner-1``, ...
-        sizes: loans of each client, training and test together: None for all in N equal parts, one number for all
-            clients, or one number a client.
+        sizes: loans of each client, training and test together: None for all in N equal parts, one
+            number for all clients, or one number a client.
         public_rows: the last rows of the file, taken as public; they belong to no client.
         components: principal components k.
         z_clip: bound on a column's z-score.
         l1: bound on ``||x||_1`` of the k features, a public constant; longer rows are scaled down.
         l2: bound on ``||x||_2``, likewise.
-        target: bound on ``|y|``, likewise; y is the interest rate minus the public rows' mean, over their standard
-            deviation.
-        test_fraction: share of each client's loans held out for test; None trains on all of them and tests every
-            client on the public rows.
+        target: bound on ``|y|``, likewise; y is the interest rate minus the public rows' mean, over
+            their standard deviation.
+        test_fraction: share of each client's loans held out for test; None trains on all of them
+            and tests every client on the public rows.
         seed: of the deal and of the split.
 
     Returns:
         Features (k,) and targets, float32.
 
     Raises:
-        DataError: an unreadable file, a missing column, a value that is no number, an empty or impossible rate.
+        DataError: an unreadable file, a missing column, a value that is no number, an empty or
+            impossible rate.
         ConfigError: an impossible setting.
     """
     where = "lending"
@@ -140,18 +142,31 @@ def read_lending(
     table = Table.of(file, CATEGORIES)
     table.check_columns((TARGET, *CATEGORIES, *NUMBERS))
     parts = deal_table(
-        len(table), public_rows, clients, sizes, test_fraction=test_fraction, seed=seed, where=where, file=file
+        len(table),
+        public_rows,
+        clients,
+        sizes,
+        test_fraction=test_fraction,
+        seed=seed,
+        where=where,
+        file=file,
     )
     public = slice(len(table) - public_rows, None)
     rates = table.numbers(TARGET, low=RATES[0], high=RATES[1])
     coded = _coded(table, public)
-    x = clip_rows(fit_whitening(coded[public], components=components, z_clip=z_clip, where=where)(coded), l1=l1, l2=l2)
+    x = clip_rows(
+        fit_whitening(coded[public], components=components, z_clip=z_clip, where=where)(coded),
+        l1=l1,
+        l2=l2,
+    )
     middle = rates[public].mean()
     spread = rates[public].std()
     y = clip_targets((rates - middle) / (spread if spread > 0 else 1.0), target)
     note = (
-        f"the last {public_rows} loans of the file are taken as public: they fitted the integer codes, the z-scores, "
-        f"the {components} principal components and the scale of the target, and no epsilon covers them; "
+        f"the last {public_rows} loans of the file are taken as public: they fitted the integer "
+        "codes, the z-scores, "
+        f"the {components} principal components and the scale of the target, and no epsilon covers "
+        "them; "
         "the number of loans of each client is public"
     )
     return assemble(
@@ -161,8 +176,9 @@ def read_lending(
 
 
 def _coded(table: Table, public: slice) -> np.ndarray:
-    """Return (n, p) float64: the numbers of the categories that public rows have, in their order, then the columns of
-    numbers; NaN where a value is missing, or a category that no public row has."""
+    """Return (n, p) float64: the numbers of the categories that public rows have, in their order,
+    then the columns of numbers; NaN where a value is missing, or a category that no public row
+    has."""
     columns = []
     for column in CATEGORIES:
         values = texts_of(table, column)

@@ -1,8 +1,9 @@
 """MovieLens: ratings of films, one client a user, with item features by alternating least squares.
 
-The recommendation task of Bellet, Guerraoui, Taziki, Tommasi: "Personalized and private peer-to-peer machine
-learning", AISTATS 2018, section 5.2: user i predicts the rating of item j as theta_i . phi_j, with features phi_j in
-R^20 that are known to all. A row of the dataset is (x, y) = (phi_j, centred rating): a linear regression without bias.
+The recommendation task of Bellet, Guerraoui, Taziki, Tommasi: "Personalized and private
+peer-to-peer machine learning", AISTATS 2018, section 5.2: user i predicts the rating of item j as
+theta_i . phi_j, with features phi_j in R^20 that are known to all. A row of the dataset is (x, y) =
+(phi_j, centred rating): a linear regression without bias.
 """
 
 from __future__ import annotations
@@ -34,21 +35,26 @@ if TYPE_CHECKING:
 FILES = ("u.data", "ratings.csv", "ratings.dat", "u.data.gz", "ratings.csv.gz")
 RATINGS = (0.5, 5.0)
 """The public range of a rating."""
-Rating = Annotated[float, Range(lambda v: RATINGS[0] <= v <= RATINGS[1], "a public number from 0.5 to 5")]
+Rating = Annotated[
+    float, Range(lambda v: RATINGS[0] <= v <= RATINGS[1], "a public number from 0.5 to 5")
+]
 HEADER = ("userId", "movieId", "rating", "timestamp")
 _BLOCK = 1 << 22  # numbers in the normal matrices of a block of rows
 _FIELDS = ("user", "item", "rating", "timestamp")
 
 USER_CENTRE = (
-    "the mean of each user's own training ratings was removed from them without noise: replacing one rating moves "
+    "the mean of each user's own training ratings was removed from them without noise: replacing "
+    "one rating moves "
     "every residual of its user, which no clipping of single records bounds"
 )
 PUBLIC_USERS = (
-    "{} users are taken as public and are no clients: their ratings fitted the item features, and no epsilon covers "
+    "{} users are taken as public and are no clients: their ratings fitted the item features, and "
+    "no epsilon covers "
     "them"
 )
 LEARNED_FEATURES = (
-    "the item features were learned by alternating least squares from the training ratings of these users, without "
+    "the item features were learned by alternating least squares from the training ratings of "
+    "these users, without "
     "noise: they are in every model, and no epsilon covers them"
 )
 
@@ -70,34 +76,37 @@ def read_movielens(
 ) -> FederatedDataset:
     """Read ``u.data``, ``ratings.csv`` or ``ratings.dat`` (also .gz) and learn item features.
 
-    Item features are those of :func:`als_features` on ratings less their user's mean, of the training ratings of all
-    users or of the public users. An item that none of these ratings is about has the features 0, so that its prediction
-    is the user's mean (with a public centre: the centre plus the user's own constant).
+    Item features are those of :func:`als_features` on ratings less their user's mean, of the
+    training ratings of all users or of the public users. An item that none of these ratings is
+    about has the features 0, so that its prediction is the user's mean (with a public centre: the
+    centre plus the user's own constant).
 
     Args:
         root: the file, or its folder.
         features: p of the learned features.
         reg: ridge of the factorization, on ratings less their user's mean.
         sweeps: of the factorization.
-        centre: ``"user"``: targets are ratings less the mean of the user's own training ratings, which is outside of
-            every guarantee, as ``notes`` says. A number such as 3.5: a public centre instead; then rows have one more
-            feature, ``constant``, by which a user's level is learned.
-        constant: value of that feature; a larger one lets levels differ more between neighbours, and moves them
-            faster, and is part of every row's norm.
-        public_users: so many users are taken as public: they are no clients, all their ratings fit the features, and
-            no training rating of a client does. Which users is fixed by their numbers. 0: the training ratings of the
-            clients fit the features, which is outside of every guarantee, as ``notes`` says.
+        centre: ``"user"``: targets are ratings less the mean of the user's own training ratings,
+            which is outside of every guarantee, as ``notes`` says. A number such as 3.5: a public
+            centre instead; then rows have one more feature, ``constant``, by which a user's level
+            is learned.
+        constant: value of that feature; a larger one lets levels differ more between neighbours,
+            and moves them faster, and is part of every row's norm.
+        public_users: so many users are taken as public: they are no clients, all their ratings fit
+            the features, and no training rating of a client does. Which users is fixed by their
+            numbers. 0: the training ratings of the clients fit the features, which is outside of
+            every guarantee, as ``notes`` says.
         test_fraction: share of a user's ratings held out for test.
         min_examples: users with fewer ratings are left out.
         seed: of the split, keyed by the user's id, and of the factorization's start.
 
     Returns:
-        Features (p,), or (p + 1,) with a public centre, and targets, float32. Users are in the order of their numbers,
-        a user's rows in the order of the items' numbers.
+        Features (p,), or (p + 1,) with a public centre, and targets, float32. Users are in the
+        order of their numbers, a user's rows in the order of the items' numbers.
 
     Raises:
-        DataError: an unreadable or malformed file; the message names the line and the field. No user with enough
-            ratings.
+        DataError: an unreadable or malformed file; the message names the line and the field. No
+            user with enough ratings.
         ConfigError: an impossible setting.
     """
     items, ratings, public = user_ratings(root, public_users, test_fraction, min_examples, seed)
@@ -110,7 +119,10 @@ def read_movielens(
     else:
         own = np.unique(public.x)
     phi[own] = als_features(centred[:, own], features, reg=reg, sweeps=sweeps, seed=seed)
-    l1, l2 = (float(np.linalg.norm(phi.astype(float), ord=order, axis=1).max()) / SHRINK for order in (1, 2))
+    l1, l2 = (
+        float(np.linalg.norm(phi.astype(float), ord=order, axis=1).max()) / SHRINK
+        for order in (1, 2)
+    )
     notes = [LEARNED_FEATURES if public is None else PUBLIC_USERS.format(public_users)]
     notes.append("the number of ratings of each user is public")
     if centre == "user":
@@ -127,20 +139,29 @@ def read_movielens(
             y = _centred(side, ratings.train)
         else:
             y = side.y.numpy() - centre
-        sides.append(Examples(torch.from_numpy(phi)[side.x], torch.from_numpy(y.astype(np.float32)), side.offsets))
+        sides.append(
+            Examples(
+                torch.from_numpy(phi)[side.x], torch.from_numpy(y.astype(np.float32)), side.offsets
+            )
+        )
     domain = Domain(l1, l2, float(target))
-    return FederatedDataset(sides[0], sides[1], ratings.ids, name="movielens", notes=tuple(notes), domain=domain)
+    return FederatedDataset(
+        sides[0], sides[1], ratings.ids, name="movielens", notes=tuple(notes), domain=domain
+    )
 
 
 @dataclass(frozen=True)
 class RatingsGraph(Checked):
-    """The paper's graph of users, as a setting: the k nearest by cosine similarity of their training ratings.
+    """The paper's graph of users, as a setting: the k nearest by cosine similarity of their
+    training ratings.
 
-    An item that a user did not rate counts as 0. The graph is made of the ratings without noise: no epsilon covers it.
+    An item that a user did not rate counts as 0. The graph is made of the ratings without noise: no
+    epsilon covers it.
 
     Args:
         root: of the data, and
-        test_fraction, min_examples, public_users, seed: likewise; they must be those of :func:`read_movielens`.
+        test_fraction, min_examples, public_users, seed: likewise; they must be those of
+            :func:`read_movielens`.
         k: neighbours of each user.
     """
 
@@ -163,8 +184,10 @@ class RatingsGraph(Checked):
         train = ratings.train
         if ratings.ids != data.ids or not torch.equal(train.counts, data.train.counts):
             raise ConfigError(
-                f"RatingsGraph: {data.name} has {len(data):,} clients with {len(data.train):,} training examples, and "
-                f"the graph's settings give {len(ratings):,} with {len(train):,}; give the settings of the data."
+                f"RatingsGraph: {data.name} has {len(data):,} clients with {len(data.train):,} "
+                "training examples, and "
+                f"the graph's settings give {len(ratings):,} with {len(train):,}; give the "
+                "settings of the data."
             )
         return knn_cosine(_matrix(train, train.y.numpy(), len(items)), self.k, ids=ratings.ids)
 
@@ -182,13 +205,20 @@ def _centred(side: Examples, train: Examples) -> np.ndarray:
 
 def _matrix(side: Examples, values: np.ndarray, items: int) -> csr_array:
     """Return values (N,) of ratings as a matrix (users, items) float64."""
-    return csr_array((values, side.x.numpy(), side.offsets.numpy()), shape=(len(side.counts), items))
+    return csr_array(
+        (values, side.x.numpy(), side.offsets.numpy()), shape=(len(side.counts), items)
+    )
 
 
 def user_ratings(
-    root: str | Path, public_users: int = 0, test_fraction: float = 0.2, min_examples: int = 2, seed: int = 0
+    root: str | Path,
+    public_users: int = 0,
+    test_fraction: float = 0.2,
+    min_examples: int = 2,
+    seed: int = 0,
 ) -> tuple[np.ndarray, FederatedDataset, Examples | None]:
-    """Return the numbers of items (items,), the ratings of the clients, and those of the public users.
+    """Return the numbers of items (items,), the ratings of the clients, and those of the public
+    users.
 
     Ratings have x, the position of the item, and y float64 as in the file, in the order of items.
     """
@@ -197,7 +227,8 @@ def user_ratings(
     numbers, user = np.unique(frame["user"], return_inverse=True)
     if public_users >= len(numbers):
         raise ConfigError(
-            f"movielens.public_users is {public_users:,}, but there are {len(numbers):,} users; some must remain as "
+            f"movielens.public_users is {public_users:,}, but there are {len(numbers):,} users; "
+            "some must remain as "
             "clients."
         )
     x = torch.from_numpy(place)
@@ -218,11 +249,13 @@ def user_ratings(
 
 
 def read_ratings(root: str | Path) -> pd.DataFrame:
-    """Read a rating file: columns user and item, int64, and rating, float64, in the order of the file.
+    """Read a rating file: columns user and item, int64, and rating, float64, in the order of the
+    file.
 
-    ``ratings.csv``: with commas, and the header ``userId,movieId,rating,timestamp``; ``ratings.dat``: user, item,
-    rating, timestamp with ``::`` between them; any other name: with tabs between them, as in ``u.data``. Each may be
-    compressed (.gz). Timestamps are checked and not returned.
+    ``ratings.csv``: with commas, and the header ``userId,movieId,rating,timestamp``;
+    ``ratings.dat``: user, item, rating, timestamp with ``::`` between them; any other name: with
+    tabs between them, as in ``u.data``. Each may be compressed (.gz). Timestamps are checked and
+    not returned.
 
     Args:
         root: the file, or its folder.
@@ -242,11 +275,19 @@ def read_ratings(root: str | Path) -> pd.DataFrame:
     fields: dict[str, Any] = {"header": None, "names": _FIELDS}
     if kind == ".csv":
         fields = {"header": 0}
-    options: dict[str, Any] = {"sep": sep, "engine": engine, "encoding": "utf-8-sig", **fields, **AS_WRITTEN}
+    options: dict[str, Any] = {
+        "sep": sep,
+        "engine": engine,
+        "encoding": "utf-8-sig",
+        **fields,
+        **AS_WRITTEN,
+    }
     frame = cast("pd.DataFrame", loaded(pd.read_csv, path, "ratings", **options))
     if kind == ".csv":
         if tuple(frame.columns) != HEADER:
-            raise DataError(f"{path}: the header is {','.join(frame.columns)!r}; accepted: {','.join(HEADER)}.")
+            raise DataError(
+                f"{path}: the header is {','.join(frame.columns)!r}; accepted: {','.join(HEADER)}."
+            )
         frame.columns = pd.Index(_FIELDS)
     if frame.empty:
         raise DataError(f"{path} holds no ratings.")
@@ -262,16 +303,21 @@ def read_ratings(root: str | Path) -> pd.DataFrame:
 
 @check_arguments
 def als_features(
-    ratings: csr_array, dimension: Count = 20, *, reg: Positive = 0.5, sweeps: Count = 20, seed: int = 0
+    ratings: csr_array,
+    dimension: Count = 20,
+    *,
+    reg: Positive = 0.5,
+    sweeps: Count = 20,
+    seed: int = 0,
 ) -> np.ndarray:
-    """Learn features of items by alternating least squares, scaled so that the entries of all items with ratings have
-    standard deviation 1.
+    """Learn features of items by alternating least squares, scaled so that the entries of all items
+    with ratings have standard deviation 1.
 
         min_{U, V} sum over stored (i, j) of (r_ij - u_i . v_j)^2 + reg (||U||_F^2 + ||V||_F^2)
 
-    Zhou, Wilkinson, Schreiber, Pan: "Large-scale parallel collaborative filtering for the Netflix prize", AAIM 2008,
-    with a ridge that does not depend on the number of ratings. The users' factors are not returned. An item without
-    ratings has features 0.
+    Zhou, Wilkinson, Schreiber, Pan: "Large-scale parallel collaborative filtering for the Netflix
+    prize", AAIM 2008, with a ridge that does not depend on the number of ratings. The users'
+    factors are not returned. An item without ratings has features 0.
 
     Args:
         ratings: (users, items), float64, centred; a stored 0 is a rating.
@@ -299,7 +345,9 @@ def als_features(
     if rated.any():
         scale = float(v[rated].std())
     if scale < 1e-100:
-        raise DataError("als_features: the ratings are all 0 after centring, so there are no features to learn.")
+        raise DataError(
+            "als_features: the ratings are all 0 after centring, so there are no features to learn."
+        )
     return v / scale
 
 
@@ -319,7 +367,9 @@ def ridge_rows(ratings: csr_array, factors: np.ndarray, reg: float) -> np.ndarra
     p = factors.shape[1]
     rows = ratings.shape[0]
     products = (factors[:, :, None] * factors[:, None, :]).reshape(len(factors), p * p)
-    stored = csr_array((np.ones(len(ratings.data)), ratings.indices, ratings.indptr), shape=ratings.shape)
+    stored = csr_array(
+        (np.ones(len(ratings.data)), ratings.indices, ratings.indptr), shape=ratings.shape
+    )
     right = ratings @ factors
     ridge = reg * np.eye(p)
     solved = np.zeros((rows, p))

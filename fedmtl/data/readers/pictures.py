@@ -1,4 +1,5 @@
-"""Pixels of image files: scaled by the type of their numbers, upright, on white where they are transparent."""
+"""Pixels of image files: scaled by the type of their numbers, upright, on white where they are
+transparent."""
 
 from __future__ import annotations
 
@@ -23,12 +24,15 @@ _PHOTOMETRIC = 262
 _WHITE_IS_ZERO = 0
 
 
-def decode(source: Path | bytes, where: str, *, size: tuple[int, int] | None = None, mode: str = "RGB") -> np.ndarray:
+def decode(
+    source: Path | bytes, where: str, *, size: tuple[int, int] | None = None, mode: str = "RGB"
+) -> np.ndarray:
     """Decode an image file, as a viewer shows it.
 
-    The largest number of the result's type is white. Pixels of 16 bits in grey are scaled by 65535 (by 4095 for 12
-    bits), floats must be in [0, 1], colours of 16 bits are read with 8. An orientation tag is followed. Transparent
-    pixels show white. Of a photo with previews (MPO) it is the photo.
+    The largest number of the result's type is white. Pixels of 16 bits in grey are scaled by 65535
+    (by 4095 for 12 bits), floats must be in [0, 1], colours of 16 bits are read with 8. An
+    orientation tag is followed. Transparent pixels show white. Of a photo with previews (MPO) it is
+    the photo.
 
     Args:
         source: the file, or its content.
@@ -37,7 +41,8 @@ def decode(source: Path | bytes, where: str, *, size: tuple[int, int] | None = N
         mode: ``"RGB"``, or ``"L"`` for grey.
 
     Returns:
-        uint8 (channels, height, width), or uint16 where a pixel has more than 8 bits (:func:`is_deep`).
+        uint8 (channels, height, width), or uint16 where a pixel has more than 8 bits
+        (:func:`is_deep`).
 
     Raises:
         DataError: no image, a damaged one, or one without a known white.
@@ -48,7 +53,9 @@ def decode(source: Path | bytes, where: str, *, size: tuple[int, int] | None = N
         if _deep(image):
             values = _shares(image, where)
             if size is not None:
-                scaled = Image.fromarray(values).resize((size[1], size[0]), Image.Resampling.BICUBIC)
+                scaled = Image.fromarray(values).resize(
+                    (size[1], size[0]), Image.Resampling.BICUBIC
+                )
                 values = np.asarray(scaled).clip(0.0, 1.0)
             grey = np.rint(values * _WHITE).astype(np.uint16)
             return np.repeat(grey[None], 3 if mode == "RGB" else 1, axis=0)
@@ -86,14 +93,18 @@ def as_type(pixels: np.ndarray, kind: np.dtype) -> np.ndarray:
 
 @contextlib.contextmanager
 def _opened(source: Path | bytes, where: str) -> Iterator[Image]:
-    """Open an image file of one picture; whatever goes wrong with it in the block is a :class:`DataError`."""
+    """Open an image file of one picture; whatever goes wrong with it in the block is a
+    :class:`DataError`."""
     from PIL import Image, UnidentifiedImageError
 
     try:
         with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
             pictures = getattr(image, "n_frames", 1)
             if pictures > 1 and image.format != "MPO":
-                raise DataError(f"{where} holds {pictures} pictures, pages or those of an animation; accepted: one.")
+                raise DataError(
+                    f"{where} holds {pictures} pictures, pages or those of an "
+                    "animation; accepted: one."
+                )
             yield image
     except DataError:
         raise
@@ -102,13 +113,19 @@ def _opened(source: Path | bytes, where: str) -> Iterator[Image]:
         reason = "its content begins like no image"
         if empty:
             reason = "it is empty"
-        raise DataError(f"{where} is not a readable image ({reason}); it may be truncated.") from error
+        raise DataError(
+            f"{where} is not a readable image ({reason}); it may be truncated."
+        ) from error
     except Image.DecompressionBombError as error:
-        raise DataError(f"{where} has too many pixels for Pillow ({first_line(error)}); make it smaller.") from error
+        raise DataError(
+            f"{where} has too many pixels for Pillow ({first_line(error)}); make it smaller."
+        ) from error
     except Exception as error:  # of damaged files Pillow raises errors of many kinds
         if isinstance(error, OSError) and error.errno is not None:
             raise unreadable(where, error) from error
-        raise DataError(f"{where} is not a readable image ({first_line(error)}); it may be truncated.") from error
+        raise DataError(
+            f"{where} is not a readable image ({first_line(error)}); it may be truncated."
+        ) from error
 
 
 def _deep(image: Image) -> bool:
@@ -116,7 +133,8 @@ def _deep(image: Image) -> bool:
 
 
 def _upright(image: Image) -> Image:
-    """Return an image turned as its tag says; tags that cannot be read turn nothing, as in viewers."""
+    """Return an image turned as its tag says; tags that cannot be read turn nothing, as in
+    viewers."""
     from PIL import ImageOps
 
     image.load()
@@ -128,7 +146,8 @@ def _upright(image: Image) -> Image:
 
 
 def _shares(image: Image, where: str) -> np.ndarray:
-    """Return the pixels of a grey image of more than 8 bits as shares of white: float32 (height, width) in [0, 1]."""
+    """Return the pixels of a grey image of more than 8 bits as shares of white: float32 (height,
+    width) in [0, 1]."""
     tags = getattr(image, "tag_v2", {})
     bits = tags.get(_BITS_PER_SAMPLE, (16,))[0]
     negative = tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO
@@ -137,15 +156,18 @@ def _shares(image: Image, where: str) -> np.ndarray:
         white = 1
     elif image.mode == "I" and image.format not in ("PPM", "PNG"):  # which Pillow scales to 16 bits
         raise DataError(
-            f"{where} holds whole numbers of 32 bits or with a sign, of which nothing says what is white; accepted: "
-            "whole numbers without a sign of 8 or 16 bits, which are shares of 255 or 65535, or floats in [0, 1]."
+            f"{where} holds whole numbers of 32 bits or with a sign, of which nothing says what is "
+            "white; accepted: "
+            "whole numbers without a sign of 8 or 16 bits, which are shares of 255 or 65535, or "
+            "floats in [0, 1]."
         )
     transparent = image.info.get("transparency")
     values = np.asarray(_upright(image)).astype(np.float32)
     if not (values.min() >= 0 and values.max() <= white):
         wrong = values[~((values >= 0) & (values <= white))][0]
         raise DataError(
-            f"{where} holds the number {wrong:g}; accepted: floats in [0, 1], or whole numbers of 8 or 16 bits."
+            f"{where} holds the number {wrong:g}; accepted: floats in [0, 1], or whole numbers of "
+            "8 or 16 bits."
         )
     if transparent is not None:
         values = np.where(values == transparent, np.float32(white), values)

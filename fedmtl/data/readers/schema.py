@@ -1,5 +1,5 @@
-"""Tables as a model takes them: the columns of raw rows, how each becomes numbers, and predictions in the target's
-units."""
+"""Tables as a model takes them: the columns of raw rows, how each becomes numbers, and predictions
+in the target's units."""
 
 from __future__ import annotations
 
@@ -38,15 +38,20 @@ class Column:
 
     Args:
         name: of the column.
-        kind: ``"number"``, one feature; ``"categories"``; or ``"dates"``: the year, the month, the day of the week from
-            Monday on and the days since the first of the period, each mapped to [-1, 1].
-        range: of a number, at which values are cut and which is mapped to [-1, 1]; None for values as they are.
-        period: the first and the last of the dates, as in 1980-01-31, at which dates are cut; None of other kinds.
-        categories: in their order; true and false, however they are spelled, or texts, the last of which may be
-            :data:`OTHERS`.
-        signs: the categories are two that become one feature, -1 and +1; else each is a feature, 0 or 1.
-        missing: values may be missing. The features of such a row are 0, which is the middle of a range and none of
-            several categories, and one more feature of the column is 1 in these rows and 0 in the others.
+        kind: ``"number"``, one feature; ``"categories"``; or ``"dates"``: the year, the month, the
+            day of the week from Monday on and the days since the first of the period, each mapped
+            to [-1, 1].
+        range: of a number, at which values are cut and which is mapped to [-1, 1]; None for values
+            as they are.
+        period: the first and the last of the dates, as in 1980-01-31, at which dates are cut; None
+            of other kinds.
+        categories: in their order; true and false, however they are spelled, or texts, the last of
+            which may be :data:`OTHERS`.
+        signs: the categories are two that become one feature, -1 and +1; else each is a feature, 0
+            or 1.
+        missing: values may be missing. The features of such a row are 0, which is the middle of a
+            range and none of several categories, and one more feature of the column is 1 in these
+            rows and 0 in the others.
     """
 
     name: str
@@ -69,8 +74,8 @@ class Column:
 
     @property
     def size(self) -> float:
-        """Return a public bound on the sum of the absolute features of a row, which holds for the sum of their squares
-        too; infinite for none."""
+        """Return a public bound on the sum of the absolute features of a row, which holds for the
+        sum of their squares too; infinite for none."""
         if self.kind == "number" and self.range is None:
             return math.inf
         if self.kind == "dates":
@@ -78,7 +83,8 @@ class Column:
         return 1.0
 
     def encode(self, table: Table, advice: Advice) -> np.ndarray:
-        """Return the features of a table's rows, (rows, width), float32 of categories and float64 of numbers and dates.
+        """Return the features of a table's rows, (rows, width), float32 of categories and float64
+        of numbers and dates.
 
         Raises:
             DataError: a value that is no finite number, no date or none of the categories.
@@ -109,7 +115,9 @@ class Column:
         number = codes(values, texts)
         if texts[-1] == OTHERS:
             number = np.where(number < 0, len(texts) - 1, number)
-        known = f"the categories {', '.join(map(repr, texts))} (a last one {OTHERS!r} takes all others)"
+        known = (
+            f"the categories {', '.join(map(repr, texts))} (a last one {OTHERS!r} takes all others)"
+        )
         table.refuse(number < 0, self.name, known)
         if self.signs:
             return (2 * number - 1)[:, None].astype(np.float32)
@@ -144,14 +152,16 @@ class Column:
         return datetime.date.fromisoformat(first), datetime.date.fromisoformat(last)
 
     def _gaps(self, table: Table) -> np.ndarray:
-        """Return the rows without a value, bool (rows,): an empty one, or a mark such as NA that is no category."""
+        """Return the rows without a value, bool (rows,): an empty one, or a mark such as NA that is
+        no category."""
         values = table.frame[self.name]
         marks = MARKS - set(self._texts)
         marked = [isinstance(value, str) and value.strip() in marks for value in values]
         return np.array(marked, dtype=bool) | values.isna().to_numpy(dtype=bool)
 
     def _filled(self, table: Table, gaps: np.ndarray) -> Table:
-        """Return the table with a value that the column takes in the rows of ``gaps``, bool (rows,)."""
+        """Return the table with a value that the column takes in the rows of ``gaps``, bool
+        (rows,)."""
         filler: Any = 0
         if self.kind == "categories":
             filler = self._texts[0]
@@ -182,38 +192,50 @@ class Column:
 
 
 def declared_column(name: str, values: Any) -> Column:
-    """Return a column as its public bounds declare it: two numbers are a range, two dates, written as 1980-01-31, a
-    period, and texts are categories.
+    """Return a column as its public bounds declare it: two numbers are a range, two dates, written
+    as 1980-01-31, a period, and texts are categories.
 
     Raises:
         ConfigError: none of these.
     """
     if not isinstance(values, Sized):
-        raise ConfigError(f"data.bounds[{name!r}] is {values!r}; give a range, [LOW, HIGH], or categories, [A, B].")
+        raise ConfigError(
+            f"data.bounds[{name!r}] is {values!r}; give a range, [LOW, HIGH], or "
+            "categories, [A, B]."
+        )
     pair: list[Any] = []
     if isinstance(values, Sequence) and not isinstance(values, str) and len(values) == 2:
         pair = list(values)
-    if pair and all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in pair):
+    if pair and all(
+        isinstance(value, (int, float)) and not isinstance(value, bool) for value in pair
+    ):
         if not -math.inf < pair[0] < pair[1] < math.inf:
-            raise ConfigError(f"data.bounds[{name!r}] is {pair}; a range must be [LOW, HIGH], LOW below HIGH.")
+            raise ConfigError(
+                f"data.bounds[{name!r}] is {pair}; a range must be [LOW, HIGH], LOW below HIGH."
+            )
         return Column(name, range=(float(pair[0]), float(pair[1])))
     dates = [date_of(str(value)) for value in pair]
     if dates and None not in dates:
         first, last = dates
         if first is None or last is None or first >= last:
-            raise ConfigError(f"data.bounds[{name!r}] is {pair}; two dates must be [FIRST, LAST], FIRST before LAST.")
+            raise ConfigError(
+                f"data.bounds[{name!r}] is {pair}; two dates must be [FIRST, LAST], "
+                "FIRST before LAST."
+            )
         return Column(name, "dates", period=(first.isoformat(), last.isoformat()))
     texts = check_texts(f"bounds[{name!r}]", values)  # type: ignore[arg-type]
     categories = category_values(texts)
     if OTHERS in categories[:-1]:
         raise ConfigError(
-            f"data.bounds[{name!r}] is {texts}; {OTHERS!r}, which takes all other categories, must be the last."
+            f"data.bounds[{name!r}] is {texts}; {OTHERS!r}, which takes all other categories, must "
+            "be the last."
         )
     return Column(name, "categories", categories=categories, signs=len(categories) == 2)
 
 
 def date_of(text: str) -> datetime.date | None:
-    """Return the date at the beginning of a text such as 1980-01-31 or 1980-01-31 23:59; None for another text."""
+    """Return the date at the beginning of a text such as 1980-01-31 or 1980-01-31 23:59; None for
+    another text."""
     if not re.fullmatch(ISO_DATE, text):
         return None
     try:
@@ -223,8 +245,11 @@ def date_of(text: str) -> datetime.date | None:
 
 
 def _days(table: Table, name: str) -> np.ndarray:
-    """Return a column of dates as the number of each day, counted from the first of the year 1 on, int64 (n,)."""
-    filled = f"{_A_DATE} (fill it, leave the row or the column out, or list the column in data.missing)"
+    """Return a column of dates as the number of each day, counted from the first of the year 1 on,
+    int64 (n,)."""
+    filled = (
+        f"{_A_DATE} (fill it, leave the row or the column out, or list the column in data.missing)"
+    )
     kinds, place = np.unique(table.written(name, filled), return_inverse=True)
     dates = [date_of(text) for text in kinds.tolist()]
     table.refuse(np.array([date is None for date in dates], dtype=bool)[place], name, _A_DATE)
@@ -233,20 +258,23 @@ def _days(table: Table, name: str) -> np.ndarray:
 
 @dataclass(frozen=True)
 class TableSchema:
-    """What the reader of tables knows of a table beside its rows: how raw columns become the features of a model, and
-    outputs of a model predictions.
+    """What the reader of tables knows of a table beside its rows: how raw columns become the
+    features of a model, and outputs of a model predictions.
 
     Args:
         columns: those to predict from, in their order.
         target: the column to predict.
         classes: number of classes of the target; None for real numbers.
-        labels: the target's values in order of their class number; empty for the numbers 0 .. classes - 1.
-        target_range: range of a real target, which is stored mapped to [-1, 1]; None for targets as they are.
+        labels: the target's values in order of their class number; empty for the numbers 0 ..
+            classes - 1.
+        target_range: range of a real target, which is stored mapped to [-1, 1]; None for targets as
+            they are.
         target_scale: ``"log"`` where the logarithm of that range is what is mapped.
         client: the column that names the client of a row; None without one.
         integers: whether features are whole numbers, for models of tokens.
         form: how the text of a file of such rows is written; None of a table of another kind.
-        declared: whether names and categories were given as settings. If not, they were read off the table.
+        declared: whether names and categories were given as settings. If not, they were read off
+            the table.
     """
 
     columns: tuple[Column, ...]
@@ -262,7 +290,8 @@ class TableSchema:
 
     @property
     def written(self) -> list[str]:
-        """Return the columns that a file of text is read for as they are written: id 007 is not 7."""
+        """Return the columns that a file of text is read for as they are written: id 007 is not
+        7."""
         return [column.name for column in self.columns if column.kind != "number"]
 
     @property
@@ -271,8 +300,8 @@ class TableSchema:
         return sum(column.width for column in self.columns)
 
     def encode(self, rows: pd.DataFrame | Table) -> Tensor:
-        """Return the features of raw rows as a dataset stores them: (rows, width), float32, or int64 for models of
-        whole numbers.
+        """Return the features of raw rows as a dataset stores them: (rows, width), float32, or
+        int64 for models of whole numbers.
 
         Columns that are not in the schema are left out; values beyond a range are cut there.
 
@@ -280,8 +309,9 @@ class TableSchema:
             rows: with the columns of the schema, in any order.
 
         Raises:
-            DataError: a missing column, a missing, infinite or textual value of a number, one that is not whole for a
-                model of whole numbers, a text that is no date, or an unknown category.
+            DataError: a missing column, a missing, infinite or textual value of a number, one that
+                is not whole for a model of whole numbers, a text that is no date, or an unknown
+                category.
         """
         if isinstance(rows, Table):
             table = rows
@@ -298,8 +328,8 @@ class TableSchema:
         return features.long()
 
     def features(self, table: Table, advice: Advice) -> np.ndarray:
-        """Return the features of a table's rows, (rows, width), float32, or float64 of whole numbers, with ``advice``
-        for a wrong value."""
+        """Return the features of a table's rows, (rows, width), float32, or float64 of whole
+        numbers, with ``advice`` for a wrong value."""
         parts = [column.encode(table, advice) for column in self.columns]
         return np.concatenate(parts, axis=1).astype(np.float64 if self.integers else np.float32)
 
@@ -313,7 +343,8 @@ class TableSchema:
         """Return the predictions of a model's outputs in the target's units.
 
         Args:
-            outputs: (rows,) or (rows, 1), of real targets or one logit of two classes; (rows, classes).
+            outputs: (rows,) or (rows, 1), of real targets or one logit of two classes; (rows,
+                classes).
 
         Returns:
             (rows,), labels, class numbers (int64) or real numbers (float64).
@@ -331,7 +362,8 @@ class TableSchema:
         return in_units(outputs, self.target_range, self.target_scale)
 
     def targets(self, table: Table, advice: Advice) -> np.ndarray:
-        """Return the targets of a table's rows, of which there is a range, as they are stored, float32 (rows,)."""
+        """Return the targets of a table's rows, of which there is a range, as they are stored,
+        float32 (rows,)."""
         assert self.target_range is not None
         values = Column(self.target).encode(table, advice)[:, 0]
         return stored(values, self.target_range, self.target_scale).astype(np.float32)
@@ -358,12 +390,16 @@ class TableSchema:
         columns = tuple(_column(each) for each in given["columns"])
         names = [column.name for column in columns]
         roles = [given["target"], *([] if given["client"] is None else [given["client"]])]
-        if not all(isinstance(name, str) for name in roles) or len({*names, *roles}) < len(names) + len(roles):
+        if not all(isinstance(name, str) for name in roles) or len({*names, *roles}) < len(
+            names
+        ) + len(roles):
             raise DataError("the columns, the target and the client must have distinct names.")
         classes = given["classes"]
         labels = given["labels"]
         if classes is not None and (type(classes) is not int or classes < 2):
-            raise DataError(f"classes is {classes!r}; it must be null, or a whole number from 2 on.")
+            raise DataError(
+                f"classes is {classes!r}; it must be null, or a whole number from 2 on."
+            )
         if not _distinct_texts(labels) or len(labels) not in (0, classes):
             raise DataError("labels must be distinct texts, one for each class.")
         for name in ("integers", "declared"):
@@ -392,7 +428,10 @@ def _table(rows: pd.DataFrame) -> Table:
     import pandas as pd
 
     if not isinstance(rows, pd.DataFrame):
-        raise DataError(f"rows are a {type(rows).__name__}; give a DataFrame of pandas with a column for each feature.")
+        raise DataError(
+            f"rows are a {type(rows).__name__}; give a DataFrame of pandas with a "
+            "column for each feature."
+        )
     file = Path("rows")
     check_distinct(list(rows.columns), file)
     return Table(rows, file)
@@ -418,9 +457,13 @@ def _column(values: Any) -> Column:
     if not isinstance(name, str):
         raise DataError(f"the name of a column is {name!r}; it must be a text.")
     if kind not in get_args(Kind):
-        raise DataError(f"column {name!r} is of kind {kind!r}; accepted: {', '.join(get_args(Kind))}.")
+        raise DataError(
+            f"column {name!r} is of kind {kind!r}; accepted: {', '.join(get_args(Kind))}."
+        )
     if type(given["missing"]) is not bool:
-        raise DataError(f"of column {name!r} missing is {given['missing']!r}; it must be true or false.")
+        raise DataError(
+            f"of column {name!r} missing is {given['missing']!r}; it must be true or false."
+        )
     if type(given["signs"]) is not bool or not _distinct_texts(categories):
         raise DataError(f"column {name!r} has categories that are not distinct texts.")
     period = _period(given["period"], name)
@@ -431,22 +474,38 @@ def _column(values: Any) -> Column:
     }
     if not of_kind[kind] or (given["signs"] and len(categories) != 2):
         raise DataError(f"column {name!r} has values that do not belong to the kind {kind!r}.")
-    own = given | {"range": _range(given["range"], name), "period": period, "categories": tuple(categories)}
+    own = given | {
+        "range": _range(given["range"], name),
+        "period": period,
+        "categories": tuple(categories),
+    }
     return Column(**own)
 
 
 def _period(values: Any, name: str) -> tuple[str, str] | None:
     if values is None:
         return None
-    texts = isinstance(values, list) and len(values) == 2 and all(isinstance(end, str) for end in values)
+    texts = (
+        isinstance(values, list)
+        and len(values) == 2
+        and all(isinstance(end, str) for end in values)
+    )
     if texts:
         dates = [date_of(end) for end in values]
     else:
         dates = []
-    if not texts or None in dates or [date.isoformat() for date in dates if date is not None] != values:
-        raise DataError(f"{name} has the period {values!r}; it must be two dates such as 1980-01-31.")
+    if (
+        not texts
+        or None in dates
+        or [date.isoformat() for date in dates if date is not None] != values
+    ):
+        raise DataError(
+            f"{name} has the period {values!r}; it must be two dates such as 1980-01-31."
+        )
     if values[0] >= values[1]:
-        raise DataError(f"{name} has the period {values!r}; the first date must be before the last.")
+        raise DataError(
+            f"{name} has the period {values!r}; the first date must be before the last."
+        )
     return values[0], values[1]
 
 
@@ -460,7 +519,11 @@ def _distinct_texts(values: Any) -> bool:
 def _range(values: Any, name: str) -> tuple[float, float] | None:
     if values is None:
         return None
-    numbers = isinstance(values, list) and len(values) == 2 and all(type(end) in (int, float) for end in values)
+    numbers = (
+        isinstance(values, list)
+        and len(values) == 2
+        and all(type(end) in (int, float) for end in values)
+    )
     if not numbers or not -math.inf < float(values[0]) < float(values[1]) < math.inf:
         raise DataError(f"{name} has the range {values!r}; it must be [LOW, HIGH], LOW below HIGH.")
     return float(values[0]), float(values[1])

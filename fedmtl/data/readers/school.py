@@ -26,11 +26,14 @@ SCORES = (1.0, 70.0)
 """The public range of an exam score."""
 
 STANDARDIZED = (
-    "features were standardized with each client's own training mean and standard deviation, without noise: "
-    "these statistics are in every model, and no epsilon of single records covers them (that of whole clients does)"
+    "features were standardized with each client's own training mean and standard deviation, "
+    "without noise: "
+    "these statistics are in every model, and no epsilon of single records covers them (that of "
+    "whole clients does)"
 )
 CENTRED = (
-    "targets were centred with each client's own training mean, without noise: it is needed to use a model, "
+    "targets were centred with each client's own training mean, without noise: it is needed to use "
+    "a model, "
     "and no epsilon of single records covers it (that of whole clients does)"
 )
 
@@ -47,25 +50,29 @@ def read_school(
     seed: int = 0,
     min_examples: int = 2,
 ) -> FederatedDataset:
-    """Read school.mat: a regression of exam scores, ids ``school-0``, ``school-1``, ... in the order of the file.
+    """Read school.mat: a regression of exam scores, ids ``school-0``, ``school-1``, ... in the
+    order of the file.
 
-    The protocol of Liu, Hu, Wu, Smith: "On Privacy and Personalization in Cross-Silo Federated Learning", NeurIPS 2022,
-    is ``standardize="client"``, ``targets="unit"`` and 30% for test. That of Liang et al., "Model-protected multi-task
-    learning", 2020, as far as it is printed, is ``standardize="client"``, ``targets="centred"``, ``unit_rows=True`` and
-    70% for test: rows of unit length have no place for an intercept, and where whole schools are the protected unit,
-    what a school computes of its own pupils needs no noise.
+    The protocol of Liu, Hu, Wu, Smith: "On Privacy and Personalization in Cross-Silo Federated
+    Learning", NeurIPS 2022, is ``standardize="client"``, ``targets="unit"`` and 30% for test. That
+    of Liang et al., "Model-protected multi-task learning", 2020, as far as it is printed, is
+    ``standardize="client"``, ``targets="centred"``, ``unit_rows=True`` and 70% for test: rows of
+    unit length have no place for an intercept, and where whole schools are the protected unit, what
+    a school computes of its own pupils needs no noise.
 
     Args:
-        root: the .mat file, or the folder of school.mat: cells X of (pupils, features) and Y of (pupils, 1), one a
-            school.
+        root: the .mat file, or the folder of school.mat: cells X of (pupils, features) and Y of
+            (pupils, 1), one a school.
         test_fraction: share of each school's pupils held out for test.
-        standardize: ``None``, features as they are; ``"client"``, minus the mean and over the standard deviation of
-            the client's own training rows (a column that does not vary there is only centred). These statistics
-            come from private records without noise; the dataset's ``notes`` say so.
-        targets: ``"score"``, as they are; ``"unit"``, the public range 1 to 70 mapped to 0 to 1; ``"centred"``, that
-            minus the mean of the school's own training pupils, from private records as above.
-        unit_rows: rows scaled to ``||x||_2 = 1`` (never more, and at least 1 - 2^-19; a row of zeros stays), after
-            standardizing.
+        standardize: ``None``, features as they are; ``"client"``, minus the mean and over the
+            standard deviation of the client's own training rows (a column that does not vary there
+            is only centred). These statistics come from private records without noise; the
+            dataset's ``notes`` say so.
+        targets: ``"score"``, as they are; ``"unit"``, the public range 1 to 70 mapped to 0 to 1;
+            ``"centred"``, that minus the mean of the school's own training pupils, from private
+            records as above.
+        unit_rows: rows scaled to ``||x||_2 = 1`` (never more, and at least 1 - 2^-19; a row of
+            zeros stays), after standardizing.
         seed: of the split, keyed by the school's id.
         min_examples: schools with fewer pupils are left out.
 
@@ -73,8 +80,8 @@ def read_school(
         Features (d,), 28 in the original file, and targets, both float32.
 
     Raises:
-        DataError: an unreadable file, cells that do not agree, values that are not finite numbers, scores
-            outside 1 to 70.
+        DataError: an unreadable file, cells that do not agree, values that are not finite numbers,
+            scores outside 1 to 70.
         ConfigError: an impossible setting.
     """
     if Path(root).is_dir():
@@ -115,7 +122,8 @@ def centred(data: FederatedDataset) -> FederatedDataset:
 
 
 def with_unit_rows(data: FederatedDataset) -> FederatedDataset:
-    """Return the data with every row of features (d,) scaled to length 1; a function of that row only."""
+    """Return the data with every row of features (d,) scaled to length 1; a function of that row
+    only."""
 
     def unit(side: Examples) -> Examples:
         wide = side.x.double()
@@ -126,7 +134,8 @@ def with_unit_rows(data: FederatedDataset) -> FederatedDataset:
 
 
 def standardized(data: FederatedDataset) -> FederatedDataset:
-    """Return the data with every client's features centred and scaled by its own training rows, in float32.
+    """Return the data with every client's features centred and scaled by its own training rows, in
+    float32.
 
     A column that is constant in a client's training rows is centred and not scaled.
     """
@@ -145,8 +154,12 @@ def standardized(data: FederatedDataset) -> FederatedDataset:
     return _changed(data, scaled, STANDARDIZED)
 
 
-def _changed(data: FederatedDataset, change: Callable[[Examples], Examples], *notes: str) -> FederatedDataset:
-    return replace(data, train=change(data.train), test=change(data.test), notes=(*data.notes, *notes))
+def _changed(
+    data: FederatedDataset, change: Callable[[Examples], Examples], *notes: str
+) -> FederatedDataset:
+    return replace(
+        data, train=change(data.train), test=change(data.test), notes=(*data.notes, *notes)
+    )
 
 
 def _client_means(values: Tensor, counts: Tensor) -> Tensor:
@@ -169,20 +182,27 @@ def _schools(file: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         MemoryError,
     ) as error:
         raise DataError(
-            f"{file} cannot be read as a MATLAB file ({error}); it may be missing or truncated, and one of version 7.3 "
+            f"{file} cannot be read as a MATLAB file ({error}); it may be missing or truncated, "
+            "and one of version 7.3 "
             "is to be saved with -v7."
         ) from error
     x, y = (np.asarray(content.get(name, 0)) for name in "XY")
     if x.dtype != object or y.dtype != object or x.size != y.size:
-        raise DataError(f"{file}: X or Y is missing or has no cell for a school; accepted: a matrix of each a school.")
+        raise DataError(
+            f"{file}: X or Y is missing or has no cell for a school; accepted: a "
+            "matrix of each a school."
+        )
     schools: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     for number, pair in enumerate(zip(x.flat, y.flat, strict=True)):
         where = f"{file}: school-{number}"
-        features, scores = (as_tensor(c, where, field).double().numpy() for c, field in zip(pair, "XY", strict=True))
+        features, scores = (
+            as_tensor(c, where, field).double().numpy() for c, field in zip(pair, "XY", strict=True)
+        )
         outside = (scores < SCORES[0]) | (scores > SCORES[1])
         if outside.any():
             raise DataError(
-                f"{where}, row {outside.argmax()}: Y holds {scores[outside][0]:g}; a score must be from 1 to 70."
+                f"{where}, row {outside.argmax()}: Y holds {scores[outside][0]:g}; a score must be "
+                "from 1 to 70."
             )
         schools[f"school-{number}"] = features, scores.ravel()
     return schools

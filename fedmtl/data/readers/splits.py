@@ -12,8 +12,8 @@ from .columns import Table
 def by_time(table: Table, column: str, parts: Parts, share: float) -> tuple[Parts, Parts]:
     """Divide the rows of every client by time: the latest ones are for test.
 
-    A client of n rows has ``round(share * n)`` test rows, at least 1 and at most n - 1: the only row of a client is for
-    training. Rows of one time keep the order of the table.
+    A client of n rows has ``round(share * n)`` test rows, at least 1 and at most n - 1: the only
+    row of a client is for training. Rows of one time keep the order of the table.
 
     Args:
         table: n rows.
@@ -22,10 +22,12 @@ def by_time(table: Table, column: str, parts: Parts, share: float) -> tuple[Part
         share: of each client's rows for test, between 0 and 1.
 
     Returns:
-        the rows of each client for training, and for test of the clients with at least 2 rows, ascending.
+        the rows of each client for training, and for test of the clients with at least 2 rows,
+        ascending.
 
     Raises:
-        DataError: a value that is missing, or neither a date nor a number, or no client with 2 rows.
+        DataError: a value that is missing, or neither a date nor a number, or no client with 2
+            rows.
     """
     when = _moments(table, column)
     train = Parts()
@@ -38,7 +40,10 @@ def by_time(table: Table, column: str, parts: Parts, share: float) -> tuple[Part
         if held:
             test[client] = np.sort(order[kept:])
     if not test:
-        raise DataError(f"{table.file}: no client has 2 rows, an earlier one to train on and a later one to test on.")
+        raise DataError(
+            f"{table.file}: no client has 2 rows, an earlier one to train on and a "
+            "later one to test on."
+        )
     return train, test
 
 

@@ -1,8 +1,9 @@
-"""StackOverflow tag prediction: the tags of questions and answers from a bag of their words, by user.
+"""StackOverflow tag prediction: the tags of questions and answers from a bag of their words, by
+user.
 
-The task of Reddi et al. ("Adaptive federated optimization", ICLR 2021) and of Hu et al. 2023, from the HDF5 of
-TensorFlow Federated, ``examples/<client>/{tokens, title, tags}``: a file, or the folder of ``stackoverflow_train.h5``
-and ``stackoverflow_test.h5``.
+The task of Reddi et al. ("Adaptive federated optimization", ICLR 2021) and of Hu et al. 2023, from
+the HDF5 of TensorFlow Federated, ``examples/<client>/{tokens, title, tags}``: a file, or the folder
+of ``stackoverflow_train.h5`` and ``stackoverflow_test.h5``.
 """
 
 from __future__ import annotations
@@ -45,24 +46,26 @@ def read_stackoverflow(
     test_fraction: float | None = 0.2,
     seed: int = 0,
 ) -> FederatedDataset:
-    """Read StackOverflow: features (tokens,), the share of each word in a text, and ``tags`` labels that are 0 or 1.
+    """Read StackOverflow: features (tokens,), the share of each word in a text, and ``tags`` labels
+    that are 0 or 1.
 
-    A text is the tokens of a post and of its question's title. Its features are the numbers of the commonest tokens
-    over the number of all its tokens, so that they add up to 1 at most, which is the dataset's domain. A text may have
-    none of the commonest tags. Features are stored as a sparse matrix, labels in a byte each.
+    A text is the tokens of a post and of its question's title. Its features are the numbers of the
+    commonest tokens over the number of all its tokens, so that they add up to 1 at most, which is
+    the dataset's domain. A text may have none of the commonest tags. Features are stored as a
+    sparse matrix, labels in a byte each.
 
     Args:
         root: the file, or its folder.
         tokens: how many of the commonest tokens are features.
         tags: how many of the commonest tags are labels.
-        counts: the folder of ``stackoverflow.word_count`` and ``stackoverflow.tag_count``, the public counts that
-            TensorFlow Federated distributes; None looks beside the data. Without them the commonest are counted in the
-            data, which the dataset's notes say.
+        counts: the folder of ``stackoverflow.word_count`` and ``stackoverflow.tag_count``, the
+            public counts that TensorFlow Federated distributes; None looks beside the data. Without
+            them the commonest are counted in the data, which the dataset's notes say.
         clients: keep that many users, drawn at random; None keeps all.
         min_examples: users with fewer texts are left out.
         max_examples: keep the first so many texts of each user; None keeps all.
-        test_fraction: share of each user's texts held out for test, those of the source's test part included; None
-            keeps the source's own split, and without one means 0.2.
+        test_fraction: share of each user's texts held out for test, those of the source's test part
+            included; None keeps the source's own split, and without one means 0.2.
         seed: of the split and of the choice of users.
 
     Raises:
@@ -70,7 +73,11 @@ def read_stackoverflow(
         ConfigError: an impossible setting.
     """
     root = Path(root)
-    options: dict[str, Any] = {"min_examples": min_examples, "seed": seed, "test_fraction": test_fraction}
+    options: dict[str, Any] = {
+        "min_examples": min_examples,
+        "seed": seed,
+        "test_fraction": test_fraction,
+    }
     options["source"] = str(root)
     options["draw"] = clients
     sides = taking_part(_read(root, max_examples), **options)
@@ -80,10 +87,20 @@ def read_stackoverflow(
         folder = root
     else:
         folder = root.parent
-    words = _common(folder / TOKEN_COUNTS, tokens, counts is not None, (text.split() for text in _texts(sides, 0)))
-    labels = _common(folder / TAG_COUNTS, tags, counts is not None, (_tags(text) for text in _texts(sides, 1)))
+    words = _common(
+        folder / TOKEN_COUNTS,
+        tokens,
+        counts is not None,
+        (text.split() for text in _texts(sides, 0)),
+    )
+    labels = _common(
+        folder / TAG_COUNTS, tags, counts is not None, (_tags(text) for text in _texts(sides, 1))
+    )
     coded = [
-        {client: (_bag(xs, words[0], tokens), _labels(ys, labels[0], tags)) for client, (xs, ys) in side.items()}
+        {
+            client: (_bag(xs, words[0], tokens), _labels(ys, labels[0], tags))
+            for client, (xs, ys) in side.items()
+        }
         for side in sides
     ]
     data = FederatedDataset.from_tensors(
@@ -106,13 +123,17 @@ def _read(root: Path, most: int | None) -> list[dict[str, Texts]]:
     """Return the first ``most`` texts of every user, in the train part and in the test part."""
     train, test = divided(root, H5)
     if not train:
-        raise DataError(f"{root} is no HDF5 file and has none; give stackoverflow_train.h5 or its folder.")
+        raise DataError(
+            f"{root} is no HDF5 file and has none; give stackoverflow_train.h5 or its folder."
+        )
 
     def store(fields: Fields, where: str) -> Texts:
         for name, values in fields.items():
             if values.dtype.kind != "O":
                 raise DataError(f"{where}, field {name!r} holds {values[0]!r}; accepted: text.")
-        texts = [f"{text} {title}" for text, title in zip(fields["tokens"], fields["title"], strict=True)]
+        texts = [
+            f"{text} {title}" for text, title in zip(fields["tokens"], fields["title"], strict=True)
+        ]
         return texts[:most], fields["tags"].tolist()[:most]
 
     names = ("tokens", "title", "tags")
@@ -129,8 +150,11 @@ def _tags(text: str) -> list[str]:
     return [tag for tag in text.split("|") if tag]
 
 
-def _common(file: Path, size: int, needed: bool, lists: Iterable[list[str]]) -> tuple[dict[str, int], bool]:
-    """Return the places of the commonest words by a public file of counts, or without one by the words themselves.
+def _common(
+    file: Path, size: int, needed: bool, lists: Iterable[list[str]]
+) -> tuple[dict[str, int], bool]:
+    """Return the places of the commonest words by a public file of counts, or without one by the
+    words themselves.
 
     Returns:
         The place of each word, and whether the words themselves were counted.
@@ -144,11 +168,14 @@ def _common(file: Path, size: int, needed: bool, lists: Iterable[list[str]]) -> 
 
 
 def _counted(file: Path, size: int) -> list[str]:
-    """Return the commonest words of a file: JSON of words and counts, or a word and a count a line, commonest first."""
+    """Return the commonest words of a file: JSON of words and counts, or a word and a count a line,
+    commonest first."""
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{file} cannot be read ({error}); it must hold words and how often they occur.") from error
+        raise DataError(
+            f"{file} cannot be read ({error}); it must hold words and how often they occur."
+        ) from error
     if text.lstrip().startswith("{"):
         try:
             numbers = json.loads(text)
@@ -162,14 +189,18 @@ def _counted(file: Path, size: int) -> list[str]:
     for line, row in enumerate(text.splitlines(), start=1):
         fields = row.split()
         if len(fields) != 2 or not fields[1].isdigit():
-            raise DataError(f"{file}: line {line} is {row[:40]!r}; accepted: a word and how often it occurs.")
+            raise DataError(
+                f"{file}: line {line} is {row[:40]!r}; accepted: a word and how often it occurs."
+            )
         words.append(fields[0])
         if len(words) == size:
             break
     return words
 
 
-def _counts(lists: Sequence[list[str]], places: Mapping[str, int], size: int) -> scipy.sparse.csr_array:
+def _counts(
+    lists: Sequence[list[str]], places: Mapping[str, int], size: int
+) -> scipy.sparse.csr_array:
     """Returns the count of each common word in a list: int64 (lists, size)."""
     counts = [Counter(places[word] for word in words if word in places) for words in lists]
     row = np.repeat(np.arange(len(counts)), [len(places) for places in counts])
@@ -183,7 +214,8 @@ def _bag(texts: Sequence[str], places: Mapping[str, int], size: int) -> scipy.sp
     lists = [text.split() for text in texts]
     bag = _counts(lists, places, size)
     exact = bag.data / np.repeat([len(words) for words in lists], np.diff(bag.indptr))
-    near = exact.astype(np.float32)  # rounded down, so that the shares of a text add up to no more than 1
+    # rounded down, so that the shares of a text add up to no more than 1
+    near = exact.astype(np.float32)
     near = np.where(near > exact, np.nextafter(near, np.float32(0)), near)
     return scipy.sparse.csr_array((near, bag.indices, bag.indptr), shape=bag.shape)
 

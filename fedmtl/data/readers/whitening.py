@@ -35,8 +35,9 @@ class Whitening:
 def fit_whitening(coded: np.ndarray, *, components: int, z_clip: float, where: str) -> Whitening:
     """Fit z-scores clipped at ``z_clip``, and a whitened PCA, to the public rows.
 
-    A value that is missing gets the z-score 0. The public rows' own features have mean 0 and covariance I (divided by
-    n - 1); each direction is signed so that its largest weight is positive.
+    A value that is missing gets the z-score 0. The public rows' own features have mean 0 and
+    covariance I (divided by n - 1); each direction is signed so that its largest weight is
+    positive.
 
     Args:
         coded: (n, p) float64, NaN where a value is missing.
@@ -51,7 +52,8 @@ def fit_whitening(coded: np.ndarray, *, components: int, z_clip: float, where: s
     count = np.maximum(known.sum(0), 1)
     mean = np.where(known, coded, 0).sum(0) / count
     variance = np.square(np.where(known, coded - mean, 0)).sum(0) / count
-    scale = np.sqrt(np.where(variance > 1e-12 * mean**2, variance, 0))  # a constant column's variance is rounding
+    # a constant column's variance is rounding
+    scale = np.sqrt(np.where(variance > 1e-12 * mean**2, variance, 0))
     z = _scores(coded, mean, scale, z_clip)
     centre = z.mean(0)
     values, vectors = np.linalg.eigh((z - centre).T @ (z - centre) / max(len(z) - 1, 1))
@@ -62,15 +64,19 @@ def fit_whitening(coded: np.ndarray, *, components: int, z_clip: float, where: s
         rank = int((values > 1e-9 * values[0]).sum())
     if components > rank:
         raise ConfigError(
-            f"{where}.components is {components}, but the {len(z)} public rows have only {rank} independent "
+            f"{where}.components is {components}, but the {len(z)} public rows have only {rank} "
+            "independent "
             "directions; ask for fewer components or more public_rows."
         )
     vectors = vectors[:, :components]
-    vectors = vectors * np.sign(np.take_along_axis(vectors, np.abs(vectors).argmax(0)[None], axis=0))
+    vectors = vectors * np.sign(
+        np.take_along_axis(vectors, np.abs(vectors).argmax(0)[None], axis=0)
+    )
     return Whitening(mean, scale, z_clip, centre, vectors / np.sqrt(values[:components]))
 
 
 def _scores(coded: np.ndarray, mean: np.ndarray, scale: np.ndarray, bound: float) -> np.ndarray:
-    """Return z-scores (n, p) within plus or minus ``bound``; 0 for what is missing, or does not vary."""
+    """Return z-scores (n, p) within plus or minus ``bound``; 0 for what is missing, or does not
+    vary."""
     z = np.where(scale > 0, (coded - mean) / np.where(scale > 0, scale, 1), 0)
     return np.clip(np.where(np.isfinite(coded), z, 0), -bound, bound)

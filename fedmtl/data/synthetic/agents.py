@@ -1,8 +1,9 @@
 """Agents with linear separators on a circle: the synthetic problem of peer-to-peer learning.
 
-Bellet, Guerraoui, Taziki, Tommasi: "Personalized and private peer-to-peer machine learning", AISTATS 2018, section
-5.1, after Vanhaesebrouck, Bellet, Tommasi: "Decentralized collaborative learning of personalized models over
-networks", AISTATS 2017. What they leave open is stated in :func:`load_synthetic_agents`.
+Bellet, Guerraoui, Taziki, Tommasi: "Personalized and private peer-to-peer machine learning",
+AISTATS 2018, section 5.1, after Vanhaesebrouck, Bellet, Tommasi: "Decentralized collaborative
+learning of personalized models over networks", AISTATS 2017. What they leave open is stated in
+:func:`load_synthetic_agents`.
 """
 
 from __future__ import annotations
@@ -40,16 +41,16 @@ def load_synthetic_agents(
     flip: Below1 = 0.05,
     seed: int = 0,
 ) -> FederatedDataset:
-    """Make tasks of linear classification: agent i has the separator theta_i = (cos phi_i, sin phi_i, 0, ..., 0) in
-    R^p.
+    """Make tasks of linear classification: agent i has the separator theta_i = (cos phi_i, sin
+    phi_i, 0, ..., 0) in R^p.
 
-    The angles phi_i are uniform on the circle (:func:`target_angles`), and m_i is uniform among ``least``, ...,
-    ``most``. Every entry of a row x is uniform between -1 and 1, the paper's "uniformly around the origin". The label
-    is 1 where theta_i . x >= 0, else 0, and a training label, not one for test, is then flipped with probability
-    ``flip``.
+    The angles phi_i are uniform on the circle (:func:`target_angles`), and m_i is uniform among
+    ``least``, ..., ``most``. Every entry of a row x is uniform between -1 and 1, the paper's
+    "uniformly around the origin". The label is 1 where theta_i . x >= 0, else 0, and a training
+    label, not one for test, is then flipped with probability ``flip``.
 
-    Every draw is keyed by (seed, agent's id, example): an agent is the same among 10 and among 1,000 agents, and its
-    test examples do not depend on ``most``.
+    Every draw is keyed by (seed, agent's id, example): an agent is the same among 10 and among
+    1,000 agents, and its test examples do not depend on ``most``.
 
     Args:
         agents: n.
@@ -74,14 +75,23 @@ def load_synthetic_agents(
     keys = client_keys(ids)
     angles = target_angles(ids, seed)
     span = most - least + 1
-    counts = least + (span * keyed_unit(seed, "agents/count", keys, 0, 1)[:, 0]).long().clamp(max=span - 1)
+    counts = least + (span * keyed_unit(seed, "agents/count", keys, 0, 1)[:, 0]).long().clamp(
+        max=span - 1
+    )
     sides = []
     for step, sizes in enumerate((counts, torch.full_like(counts, test_examples))):
         x = []
         y = []
-        for key, count, angle in zip(keys.split(1), sizes.tolist(), angles, strict=True):  # ragged, so one at a time
-            rows = (2 * keyed_unit(seed, "agents/x", key, step, count * features) - 1).view(count, features).float()
-            wrong = keyed_unit(seed, "agents/flip", key, step, count)[0] < (flip if step == 0 else 0.0)
+        # ragged, so one at a time
+        for key, count, angle in zip(keys.split(1), sizes.tolist(), angles, strict=True):
+            rows = (
+                (2 * keyed_unit(seed, "agents/x", key, step, count * features) - 1)
+                .view(count, features)
+                .float()
+            )
+            wrong = keyed_unit(seed, "agents/flip", key, step, count)[0] < (
+                flip if step == 0 else 0.0
+            )
             model = torch.zeros(features, dtype=torch.float64)
             model[0] = angle.cos()
             model[1] = angle.sin()
@@ -89,7 +99,9 @@ def load_synthetic_agents(
             y.append(((rows.double() @ model >= 0) ^ wrong).long())
         sides.append(Examples(torch.cat(x), torch.cat(y), offsets_of(sizes)))
     domain = Domain(float(features), math.sqrt(features), 1.0)
-    return FederatedDataset(sides[0], sides[1], ids, classes=2, name=f"{_NAME} (p = {features})", domain=domain)
+    return FederatedDataset(
+        sides[0], sides[1], ids, classes=2, name=f"{_NAME} (p = {features})", domain=domain
+    )
 
 
 def target_angles(ids: Sequence[str], seed: int = 0) -> Tensor:
@@ -99,7 +111,8 @@ def target_angles(ids: Sequence[str], seed: int = 0) -> Tensor:
 
 @dataclass(frozen=True)
 class TargetAngles(Checked):
-    """The paper's graph of :func:`load_synthetic_agents`, as a setting: from the target models themselves.
+    """The paper's graph of :func:`load_synthetic_agents`, as a setting: from the target models
+    themselves.
 
     No real network knows these.
 
@@ -115,7 +128,8 @@ class TargetAngles(Checked):
     from_data = False
 
     def build(self, data: Any) -> Graph:
-        """Return the graph of the clients of ``data``, W_ij = exp((cos(phi_i - phi_j) - 1) / gamma) (section 5.1).
+        """Return the graph of the clients of ``data``, W_ij = exp((cos(phi_i - phi_j) - 1) / gamma)
+        (section 5.1).
 
         The paper leaves out "negligible" weights and prints no number.
 
@@ -124,7 +138,8 @@ class TargetAngles(Checked):
         """
         if not data.name.startswith(_NAME):
             raise ConfigError(
-                f"TargetAngles is the graph of the synthetic agents, not of {data.name}; give another, such as "
+                f"TargetAngles is the graph of the synthetic agents, not of {data.name}; give "
+                "another, such as "
                 "algorithm/graph=ring, complete, knn or edges."
             )
         angles = target_angles(data.ids, self.seed).numpy()

@@ -1,10 +1,11 @@
 """Synthetic linear tasks that share a low-rank or a group-sparse model matrix.
 
-The simulations of Xie, Baytas, Lin, Zhou: "Privacy-preserving distributed multi-task learning with asynchronous
-updates", KDD 2017 (20 tasks of 200 examples in 28 dimensions, 30% for training), and of Liang et al.: "Model-protected
-multi-task learning", 2020 (320 tasks of 30 training examples in 30 dimensions; tasks of equal models up to the sign
-for its covariance of tasks in blocks, and models of few features). Neither paper prints its generator completely; this
-one is stated in :func:`load_synthetic_tasks`.
+The simulations of Xie, Baytas, Lin, Zhou: "Privacy-preserving distributed multi-task learning with
+asynchronous updates", KDD 2017 (20 tasks of 200 examples in 28 dimensions, 30% for training), and
+of Liang et al.: "Model-protected multi-task learning", 2020 (320 tasks of 30 training examples in
+30 dimensions; tasks of equal models up to the sign for its covariance of tasks in blocks, and
+models of few features). Neither paper prints its generator completely; this one is stated in
+:func:`load_synthetic_tasks`.
 """
 
 from __future__ import annotations
@@ -43,20 +44,22 @@ def load_synthetic_tasks(
     public_examples: Whole = 0,
     seed: int = 0,
 ) -> FederatedDataset:
-    """Make tasks y = x . w_t with unit-norm rows x and related models w_t (:func:`true_weights`), one client a task.
+    """Make tasks y = x . w_t with unit-norm rows x and related models w_t (:func:`true_weights`),
+    one client a task.
 
-    Rows are uniform on the unit sphere of d dimensions. ``low_rank``: ``w_t = sqrt(d / r) U v_t`` with U (d, r) of
-    orthonormal columns, uniform, shared by all tasks, and v_t ~ N(0, I_r). ``group_sparse``: the first r entries of
-    w_t are uniform within plus or minus ``sqrt(3 d / r)``, the others 0. ``clustered``: ``w_t = s_t u_c`` with a sign
-    s_t and one of r centres u_c ~ N(0, I_d), both uniform: given these, each row of W is N(0, Sigma) with a
-    covariance Sigma of tasks that is 1 or -1 within a cluster and 0 between them. ``common``: ``w_t = u``, one for all,
-    u ~ N(0, I_d). All have E||w_t||^2 = d, so that
-    x . w_t has variance 1. Then ``w_t += deviation * N(0, I_d)``, what a task shares with no other. The score is
-    ``s = x . w_t + noise * N(0, 1)``; a regression's target is s, a classification's label is 1 where s is at least 0,
-    else 0.
+    Rows are uniform on the unit sphere of d dimensions. ``low_rank``: ``w_t = sqrt(d / r) U v_t``
+    with U (d, r) of orthonormal columns, uniform, shared by all tasks, and v_t ~ N(0, I_r).
+    ``group_sparse``: the first r entries of w_t are uniform within plus or minus ``sqrt(3 d / r)``,
+    the others 0. ``clustered``: ``w_t = s_t u_c`` with a sign s_t and one of r centres u_c ~ N(0,
+    I_d), both uniform: given these, each row of W is N(0, Sigma) with a covariance Sigma of tasks
+    that is 1 or -1 within a cluster and 0 between them. ``common``: ``w_t = u``, one for all, u ~
+    N(0, I_d). All have E||w_t||^2 = d, so that x . w_t has variance 1. Then
+    ``w_t += deviation * N(0, I_d)``, what a task shares with no other. The score is
+    ``s = x . w_t + noise * N(0, 1)``; a regression's target is s, a classification's label is 1
+    where s is at least 0, else 0.
 
-    Every draw is keyed by (seed, task id, example): a task is the same among 10 and among 1,000 tasks, and its first
-    examples are the same when there are more.
+    Every draw is keyed by (seed, task id, example): a task is the same among 10 and among 1,000
+    tasks, and its first examples are the same when there are more.
 
     Args:
         tasks: number of tasks T.
@@ -64,23 +67,26 @@ def load_synthetic_tasks(
         test_examples: test examples a task.
         features: dimensions d.
         structure: of W, ``"low_rank"``, ``"group_sparse"``, ``"clustered"`` or ``"common"``.
-        rank: r: the rank of W, its rows that are not zero, or the number of clusters; no part of ``"common"``.
+        rank: r: the rank of W, its rows that are not zero, or the number of clusters; no part of
+            ``"common"``.
         deviation: size of each task's own part; above 0, W has full rank.
         problem: ``"regression"``, or ``"classification"`` of two classes.
         noise: standard deviation of the score's noise.
-        public_examples: further examples of the tasks, of each in turn, that belong to no client; 0 for none.
+        public_examples: further examples of the tasks, of each in turn, that belong to no client; 0
+            for none.
         seed: of all draws.
 
     Returns:
-        Ids ``task-0``, ``task-1``, ...; features (d,) with ``||x||_2 <= 1`` (and at least 1 - 2^-19), float32, and
-        float32 targets or int64 labels.
+        Ids ``task-0``, ``task-1``, ...; features (d,) with ``||x||_2 <= 1`` (and at least 1 -
+        2^-19), float32, and float32 targets or int64 labels.
 
     Raises:
         ConfigError: an impossible setting.
     """
     if rank > features:
         raise ConfigError(
-            f"load_synthetic_tasks.rank is {rank}; it must be at most the number of features, {features}."
+            f"load_synthetic_tasks.rank is {rank}; it must be at most the number of features, "
+            f"{features}."
         )
     ids = tuple(f"task-{i}" for i in range(tasks))
     keys = client_keys(ids)
@@ -104,17 +110,27 @@ def load_synthetic_tasks(
         rows = x.transpose(0, 1).flatten(0, 1)
         targets = y.T.flatten()
         offsets = torch.tensor([0, public_examples])
-        public = Examples(rows[:public_examples].clone(), targets[:public_examples].clone(), offsets)
+        public = Examples(
+            rows[:public_examples].clone(), targets[:public_examples].clone(), offsets
+        )
     name = f"synthetic tasks ({structure}, {problem})"
     domain = Domain(math.sqrt(features), 1.0, 1.0 if problem == "classification" else math.inf)
     classes = 2 if problem == "classification" else None
-    return FederatedDataset(sides[0], sides[1], ids, classes=classes, name=name, public=public, domain=domain)
+    return FederatedDataset(
+        sides[0], sides[1], ids, classes=classes, name=name, public=public, domain=domain
+    )
 
 
 def true_weights(
-    ids: Sequence[str], features: int, structure: str = "low_rank", rank: int = 3, deviation: float = 0.0, seed: int = 0
+    ids: Sequence[str],
+    features: int,
+    structure: str = "low_rank",
+    rank: int = 3,
+    deviation: float = 0.0,
+    seed: int = 0,
 ) -> Tensor:
-    """Return the true models W of tasks, float64 (d, T), as :func:`load_synthetic_tasks` states them."""
+    """Return the true models W of tasks, float64 (d, T), as :func:`load_synthetic_tasks` states
+    them."""
     keys = client_keys(ids)
     own = deviation * keyed_normal(seed, "tasks/deviation", keys, 0, features).T
     return _shared_weights(keys, features, structure, rank, seed) + own
@@ -128,24 +144,35 @@ def _shared_weights(keys: Tensor, features: int, structure: str, rank: int, seed
         return weights
     shared = torch.zeros(1, dtype=torch.int64)
     if structure == "common":
-        return keyed_normal(seed, "tasks/common", shared, 0, features).T.expand(features, len(keys)).clone()
+        return (
+            keyed_normal(seed, "tasks/common", shared, 0, features)
+            .T.expand(features, len(keys))
+            .clone()
+        )
     if structure == "clustered":
-        centres = keyed_normal(seed, "tasks/centres", shared, 0, features * rank).view(features, rank)
+        centres = keyed_normal(seed, "tasks/centres", shared, 0, features * rank).view(
+            features, rank
+        )
         uniform = keyed_unit(seed, "tasks/clusters", keys, 0, 2)
         cluster = (uniform[:, 0] * rank).long().clamp(max=rank - 1)
         return centres[:, cluster] * torch.where(uniform[:, 1] < 0.5, -1.0, 1.0)
     gaussian = keyed_normal(seed, "tasks/basis", shared, 0, features * rank).view(features, rank)
     basis, triangle = torch.linalg.qr(gaussian)
-    basis = basis * triangle.diagonal().sign()  # makes the decomposition unique, and the basis uniform
+    # makes the decomposition unique, and the basis uniform
+    basis = basis * triangle.diagonal().sign()
     return math.sqrt(features / rank) * basis @ keyed_normal(seed, "tasks/factors", keys, 0, rank).T
 
 
 def keyed_unit(seed: int, purpose: str, keys: Tensor, step: int, count: int) -> Tensor:
-    """Return uniform numbers strictly between 0 and 1, float64 (n, count), one row a client key (n,)."""
-    bits = keyed_bits(derive_key(seed, purpose), keys[:, None], step, torch.arange(count)) >> (63 - _BITS)
+    """Return uniform numbers strictly between 0 and 1, float64 (n, count), one row a client key
+    (n,)."""
+    bits = keyed_bits(derive_key(seed, purpose), keys[:, None], step, torch.arange(count)) >> (
+        63 - _BITS
+    )
     return (bits.double() + 0.5) * 2.0**-_BITS
 
 
 def keyed_normal(seed: int, purpose: str, keys: Tensor, step: int, count: int) -> Tensor:
-    """Return standard normal numbers, float64 (n, count), one row a client key (n,), by inversion."""
+    """Return standard normal numbers, float64 (n, count), one row a client key (n,), by
+    inversion."""
     return torch.special.ndtri(keyed_unit(seed, purpose, keys, step, count))

@@ -1,1 +1,2 @@
-"""What releases cost: privacy loss distributions, their composition, and the calibration of noise to a budget."""
+"""What releases cost: privacy loss distributions, their composition, and the calibration of noise
+to a budget."""

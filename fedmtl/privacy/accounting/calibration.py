@@ -1,4 +1,5 @@
-"""From epsilon to noise: the smallest multiplier whose composed epsilon does not exceed the target."""
+"""From epsilon to noise: the smallest multiplier whose composed epsilon does not exceed the
+target."""
 
 from __future__ import annotations
 
@@ -17,12 +18,15 @@ _LARGEST = 1e8
 _TOLERANCE = 1e-5
 
 
-def smallest_multiplier(cost: Callable[[float, float], float], *, target: float, delta: float, what: str) -> float:
+def smallest_multiplier(
+    cost: Callable[[float, float], float], *, target: float, delta: float, what: str
+) -> float:
     """Return the noise multiplier that costs at most ``target``.
 
     Args:
-        cost: epsilon at ``delta`` of a noise multiplier (scale of the noise over the sensitivity; of Laplace and K-norm
-            noise 1 / epsilon) and of a factor on the width of the accountant's grid; more noise must not cost more.
+        cost: epsilon at ``delta`` of a noise multiplier (scale of the noise over the sensitivity;
+            of Laplace and K-norm noise 1 / epsilon) and of a factor on the width of the
+            accountant's grid; more noise must not cost more.
         target: epsilon, above 0 and finite.
         delta: in (0, 1), for errors.
         what: is paid for, for errors, such as ``"100 steps"``.
@@ -48,8 +52,10 @@ def smallest_multiplier(cost: Callable[[float, float], float], *, target: float,
         high += 0.7
         if high > math.log(_LARGEST):
             raise ConfigError(
-                f"epsilon = {rounded_up(target, 6)} at delta = {rounded_up(delta, 6)} cannot be reached in {what}: "
-                f"even noise {_LARGEST:g} times the sensitivity is not enough. Ask for a larger epsilon or delta."
+                f"epsilon = {rounded_up(target, 6)} at delta = {rounded_up(delta, 6)} cannot be "
+                f"reached in {what}: "
+                f"even noise {_LARGEST:g} times the sensitivity is not enough. Ask for a larger "
+                "epsilon or delta."
             )
     low = high - 0.7
     while coarse(low) <= 0:
@@ -57,7 +63,8 @@ def smallest_multiplier(cost: Callable[[float, float], float], *, target: float,
         low = high - 0.7
         if low < -math.log(_LARGEST):
             raise ConfigError(
-                f"epsilon = {rounded_up(target, 6)} at delta = {rounded_up(delta, 6)} needs no noise in {what}: even "
+                f"epsilon = {rounded_up(target, 6)} at delta = {rounded_up(delta, 6)} needs no "
+                f"noise in {what}: even "
                 f"{1 / _LARGEST:g} times the sensitivity is enough. Ask for a smaller epsilon."
             )
     # A coarse grid overstates epsilon, so its root lies just above that of the fine one.
@@ -96,7 +103,8 @@ def calibrate_selection(
     """Return the smallest noise multiplier with which the whole search costs at most ``target``.
 
     Args:
-        candidate: the event of one candidate under a noise multiplier; more noise must not cost more.
+        candidate: the event of one candidate under a noise multiplier; more noise must not cost
+            more.
         target, delta: of the whole search.
         mean, shape: as for :func:`selection_epsilon`.
 

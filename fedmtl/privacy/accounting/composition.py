@@ -1,10 +1,11 @@
 """Composition of steps by privacy loss distributions; of a private selection by Renyi divergences.
 
-Every figure is an upper bound. The discretization of a privacy loss distribution is pessimistic (see :mod:`.pld`), so
-a coarser grid is looser and never wrong; its relative error on epsilon is about T (h / eps)^2 for T steps and grid
-width h, so the grid follows the standard deviation of the loss of one step: about 1e-4 relative, at a cost of
-milliseconds. ``dp_accounting``'s RDP accountant ignores REPLACE_ONE for the plain Gaussian, hence multipliers
-given to this module are always relative to the full sensitivity, and the relation enters nowhere.
+Every figure is an upper bound. The discretization of a privacy loss distribution is pessimistic
+(see :mod:`.pld`), so a coarser grid is looser and never wrong; its relative error on epsilon is
+about T (h / eps)^2 for T steps and grid width h, so the grid follows the standard deviation of the
+loss of one step: about 1e-4 relative, at a cost of milliseconds. ``dp_accounting``'s RDP accountant
+ignores REPLACE_ONE for the plain Gaussian, hence multipliers given to this module are always
+relative to the full sensitivity, and the relation enters nowhere.
 """
 
 from __future__ import annotations
@@ -32,16 +33,19 @@ _TAIL = 1e-15
 
 
 def epsilon(event: Any, uses: int, delta: float, *, coarsen: float = 1.0) -> float:
-    """Return an upper bound on the epsilon of ``uses`` compositions of ``event`` at ``delta``; cached.
+    """Return an upper bound on the epsilon of ``uses`` compositions of ``event`` at ``delta``;
+    cached.
 
     Args:
-        event: a ``dp_accounting`` event: Gaussian, Laplace, K-norm (:class:`.knorm.KNormDpEvent`), each of these or
-            several under one Poisson sampling, NoOp (0), NonPrivate (infinite), and ComposedDpEvent and
-            SelfComposedDpEvent of all of them. A RepeatAndSelectDpEvent of these (see :mod:`.selection`) is composed by
-            Renyi divergences. Noise multipliers are relative to the full sensitivity.
+        event: a ``dp_accounting`` event: Gaussian, Laplace, K-norm (:class:`.knorm.KNormDpEvent`),
+            each of these or several under one Poisson sampling, NoOp (0), NonPrivate (infinite),
+            and ComposedDpEvent and SelfComposedDpEvent of all of them. A RepeatAndSelectDpEvent of
+            these (see :mod:`.selection`) is composed by Renyi divergences. Noise multipliers are
+            relative to the full sensitivity.
         uses: number of steps; 0 costs 0.
         delta: in [0, 1); at 0 pure epsilons add up (infinite for Gaussian noise).
-        coarsen: factor on the width of the grid; above 1 is faster and looser, still an upper bound.
+        coarsen: factor on the width of the grid; above 1 is faster and looser, still an upper
+            bound.
 
     Raises:
         PrivacyError: an event that the accountant does not support.
@@ -52,21 +56,28 @@ def epsilon(event: Any, uses: int, delta: float, *, coarsen: float = 1.0) -> flo
 
 
 def renyi_curve(event: Any, orders: tuple[float, ...]) -> np.ndarray:
-    """Return (m,) upper bounds on the Renyi divergences of ``event`` at the ``orders`` (m,), all above 1.
+    """Return (m,) upper bounds on the Renyi divergences of ``event`` at the ``orders`` (m,), all
+    above 1.
 
     Raises:
         PrivacyError: an event without a known Renyi divergence.
     """
-    return sum((count * _renyi_part(part, orders) for part, count in elementary(event)), np.zeros(len(orders)))
+    return sum(
+        (count * _renyi_part(part, orders) for part, count in elementary(event)),
+        np.zeros(len(orders)),
+    )
 
 
 def elementary(event: Any) -> Parts:
-    """Return the distinct elementary events in ``event`` with their numbers of uses, Gaussian ones joined into one.
+    """Return the distinct elementary events in ``event`` with their numbers of uses, Gaussian ones
+    joined into one.
 
-    Gaussian releases, also under a shared sampling coin, are one release with ``sum(z ** -2) ** -0.5``.
+    Gaussian releases, also under a shared sampling coin, are one release with
+    ``sum(z ** -2) ** -0.5``.
 
     Raises:
-        PrivacyError: negative noise, a sampling probability outside [0, 1], or something that is not an event.
+        PrivacyError: negative noise, a sampling probability outside [0, 1], or something that is
+            not an event.
     """
     counts: dict[Any, int] = {}
     precision = 0.0
@@ -103,7 +114,8 @@ def _epsilon(parts: Parts, uses: int, delta: float, coarsen: float) -> float:
 
 
 def trade_off(event: Any, uses: int) -> pld.TradeOff:
-    """Return an upper bound on what tests can achieve that observe ``uses`` compositions of ``event``; cached.
+    """Return an upper bound on what tests can achieve that observe ``uses`` compositions of
+    ``event``; cached.
 
     Args:
         event: as for :func:`epsilon`, without private selection.
@@ -122,7 +134,9 @@ def _trade_off(parts: Parts, uses: int) -> pld.TradeOff:
     if isinstance(parts[0][0], dp_event.NonPrivateDpEvent):
         return pld.TradeOff.of_epsilon(math.inf, 0.0)
     pairs = _loss_pairs(parts, uses, 1.0)
-    return pld.TradeOff.of_laws(*(pld.compose([(pair[side], n) for pair, n in pairs], _TAIL) for side in (0, 1)))
+    return pld.TradeOff.of_laws(
+        *(pld.compose([(pair[side], n) for pair, n in pairs], _TAIL) for side in (0, 1))
+    )
 
 
 def _pld_epsilon(parts: Parts, uses: int, delta: float, coarsen: float) -> float:
@@ -130,13 +144,17 @@ def _pld_epsilon(parts: Parts, uses: int, delta: float, coarsen: float) -> float
     tail = min(_TAIL, delta * 1e-3)
     value = pld.composed_epsilon([(pair.remove, count) for pair, count in pairs], delta, tail)
     if any(pair.add is not pair.remove for pair, _ in pairs):
-        value = max(value, pld.composed_epsilon([(pair.add, count) for pair, count in pairs], delta, tail))
+        value = max(
+            value, pld.composed_epsilon([(pair.add, count) for pair, count in pairs], delta, tail)
+        )
     return min(value, sum(count * uses * losses.loss_of(part).largest for part, count in parts))
 
 
 def _loss_pairs(parts: Parts, uses: int, coarsen: float) -> list[tuple[pld.LossPair, int]]:
-    """Return the laws of the losses of the parts on one grid, each with its number of repetitions."""
-    # many Gaussian uses are few of the joint one, so that its width is not taken for that of one step
+    """Return the laws of the losses of the parts on one grid, each with its number of
+    repetitions."""
+    # many Gaussian uses are few of the joint one, so that its width is not taken for that of one
+    # step
     scaled = tuple(
         (dp_event.GaussianDpEvent(part.noise_multiplier / math.sqrt(count * uses)), 1)
         if isinstance(part, dp_event.GaussianDpEvent)
@@ -151,7 +169,9 @@ def _rdp_epsilon(parts: Parts, uses: int, delta: float) -> float:
     from dp_accounting.rdp import rdp_privacy_accountant as rdp
 
     orders = tuple(float(order) for order in rdp.DEFAULT_RDP_ORDERS)
-    divergences = uses * sum((count * _renyi_part(part, orders) for part, count in parts), np.zeros(len(orders)))
+    divergences = uses * sum(
+        (count * _renyi_part(part, orders) for part, count in parts), np.zeros(len(orders))
+    )
     with _quiet():
         return max(0.0, float(rdp.compute_epsilon(orders, divergences, delta)[0]))
 
@@ -160,7 +180,9 @@ def _rdp_epsilon(parts: Parts, uses: int, delta: float) -> float:
 def _renyi_part(event: Any, orders: tuple[float, ...]) -> np.ndarray:
     """Return Renyi divergences of one use of an elementary event."""
     if isinstance(event, dp_event.RepeatAndSelectDpEvent):
-        return selection_curve(np.asarray(orders), renyi_curve(event.event, orders), mean=event.mean, shape=event.shape)
+        return selection_curve(
+            np.asarray(orders), renyi_curve(event.event, orders), mean=event.mean, shape=event.shape
+        )
     from dp_accounting.rdp import RdpAccountant
 
     accountant = RdpAccountant(orders=orders)
@@ -177,8 +199,8 @@ def _renyi_part(event: Any, orders: tuple[float, ...]) -> np.ndarray:
 
 
 def _flat(event: Any, times: int) -> Iterator[tuple[Any, int]]:
-    """Yield elementary events: sampled ones in a form that can be hashed, none without noise, none without an
-    effect."""
+    """Yield elementary events: sampled ones in a form that can be hashed, none without noise, none
+    without an effect."""
     if isinstance(event, dp_event.ComposedDpEvent):
         for part in event.events:
             yield from _flat(part, times)
@@ -218,12 +240,15 @@ def _flat(event: Any, times: int) -> Iterator[tuple[Any, int]]:
 
 def _joined(parts: Parts) -> Any:
     """Return one event of all parts that can be hashed."""
-    return dp_event.ComposedDpEvent(tuple(dp_event.SelfComposedDpEvent(part, count) for part, count in parts))
+    return dp_event.ComposedDpEvent(
+        tuple(dp_event.SelfComposedDpEvent(part, count) for part, count in parts)
+    )
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence the library's notes on orders it leaves out; without them the bound is looser, and sound."""
+    """Silence the library's notes on orders it leaves out; without them the bound is looser, and
+    sound."""
     logger = logging.getLogger("absl")
     disabled = logger.disabled
     logger.disabled = True

@@ -1,29 +1,33 @@
 """The exact privacy loss of L2-Laplace noise (the K-norm mechanism with the Euclidean norm).
 
-The mechanism adds v in R^d with density proportional to ``exp(-beta |v|)``, |.| the Euclidean norm, to a vector that
-one unit moves by at most 1 (multiples of the sensitivity S; beta = epsilon). It is beta-DP.
+The mechanism adds v in R^d with density proportional to ``exp(-beta |v|)``, |.| the Euclidean norm,
+to a vector that one unit moves by at most 1 (multiples of the sensitivity S; beta = epsilon). It is
+beta-DP.
 
-*Worst pair.* Let the unit move the vector by u, |u| = s <= 1. P (around 0) and Q (around u) have the same marginal law
-of the component orthogonal to u, and on every line parallel to u both have one log-concave density g, shifted by s. For
-log-concave g the ratio g(x) / g(x - s) falls in x, so the hockey-stick divergence on that line is
-sup_c G(c) - a G(c - s), which grows with s. Hence |u| = 1 is the worst case, for every a and so for composition too
-(Zhu, Dong, Wang 2022, Theorem 10), and by rotation every direction is alike. The reflection v -> u - v exchanges P and
-Q: one law serves a unit added and a unit removed.
+*Worst pair.* Let the unit move the vector by u, |u| = s <= 1. P (around 0) and Q (around u) have
+the same marginal law of the component orthogonal to u, and on every line parallel to u both have
+one log-concave density g, shifted by s. For log-concave g the ratio g(x) / g(x - s) falls in x, so
+the hockey-stick divergence on that line is sup_c G(c) - a G(c - s), which grows with s. Hence |u| =
+1 is the worst case, for every a and so for composition too (Zhu, Dong, Wang 2022, Theorem 10), and
+by rotation every direction is alike. The reflection v -> u - v exchanges P and Q: one law serves a
+unit added and a unit removed.
 
-*Its loss.* With radii r = |v| and r' = |v - u|, the loss under P is beta (r' - r); with t = -cos of the angle between v
-and u it is beta (sqrt(r^2 + 2 r t + 1) - r), where r ~ Gamma(d, 1 / beta) and (t + 1) / 2 ~ Beta((d - 1) / 2,
-(d - 1) / 2) are independent. In elliptic coordinates a = r + r' >= 1, b = r' - r in [-1, 1] the volume element is
-proportional to (a^2 - b^2) ((a^2 - 1) (1 - b^2))^((d - 3) / 2) da db and the density of P to exp(-beta (a - b) / 2).
-The loss beta b depends only on b, and a integrates out: for d >= 2 the density of b is proportional to
+*Its loss.* With radii r = |v| and r' = |v - u|, the loss under P is beta (r' - r); with t = -cos of
+the angle between v and u it is beta (sqrt(r^2 + 2 r t + 1) - r), where r ~ Gamma(d, 1 / beta) and
+(t + 1) / 2 ~ Beta((d - 1) / 2, (d - 1) / 2) are independent. In elliptic coordinates a = r + r' >=
+1, b = r' - r in [-1, 1] the volume element is proportional to (a^2 - b^2) ((a^2 - 1) (1 - b^2))^((d
+- 3) / 2) da db and the density of P to exp(-beta (a - b) / 2). The loss beta b depends only on b,
+  and a integrates out: for d >= 2 the density of b is proportional to
 
     exp(beta b / 2) (1 - b^2)^((d - 3) / 2) (kappa - b^2),
 
     kappa = 1 + (2 (d - 1) / beta) K_{d/2}(beta / 2) / K_{d/2 - 1}(beta / 2),
 
-K being modified Bessel functions (the integrals over a are K_{d/2 - 1}(beta / 2) and its second derivative, reduced by
-parts). It is a one-dimensional law, smooth in asin(b); Gauss-Legendre nodes in every cell of the grid give the
-probabilities of the cells, and the split of :mod:`.pld` an upper bound with an error of second order.
-d = 1 is the Laplace mechanism: P(loss <= l) = exp((l - beta) / 2) / 2 for l in [-beta, beta), and 1/2 at beta.
+K being modified Bessel functions (the integrals over a are K_{d/2 - 1}(beta / 2) and its second
+derivative, reduced by parts). It is a one-dimensional law, smooth in asin(b); Gauss-Legendre nodes
+in every cell of the grid give the probabilities of the cells, and the split of :mod:`.pld` an upper
+bound with an error of second order. d = 1 is the Laplace mechanism: P(loss <= l) = exp((l - beta) /
+2) / 2 for l in [-beta, beta), and 1/2 at beta.
 """
 
 from __future__ import annotations
@@ -87,17 +91,21 @@ def loss_law(epsilon: float, dimension: int, width: float) -> LossLaw:
 
 @lru_cache(maxsize=1024)
 def loss_scale(epsilon: float, dimension: int) -> tuple[float, float]:
-    """Return (standard deviation of the loss of one release, length of the interval that holds it)."""
+    """Return (standard deviation of the loss of one release, length of the interval that holds
+    it)."""
     if dimension == 1:
         return min(epsilon, 1.0), 2 * epsilon
     low, high = _support(epsilon, dimension)
-    losses, masses = _nodes(epsilon, dimension, np.sin(np.linspace(math.asin(low), math.asin(high), 401)))
+    losses, masses = _nodes(
+        epsilon, dimension, np.sin(np.linspace(math.asin(low), math.asin(high), 401))
+    )
     mean = float((masses * losses).sum())
     return math.sqrt(float((masses * (losses - mean) ** 2).sum())), epsilon * (high - low)
 
 
 def bessel_ratio(order: float, z: float) -> float:
-    """Return K_{order + 1}(z) / K_order(z) for order = -1/2, 0, 1/2, ... and z > 0, by upward recurrence (stable)."""
+    """Return K_{order + 1}(z) / K_order(z) for order = -1/2, 0, 1/2, ... and z > 0, by upward
+    recurrence (stable)."""
     at = 0.0
     if order != round(order):
         at = -0.5
@@ -105,7 +113,8 @@ def bessel_ratio(order: float, z: float) -> float:
         ratio = 1.0
     else:
         ratio = float(special.k1e(z) / special.k0e(z))
-    if order > 1e5:  # from a bound on an earlier one: the recurrence contracts its error, which is small already
+    # from a bound on an earlier one: the recurrence contracts its error, which is small already
+    if order > 1e5:
         at = order - 1000
         ratio = (at + 0.5 + math.hypot(at + 0.5, z)) / z
     while at < order - 0.25:
@@ -124,8 +133,8 @@ def _laplace_law(epsilon: float, width: float) -> LossLaw:
 
 
 def _log_density(b: Any, epsilon: float, dimension: int, curvature: float) -> Any:
-    """Return the logarithm of the density of b with respect to asin(b), up to a constant; ``curvature`` is kappa -
-    1."""
+    """Return the logarithm of the density of b with respect to asin(b), up to a constant;
+    ``curvature`` is kappa - 1."""
     rest = np.maximum((1 - b) * (1 + b), 1e-300)
     return (dimension - 2) / 2 * np.log(rest) + epsilon * b / 2 + np.log(curvature + rest)
 
@@ -137,7 +146,8 @@ def _curvature(epsilon: float, dimension: int) -> float:
 
 @lru_cache(maxsize=1024)
 def _support(epsilon: float, dimension: int) -> tuple[float, float]:
-    """Return the interval of b outside which nothing counts; the density (in asin b, d > 2) has one peak."""
+    """Return the interval of b outside which nothing counts; the density (in asin b, d > 2) has one
+    peak."""
     if dimension < 3:
         return -1.0, 1.0
     curvature = _curvature(epsilon, dimension)
@@ -148,7 +158,9 @@ def _support(epsilon: float, dimension: int) -> tuple[float, float]:
     def negative(b: float) -> float:
         return -log_density(b)
 
-    peak = optimize.minimize_scalar(negative, bounds=(-1, 1), method="bounded", options={"xatol": 1e-9})
+    peak = optimize.minimize_scalar(
+        negative, bounds=(-1, 1), method="bounded", options={"xatol": 1e-9}
+    )
     level = log_density(peak.x) - _DROP
 
     def edge(end: float) -> float:
@@ -160,7 +172,8 @@ def _support(epsilon: float, dimension: int) -> tuple[float, float]:
 
 
 def _nodes(epsilon: float, dimension: int, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return losses and probabilities (n, 8) of the Gauss-Legendre nodes of the n cells of b between the ``edges``."""
+    """Return losses and probabilities (n, 8) of the Gauss-Legendre nodes of the n cells of b
+    between the ``edges``."""
     points = _POINTS
     weights = _WEIGHTS
     angles = np.arcsin(edges)

@@ -1,4 +1,5 @@
-"""Epsilon of a composition by ``dp_accounting``, which shares no code with the accountant of a run."""
+"""Epsilon of a composition by ``dp_accounting``, which shares no code with the accountant of a
+run."""
 
 from __future__ import annotations
 
@@ -10,14 +11,17 @@ from dp_accounting import dp_event
 from dp_accounting.pld import PLDAccountant
 
 TOLERANCE = 1e-3
-"""Relative difference of the two accountants that is no contradiction: both round losses to a grid."""
+"""Relative difference of the two accountants that is no contradiction: both round losses to a
+grid."""
 
 _LARGEST = 600.0  # the library's exponentials overflow beyond
 _POINTS = 1 << 18  # of the grid of one use's losses
 _MOST = 1 << 17  # uses; more take minutes
 
 
-def library_epsilon(composition: Sequence[tuple[Any, int]], delta: float, near: float) -> float | None:
+def library_epsilon(
+    composition: Sequence[tuple[Any, int]], delta: float, near: float
+) -> float | None:
     """Return epsilon of a composition by the privacy loss distributions of ``dp_accounting``.
 
     Args:
@@ -26,9 +30,10 @@ def library_epsilon(composition: Sequence[tuple[Any, int]], delta: float, near: 
         near: the epsilon that it is compared with, which sets the width of the grid of losses.
 
     Returns:
-        Epsilon, up to :data:`TOLERANCE`; infinite where something is released without noise. None where the library
-        does not have a law of the composition, or ``near`` is above 600. Where a grid as fine as ``near`` asks for
-        would take very long, a lower bound on epsilon by a coarser one if it is above ``near``, and None else.
+        Epsilon, up to :data:`TOLERANCE`; infinite where something is released without noise. None
+        where the library does not have a law of the composition, or ``near`` is above 600. Where a
+        grid as fine as ``near`` asks for would take very long, a lower bound on epsilon by a
+        coarser one if it is above ``near``, and None else.
     """
     parts = list(_parts(composition))
     if near > _LARGEST:
@@ -40,7 +45,8 @@ def library_epsilon(composition: Sequence[tuple[Any, int]], delta: float, near: 
     uses = sum(count for _, count in parts)
     if uses > _MOST:
         return None
-    fine = max(near, 0.01) / (200 * math.sqrt(max(1, uses)))  # rounding adds uses * width**2 / 4 to the variance
+    # rounding adds uses * width**2 / 4 to the variance
+    fine = max(near, 0.01) / (200 * math.sqrt(max(1, uses)))
     width = max(fine, max((_reach(event) for event, _ in parts), default=0.0) / _POINTS)
     accountant = PLDAccountant(value_discretization_interval=width)
     for event, count in parts:
@@ -57,11 +63,14 @@ def library_epsilon(composition: Sequence[tuple[Any, int]], delta: float, near: 
 
 
 def _pure(event: Any) -> float:
-    """Return the pure epsilon of one use, which bounds that at any delta: the library rounds losses up to its grid, and
-    of Laplace noise the largest losses are the likely ones. Infinite of other noise."""
+    """Return the pure epsilon of one use, which bounds that at any delta: the library rounds losses
+    up to its grid, and of Laplace noise the largest losses are the likely ones. Infinite of other
+    noise."""
     if isinstance(event, dp_event.LaplaceDpEvent):
         return float(1 / event.noise_multiplier)
-    if isinstance(event, dp_event.PoissonSampledDpEvent) and isinstance(event.event, dp_event.LaplaceDpEvent):
+    if isinstance(event, dp_event.PoissonSampledDpEvent) and isinstance(
+        event.event, dp_event.LaplaceDpEvent
+    ):
         pure = _pure(event.event)
         if pure < _LARGEST:
             return math.log1p(event.sampling_probability * math.expm1(pure))
@@ -69,7 +78,8 @@ def _pure(event: Any) -> float:
 
 
 def _reach(event: Any) -> float:
-    """Return about the largest loss of one use; 0 of a Gaussian release, of which the library makes one of all uses."""
+    """Return about the largest loss of one use; 0 of a Gaussian release, of which the library makes
+    one of all uses."""
     if isinstance(event, dp_event.LaplaceDpEvent):
         return 2 / event.noise_multiplier
     inner = getattr(event, "event", None)
@@ -81,7 +91,8 @@ def _reach(event: Any) -> float:
 
 
 def _parts(composition: Sequence[tuple[Any, int]]) -> Iterator[tuple[Any, int]]:
-    """Yield the elementary events; Gaussian releases under one coin are one, which the library has."""
+    """Yield the elementary events; Gaussian releases under one coin are one, which the library
+    has."""
     for event, count in composition:
         if not count:
             continue
@@ -93,7 +104,9 @@ def _parts(composition: Sequence[tuple[Any, int]]) -> Iterator[tuple[Any, int]]:
             inner = list(_parts([(event.event, 1)]))
             if all(isinstance(part, dp_event.GaussianDpEvent) for part, _ in inner):
                 joint = math.fsum(times / part.noise_multiplier**2 for part, times in inner) ** -0.5
-                event = dp_event.PoissonSampledDpEvent(event.sampling_probability, dp_event.GaussianDpEvent(joint))
+                event = dp_event.PoissonSampledDpEvent(
+                    event.sampling_probability, dp_event.GaussianDpEvent(joint)
+                )
             yield event, count
         else:
             yield event, count

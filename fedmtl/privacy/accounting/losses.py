@@ -1,8 +1,8 @@
 """Loss laws of the mechanisms: Gaussian, Laplace, K-norm, and Poisson sampling of any of these.
 
 The pair of Poisson-sampled Gaussian noise is ((1 - q) N(0, z^2) + q N(1, z^2), N(0, z^2)); its loss
-``log(1 - q + q exp((2 x - 1) / (2 z^2)))`` grows with x, so the cells of losses are intervals of x and their
-probabilities differences of normal distribution functions.
+``log(1 - q + q exp((2 x - 1) / (2 z^2)))`` grows with x, so the cells of losses are intervals of x
+and their probabilities differences of normal distribution functions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from .knorm import KNormDpEvent, loss_law, loss_scale
 from .pld import LossLaw, LossPair
 
 Parts = tuple[tuple[Any, int], ...]
-Cells = tuple[np.ndarray, float, float]  # probabilities of cells (n,), below the first and above the last
+# probabilities of cells (n,), below the first and above the last
+Cells = tuple[np.ndarray, float, float]
 
 _GRID = 0.03
 _POINTS = 1e5
@@ -36,7 +37,8 @@ _REACH = 10.5  # standard deviations of Gaussian noise inside the grid
 
 @attr.s(frozen=True, slots=True, auto_attribs=True)
 class PureDpEvent(dp_event.DpEvent):
-    """Any mechanism of which nothing is known but its pure epsilon; randomized response is the worst one.
+    """Any mechanism of which nothing is known but its pure epsilon; randomized response is the
+    worst one.
 
     Attributes:
         epsilon: above 0.
@@ -50,29 +52,35 @@ class PureDpEvent(dp_event.DpEvent):
 
 @attr.s(frozen=True, slots=True, auto_attribs=True)
 class ReplacedPoissonDpEvent(dp_event.DpEvent):
-    """Noise on the sum over a secret Poisson subsample, for neighbours that differ by one record *replaced*.
+    """Noise on the sum over a secret Poisson subsample, for neighbours that differ by one record
+    *replaced*.
 
-    Let A0, A1 and A1' be the laws of the release given the other records drawn, without the record in question, with it
-    and with what replaces it; the release is P = (1 - q) A0 + q A1 under one neighbour and Q = (1 - q) A0 + q A1' under
-    the other. Whatever is bounded for all subsamples of the others holds for their mixture.
+    Let A0, A1 and A1' be the laws of the release given the other records drawn, without the record
+    in question, with it and with what replaces it; the release is P = (1 - q) A0 + q A1 under one
+    neighbour and Q = (1 - q) A0 + q A1' under the other. Whatever is bounded for all subsamples of
+    the others holds for their mixture.
 
-    *Pure noise.* Let no two of the three differ by more than exp(e). With A1 = s A0 and A1' = t A0 pointwise,
-    A1 - A1' is at most (exp(e) - 1) A1', and at most (exp(e) - 1) A0: for t >= 1 as s <= exp(e), for t < 1 as
-    s - t <= t (exp(e) - 1). Hence P = Q + q (A1 - A1') <= (1 + q (exp(e) - 1)) Q: pure epsilon log(1 + q (exp(e) - 1)).
+    *Pure noise.* Let no two of the three differ by more than exp(e). With A1 = s A0 and A1' = t A0
+    pointwise, A1 - A1' is at most (exp(e) - 1) A1', and at most (exp(e) - 1) A0: for t >= 1 as s <=
+    exp(e), for t < 1 as s - t <= t (exp(e) - 1). Hence P = Q + q (A1 - A1') <= (1 + q (exp(e) - 1))
+    Q: pure epsilon log(1 + q (exp(e) - 1)).
 
-    *Any noise.* With a' = 1 + q (a - 1), a >= 1 and b = a' / a, advanced joint convexity (Balle, Barthe, Gaboardi,
-    "Privacy amplification by subsampling", NeurIPS 2018, Theorem 2) gives H_a'(P, Q) = q H_a(A1, (1 - b) A0 + b A1') <=
-    q max(H_a(A1, A0), H_a(A1, A1')), and both are at most that of the full shift. That is the divergence of the same
-    noise Poisson-sampled for a record removed, in both directions: see :func:`.pld.symmetric`.
+    *Any noise.* With a' = 1 + q (a - 1), a >= 1 and b = a' / a, advanced joint convexity (Balle,
+    Barthe, Gaboardi, "Privacy amplification by subsampling", NeurIPS 2018, Theorem 2) gives H_a'(P,
+    Q) = q H_a(A1, (1 - b) A0 + b A1') <= q max(H_a(A1, A0), H_a(A1, A1')), and both are at most
+    that of the full shift. That is the divergence of the same noise Poisson-sampled for a record
+    removed, in both directions: see :func:`.pld.symmetric`.
 
-    *Gaussian noise* has a dominating pair: of the shifts |u|, |v| <= C of A1 and A1', u = -v with |u| = C is the worst.
-    For a >= 1, H_a(P, Q) / q = E (1 - c X0 - a X1)_+ with c = (1 - q) (a - 1) / q >= 0 and X0, X1 the densities of A0
-    and A1' over that of A1, under A1: lognormal with mean 1 and scales |u| / sigma, |u - v| / sigma. A convex function
-    of a sum is largest for comonotone terms, and grows with each one's scale; for u = -v they are comonotone.
+    *Gaussian noise* has a dominating pair: of the shifts |u|, |v| <= C of A1 and A1', u = -v with
+    |u| = C is the worst. For a >= 1, H_a(P, Q) / q = E (1 - c X0 - a X1)_+ with
+    c = (1 - q) (a - 1) / q >= 0 and X0, X1 the densities of A0 and A1' over that of A1, under A1:
+    lognormal with mean 1 and scales |u| / sigma, |u - v| / sigma. A convex function of a sum is
+    largest for comonotone terms, and grows with each one's scale; for u = -v they are comonotone.
 
     Attributes:
         sampling_probability: q in (0, 1).
-        event: of the noise without sampling, relative to the sensitivity 2 C of a record replaced by another.
+        event: of the noise without sampling, relative to the sensitivity 2 C of a record replaced
+            by another.
     """
 
     sampling_probability: float
@@ -111,10 +119,16 @@ def loss_of(event: Any) -> Loss:
         e = event.epsilon
         likely = 1 / (1 + math.exp(-e))
         two = np.array([e, -e]), np.array([likely, 1 - likely])
-        return Loss(e, lambda: (e / math.cosh(min(e, _FAR) / 2), 2 * e), lambda width: _both(pld.on_grid(*two, width)))
+        return Loss(
+            e,
+            lambda: (e / math.cosh(min(e, _FAR) / 2), 2 * e),
+            lambda width: _both(pld.on_grid(*two, width)),
+        )
     if isinstance(event, dp_event.GaussianDpEvent):
         z = event.noise_multiplier
-        return Loss(math.inf, lambda: _gaussian_scale(z, 1.0), lambda width: gaussian_pair(z, 1.0, width))
+        return Loss(
+            math.inf, lambda: _gaussian_scale(z, 1.0), lambda width: gaussian_pair(z, 1.0, width)
+        )
     if isinstance(event, dp_event.PoissonSampledDpEvent):
         return _sampled(event.event, event.sampling_probability)
     if isinstance(event, ReplacedPoissonDpEvent):
@@ -126,7 +140,9 @@ def _sampled(event: Any, q: float) -> Loss:
     """Return the loss of an event that is Poisson-sampled."""
     if isinstance(event, dp_event.GaussianDpEvent):
         z = event.noise_multiplier
-        return Loss(math.inf, lambda: _gaussian_scale(z, q), lambda width: gaussian_pair(z, q, width))
+        return Loss(
+            math.inf, lambda: _gaussian_scale(z, q), lambda width: gaussian_pair(z, q, width)
+        )
     pure = sum(count * loss_of(part).largest for part, count in _parts(event))
     if pure < 500:
         largest = math.log1p(q * math.expm1(pure))
@@ -138,7 +154,12 @@ def _sampled(event: Any, q: float) -> Loss:
         return pld.spread(losses, masses), float(np.ptp(losses[masses > 0]))
 
     def pair(width: float) -> LossPair:
-        return LossPair(*(pld.on_grid(losses, masses, width, beyond) for losses, masses, beyond in _atoms(event, q)))
+        return LossPair(
+            *(
+                pld.on_grid(losses, masses, width, beyond)
+                for losses, masses, beyond in _atoms(event, q)
+            )
+        )
 
     return Loss(largest, scale, pair)
 
@@ -160,10 +181,11 @@ def _replaced(event: Any, q: float) -> Loss:
 
 
 def grid_width(parts: Parts, coarsen: float) -> float:
-    """Return the grid width of a composition: a part of the root mean square deviation of its losses, or as their range
-    allows.
+    """Return the grid width of a composition: a part of the root mean square deviation of its
+    losses, or as their range allows.
 
-    The error of epsilon is about T (h / eps)^2 for T steps, so the width follows the deviation of the loss of one step.
+    The error of epsilon is about T (h / eps)^2 for T steps, so the width follows the deviation of
+    the loss of one step.
     """
     scales = [loss_of(event).scale() for event, _ in parts]
     counts = [count for _, count in parts]
@@ -179,7 +201,8 @@ def step_pair(event: Any, width: float) -> LossPair:
 
 
 def gaussian_pair(multiplier: float, probability: float, width: float) -> LossPair:
-    """Return the laws of Poisson-sampled Gaussian noise, or of Gaussian noise with ``probability`` 1."""
+    """Return the laws of Poisson-sampled Gaussian noise, or of Gaussian noise with ``probability``
+    1."""
     z = multiplier
     q = probability
 
@@ -195,7 +218,9 @@ def gaussian_pair(multiplier: float, probability: float, width: float) -> LossPa
     last = math.ceil(loss(1 + _REACH * z) / width)
     losses = width * np.arange(first, last + 1)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        inner = np.where(losses < 500, np.log(np.expm1(np.minimum(losses, 500.0)) + q), losses) - math.log(q)
+        inner = np.where(
+            losses < 500, np.log(np.expm1(np.minimum(losses, 500.0)) + q), losses
+        ) - math.log(q)
     edges = np.where(np.isnan(inner), -np.inf, z * z * inner + 0.5)
     without = _gaussian_cells(edges / z)
     with_unit = _gaussian_cells((edges - 1) / z)
@@ -213,7 +238,9 @@ def _replaced_law(multiplier: float, probability: float, width: float) -> LossLa
         if q == 1:
             return z * z * losses / 2
         with np.errstate(divide="ignore", over="ignore"):
-            log_sinh = np.where(half > 1, half + np.log1p(-np.exp(-2 * half)) - math.log(2), np.log(np.sinh(half)))
+            log_sinh = np.where(
+                half > 1, half + np.log1p(-np.exp(-2 * half)) - math.log(2), np.log(np.sinh(half))
+            )
             u = math.log1p(-q) + log_sinh - log_a
             grown = np.where(
                 u > 0,
@@ -237,12 +264,16 @@ def _replaced_law(multiplier: float, probability: float, width: float) -> LossLa
 
 
 def _weighted(a: Cells, b: Cells, share: float) -> Cells:
-    return (1 - share) * a[0] + share * b[0], (1 - share) * a[1] + share * b[1], (1 - share) * a[2] + share * b[2]
+    return (
+        (1 - share) * a[0] + share * b[0],
+        (1 - share) * a[1] + share * b[1],
+        (1 - share) * a[2] + share * b[2],
+    )
 
 
 def _gaussian_cells(edges: np.ndarray) -> Cells:
-    """Return the standard normal probabilities of the cells between the edges (n + 1,), below the first and above the
-    last."""
+    """Return the standard normal probabilities of the cells between the edges (n + 1,), below the
+    first and above the last."""
     below = special.ndtr(edges)
     above = special.ndtr(-edges)
     cells = np.where(edges[:-1] > 0, above[:-1] - above[1:], below[1:] - below[:-1])
@@ -269,7 +300,8 @@ def _parts(event: Any) -> Parts:
 
 @lru_cache(maxsize=64)
 def _atoms(event: Any, q: float) -> tuple[tuple[np.ndarray, np.ndarray, float], ...]:
-    """Return atoms of a Poisson-sampled event, from the laws of the joint event on a grid of its own."""
+    """Return atoms of a Poisson-sampled event, from the laws of the joint event on a grid of its
+    own."""
     parts = _parts(event)
     width = grid_width(parts, 1.0)
     pairs = [(step_pair(part, width), count) for part, count in parts]
@@ -278,14 +310,17 @@ def _atoms(event: Any, q: float) -> tuple[tuple[np.ndarray, np.ndarray, float], 
 
 
 def _gaussian_scale(multiplier: float, probability: float) -> tuple[float, float]:
-    """Return q sqrt(exp(1 / z^2) - 1) or at most 1 / z, and the largest loss, about log(1 + q (exp(10 / z + 1 / (2
-    z^2)) - 1)).
+    """Return q sqrt(exp(1 / z^2) - 1) or at most 1 / z, and the largest loss, about log(1 + q
+    (exp(10 / z + 1 / (2 z^2)) - 1)).
 
-    Where the loss has a long thin tail (small q and z), the range bounds the number of points instead.
+    Where the loss has a long thin tail (small q and z), the range bounds the number of points
+    instead.
     """
     exponent = multiplier**-2.0
     spread = math.sqrt(exponent)
     reach = 10 / multiplier + exponent / 2
     if exponent < 50 and probability < 1:
         spread = min(spread, probability * math.sqrt(math.expm1(exponent)))
-    return spread, math.log1p(probability * math.expm1(reach)) if reach < 500 else reach + math.log(probability)
+    return spread, math.log1p(probability * math.expm1(reach)) if reach < 500 else reach + math.log(
+        probability
+    )

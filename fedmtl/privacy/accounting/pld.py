@@ -1,12 +1,13 @@
 """Privacy loss distributions on a grid: composition, delta and epsilon, always as upper bounds.
 
-A law is that of the loss ``log P(o) / Q(o)`` for ``o`` drawn from P, kept on multiples of a grid width h with a
-mass at infinity. Mass at a loss between two grid points is split between them so that its probabilities under P
-*and* under Q stay what they are; the pair so obtained dominates the true one (Doroshenko et al., "Connect the dots",
-PoPETs 2022), and its loss differs from the true one by about h^2 a step rather than h.
+A law is that of the loss ``log P(o) / Q(o)`` for ``o`` drawn from P, kept on multiples of a grid
+width h with a mass at infinity. Mass at a loss between two grid points is split between them so
+that its probabilities under P *and* under Q stay what they are; the pair so obtained dominates the
+true one (Doroshenko et al., "Connect the dots", PoPETs 2022), and its loss differs from the true
+one by about h^2 a step rather than h.
 
-Composition multiplies discrete Fourier transforms. Mass that could fall outside the window kept, by a Chernoff bound,
-is added at infinity.
+Composition multiplies discrete Fourier transforms. Mass that could fall outside the window kept, by
+a Chernoff bound, is added at infinity.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ _LONG = 1 << 17  # from here on a filter is worth the half second that its impor
 
 @dataclass(frozen=True, eq=False)
 class LossLaw:
-    """Masses (n,) under P at the losses ``width * (first + arange(n))``, and ``infinity`` at an infinite loss."""
+    """Masses (n,) under P at the losses ``width * (first + arange(n))``, and ``infinity`` at an
+    infinite loss."""
 
     width: float
     first: int
@@ -46,7 +48,8 @@ class LossLaw:
 
 
 class LossPair(NamedTuple):
-    """The laws for a unit removed (P has it) and added (Q has it); the same object where they are equal."""
+    """The laws for a unit removed (P has it) and added (Q has it); the same object where they are
+    equal."""
 
     remove: LossLaw
     add: LossLaw
@@ -54,14 +57,17 @@ class LossPair(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class TradeOff:
-    """What tests can achieve between two laws P and Q: for every event E, P(E) <= F(Q(E)) and Q(E) <= F(P(E)).
+    """What tests can achieve between two laws P and Q: for every event E, P(E) <= F(Q(E)) and Q(E)
+    <= F(P(E)).
 
-    F is one minus the trade-off function of Dong, Roth, Su (2022, "Gaussian differential privacy"), made symmetric. It
-    is increasing and concave: the smallest of the lines ``delta(e) + exp(e) x`` and their mirror images
-    ``1 - exp(-e) (1 - delta(e) - x)``, here of the losses e on a grid, which is an upper bound on the smallest of all.
+    F is one minus the trade-off function of Dong, Roth, Su (2022, "Gaussian differential privacy"),
+    made symmetric. It is increasing and concave: the smallest of the lines ``delta(e) + exp(e) x``
+    and their mirror images ``1 - exp(-e) (1 - delta(e) - x)``, here of the losses e on a grid,
+    which is an upper bound on the smallest of all.
 
     Attributes:
-        x, y: (n,) increasing coordinates of the corners of F, from (0, delta) to (1 - delta, 1) for the last delta.
+        x, y: (n,) increasing coordinates of the corners of F, from (0, delta) to (1 - delta, 1) for
+            the last delta.
     """
 
     x: np.ndarray
@@ -69,15 +75,19 @@ class TradeOff:
 
     @classmethod
     def of_laws(cls, *laws: LossLaw) -> TradeOff:
-        """Return the curve of pairs of laws; where there are several, of the largest delta at every loss."""
+        """Return the curve of pairs of laws; where there are several, of the largest delta at every
+        loss."""
         width = laws[0].width
         last = max(law.first + law.masses.size for law in laws)
         losses = width * np.arange(max(2, min(last, int(_LARGEST / width)) + 1))
-        return cls._of_deltas(losses, np.maximum.reduce([_deltas(law, losses.size) for law in laws]))
+        return cls._of_deltas(
+            losses, np.maximum.reduce([_deltas(law, losses.size) for law in laws])
+        )
 
     @classmethod
     def of_epsilon(cls, epsilon: float, delta: float) -> TradeOff:
-        """Return the curve of (``epsilon``, ``delta``)-differential privacy alone; no bound if epsilon is infinite."""
+        """Return the curve of (``epsilon``, ``delta``)-differential privacy alone; no bound if
+        epsilon is infinite."""
         if math.isinf(epsilon):
             return cls(np.zeros(2), np.array([0.0, 1.0]))
         corner = (1 - delta) / (1 + math.exp(epsilon))
@@ -85,13 +95,15 @@ class TradeOff:
 
     @classmethod
     def _of_deltas(cls, losses: np.ndarray, deltas: np.ndarray) -> TradeOff:
-        """Return the curve of the lines of the ``losses`` (n,), increasing from 0, with their ``deltas`` (n,)."""
+        """Return the curve of the lines of the ``losses`` (n,), increasing from 0, with their
+        ``deltas`` (n,)."""
         slopes = np.exp(losses)
         x = ((deltas[:-1] - deltas[1:]) / np.diff(slopes))[::-1]
         y = np.append(deltas[-1], deltas[-2::-1] + slopes[-2::-1] * x)
         x = np.append(0.0, x)
         corners = np.append(x, 1 - y[::-1]), np.append(y, 1 - x[::-1])
-        return cls(*(np.maximum.accumulate(np.clip(one, 0.0, 1.0)) for one in corners))  # where rounding decides
+        # where rounding decides
+        return cls(*(np.maximum.accumulate(np.clip(one, 0.0, 1.0)) for one in corners))
 
     @property
     def advantage(self) -> float:
@@ -124,7 +136,8 @@ def from_cells(
     left = width * (first + np.arange(p.size))
     with np.errstate(over="ignore", invalid="ignore"):
         upper = (p - np.exp(left) * q + _CANCELLED * p) / -math.expm1(-width)
-    unknown = ~np.isfinite(upper)  # exp(left) q is beyond float64: all of it to the right, which is safe
+    # exp(left) q is beyond float64: all of it to the right, which is safe
+    unknown = ~np.isfinite(upper)
     law = from_shares(width, first, p, np.where(unknown, p, upper))
     law.masses[0] += below
     finite = 0.0
@@ -135,7 +148,8 @@ def from_cells(
 
 
 def from_shares(width: float, first: int, p: np.ndarray, upper: np.ndarray) -> LossLaw:
-    """Return the law as :func:`from_cells`, given the part (n,) of each cell's mass that belongs at its right end."""
+    """Return the law as :func:`from_cells`, given the part (n,) of each cell's mass that belongs at
+    its right end."""
     upper = np.clip(upper, 0.0, p)
     masses = np.append(p - upper, 0.0)
     masses[1:] += upper
@@ -143,12 +157,15 @@ def from_shares(width: float, first: int, p: np.ndarray, upper: np.ndarray) -> L
 
 
 def on_grid(losses: np.ndarray, masses: np.ndarray, width: float, infinity: float = 0.0) -> LossLaw:
-    """Return the law of masses (n,) at arbitrary finite losses (n,), on a grid of the given width."""
+    """Return the law of masses (n,) at arbitrary finite losses (n,), on a grid of the given
+    width."""
     cell = np.floor(losses / width).astype(np.int64)
     share = np.clip(np.expm1(cell * width - losses) / math.expm1(-width), 0.0, 1.0)
     first = int(cell.min())
     size = int(cell.max()) - first + 2
-    placed = np.bincount(cell - first, masses * (1 - share), size) + np.bincount(cell - first + 1, masses * share, size)
+    placed = np.bincount(cell - first, masses * (1 - share), size) + np.bincount(
+        cell - first + 1, masses * share, size
+    )
     return LossLaw(width, first, placed, infinity)
 
 
@@ -159,16 +176,21 @@ def spread(losses: np.ndarray, masses: np.ndarray) -> float:
     return math.sqrt(max(float(masses @ centred**2 / total), 0.0))
 
 
-def sampled_atoms(pair: LossPair, probability: float) -> tuple[tuple[np.ndarray, np.ndarray, float], ...]:
-    """Return losses, masses and mass at infinity of the Poisson-sampled mechanism, for (remove, add).
+def sampled_atoms(
+    pair: LossPair, probability: float
+) -> tuple[tuple[np.ndarray, np.ndarray, float], ...]:
+    """Return losses, masses and mass at infinity of the Poisson-sampled mechanism, for (remove,
+    add).
 
-    With P the law with the unit drawn and Q the law without it, sampling with probability q turns the pair (P, Q) into
-    ((1 - q) Q + q P, Q) for a removal and (Q, (1 - q) Q + q P) for an addition (Zhu, Dong, Wang 2022, Theorem 11).
+    With P the law with the unit drawn and Q the law without it, sampling with probability q turns
+    the pair (P, Q) into ((1 - q) Q + q P, Q) for a removal and (Q, (1 - q) Q + q P) for an addition
+    (Zhu, Dong, Wang 2022, Theorem 11).
 
-    What Q has and P has not is at the loss log(1 - q) for a removal and -log(1 - q) for an addition. Under much noise
-    all other losses are tiny, and a grid of their width that reaches so far does not fit any memory. A mass there that
-    is rounding (or 0) goes to the lowest other loss, and to infinity: both are larger losses, and delta, the mean of
-    ``(1 - exp(epsilon - loss))_+``, grows with every loss, also with those of a sum. It is an upper bound still.
+    What Q has and P has not is at the loss log(1 - q) for a removal and -log(1 - q) for an
+    addition. Under much noise all other losses are tiny, and a grid of their width that reaches so
+    far does not fit any memory. A mass there that is rounding (or 0) goes to the lowest other loss,
+    and to infinity: both are larger losses, and delta, the mean of ``(1 - exp(epsilon - loss))_+``,
+    grows with every loss, also with those of a sum. It is an upper bound still.
     """
     removal, addition = pair
     losses = removal.losses
@@ -188,15 +210,20 @@ def sampled_atoms(pair: LossPair, probability: float) -> tuple[tuple[np.ndarray,
     masses = addition.masses
     if addition.infinity <= _NEVER:
         return down, (losses, masses, addition.infinity)
-    return down, (np.append(losses, -math.log1p(-probability)), np.append(masses, addition.infinity), 0.0)
+    return down, (
+        np.append(losses, -math.log1p(-probability)),
+        np.append(masses, addition.infinity),
+        0.0,
+    )
 
 
 def symmetric(law: LossLaw) -> LossLaw:
-    """Return the law of a pair that looks the same from both sides, with the hockey-stick divergences of ``law`` at
-    every epsilon of at least 0: its positive losses, their mirror images, and what is left at 0.
+    """Return the law of a pair that looks the same from both sides, with the hockey-stick
+    divergences of ``law`` at every epsilon of at least 0: its positive losses, their mirror images,
+    and what is left at 0.
 
-    It dominates every pair (P, Q) whose divergences at epsilon >= 0 are at most those of ``law`` in both directions,
-    since ``H_a(P, Q) = 1 - a + a H_{1/a}(Q, P)`` gives those below 0.
+    It dominates every pair (P, Q) whose divergences at epsilon >= 0 are at most those of ``law`` in
+    both directions, since ``H_a(P, Q) = 1 - a + a H_{1/a}(Q, P)`` gives those below 0.
     """
     reach = max(law.first + law.masses.size - 1, 0)
     positive = np.zeros(reach)
@@ -205,14 +232,20 @@ def symmetric(law: LossLaw) -> LossLaw:
         positive[begin - 1 :] = law.masses[begin - law.first :]
     mirrored = positive * np.exp(-law.width * np.arange(1, reach + 1))
     rest = max(0.0, 1 - law.infinity - float(positive.sum() + mirrored.sum()))
-    return LossLaw(law.width, -reach, np.concatenate([mirrored[::-1], [rest], positive]), law.infinity)
+    return LossLaw(
+        law.width, -reach, np.concatenate([mirrored[::-1], [rest], positive]), law.infinity
+    )
 
 
-def composed_epsilon(parts: Sequence[tuple[LossLaw, int]], delta: float, tail: float = 1e-15) -> float:
-    """Return epsilon at ``delta`` of the composition; ``parts`` and ``tail`` as for :func:`compose`.
+def composed_epsilon(
+    parts: Sequence[tuple[LossLaw, int]], delta: float, tail: float = 1e-15
+) -> float:
+    """Return epsilon at ``delta`` of the composition; ``parts`` and ``tail`` as for
+    :func:`compose`.
 
-    A transform has rounding errors of up to T 1e-16, which may drown a small delta after many steps. There, the masses
-    around the epsilon found are made the largest ones by a tilt (see :func:`compose`), and epsilon is found again.
+    A transform has rounding errors of up to T 1e-16, which may drown a small delta after many
+    steps. There, the masses around the epsilon found are made the largest ones by a tilt (see
+    :func:`compose`), and epsilon is found again.
     """
     value = epsilon_at(compose(parts, tail), delta)
     if sum(times for _, times in parts) * _ROUNDING <= _ALLOWED * delta:
@@ -227,15 +260,17 @@ def composed_epsilon(parts: Sequence[tuple[LossLaw, int]], delta: float, tail: f
     return value
 
 
-def compose(parts: Sequence[tuple[LossLaw, int]], tail: float = 1e-15, near: float | None = None) -> LossLaw:
+def compose(
+    parts: Sequence[tuple[LossLaw, int]], tail: float = 1e-15, near: float | None = None
+) -> LossLaw:
     """Return the law of the sum of independent losses.
 
     Args:
         parts: laws on one grid, each with its number of repetitions of at least 1.
         tail: mass given up, and added at infinity, to keep the window short.
-        near: a loss around and above which the masses are to be relatively exact: they are multiplied by
-            exp(order * loss) before the transform, with the order of the Chernoff bound there, and divided afterwards.
-            Well below it they are then good for nothing.
+        near: a loss around and above which the masses are to be relatively exact: they are
+            multiplied by exp(order * loss) before the transform, with the order of the Chernoff
+            bound there, and divided afterwards. Well below it they are then good for nothing.
     """
     width = parts[0][0].width
     infinity = -math.expm1(sum(times * math.log1p(-law.infinity) for law, times in parts))
@@ -260,7 +295,8 @@ def compose(parts: Sequence[tuple[LossLaw, int]], tail: float = 1e-15, near: flo
 
 
 def compose_exactly(parts: Sequence[tuple[LossLaw, int]]) -> LossLaw:
-    """Compose by direct sums, which keep tiny masses exact; as :func:`compose`, for few repetitions."""
+    """Compose by direct sums, which keep tiny masses exact; as :func:`compose`, for few
+    repetitions."""
     width = parts[0][0].width
     first = 0
     masses = np.ones(1)
@@ -280,8 +316,8 @@ def compose_exactly(parts: Sequence[tuple[LossLaw, int]]) -> LossLaw:
 
 
 def epsilon_at(law: LossLaw, delta: float) -> float:
-    """Return the smallest epsilon of at least 0 whose hockey-stick divergence is at most ``delta``; it may be
-    infinite."""
+    """Return the smallest epsilon of at least 0 whose hockey-stick divergence is at most ``delta``;
+    it may be infinite."""
     if law.infinity > delta:
         return math.inf
     masses = law.masses[max(0, -law.first) :]
@@ -301,7 +337,9 @@ def epsilon_at(law: LossLaw, delta: float) -> float:
         return max(0.0, law.width * start + math.log((total - delta) / (total - excess[0])))
     k = int(np.nonzero(excess > delta)[0][-1])
     gap = above[k] - excess[k]
-    return law.width * (start + k) + min(law.width, math.log1p((excess[k] - delta) / gap) if gap > 0 else law.width)
+    return law.width * (start + k) + min(
+        law.width, math.log1p((excess[k] - delta) / gap) if gap > 0 else law.width
+    )
 
 
 def _discounted(values: np.ndarray, keep: float, gain: float) -> np.ndarray:
@@ -310,7 +348,9 @@ def _discounted(values: np.ndarray, keep: float, gain: float) -> np.ndarray:
         from scipy.signal import lfilter
 
         return np.asarray(lfilter([gain], [1.0, -keep], values))
-    steps = accumulate(values.tolist(), lambda before, value: keep * before + gain * value, initial=0.0)
+    steps = accumulate(
+        values.tolist(), lambda before, value: keep * before + gain * value, initial=0.0
+    )
     return np.fromiter(steps, np.float64, values.size + 1)[1:]
 
 
@@ -326,7 +366,8 @@ def _deltas(law: LossLaw, count: int) -> np.ndarray:
 
 
 def renyi(law: LossLaw, orders: np.ndarray, largest: float) -> np.ndarray:
-    """Return (m,) Renyi divergences ``log E exp((a - 1) loss) / (a - 1)`` of the orders a (m,) above 1.
+    """Return (m,) Renyi divergences ``log E exp((a - 1) loss) / (a - 1)`` of the orders a (m,)
+    above 1.
 
     ``largest`` is a bound on the true loss; the mass at infinity is counted there.
     """
@@ -358,18 +399,27 @@ def _tilted(law: LossLaw, order: float) -> tuple[np.ndarray, float]:
     return weights / total, top + math.log(total)
 
 
-def _window(parts: Sequence[tuple[LossLaw, int]], tail: float, near: float | None = None) -> tuple[int, int, float]:
-    """Return indices outside which the sum, tilted or not, has at most ``tail`` of its mass, and the order of the tilt.
+def _window(
+    parts: Sequence[tuple[LossLaw, int]], tail: float, near: float | None = None
+) -> tuple[int, int, float]:
+    """Return indices outside which the sum, tilted or not, has at most ``tail`` of its mass, and
+    the order of the tilt.
 
     Indices are relative to the sum of the first ones. Chernoff: P(sum >= x) <= exp(log M(s) - s x).
     """
-    variance = sum(times * spread(np.arange(law.masses.size), law.masses) ** 2 for law, times in parts)
+    variance = sum(
+        times * spread(np.arange(law.masses.size), law.masses) ** 2 for law, times in parts
+    )
     low = 0
     high = sum(times * (law.masses.size - 1) for law, times in parts)
     if variance == 0:
         return low, high, 0.0
     longest = max(law.masses.size for law, _ in parts)
-    orders = np.sort(np.concatenate([_CHERNOFF / math.sqrt(variance), np.array([2.0, 10.0, 20.0, 50.0]) / longest]))
+    orders = np.sort(
+        np.concatenate(
+            [_CHERNOFF / math.sqrt(variance), np.array([2.0, 10.0, 20.0, 50.0]) / longest]
+        )
+    )
     log_tail = math.log(2 / tail)
 
     with np.errstate(divide="ignore"):

@@ -1,17 +1,20 @@
-"""Hyper-parameter search on private data (Papernot, Steinke, "Hyperparameter tuning with Renyi differential privacy",
-ICLR 2022).
+"""Hyper-parameter search on private data (Papernot, Steinke, "Hyperparameter tuning with Renyi
+differential privacy", ICLR 2022).
 
-A candidate is a whole run: hyper-parameters drawn at random, training under noise, and a noised score. It is repeated K
-times, K drawn from a law of known mean, and the candidate with the best score is released, with its
-hyper-parameters and score and nothing of the others. Choosing K, or stopping, by looking at the scores is not covered,
-and neither is an output that tells which of the K runs it comes from: the runs must be independent draws of one
-mechanism, alike in everything that is public, such that the output is the best candidate and not its number.
+A candidate is a whole run: hyper-parameters drawn at random, training under noise, and a noised
+score. It is repeated K times, K drawn from a law of known mean, and the candidate with the best
+score is released, with its hyper-parameters and score and nothing of the others. Choosing K, or
+stopping, by looking at the scores is not covered, and neither is an output that tells which of the
+K runs it comes from: the runs must be independent draws of one mechanism, alike in everything that
+is public, such that the output is the best candidate and not its number.
 
-The law of K is the truncated negative binomial one of Definition 1 with shape eta and halting probability gamma,
+The law of K is the truncated negative binomial one of Definition 1 with shape eta and halting
+probability gamma,
 
     P(K = k) = (1 - gamma)^k / (gamma^-eta - 1) prod_{l < k} (l + eta) / (l + 1),   k = 1, 2, ...
 
-(logarithmic at eta = 0, geometric at eta = 1), or, at an infinite shape, Poisson, where K = 0 releases nothing.
+(logarithmic at eta = 0, geometric at eta = 1), or, at an infinite shape, Poisson, where K = 0
+releases nothing.
 """
 
 from __future__ import annotations
@@ -43,7 +46,9 @@ def selection_event(event: Any, *, mean: float, shape: float) -> Any:
     return dp_event.RepeatAndSelectDpEvent(event, mean, shape)
 
 
-def selection_curve(orders: np.ndarray, candidate: np.ndarray, *, mean: float, shape: float) -> np.ndarray:
+def selection_curve(
+    orders: np.ndarray, candidate: np.ndarray, *, mean: float, shape: float
+) -> np.ndarray:
     """Return Renyi divergences of the search from those of one candidate.
 
     Args:
@@ -53,14 +58,18 @@ def selection_curve(orders: np.ndarray, candidate: np.ndarray, *, mean: float, s
 
     Returns:
         (m,) divergences: by Theorem 2
-        ``e(a) + (1 + eta) min_b ((1 - 1 / b) e(b) + log(1 / gamma) / b) + log E[K] / (a - 1)``, by Theorem 6
-        (Poisson) ``e(a) + E[K] delta(log(1 + 1 / (a - 1))) + log E[K] / (a - 1)``, delta being that of one candidate.
+        ``e(a) + (1 + eta) min_b ((1 - 1 / b) e(b) + log(1 / gamma) / b) + log E[K] / (a - 1)``, by
+        Theorem 6 (Poisson) ``e(a) + E[K] delta(log(1 + 1 / (a - 1))) + log E[K] / (a - 1)``, delta
+        being that of one candidate.
     """
     repeats = math.log(mean) / (orders - 1)
     if math.isinf(shape):
         from dp_accounting.rdp import rdp_privacy_accountant as rdp
 
-        deltas = [rdp.compute_delta(orders.tolist(), candidate.tolist(), math.log1p(1 / (a - 1)))[0] for a in orders]
+        deltas = [
+            rdp.compute_delta(orders.tolist(), candidate.tolist(), math.log1p(1 / (a - 1)))[0]
+            for a in orders
+        ]
         return candidate + mean * np.asarray(deltas) + repeats
     gamma = halting_probability(mean, shape)
     halting = float(np.min((1 - 1 / orders) * candidate - math.log(gamma) / orders))
@@ -76,10 +85,13 @@ def halting_probability(mean: float, shape: float) -> float:
     """
     if not (math.isfinite(mean) and mean >= 1):
         raise ConfigError(
-            f"PrivateSearch.mean is {mean!r}; the expected number of repetitions must be finite, at least 1."
+            f"PrivateSearch.mean is {mean!r}; the expected number of repetitions must be finite, "
+            "at least 1."
         )
     if not shape >= 0:
-        raise ConfigError(f"PrivateSearch.shape is {shape!r}; it must be at least 0 (inf: Poisson).")
+        raise ConfigError(
+            f"PrivateSearch.shape is {shape!r}; it must be at least 0 (inf: Poisson)."
+        )
     if math.isinf(shape):
         return math.nan
     if mean == 1:
@@ -113,7 +125,8 @@ def draw_repetitions(source: Coins | np.random.Generator, mean: float, shape: fl
     """Return K, by inversion of its distribution function from one uniform number.
 
     Args:
-        source: coins of a noise source (they are privacy coins), or a NumPy generator for simulation.
+        source: coins of a noise source (they are privacy coins), or a NumPy generator for
+            simulation.
         mean, shape: as for :func:`selection_event`.
 
     Returns:
@@ -135,7 +148,8 @@ def draw_repetitions(source: Coins | np.random.Generator, mean: float, shape: fl
         beyond = np.flatnonzero(cumulative > uniform)
         if beyond.size:
             return first + int(beyond[0])
-        if first > mean and cumulative[-1] - total < 1e-17:  # the uniform number lies above what float64 can sum to
+        # the uniform number lies above what float64 can sum to
+        if first > mean and cumulative[-1] - total < 1e-17:
             return first
         total = float(cumulative[-1])
         first = first + size
@@ -151,4 +165,10 @@ def _log_probability(ks: np.ndarray, mean: float, shape: float, gamma: float) ->
     if shape == 0:
         return decay - np.log(ks) - math.log(log_inverse)
     norm = shape * log_inverse + math.log(-math.expm1(-shape * log_inverse))
-    return decay + special.gammaln(ks + shape) - special.gammaln(shape) - special.gammaln(ks + 1) - norm
+    return (
+        decay
+        + special.gammaln(ks + shape)
+        - special.gammaln(shape)
+        - special.gammaln(ks + 1)
+        - norm
+    )

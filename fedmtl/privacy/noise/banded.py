@@ -1,37 +1,45 @@
-"""Noise that is correlated over rounds, so that much of it cancels in the sum of the releases: a banded factorization.
+"""Noise that is correlated over rounds, so that much of it cancels in the sum of the releases: a
+banded factorization.
 
-A server that adds up releases y_t = x_t + w_t is hurt by the noise of the *sums*. Let z_t be independent with law
-N(0, s^2 I), c_0, ..., c_{b-1} numbers with sum c_j^2 <= 1 ("bands"), and w the solution of ``sum_j c_j w_{t-j} = z_t``,
-w_{t-j} = 0 before the first round: w = C^-1 z with C lower triangular, Toeplitz and banded (Choquette-Choo et al.,
-"(Amplified) banded matrix factorization", NeurIPS 2023; Denisov et al., "Improved differential privacy for SGD via
-optimal private linear operators on adaptive streams", NeurIPS 2022).
+A server that adds up releases y_t = x_t + w_t is hurt by the noise of the *sums*. Let z_t be
+independent with law N(0, s^2 I), c_0, ..., c_{b-1} numbers with sum c_j^2 <= 1 ("bands"), and w the
+solution of ``sum_j c_j w_{t-j} = z_t``, w_{t-j} = 0 before the first round: w = C^-1 z with C lower
+triangular, Toeplitz and banded (Choquette-Choo et al., "(Amplified) banded matrix factorization",
+NeurIPS 2023; Denisov et al., "Improved differential privacy for SGD via optimal private linear
+operators on adaptive streams", NeurIPS 2022).
 
-Who takes part when is public, and two participations of one client are b rounds from each other at least. Let
-neighbours differ in one client, whose row is replaced by nothing: x_t - x'_t = g_t, of norm at most S, in the rounds of
-that client and 0 in all others. Given y_0, ..., y_{t-1}, the other clients send the same under both, and w_{t-j} =
-y_{t-j} - x_{t-j}, so y_t is Gaussian with the deviation s / c_0 of a coordinate, and its means under the two differ by
-sum_j c_j g_{t-j} / c_0. Of the rounds t - b + 1, ..., t the client was in one at most, say t - j: the release of round
-t is a Gaussian mechanism of sensitivity c_j S at the deviation s, whatever the direction of g and however it depends on
-the releases before. Adaptive composition of Gaussian mechanisms adds up squares (Dong, Roth, Su, "Gaussian differential
-privacy", JRSS B 2022, Corollary 3.3), and every participation meets each band once, at most:
+Who takes part when is public, and two participations of one client are b rounds from each other at
+least. Let neighbours differ in one client, whose row is replaced by nothing: x_t - x'_t = g_t, of
+norm at most S, in the rounds of that client and 0 in all others. Given y_0, ..., y_{t-1}, the other
+clients send the same under both, and w_{t-j} = y_{t-j} - x_{t-j}, so y_t is Gaussian with the
+deviation s / c_0 of a coordinate, and its means under the two differ by sum_j c_j g_{t-j} / c_0. Of
+the rounds t - b + 1, ..., t the client was in one at most, say t - j: the release of round t is a
+Gaussian mechanism of sensitivity c_j S at the deviation s, whatever the direction of g and however
+it depends on the releases before. Adaptive composition of Gaussian mechanisms adds up squares
+(Dong, Roth, Su, "Gaussian differential privacy", JRSS B 2022, Corollary 3.3), and every
+participation meets each band once, at most:
 
-    sum_t (c_j S / s)^2 <= u (S / s)^2 (c_0^2 + ... + c_{b-1}^2) <= u (S / s)^2        after u participations.
+    sum_t (c_j S / s)^2 <= u (S / s)^2 (c_0^2 + ... + c_{b-1}^2) <= u (S / s)^2        after u
+    participations.
 
-That is the cost of u Gaussian releases of multiplier s / S, what the ledger charges with independent noise; it holds
-after every round, so a run that stops early is charged for what it released. With b = 1 the noise is independent.
+That is the cost of u Gaussian releases of multiplier s / S, what the ledger charges with
+independent noise; it holds after every round, so a run that stops early is charged for what it
+released. With b = 1 the noise is independent.
 
-The bands are those of the square root of the prefix sums, (1 - x)^(-1/2) = sum_j binom(2 j, j) (x / 4)^j, cut at b and
-scaled to a norm of 1 (Kalinin, Lampert, "Banded square root matrix factorization for differentially private model
-training", NeurIPS 2024). They are positive and fall with j, so their polynomial has no zero in the closed unit disk
-(Enestroem, Kakeya) and w does not grow.
+The bands are those of the square root of the prefix sums, (1 - x)^(-1/2) = sum_j binom(2 j, j) (x /
+4)^j, cut at b and scaled to a norm of 1 (Kalinin, Lampert, "Banded square root matrix factorization
+for differentially private model training", NeurIPS 2024). They are positive and fall with j, so
+their polynomial has no zero in the closed unit disk (Enestroem, Kakeya) and w does not grow.
 
-In secure mode z_t / c_0 is discrete Gaussian noise on a public grid, the other terms of w_t, -c_j w_{t-j} / c_0, are
-rounded to it as one sum, and so is x_t. The means of y_t then differ by sqrt(D) widths more, in units of s / c_0: as
-c_0 (c_0 + ... + c_{b-1}) <= b, the margin of the clip covers it for a grid of a clip norm 2 b times smaller.
+In secure mode z_t / c_0 is discrete Gaussian noise on a public grid, the other terms of w_t, -c_j
+w_{t-j} / c_0, are rounded to it as one sum, and so is x_t. The means of y_t then differ by sqrt(D)
+widths more, in units of s / c_0: as c_0 (c_0 + ... + c_{b-1}) <= b, the margin of the clip covers
+it for a grid of a clip norm 2 b times smaller.
 
-The last b - 1 vectors w stay in memory and nowhere else. A seeded run draws them anew where it is resumed. In secure
-mode w begins anew with every session, since rounds that an earlier session released, and this one releases again, would
-otherwise meet a band twice: the matrix of all sessions is then block diagonal, with columns as short as before.
+The last b - 1 vectors w stay in memory and nowhere else. A seeded run draws them anew where it is
+resumed. In secure mode w begins anew with every session, since rounds that an earlier session
+released, and this one releases again, would otherwise meet a band twice: the matrix of all sessions
+is then block diagonal, with columns as short as before.
 """
 
 from __future__ import annotations
@@ -87,17 +95,20 @@ class CorrelatedNoise:
         repeatable: whether ``draw`` gives the same numbers whenever it is asked (seeded noise).
     """
 
-    def __init__(self, bands: Bands, draw: Callable[[int], tuple[Tensor, float | None]], *, repeatable: bool) -> None:
+    def __init__(
+        self, bands: Bands, draw: Callable[[int], tuple[Tensor, float | None]], *, repeatable: bool
+    ) -> None:
         self._bands = bands
         self._draw = draw
         self._repeatable = repeatable
-        self._latest: deque[Tensor] = deque(maxlen=len(bands) - 1)  # w of the last rounds, the newest first
+        # w of the last rounds, the newest first
+        self._latest: deque[Tensor] = deque(maxlen=len(bands) - 1)
         self._next: tuple[int, int] | None = None  # step and process
 
     def at(self, step: int) -> tuple[Tensor, float | None]:
-        """Return w of ``step``, (D,) float64, and the width of its grid. Where it does not follow the last one that was
-        asked for, repeatable noise is that of a run from step 0, and other noise begins anew; so in a process that was
-        forked."""
+        """Return w of ``step``, (D,) float64, and the width of its grid. Where it does not follow
+        the last one that was asked for, repeatable noise is that of a run from step 0, and other
+        noise begins anew; so in a process that was forked."""
         if (step, os.getpid()) != self._next:
             self._latest.clear()
             for earlier in range(step) if self._repeatable else ():

@@ -1,43 +1,51 @@
 r"""The discrete Gaussian: noise in whole numbers, drawn exactly.
 
-N_Z(0, s^2) has P(k) = exp(-k^2 / (2 s^2)) / Z on the integers (Canonne, Kamath, Steinke, "The discrete Gaussian for
-differential privacy", NeurIPS 2020). In secure mode sums are rounded to a public grid (see :mod:`.grid`), s in cells of
-that grid is a whole number of at least 2**40, no smaller than what the multiplier asks for, and
-:func:`discrete_gaussian` draws from the law itself, not from an approximation in floating point. What is released is
-therefore, bit by bit, what the theorem speaks of; it is divided by a public constant afterwards.
+N_Z(0, s^2) has P(k) = exp(-k^2 / (2 s^2)) / Z on the integers (Canonne, Kamath, Steinke, "The
+discrete Gaussian for differential privacy", NeurIPS 2020). In secure mode sums are rounded to a
+public grid (see :mod:`.grid`), s in cells of that grid is a whole number of at least 2**40, no
+smaller than what the multiplier asks for, and :func:`discrete_gaussian` draws from the law itself,
+not from an approximation in floating point. What is released is therefore, bit by bit, what the
+theorem speaks of; it is divided by a public constant afterwards.
 
-What it costs. Let Q be the law of a Gaussian number of deviation s, rounded to the nearest integer. Q added to a whole
-number is a Gaussian mechanism followed by rounding, so all accounting of Gaussian noise holds for it, with any sampling
-and in any number of coordinates. P is close to Q. With u uniform on (-1/2, 1/2),
+What it costs. Let Q be the law of a Gaussian number of deviation s, rounded to the nearest integer.
+Q added to a whole number is a Gaussian mechanism followed by rounding, so all accounting of
+Gaussian noise holds for it, with any sampling and in any number of coordinates. P is close to Q.
+With u uniform on (-1/2, 1/2),
 
-    Q(k) = exp(-k^2 / (2 s^2)) / (s sqrt(2 pi)) r(k),    r(k) = E[exp(-u^2 / (2 s^2)) cosh(k u / s^2)],
+    Q(k) = exp(-k^2 / (2 s^2)) / (s sqrt(2 pi)) r(k),    r(k) = E[exp(-u^2 / (2 s^2)) cosh(k u /
+    s^2)],
 
-and s sqrt(2 pi) <= Z <= s sqrt(2 pi) (1 + 2.1 exp(-2 pi^2 s^2)) by Poisson's summation formula. By Jensen's inequality
-r(k) >= exp(-1 / (24 s^2)), and r(k) <= cosh(k / (2 s^2)) <= exp(k^2 / (8 s^4)), so for every k
+and s sqrt(2 pi) <= Z <= s sqrt(2 pi) (1 + 2.1 exp(-2 pi^2 s^2)) by Poisson's summation formula. By
+Jensen's inequality r(k) >= exp(-1 / (24 s^2)), and r(k) <= cosh(k / (2 s^2)) <= exp(k^2 / (8 s^4)),
+so for every k
 
     log P(k) / Q(k) <= 1 / (24 s^2),        log Q(k) / P(k) <= k^2 / (8 s^4) + 2.1 exp(-2 pi^2 s^2).
 
-Let x and x' be neighbours, M the run with noise P and M' that with noise Q, which is (epsilon, delta)-private, and let
-N numbers be drawn in all, independent of one another and of everything else. All abs(k) are at most R s, but for an
-event of probability at most 2 N exp(-R^2 / 2) under Q, so for every set E of outputs
+Let x and x' be neighbours, M the run with noise P and M' that with noise Q, which is (epsilon,
+delta)-private, and let N numbers be drawn in all, independent of one another and of everything
+else. All abs(k) are at most R s, but for an event of probability at most 2 N exp(-R^2 / 2) under Q,
+so for every set E of outputs
 
-    P(M(x) in E) <= exp(N / (24 s^2)) P(M'(x) in E) <= exp(N / (24 s^2)) (exp(epsilon) P(M'(x') in E) + delta),
-    P(M'(x') in E) <= exp(N (R^2 + 1) / (8 s^2)) P(M(x') in E) + 2 N exp(-R^2 / 2).
+    P(M(x) in E) <= exp(N / (24 s^2)) P(M'(x) in E) <= exp(N / (24 s^2)) (exp(epsilon) P(M'(x') in
+    E) + delta), P(M'(x') in E) <= exp(N (R^2 + 1) / (8 s^2)) P(M(x') in E) + 2 N exp(-R^2 / 2).
 
-Take R^2 = 2 (epsilon + 1000) + 2 log(N): the last term, times exp(epsilon), is 2 exp(-1000), which no double shows
-beside delta. With log(N) <= 90 and s >= 2**40, the run M is private at delta (1 + slack) with epsilon + slack,
+Take R^2 = 2 (epsilon + 1000) + 2 log(N): the last term, times exp(epsilon), is 2 exp(-1000), which
+no double shows beside delta. With log(N) <= 90 and s >= 2**40, the run M is private at delta (1 +
+slack) with epsilon + slack,
 
     slack = N 2**-80 (epsilon + 1100) / 3 >= N (1 / 24 + (R^2 + 1) / 8) / s^2.
 
-That is added to every epsilon of Gaussian noise: about 1e-12 for a million numbers in each of a thousand rounds. A
-release in which a client takes no part has one law under both neighbours, whatever that law is: let M' have the noise Q
-only in the client's own releases. So the account of a client counts the numbers of its own releases.
+That is added to every epsilon of Gaussian noise: about 1e-12 for a million numbers in each of a
+thousand rounds. A release in which a client takes no part has one law under both neighbours,
+whatever that law is: let M' have the noise Q only in the client's own releases. So the account of a
+client counts the numbers of its own releases.
 
-How it is drawn: by rejection from blocks of 2**b integers under a staircase (after Algorithm 3 of the paper, with a
-staircase in place of the discrete Laplace law, and one comparison in place of Algorithm 1). A trial is accepted where a
-uniform number, whose bits are drawn as they are needed, is below a probability. Doubles with a margin of 2**-40 decide
-nearly all trials; the others are decided by whole numbers of any length. How many trials there are, and so the time,
-depends on the noise: an observer who can time single releases to a microsecond may learn a little of it.
+How it is drawn: by rejection from blocks of 2**b integers under a staircase (after Algorithm 3 of
+the paper, with a staircase in place of the discrete Laplace law, and one comparison in place of
+Algorithm 1). A trial is accepted where a uniform number, whose bits are drawn as they are needed,
+is below a probability. Doubles with a margin of 2**-40 decide nearly all trials; the others are
+decided by whole numbers of any length. How many trials there are, and so the time, depends on the
+noise: an observer who can time single releases to a microsecond may learn a little of it.
 """
 
 from __future__ import annotations
@@ -56,7 +64,8 @@ if TYPE_CHECKING:
     from .sources import Words
 
 MARGIN = 2.0**-40
-"""Relative error that doubles are trusted to stay below in the probability of a trial (it is below 2**-42)."""
+"""Relative error that doubles are trusted to stay below in the probability of a trial (it is below
+2**-42)."""
 
 LARGEST = 1 << 47
 """Of a deviation in cells; below it a magnitude of 64 deviations is exact as a double."""
@@ -79,14 +88,18 @@ def slack(numbers: int, epsilon: float) -> float:
     return numbers * 2.0**-80 * (epsilon + 1100) / 3
 
 
-def discrete_gaussian(words: Words, size: int, deviation: int | Fraction, *, margin: float = MARGIN) -> np.ndarray:
+def discrete_gaussian(
+    words: Words, size: int, deviation: int | Fraction, *, margin: float = MARGIN
+) -> np.ndarray:
     """Return (size,) int64 independent numbers with the law N_Z(0, s^2).
 
     Args:
         words: count -> (count,) uint64 fresh random words.
         size: how many, at least 1.
-        deviation: s, above 0 and below 2**47, of any size (2**40 and more where it is accounted for).
-        margin: relative error of doubles; whatever it is, the numbers made of the same words are the same.
+        deviation: s, above 0 and below 2**47, of any size (2**40 and more where it is accounted
+            for).
+        margin: relative error of doubles; whatever it is, the numbers made of the same words are
+            the same.
 
     Raises:
         PrivacyError: a deviation out of range.
@@ -104,10 +117,11 @@ def discrete_gaussian(words: Words, size: int, deviation: int | Fraction, *, mar
 
 @dataclass(frozen=True, eq=False)
 class _Stairs:
-    """A staircase above exp(-x^2 / (2 s^2)), x >= 0: block j, the 2**b integers from j 2**b on, has ``slots[j]`` of
-    2**16 chances, and the height ``slots[j] * unit``. The last entry is the tail from there on: block ``last + i`` of
-    it has the part 2**-(i + 1) of its chances, and of its height. That is above the curve where the tail begins far
-    enough out, last 4**b >= log(2) s^2: from a block to the next the curve falls to a half at least.
+    """A staircase above exp(-x^2 / (2 s^2)), x >= 0: block j, the 2**b integers from j 2**b on, has
+    ``slots[j]`` of 2**16 chances, and the height ``slots[j] * unit``. The last entry is the tail
+    from there on: block ``last + i`` of it has the part 2**-(i + 1) of its chances, and of its
+    height. That is above the curve where the tail begins far enough out, last 4**b >= log(2) s^2:
+    from a block to the next the curve falls to a half at least.
 
     Attributes:
         deviation: s.
@@ -139,7 +153,8 @@ class _Stairs:
         exponent *= 0.5
         chance = np.exp(-exponent)
         chance /= height
-        uniform = (second >> np.uint64(11)).astype(np.float64) * 2.0**-53  # the least that it can be
+        # the least that it can be
+        uniform = (second >> np.uint64(11)).astype(np.float64) * 2.0**-53
         accepted = uniform + 2.0**-53 <= chance * (1 - margin)
         open_ones = ~accepted & ((uniform < chance * (1 + margin)) | (exponent > _FAR))
         accepted &= exponent <= _FAR
@@ -156,7 +171,8 @@ class _Stairs:
 def _stairs(deviation: Fraction) -> _Stairs:
     if not 0 < deviation < LARGEST:
         raise PrivacyError(
-            f"The deviation of discrete Gaussian noise is {float(deviation):g} cells; it must be in (0, 2**47)."
+            f"The deviation of discrete Gaussian noise is {float(deviation):g} cells; it must be "
+            "in (0, 2**47)."
         )
     bits = max(0, math.floor(deviation).bit_length() - 4)  # 8 to 16 blocks in a deviation
     square = (deviation / (1 << bits)) ** 2
@@ -193,10 +209,12 @@ def _below(word: int, gamma: Fraction, height: Fraction, words: Words) -> bool:
 
 
 def exponential(gamma: Fraction, precision: int) -> tuple[Fraction, Fraction]:
-    """Return rational numbers on both sides of ``exp(-gamma)``, gamma >= 0, within ``2**-precision`` of each other.
+    """Return rational numbers on both sides of ``exp(-gamma)``, gamma >= 0, within
+    ``2**-precision`` of each other.
 
-    The alternating series of exp(-gamma / 2**h), gamma / 2**h <= 1/2, in whole numbers of 2**-p that are rounded down,
-    with what that may lose; the result is squared h times, rounding outwards.
+    The alternating series of exp(-gamma / 2**h), gamma / 2**h <= 1/2, in whole numbers of 2**-p
+    that are rounded down, with what that may lose; the result is squared h times, rounding
+    outwards.
     """
     halvings = max(0, (2 * math.ceil(gamma)).bit_length())
     p = precision + halvings + 16 + precision.bit_length()

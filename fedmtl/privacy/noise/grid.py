@@ -1,15 +1,18 @@
-"""Where noise is added, and the public grid of secure mode: the least significant bits of a released value say nothing.
+"""Where noise is added, and the public grid of secure mode: the least significant bits of a
+released value say nothing.
 
 A double made by adding noise to a private sum gives the sum away through its low bits (Mironov, "On
-significance of the least significant bits for differential privacy", CCS 2012). In secure mode the sum is therefore
-rounded to multiples of a public power of two, the noise is a multiple of it too, and both are added as whole numbers: a
-release is a function of the rounded sum plus the noise, and which values are reachable does not depend on the sum.
+significance of the least significant bits for differential privacy", CCS 2012). In secure mode the
+sum is therefore rounded to multiples of a public power of two, the noise is a multiple of it too,
+and both are added as whole numbers: a release is a function of the rounded sum plus the noise, and
+which values are reachable does not depend on the sum.
 
-Gaussian noise is drawn in whole numbers from the discrete Gaussian law itself (:mod:`.discrete`), so nothing is left
-to the arithmetic. Laplace and L2-Laplace noise is computed in float64 and rounded to the grid. Its tails end at
-2**-129, so a pure epsilon holds but for a delta of about ``D 2**-128``, and its doubles have a spacing of about 2**-52
-of their size, so the law of the rounded noise is the ideal one up to relative errors that grow as the width shrinks
-beside the noise; no epsilon here accounts for them, and reports say so.
+Gaussian noise is drawn in whole numbers from the discrete Gaussian law itself (:mod:`.discrete`),
+so nothing is left to the arithmetic. Laplace and L2-Laplace noise is computed in float64 and
+rounded to the grid. Its tails end at 2**-129, so a pure epsilon holds but for a delta of about
+``D 2**-128``, and its doubles have a spacing of about 2**-52 of their size, so the law of the
+rounded noise is the ideal one up to relative errors that grow as the width shrinks beside the
+noise; no epsilon here accounts for them, and reports say so.
 
 In seeded mode, a simulation, noise is added in float64 as it is.
 """
@@ -57,12 +60,14 @@ class GridValue:
 
 
 def grid_width(law: NoiseLaw | type[NoiseLaw], bound: float, dimension: int, scale: float) -> float:
-    """Return the width of the public grid: a power of two, at most 2**-40 of Gaussian noise, 2**-20 of other noise.
+    """Return the width of the public grid: a power of two, at most 2**-40 of Gaussian noise, 2**-20
+    of other noise.
 
-    Rounding moves the sum by at most half a width in every coordinate, so the sums of two neighbours differ by
-    at most D widths in the L1 norm and sqrt(D) widths in the L2 norm. That is at most half of the
-    margin of ``2**-20`` times the bound that every clip leaves; the other half is for rounding in float64: of norms,
-    and of sums that are not exact (outer products, multiples of rows of records) for up to 2**15 rows in any order.
+    Rounding moves the sum by at most half a width in every coordinate, so the sums of two
+    neighbours differ by at most D widths in the L1 norm and sqrt(D) widths in the L2 norm. That is
+    at most half of the margin of ``2**-20`` times the bound that every clip leaves; the other half
+    is for rounding in float64: of norms, and of sums that are not exact (outer products, multiples
+    of rows of records) for up to 2**15 rows in any order.
 
     Args:
         law: of the noise, which needs the bound in its norm.
@@ -77,7 +82,9 @@ def grid_width(law: NoiseLaw | type[NoiseLaw], bound: float, dimension: int, sca
     return math.ldexp(1.0, math.frexp(min(bound * 2.0**-21 / spread, scale * law.cell))[1] - 1)
 
 
-def check_drawable(law: NoiseLaw, source: NoiseSource, size: int, *, sensitivity: float, bound: float) -> None:
+def check_drawable(
+    law: NoiseLaw, source: NoiseSource, size: int, *, sensitivity: float, bound: float
+) -> None:
     """Refuse noise that is too large beside the grid to be drawn in whole numbers, in secure mode.
 
     Args:
@@ -91,14 +98,23 @@ def check_drawable(law: NoiseLaw, source: NoiseSource, size: int, *, sensitivity
     scale = law.std(sensitivity, size)
     if scale / grid_width(law, bound, size, scale) >= LARGEST - 1:
         raise PrivacyError(
-            f"Gaussian noise of standard deviation {scale:g} on each of {size:,} numbers is too large to be drawn "
-            f"exactly in secure mode, on the grid that the clip norm sets. Ask for a larger epsilon, fewer bands or a "
+            f"Gaussian noise of standard deviation {scale:g} on each of {size:,} numbers is too "
+            "large to be drawn "
+            "exactly in secure mode, on the grid that the clip norm sets. Ask for a larger "
+            "epsilon, fewer bands or a "
             f"smaller model."
         )
 
 
 def release_noise(
-    law: NoiseLaw, source: NoiseSource, purpose: str, step: int, size: int, *, sensitivity: float, bound: float
+    law: NoiseLaw,
+    source: NoiseSource,
+    purpose: str,
+    step: int,
+    size: int,
+    *,
+    sensitivity: float,
+    bound: float,
 ) -> tuple[Tensor, float | None]:
     """Draw the noise of one release.
 
@@ -116,7 +132,9 @@ def release_noise(
     if source.name == "seeded":
         return torch.from_numpy(law.draw(source, purpose, step, size)) * sensitivity, None
     width = grid_width(law, bound, size, law.std(sensitivity, size))
-    return torch.from_numpy(law.whole(source, purpose, step, (size,), sensitivity / width)) * width, width
+    return torch.from_numpy(
+        law.whole(source, purpose, step, (size,), sensitivity / width)
+    ) * width, width
 
 
 def client_noise(
@@ -135,21 +153,26 @@ def client_noise(
     Args:
         law, purpose, size, bound: as for :func:`release_noise`.
         sources: of each of R repetitions; only one where it is secure.
-        steps, keys: int64 (S, R), numbers of the sums and keys of the clients, which address seeded noise.
+        steps, keys: int64 (S, R), numbers of the sums and keys of the clients, which address seeded
+            noise.
         sensitivity: float64 (S, R).
 
     Returns:
         (S, R, D) float64, and the widths of the grids (S, R); None in seeded mode.
     """
     if sources[0].name == "seeded":
-        return torch.from_numpy(law.draw_each(sources, purpose, steps, keys, size)) * sensitivity[..., None], None
+        return torch.from_numpy(law.draw_each(sources, purpose, steps, keys, size)) * sensitivity[
+            ..., None
+        ], None
     noise = torch.empty(*keys.shape, size, dtype=torch.float64)
     widths = torch.ones(keys.shape, dtype=torch.float64)
     for each in torch.unique(sensitivity).tolist():
         those = sensitivity == each
         width = grid_width(law, bound, size, law.std(each, size))
         count = int(those.sum())
-        noise[those] = torch.from_numpy(law.whole(sources[0], purpose, 0, (count, size), each / width)) * width
+        noise[those] = (
+            torch.from_numpy(law.whole(sources[0], purpose, 0, (count, size), each / width)) * width
+        )
         widths[those] = width
     return noise, widths
 
@@ -162,8 +185,8 @@ def noised(total: Numbers, noise: Numbers, width: float | Tensor | None = None) 
     Args:
         total: (..., D) float64 private sum, a tensor or an array.
         noise: likewise, of the same shape and device.
-        width: of the public grid, of which the noise is a multiple, to which the sum is rounded: a number, or a tensor
-            that broadcasts; None adds as it is.
+        width: of the public grid, of which the noise is a multiple, to which the sum is rounded: a
+            number, or a tensor that broadcasts; None adds as it is.
 
     Returns:
         (..., D) float64.

@@ -1,8 +1,9 @@
-"""Laws of noise. A law knows its accounting event, its size, and the norm in which it needs the sensitivity.
+"""Laws of noise. A law knows its accounting event, its size, and the norm in which it needs the
+sensitivity.
 
-Every law is written in units of the sensitivity S: ``multiplier`` is the scale of the noise over S, draws are
-at S = 1, and the caller multiplies them by S. The event is relative to the full sensitivity, so neither the
-relation nor the clip enters it a second time.
+Every law is written in units of the sensitivity S: ``multiplier`` is the scale of the noise over S,
+draws are at S = 1, and the caller multiplies them by S. The event is relative to the full
+sensitivity, so neither the relation nor the clip enters it a second time.
 
 All laws but the seeded Gaussian of a whole release are made by inversion of the tails that a
 :class:`~fedmtl.privacy.noise.sources.NoiseSource` gives, in float64.
@@ -38,8 +39,8 @@ Norm = Literal["l1", "l2"]
 class NoiseLaw(Checked, ABC):
     """Additive noise on a vector.
 
-    A law owns what the rest of the package must know of it; :data:`~fedmtl.privacy.noise.laws.LAWS` has all laws by
-    name.
+    A law owns what the rest of the package must know of it; :data:`~fedmtl.privacy.noise.laws.LAWS`
+    has all laws by name.
 
     Args:
         multiplier: scale of the noise in units of the sensitivity, above 0.
@@ -48,11 +49,13 @@ class NoiseLaw(Checked, ABC):
         name: as settings call it (``mechanism=``).
         norm: in which it needs the sensitivity, so in which rows are clipped.
         pure: whether one release has pure epsilon 1 / ``multiplier``, with delta 0.
-        joint: whether several releases under one coin are one release of the concatenated vector, of the same law.
-        cell: the most that a cell of the public grid of secure mode is wide, over the scale of the noise.
+        joint: whether several releases under one coin are one release of the concatenated vector,
+            of the same law.
+        cell: the most that a cell of the public grid of secure mode is wide, over the scale of the
+            noise.
         matrices: whether it is noise on symmetric matrices only.
-        refuted: why the event does not hold, for the law of a paper that protects nothing: the event is then what the
-            paper claims, and epsilon is infinite. Else None.
+        refuted: why the event does not hold, for the law of a paper that protects nothing: the
+            event is then what the paper claims, and epsilon is infinite. Else None.
     """
 
     multiplier: Positive
@@ -67,8 +70,8 @@ class NoiseLaw(Checked, ABC):
 
     @abstractmethod
     def event(self, dimension: int) -> Any:
-        """Return the ``dp_accounting`` event of one release of a vector of ``dimension`` coordinates; its parameter is
-        relative to the full sensitivity."""
+        """Return the ``dp_accounting`` event of one release of a vector of ``dimension``
+        coordinates; its parameter is relative to the full sensitivity."""
 
     @abstractmethod
     def std(self, sensitivity: float, dimension: int = 1) -> float:
@@ -83,15 +86,17 @@ class NoiseLaw(Checked, ABC):
         """Return noise of one release at sensitivity 1: (size,) float64."""
         return self._invert(*source.tails(purpose, step, self._coins(size)))
 
-    def draw_rows(self, source: NoiseSource, purpose: str, step: int | Tensor, keys: Tensor, size: int) -> np.ndarray:
+    def draw_rows(
+        self, source: NoiseSource, purpose: str, step: int | Tensor, keys: Tensor, size: int
+    ) -> np.ndarray:
         """Return noise of several clients at once, at sensitivity 1.
 
         Args:
             source: where the bits come from.
             purpose: name of the release.
             step: number of the step; (k,) int64 where every row has one of its own.
-            keys: (k,) int64 keys of the clients; with a seeded source row i is a function of (seed, purpose,
-                step, keys[i]) whatever else is drawn, with a secure one only k matters.
+            keys: (k,) int64 keys of the clients; with a seeded source row i is a function of (seed,
+                purpose, step, keys[i]) whatever else is drawn, with a secure one only k matters.
             size: length of one client's noise.
 
         Returns:
@@ -109,8 +114,9 @@ class NoiseLaw(Checked, ABC):
             sources: of each of R repetitions.
             purpose: name of the release.
             uses: int64 (S, R), how often the client had such noise before.
-            keys: int64 (S, R) keys of the clients; with a seeded source entry (s, r) is a function of (seed, purpose,
-                r, uses[s, r], keys[s, r]) whatever else is drawn, with a secure one only the shape matters.
+            keys: int64 (S, R) keys of the clients; with a seeded source entry (s, r) is a function
+                of (seed, purpose, r, uses[s, r], keys[s, r]) whatever else is drawn, with a secure
+                one only the shape matters.
             size: length of one client's noise.
 
         Returns:
@@ -124,12 +130,14 @@ class NoiseLaw(Checked, ABC):
             out[part] = self._invert(*client_tails(sources, purpose, uses[part], keys[part], coins))
         return out
 
-    def whole(self, source: NoiseSource, purpose: str, step: int, shape: tuple[int, ...], cells: float) -> np.ndarray:
-        """Return noise in whole numbers of cells, for secure mode: rounded to the cell above or below at random, in
-        proportion to how near they are.
+    def whole(
+        self, source: NoiseSource, purpose: str, step: int, shape: tuple[int, ...], cells: float
+    ) -> np.ndarray:
+        """Return noise in whole numbers of cells, for secure mode: rounded to the cell above or
+        below at random, in proportion to how near they are.
 
-        Such a dither is one more independent noise, so no guarantee changes, and it makes the law of the rounded noise
-        smoother than the doubles it comes from.
+        Such a dither is one more independent noise, so no guarantee changes, and it makes the law
+        of the rounded noise smoother than the doubles it comes from.
 
         Args:
             source, purpose, step: where the bits come from.
@@ -181,8 +189,11 @@ class GaussianNoise(NoiseLaw):
         """Return noise of one release at sensitivity 1: (size,) float64."""
         return source.normal(purpose, step, size) * self.multiplier
 
-    def whole(self, source: NoiseSource, purpose: str, step: int, shape: tuple[int, ...], cells: float) -> np.ndarray:
-        """Return noise in whole numbers of cells, exactly of the discrete Gaussian law; see :mod:`.discrete`."""
+    def whole(
+        self, source: NoiseSource, purpose: str, step: int, shape: tuple[int, ...], cells: float
+    ) -> np.ndarray:
+        """Return noise in whole numbers of cells, exactly of the discrete Gaussian law; see
+        :mod:`.discrete`."""
         deviation = math.floor(self.multiplier * cells) + 1
         drawn = discrete_gaussian(source.words(purpose, step), math.prod(shape), deviation)
         return drawn.reshape(shape).astype(np.float64)
@@ -193,12 +204,14 @@ class GaussianNoise(NoiseLaw):
 
 @dataclass(frozen=True)
 class LaplaceNoise(NoiseLaw):
-    """Independent Laplace noise of scale b S on every coordinate, S the L1 sensitivity: pure epsilon 1/b.
+    """Independent Laplace noise of scale b S on every coordinate, S the L1 sensitivity: pure
+    epsilon 1/b.
 
-    The event is that of one coordinate that takes the whole shift, which is the worst case: moving the
-    coordinates one after the other is a chain of neighbours, a chain of log-concave shifts composes to the
-    trade-off function of the single shift of the same total length, and by group privacy (Dong, Roth, Su,
-    "Gaussian differential privacy", JRSS B 2022) no other pair is easier to distinguish.
+    The event is that of one coordinate that takes the whole shift, which is the worst case: moving
+    the coordinates one after the other is a chain of neighbours, a chain of log-concave shifts
+    composes to the trade-off function of the single shift of the same total length, and by group
+    privacy (Dong, Roth, Su, "Gaussian differential privacy", JRSS B 2022) no other pair is easier
+    to distinguish.
 
     Args:
         multiplier: b, the scale in units of the sensitivity, above 0.
@@ -226,12 +239,14 @@ class LaplaceNoise(NoiseLaw):
 @dataclass(frozen=True)
 class L2LaplaceNoise(NoiseLaw):
     """The K-norm mechanism of the L2 norm: density proportional to exp(-||v||_2 / (b S)), S the L2
-    sensitivity: pure epsilon 1/b (Hardt, Talwar, "On the geometry of differential privacy", STOC 2010).
+    sensitivity: pure epsilon 1/b (Hardt, Talwar, "On the geometry of differential privacy", STOC
+    2010).
 
-    The direction is uniform and the radius, independent of it, is Gamma(d, b S). Normals are made in pairs from an
-    exponential, half the pair's squared length, and an angle (Box, Muller, 1958). The direction of the first d of them
-    is independent of the sum of these exponentials; d exponentials, the m = ceil(d / 2) of the pairs among them, add up
-    to the radius. So a vector takes d exponentials and m angles.
+    The direction is uniform and the radius, independent of it, is Gamma(d, b S). Normals are made
+    in pairs from an exponential, half the pair's squared length, and an angle (Box, Muller, 1958).
+    The direction of the first d of them is independent of the sum of these exponentials; d
+    exponentials, the m = ceil(d / 2) of the pairs among them, add up to the radius. So a vector
+    takes d exponentials and m angles.
 
     Args:
         multiplier: b, the scale in units of the sensitivity, above 0.
@@ -242,8 +257,8 @@ class L2LaplaceNoise(NoiseLaw):
     pure = True
 
     def event(self, dimension: int) -> Any:
-        """Return ``KNormDpEvent(1 / b, dimension)``: composition is far tighter than that of pure epsilons, and depends
-        on the dimension."""
+        """Return ``KNormDpEvent(1 / b, dimension)``: composition is far tighter than that of pure
+        epsilons, and depends on the dimension."""
         positive_int(self, dimension=dimension)
         return KNormDpEvent(epsilon=1.0 / self.multiplier, dimension=dimension)
 
@@ -273,5 +288,7 @@ def _normal(sign: np.ndarray, tail: np.ndarray) -> np.ndarray:
     return sign * ndtri(tail)
 
 
-LAWS: dict[str, type[NoiseLaw]] = {law.name: law for law in (GaussianNoise, LaplaceNoise, L2LaplaceNoise)}
+LAWS: dict[str, type[NoiseLaw]] = {
+    law.name: law for law in (GaussianNoise, LaplaceNoise, L2LaplaceNoise)
+}
 """The laws by name: a new law is one class with its facts, and one entry here."""

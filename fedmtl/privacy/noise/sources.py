@@ -1,8 +1,8 @@
-"""Where random bits come from: a seed (reproducible, not private) or the operating system (private, not
-reproducible).
+"""Where random bits come from: a seed (reproducible, not private) or the operating system (private,
+not reproducible).
 
-Neither source keeps state that a caller could rewind by accident: seeded draws are addressed by (seed,
-purpose, step), secure draws are fresh at every call and are never stored or logged.
+Neither source keeps state that a caller could rewind by accident: seeded draws are addressed by
+(seed, purpose, step), secure draws are fresh at every call and are never stored or logged.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class NoiseSource(Protocol):
     def tails(
         self, purpose: str, step: int | Tensor, size: int, keys: Tensor | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return random signs and tail probabilities, from which every law of noise is made by inversion.
+        """Return random signs and tail probabilities, from which every law of noise is made by
+        inversion.
 
         Args:
             purpose: name of the release.
@@ -50,13 +51,15 @@ class NoiseSource(Protocol):
             keys: (k,) int64 keys of clients, one row each, or None for a single release.
 
         Returns:
-            Signs (-1 or 1) and probabilities, uniform on (0, 1/2), independent, float64, of shape (size,), or
-            (k, size) with keys. A secure probability carries 53 significant bits down to about 2**-75, and its least
-            value is 2**-129; a seeded one 63 bits, and its least value is 2**-64.
+            Signs (-1 or 1) and probabilities, uniform on (0, 1/2), independent, float64, of shape
+            (size,), or (k, size) with keys. A secure probability carries 53 significant bits down
+            to about 2**-75, and its least value is 2**-129; a seeded one 63 bits, and its least
+            value is 2**-64.
         """
 
     def words(self, purpose: str, step: int) -> Words:
-        """Return a stream of uniform words for one release of one step, as long as it is asked for."""
+        """Return a stream of uniform words for one release of one step, as long as it is asked
+        for."""
 
     def coins(self, purpose: str, step: int) -> Coins:
         """Return coins for one draw of a cohort."""
@@ -64,7 +67,8 @@ class NoiseSource(Protocol):
 
 @dataclass(frozen=True)
 class SeededSource:
-    """Counter-based draws keyed by (seed, purpose, replicate, step): the same address gives the same bits.
+    """Counter-based draws keyed by (seed, purpose, replicate, step): the same address gives the
+    same bits.
 
     Args:
         seed: any integer.
@@ -76,41 +80,50 @@ class SeededSource:
     name: ClassVar[str] = "seeded"
 
     def normal(self, purpose: str, step: int, size: int) -> np.ndarray:
-        return keyed_generator(self.seed, f"privacy/{purpose}", step, self.replicate).standard_normal(size)
+        return keyed_generator(
+            self.seed, f"privacy/{purpose}", step, self.replicate
+        ).standard_normal(size)
 
     def tails(
         self, purpose: str, step: int | Tensor, size: int, keys: Tensor | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return signs and tails that are a function of (seed, purpose, replicate, step), and of the key of the row
-        where there are keys: which other clients are drawn does not matter."""
+        """Return signs and tails that are a function of (seed, purpose, replicate, step), and of
+        the key of the row where there are keys: which other clients are drawn does not matter."""
         if keys is None:
             assert isinstance(step, int)
             generator = keyed_generator(self.seed, f"privacy/tails/{purpose}", step, self.replicate)
             return signs_and_tails(generator.integers(0, 1 << 64, size=size, dtype=np.uint64))
         clients = keys.cpu().numpy().view(np.uint64)
         uses = np.broadcast_to(torch.as_tensor(step).numpy().astype(np.uint64), clients.shape)
-        return signs_and_tails(client_words(np.broadcast_to(self.key(purpose), clients.shape), clients, uses, size))
+        return signs_and_tails(
+            client_words(np.broadcast_to(self.key(purpose), clients.shape), clients, uses, size)
+        )
 
     def key(self, purpose: str) -> np.uint64:
         """Return the key of the random numbers of clients."""
         return np.uint64(derive_key(self.seed, f"privacy/owners/{purpose}", self.replicate))
 
     def words(self, purpose: str, step: int) -> Words:
-        return keyed_generator(self.seed, f"privacy/words/{purpose}", step, self.replicate).bit_generator.random_raw
+        return keyed_generator(
+            self.seed, f"privacy/words/{purpose}", step, self.replicate
+        ).bit_generator.random_raw
 
     def coins(self, purpose: str, step: int) -> Coins:
-        return GeneratorCoins(keyed_generator(self.seed, f"privacy/{purpose}", step, self.replicate))
+        return GeneratorCoins(
+            keyed_generator(self.seed, f"privacy/{purpose}", step, self.replicate)
+        )
 
 
 @dataclass(frozen=True)
 class SecureSource:
-    """Fresh bits from the operating system's generator at every call; the arguments address nothing."""
+    """Fresh bits from the operating system's generator at every call; the arguments address
+    nothing."""
 
     name: ClassVar[str] = "secure"
 
     def normal(self, purpose: str, step: int, size: int) -> np.ndarray:
-        """Return (size,) float64 standard normal numbers by inversion of :meth:`tails`: no gaps wider than about 2**-53
-        out to 9 standard deviations."""
+        """Return (size,) float64 standard normal numbers by inversion of :meth:`tails`: no gaps
+        wider than about 2**-53 out to 9 standard deviations."""
         sign, tail = self.tails(purpose, step, size)
         return sign * ndtri(tail)
 
@@ -121,7 +134,9 @@ class SecureSource:
         shape: tuple[int, ...] = (size,)
         if keys is not None:
             shape = (keys.numel(), size)
-        return signs_and_tails(_system_words(math.prod(shape)).reshape(shape), lambda at: _system_words(len(at)))
+        return signs_and_tails(
+            _system_words(math.prod(shape)).reshape(shape), lambda at: _system_words(len(at))
+        )
 
     def words(self, purpose: str, step: int) -> Words:
         return _system_words
@@ -149,7 +164,8 @@ def _system_words(count: int) -> np.ndarray:
     return np.frombuffer(os.urandom(8 * count), dtype=np.uint64)
 
 
-BLOCK_ELEMENTS = 1 << 15  # the numbers of a block, and those from which they are made, stay in the cache
+# the numbers of a block, and those from which they are made, stay in the cache
+BLOCK_ELEMENTS = 1 << 15
 
 _ONE = np.array(1.0).view(np.uint64)  # its highest bit is the sign
 
@@ -157,10 +173,11 @@ _ONE = np.array(1.0).view(np.uint64)  # its highest bit is the sign
 def signs_and_tails(first: np.ndarray, more: More | None = None) -> tuple[np.ndarray, np.ndarray]:
     """Return signs and probabilities in (0, 1/2), float64, from random words of any shape.
 
-    The lowest bit of a word is the sign. With ``more``, a tail is ``(a + (b + 1/2) 2**-64) 2**-64`` with a of 63 bits
-    from ``first`` and b of 64 from ``more``, rounded. b is drawn for one number in 1,024, where a is below 2**53.
-    Elsewhere rounding leaves out bits of a, and of b it matters only that it adds something to them: from 2**54 on a
-    lowest bit 1 does the same. Without ``more`` that bit stands for b everywhere, and the least tail is 2**-64.
+    The lowest bit of a word is the sign. With ``more``, a tail is ``(a + (b + 1/2) 2**-64) 2**-64``
+    with a of 63 bits from ``first`` and b of 64 from ``more``, rounded. b is drawn for one number
+    in 1,024, where a is below 2**53. Elsewhere rounding leaves out bits of a, and of b it matters
+    only that it adds something to them: from 2**54 on a lowest bit 1 does the same. Without
+    ``more`` that bit stands for b everywhere, and the least tail is 2**-64.
     """
     some = first >> 1
     some |= 1
@@ -191,7 +208,8 @@ def _deep_tails(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def client_tails(
     sources: Sequence[NoiseSource], purpose: str, uses: Tensor, keys: Tensor, size: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the signs and tails of clients in R repetitions, float64 (S, R, size): of each those of its source.
+    """Return the signs and tails of clients in R repetitions, float64 (S, R, size): of each those
+    of its source.
 
     Args:
         sources: of the repetitions, all seeded where there are several.
@@ -205,16 +223,19 @@ def client_tails(
         return sign[:, None], tail[:, None]
     seeds = [source.key(purpose) for source in sources if isinstance(source, SeededSource)]
     seed = np.broadcast_to(np.array(seeds, dtype=np.uint64), uses.shape)
-    clients, at = (each.cpu().numpy().view(np.uint64) for each in (keys.contiguous(), uses.contiguous()))
+    clients, at = (
+        each.cpu().numpy().view(np.uint64) for each in (keys.contiguous(), uses.contiguous())
+    )
     words = client_words(seed.reshape(-1), clients.reshape(-1), at.reshape(-1), size)
     return signs_and_tails(words.reshape(*uses.shape, size))
 
 
 def client_words(keys: np.ndarray, clients: np.ndarray, uses: np.ndarray, size: int) -> np.ndarray:
-    """Return a random word for each number of each row, uint64 (k, size): a function of the row's arguments and of the
-    place of the number, whatever ``size`` is.
+    """Return a random word for each number of each row, uint64 (k, size): a function of the row's
+    arguments and of the place of the number, whatever ``size`` is.
 
-    Places 2 i and 2 i + 1 are the two words of Philox4x32-10 under the row's key with the counter (i, use, client).
+    Places 2 i and 2 i + 1 are the two words of Philox4x32-10 under the row's key with the counter
+    (i, use, client).
 
     Args:
         keys: uint64 (k,), of seed, purpose and repetition.
@@ -226,7 +247,9 @@ def client_words(keys: np.ndarray, clients: np.ndarray, uses: np.ndarray, size: 
         PrivacyError: a larger number of a use.
     """
     if uses.size and int(uses.max()) >> 32:
-        raise PrivacyError(f"Use {int(uses.max())} of a client has no random numbers; there are 2**32 of them.")
+        raise PrivacyError(
+            f"Use {int(uses.max())} of a client has no random numbers; there are 2**32 of them."
+        )
     pairs = -(-size // 2)
     words = np.empty((len(uses), pairs, 2), dtype=np.uint64)
     rows = max(1, BLOCK_ELEMENTS // max(1, size))

@@ -1,8 +1,10 @@
-"""Symmetric matrices as vectors: noise on a sum of ``w w^T``, ||w||_2 <= K, is noise on a vector under an isometry.
+"""Symmetric matrices as vectors: noise on a sum of ``w w^T``, ||w||_2 <= K, is noise on a vector
+under an isometry.
 
-The vectorization :func:`svec` keeps the Frobenius inner product, so the L2 sensitivity of the vector is the Frobenius
-sensitivity of the matrix, and both the law and the accounting are those of a vector of d(d+1)/2 coordinates. An
-off-diagonal entry then has 1/sqrt(2) of the noise of a diagonal one.
+The vectorization :func:`svec` keeps the Frobenius inner product, so the L2 sensitivity of the
+vector is the Frobenius sensitivity of the matrix, and both the law and the accounting are those of
+a vector of d(d+1)/2 coordinates. An off-diagonal entry then has 1/sqrt(2) of the noise of a
+diagonal one.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ if TYPE_CHECKING:
 
 
 def svec(matrix: Tensor) -> Tensor:
-    """Return the upper triangle by rows, off-diagonal entries times sqrt(2): ``svec(A) . svec(B) = tr(A B)``.
+    """Return the upper triangle by rows, off-diagonal entries times sqrt(2):
+    ``svec(A) . svec(B) = tr(A B)``.
 
     Args:
         matrix: (..., d, d) symmetric, float.
@@ -65,14 +68,17 @@ def _weights(rows: Tensor, columns: Tensor, dtype: torch.dtype) -> Tensor:
 def outer_sensitivity(clip_norm: float, relation: Relation, *, diagonal_norm: Norm = "l2") -> float:
     """Return the most that a sum of ``w w^T`` moves between neighbours.
 
-    In the Frobenius norm it is K^2 for add/remove and sqrt(2) K^2 for replace-one (two orthogonal vectors of norm K):
-    ||u u^T - v v^T||_F^2 = ||u||^4 + ||v||^4 - 2 (u.v)^2. The diagonal moves as much in the L2 norm. In the L1 norm,
-    ||w * w||_1 = ||w||_2^2, it moves by K^2, or 2 K^2 for replace-one (two vectors with disjoint support).
+    In the Frobenius norm it is K^2 for add/remove and sqrt(2) K^2 for replace-one (two orthogonal
+    vectors of norm K):
+    ||u u^T - v v^T||_F^2 = ||u||^4 + ||v||^4 - 2 (u.v)^2. The diagonal moves as much in the L2
+    norm. In the L1 norm, ||w * w||_1 = ||w||_2^2, it moves by K^2, or 2 K^2 for replace-one (two
+    vectors with disjoint support).
 
     Args:
         clip_norm: K, bound on ``||w||_2``.
         relation: how neighbours differ.
-        diagonal_norm: ``"l2"`` for the whole matrix, or the diagonal in that norm; ``"l1"`` only for the diagonal.
+        diagonal_norm: ``"l2"`` for the whole matrix, or the diagonal in that norm; ``"l1"`` only
+            for the diagonal.
     """
     farther = 2.0
     if diagonal_norm != "l1":
