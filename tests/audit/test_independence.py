@@ -41,14 +41,14 @@ def trainer(**options: Any) -> Trainer:
         "model": wide_network,
         "schedule": PoissonSampling(cohort=8),
         "privacy": PRIVACY,
-        "rounds": 3,
+        "rounds": 2,
         "dtype": "float32",
     }
     return small.trainer(**(settings | options))
 
 
-def findings_of(run: Trainer, rounds: int = 3) -> list[Finding]:
-    return independence(run, watched(run, rounds), rounds=rounds)
+def findings_of(run: Trainer) -> list[Finding]:
+    return independence(run, watched(run, run.rounds), rounds=run.rounds)
 
 
 def refuted(run: Trainer) -> list[str]:
@@ -154,9 +154,7 @@ def test_numbers_of_records_are_public_where_single_records_are_protected() -> N
 
 
 def test_rounds_in_which_nobody_takes_part() -> None:
-    run = trainer(
-        data=ragged_classification(4, largest=9), schedule=PoissonSampling(cohort=1), seed=5
-    )
+    run = trainer(data=ragged_classification(4, largest=9), schedule=PoissonSampling(cohort=1), rounds=3, seed=5)
     assert refuted(run) == []
     assert (
         len({step for step, what, _ in watched(run, 3).messages if what == "the row of update"}) < 3

@@ -7,10 +7,13 @@ from scipy import stats
 
 from fedmtl.contrib.published.mp_mtl import WishartNoise
 from fedmtl.errors import ConfigError
+from fedmtl.privacy import ClientPrivacy, FullParticipation, ReleasePlan
 from fedmtl.privacy.accounting.losses import PureDpEvent
+from fedmtl.privacy.clip import contributions
 from fedmtl.privacy.noise.laws import GaussianNoise, L2LaplaceNoise
 from fedmtl.privacy.noise.sources import SecureSource, SeededSource
 from fedmtl.privacy.noise.symmetric import outer_sensitivity, smat, svec
+from fedmtl.privacy.release import Form, bind_releases
 
 ALPHA = 1e-6
 SOURCES = [SeededSource(3), SecureSource()]
@@ -171,3 +174,15 @@ def test_the_law_of_wishart_noise(source):
 def test_the_event_is_what_the_paper_claims():
     assert WishartNoise(0.25).event(30) == PureDpEvent(4.0)
     assert WishartNoise.refuted is not None
+
+
+@pytest.mark.parametrize("form", ["symmetric", "diagonal"])
+@pytest.mark.parametrize("clip", [0.25, 3.0])
+def test_one_client_contributes_the_square_of_its_clip(form: Form, clip: float) -> None:
+    """A unit vector times C, along a coordinate, gives a matrix with one entry C^2: the grid is set by that."""
+    row = torch.zeros(1, 4, dtype=torch.float64)
+    row[0, 1] = clip
+    plan = ReleasePlan(name="covariance", dimension=4, form=form)
+    privacy = ClientPrivacy(clip_norm=clip, noise_multiplier=1.0)
+    release = bind_releases((plan,), FullParticipation().bind(3), privacy, 1.0)["covariance"]
+    assert release.contribution_bound == pytest.approx(float(contributions(row, None, form).norm()), rel=1e-12)
