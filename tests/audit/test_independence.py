@@ -154,7 +154,12 @@ def test_numbers_of_records_are_public_where_single_records_are_protected() -> N
 
 
 def test_rounds_in_which_nobody_takes_part() -> None:
-    run = trainer(data=ragged_classification(4, largest=9), schedule=PoissonSampling(cohort=1), rounds=3, seed=5)
+    run = trainer(
+        data=ragged_classification(4, largest=9),
+        schedule=PoissonSampling(cohort=1),
+        rounds=3,
+        seed=5,
+    )
     assert refuted(run) == []
     assert (
         len({step for step, what, _ in watched(run, 3).messages if what == "the row of update"}) < 3

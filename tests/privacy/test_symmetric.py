@@ -185,4 +185,6 @@ def test_one_client_contributes_the_square_of_its_clip(form: Form, clip: float) 
     plan = ReleasePlan(name="covariance", dimension=4, form=form)
     privacy = ClientPrivacy(clip_norm=clip, noise_multiplier=1.0)
     release = bind_releases((plan,), FullParticipation().bind(3), privacy, 1.0)["covariance"]
-    assert release.contribution_bound == pytest.approx(float(contributions(row, None, form).norm()), rel=1e-12)
+    assert release.contribution_bound == pytest.approx(
+        float(contributions(row, None, form).norm()), rel=1e-12
+    )
