@@ -1,1 +1,4 @@
-"""Methods as published, with claims of privacy that do not hold: for comparisons only."""
+"""Methods as they were published, for comparisons.
+
+The report of a run says if the published claim of privacy does not hold.
+"""
