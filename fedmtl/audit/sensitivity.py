@@ -83,14 +83,12 @@ def _neighbours(setup: Setup, name: str, seed: int, coins: np.random.Generator) 
     """
     relation = setup.claims.of(name).relation
     plan = setup.rows or name
-    if setup.gradients is not None:
-        n = len(setup.sizes)
-    else:
-        n = setup.sampler.n
     d = setup.dimension(plan)
     if setup.gradients is None:
+        n = setup.sampler.n
         able = np.arange(n)
     else:
+        n = len(setup.sizes)
         able = np.flatnonzero((setup.sizes > 0) & (setup.open(seed).caps > 0))
     if not len(able):
         return [skipped(f"sensitivity: {name}", "no client may act")]

@@ -320,7 +320,6 @@ class FederatedDataset:
         inferred: tuple[str, ...] = ()
         if classes == "infer":
             inferred = ("classes",)
-        if classes == "infer":
             counts = torch.cat([side.counts for side in sides.values()])
             y = torch.cat([side.y for side in sides.values()])
             classes = infer_classes(y, rows.offsets_of(counts), ids * len(sides), where)

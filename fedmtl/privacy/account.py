@@ -190,13 +190,13 @@ class Account:
                     f"its cap of {int(self.caps[client])}."
                 )
         if self.ledger is not None:
-            if not self.by_client:
-                self._check_budget(self.ledger, first, end)
             cohorts = None
             if self.by_client:
                 cohorts = [
                     sorted(client for client in step if client >= 0) for step in members[0].tolist()
                 ]
+            else:
+                self._check_budget(self.ledger, first, end)
             self.ledger.charge(first, end, cohorts)
         if before is not None:
             self.participations[acting] = totals

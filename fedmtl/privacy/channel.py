@@ -130,18 +130,21 @@ class Channel(ABC):
 
     @property
     def noise_multipliers(self) -> np.ndarray | None:
-        """Return z of every account (at a weight of 1, where uses have weights): (m,) float64, one
-        number where everybody has the same account, or (R, m) where replicates have settings of
-        their own; None without noise."""
+        """Returns the noise multiplier z of every account, at a weight of 1 if uses have weights.
+
+        Returns:
+            (m,) float64 for m accounts, 1 if all clients share one; (R, m) if replicates have
+            budgets of their own; None without noise.
+        """
         if self.prices is None:
             return None
-        if len(self.settings) > 1:
+        if len(self.prices.by_account) > 1:
             return self.prices.by_account
         return self.prices.by_account[0]
 
     @property
     def noise_multiplier(self) -> float | None:
-        """Return the largest z; None without noise."""
+        """Returns the largest z of all accounts and replicates; None without noise."""
         if self.prices is None:
             return None
         return max(self.prices.multipliers)

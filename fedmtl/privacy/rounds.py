@@ -272,9 +272,8 @@ class Rounds(Channel):
             if clip is not None:
                 bound = clip.bound
             else:
-                bound = max(map(largest_norm, self._each(rows)))
-            if clip is None:
-                bound = max(self.ranks.gather(bound))
+                own = max(map(largest_norm, self._each(rows)))
+                bound = max(self.ranks.gather(own))
             width = sum_width(bound, self.sampler.n)
             return self.ranks.sum(contributions(rows, clip, form, width))
         if self.ranks.size > 1:

@@ -485,3 +485,14 @@ def test_no_noise_on_the_count_takes_the_clip_norm_beyond_the_bounds_of_a_clip()
     clip = QuantileClip(initial=1.0)
     for fraction, bound in ((1e4, 1e-100), (-1e4, 1e100), (1e300, 1e-100), (-1e300, 1e100)):
         assert Clip(clip.updated_norm(1.0, fraction)).bound == bound
+
+
+def test_replicates_with_budgets_of_their_own_have_multipliers_of_their_own() -> None:
+    budgets = [ClientPrivacy(clip_norm=1.0, epsilon=epsilon, delta=1e-5) for epsilon in (1.0, 8.0)]
+    plans = [ReleasePlan(name="update", dimension=3)]
+    sampler = FullParticipation().bind(10)
+    channel = open_channel(budgets, plans, sampler, seed=0, steps=5, replicates=2)
+    singly = [open_channel(each, plans, sampler, seed=0, steps=5) for each in budgets]
+    expected = [[each.noise_multipliers[0]] for each in singly]
+    assert channel.noise_multipliers.tolist() == expected
+    assert channel.noise_multiplier == max(expected)[0]
