@@ -340,10 +340,8 @@ class Ranks:
                 raise  # an error of this process
             raise TrainingError(
                 f"Rank {self.rank} of {self.size} can no longer reach the others: one of them has "
-                "ended, or cannot be "
-                "reached. Its own message says why. A run with a folder continues from its last "
-                "checkpoint, "
-                f"also with another number of ranks: resume it."
+                "ended, or cannot be reached. Its own message says why. A run with a folder "
+                "continues from its last checkpoint, also with another number of ranks: resume it."
             ) from error
 
 

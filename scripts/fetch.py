@@ -230,8 +230,7 @@ def download(source: Source, part: Path) -> None:
             if answer.headers.get_content_type() == "text/html":
                 raise FetchError(
                     f"{source.url} answers with a page, not with a file (too many downloads "
-                    "today?); try again later, "
-                    f"or put the file at {part.with_suffix('')} by hand."
+                    f"today?); try again later, or put the file at {part.with_suffix('')} by hand."
                 )
             resumed = answer.status == http.client.PARTIAL_CONTENT
             there = there if resumed else 0
@@ -286,8 +285,7 @@ def verify(source: Source, file: Path) -> None:
     if digest.hexdigest() != source.checksum:
         raise FetchError(
             f"{file} has the {source.algorithm} {digest.hexdigest()}; the original has "
-            f"{source.checksum}. Delete it "
-            "and fetch it again."
+            f"{source.checksum}. Delete it and fetch it again."
         )
 
 

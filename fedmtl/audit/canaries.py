@@ -127,10 +127,8 @@ class Canaries(_Coins):
             if release.form != "vector" and self.paired:
                 raise PrivacyError(
                     f"Canaries of a {release.form} release need add-or-remove neighbours, and "
-                    "those of "
-                    f"{self.sampler.describe()} replace a client; use PoissonSampling, "
-                    "CyclicCohorts or "
-                    f"FullParticipation."
+                    f"those of {self.sampler.describe()} replace a client; use PoissonSampling, "
+                    "CyclicCohorts or FullParticipation."
                 )
 
     def dependence(self, releases: Mapping[str, Release], *, adaptive: bool) -> str | None:

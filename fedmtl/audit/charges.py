@@ -42,9 +42,8 @@ def charges(setup: Setup, seed: int) -> list[Finding]:
         return [_prices(setup, seed), _budgets(setup, np.array([_paid(setup, seed)]))]
     wrong, ledger = _steps(setup, seed)
     detail = (
-        f"{len(ledger.steps):,} steps charged before they release, once, uses and epsilons "
-        "of "
-        "all accounts"
+        f"{len(ledger.steps):,} steps charged before they release, once, uses and epsilons of all "
+        "accounts"
     )
     uses = setup.claims.charged(ledger.caps if setup.one_at_a_time else ledger.uses)
     findings = [

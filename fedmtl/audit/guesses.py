@@ -101,9 +101,8 @@ class Guesses:
         if not 0 <= self.right <= self.made <= self.canaries or self.canaries < 1:
             raise ConfigError(
                 f"{self.right} right guesses of {self.made} made about {self.canaries} canaries "
-                "are impossible. "
-                "They are at least 0, at most the guesses made, and these at most the canaries, "
-                "at least 1."
+                "are impossible. They are at least 0, at most the guesses made, and these at most "
+                "the canaries, at least 1."
             )
 
 
@@ -188,9 +187,8 @@ def refuted(
     if guesses.made < guesses.canaries:
         raise ConfigError(
             "The bound for independent canaries needs a guess about each of the "
-            f"{guesses.canaries}, not about "
-            f"{guesses.made}. Use the bound for any canaries (independent=False) where the "
-            "attacker abstains."
+            f"{guesses.canaries}, not about {guesses.made}. Use the bound for any canaries "
+            "(independent=False) where the attacker abstains."
         )
     accuracy = (1 + min(1.0, curve.advantage)) / 2
     return bool(stats.binom.sf(guesses.right - 1, guesses.made, accuracy) <= 1 - confidence)

@@ -51,8 +51,7 @@ def independence(trainer: Trainer, first: Notes, *, seed: int = 0, rounds: int) 
             whose = f"client {ids[client]!r}"
         wrong = [
             f"{what} of client {ids[other]!r} depends on the data of {whose} otherwise than "
-            "through the releases, "
-            f"first {when(event)}"
+            f"through the releases, first {when(event)}"
             for event, what, other in sorted(key for key in pairs if key[2] not in changed)
         ]
         detail = (

@@ -65,9 +65,8 @@ class Interval(Checked, RunAudit):
         if settings.noiseless:
             raise ConfigError(
                 f"audit measures a claimed epsilon, and privacy is {settings.privacy!r} of "
-                f"{settings.algorithm.name}; "
-                "give ClientPrivacy(clip_norm=..., epsilon=...) or RecordPrivacy, or leave audit "
-                "out."
+                f"{settings.algorithm.name}; give ClientPrivacy(clip_norm=..., epsilon=...) or "
+                "RecordPrivacy, or leave audit out."
             )
         if settings.runs > 1:
             raise ConfigError(
@@ -92,8 +91,7 @@ class Interval(Checked, RunAudit):
         if prices.refuted is not None:
             raise PrivacyError(
                 f"Canaries measure a claimed epsilon, and {settings.algorithm.name} has none that "
-                "holds; leave audit "
-                f"out."
+                "holds; leave audit out."
             )
         if channel.records is None:
             channel.canaries = Canaries(

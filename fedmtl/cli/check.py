@@ -181,8 +181,7 @@ def _check_target(name: str, column: Summary) -> None:
     if column.missing:
         raise ConfigError(
             f"data.target is {name!r}, which has {column.missing:,} missing values; choose "
-            "another, or leave the rows "
-            "out."
+            "another, or leave the rows out."
         )
     if column.dates:
         raise ConfigError(
@@ -254,8 +253,7 @@ def _literal(value: Any) -> Any:
     if value == MISSING:
         raise ConfigError(
             f"a column, a category or a file is called {MISSING!r}, which a configuration file "
-            "reads as a value that "
-            "is missing; give it another name."
+            "reads as a value that is missing; give it another name."
         )
     if not isinstance(value, str):
         return value

@@ -264,8 +264,7 @@ def adapt(words: list[str]) -> int:
     if not conf.of_place(options.overrides, "data"):
         raise ConfigError(
             "no setting of data is given, so these would be the clients of the run; say where the "
-            "new ones are, "
-            "such as data.clients=20 data.seed=1, or the path of a table, new.csv."
+            "new ones are, such as data.clients=20 data.seed=1, or the path of a table, new.csv."
         )
     finetune = None
     if conf.of_place(options.overrides, "finetune"):

@@ -706,10 +706,9 @@ def with_logger(config: Config, folder: Path, overrides: Sequence[str]) -> Confi
     for key, value in () if "logger" in typed else _places_elsewhere(config, folder, typed):
         raise ConfigError(
             f"logger.{key} of {folder / 'private' / 'config.yaml'} is {value!r}, which is not in "
-            "the folder of the "
-            "run, and a file does not say where else a run writes. If you chose it, give it again: "
-            "fedmtl resume "
-            f"{folder} logger.{key}=VALUE; logger=none resumes without."
+            "the folder of the run, and a file does not say where else a run writes. If you chose "
+            f"it, give it again: fedmtl resume {folder} logger.{key}=VALUE; logger=none resumes "
+            "without."
         )
     return config
 
@@ -730,9 +729,8 @@ def check_logger(config: Config, folder: Path, overrides: Sequence[str]) -> None
     for key, value in _places_elsewhere(config, folder, typed):
         raise ConfigError(
             f"logger.{key} is {value!r} in a file, which is not in the folder of the run, and a "
-            "file does not say "
-            "where else a run writes. If you choose it, give it on the command line: "
-            f"logger.{key}=VALUE."
+            "file does not say where else a run writes. If you choose it, give it on the command "
+            f"line: logger.{key}=VALUE."
         )
 
 

@@ -104,8 +104,7 @@ def _run(words: list[str], process: Process) -> int:
             if options.config_dir is not None and not options.config_dir.is_dir():
                 raise ConfigError(
                     f"--config-dir is {options.config_dir}, which is no folder; give one with "
-                    "groups, such as "
-                    "mine/algorithm/."
+                    "groups, such as mine/algorithm/."
                 )
             EXTRA.set(options.config_dir)
             words = understood(words)
@@ -131,8 +130,7 @@ def _import(modules: Sequence[str]) -> None:
         except Exception as error:  # of a module of the user's own
             raise ConfigError(
                 f"--trust is {module!r}, which cannot be imported ({first_line(error)}); give the "
-                "name of a module "
-                "whose folder is on PYTHONPATH, such as --trust my_feddyn."
+                "name of a module whose folder is on PYTHONPATH, such as --trust my_feddyn."
             ) from error
 
 

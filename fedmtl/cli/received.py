@@ -28,8 +28,7 @@ _VALUES = {"mode": ("RUN", "MULTIRUN"), "output_subdir": (None,)}
 _LOGGING = ("hydra/job_logging", "hydra/hydra_logging")
 _ACCEPTED = (
     "hydra.mode, hydra.sweeper.params and hydra.sweeper.max_batch_size, hydra.output_subdir=null, "
-    "and none for "
-    "hydra/job_logging and hydra/hydra_logging"
+    "and none for hydra/job_logging and hydra/hydra_logging"
 )
 _NAMED = re.compile(rf"(?:^|[^\w-]){HYDRA}(?:$|[^\w-])")  # hydra as a word of a key
 # of OmegaConf, that read settings only
@@ -67,9 +66,8 @@ def check_file(root: Path, name: str, result: ConfigResult) -> None:
         for name in resolvers(text):
             raise ConfigError(
                 f"{file} has {text!r}, and a file refers to settings only, such as ${{seed}}, not "
-                "by the resolver "
-                f"{name}; give the value on the command line, or, if you trust the file, add "
-                f"--trust {HYDRA}."
+                f"by the resolver {name}; give the value on the command line, or, if you trust the "
+                f"file, add --trust {HYDRA}."
             )
 
 
@@ -148,6 +146,5 @@ def _texts(node: Any) -> Iterator[str]:
 def _refused(file: Path, key: str) -> ConfigError:
     return ConfigError(
         f"{file} sets {key}, which is Hydra's own, and a file sets of that only {_ACCEPTED}; give "
-        "it on the command "
-        f"line, or, if you trust the file, add --trust {HYDRA}."
+        f"it on the command line, or, if you trust the file, add --trust {HYDRA}."
     )

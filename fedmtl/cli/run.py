@@ -339,8 +339,7 @@ def claimed_sweep(folder: Path) -> Iterator[None]:
         except BlockingIOError as error:
             raise ConfigError(
                 f"{short(folder)} is the folder of a sweep that another process runs; choose "
-                "another folder, or wait "
-                "until it has ended."
+                "another folder, or wait until it has ended."
             ) from error
         except OSError as error:
             raise _no_folder(error) from error
@@ -515,8 +514,7 @@ def unlike(configs: Sequence[Config]) -> str:
         return ""
     return (
         f"finetuned after training: {', '.join(tuned)}; not: {', '.join(plain)}. Their scores do "
-        "not compare; give all "
-        "of them the same, as finetune=kl or finetune=none."
+        "not compare; give all of them the same, as finetune=kl or finetune=none."
     )
 
 

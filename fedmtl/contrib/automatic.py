@@ -136,10 +136,8 @@ class Automatic:
         schedule = self.schedule.bind(self.clients).describe()
         return textwrap.fill(
             f"automatic settings from public facts (nu = {self.noise:.3g}): "
-            f"{self.algorithm.title}, "
-            f"{self.rounds} rounds, {schedule}, {clip}, the mean of the last half of the models, "
-            "then "
-            f"{self.finetune.text()}",
+            f"{self.algorithm.title}, {self.rounds} rounds, {schedule}, {clip}, the mean of the "
+            f"last half of the models, then {self.finetune.text()}",
             width=120,
             subsequent_indent="  ",
         )
@@ -158,9 +156,8 @@ class Automatic:
             return f"the noise may outweigh what sharing gives (nu is between 1 and 4); {alike}"
         return (
             f"the noise outweighs what sharing gives (nu is {self.noise:.3g}, above 4): also "
-            "clients that are alike "
-            "keep little more than what their own records give; a larger privacy.epsilon or more "
-            "clients lower it"
+            "clients that are alike keep little more than what their own records give; a larger "
+            "privacy.epsilon or more clients lower it"
         )
 
 
@@ -177,8 +174,7 @@ def unscaled(data: FederatedDataset) -> str:
     )
     return far and (
         f"{data.name} has {far} (private: covered by no epsilon), and automatic settings are for "
-        "[-1, 1]: declare "
-        "data.bounds of a table, or scale by public constants"
+        "[-1, 1]: declare data.bounds of a table, or scale by public constants"
     )
 
 
@@ -213,8 +209,7 @@ def automatic(
     if spec.targets:
         raise ConfigError(
             f"{data.name} has several targets an example, for which there are no automatic "
-            "settings; choose an "
-            "algorithm, as algorithm=fedavg."
+            "settings; choose an algorithm, as algorithm=fedavg."
         )
     classes = data.classes is not None
     if model is None:
@@ -229,10 +224,8 @@ def automatic(
     if deep and (records or not classes):
         raise ConfigError(
             "there are automatic settings of a network only for classes and whole clients; set "
-            "algorithm (as "
-            "algorithm=fedavg), algorithm.local.lr, schedule, rounds and privacy.clip_norm, or "
-            "leave the model out for "
-            "a linear one."
+            "algorithm (as algorithm=fedavg), algorithm.local.lr, schedule, rounds and "
+            "privacy.clip_norm, or leave the model out for a linear one."
         )
     if schedule is None:
         schedule = FullParticipation()

@@ -94,8 +94,7 @@ class MPMTLayers(Algorithm):
         if self.penalty == "nuclear" and size > LARGEST:
             raise ConfigError(
                 f"MPMTLayers.layers has {size:,} parameters; penalty='nuclear' releases a matrix "
-                "of "
-                f"that many rows, and takes at most {LARGEST:,}. Choose smaller layers, or "
+                f"of that many rows, and takes at most {LARGEST:,}. Choose smaller layers, or "
                 "penalty='l21'."
             )
         allocation = None  # an equal part for every round

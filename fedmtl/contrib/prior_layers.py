@@ -167,9 +167,8 @@ class PriorLayers(OneRelease):
             part = large[0]
             side = "input" if part.columns else "output"
             raise ConfigError(
-                f"PriorLayers: the covariance of {part.name} on the {side} side has "
-                f"{part.width:,} rows, of at most {LARGEST}; choose other layers, or the other "
-                "side."
+                f"PriorLayers: the covariance of {part.name} on the {side} side has {part.width:,} "
+                f"rows, of at most {LARGEST}; choose other layers, or the other side."
             )
         return tuple(parts)
 

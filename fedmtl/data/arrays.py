@@ -112,8 +112,7 @@ def stack_rows(values: Iterable[Any], where: str, field: str) -> Tensor:
             if value.mode.startswith("I;16"):
                 raise DataError(
                     f"{place}, field {field!r} is an image of 16 bits; give its shares of white, "
-                    "np.asarray(image, "
-                    "dtype='float32') / 65535."
+                    "np.asarray(image, dtype='float32') / 65535."
                 )
             array = np.asarray(value)
             if array.ndim == 2:

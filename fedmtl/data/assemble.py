@@ -196,10 +196,9 @@ def choose(
     if kept_apart and not _any_examples(test, ids):
         raise DataError(
             f"{source}: no client has both training and test examples; accepted: test examples of "
-            "a client that "
-            "trains, or test_fraction=0.2, which divides the examples of both sides anew, or the "
-            "training examples "
-            "alone, with the clients of the test side left to Result.adapt (fedmtl adapt)."
+            "a client that trains, or test_fraction=0.2, which divides the examples of both sides "
+            "anew, or the training examples alone, with the clients of the test side left to "
+            "Result.adapt (fedmtl adapt)."
         )
     checks.say_left_out(
         len(counts) - len(large), source, f"fewer than {min_examples} examples (min_examples)"
@@ -217,9 +216,8 @@ def choose(
     if kept_apart and not _any_examples(test, ids):
         raise DataError(
             f"{source}: none of the {draw:,} clients that were drawn has test examples; ask for "
-            "more clients or for "
-            "another seed, or give test_fraction=0.2, which divides the examples of both sides "
-            "anew."
+            "more clients or for another seed, or give test_fraction=0.2, which divides the "
+            "examples of both sides anew."
         )
     return ids
 
@@ -329,11 +327,9 @@ def checked(
     if classes != 2 and side.y.ndim > 1 and len(ids):
         raise DataError(
             f"{where}: client {ids[0]!r}, field 'y' holds labels of shape "
-            f"{tuple(side.y.shape[1:])}; with {classes} "
-            "classes the label of an example must be one whole number (of one-hot rows "
-            "y.argmax(1), of a column "
-            "y[:, 0]; several labels that are each 0 or 1 need classes=2, several numbers "
-            "classes=None)."
+            f"{tuple(side.y.shape[1:])}; with {classes} classes the label of an example must be "
+            "one whole number (of one-hot rows y.argmax(1), of a column y[:, 0]; several labels "
+            "that are each 0 or 1 need classes=2, several numbers classes=None)."
         )
     y = side.y.long()
     accepted = "class labels must be whole numbers from 0 on (for regression give classes=None)."

@@ -68,8 +68,7 @@ def check_like(value: Tensor, other: Tensor, where: str, field: str, of: str = "
     if (value.shape[1:], value.dtype, value.layout) != (other.shape[1:], other.dtype, other.layout):
         raise DataError(
             f"{where}: field {field!r} is {value.dtype} {tuple(value.shape[1:])}, but "
-            f"{other.dtype} "
-            f"{tuple(other.shape[1:])} {of}; they must agree."
+            f"{other.dtype} {tuple(other.shape[1:])} {of}; they must agree."
         )
 
 

@@ -167,8 +167,7 @@ class FederatedDataset:
         kind = "real targets" if self.classes is None else kind
         return (
             f"FederatedDataset {self.name!r}: {len(self):,} clients, {len(self.train):,} training "
-            "and "
-            f"{len(self.test):,} test examples of shape {spec.shape}, {kind}"
+            f"and {len(self.test):,} test examples of shape {spec.shape}, {kind}"
         )
 
     def __len__(self) -> int:

@@ -118,8 +118,7 @@ class Examples:
             if value.dtype not in (*checks.INTEGERS, *checks.FLOATS, torch.bool):
                 raise DataError(
                     f"examples: field {name!r} has dtype {value.dtype}; accepted: real numbers "
-                    "that PyTorch computes "
-                    "with, such as float32, float64, int64 and uint8."
+                    "that PyTorch computes with, such as float32, float64, int64 and uint8."
                 )
             if value.is_meta:
                 raise DataError(

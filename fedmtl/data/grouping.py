@@ -180,8 +180,7 @@ def _padded(table: Any, features: Sequence[str], where: str, length: int) -> dic
         if len(differing):
             raise DataError(
                 f"{where}: row {int(differing[0])}, column {name!r} has another number of values "
-                f"than {first!r}; lists "
-                "of one row must have one length."
+                f"than {first!r}; lists of one row must have one length."
             )
     if not set(features) & set(_MASKS):
         inputs[MASK] = masks[first]

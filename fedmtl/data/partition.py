@@ -62,8 +62,7 @@ class Dirichlet(Checked):
         if self.clients * self.min_examples > len(labels):
             raise ConfigError(
                 f"Dirichlet.clients is {self.clients:,} with min_examples {self.min_examples}, but "
-                "there are only "
-                f"{len(labels):,} examples; ask for fewer clients."
+                f"there are only {len(labels):,} examples; ask for fewer clients."
             )
         groups = [np.flatnonzero(labels == label) for label in np.unique(labels)]
         for attempt in range(_ATTEMPTS):
@@ -79,9 +78,8 @@ class Dirichlet(Checked):
                 return by_number(client, _ids(self.clients))
         raise ConfigError(
             f"Dirichlet.alpha is {self.alpha}: in {_ATTEMPTS} draws some of the {self.clients:,} "
-            "clients had fewer "
-            f"than {self.min_examples} examples; raise alpha, or ask for fewer clients or a lower "
-            "min_examples."
+            f"clients had fewer than {self.min_examples} examples; raise alpha, or ask for fewer "
+            "clients or a lower min_examples."
         )
 
 
@@ -111,8 +109,7 @@ class Shards(Checked):
         if total > len(labels):
             raise ConfigError(
                 f"Shards.clients is {self.clients:,}: with {self.shards_per_client} shards each "
-                f"they need {total:,} "
-                f"examples, but there are only {len(labels):,}; ask for fewer."
+                f"they need {total:,} examples, but there are only {len(labels):,}; ask for fewer."
             )
         generator = keyed_generator(seed, "shards")
         shuffled = generator.permutation(len(labels))

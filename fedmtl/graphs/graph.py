@@ -103,8 +103,7 @@ class Graph:
         if lonely.size:
             raise ConfigError(
                 f"Graph: {self.ids[lonely[0]]!r} has no neighbours (agents without any: "
-                f"{lonely.size:,}); connect "
-                "every agent."
+                f"{lonely.size:,}); connect every agent."
             )
         return cast(csr_array, matrix)
 

@@ -11,10 +11,10 @@ point a client's numbers could differ in their last bits by
 - its place: matrix products round differently at different alignments in memory. Its lane, the
   place modulo :data:`LANES`, is its position among those who take part, whatever the numbers of
   examples;
-- how many stand beside it: a batched product treats each of two or more alike, a single one
-  otherwise, so stacks are made of one client always, or never; and elements that do not fill a
-  vector register are left to other code, so stacks have a multiple of 32 examples where a chunk is
-  long enough.
+- the size of its stack: a batched product computes a stack of one client by other code than a
+  larger one, so either all stacks have one client, or none has. Elements that do not fill a vector
+  register are left to other code, too, so stacks have a multiple of 32 examples if a chunk is long
+  enough.
 
 That makes every client's numbers the same to the last bit on a CPU whose operations use one thread,
 which ``fedmtl audit`` checks. With several threads an operation, or on a GPU, a library may choose

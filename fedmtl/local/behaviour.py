@@ -132,9 +132,8 @@ def _check_gradients(module: nn.Module, layout: Layout, moved: Tensor, x: Tensor
     if not called.is_floating_point() or not called.requires_grad:
         raise ModelError(
             f"The model's outputs, of dtype {called.dtype}, have no gradient by any trainable "
-            f"parameter: they are "
-            "computed without gradients (torch.no_grad, detach, whole or complex numbers), or "
-            "from frozen parameters alone."
+            "parameter: they are computed without gradients (torch.no_grad, detach, whole or "
+            "complex numbers), or from frozen parameters alone."
         )
     generator = torch.Generator().manual_seed(_SEED)
     weights = torch.randn(called.shape, generator=generator, dtype=torch.float64).to(called)

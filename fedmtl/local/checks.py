@@ -35,12 +35,10 @@ def check_layers(module: nn.Module) -> None:
         if isinstance(child, _BatchNorm):
             raise ModelError(
                 f"Layer {name or type(child).__name__!r} is {type(child).__name__}, which "
-                f"normalizes over the "
-                "examples of a batch, and whose running statistics would leave the clients "
-                "without noise. Use "
-                f"torch.nn.GroupNorm{_groups_for(child)} instead; model.fix=true, in Python "
-                f"models.fix(model), "
-                "does so for a layer whose shape is known."
+                "normalizes over the examples of a batch, and whose running statistics would "
+                f"leave the clients without noise. Use torch.nn.GroupNorm{_groups_for(child)} "
+                "instead; model.fix=true, in Python models.fix(model), does so for a layer whose "
+                "shape is known."
             )
         if isinstance(child, (nn.Embedding, nn.EmbeddingBag)):
             for option in _MIXING_OPTIONS:
@@ -82,8 +80,7 @@ def check_copyable(module: nn.Module) -> None:
     except Exception as error:
         raise ModelError(
             f"The model cannot be copied ({first_line(error)}); each client needs a copy, so let "
-            f"it hold nothing that "
-            "copy.deepcopy refuses."
+            "it hold nothing that copy.deepcopy refuses."
         ) from error
 
 
@@ -104,15 +101,13 @@ def _check_exchangeable(name: str, layer: nn.Module) -> None:
     if any(hasattr(hook, "apply_mask") for hook in layer._forward_pre_hooks.values()):
         raise ModelError(
             f"{where} is pruned by torch.nn.utils.prune, with which it cannot be copied; make the "
-            f"weights permanent "
-            "with torch.nn.utils.prune.remove(layer, name)."
+            "weights permanent with torch.nn.utils.prune.remove(layer, name)."
         )
     for attribute, value in vars(layer).items():
         if isinstance(value, Tensor) and value.grad_fn is not None:
             raise ModelError(
                 f"{where} holds {attribute!r}, a tensor that was computed from parameters and "
-                f"cannot be copied; set it "
-                "to None, or compute it in forward."
+                "cannot be copied; set it to None, or compute it in forward."
             )
 
 
@@ -121,8 +116,7 @@ def _check_tensor(name: str, tensor: Tensor) -> None:
     if tensor.is_meta:
         raise ModelError(
             f"{name!r} is on the device 'meta' and has no data; build the model on a device that "
-            f"has them, such as "
-            "device='cpu', or load its weights first."
+            "has them, such as device='cpu', or load its weights first."
         )
     if isinstance(tensor, UninitializedBuffer):
         raise ModelError(
@@ -143,9 +137,8 @@ def _check_tensor(name: str, tensor: Tensor) -> None:
     if tensor._backward_hooks or tensor._post_accumulate_grad_hooks:
         raise ModelError(
             f"Parameter {name!r} has a hook on its gradient, which the copies of clients do not "
-            f"have; remove the hook, "
-            "and name the parameters to train in trainable=[...] or change the gradient in a "
-            "torch.autograd.Function."
+            "have; remove the hook, and name the parameters to train in trainable=[...] or change "
+            "the gradient in a torch.autograd.Function."
         )
 
 
@@ -179,8 +172,7 @@ def with_shapes(module: nn.Module, sample: Tensor, seed: int) -> nn.Module:
     if left is not None:
         raise ModelError(
             f"{left!r} is lazy, and the forward pass does not give it a shape; use the layer in "
-            f"forward, or a layer "
-            "with a shape."
+            "forward, or a layer with a shape."
         )
     return module.train(mode)
 
@@ -307,13 +299,11 @@ def check_unchanged(module: nn.Module, before: dict[str, Tensor]) -> None:
         if name in parameters:
             raise ModelError(
                 f"Parameter {name!r} changes during the forward pass; parameters may change by "
-                f"training alone, so let "
-                "forward compute with a copy of it."
+                "training alone, so let forward compute with a copy of it."
             )
         raise ModelError(
             f"Buffer {name!r} changes during the forward pass; a changing buffer would leave the "
-            f"client without "
-            "noise. Remove it, or use a layer without running statistics."
+            "client without noise. Remove it, or use a layer without running statistics."
         )
 
 
@@ -367,10 +357,9 @@ class _RefuseRandomness(TorchDispatchMode):
         if torch.Tag.nondeterministic_seeded in func.tags and _draws(func, args, named):
             raise ModelError(
                 f"The forward pass calls {func.overloadpacket.__name__!r}, which draws from a "
-                f"global random generator; "
-                "use nn.Dropout modules (they become keyed) instead of functional dropout or "
-                "random operations; model.fix=true, in Python models.fix(model), replaces "
-                "attention and recurrent layers with dropout."
+                "global random generator; use nn.Dropout modules (they become keyed) instead of "
+                "functional dropout or random operations; model.fix=true, in Python "
+                "models.fix(model), replaces attention and recurrent layers with dropout."
             )
         return func(*args, **named)
 

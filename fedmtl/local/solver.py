@@ -29,8 +29,8 @@ Rule = Callable[[Tensor], None]
 """gradients (A, D) -> the leading A rows are moved."""
 
 Gradient = Callable[[Tensor, float, float], None]
-"""(target (A, D), keep, rate) -> the target becomes ``keep`` times itself, and of 0 nothing, less
-``rate`` times the gradients at the leading A rows. The target may be these rows themselves."""
+"""(target (A, D), keep, rate) -> ``target = keep * target - rate * gradient``, in place, with the
+gradients at the leading A rows. With ``keep=0`` the target is not read. It may be these rows."""
 
 
 class StackedOptimizer:
@@ -243,8 +243,7 @@ class LocalSolver(Checked, ABC):
         if not isinstance(solver, LocalSolver):
             raise ConfigError(
                 f"{type(owner).__name__}.{name} is {solver!r}; give a local solver, such as "
-                f"LocalSGD(lr=0.1) or "
-                "LocalOptimizer(optimizer_name='Adam', lr=0.01)."
+                "LocalSGD(lr=0.1) or LocalOptimizer(optimizer_name='Adam', lr=0.01)."
             )
         solver.check(lam)
 

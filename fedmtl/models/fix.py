@@ -59,8 +59,7 @@ def _replace(module: nn.Module, made: dict[nn.Module, nn.Module]) -> None:
             if len(moving) > 1:
                 raise ConfigError(
                     f"fix.model has a layer {name!r} of which some parameters are frozen and "
-                    f"others not; fix the model "
-                    "first, and freeze by trainable=[...]."
+                    "others not; fix the model first, and freeze by trainable=[...]."
                 )
             layer = build(child).to(next(child.parameters()))
             # Parameters have the same names and shapes in both, so outputs stay the same.

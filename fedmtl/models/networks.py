@@ -187,9 +187,8 @@ def mean_embedding(
         if spec.integer:
             kind = "whole numbers"
         raise ModelError(
-            f"mean_embedding needs sequences of tokens (length,), not {spec.shape} of {kind}; "
-            f"give the data "
-            "transform=Integers(), on the command line data.integers=true."
+            f"mean_embedding needs sequences of tokens (length,), not {spec.shape} of {kind}; give "
+            "the data transform=Integers(), on the command line data.integers=true."
         )
     layers: list[nn.Module] = [MeanEmbedding(vocabulary, width, padding)]
     if hidden is not None:

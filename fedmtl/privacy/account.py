@@ -186,8 +186,7 @@ class Account:
                 client = int(acting[1][over[0]])
                 raise BudgetExhausted(
                     f"Steps {first} to {end - 1}: client {client} would take part "
-                    f"{int(totals[over[0]])} times, above "
-                    f"its cap of {int(self.caps[client])}."
+                    f"{int(totals[over[0]])} times, above its cap of {int(self.caps[client])}."
                 )
         if self.ledger is not None:
             cohorts = None

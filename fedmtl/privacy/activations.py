@@ -137,8 +137,7 @@ class Activations(Channel):
         if clients.shape != (self.replicates, clients.shape[-1]) or low < -1 or high >= n:
             raise PrivacyError(
                 f"Activations take clients of shape ({self.replicates}, S), from 0 to {n - 1} or "
-                "-1 for no client, not "
-                f"{clients.shape} with {low} to {high}."
+                f"-1 for no client, not {clients.shape} with {low} to {high}."
             )
         clients = np.where(self.records.plan.counts[clients] > 0, clients, -1)
         if self.records.plan.at_cap == "silent":

@@ -132,9 +132,8 @@ def parse(raw: bytes, path: Path, version: int | None = None) -> Chain:
         if version is not None and line.get(PREVIOUS) != (digests[-1] if digests else _NOTHING):
             raise ResumeError(
                 f"{path}, line {len(lines) + 1}: it does not follow the line before; a line was "
-                "altered, removed or "
-                "put in between, so the charges cannot be trusted. Start a new run in another "
-                "folder."
+                "altered, removed or put in between, so the charges cannot be trusted. Start a "
+                "new run in another folder."
             )
         lines.append(line)
         digests.append(digest_of(written))
@@ -148,8 +147,7 @@ def _check_first(line: Mapping[str, Any], path: Path, version: int | None) -> No
     if version is not None and line.get("version") != version:
         raise ResumeError(
             f"{path} is a ledger of version {line.get('version')!r}, this is version {version}, "
-            "whose lines are "
-            "chained by hashes: that no charge of the older one is missing cannot be told. Finish "
-            "the run with the "
-            f"version of fedmtl that began it, or start a new run in another folder."
+            "whose lines are chained by hashes: that no charge of the older one is missing cannot "
+            "be told. Finish the run with the version of fedmtl that began it, or start a new run "
+            "in another folder."
         )

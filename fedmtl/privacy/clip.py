@@ -375,8 +375,7 @@ def clipped_segment_sums(
     if rows.ndim != 2 or client.shape != rows.shape[:1] or client.dtype != torch.int64:
         raise ConfigError(
             "clipped_segment_sums takes rows (N, D) and client (N,) int64, not "
-            f"{tuple(rows.shape)} and "
-            f"{tuple(client.shape)} {client.dtype}."
+            f"{tuple(rows.shape)} and {tuple(client.shape)} {client.dtype}."
         )
     if onto is None:
         totals = torch.zeros(count, rows.shape[1], dtype=torch.float64, device=rows.device)

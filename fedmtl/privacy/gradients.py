@@ -264,8 +264,7 @@ def whole_numbers(name: str, values: Any, clients: int) -> np.ndarray:
     if entries.shape != (clients,) or entries.dtype.kind not in "iu" or bool((entries < 0).any()):
         raise ConfigError(
             f"{name} has shape {entries.shape} and dtype {entries.dtype}; it must be a whole "
-            "number of at least 0 for "
-            f"each of {clients:,} clients."
+            f"number of at least 0 for each of {clients:,} clients."
         )
     return entries.astype(np.int64)
 

@@ -11,9 +11,9 @@ are
 - ``remaining``: the run stopped early and is charged as if it had continued;
 - ``close``: a clean end.
 
-A charge is a line that stays. The steps of a session follow one another, so what a session has
-charged is one interval, and it begins at most at the end of what was charged before. The releases
-of an account share every step, so lines hold only steps. In seeded mode a replayed step is the same
+A charge is a line that stays. The steps of a session follow one another. Its charges are therefore
+one interval of steps, without a gap to those charged before. The releases of an account share every
+step, so lines hold only steps. In seeded mode a replayed step is the same
 release and is charged once; the fingerprint guarantees that it is the same. In secure mode every
 session draws fresh noise, so a replayed step is a new charge. A torn last line was never flushed,
 so its noise was never drawn: it is dropped.
@@ -290,16 +290,14 @@ class Ledger:
         if existing is None and self._single:
             raise ResumeError(
                 f"{place} is missing or unreadable; it says how long {path} was, so whether "
-                "charges were taken back "
-                f"cannot be told. Start a new run in another folder."
+                "charges were taken back cannot be told. Start a new run in another folder."
             )
         if existing is not None and not before.has(existing):
             raise ResumeError(
                 f"{path} has {len(before.lines):,} lines and does not have line {existing.lines:,} "
-                f"that {place.name} "
-                "has recorded: the ledger was rolled back or replaced, and charges of releases "
-                "that were made are "
-                f"missing. Restore the ledger, or start a new run in another folder."
+                f"that {place.name} has recorded: the ledger was rolled back or replaced, and "
+                "charges of releases that were made are missing. Restore the ledger, or start a "
+                "new run in another folder."
             )
 
     def _note_head(self, file: IO[bytes]) -> None:
@@ -411,7 +409,6 @@ def _lock(file: IO[bytes], path: Path, *, needed: bool) -> None:
         if needed:
             raise PrivacyError(
                 f"{path} cannot be locked ({error}), and a run with source='secure' needs file "
-                "locks, so that no "
-                "second process releases under the same charges. Use a folder on a local disk, or "
-                "source='seeded'."
+                "locks, so that no second process releases under the same charges. Use a folder "
+                "on a local disk, or source='seeded'."
             ) from error

@@ -390,7 +390,8 @@ def _terms_of_rows(
     delta = privacy.resolved_delta(sampler.n)
     bands = _bands(privacy, plans, sampler, steps)
     named_rows = any(plan.rows is not None for plan in plans)
-    # no use beyond those that the noise on rows, or the noise of each replicate, is calibrated to
+    # Noise on rows, and the noise of each replicate, is calibrated to the planned steps: the price
+    # allows no further use.
     most = None
     if not sampler.per_participation and (named_rows or replicates > 1):
         most = steps
@@ -398,8 +399,7 @@ def _terms_of_rows(
     if sampler.per_participation and price.weights is not None:
         raise PrivacyError(
             "An allocation of the budget over the steps needs everybody to be charged for each "
-            "step; "
-            f"{sampler.describe()} charges a client for the steps it took part in. Use "
+            f"step; {sampler.describe()} charges a client for the steps it took part in. Use "
             "FullParticipation()."
         )
     sampler = sampler.capped(steps)
@@ -458,10 +458,8 @@ def _bands(
     if sampler.relation != "zero_out":
         raise PrivacyError(
             "ClientPrivacy.bands needs a public schedule in which a client stays away between its "
-            "turns, so "
-            f"CyclicCohorts(...); not {sampler.describe()}, where it may take part in two rounds "
-            "running. Leave bands "
-            f"out for independent noise."
+            f"turns, so CyclicCohorts(...); not {sampler.describe()}, where it may take part in "
+            "two rounds running. Leave bands out for independent noise."
         )
     if any(plan.rows is not None for plan in plans):
         raise PrivacyError(
@@ -475,8 +473,7 @@ def _bands(
         remedy = "Take smaller cohorts" if least == 1 else "Take fewer bands"
         raise PrivacyError(
             f"ClientPrivacy.bands {asked} the number of rounds between two turns of a client, "
-            "which "
-            f"{sampler.describe()} makes {least}. {remedy}."
+            f"which {sampler.describe()} makes {least}. {remedy}."
         )
     return Bands.square_root(count)
 
@@ -496,8 +493,7 @@ def _check_rows(plans: tuple[ReleasePlan, ...], steps: int) -> None:
         if plan.allocation is not None and len(plan.allocation) != steps:
             raise PrivacyError(
                 f"Release {plan.name!r} has an allocation of {len(plan.allocation)} weights; the "
-                f"run has {steps} "
-                f"steps, each with a weight."
+                f"run has {steps} steps, each with a weight."
             )
 
 
@@ -575,8 +571,7 @@ def _check_post_processing(plans: tuple[ReleasePlan, ...]) -> None:
         if not plan.from_training:
             raise PrivacyError(
                 f"RecordPrivacy: release {plan.name!r} is not made only of locally trained models, "
-                "so the noise on "
-                f"their gradients does not cover it. Use ClientPrivacy."
+                "so the noise on their gradients does not cover it. Use ClientPrivacy."
             )
 
 

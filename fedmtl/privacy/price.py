@@ -70,9 +70,8 @@ class Price:
         if len(self.sizes) > 1 and self.sampled < 1 and not LAWS[self.mechanism].joint:
             raise PrivacyError(
                 f"{len(self.sizes)} releases with mechanism={self.mechanism!r} under one sampled "
-                "cohort are not "
-                "supported: they share its coins. Use mechanism='gaussian', or a schedule without "
-                "sampling."
+                "cohort are not supported: they share its coins. Use mechanism='gaussian', or a "
+                "schedule without sampling."
             )
 
     def event(self, multiplier: float, use: int = 0) -> Any:
@@ -195,9 +194,8 @@ class Price:
         if budget is not None and fitting < min(uses, 1) and not self.replaced:
             raise ConfigError(
                 f"noise_multiplier {multiplier:g} spends more than epsilon = "
-                f"{rounded_up(budget, 6)}{of} in one round "
-                f"at delta = {rounded_up(self.delta, 6)}. Raise noise_multiplier or epsilon, or "
-                "leave the former out."
+                f"{rounded_up(budget, 6)}{of} in one round at delta = {rounded_up(self.delta, 6)}. "
+                "Raise noise_multiplier or epsilon, or leave the former out."
             )
         return float(multiplier), fitting
 

@@ -134,10 +134,8 @@ def split_multiplier(multiplier: float, count_multiplier: float) -> float:
     if count_multiplier <= multiplier:
         raise PrivacyError(
             f"Adaptive clipping: the count's noise multiplier {count_multiplier:.6g} must be above "
-            "the total "
-            f"{multiplier:.6g}, or nothing is left for the update; use a larger count_noise or "
-            "cohort, or less "
-            f"noise in total."
+            f"the total {multiplier:.6g}, or nothing is left for the update; use a larger "
+            "count_noise or cohort, or less noise in total."
         )
     ratio = multiplier / count_multiplier
     return multiplier / math.sqrt((1.0 - ratio) * (1.0 + ratio))

@@ -327,16 +327,14 @@ class LocalSteps:
         if torch.unique(clients).numel() != clients.numel():
             raise PrivacyError(
                 f"A local step of round {self._round}: a client is named twice, but each makes the "
-                "step once. "
-                "Train every model of a client in a call of its own, and set "
+                "step once. Train every model of a client in a call of its own, and set "
                 "ReleasePlan(trainings=...)."
             )
         if bool((made >= self._charged[clients]).any()):
             raise PrivacyError(
                 f"Round {self._round}: a local step is not charged. Its client is not in the "
-                "round, or has made the "
-                f"steps of all local trainings that the algorithm declares: ReleasePlan(trainings="
-                f"{self.plan.trainings})."
+                "round, or has made the steps of all local trainings that the algorithm declares: "
+                f"ReleasePlan(trainings={self.plan.trainings})."
             )
         return made
 

@@ -133,8 +133,7 @@ class Release(ReleasePlan):
         if self.form == "vector" and self.noise.norm != self.clip.norm:
             raise PrivacyError(
                 f"Release {self.name!r}: {type(self.noise).__name__} needs a bound on the "
-                f"{self.noise.norm} "
-                f"norm, but the clip bounds the {self.clip.norm} norm."
+                f"{self.noise.norm} norm, but the clip bounds the {self.clip.norm} norm."
             )
         if self.form != "vector" and self.clip.norm != "l2":
             raise PrivacyError(
@@ -143,8 +142,7 @@ class Release(ReleasePlan):
         if self.form == "symmetric" and self.noise.norm != "l2":
             raise PrivacyError(
                 f"Release {self.name!r}: {type(self.noise).__name__} on a symmetric matrix is not "
-                "supported; use "
-                f"GaussianNoise or L2LaplaceNoise, or release the diagonal."
+                "supported; use GaussianNoise or L2LaplaceNoise, or release the diagonal."
             )
 
     @property
@@ -254,8 +252,7 @@ def step_price(
         if plan.allocation != allocation:
             raise PrivacyError(
                 f"Releases {plans[0].name!r} and {plan.name!r} have different allocations; those "
-                "of one step share its "
-                f"budget, so ReleasePlan.allocation is the same for all."
+                "of one step share its budget, so ReleasePlan.allocation is the same for all."
             )
         if LAWS[privacy.mechanism].matrices and plan.form != "symmetric":
             raise PrivacyError(

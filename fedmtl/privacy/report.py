@@ -29,8 +29,7 @@ SECURE_OUTSIDE = (
 EXACT_OUTSIDE = ("how long the noise of a release took to draw, which depends on it",)
 ROUNDED_OUTSIDE = (
     "the precision of the noise: it is computed in float64 and then rounded to the public grid, "
-    "and what its law loses "
-    "by that is not accounted for",
+    "and what its law loses by that is not accounted for",
 )
 _WIDTH = 110  # of a printed block
 EXACT = "sums and noise in whole numbers of a public power of two, exact in law"
@@ -345,14 +344,12 @@ class SignalToNoise:
             return None
         return (
             f"{self.text()}: little will be learned. Use a larger cohort, fewer rounds, a smaller "
-            "model or "
-            f"a larger epsilon."
+            "model or a larger epsilon."
         )
 
     def text(self) -> str:
         """Return one line."""
         return (
-            f"the noise on a released {self.what} has norm {self.noise_norm:.3g}, "
-            f"{self.ratio:.3g} times the clip norm {self.clip_norm:g}"
-            f"{' of the first round' * self.first}"
+            f"the noise on a released {self.what} has norm {self.noise_norm:.3g}, {self.ratio:.3g} "
+            f"times the clip norm {self.clip_norm:g}{' of the first round' * self.first}"
         )

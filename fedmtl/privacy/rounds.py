@@ -169,8 +169,7 @@ class Rounds(Channel):
         ):
             raise PrivacyError(
                 f"Step {step} does not begin with the cohort that was drawn for it; the accounting "
-                "holds for "
-                f"that cohort only. Call draw(step) first."
+                "holds for that cohort only. Call draw(step) first."
             )
         self._step = self.local = None
         self.account.charge(step, clients.numpy()[None, None])
@@ -446,8 +445,7 @@ class Rounds(Channel):
         if len(others):
             raise PrivacyError(
                 f"Release {name!r} got a row of client {int(others[0])}, who was not drawn for "
-                f"step {self._step}; the "
-                f"accounting holds for the cohort that was drawn."
+                f"step {self._step}; the accounting holds for the cohort that was drawn."
             )
         return self._step
 

@@ -99,9 +99,8 @@ def rows_text(price: Price, multiplier: float, uses: int) -> str:
     """Return one line for the report on noise of this price and ``multiplier`` after ``uses``."""
     return (
         f"epsilon {rounded_up(price.epsilon(uses, multiplier))} at delta = "
-        f"{rounded_up(price.delta, 3)} for the data "
-        "of one client against the server (relation replace): l2_laplace on its row, multiplier "
-        f"{multiplier:.5g}"
+        f"{rounded_up(price.delta, 3)} for the data of one client against the server (relation "
+        f"replace): l2_laplace on its row, multiplier {multiplier:.5g}"
     )
 
 
@@ -166,6 +165,5 @@ def refuse_rows(plans: tuple[ReleasePlan, ...]) -> None:
         if plan.rows is not None:
             raise PrivacyError(
                 f"Release {plan.name!r} asks for noise on the rows of clients in a run without "
-                "noise: set a finite "
-                f"epsilon, or leave it out."
+                "noise: set a finite epsilon, or leave it out."
             )

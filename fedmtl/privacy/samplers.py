@@ -93,8 +93,7 @@ class BoundSampler(ABC):
 
     @property
     def separation(self) -> int:
-        """Return the number of rounds that certainly pass from one participation of a client to its
-        next, at least."""
+        """Returns the least number of rounds between two participations of a client."""
         return 1
 
     def capped(self, steps: int) -> BoundSampler:
@@ -197,8 +196,7 @@ class BoundFixed(_BoundCohort):
         if eligible.numel() < self.cohort:
             raise BudgetExhausted(
                 f"Step {step} needs {self.cohort} clients, but only {eligible.numel()} have taken "
-                "part fewer "
-                f"than {self.max_uses} times (the cap on uses of one client)."
+                f"part fewer than {self.max_uses} times (the cap on uses of one client)."
             )
         return eligible[torch.from_numpy(distinct_numbers(eligible.numel(), self.cohort, coins))]
 

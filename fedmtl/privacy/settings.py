@@ -73,9 +73,8 @@ class _Budgeted:
             return None
         return (
             f"delta = {rounded_up(self.delta, 3)} is above 1 / {units:,}, one over the number of "
-            f"{self.units}: it "
-            "would allow that everything of one of them is released as it is, whatever epsilon "
-            "says."
+            f"{self.units}: it would allow that everything of one of them is released as it is, "
+            "whatever epsilon says."
         )
 
 
@@ -151,8 +150,7 @@ class ClientPrivacy(_Budgeted):
         if self.mechanism != "gaussian" or isinstance(self.clip_norm, QuantileClip):
             raise ConfigError(
                 "ClientPrivacy.bands correlates Gaussian noise at a fixed clip norm; use "
-                "mechanism='gaussian' and a "
-                "number as clip_norm, or leave bands out."
+                "mechanism='gaussian' and a number as clip_norm, or leave bands out."
             )
 
     observer: ClassVar[str] = "clients"

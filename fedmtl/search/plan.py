@@ -149,9 +149,8 @@ def _check_equal(facts: Mapping[str, Mapping[str, Any]]) -> None:
             if value != facts[first][field]:
                 raise ConfigError(
                     f"candidate {name!r}: {field} is {value!r}, but candidate {first!r} has "
-                    f"{facts[first][field]!r}. "
-                    "The accounting needs them equal; candidates may differ in the algorithm's "
-                    "settings, the model and privacy.clip_norm."
+                    f"{facts[first][field]!r}. The accounting needs them equal; candidates may "
+                    "differ in the algorithm's settings, the model and privacy.clip_norm."
                 )
 
 

@@ -123,11 +123,9 @@ def wide_ranges(data: FederatedDataset) -> str:
         return ""
     return textwrap.fill(
         "bounds that are much wider than the values, by how many times (private: covered by no "
-        "epsilon): "
-        f"{', '.join(wide)}. On six tables too wide bounds of all columns raised the error by up "
-        "to 4% at three times, "
-        "and at ten times by 3% in the median and up to 24%; narrower ones help if they are "
-        "public, too",
+        f"epsilon): {', '.join(wide)}. On six tables too wide bounds of all columns raised the "
+        "error by up to 4% at three times, and at ten times by 3% in the median and up to 24%; "
+        "narrower ones help if they are public, too",
         width=120,
         subsequent_indent="  ",
     )

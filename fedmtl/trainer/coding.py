@@ -229,8 +229,7 @@ class Predictor:
         if not torch.isfinite(outputs).all():
             raise DataError(
                 "a prediction is not finite: the training of this model diverged, or a value is "
-                "far beyond those of "
-                "the run."
+                "far beyond those of the run."
             )
         return outputs
 

@@ -75,8 +75,7 @@ def releases_of(
     if solver is None:
         raise ConfigError(
             f"RecordPrivacy protects the gradients of local training, but {algorithm.name} has no "
-            "local solver; "
-            f"use pmtl, ditto, fedavg or fedprox."
+            "local solver; use pmtl, ditto, fedavg or fedprox."
         )
     trainings = max((plan.trainings for plan in plans if isinstance(plan, ReleasePlan)), default=1)
     gradients = GradientPlan(

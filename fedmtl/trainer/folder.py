@@ -214,8 +214,7 @@ class Checkpoint:
             )
             raise ResumeError(
                 f"{path} was written with other {names} than this run has; resume with the same "
-                "ones, or start in "
-                "another folder."
+                "ones, or start in another folder."
             )
 
 
@@ -298,8 +297,7 @@ class RunFolder:
         if other := next((run for run in runs if RunFolder(run).started), None):
             raise ConfigError(
                 f"folder is {str(self.root)!r}, in the public part of the run in {other}, and a "
-                "run has a private "
-                f"part; choose another folder."
+                "run has a private part; choose another folder."
             )
         try:
             self.private.mkdir(parents=True, exist_ok=True)
@@ -337,8 +335,7 @@ class RunFolder:
             except BlockingIOError as error:
                 raise ConfigError(
                     f"folder is {str(self.root)!r}, in which another process is running; choose "
-                    "another folder, or "
-                    "wait until it has ended."
+                    "another folder, or wait until it has ended."
                 ) from error
             self._refuse_started(resume)  # in the meantime
             for part in (self.public, self.private):
@@ -370,10 +367,9 @@ class RunFolder:
         if head is not None and not read_chain(self.ledger).has(head):
             raise ResumeError(
                 f"{self.ledger} does not have line {head.lines} with which {self.checkpoint.name} "
-                "was written: the "
-                "ledger is missing, was rolled back or belongs to another run, and charges of "
-                "releases that were made "
-                f"are missing. Restore the ledger, or start a new run in another folder."
+                "was written: the ledger is missing, was rolled back or belongs to another run, "
+                "and charges of releases that were made are missing. Restore the ledger, or start "
+                "a new run in another folder."
             )
         return checkpoint
 
@@ -480,10 +476,8 @@ class RunFolder:
             if not path.is_file():
                 raise ConfigError(
                     f"{self.root} holds no finished run that can be loaded: {path} is missing; "
-                    "fedmtl resume "
-                    f"{self.root} continues a run that has not finished, and writes the files of "
-                    "one of an earlier "
-                    "version."
+                    f"fedmtl resume {self.root} continues a run that has not finished, and writes "
+                    "the files of one of an earlier version."
                 )
         try:
             values = self._fields(kind, read_json(self.private / OUTCOME), model, trust)

@@ -60,10 +60,8 @@ def as_data(data: Any) -> FederatedDataset:
         return FederatedDataset.from_tensors(data)
     raise ConfigError(
         f"data is {a_kind(data)}; give a FederatedDataset, the name of a reader such as 'digits', "
-        "or a mapping from "
-        "client to a pair (x, y) or torch Dataset; of a table load_data('table', path=TABLE, "
-        "client=COLUMN, "
-        "target=COLUMN)."
+        "or a mapping from client to a pair (x, y) or torch Dataset; of a table "
+        "load_data('table', path=TABLE, client=COLUMN, target=COLUMN)."
     )
 
 
@@ -84,8 +82,7 @@ def as_model(model: Any) -> nn.Module | ModelFactory:
         what = a_kind(model)
     raise ConfigError(
         f"model is {what}; give a module, a function of the data's DataSpec that returns one, or a "
-        "name: "
-        f"{', '.join(map(repr, _NAMED))}."
+        f"name: {', '.join(map(repr, _NAMED))}."
     )
 
 
@@ -133,8 +130,7 @@ def check_loss(settings: Any) -> None:
     if data.classes is not None:
         raise ConfigError(
             f"loss is {name!r}, which is for real targets, but {data.name} has {data.classes} "
-            "classes; leave loss out, "
-            "or declare a real target, as data.classes=null."
+            "classes; leave loss out, or declare a real target, as data.classes=null."
         )
     if isinstance(found, Poisson):
         _check_counts(data)
@@ -155,8 +151,7 @@ def _check_counts(data: FederatedDataset) -> None:
     elif data.target_range[0] != 0:
         raise ConfigError(
             "loss is 'poisson', which needs a range of the target from 0 on, as [0, 30], but it "
-            "is "
-            f"{list(data.target_range)}; change data.bounds of the target."
+            f"is {list(data.target_range)}; change data.bounds of the target."
         )
 
 
@@ -166,9 +161,8 @@ def _check_kinds(settings: Any) -> None:
     local, optimizer = (getattr(algorithm, name, None) for name in ("local", "server_optimizer"))
     server = (
         "None or a ServerOptimizer, such as ServerOptimizer(lr=0.3, options={'momentum': 0.9}), on "
-        "the command line "
-        "'algorithm.server_optimizer={_target_: fedmtl.ServerOptimizer, lr: 0.3, options: "
-        "{momentum: 0.9}}'"
+        "the command line 'algorithm.server_optimizer={_target_: fedmtl.ServerOptimizer, lr: 0.3, "
+        "options: {momentum: 0.9}}'"
     )
     privacy = "ClientPrivacy(...), such as ClientPrivacy(epsilon=3.0), RecordPrivacy(...) or None"
     for name, value, kinds, accepted in (
@@ -237,21 +231,18 @@ def check_schedule(algorithm: Algorithm, schedule: Any, privacy: Privacy | None)
         if not clocked:
             raise ConfigError(
                 f"{algorithm.name} has clients that act one at a time; its schedule is "
-                "PoissonClocks(...) or "
-                f"Latencies(...), not {type(schedule).__name__} (schedule=clocks or latency by "
-                "name)."
+                f"PoissonClocks(...) or Latencies(...), not {type(schedule).__name__} "
+                "(schedule=clocks or latency by name)."
             )
         if isinstance(privacy, ClientPrivacy):
             raise ConfigError(
                 f"{algorithm.name} protects single records: its privacy is RecordPrivacy(...) or "
-                "None "
-                "(privacy=record or none by name)."
+                "None (privacy=record or none by name)."
             )
     elif clocked:
         raise ConfigError(
             f"{algorithm.name} goes in rounds; its schedule is a sampler such as "
-            "PoissonSampling(cohort=100), not "
-            f"{type(schedule).__name__}."
+            f"PoissonSampling(cohort=100), not {type(schedule).__name__}."
         )
 
 
@@ -273,8 +264,7 @@ def _check_replicates(settings: Any) -> None:
         if not real or len(set(epsilons)) < len(epsilons):
             raise ConfigError(
                 f"Trainer.epsilons is {epsilons!r}; it must be a list of different budgets above "
-                "0, such as "
-                "[1, 3, 10], or None."
+                "0, such as [1, 3, 10], or None."
             )
         if (
             privacy is None
@@ -304,14 +294,12 @@ def _check_replicates(settings: Any) -> None:
         able = ", ".join(method.name for method in methods if method.models is not Algorithm.models)
         raise ConfigError(
             f"replicates: {algorithm.name} cannot compute {count} runs as one program; accepted: "
-            f"{able}. "
-            "Others are swept: fedmtl -m seed=1,2,3."
+            f"{able}. Others are swept: fedmtl -m seed=1,2,3."
         )
     if privacy is not None and privacy.source != "seeded":
         raise ConfigError(
             f"replicates: {count} runs on the same records are a simulation, and cost {count} "
-            "times the "
-            "epsilon of one; they need privacy.source='seeded'."
+            "times the epsilon of one; they need privacy.source='seeded'."
         )
     for name in ("baselines", "early_stopping", "evaluate_clients", "finetune"):  # of a single run
         value = getattr(settings, name)
@@ -388,8 +376,7 @@ def named_baselines(
     if algorithm.one_at_a_time and list(baselines) not in ([], accepted):
         raise ConfigError(
             f"baselines is {list(baselines)!r}; {algorithm.name} does not go in rounds; accepted: "
-            f"{accepted}, "
-            "others run apart."
+            f"{accepted}, others run apart."
         )
     if algorithm.local is None:
         solver = {}

@@ -294,8 +294,7 @@ class Metric:
             what = f"{size} numbers"
         raise ConfigError(
             f"metric {self.name!r} returns {what}; it must return one number for all rows of a "
-            "client, such as the "
-            "mean."
+            "client, such as the mean."
         )
 
 
@@ -374,8 +373,7 @@ def check_metrics(metrics: Sequence[str | MetricFunction]) -> None:
         if name not in REGISTRY if isinstance(metric, str) else not is_function:
             raise ConfigError(
                 f"metrics has {metric!r}; accepted: {', '.join(REGISTRY)}, or in Python functions "
-                "with a name of their "
-                "own (def) that take outputs and targets and return a number."
+                "with a name of their own (def) that take outputs and targets and return a number."
             )
         if names.count(name) > 1:
             raise ConfigError(f"metrics has {name!r} twice.")

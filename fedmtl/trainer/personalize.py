@@ -41,14 +41,12 @@ Models = TypeVar("Models", bound=Scored)
 
 CLIENT_LEVEL = (
     "the finetuned models: every client makes its own from what was released and from its own "
-    "data, and sends nothing, "
-    "so they cost no epsilon; it covers them as long as each stays with its client (private/ "
-    "folder)"
+    "data, and sends nothing, so they cost no epsilon; it covers them as long as each stays with "
+    "its client (private/ folder)"
 )
 RECORD_LEVEL = (
     "the finetuned models: every client trains its own on its records without noise and sends "
-    "nothing, so nothing is "
-    "charged; whoever else gets one is outside (private/ folder)"
+    "nothing, so nothing is charged; whoever else gets one is outside (private/ folder)"
 )
 _HOLD_OUT_SEED = 1 << 40  # of the validation records: other draws than those of any test split
 
@@ -195,9 +193,8 @@ def _chosen(
 
 NOTHING_SENT = (
     "nothing was sent: these models cost no epsilon. What the clients of the run may lose is "
-    "bounded by the epsilon of "
-    "the released model; of the new clients nobody learns anything while their models and scores "
-    "stay with them"
+    "bounded by the epsilon of the released model; of the new clients nobody learns anything while "
+    "their models and scores stay with them"
 )
 
 
@@ -272,9 +269,8 @@ def check_columns(old: TableSchema | None, new: TableSchema | None, name: str) -
         return
     names = [[column.name for column in schema.columns] for schema in (old, new)]
     remedy = (
-        "; give data.features, data.bounds and data.labels of the run, which fedmtl adapt "
-        "RUN "
-        "FILE keeps"
+        "; give data.features, data.bounds and data.labels of the run, which fedmtl adapt RUN FILE "
+        "keeps"
     )
     if names[0] != names[1]:
         first, second = (", ".join(map(repr, each)) for each in names)

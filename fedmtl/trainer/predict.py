@@ -296,8 +296,7 @@ def _by_model(
             column = models.coding.schema.client
             raise ConfigError(
                 f"the run has no shared model, and {table.file} has no column {column!r} with the "
-                "client of each row; "
-                "add it, or say whose model predicts with --client NAME."
+                "client of each row; add it, or say whose model predicts with --client NAME."
             )
         return {None: everything}, ()
     names, place = np.unique(table.client_of, return_inverse=True)

@@ -195,8 +195,7 @@ def _check_loss(
     if math.prod(shape) != math.prod(data.spec.targets):
         raise ConfigError(
             f"loss is {name_of(loss)!r}, which does not take outputs of shape {shape} with targets "
-            "of shape "
-            f"{data.spec.targets}; choose another loss, or a model with other outputs."
+            f"of shape {data.spec.targets}; choose another loss, or a model with other outputs."
         )
 
 

@@ -54,8 +54,7 @@ def published_model(folder: Path) -> Predictor:
         (
             COLUMNS,
             "it is in the private part of a run that read names or categories off its table, and "
-            "nowhere if the data "
-            "were no table",
+            "nowhere if the data were no table",
         ),
         (MODEL, "the run has no shared model"),
     ):
@@ -78,8 +77,7 @@ def _published_model(received: Received, folder: Path) -> Predictor:
     if network["made"] is None:
         raise ConfigError(
             f"{folder} does not say how the model is built, which was none of fedmtl.models; give "
-            "the whole folder of "
-            "the run, in Python Result.load(folder, model=...)."
+            "the whole folder of the run, in Python Result.load(folder, model=...)."
         )
     state, metadata = received.tensors(folder / MODEL)
     module = _built(network, coding, state)

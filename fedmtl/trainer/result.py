@@ -146,8 +146,7 @@ class Result(Scored):
         if is_public_part(Path(folder)):
             raise ConfigError(
                 f"{folder} is the public part of a run, and a result is all of it; give the folder "
-                "above, or take the "
-                f"shared model by load_predictor({str(folder)!r})."
+                f"above, or take the shared model by load_predictor({str(folder)!r})."
             )
         if isinstance(trust, str):
             raise ConfigError(
@@ -265,10 +264,8 @@ class Result(Scored):
         if terms is None:
             raise ConfigError(
                 "this result does not know the settings of its run: its algorithm has a loss of "
-                "its own, or its loss, "
-                "metrics or local solver are your own; use personalize(model, data, ...), or of a "
-                "solver "
-                "Result.load(folder, trust=[MODULE])."
+                "its own, or its loss, metrics or local solver are your own; use "
+                "personalize(model, data, ...), or of a solver Result.load(folder, trust=[MODULE])."
             )
         data = as_data(data)
         check_columns(None if self.coding is None else self.coding.schema, data.schema, data.name)

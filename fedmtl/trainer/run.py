@@ -55,8 +55,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("fedmtl")
 OUTSIDE = (
     "the {count} runs behind a band: an epsilon covers one run, and figures of several show more "
-    "(what is said here of "
-    "epsilon, budget and noise is the largest of any run)"
+    "(what is said here of epsilon, budget and noise is the largest of any run)"
 )
 _CHECKPOINT_SECONDS = 20.0
 _HISTORY_SECONDS = 1.0
@@ -71,7 +70,7 @@ _FEW = 5
 
 
 def fitted(settings: Trainer, resume: bool, engine: Engine) -> Result:
-    """Return the result of a run with those of its baselines, whose folder it holds; see
+    """Claims the folder of a run, trains the run and its baselines, and returns the result; see
     :meth:`Trainer.fit <fedmtl.Trainer.fit>`.
 
     Args:
@@ -95,7 +94,7 @@ def fitted(settings: Trainer, resume: bool, engine: Engine) -> Result:
 
 
 def trained(settings: Trainer, resume: bool, engine: Engine) -> Result:
-    """Return the result of a run with those of its baselines, in a folder that is claimed; see
+    """Trains a run and its baselines in a folder that is claimed, and returns the result; see
     :func:`fitted`."""
     ranks = engine.ranks
     folder = RunFolder.of(settings.folder)
@@ -288,8 +287,7 @@ class Run:
         if problem.ranks.size > 1 and algorithm.all_at_once and bound is None:
             raise ConfigError(
                 f"{algorithm.name} takes its step size from the records of all clients where there "
-                "is no bound on "
-                f"rows; over several ranks give one, as algorithm.row_norm=1.0."
+                "is no bound on rows; over several ranks give one, as algorithm.row_norm=1.0."
             )
         self.about: dict[str, Any] = {
             "bound": bound,

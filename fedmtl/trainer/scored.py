@@ -252,9 +252,9 @@ class Scored:
         """
         if self.coding is None:
             raise ConfigError(
-                "nothing says how raw rows become the inputs of these models: "
-                f"{shown(self.data_name)} was no table, "
-                "or had a transform of its own, or its run is of an earlier version."
+                f"models of {shown(self.data_name)} take no raw rows of a table: the data of the "
+                "run were no table, or had a transform of their own, or the run is of an earlier "
+                "version; call Result.model_for(client) on inputs as the run had them."
             )
         if client is None:
             if self.shared is None:
@@ -276,8 +276,7 @@ class Scored:
         if self.module is None:
             raise ConfigError(
                 f"{self.folder} does not say how its model is built, which was none of "
-                "fedmtl.models; give it: "
-                f"Result.load(folder, model=...)."
+                "fedmtl.models; give it: Result.load(folder, model=...)."
             )
         module = copy.deepcopy(self.module).to(device=row.device, dtype=row.dtype)
         Layout.of(module).load(module, row)

@@ -64,8 +64,7 @@ def resolved_target(
     except Exception as error:  # also those of a module of the user's own
         raise ConfigError(
             f"{target!r}, which cannot be imported ({first_line(error)}); it must be MODULE.NAME, "
-            "with the module's "
-            "folder on PYTHONPATH."
+            "with the module's folder on PYTHONPATH."
         ) from error
     if not (isclass(value) or isfunction(value)):
         raise _refused(target)
@@ -134,6 +133,5 @@ def _refused(target: str) -> ConfigError:
     hint = f" If you trust the code of {root}, say so: --trust {root}, in Python trust=[{root!r}]."
     return ConfigError(
         f"{target!r}, which a file may not name; accepted: settings, readers, networks and loggers "
-        "of fedmtl, and "
-        f"modules of torch.nn.{'' if root in ('fedmtl', 'torch') else hint}"
+        f"of fedmtl, and modules of torch.nn.{'' if root in ('fedmtl', 'torch') else hint}"
     )

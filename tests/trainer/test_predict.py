@@ -292,7 +292,7 @@ def test_a_run_on_images_has_no_predictions_of_rows(here):
     data = load_data("digits", clients=5)
     fit(data, "run", model=models.softmax_regression())
     Path("new.csv").write_text(NEW)
-    assert "was no table" in refused("predict", "run", "new.csv")
+    assert "were no table" in refused("predict", "run", "new.csv")
     assert "has no columns.json" in refused("predict", "run/public", "new.csv")
 
 

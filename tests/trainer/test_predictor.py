@@ -135,7 +135,7 @@ def test_data_that_are_no_table_have_no_predictor(tmp_path):
         load_data("digits", clients=5), tmp_path / "run", model=models.softmax_regression()
     )
     assert not list((tmp_path / "run").glob("*/columns.json"))
-    with pytest.raises(ConfigError, match="was no table"):
+    with pytest.raises(ConfigError, match="were no table"):
         result.predictor()
 
 

@@ -169,9 +169,8 @@ class PeerToPeer(OneAtATime):
             if problem.rounds <= problem.clients or not np.all(schedule.caps):
                 raise ConfigError(
                     f"PeerToPeer.warm_start: each of {problem.clients:,} agents answers once "
-                    "before the first wake-up, and must wake; the run has "
-                    f"{problem.rounds:,} activations. Give more rounds, and every agent a rate and "
-                    "a cap above 0."
+                    f"before the first wake-up, and must wake; the run has {problem.rounds:,} "
+                    "activations. Give more rounds, and every agent a rate and a cap above 0."
                 )
             check_accuracy(self.network(problem), problem.dimension)
         given_noise = partial(self.given_noise, problem, np.asarray(plan.caps))

@@ -16,15 +16,20 @@ its next activation. At an activation of task t, by the lines of Algorithm 1:
     P   = prox_{a2 lam r}(P - a2 S)                                             server, 2nd step
     p_t of the task is column t of P, until its next activation                 server, 3rd step
 
+Tensors hold a task in a row, so they are the transposes of the paper's matrices: column t of P is
+row t here. The clip, the division by n_t and the noise z are those of the channel
+(:mod:`fedmtl.privacy.activations`).
+
 The protected unit is a record of a task, the observers are the server and the other tasks,
 neighbours differ by one record replaced. The accounting of the paper bounds one step of q_t from
 the *same* q_t, but there q_t moves on the raw records, a private state that nothing noises, so its
 sensitivity grows along the run (:mod:`fedmtl.contrib.published.pp_dmtl`). Here one clipped, noised
 gradient G_t serves both blocks, since grad_p l(p + q) = grad_q l(p + q). P, S, the returned columns
 and q_t are then functions of releases only. After training, q_t is fitted once to the raw records,
-which is Equation 8, and never sent: solved at every activation, as the paper allows, it would put
-raw records into the point of the next release. The paper's other end of a run, ||W^(k+1) - W^k|| <=
-nu, reads the q_t; here a run ends at its caps, to which the noise is calibrated.
+which is Equation 8, and never sent. The paper allows to solve it at every activation; then raw
+records would enter the point at which the next gradient is released. The paper's other end of a
+run, ||W^(k+1) - W^k|| <= nu, reads the q_t; here a run ends at its caps, to which the noise is
+calibrated.
 :class:`~fedmtl.contrib.shared_directions.SharedDirections`, which is not in the paper, fits q_t
 otherwise.
 
@@ -76,8 +81,8 @@ class PPDMTL(OneAtATime):
             schedule, :func:`largest_delay`. ``None``: 2 T, for tasks that act in turn. With
             latencies between 0 and a maximum it is about 4 T, and with stragglers more. If it is
             too small, P may oscillate with growing size. (For r = 0, ``a2 < 3 / (2 (delay - 1) L)``
-            is stable for all delays up to that: Erbe, Xia, Yu, 1995, on x_{n+1} - x_n = -a
-            x_{n-k}.)
+            is stable for all delays up to that: Erbe, Xia and Yu, 1995, on the delay equation
+            x_{n+1} - x_n = -a x_{n-k}.)
         smoothness: L, a Lipschitz constant of the gradient of every task's mean loss. ``None``:
             that of the domain, B^2 / 4 for the logistic and 2 B^2 for the squared loss with B the
             largest norm of a row. A smaller one must be public knowledge; only stability rests on

@@ -164,9 +164,8 @@ def read_adult(
         targets = y
     note = (
         f"the last {public_rows} persons of the file are taken as public: they fitted the z-scores "
-        "and the "
-        f"{components} principal components, and no epsilon covers them; the number of persons of "
-        "each client is public"
+        f"and the {components} principal components, and no epsilon covers them; the number of "
+        "persons of each client is public"
     )
     return assemble(
         x, targets, parts, public, Domain(l1 + 1, float(np.sqrt(l1**2 + 1)), 1.0),

@@ -198,8 +198,7 @@ def _read_labels(file: Path, target: str) -> dict[str, int]:
     if len(labels) != int(head[0]):
         raise DataError(
             f"{file} has {len(labels):,} images and says {int(head[0]):,} in its first line, which "
-            "must agree; it may "
-            "be truncated."
+            "must agree; it may be truncated."
         )
     return labels
 
@@ -211,8 +210,7 @@ def _lines(file: Path) -> Iterator[Line]:
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(
             f"{file} cannot be read ({first_line(error)}); give the folder celeba with "
-            f"{IDENTITIES}, {ATTRIBUTES} and "
-            f"the folder {IMAGES}."
+            f"{IDENTITIES}, {ATTRIBUTES} and the folder {IMAGES}."
         ) from error
     for number, line in enumerate(text.splitlines(), start=1):
         if fields := line.split():

@@ -77,7 +77,6 @@ def _pool(root: Path, classes: int, *, train: bool) -> tuple[np.ndarray, np.ndar
     except (RuntimeError, OSError) as error:
         raise DataError(
             f"{root}: {kind.base_folder} is missing or damaged ({first_line(error)}); give the "
-            "folder into which "
-            "torchvision extracts CIFAR."
+            "folder into which torchvision extracts CIFAR."
         ) from error
     return pool.data.transpose(0, 3, 1, 2), np.array(pool.targets, dtype=np.int64)

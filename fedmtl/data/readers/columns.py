@@ -148,8 +148,7 @@ class Table:
         if form != format_of(""):
             raise ConfigError(
                 f"{file} is no file of text; data.separator, data.decimal, data.encoding and "
-                "data.comment are for CSV "
-                "files."
+                "data.comment are for CSV files."
             )
         return cls(frame, file)
 
@@ -252,8 +251,7 @@ class Table:
             return
         pattern = DECIMAL_COMMA
         accepted = (
-            "a number with a decimal point and no other marks, and this one seems to have "
-            "a "
+            "a number with a decimal point and no other marks, and this one seems to have a "
             "decimal comma"
         )
         advice = "data.decimal=comma reads it"
@@ -313,8 +311,7 @@ class Table:
                 state = "both a client column and a partition"
             raise ConfigError(
                 f"{self.file}: {state}; give the column of each row's client, or a partition such "
-                "as "
-                "Dirichlet(clients=100, alpha=0.5); on the command line data.client=COLUMN or "
+                "as Dirichlet(clients=100, alpha=0.5); on the command line data.client=COLUMN or "
                 "data/partition=dirichlet."
             )
         if client is None:

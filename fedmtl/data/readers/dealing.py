@@ -80,8 +80,7 @@ def deal(
     if sum(counts) > rows:
         raise ConfigError(
             f"{where}: clients={clients} and sizes={sizes} ask for {sum(counts):,} rows, but there "
-            f"are {rows:,} "
-            "private rows; ask for fewer."
+            f"are {rows:,} private rows; ask for fewer."
         )
     order = keyed_generator(seed, "owners").permutation(rows)
     parts = np.split(order[: sum(counts)], np.cumsum(counts)[:-1])

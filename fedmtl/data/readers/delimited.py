@@ -389,8 +389,7 @@ def records(file: Path, form: Format) -> Iterator[tuple[int, int, list[str]]]:
             longest = csv.field_size_limit()
             raise DataError(
                 f"{file}: line {above + reader.line_num} holds a text of more than {longest:,} "
-                "letters; a quote may "
-                "not be closed, or leave the column out."
+                "letters; a quote may not be closed, or leave the column out."
             ) from error
 
 

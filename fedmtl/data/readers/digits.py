@@ -128,9 +128,8 @@ def deal(
         if available < count:
             raise ConfigError(
                 f"load_digits_clients: a client needs {count} images of its {chosen.shape[1]} "
-                "classes and a "
-                f"pool has only {available}; ask for fewer images, more classes, or another "
-                "test_fraction."
+                f"classes and a pool has only {available}; ask for fewer images, more classes, or "
+                "another test_fraction."
             )
         client, image = allowed.nonzero(as_tuple=True)
         score = torch.full(allowed.shape, -1, dtype=torch.int64)

@@ -112,8 +112,7 @@ def read_sides(
             also = f"{other}, "
         raise DataError(
             f"root is {str(root)!r}, which does not exist; give {also}a LEAF .json file, a .zip of "
-            "them, or a folder "
-            "of either."
+            "them, or a folder of either."
         )
     if root.is_dir() and (root / "train").is_dir() and (root / "test").is_dir():
         sides = [_parts(root / side, other) for side in SIDES]
@@ -233,8 +232,7 @@ def _read_part(
         if len(entry["x"]) != len(entry["y"]):
             raise DataError(
                 f"{where}: field 'x' has {len(entry['x']):,} examples and field 'y' has "
-                f"{len(entry['y']):,}; they must "
-                "have the same number."
+                f"{len(entry['y']):,}; they must have the same number."
             )
         if entry["y"]:
             yield client, (features(entry["x"], where), numbers(entry["y"], where, "y"))

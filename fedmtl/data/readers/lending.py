@@ -164,10 +164,8 @@ def read_lending(
     y = clip_targets((rates - middle) / (spread if spread > 0 else 1.0), target)
     note = (
         f"the last {public_rows} loans of the file are taken as public: they fitted the integer "
-        "codes, the z-scores, "
-        f"the {components} principal components and the scale of the target, and no epsilon covers "
-        "them; "
-        "the number of loans of each client is public"
+        f"codes, the z-scores, the {components} principal components and the scale of the target, "
+        "and no epsilon covers them; the number of loans of each client is public"
     )
     return assemble(
         x, y, parts, public, Domain(l1, l2, target),

@@ -44,18 +44,15 @@ _FIELDS = ("user", "item", "rating", "timestamp")
 
 USER_CENTRE = (
     "the mean of each user's own training ratings was removed from them without noise: replacing "
-    "one rating moves "
-    "every residual of its user, which no clipping of single records bounds"
+    "one rating moves every residual of its user, which no clipping of single records bounds"
 )
 PUBLIC_USERS = (
     "{} users are taken as public and are no clients: their ratings fitted the item features, and "
-    "no epsilon covers "
-    "them"
+    "no epsilon covers them"
 )
 LEARNED_FEATURES = (
     "the item features were learned by alternating least squares from the training ratings of "
-    "these users, without "
-    "noise: they are in every model, and no epsilon covers them"
+    "these users, without noise: they are in every model, and no epsilon covers them"
 )
 
 
@@ -185,9 +182,8 @@ class RatingsGraph(Checked):
         if ratings.ids != data.ids or not torch.equal(train.counts, data.train.counts):
             raise ConfigError(
                 f"RatingsGraph: {data.name} has {len(data):,} clients with {len(data.train):,} "
-                "training examples, and "
-                f"the graph's settings give {len(ratings):,} with {len(train):,}; give the "
-                "settings of the data."
+                f"training examples, and the graph's settings give {len(ratings):,} with "
+                f"{len(train):,}; give the settings of the data."
             )
         return knn_cosine(_matrix(train, train.y.numpy(), len(items)), self.k, ids=ratings.ids)
 
@@ -228,8 +224,7 @@ def user_ratings(
     if public_users >= len(numbers):
         raise ConfigError(
             f"movielens.public_users is {public_users:,}, but there are {len(numbers):,} users; "
-            "some must remain as "
-            "clients."
+            "some must remain as clients."
         )
     x = torch.from_numpy(place)
     y = torch.from_numpy(frame["rating"].to_numpy(copy=True))

@@ -157,9 +157,8 @@ def _shares(image: Image, where: str) -> np.ndarray:
     elif image.mode == "I" and image.format not in ("PPM", "PNG"):  # which Pillow scales to 16 bits
         raise DataError(
             f"{where} holds whole numbers of 32 bits or with a sign, of which nothing says what is "
-            "white; accepted: "
-            "whole numbers without a sign of 8 or 16 bits, which are shares of 255 or 65535, or "
-            "floats in [0, 1]."
+            "white; accepted: whole numbers without a sign of 8 or 16 bits, which are shares of "
+            "255 or 65535, or floats in [0, 1]."
         )
     transparent = image.info.get("transparency")
     values = np.asarray(_upright(image)).astype(np.float32)

@@ -27,14 +27,12 @@ SCORES = (1.0, 70.0)
 
 STANDARDIZED = (
     "features were standardized with each client's own training mean and standard deviation, "
-    "without noise: "
-    "these statistics are in every model, and no epsilon of single records covers them (that of "
-    "whole clients does)"
+    "without noise: these statistics are in every model, and no epsilon of single records covers "
+    "them (that of whole clients does)"
 )
 CENTRED = (
     "targets were centred with each client's own training mean, without noise: it is needed to use "
-    "a model, "
-    "and no epsilon of single records covers it (that of whole clients does)"
+    "a model, and no epsilon of single records covers it (that of whole clients does)"
 )
 
 
@@ -183,8 +181,7 @@ def _schools(file: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     ) as error:
         raise DataError(
             f"{file} cannot be read as a MATLAB file ({error}); it may be missing or truncated, "
-            "and one of version 7.3 "
-            "is to be saved with -v7."
+            "and one of version 7.3 is to be saved with -v7."
         ) from error
     x, y = (np.asarray(content.get(name, 0)) for name in "XY")
     if x.dtype != object or y.dtype != object or x.size != y.size:

@@ -363,8 +363,7 @@ def feature_columns(
             number = int(str(column).rpartition(" ")[2]) + 1
             raise DataError(
                 f"{table.file}: column {number} has no heading; give it one, or list the columns "
-                "to predict from in "
-                "data.features."
+                "to predict from in data.features."
             )
     if not chosen:
         raise DataError(
@@ -441,8 +440,7 @@ def _may_be_missing(
         if column not in bounds:
             raise ConfigError(
                 f"data.missing contains {column!r}, which has no data.bounds; the middle of its "
-                "range, or none of its "
-                "categories, is put in if a value is missing."
+                "range, or none of its categories, is put in if a value is missing."
             )
     return list(missing)
 
@@ -465,8 +463,7 @@ def _advice(values: pd.Series, name: str) -> str:
     return (
         f"or for texts the list of all categories, bounds={{{name!r}: [A, B]}}, which is "
         f"'data.bounds={{{name}: [A, B]}}' by command, and of which fedmtl check writes a draft; "
-        "or leave the row or "
-        "the column out"
+        "or leave the row or the column out"
     )
 
 
@@ -479,8 +476,7 @@ def _targets(table: Table, schema: TableSchema, labels: Sequence[str] | None) ->
     if labels is None:
         accepted = (
             "a finite number (or leave the row out, or give the values in order of their class "
-            "number: labels=[A, B], "
-            "'data.labels=[A, B]' by command)"
+            "number: labels=[A, B], 'data.labels=[A, B]' by command)"
         )
         values = table.numbers(name, typed=True, accepted=accepted)
         if table.frame[name].to_numpy().dtype.kind in "fO":

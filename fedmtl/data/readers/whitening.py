@@ -65,8 +65,7 @@ def fit_whitening(coded: np.ndarray, *, components: int, z_clip: float, where: s
     if components > rank:
         raise ConfigError(
             f"{where}.components is {components}, but the {len(z)} public rows have only {rank} "
-            "independent "
-            "directions; ask for fewer components or more public_rows."
+            "independent directions; ask for fewer components or more public_rows."
         )
     vectors = vectors[:, :components]
     vectors = vectors * np.sign(

@@ -139,8 +139,7 @@ class TargetAngles(Checked):
         if not data.name.startswith(_NAME):
             raise ConfigError(
                 f"TargetAngles is the graph of the synthetic agents, not of {data.name}; give "
-                "another, such as "
-                "algorithm/graph=ring, complete, knn or edges."
+                "another, such as algorithm/graph=ring, complete, knn or edges."
             )
         angles = target_angles(data.ids, self.seed).numpy()
         weights = np.exp((np.cos(angles[:, None] - angles) - 1) / self.gamma)

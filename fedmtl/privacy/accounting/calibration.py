@@ -53,9 +53,8 @@ def smallest_multiplier(
         if high > math.log(_LARGEST):
             raise ConfigError(
                 f"epsilon = {rounded_up(target, 6)} at delta = {rounded_up(delta, 6)} cannot be "
-                f"reached in {what}: "
-                f"even noise {_LARGEST:g} times the sensitivity is not enough. Ask for a larger "
-                "epsilon or delta."
+                f"reached in {what}: even noise {_LARGEST:g} times the sensitivity is not enough. "
+                "Ask for a larger epsilon or delta."
             )
     low = high - 0.7
     while coarse(low) <= 0:

@@ -99,10 +99,8 @@ def check_drawable(
     if scale / grid_width(law, bound, size, scale) >= LARGEST - 1:
         raise PrivacyError(
             f"Gaussian noise of standard deviation {scale:g} on each of {size:,} numbers is too "
-            "large to be drawn "
-            "exactly in secure mode, on the grid that the clip norm sets. Ask for a larger "
-            "epsilon, fewer bands or a "
-            f"smaller model."
+            "large to be drawn exactly in secure mode, on the grid that the clip norm sets. Ask "
+            "for a larger epsilon, fewer bands or a smaller model."
         )
 
 
