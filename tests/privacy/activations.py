@@ -18,7 +18,7 @@ from fedmtl.privacy import (
 
 COUNTS, D, IDS = (5, 20, 60), 4, ("a", "b", "c")
 PURE = RecordPrivacy(clip_norm=0.5, epsilon=2.0, mechanism="laplace", delta=0.0)
-_PLAN = ("allocation", "rate", "published", "keys")
+_PLAN = ("allocation", "rate", "published", "keys", "at_cap")
 
 
 def rows(counts: Sequence[int] = COUNTS, dimension: int = D) -> list[Tensor]:
