@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 Link = Literal["identity", "exp", "exp of share"]
 """What makes predictions of outputs: nothing, the exponential, or, of targets that are mapped from
 [0, HIGH] to [-1, 1], the exponential as the share of HIGH."""
+LINKS: tuple[Link, ...] = get_args(Link)
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:

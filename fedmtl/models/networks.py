@@ -32,6 +32,23 @@ class NamedFactory(partial[nn.Module]):
     settings that it has."""
 
 
+def copies_of(module: nn.Module, built_by: NamedFactory) -> NamedFactory:
+    """Returns the factory of copies of a module, parameters included, which is described as the one
+    that built it.
+
+    Args:
+        module: the module.
+        built_by: its factory.
+    """
+
+    def build(spec: DataSpec, **described: Any) -> nn.Module:
+        return copy.deepcopy(module)
+
+    # The name and the settings are all that a run folder stores of a factory.
+    build.__name__ = built_by.func.__name__
+    return NamedFactory(build, **built_by.keywords)
+
+
 def factory(
     build: Callable[Concatenate[DataSpec, Settings], nn.Module],
 ) -> Callable[Settings, ModelFactory]:

@@ -18,7 +18,7 @@ from ..data.readers.columns import Table
 from ..data.readers.schema import TableSchema
 from ..data.transforms import Bounded
 from ..errors import ConfigError, DataError, FedmtlError, first_line
-from ..local.losses import Loss, binary_cross_entropy, cross_entropy
+from ..local.losses import LINKS, Link, Loss, binary_cross_entropy, cross_entropy, link_of
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
@@ -40,13 +40,16 @@ class Coding:
         transform: from features to inputs.
         odds: from outputs to probabilities of classes; None where the loss of the run gives them no
             such meaning.
-        limit: public bound on predictions, in the units of the outputs; infinite for none.
+        limit: public bound on predictions, in the units in which targets are stored; infinite for
+            none.
+        link: from outputs to predictions in these units.
     """
 
     schema: TableSchema
     transform: Transform
     odds: Odds | None = None
     limit: float = math.inf
+    link: Link = "identity"
 
     @classmethod
     def of(cls, data: FederatedDataset, loss: Loss, own_loss: Any = None) -> Coding | None:
@@ -69,7 +72,8 @@ class Coding:
                 odds = "softmax"
             elif loss is binary_cross_entropy:
                 odds = "sigmoid"
-        return cls(replace(data.schema, classes=data.classes), transform, odds, data.limit)
+        schema = replace(data.schema, classes=data.classes)
+        return cls(schema, transform, odds, data.limit, link_of(loss))
 
     def features(self, rows: DataFrame | Table) -> Tensor:
         """Return the features of raw rows, (n, width), with one warning of the values that are cut.
@@ -114,6 +118,7 @@ class Coding:
             "transform": transform,
             "odds": self.odds,
             "limit": limit,
+            "link": self.link,
         }
 
     @classmethod
@@ -123,14 +128,18 @@ class Coding:
         Raises:
             DataError: values that are not those of a coding.
         """
-        names = ("table", "transform", "odds", "limit")
+        names = ("table", "transform", "odds", "limit", "link")
         if not set(names) <= set(values):
             raise DataError(f"it must have {', '.join(names)}.")
         limit = values["limit"]
+        link = values["link"]
         odds = values["odds"]
         transform = values["transform"]
         if odds not in (None, "softmax", "sigmoid"):
             raise DataError(f"odds is {odds!r}; accepted: 'softmax', 'sigmoid' and null.")
+        if link not in LINKS:
+            accepted = ", ".join(map(repr, LINKS))
+            raise DataError(f"link is {link!r}; accepted: {accepted}.")
         if limit is not None and not (type(limit) in (int, float) and 0 < limit < math.inf):
             raise DataError(f"limit is {limit!r}; it must be null, or a number above 0.")
         if not isinstance(transform, dict) or transform.get("class") not in _TRANSFORMS:
@@ -144,7 +153,7 @@ class Coding:
         except (FedmtlError, TypeError) as error:
             raise DataError(f"transform is {transform!r}, which cannot be made: {error}") from error
         schema = TableSchema.from_dict(values["table"])
-        return cls(schema, made, odds, math.inf if limit is None else float(limit))
+        return cls(schema, made, odds, math.inf if limit is None else float(limit), link)
 
 
 @dataclass(frozen=True, eq=False)

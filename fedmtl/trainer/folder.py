@@ -40,7 +40,7 @@ from .._imports import uncollected
 from .._text import cell
 from ..algorithms.problem import Problem, Tally
 from ..data import FederatedDataset, RowBound
-from ..errors import ConfigError, DataError, FedmtlError, ModelError, ResumeError
+from ..errors import ConfigError, DataError, FedmtlError, ModelError, ResumeError, first_line
 from ..local import Layout, prepare_module
 from ..models import ModelFactory
 from ..models.build import build_module
@@ -229,6 +229,7 @@ _ELSEWHERE = (
     "released",
     "privacy",
     "module",
+    "factory",
     "folder",
     "baselines",
     "coding",
@@ -377,9 +378,8 @@ class RunFolder:
         """Return the folder of a comparison run; private, because it is not released."""
         return RunFolder(self.private / "baselines" / name)
 
-    def write_run(self, result: Result, problem: Problem, model: nn.Module | ModelFactory) -> None:
-        """Write models, metrics and the privacy report of one run, and how its ``model`` is
-        built."""
+    def write_run(self, result: Result, problem: Problem) -> None:
+        """Write models, metrics and the privacy report of one run, and how its network is built."""
         write_json(self.public / "privacy.json", result.privacy.to_dict())
         bound = bound_note(result.bound)
         if result.shared is not None:
@@ -405,7 +405,7 @@ class RunFolder:
         self.write_history(result.history)
         if result.replicates is not None:
             write_bytes(self.private / "replicates.csv", csv_bytes(result.replicates))
-        write_json(self.private / OUTCOME, _outcome(result, problem, model), indent=None)
+        write_json(self.private / OUTCOME, _outcome(result, problem), indent=None)
         if result.coding is not None:
             if result.coding.schema.declared:
                 part = self.public
@@ -413,7 +413,7 @@ class RunFolder:
                 part = self.private
             write_json(
                 part / COLUMNS,
-                result.coding.to_dict() | {"network": _public_network(problem, model)},
+                result.coding.to_dict() | {"network": _public_network(result, problem)},
             )
 
     def write_history(self, history: list[dict[str, Any]]) -> None:
@@ -524,6 +524,7 @@ class RunFolder:
         except ConfigError:  # objects of the caller's own
             outcome["terms"] = None
         state = _tensors(self.public / MODEL)[0]
+        module, factory = _network_of(network, state, model)
         shared = None
         if state:
             shared = torch.cat([state[name].reshape(-1) for name in network["names"]])
@@ -535,7 +536,8 @@ class RunFolder:
             "privacy": PrivacyReport.from_dict(read_json(self.public / "privacy.json")),
             "personal": personal,
             "shared": shared,
-            "module": _module_of(network, model),
+            "module": module,
+            "factory": factory,
             "coding": self._coding(),
             "folder": self.root,
             "released": {
@@ -601,7 +603,7 @@ class RunFolder:
         return sha256(self.public / MANIFEST)
 
 
-def _outcome(result: Result, problem: Problem, model: nn.Module | ModelFactory) -> dict[str, Any]:
+def _outcome(result: Result, problem: Problem) -> dict[str, Any]:
     """Returns the fields of a result beside its tensors and privacy report, ready for JSON."""
     values = {
         each.name: getattr(result, each.name)
@@ -622,7 +624,7 @@ def _outcome(result: Result, problem: Problem, model: nn.Module | ModelFactory) 
         "asked": [{"name": metric.name, "up": metric.higher_is_better} for metric in result.asked],
         "terms": describe(terms),
         "network": {
-            "made": describe(model) if isinstance(model, NamedFactory) else None,
+            "made": describe(result.factory),
             "spec": describe(problem.data.spec),
             "seed": problem.seed,
             "dtype": str(problem.initial.dtype).removeprefix("torch."),
@@ -632,17 +634,24 @@ def _outcome(result: Result, problem: Problem, model: nn.Module | ModelFactory) 
     }
 
 
-def _public_network(problem: Problem, model: nn.Module | ModelFactory) -> dict[str, Any]:
+def _public_network(result: Result, problem: Problem) -> dict[str, Any]:
     """Returns the description of the network of a run without its seed and its number of
     clients."""
-    made = None
-    if isinstance(model, NamedFactory):
-        made = describe(model)
-    return {"made": made, "dtype": str(problem.initial.dtype).removeprefix("torch.")}
+    dtype = str(problem.initial.dtype).removeprefix("torch.")
+    return {"made": describe(result.factory), "dtype": dtype}
 
 
-def _module_of(network: dict[str, Any], model: nn.Module | ModelFactory | None) -> nn.Module | None:
-    """Return the network of a run as it was trained; None where nothing says how it is built.
+def _network_of(
+    network: dict[str, Any], state: Mapping[str, Tensor], model: nn.Module | ModelFactory | None
+) -> tuple[nn.Module | None, NamedFactory | None]:
+    """Return the network of a run as it was trained, None if nothing says how it is built, and the
+    factory of :mod:`fedmtl.models` that built it, None for another one.
+
+    Args:
+        network: its description.
+        state: of the shared model, with the frozen parameters that all models have; empty without
+            one.
+        model: of the caller's; None for that of the description.
 
     Raises:
         ModelError: ``model`` has other parameters.
@@ -653,7 +662,10 @@ def _module_of(network: dict[str, Any], model: nn.Module | ModelFactory | None) 
         except ConfigError:  # it has parts of the caller's own
             model = None
         if model is None:
-            return None
+            return None, None
+    factory = None
+    if isinstance(model, NamedFactory):
+        factory = model
     spec = restored(network["spec"])
     kind = getattr(torch, network["dtype"])
     module = build_module(as_model(model), spec, network["seed"])
@@ -665,7 +677,13 @@ def _module_of(network: dict[str, Any], model: nn.Module | ModelFactory | None) 
     built = dict(zip(layout.names, layout.shapes, strict=True))
     if built != shapes:
         raise ModelError(f"model has the parameters {built}, but those of the run are {shapes}.")
-    return module
+    try:
+        module.load_state_dict(dict(state), strict=False)
+    except RuntimeError as error:
+        raise ModelError(
+            f"model has other frozen parameters than that of the run: {first_line(error)}."
+        ) from error
+    return module, factory
 
 
 def _tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -22,7 +22,7 @@ from ..algorithms.local import Local
 from ..algorithms.losses import own_losses
 from ..contrib.automatic import is_linear
 from ..contrib.average import Average, LocalAverage
-from ..data import FederatedDataset
+from ..data import FederatedDataset, RowBound
 from ..data.examples import cut
 from ..data.readers.schema import TableSchema
 from ..errors import DataError, ModelError
@@ -234,11 +234,20 @@ def terms_of(settings: Trainer) -> dict[str, Any] | None:
 @dataclass(frozen=True)
 class Released(Algorithm):
     """The released model for everybody: nothing is trained before the clients finetune, and nothing
-    leaves them."""
+    leaves them.
+
+    Args:
+        bound: on the features of a record, which the model was trained with; None for no bound.
+    """
+
+    bound: RowBound | None = None
 
     name = "released"
     title = "Released model"
     accepts_empty_clients = True
+
+    def row_bound(self, problem: Problem) -> RowBound | None:
+        return self.bound
 
     def init(self, problem: Problem, replicates: int = 1) -> State:
         return State({"model": problem.initial}, problem.client_store({}))

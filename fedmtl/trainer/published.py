@@ -85,8 +85,8 @@ def _published_model(received: Received, folder: Path) -> Predictor:
     bound = _bound(metadata)
     if bound is not None:
         module = BoundedInputs(module, bound)
-    if not math.isinf(coding.limit):
-        module = BoundedOutputs(module, coding.limit)
+    if not math.isinf(coding.limit) or coding.link != "identity":
+        module = BoundedOutputs(module, coding.limit, coding.link)
     predictor = Predictor(module.eval(), coding)
     try:
         predictor.outputs(torch.zeros(1, coding.schema.width))

@@ -277,6 +277,7 @@ class Result(Scored):
         arguments["finetune"] = finetune
         arguments["device"] = device or str(self.personal.device)
         arguments["folder"] = folder
+        arguments["factory"] = self.factory
         return personalize(model, data, **arguments)
 
     def to_frame(self) -> DataFrame:

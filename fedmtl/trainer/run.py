@@ -27,6 +27,7 @@ from ..contrib.average import LocalAverage
 from ..errors import BudgetExhausted, ConfigError, ResumeError, TrainingError
 from ..local import operation_threads
 from ..local.losses import link_of
+from ..models.networks import NamedFactory
 from ..privacy import BoundSampler, FullParticipation, PoissonSampling, RecordPrivacy
 from ..privacy.samplers import USUAL_COHORT
 from ..ranks import Ranks
@@ -399,7 +400,7 @@ class Run:
         if self.settings.finetune is not None:
             result = self._finetuned(result, self.settings.finetune)
         if folder is not None:
-            ranks.share(lambda: folder.write_run(result, self.problem, self.settings.model))
+            ranks.share(lambda: folder.write_run(result, self.problem))
         return result
 
     def _advance(
@@ -603,6 +604,9 @@ class Run:
             report = replace(report, interval=interval, outside=(*report.outside, audit.outside))
         metric = main_metric(problem.data.spec).name
         scores = {name: metrics.by_client(evaluated) for name, metrics in scored.items()}
+        factory = None
+        if isinstance(self.settings.model, NamedFactory):
+            factory = self.settings.model
         return Result(
             algorithm=self.algorithm.name,
             privacy=replace(report, **self.engine.facts),
@@ -617,6 +621,7 @@ class Run:
             metric=metric,
             data_name=problem.data.name,
             module=problem.module,
+            factory=factory,
             folder=None if self.folder is None else self.folder.root,
             replicates=runs if self.settings.runs > 1 else None,
             released=released,

@@ -24,6 +24,7 @@ from ..errors import ConfigError
 from ..local import Layout
 from ..local.losses import Link
 from ..models import BoundedInputs, BoundedOutputs
+from ..models.networks import NamedFactory
 from .coding import Coding, Predictor
 from .metrics import REGISTRY, Metric, compared, distribution, shares
 
@@ -123,6 +124,7 @@ class Scored:
         asked: the metrics that were asked for.
         data_name: of the data.
         module: the network; ``None`` where files do not say how it is built.
+        factory: of :mod:`fedmtl.models`, that built the network; ``None`` for another one.
         bound: on the features of a record, for an algorithm that has one: records were scaled down
             to it for training and for every score, and the models of :meth:`model_for` do so
             themselves.
@@ -149,6 +151,7 @@ class Scored:
     asked: tuple[Metric, ...] = ()
     data_name: str = "data"
     module: nn.Module | None = None
+    factory: NamedFactory | None = None
     bound: RowBound | None = None
     limit: float = inf
     link: Link = "identity"

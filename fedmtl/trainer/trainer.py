@@ -22,8 +22,9 @@ from ..data import FederatedDataset
 from ..errors import ConfigError
 from ..local import Execution
 from ..local.losses import Loss
-from ..models import BoundedOutputs, ModelFactory
+from ..models import BoundedInputs, BoundedOutputs, ModelFactory
 from ..models.build import build_module
+from ..models.networks import NamedFactory, copies_of
 from ..privacy import BoundSampler, FullParticipation, Privacy, RecordPrivacy
 from ..ranks import SINGLE, Ranks
 from ..schedules import AsynchronousSchedule, BoundSchedule
@@ -411,6 +412,7 @@ def personalize(
     dtype: str = "float32",
     execution: Execution | None = None,
     folder: str | Path | None = None,
+    factory: NamedFactory | None = None,
 ) -> Result:
     """Return personal models of new clients, by finetuning a released model on each one's own
     training records: the result of a run of one round in which nobody trains, with the given model
@@ -430,6 +432,8 @@ def personalize(
         trainable: names of the parameters that are trained, as of :class:`~fedmtl.Trainer`; a model
             that came from a result remembers its own, with None.
         loss, metrics, seed, device, dtype, execution, folder: as of :class:`~fedmtl.Trainer`.
+        factory: that built the model, such as ``models.mlp()``, for the files of ``folder``, which
+            then say how the models are built; None leaves that out.
 
     Raises:
         ConfigError: ``finetune`` starts from personal models, or holds out validation records;
@@ -452,15 +456,22 @@ def personalize(
         )
     if finetune is None:
         finetune = Finetune()
+    bound = None
     # predictions are cut off where they are scored, not in training
     if isinstance(model, BoundedOutputs):
         limit: float = model.limit
         model = model.model
         data = replace(data, limit=min(data.limit, limit), verify=False)
+    if isinstance(model, BoundedInputs):
+        bound = model.bound
+        model = model.model
+    built: nn.Module | ModelFactory = model
+    if factory is not None:
+        built = copies_of(model, factory)
     trainer = Trainer(
-        algorithm=Released(),
+        algorithm=Released(bound=bound),
         data=data,
-        model=model,
+        model=built,
         schedule=FullParticipation(),
         privacy=None,
         rounds=1,

@@ -22,6 +22,7 @@ from fedmtl import (
     RecordPrivacy,
     Result,
     Trainer,
+    load_predictor,
     models,
 )
 from fedmtl.contrib.proximal_point import ProximalPoint
@@ -96,6 +97,17 @@ def test_counts_are_fitted_as_scikit_learn_does_and_predicted_in_units(tmp_path)
         logs = np.log(fit.predict(data.test.x[part].double().numpy()) / 30)
         losses = np.exp(logs) - (data.test.y[part].numpy() + 1) / 2 * logs
         assert result.by_client["loss"][name] == pytest.approx(losses.mean(), rel=1e-4)
+
+
+def test_the_public_part_alone_predicts_counts_and_not_their_logarithms(tmp_path):
+    data = read_table(counts(), **COUNTED, features=["age"])
+    fedavg = FedAvg(local=LocalSGD(lr=0.1, steps=5, batch_size=None))
+    made = run(data, algorithm=fedavg, loss="poisson", rounds=2, folder=tmp_path)
+    age = np.array([20, 50, 90])
+    slope, constant = made.shared.double().tolist()
+    expected = 30 * np.exp(slope * (2 * (age - 20) / 80 - 1) + constant)
+    found = load_predictor(tmp_path / "public")(pd.DataFrame({"age": age}))
+    np.testing.assert_allclose(found, expected.clip(0, 30), rtol=1e-5)
 
 
 def test_raw_counts_have_the_same_fit_and_models_that_predict_means():

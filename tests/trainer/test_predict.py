@@ -15,8 +15,25 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from fedmtl import ClientPrivacy, FullParticipation, Local, Result, Trainer, cli, load_data, models
+from fedmtl import (
+    ClientPrivacy,
+    FedAvg,
+    Finetune,
+    FullParticipation,
+    Local,
+    LocalSGD,
+    Result,
+    Trainer,
+    cli,
+    load_data,
+    load_predictor,
+    models,
+    personalize,
+)
+from fedmtl.data import RowBound
 from fedmtl.errors import ConfigError, DataError
+from fedmtl.models import BoundedInputs, BoundedOutputs
+from fedmtl.trainer.coding import Predictor
 from fedmtl.trainer.predict import Models
 
 BOUNDS = {"age": [20, 100], "kind": ["x", "y", "z"], "planned": [False, True], "days": [0, 30]}
@@ -161,6 +178,60 @@ def test_the_public_part_alone_gives_the_shared_model(run, public):
     with pytest.raises(ConfigError, match=r"public part of a run.*load_predictor\('.*received'\)"):
         Result.load(public)
     assert "none of client 'anna'" in refused("predict", public, "new.csv", "--client", "anna")
+
+
+@pytest.fixture(scope="module")
+def adapted(run, tmp_path_factory):
+    """New clients, one with a name of the run's, with models that start from the run's."""
+    place = tmp_path_factory.mktemp("new") / "adapted"
+    rows = table(60).assign(ward=lambda t: np.where(t["ward"] == "anna", "carl", "bob"))
+    data = load_data("table", path=rows, client="ward", target="days", bounds=BOUNDS)
+    Result.load(run).adapt(data, folder=place)
+    return place
+
+
+def test_new_clients_predict_with_their_own_models(run, adapted, here):
+    Path("new.csv").write_text(NEW.replace("anna", "carl"))
+    done("predict", adapted, "new.csv")
+    found = pd.read_csv("new.predicted.csv")
+    expected = [in_days(adapted, who, NUMBERS)[row] for row, who in enumerate(("carl", "bob"))]
+    expected.append(in_days(run, None, NUMBERS)[2])
+    np.testing.assert_allclose(found["predicted_days"], expected, rtol=1e-5)
+    assert list(found["predicted_by"]) == ["own", "own", "shared"]
+    assert not np.allclose(expected[1], in_days(run, "bob", NUMBERS)[1], rtol=1e-3)
+
+    done("predict", adapted / "public", "new.csv")
+    found = pd.read_csv("new.predicted.csv")
+    np.testing.assert_allclose(found["predicted_days"], in_days(run, None, NUMBERS), rtol=1e-5)
+    assert Result.load(adapted).factory is not None  # of which they can be adapted again
+
+
+@pytest.mark.parametrize("bounded", [False, True])
+def test_new_clients_keep_the_bound_on_records_and_what_is_frozen(bounded, here):
+    """What is frozen follows from the run's seed, and the new clients have another."""
+    data = load_data("table", path=table(), client="ward", target="days", bounds=BOUNDS)
+    network = models.lora(models.mlp(hidden=6), rank=2)
+    fedavg = FedAvg(local=LocalSGD(lr=0.5))
+    fit(data, here / "run", algorithm=fedavg, model=network, schedule=FullParticipation())
+    result = Result.load(here / "run")
+    shared = result.shared_model()
+    bound = None
+    if bounded:
+        bound = RowBound(0.7, "l1")
+        shared = BoundedOutputs(BoundedInputs(shared.model, bound), shared.limit)
+    finetune = Finetune(kind="mean", local=LocalSGD(lr=0.1))
+    options = {"finetune": finetune, "seed": 1, "factory": result.factory, "folder": here / "new"}
+    made = personalize(shared, data, **options)
+    loaded = Result.load(here / "new")
+    assert loaded.bound == bound
+    rows = pd.DataFrame({"age": [40, 90], "kind": ["z", "x"], "planned": [True, False]})
+    for client in (None, "anna"):
+        found = loaded.predictor(client)(rows)
+        np.testing.assert_array_equal(found, made.predictor(client)(rows))
+    expected = Predictor(shared, result.coding)(rows)
+    np.testing.assert_array_equal(loaded.predictor()(rows), expected)
+    np.testing.assert_array_equal(load_predictor(here / "new" / "public")(rows), expected)
+    assert bounded != np.allclose(expected, result.predictor()(rows), rtol=1e-4)
 
 
 def test_a_client_can_be_named_for_all_rows(run, here):

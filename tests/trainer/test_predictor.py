@@ -230,6 +230,8 @@ def test_who_has_no_model_is_told_of_the_shared_one(run):
         (lambda v: v["transform"].update(more=1), "cannot be made"),
         (lambda v: v.update(odds="os.system"), "odds is 'os.system'"),
         (lambda v: v.update(limit=-1), "limit is -1"),
+        (lambda v: v.update(link="os.system"), "link is 'os.system'; accepted: 'identity'"),
+        (lambda v: v.pop("link"), "it must have table, transform, odds, limit, link"),
         (lambda v: v["table"].update(more=1), "and nothing else"),
         (lambda v: v["table"].update(target="age"), "distinct names"),
         (lambda v: v["table"].update(classes=True), "classes is True"),
