@@ -399,9 +399,8 @@ class RecordCanaryRounds(_Planted, Rounds):
 
     canaries: RecordCanaries
 
-    def begin(self, step: int, members: Tensor) -> None:
-        super().begin(step, members)
-        self.local = _CanarySteps(self, step, members.cpu().reshape(-1))
+    def _local_steps(self, step: int, clients: Tensor) -> LocalSteps:
+        return _CanarySteps(self, step, clients)
 
 
 class _CanarySteps(LocalSteps):

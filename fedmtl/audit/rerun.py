@@ -22,14 +22,15 @@ from torch import Tensor
 from ..algorithms.base import State
 from ..data import FederatedDataset
 from ..errors import PrivacyError, TrainingError
-from ..privacy import Activations, NoiseSource, Rounds, SeededSource
-from ..privacy.channel import GRADIENT, Recording
+from ..privacy import Activations, BoundSampler, NoiseSource, Rounds, SeededSource
+from ..privacy.channel import GRADIENT
 from ..schedules import Block
 from ..trainer.engine import Engine, open_run
 from ..trainer.folder import MANIFEST, RunFolder, read_tensors
 from ..trainer.run import fitted
 from ..trainer.trainer import Trainer
 from .play import coordinates
+from .recording import RecordedActivations, RecordedRounds, Recording
 
 if TYPE_CHECKING:
     from ..trainer.run import Run
@@ -158,16 +159,20 @@ class _Watching(Engine):
         options: dict[str, Any] = {
             "ledger": run.ledger,
             "resume": resume,
-            "replay": self.replay,
             "coins": self.coins,
+            "kind": _kind(run.settings),
         }
         channel = open_run(run.settings, run.problem, run.fingerprint, **options)
+        assert isinstance(channel, RecordedRounds | RecordedActivations)
         run.stop = min(run.stop, self.rounds)
         self.channel = channel
         self.evaluated = run.clients
         self._run = run
         channel.record = self.notes.releases
-        channel.tap = self._tap if self.tapped else None
+        if self.tapped:
+            channel.tap = self._tap
+        if self.replay is not None:
+            channel.replay(self.replay)
         if channel.records is not None:
             channel.records.coins = [self.secret]
         elif not channel.account.by_client:
@@ -225,6 +230,12 @@ class _Watching(Engine):
         return state
 
 
+def _kind(trainer: Trainer) -> type[RecordedRounds | RecordedActivations]:
+    if isinstance(trainer.bound, BoundSampler):
+        return RecordedRounds
+    return RecordedActivations
+
+
 def _note_files(notes: Notes, folder: RunFolder, channel: Any) -> None:
     """Note the files of ``public/``, the report, and which of the values published as released were
     released."""
@@ -261,9 +272,10 @@ def _note_files(notes: Notes, folder: RunFolder, channel: Any) -> None:
 def released_again(trainer: Trainer, notes: Notes) -> tuple[Recording, int]:
     """Returns the releases that another channel makes of the rows of a run, and the number of
     releases with rows of clients that were not drawn."""
-    other = open_run(trainer, trainer.problem(), coins=_source(trainer, trainer.seed))
+    coins = _source(trainer, trainer.seed)
+    other = open_run(trainer, trainer.problem(), coins=coins, kind=RecordedRounds)
     strangers = 0
-    assert isinstance(other, Rounds)
+    assert isinstance(other, RecordedRounds)
     other.record = again = list[tuple[int, str, Tensor]]()
     for step in sorted({step for step, _, _ in notes.releases if step < AGAIN}):
         cohort = other.draw(step)

@@ -32,6 +32,7 @@ from ..privacy.release import Form, ReleasePlan
 from ..privacy.rounds import Rounds
 from ..privacy.samplers import BoundAsked, BoundCyclic, BoundFixed, BoundSampler, Relation
 from ..privacy.settings import Privacy, RecordPrivacy
+from .recording import RecordedActivations, RecordedRounds
 
 GRADIENTS = "gradients"
 ROWS = "rows of "
@@ -218,6 +219,7 @@ class Setup:
             ledger_path=ledger,
             resume=resume,
             replicates=replicates,
+            kind=RecordedActivations if isinstance(self.schedule, Clocks) else RecordedRounds,
         )
 
     @cached_property

@@ -212,23 +212,9 @@ class Activations(Channel):
                 clients.
         """
         window, start = self._next()
-        step = self._place
-        forced = None
-        if self._replay is not None:
-            forced = self.replayed(self._place, GRADIENT)
-        if forced is None or self.tap is not None:
-            sums = self._sums(gradients, window, start)
-        if self.tap is not None:
-            for client, row in zip(window.clients[start].tolist(), torch.tensor(sums), strict=True):
-                if client >= 0:
-                    self.tap(step, GRADIENT, torch.tensor([client]), row[None])
-        if forced is None:
-            value = self._noised(sums, start, window)
-        else:
-            value = forced.numpy()
-        self._place = step + 1
-        if self.record is not None:
-            self._note(step, GRADIENT, torch.from_numpy(value))
+        sums = self._sums(gradients, window, start)
+        value = self._noised(sums, start, window)
+        self._place += 1
         return value
 
     def _next(self) -> tuple[Window, int]:

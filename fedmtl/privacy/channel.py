@@ -18,13 +18,12 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from ..errors import PrivacyError
 from ..ranks import SINGLE, Ranks
 from .account import Account
 from .chain import Head
@@ -46,12 +45,6 @@ from .report import (
 )
 from .settings import Privacy, RecordPrivacy
 
-Recording = Sequence[tuple[int, str, Tensor]]
-Tap = Callable[[int, str, Tensor, Tensor], None]
-"""(step, release, clients (k,) int64, rows (k, D)): called with the row of every client that takes
-part in a release, before clip and noise, also where a replay forces the released value. The rows
-are private; audits and tests use it."""
-
 
 class Channel(ABC):
     """What both kinds of channel have in common; made by :func:`~fedmtl.privacy.open_channel`.
@@ -67,11 +60,6 @@ class Channel(ABC):
         ledger_name: of the ledger, for the report.
         notes: what else no epsilon covers.
         ranks: the processes that compute the run; the account of all but the first is empty.
-        record: set it to a list, and (step, name, value) of every release is appended; (step,
-            "<name>/rows", rows) too of what clients release to the server, where they add noise to
-            their own rows.
-        tap: set it, and it is called with all that is handed to a release; None in every run but an
-            audit's.
         on_grid: in secure mode, the last value of every release with its grid, by name.
         records: what clients release of their own records, where the unit is one record; else None.
     """
@@ -84,7 +72,6 @@ class Channel(ABC):
         *,
         ledger_name: str = "none",
         notes: tuple[str, ...] = (),
-        replay: Recording | None = None,
         ranks: Ranks = SINGLE,
     ) -> None:
         self.settings = settings
@@ -100,13 +87,8 @@ class Channel(ABC):
         self.ledger_name = ledger_name
         self.notes = notes
         self.ranks = ranks
-        self.record: list[tuple[int, str, Tensor]] | None = None
-        self.tap: Tap | None = None
         self.on_grid: dict[str, GridValue] = {}
         self.records: Records | None = None
-        self._replay = None
-        if replay is not None:
-            self._replay = {(step, name): value for step, name, value in replay}
 
     # What it is
 
@@ -176,18 +158,6 @@ class Channel(ABC):
         """Return (R,) float64: root mean square of a noised coordinate (of a matrix: a diagonal
         one) of ``name`` as released in the step that has begun, or released last; 0 without noise,
         and where no client acted."""
-
-    def replayed(self, step: int, name: str) -> Tensor | None:
-        """Return the recorded value of a release; None where nothing is replayed."""
-        if self._replay is None:
-            return None
-        if (step, name) not in self._replay:
-            raise PrivacyError(f"The recording has no release {name!r} of step {step}.")
-        return self._replay[step, name].clone()
-
-    def _note(self, step: int, name: str, value: Tensor) -> None:
-        if self.record is not None:
-            self.record.append((step, name, value.clone()))
 
     # What it costs
 

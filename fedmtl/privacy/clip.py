@@ -16,7 +16,6 @@ further term. (Rounding to the nearest multiple would have one: it can make a ro
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -266,28 +265,17 @@ class RowTotal:
         dimension: D, of a row.
         clip: of the rows.
         width: of the grid.
-        tap: is called with clients (k,) and the rows (k, D) that are added of them; None for no
-            call.
     """
 
-    def __init__(
-        self,
-        dimension: int,
-        clip: Clip,
-        width: float,
-        tap: Callable[[Tensor, Tensor], None] | None = None,
-    ) -> None:
+    def __init__(self, dimension: int, clip: Clip, width: float) -> None:
         self._width = width
         self._bounds = bounds_of(clip)
-        self._tap = tap
         self._clients: list[Tensor] = []
         self._cells = torch.zeros(dimension, dtype=torch.float64)
 
     def add(self, clients: Tensor, rows: Tensor) -> None:
         """Add the rows (k, D) of ``clients``, int64 (k,); any float dtype, on the CPU."""
         self._clients.append(clients)
-        if self._tap is not None:
-            self._tap(clients, rows)
         for row in rows:
             add_clipped(self._cells, row, *self._bounds, self._width)
 

@@ -18,7 +18,6 @@ from ..errors import ConfigError, PrivacyError
 from ..ranks import SINGLE, Ranks
 from .account import Account
 from .activations import Activations
-from .channel import Recording
 from .gradients import GradientPlan, record_prices
 from .ledger import Ledger, read_header
 from .noise.banded import Bands
@@ -82,7 +81,6 @@ def open_channel(
     fingerprint: str = "",
     ledger_path: Path | None = None,
     resume: bool = False,
-    replay: Recording | None = None,
     notes: tuple[str, ...] = (),
     replicates: int = 1,
     ranks: Ranks = SINGLE,
@@ -110,8 +108,6 @@ def open_channel(
         ledger_path: JSON-lines file, or None to keep charges in memory. Nothing is written where
             nothing is charged.
         resume: continue the ledger at ``ledger_path``; its noise multiplier is used as it stands.
-        replay: ``record`` of another run; releases return its values (steps are still charged and
-            checked).
         notes: what the data's own preparation leaves outside of every epsilon; for the report.
         replicates: R replicates, each with its own noise, released at once: simulations in memory.
             In rounds, everybody takes part in every step. An epsilon is that of one of them.
@@ -119,8 +115,8 @@ def open_channel(
             ledger.
         order: int64 (n,), the clients in the order by which the sampler of rounds numbers them;
             None: their positions.
-        kind: class of the channel, a subclass of these two, such as one with canaries; None for
-            these themselves.
+        kind: class of the channel, a subclass of these two, such as one with canaries or one that
+            records its releases; None for these themselves.
 
     Raises:
         ConfigError: a budget that cannot be met, or replicates of a private, kept or sampled run.
@@ -154,7 +150,7 @@ def open_channel(
         fingerprint=fingerprint,
         resume=resume,
         notes=notes,
-        options={"replay": replay, "ranks": ranks},
+        options={"ranks": ranks},
         order=order,
         kind=kind,
     )

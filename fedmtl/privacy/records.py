@@ -367,35 +367,20 @@ class LocalSteps:
         Raises:
             PrivacyError: as for :meth:`numbers`, or another round has begun.
         """
-        channel = self._channel
-        round = self._round
-        if channel.local is not self:
-            raise PrivacyError(f"Round {round} is over; its local steps cannot be made any more.")
+        if self._channel.local is not self:
+            raise PrivacyError(
+                f"Round {self._round} is over; its local steps cannot be made any more."
+            )
         steps = self.numbers(clients)
-        names = [
-            f"{GRADIENT}/{self.plan.ids[k]}/{t}"
-            for k, t in zip(clients.tolist(), steps.tolist(), strict=True)
-        ]
-        forced = [value for name in names if (value := channel.replayed(round, name)) is not None]
-        if forced and channel.tap is None:
-            sums = None
-        else:
-            sums = self._records.of_chunks(chunks, clients)
-        if channel.tap is not None and sums is not None:
-            for client, step, row in zip(
-                clients.split(1), steps.tolist(), sums.split(1), strict=True
-            ):
-                channel.tap(round, f"{GRADIENT}/{step}", client, row)
+        sums = self._sums(chunks, clients, steps)
         self.make(clients)
-        if forced or sums is None:
-            value = torch.stack(forced)
-        else:
-            value = self._noised(sums, clients, steps)
-        if channel.record is not None:
-            channel.record += [
-                (round, name, row.clone()) for name, row in zip(names, value.cpu(), strict=True)
-            ]
-        return value
+        return self._noised(sums, clients, steps)
+
+    def _sums(
+        self, chunks: Iterable[tuple[Tensor, Tensor]], clients: Tensor, steps: Tensor
+    ) -> Tensor:
+        """Returns the clipped sums (A, D) of the gradients of ``clients`` in their ``steps``."""
+        return self._records.of_chunks(chunks, clients)
 
     def _addresses(self, clients: Tensor, steps: Tensor) -> Tensor:
         """Return int64 (A,): local steps ``steps`` of this round in the streams of ``clients``."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,16 @@ from torch import Tensor
 from ..errors import ConfigError, PrivacyError
 from .account import Account
 from .channel import Channel
-from .clip import RowTotal, are_long, clip_rows, contributions, largest_norm, row_norms, sum_width
+from .clip import (
+    Clip,
+    RowTotal,
+    are_long,
+    clip_rows,
+    contributions,
+    largest_norm,
+    row_norms,
+    sum_width,
+)
 from .gradients import GradientPlan
 from .noise.banded import CorrelatedNoise
 from .noise.grid import GridValue, noised, release_noise
@@ -159,7 +167,11 @@ class Rounds(Channel):
             self.releases[name] = self.releases[name].clipped_at(norm)
         self.local = None
         if self.records is not None:
-            self.local = LocalSteps(self, step, clients)
+            self.local = self._local_steps(step, clients)
+
+    def _local_steps(self, step: int, clients: Tensor) -> LocalSteps:
+        """Returns the local steps of a round that is charged."""
+        return LocalSteps(self, step, clients)
 
     def _charge(self, step: int, clients: Tensor) -> int:
         """Charge the accounts of ``clients``; return the number of this use, from 0, where
@@ -199,20 +211,10 @@ class Rounds(Channel):
         """
         step = self._checked_step(name, rows, clients)
         self._released.add(name)
-        if self.tap is not None and isinstance(rows, Tensor):
-            for each in self._each(rows):
-                self.tap(step, name, clients, each)
-        # elsewhere it is post-processing
-        forced = self._replay is not None and self.records is None
-        value = None
-        if forced:
-            value = self.replayed(step, name)
-        if value is None:
-            if name in self.rows and isinstance(rows, Tensor):
-                rows = self._hidden(self.rows[name], rows, clients, step)
-                self._note(step, f"{name}/rows", rows)
-            value = self._value(name, rows, clients, step)
-        self._note(step, name, value)
+        sent = rows
+        if isinstance(rows, Tensor):
+            sent = self._hidden(name, rows, clients, step)
+        value = self._value(name, sent, clients, step)
         if isinstance(self._adaptive, QuantileClip) and isinstance(rows, Tensor):
             self._adapt(name, rows, step, self._adaptive)
         return value
@@ -248,13 +250,12 @@ class Rounds(Channel):
             return None
         if name in self.rows or isinstance(self._adaptive, QuantileClip):
             return None
-        tap = None
-        if self.tap is not None:
-            tap = partial(self.tap, self._step, name)
-        self._totals[name] = RowTotal(
-            release.dimension, clip, sum_width(clip.bound, self.sampler.n), tap
-        )
+        self._totals[name] = self._new_total(release, clip)
         return self._totals[name]
+
+    def _new_total(self, release: Release, clip: Clip) -> RowTotal:
+        """Returns an empty sum of the rows of one release of the round that has begun."""
+        return RowTotal(release.dimension, clip, sum_width(clip.bound, self.sampler.n))
 
     def _sum(self, name: str, rows: Message, clients: Tensor) -> Tensor:
         """Return the clipped sum of the rows of a cohort, complete on the first rank only; ignore
@@ -280,9 +281,10 @@ class Rounds(Channel):
             clients, rows = (torch.cat(parts) for parts in zip(*each, strict=True))
         return contributions(rows[..., torch.argsort(clients.to(rows.device)), :], clip, form)
 
-    def _hidden(self, noise: BoundRowNoise, rows: Tensor, clients: Tensor, step: int) -> Tensor:
-        """Return the rows as the server gets them, with noise of their own."""
-        if self.rows_are_noised:
+    def _hidden(self, name: str, rows: Tensor, clients: Tensor, step: int) -> Tensor:
+        """Returns the rows as the server gets them: with noise of their own if clients add some."""
+        noise = self.rows.get(name)
+        if noise is None or self.rows_are_noised:
             return rows
         each = [
             noise.added(item, clients, step, of)
@@ -392,17 +394,18 @@ class Rounds(Channel):
 
     def _adapt(self, name: str, rows: Tensor, step: int, settings: QuantileClip) -> None:
         """Release how many rows were not clipped, and compute the clip norm of the next round."""
+        value = self._fraction(name, rows, step, settings)
+        bound = self.releases[name].bound
+        self._norms[name] = settings.updated_norm(bound, float(value) + COUNT_BOUND)
+
+    def _fraction(self, name: str, rows: Tensor, step: int, settings: QuantileClip) -> Tensor:
+        """Releases the fraction of the cohort whose rows were not clipped, minus 1/2, (1,)."""
         release = self.releases[name]
-        key = f"{name}/count"
-        value = self.replayed(step, key)
-        if value is None:
-            count = count_rows(row_norms(rows, release.clip), release.bound).double().sum(0).cpu()
-            total = self.ranks.sum(count)
-            value = self.ranks.share(
-                lambda: self._noised_count(key, total, step, settings, release)
-            )
-        self._note(step, key, value)
-        self._norms[name] = settings.updated_norm(release.bound, float(value) + COUNT_BOUND)
+        count = count_rows(row_norms(rows, release.clip), release.bound).double().sum(0).cpu()
+        total = self.ranks.sum(count)
+        return self.ranks.share(
+            lambda: self._noised_count(f"{name}/count", total, step, settings, release)
+        )
 
     def _noised_count(
         self, key: str, total: Tensor, step: int, settings: QuantileClip, release: Release

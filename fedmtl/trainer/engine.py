@@ -27,7 +27,6 @@ from ..privacy import (
     Sampler,
     open_channel,
 )
-from ..privacy.channel import Recording
 from ..privacy.samplers import USUAL_COHORT
 from ..ranks import SINGLE, Ranks
 from ..schedules import AsynchronousSchedule, Block, BoundSchedule
@@ -98,15 +97,15 @@ def open_run(
     sampler: BoundSampler | None = None,
     ledger: Path | None = None,
     resume: bool = False,
-    replay: Recording | None = None,
     coins: NoiseSource | None = None,
+    kind: type[Rounds | Activations] | None = None,
 ) -> Rounds | Activations:
     """Return the channel of a run, with the canaries of its audit.
 
     Args:
         settings: of the run.
         problem: of the run.
-        fingerprint, resume, replay: see :func:`~fedmtl.privacy.open_channel`.
+        fingerprint, resume, kind: see :func:`~fedmtl.privacy.open_channel`.
         sampler: who takes part, in place of the settings' schedule.
         ledger: its file; None keeps charges in memory, as those of replicates, which are
             simulations, are in any case.
@@ -133,6 +132,7 @@ def open_run(
         plans = tuple(
             plan.with_canaries(number) if isinstance(plan, GradientPlan) else plan for plan in plans
         )
+        kind = audit.channel_class(settings, plans)
     if isinstance(bound, BoundSampler):
         # cohorts do not depend on the order of the data
         order = torch.argsort(problem.data.keys, stable=True)
@@ -148,11 +148,10 @@ def open_run(
         fingerprint=fingerprint,
         ledger_path=ledger if settings.runs == 1 else None,
         resume=resume,
-        replay=replay,
         notes=problem.notes,
         replicates=settings.runs,
         ranks=problem.ranks,
-        kind=None if audit is None else audit.channel_class(settings, plans),
+        kind=kind,
         **options,
     )
     if audit is not None:

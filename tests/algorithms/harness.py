@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedmtl import models
 from fedmtl.algorithms import Problem, State
+from fedmtl.audit.recording import RecordedActivations, RecordedRounds
 from fedmtl.data import load_synthetic_tasks
 from fedmtl.local import Execution
 from fedmtl.privacy import ClientPrivacy, FullParticipation, open_channel
@@ -48,6 +49,7 @@ def run(
         seed=problem.seed,
         steps=problem.rounds,
         fingerprint="test",
+        kind=RecordedRounds,
     )
     channel.record = record
     state = algorithm.init(problem)
@@ -111,7 +113,7 @@ def open_activations(
     plans = algorithm.plan(
         replace(problem, rounds=max(problem.rounds, clients.shape[1])), GivenCaps(np.asarray(caps))
     )
-    options = {"seed": seed, "replicates": len(clients)} | options
+    options = {"seed": seed, "replicates": len(clients), "kind": RecordedActivations} | options
     return Door(open_channel(privacy, plans, "as given", **options))
 
 
@@ -130,10 +132,14 @@ def blocks_of(clients, pieces=None) -> Iterator[Block]:
         yield block_of(clients[:, start : start + pieces], start)
 
 
-def run_activations(algorithm, problem: Problem, clients, privacy=None, *, pieces=None, **options):
-    """The state after all activations, and the channel; blocks of ``pieces``."""
+def run_activations(
+    algorithm, problem: Problem, clients, privacy=None, *, pieces=None, replay=None, **options
+):
+    """The state after all activations, and the channel; blocks of ``pieces``; releases of ``replay`` are forced."""
     channel = open_activations(algorithm, problem, clients, privacy, **options)
     channel.record = []
+    if replay is not None:
+        channel.replay(replay)
     state = algorithm.init(problem, len(clients))
     for block in blocks_of(clients, pieces):
         channel.begin(block.first, block.client)

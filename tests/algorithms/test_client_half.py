@@ -9,6 +9,7 @@ import torch
 
 from fedmtl import FedAvg, FullParticipation, Trainer, models
 from fedmtl.algorithms import Cohort, Released
+from fedmtl.audit.recording import RecordedRounds
 from fedmtl.data import load_synthetic_tasks
 from fedmtl.privacy import ClientPrivacy, PoissonSampling, RecordPrivacy, SeededSource, open_channel
 from fedmtl.schedules import rounds
@@ -70,7 +71,12 @@ class _Client:
         if problem.protects_records:
             one = FullParticipation().bind(1)
             self.channel = open_channel(
-                privacy, releases_of(algorithm, self.problem, one), one, seed=3, steps=ROUNDS
+                privacy,
+                releases_of(algorithm, self.problem, one),
+                one,
+                seed=3,
+                steps=ROUNDS,
+                kind=RecordedRounds,
             )
             self.channel.record = []
 
@@ -109,6 +115,7 @@ def both(algorithm, problem, privacy, bound):
     options = {
         "seed": 3,
         "steps": problem.rounds,
+        "kind": RecordedRounds,
         "order": torch.argsort(problem.data.keys, stable=True),
     }
     stacked, server = (open_channel(privacy, plans, bound, **options) for _ in range(2))

@@ -8,6 +8,7 @@ import torch
 
 from fedmtl import IFCA, PMTL, ClientPrivacy, ClusteredPMTL, FedAvg, LocalSGD, RecordPrivacy, models
 from fedmtl.algorithms.clusters import blocks
+from fedmtl.audit.recording import RecordedRounds
 from fedmtl.errors import ConfigError, DataError, PrivacyError
 from fedmtl.privacy import FixedCohort, open_channel
 from fedmtl.schedules import Block
@@ -49,7 +50,9 @@ def test_a_client_reaches_the_block_of_its_cluster_alone_and_the_clip_is_joint()
     problem = problem_of(ragged_classification(), rounds=2, model=models.mlp(hidden=3), loss="auto")
     algorithm = IFCA(clusters=3, spread=0.5, local=LocalSGD(lr=0.5, epochs=5))
     sampler = FixedCohort(4).bind(problem.clients)
-    channel = open_channel(NOISY, algorithm.plan(problem, sampler), sampler, seed=0, steps=2)
+    channel = open_channel(
+        NOISY, algorithm.plan(problem, sampler), sampler, seed=0, steps=2, kind=RecordedRounds
+    )
     channel.tap = lambda step, name, clients, given: seen.append(channel.clip(name, given))
     ranks = channel.draw(0)
     channel.begin(0, ranks)

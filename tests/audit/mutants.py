@@ -600,7 +600,7 @@ def _weighted(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
 
     def weighted(self, name, rows, clients):
         value = _release(self, name, rows, clients)
-        if self._replay is not None:
+        if self.replays:
             return value
         extra = (weights[clients] - 1) @ self.clip(name, rows).double()
         return value + extra / self.denominator
@@ -640,7 +640,7 @@ _clip_from_the_raw_count = (
     edit(  # the noised count is released, and the next clip norm follows the one without noise
         Rounds._adapt,
         "float(value) + COUNT_BOUND",
-        "float((rows.norm(dim=1) <= release.bound).sum()) / self.denominator",
+        "float((rows.norm(dim=1) <= bound).sum()) / self.denominator",
     )
 )
 

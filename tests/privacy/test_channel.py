@@ -12,6 +12,7 @@ import torch
 from dp_accounting import dp_event
 from dp_accounting.pld import PLDAccountant
 
+from fedmtl.audit.recording import RecordedRounds
 from fedmtl.contrib.published.mp_mtl import WishartNoise
 from fedmtl.errors import BudgetExhausted, ConfigError, PrivacyError
 from fedmtl.privacy import (
@@ -412,7 +413,7 @@ def test_update_and_count_together_cost_the_given_multiplier() -> None:
 
 def test_each_step_clips_and_noises_at_its_own_norm() -> None:
     settings = QuantileClip(initial=1.0, quantile=0.5, lr=0.5, count_noise=2.0)
-    channel, silent = (everybody(adaptive(lr=0.5), seed=4) for _ in range(2))
+    channel, silent = (everybody(adaptive(lr=0.5), seed=4, kind=RecordedRounds) for _ in range(2))
     expected, update = (
         1.0,
         (1.5**-2 - 4.0**-2) ** -0.5,

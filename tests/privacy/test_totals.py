@@ -17,6 +17,7 @@ from fedmtl import (
     PoissonSampling,
     Trainer,
 )
+from fedmtl.audit.recording import RecordedRounds
 from fedmtl.data import FederatedDataset
 from fedmtl.errors import PrivacyError
 from fedmtl.privacy import QuantileClip, ReleasePlan, clip, open_channel
@@ -36,7 +37,12 @@ def begun(plan: ReleasePlan = PLAN, *, clients: int = 9, **settings) -> tuple[Ro
     """A channel whose first round has begun, and its cohort."""
     given = {"clip_norm": 1.5, "noise_multiplier": 0.8, "delta": 1e-5} | settings
     channel = open_channel(
-        ClientPrivacy(**given), (plan,), PoissonSampling(6).bind(clients), seed=0, steps=3
+        ClientPrivacy(**given),
+        (plan,),
+        PoissonSampling(6).bind(clients),
+        seed=0,
+        steps=3,
+        kind=RecordedRounds,
     )
     cohort = channel.draw(0)
     channel.begin(0, cohort)

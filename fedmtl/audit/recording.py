@@ -1,0 +1,200 @@
+"""Channels whose releases are watched, recorded and replayed.
+
+An audit compares two runs. It notes what the first one releases and what its clients hand over, and
+it forces the second one, on other data, to the same releases: whatever still differs did not come
+from a release. Ordinary channels know nothing of this. The classes here are theirs with three
+attributes more, and are handed to :func:`~fedmtl.privacy.open_channel` as its ``kind``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import PrivacyError
+from ..privacy import Activations, Gradients, Release, Rounds
+from ..privacy.activations import Window
+from ..privacy.channel import Channel
+from ..privacy.clip import Clip, RowTotal, sum_width
+from ..privacy.quantile import QuantileClip
+from ..privacy.records import GRADIENT, LocalSteps
+from ..privacy.rounds import Message
+
+Recording = Sequence[tuple[int, str, Tensor]]
+"""The values of releases: (step, name, value)."""
+Tap = Callable[[int, str, Tensor, Tensor], None]
+"""(step, release, clients (k,) int64, rows (k, D)), rows before their clip and their noise."""
+
+
+class _Recorded(Channel):
+    """A channel that records its releases.
+
+    Attributes:
+        record: set it to a list, and (step, name, value) of every release is appended; (step,
+            "<name>/rows", rows) too of what clients release to the server, where they add noise to
+            their own rows, and "<name>/count" of the clients below a clip norm that adapts.
+        tap: set it, and it is called with the row of every client that takes part in a release,
+            also if the released value is forced. The rows are private.
+    """
+
+    record: list[tuple[int, str, Tensor]] | None = None
+    tap: Tap | None = None
+    _forced: dict[tuple[int, str], Tensor] | None = None
+
+    def replay(self, recording: Recording) -> None:
+        """Forces every release to its value in ``recording``; steps are still charged and checked.
+
+        Args:
+            recording: :attr:`record` of another run. A release that it lacks is a PrivacyError.
+        """
+        self._forced = {(step, name): value for step, name, value in recording}
+
+    @property
+    def replays(self) -> bool:
+        """Whether releases are forced."""
+        return self._forced is not None
+
+    def replayed(self, step: int, name: str) -> Tensor:
+        """Returns the value to which a release is forced.
+
+        Raises:
+            PrivacyError: the recording does not have it.
+        """
+        assert self._forced is not None
+        if (step, name) not in self._forced:
+            raise PrivacyError(f"The recording has no release {name!r} of step {step}.")
+        return self._forced[step, name].clone()
+
+    def note(self, step: int, name: str, value: Tensor) -> None:
+        """Appends a release to :attr:`record`."""
+        if self.record is not None:
+            self.record.append((step, name, value.clone()))
+
+
+class RecordedRounds(_Recorded, Rounds):
+    """Rounds whose releases are recorded, tapped and replayed."""
+
+    def release(self, name: str, rows: Message, clients: Tensor) -> Tensor:
+        value = super().release(name, rows, clients)
+        if self.tap is not None and isinstance(rows, Tensor):
+            assert self._step is not None
+            for each in self._each(rows):
+                self.tap(self._step, name, clients, each)
+        return value
+
+    def _new_total(self, release: Release, clip: Clip) -> RowTotal:
+        total = _TappedTotal(release.dimension, clip, sum_width(clip.bound, self.sampler.n))
+        if self.tap is not None:
+            assert self._step is not None
+            total.tap = partial(self.tap, self._step, release.name)
+        return total
+
+    @property
+    def _forces_rows(self) -> bool:
+        """Whether sums of rows are forced. If records are protected, sums of rows are
+        post-processing of gradients that are forced."""
+        return self.replays and self.records is None
+
+    def _hidden(self, name: str, rows: Tensor, clients: Tensor, step: int) -> Tensor:
+        if self._forces_rows:
+            return rows
+        hidden = super()._hidden(name, rows, clients, step)
+        if name in self.rows:
+            self.note(step, f"{name}/rows", hidden)
+        return hidden
+
+    def _value(self, name: str, rows: Message, clients: Tensor, step: int) -> Tensor:
+        if self._forces_rows:
+            value = self.replayed(step, name)
+        else:
+            value = super()._value(name, rows, clients, step)
+        self.note(step, name, value)
+        return value
+
+    def _fraction(self, name: str, rows: Tensor, step: int, settings: QuantileClip) -> Tensor:
+        count = f"{name}/count"
+        if self.replays:
+            value = self.replayed(step, count)
+        else:
+            value = super()._fraction(name, rows, step, settings)
+        self.note(step, count, value)
+        return value
+
+    def _local_steps(self, step: int, clients: Tensor) -> LocalSteps:
+        return _RecordedSteps(self, step, clients)
+
+
+class _TappedTotal(RowTotal):
+    """A sum of rows of which a listener hears every piece that is added.
+
+    Attributes:
+        tap: is called with clients (k,) and their rows (k, D); None for no call.
+    """
+
+    tap: Callable[[Tensor, Tensor], None] | None = None
+
+    def add(self, clients: Tensor, rows: Tensor) -> None:
+        if self.tap is not None:
+            self.tap(clients, rows)
+        super().add(clients, rows)
+
+
+class _RecordedSteps(LocalSteps):
+    """The local steps of a round of :class:`RecordedRounds`."""
+
+    _channel: RecordedRounds
+
+    def _sums(
+        self, chunks: Iterable[tuple[Tensor, Tensor]], clients: Tensor, steps: Tensor
+    ) -> Tensor:
+        channel = self._channel
+        if channel.replays and channel.tap is None:
+            return torch.zeros(len(clients), self.plan.dimension, dtype=torch.float64)
+        sums = super()._sums(chunks, clients, steps)
+        if channel.tap is not None:
+            each = zip(clients.split(1), steps.tolist(), sums.split(1), strict=True)
+            for client, step, row in each:
+                channel.tap(self._round, f"{GRADIENT}/{step}", client, row)
+        return sums
+
+    def _noised(self, total: Tensor, clients: Tensor, steps: Tensor) -> Tensor:
+        channel = self._channel
+        names = [
+            f"{GRADIENT}/{self.plan.ids[client]}/{step}"
+            for client, step in zip(clients.tolist(), steps.tolist(), strict=True)
+        ]
+        if channel.replays and names:
+            value = torch.stack([channel.replayed(self._round, name) for name in names])
+        else:
+            value = super()._noised(total, clients, steps)
+        for name, row in zip(names, value.cpu(), strict=True):
+            channel.note(self._round, name, row)
+        return value
+
+
+class RecordedActivations(_Recorded, Activations):
+    """Activations whose releases are recorded, tapped and replayed."""
+
+    def _sums(self, gradients: Sequence[Gradients], window: Window, start: int) -> np.ndarray:
+        if self.replays and self.tap is None:
+            return np.zeros((self.replicates, self.records.plan.dimension))
+        sums = super()._sums(gradients, window, start)
+        if self.tap is not None:
+            step = window.first + start
+            for client, row in zip(window.clients[start].tolist(), torch.tensor(sums), strict=True):
+                if client >= 0:
+                    self.tap(step, GRADIENT, torch.tensor([client]), row[None])
+        return sums
+
+    def _noised(self, total: np.ndarray, start: int, window: Window) -> np.ndarray:
+        step = window.first + start
+        if self.replays:
+            value: np.ndarray = self.replayed(step, GRADIENT).numpy()
+        else:
+            value = super()._noised(total, start, window)
+        self.note(step, GRADIENT, torch.from_numpy(value))
+        return value
