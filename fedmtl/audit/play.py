@@ -25,6 +25,7 @@ from ..privacy.activations import Activations
 from ..privacy.records import Gradients
 from ..privacy.release import Form
 from ..privacy.rounds import Rounds
+from .recording import RecordedRounds
 from .setup import ACTIVATIONS, GRADIENTS, MOST_ELEMENTS, Claim, Setup
 from .statistics import seeds
 
@@ -237,6 +238,7 @@ def played(
         channel = _drawing(channel, who)
     if setup.gradients is not None:
         return {GRADIENTS: _local_steps(setup, channel, start, stop, sends, local)}
+    assert isinstance(channel, RecordedRounds)
     made = _sums(setup, channel, start, stop, sends)
     if sent is not None:
         return made
@@ -256,7 +258,9 @@ def _independent(sample: Sample, later: bool) -> Sample:
     )
 
 
-def _sums(setup: Setup, channel: Rounds, start: int, stop: int, sent: Sent) -> dict[str, Sample]:
+def _sums(
+    setup: Setup, channel: RecordedRounds, start: int, stop: int, sent: Sent
+) -> dict[str, Sample]:
     """Play rounds in which rows of clients are added up."""
     names = [
         *setup.claims.names,

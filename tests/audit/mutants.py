@@ -878,7 +878,7 @@ def _targets_of_the_next(original, self, side, index, **options):
 
 
 _half_of_the_batch = edit(  # gradients of every second record that was drawn go into the sum
-    LocalSteps.release,
+    LocalSteps._sums,
     "(chunks, clients)",
     "(((rows[::2], place[::2]) for rows, place in chunks), clients)",
 )
