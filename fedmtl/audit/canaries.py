@@ -25,7 +25,7 @@ them.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -35,12 +35,12 @@ from torch import Tensor
 
 from ..errors import PrivacyError
 from ..privacy.activations import Activations, Window
+from ..privacy.adaptive import AdaptiveClip
 from ..privacy.channel import Channel
 from ..privacy.clip import RowTotal
 from ..privacy.gradients import GradientPlan
 from ..privacy.noise.laws import NoiseLaw
 from ..privacy.noise.symmetric import smat
-from ..privacy.quantile import QuantileClip
 from ..privacy.records import LocalSteps
 from ..privacy.release import Release
 from ..privacy.rounds import Message, Rounds
@@ -369,29 +369,33 @@ class CanaryRounds(_Planted, Rounds):
             torch.cat([members.cpu().reshape(-1), everybody[everybody >= self.canaries.first]]),
         )
 
-    def _value(self, name: str, rows: Message, clients: Tensor, step: int) -> Tensor:
-        rest = self._sum(name, rows, clients)
-        release = self._current(name)[0]
-        positions = self.canaries.sending(self._cohort) + self.canaries.first
+    def _value(
+        self, mechanisms: Sequence[Release], rows: Message, clients: Tensor, step: int
+    ) -> Tensor:
+        release = mechanisms[0]
+        cohort = self._begun(release.name).clients
+        rest = self._sum(release, rows, clients)
+        positions = self.canaries.sending(cohort) + self.canaries.first
         if isinstance(rows, RowTotal):
-            for position, row in zip(positions[:, None], self._added(name, step), strict=True):
+            for position, row in zip(positions[:, None], self._added(release, step), strict=True):
                 rows.add(position, row)
         else:
-            rows = torch.cat([rows, *(row.to(rows) for row in self._added(name, step))])
-        value = super()._value(name, rows, torch.cat([clients.cpu(), positions]), step)
+            rows = torch.cat([rows, *(row.to(rows) for row in self._added(release, step))])
+        value = super()._value(mechanisms, rows, torch.cat([clients.cpu(), positions]), step)
         if release.form == "symmetric":
             rest = smat(rest)
-        self.canaries.observe(release, step, self._cohort, value * self.denominator - rest)
+        self.canaries.observe(release, step, cohort, value * self.denominator - rest)
         return value
 
-    def _adapt(self, name: str, rows: Tensor, step: int, settings: QuantileClip) -> None:
-        rows = torch.cat([rows, *(row.to(rows) for row in self._added(name, step))])
-        super()._adapt(name, rows, step, settings)
+    def _adapt(self, adaptive: AdaptiveClip, release: Release, rows: Tensor, step: int) -> None:
+        rows = torch.cat([rows, *(row.to(rows) for row in self._added(release, step))])
+        super()._adapt(adaptive, release, rows, step)
 
-    def _added(self, name: str, step: int) -> Iterator[Tensor]:
+    def _added(self, release: Release, step: int) -> Iterator[Tensor]:
         """Yield the rows (1, D) of the canaries that add one in this round."""
-        for canary in self.canaries.sending(self._cohort).tolist():
-            yield self.canaries.row(self.releases[name], step, canary)
+        cohort = self._begun(release.name).clients
+        for canary in self.canaries.sending(cohort).tolist():
+            yield self.canaries.row(release, step, canary)
 
 
 class RecordCanaryRounds(_Planted, Rounds):

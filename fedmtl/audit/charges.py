@@ -19,6 +19,7 @@ from .._rounding import rounded_up
 from ..errors import BudgetExhausted, PrivacyError
 from ..privacy.accounting.library import TOLERANCE
 from ..privacy.activations import Activations
+from ..privacy.reporting import privacy_report
 from ..privacy.rounds import Rounds
 from .findings import Finding, exact, skipped, too_large
 from .lines import Reading, differences, spread
@@ -175,7 +176,7 @@ def _steps(setup: Setup, seed: int) -> tuple[list[str], Reading]:
 def _misstated(setup: Setup, channel: Rounds | Activations, ledger: Reading) -> list[str]:
     """Returns the differences of the account and the report from the ledger."""
     wrong = list[str]()
-    report = channel.report
+    report = privacy_report(channel)
     uses = ledger.uses.tolist()
     if channel.account.uses[0].tolist() != uses:
         wrong.append("the account has other uses than the ledger")

@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ..privacy.channel import GRADIENT
+from ..privacy.records import GRADIENT
 from ..random import derive_key
 from ..trainer.trainer import Trainer
 from .findings import Finding, exact, skipped

@@ -18,9 +18,9 @@ from torch import Tensor
 from ..errors import PrivacyError
 from ..privacy import Activations, Gradients, Release, Rounds
 from ..privacy.activations import Window
+from ..privacy.adaptive import AdaptiveClip
 from ..privacy.channel import Channel
 from ..privacy.clip import Clip, RowTotal, sum_width
-from ..privacy.quantile import QuantileClip
 from ..privacy.records import GRADIENT, LocalSteps
 from ..privacy.rounds import Message
 
@@ -81,16 +81,14 @@ class RecordedRounds(_Recorded, Rounds):
     def release(self, name: str, rows: Message, clients: Tensor) -> Tensor:
         value = super().release(name, rows, clients)
         if self.tap is not None and isinstance(rows, Tensor):
-            assert self._step is not None
             for each in self._each(rows):
-                self.tap(self._step, name, clients, each)
+                self.tap(self._begun(name).step, name, clients, each)
         return value
 
     def _new_total(self, release: Release, clip: Clip) -> RowTotal:
         total = _TappedTotal(release.dimension, clip, sum_width(clip.bound, self.sampler.n))
         if self.tap is not None:
-            assert self._step is not None
-            total.tap = partial(self.tap, self._step, release.name)
+            total.tap = partial(self.tap, self._begun(release.name).step, release.name)
         return total
 
     @property
@@ -107,20 +105,25 @@ class RecordedRounds(_Recorded, Rounds):
             self.note(step, f"{name}/rows", hidden)
         return hidden
 
-    def _value(self, name: str, rows: Message, clients: Tensor, step: int) -> Tensor:
+    def _value(
+        self, mechanisms: Sequence[Release], rows: Message, clients: Tensor, step: int
+    ) -> Tensor:
+        name = mechanisms[0].name
         if self._forces_rows:
             value = self.replayed(step, name)
         else:
-            value = super()._value(name, rows, clients, step)
+            value = super()._value(mechanisms, rows, clients, step)
         self.note(step, name, value)
         return value
 
-    def _fraction(self, name: str, rows: Tensor, step: int, settings: QuantileClip) -> Tensor:
-        count = f"{name}/count"
+    def _fraction(
+        self, adaptive: AdaptiveClip, release: Release, total: Tensor, step: int
+    ) -> Tensor:
+        count = f"{release.name}/count"
         if self.replays:
             value = self.replayed(step, count)
         else:
-            value = super()._fraction(name, rows, step, settings)
+            value = super()._fraction(adaptive, release, total, step)
         self.note(step, count, value)
         return value
 

@@ -23,7 +23,8 @@ from ..algorithms.base import State
 from ..data import FederatedDataset
 from ..errors import PrivacyError, TrainingError
 from ..privacy import Activations, BoundSampler, NoiseSource, Rounds, SeededSource
-from ..privacy.channel import GRADIENT
+from ..privacy.records import GRADIENT
+from ..privacy.reporting import privacy_report, signal_to_noise
 from ..schedules import Block
 from ..trainer.engine import Engine, open_run
 from ..trainer.folder import MANIFEST, RunFolder, read_tensors
@@ -250,8 +251,8 @@ def _note_files(notes: Notes, folder: RunFolder, channel: Any) -> None:
         f"{key} in privacy.json": value
         for key, value in json.loads(files.pop("privacy.json", b"{}")).items()
     }
-    facts["the signal to noise"] = channel.snr()
-    facts["the report"] = channel.report.text()
+    facts["the signal to noise"] = signal_to_noise(channel)
+    facts["the report"] = privacy_report(channel).text()
     random = {"run in privacy.json", "ledger_head in privacy.json"}
     notes.published = files | {
         key: repr(value).encode() for key, value in facts.items() if key not in random

@@ -21,6 +21,7 @@ from ..privacy import RecordPrivacy, Rounds
 from ..privacy.ledger import Ledger
 from ..privacy.opening import most_participations
 from ..privacy.report import SIMULATED
+from ..privacy.reporting import privacy_report
 from ..privacy.row_noise import row_facts
 from ..privacy.samplers import BoundAsked, BoundSampler
 from ..trainer import Trainer
@@ -144,7 +145,7 @@ class NodeAccount:
             reached = ledger.reached
             if self.records is not None:
                 channel.start(reached)
-            report = channel.report
+            report = privacy_report(channel)
         if self.records is None:
             cost = _cost(channel, answers)
             if ledger.replays_free:

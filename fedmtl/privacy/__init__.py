@@ -20,9 +20,11 @@ from .noise.sources import NoiseSource, SecureSource, SeededSource
 from .opening import open_channel
 from .price import Price
 from .quantile import QuantileClip
+from .receipt import Receipt
 from .records import Gradients, LocalSteps
 from .release import Release, ReleasePlan
 from .report import PrivacyReport, SignalToNoise
+from .reporting import privacy_report, signal_to_noise
 from .rounds import Rounds
 from .samplers import (
     BoundSampler,
@@ -60,6 +62,7 @@ __all__ = [
     "PublishedClaim",
     "PureDpEvent",
     "QuantileClip",
+    "Receipt",
     "RecordPrivacy",
     "Release",
     "ReleasePlan",
@@ -75,5 +78,7 @@ __all__ = [
     "draw_repetitions",
     "epsilon",
     "open_channel",
+    "privacy_report",
     "selection_epsilon",
+    "signal_to_noise",
 ]

@@ -23,7 +23,6 @@ from .gradients import GradientPlan
 from .noise.grid import GridValue, noised
 from .noise.sources import NoiseSource
 from .records import GRADIENT, Gradients, Records
-from .report import SignalToNoise
 from .settings import Privacy
 
 _DRAWN = 1 << 20  # numbers of noise drawn ahead, where nothing is lost by that
@@ -301,40 +300,6 @@ class Activations(Channel):
         if widths is not None:
             window.widths[acting] = widths[:, 0].numpy()
         window.drawn = start
-
-    # Its report
-
-    def snr(self) -> SignalToNoise | None:
-        return None
-
-    def _facts(self) -> dict[str, Any]:
-        facts = self._record_facts(self.records)
-        text = f"{self.schedule}; every activation is charged to the client that acts"
-        plan = self.records.plan
-        if plan.at_cap == "silent":
-            low = int(self.caps.min())
-            high = int(self.caps.max())
-            if low == high:
-                most = f"{high}"
-            else:
-                most = f"{low} to {high}"
-            text += (
-                f", and at most {most} of one client release something: later ones read no "
-                "record and cost nothing"
-            )
-        if self.prices is not None:
-            if any(price.weights is not None for price in self.prices.kinds):
-                text += "; activations have public weights, and noise in inverse proportion"
-            z = self.prices.by_account[:, (self.caps > 0) & (plan.counts > 0)]
-            if z.size and z.min() < z.max():
-                facts["mechanism"] += f" of multipliers {z.min():.5g} to {z.max():.5g} by client"
-        return facts | {"sampler": text}
-
-    def _claimed(self) -> float | None:
-        claim = self.records.plan.published
-        if self.prices is not None and claim is not None:
-            return max(map(claim.claim, self.prices.by_account.ravel()))
-        return super()._claimed()
 
 
 def _grouped(clients: np.ndarray) -> list[list[tuple[int, np.ndarray]]]:

@@ -19,7 +19,6 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -29,21 +28,9 @@ from .account import Account
 from .chain import Head
 from .gradients import GradientPlan
 from .noise.grid import GridValue
-from .noise.laws import LAWS, NoiseLaw
 from .noise.sources import NoiseSource
-from .records import GRADIENT, Records
-from .report import (
-    EXACT,
-    EXACT_OUTSIDE,
-    ON_GRID,
-    OUTSIDE,
-    RECORDS_OUTSIDE,
-    ROUNDED_OUTSIDE,
-    SECURE_OUTSIDE,
-    PrivacyReport,
-    SignalToNoise,
-)
-from .settings import Privacy, RecordPrivacy
+from .records import Records
+from .settings import Privacy
 
 
 class Channel(ABC):
@@ -186,117 +173,9 @@ class Channel(ABC):
             return self.account.epsilon_at(uses)
         return 0.0
 
-    @abstractmethod
-    def snr(self) -> SignalToNoise | None:
-        """Return the signal to noise of the loudest release, from public quantities only; None
-        without noise, and where no single figure says how loud the noise of clients that act one at
-        a time is."""
-
-    @property
-    def report(self) -> PrivacyReport:
-        """Returns the privacy report of the run so far, and of the whole run after
-        :meth:`close`."""
-        return PrivacyReport(**self._facts())
-
-    @abstractmethod
-    def _facts(self) -> dict[str, Any]:
-        """Return the fields of the report."""
-
-    def _common_facts(self) -> dict[str, Any]:
-        """Returns the fields of the report that both kinds of channel have; of replicates, the
-        worst of them."""
-        account = self.account
-        epsilon = 0.0
-        if self.releases_anything:
-            epsilon = float(account.epsilons(spent=True).max())
-        return {
-            "epsilon": epsilon,
-            "delta": account.delta,
-            "claimed": self._claimed(),
-            "budget": None,
-            "noise_multiplier": self.noise_multiplier,
-            "noise_std": None,
-            "mechanism": self.mechanism or "none",
-            "source": self.source.name,
-            "numerics": self._numerics(),
-            "ledger": self.ledger_name,
-            "remaining_charged": account.remaining_charged,
-            **self._clipping_facts(),
-            **self._accounting_facts(),
-        }
-
-    def _clipping_facts(self) -> dict[str, Any]:
-        """Returns the fields of the report that say against whom data are protected, how they are
-        clipped, and what epsilon leaves out."""
-        if self.privacy is None:
-            return {"observer": "none", "clip_norm": None, "clipping": "none", "outside": ()}
-        outside: tuple[str, ...] = OUTSIDE
-        if self.source.name == "secure":
-            outside += EXACT_OUTSIDE if self._law.joint else ROUNDED_OUTSIDE
-            outside += SECURE_OUTSIDE
-        return {
-            "observer": self.privacy.observer,
-            "clip_norm": self.bound,
-            "clipping": f"{self._law.norm.upper()} norm",
-            "outside": outside + self.notes,
-        }
-
-    def _accounting_facts(self) -> dict[str, Any]:
-        """Returns the fields of the report on the accountant."""
-        if self.prices is None:
-            return {"refuted": None, "accountant": "none"}
-        return {"refuted": self.prices.refuted, "accountant": "pld"}
-
-    @property
-    def _law(self) -> type[NoiseLaw]:
-        """The law of the noise; Gaussian if there is none."""
-        return LAWS[self.mechanism or "gaussian"]
-
-    def _numerics(self) -> str:
-        """Returns the arithmetic in which values are released."""
-        if self.source.name != "secure":
-            return "float64"
-        if self._law.joint and self.noised:
-            return EXACT
-        return ON_GRID
-
-    def _claimed(self) -> float | None:
-        """Return the figure of a published accounting that does not hold; None where none is
-        used."""
-        account = self.account
-        if self.prices is None or self.prices.refuted is None:
-            return None
-        return account.claimed_at(
-            account.spent[0] if account.by_client else int(account.spent.max())
-        )
-
     def _records_of(self, plan: GradientPlan) -> Records:
         """Return the noised sums of gradients of a plan."""
         return Records(plan, self.sources, self.prices, bound=self.bound, mechanism=self.mechanism)
-
-    def _record_facts(self, records: Records) -> dict[str, Any]:
-        """Return fields of the report where the unit is a record, beside :meth:`_common_facts`."""
-        facts = self._common_facts()
-        account = self.account
-        plan = records.plan
-        each_one = [each for each in self.settings if isinstance(each, RecordPrivacy)]
-        of_clients = {
-            budget for each in each_one for budget in each.budgets(plan.ids) if budget is not None
-        }
-        facts["unit"] = "record"
-        facts["relation"] = plan.relation
-        facts["names"] = (GRADIENT,)
-        facts["releases"] = int((account.spent.max(0) * plan.local_steps).sum())
-        facts["records"] = plan.describe()
-        facts["budget"] = max(of_clients, default=None)
-        if self.privacy is not None:
-            facts["outside"] += RECORDS_OUTSIDE
-        if self.prices is not None and self.prices.refuted is None:
-            worst = account.epsilons(spent=True).max(0)
-            facts["by_client"] = float(worst.min()), float(np.median(worst)), float(worst.max())
-        if self.privacy is not None:
-            facts["clipping"] = f"{records.norm.upper()} norm of the gradient of one record"
-        return facts
 
     # Its end
 

@@ -8,7 +8,6 @@ vector under one cohort. Under record-level privacy the local steps of DP-SGD ar
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,30 +18,21 @@ from torch import Tensor
 
 from ..errors import ConfigError, PrivacyError
 from .account import Account
+from .adaptive import AdaptiveClip
 from .channel import Channel
-from .clip import (
-    Clip,
-    RowTotal,
-    are_long,
-    clip_rows,
-    contributions,
-    largest_norm,
-    row_norms,
-    sum_width,
-)
+from .clip import Clip, RowTotal, are_long, clip_rows, contributions, largest_norm, sum_width
 from .gradients import GradientPlan
-from .noise.banded import CorrelatedNoise
+from .noise.banded import Bands, CorrelatedNoise
 from .noise.grid import GridValue, noised, release_noise
-from .noise.laws import GaussianNoise
 from .noise.sources import NoiseSource
 from .noise.symmetric import smat
-from .quantile import COUNT_BOUND, QuantileClip, count_rows, count_sensitivity
+from .quantile import QuantileClip
+from .receipt import Receipt
 from .records import LocalSteps
 from .release import Release, ReleasePlan
-from .report import SignalToNoise
 from .row_noise import BoundRowNoise
 from .samplers import BoundSampler
-from .settings import ClientPrivacy, Privacy
+from .settings import Privacy
 
 Message = Tensor | RowTotal
 """What the clients of a cohort send for one release: their rows, or the sum that they were added
@@ -79,28 +69,18 @@ class Rounds(Channel):
         self.releases = releases
         self.rows = rows or {}
         self.rows_are_noised = False
-        self._multipliers = [0.0] * self.replicates  # of releases, 0 without noise
-        if self.prices is not None:
-            self._multipliers = np.broadcast_to(
-                self.prices.by_account[:, 0], self.replicates
-            ).tolist()
         self.local: LocalSteps | None = None
-        self._adaptive = settings[0].clip_norm if settings else None
-        self._norms: dict[str, float] = {}  # of the next round, where clip norms adapt
-        self._correlated: dict[str, CorrelatedNoise] = {}
-        self._step: int | None = None
-        self._use = 0
-        self._cohort = torch.zeros(0, dtype=torch.int64)  # of the round that has begun
-        self._drawn: dict[int, Tensor] = {}
-        self._released: set[str] = set()
-        self._totals: dict[str, RowTotal] = {}
-        if order is None:
-            self._order = torch.arange(sampler.n)
-        else:
-            self._order = order
         self.records = None
         if gradients is not None:
             self.records = self._records_of(gradients)
+        self._order = torch.arange(sampler.n) if order is None else order
+        self._adaptive: AdaptiveClip | None = None
+        if settings and isinstance(settings[0].clip_norm, QuantileClip):
+            self._adaptive = AdaptiveClip(settings[0].clip_norm, releases)
+        self._correlated: dict[str, CorrelatedNoise] = {}
+        self._drawn: dict[int, Tensor] = {}
+        self._receipt: Receipt | None = None
+        self._totals: dict[str, RowTotal] = {}
 
     @property
     def plans(self) -> tuple[ReleasePlan, ...]:
@@ -111,6 +91,14 @@ class Rounds(Channel):
     def denominator(self) -> float:
         """Return m, the public constant that divides the sum over a cohort."""
         return self.sampler.denominator
+
+    @property
+    def bands(self) -> Bands | None:
+        """Returns the correlation of the noise over rounds; None for independent noise."""
+        for release in self.releases.values():
+            if release.bands is not None:
+                return release.bands
+        return None
 
     @property
     def releases_anything(self) -> bool:
@@ -158,16 +146,24 @@ class Rounds(Channel):
             ResumeError: charges of earlier steps are missing.
         """
         clients = members.cpu().reshape(-1)
-        self._use = self.ranks.share(lambda: self._charge(step, clients))
-        self._step = step
-        self._released = set()
+        use = self.ranks.share(lambda: self._charge(step, clients))
+        if self._adaptive is not None:
+            for name, norm in self._adaptive.advance().items():
+                self.releases[name] = self.releases[name].clipped_at(norm)
+        mechanisms = {name: self._mechanisms(name, use) for name in self.releases}
+        self._receipt = Receipt(step, clients, mechanisms)
         self._totals = {}
-        self._cohort = clients
-        for name, norm in self._norms.items():
-            self.releases[name] = self.releases[name].clipped_at(norm)
         self.local = None
         if self.records is not None:
             self.local = self._local_steps(step, clients)
+
+    def _mechanisms(self, name: str, use: int) -> tuple[Release, ...]:
+        """Returns a release of the use numbered ``use``, with the noise of each replicate."""
+        release = self.releases[name]
+        if self.prices is None or self.replicates == 1:
+            return (release.weighted(use),) * self.replicates
+        multipliers = np.broadcast_to(self.prices.by_account[:, 0], self.replicates).tolist()
+        return tuple(release.with_multiplier(each).weighted(use) for each in multipliers)
 
     def _local_steps(self, step: int, clients: Tensor) -> LocalSteps:
         """Returns the local steps of a round that is charged."""
@@ -183,7 +179,7 @@ class Rounds(Channel):
                 f"Step {step} does not begin with the cohort that was drawn for it; the accounting "
                 "holds for that cohort only. Call draw(step) first."
             )
-        self._step = self.local = None
+        self._receipt = self.local = None
         self.account.charge(step, clients.numpy()[None, None])
         del self._drawn[step]
         return self.account.steps_charged - 1
@@ -209,21 +205,39 @@ class Rounds(Channel):
                 that has begun, rows of the wrong shape, or of clients that were not drawn; another
                 sum than that of :meth:`total`, or one of other clients' rows.
         """
-        step = self._checked_step(name, rows, clients)
-        self._released.add(name)
+        receipt = self._begun(name)
+        self._check_rows(name, rows, clients, receipt)
+        everyone = torch.cat(self.ranks.gather(clients.cpu().reshape(-1)))
+        mechanisms = receipt.spend(name, everyone)
         sent = rows
         if isinstance(rows, Tensor):
-            sent = self._hidden(name, rows, clients, step)
-        value = self._value(name, sent, clients, step)
-        if isinstance(self._adaptive, QuantileClip) and isinstance(rows, Tensor):
-            self._adapt(name, rows, step, self._adaptive)
+            sent = self._hidden(name, rows, clients, receipt.step)
+        value = self._value(mechanisms, sent, clients, receipt.step)
+        if self._adaptive is not None and isinstance(rows, Tensor):
+            self._adapt(self._adaptive, mechanisms[0], rows, receipt.step)
         return value
 
-    def _value(self, name: str, rows: Message, clients: Tensor, step: int) -> Tensor:
-        """Return the noised sum of the rows over the public denominator, as :meth:`release`
-        does."""
-        total = self._sum(name, rows, clients)
-        return self.ranks.share(lambda: self._noised_sum(name, total, step))
+    def _begun(self, name: str) -> Receipt:
+        """Returns the receipt of the round that has begun."""
+        if self._receipt is None:
+            raise PrivacyError(
+                f"Release {name!r}: no step has begun, so nothing is charged for it."
+            )
+        return self._receipt
+
+    def _value(
+        self, mechanisms: Sequence[Release], rows: Message, clients: Tensor, step: int
+    ) -> Tensor:
+        """Returns the noised sum of the rows over the public denominator, as :meth:`release` does.
+
+        Args:
+            mechanisms: the release, with the noise of each replicate.
+            rows: of the clients of this rank, or their sum.
+            clients: int64 (k,), whose rows they are.
+            step: number of the round.
+        """
+        total = self._sum(mechanisms[0], rows, clients)
+        return self.ranks.share(lambda: self._noised_sum(mechanisms, total, step))
 
     def total(self, name: str) -> RowTotal | None:
         """Return a new sum for the round that has begun, to which rows are added as they are made.
@@ -242,13 +256,13 @@ class Rounds(Channel):
         short = not are_long(release.dimension)
         if (
             clip is None
-            or self._step is None
+            or self._receipt is None
             or self.replicates > 1
             or release.form != "vector"
             or short
         ):
             return None
-        if name in self.rows or isinstance(self._adaptive, QuantileClip):
+        if name in self.rows or self._adaptive is not None:
             return None
         self._totals[name] = self._new_total(release, clip)
         return self._totals[name]
@@ -257,7 +271,7 @@ class Rounds(Channel):
         """Returns an empty sum of the rows of one release of the round that has begun."""
         return RowTotal(release.dimension, clip, sum_width(clip.bound, self.sampler.n))
 
-    def _sum(self, name: str, rows: Message, clients: Tensor) -> Tensor:
+    def _sum(self, release: Release, rows: Message, clients: Tensor) -> Tensor:
         """Return the clipped sum of the rows of a cohort, complete on the first rank only; ignore
         it on others.
 
@@ -266,8 +280,8 @@ class Rounds(Channel):
         """
         if isinstance(rows, RowTotal):
             return self.ranks.sum(rows.sum())
-        clip = self.releases[name].clip
-        form = self.releases[name].form
+        clip = release.clip
+        form = release.form
         if form == "vector":
             if clip is not None:
                 bound = clip.bound
@@ -327,56 +341,64 @@ class Rounds(Channel):
         release = self.releases[name]
         if name in self.rows:
             return self.rows[name].added(row, torch.tensor([client]), step, self.source)
-        if isinstance(self._adaptive, QuantileClip) and release.clip is not None:
+        if self._adaptive is not None and release.clip is not None:
             return clip_rows(row, replace(release.clip, bound=2 * release.clip.bound))
         if release.clip is not None and release.form == "vector":
-            return self._sum(name, row, torch.zeros(1, dtype=torch.int64))[None]
+            return self._sum(release, row, torch.zeros(1, dtype=torch.int64))[None]
         return self.clip(name, row.detach().cpu().double())
 
     def noise_std(self, name: str) -> Tensor:
-        if self._step is None:
+        self._declared(name)
+        if self._receipt is None:
             raise PrivacyError(f"Release {name!r}: no step has begun, so its noise is not known.")
-        return torch.tensor(
-            [release.noise_std for release in self._current(name)], dtype=torch.float64
-        )
+        stds = [release.noise_std for release in self._receipt.mechanisms[name]]
+        return torch.tensor(stds, dtype=torch.float64)
 
-    def _current(self, name: str) -> list[Release]:
-        """Return the release in the round that has begun, by repetition, with the noise of this
-        use."""
-        release = self.releases[name]
-        if release.noise is None or self.replicates == 1:
-            return [release.weighted(self._use)] * self.replicates
-        return [release.with_multiplier(z).weighted(self._use) for z in self._multipliers]
+    def _noised_sum(self, mechanisms: Sequence[Release], total: Tensor, step: int) -> Tensor:
+        """Adds the noise of each replicate to its sum, and divides by the public denominator.
 
-    def _noised_sum(self, name: str, total: Tensor, step: int) -> Tensor:
-        """Return noised coordinates over the public denominator, in the form that is released:
-        those of R repetitions."""
-        for release, source, each in zip(
-            self._current(name), self.sources, self._each(total), strict=True
-        ):
-            if release.noise is not None:
-                noise, width = self._noise(name, release, source, step)
-                each.copy_(noised(each, noise, width))
-                if width is not None:
-                    self.on_grid[name] = GridValue(
-                        step, each / self.denominator, width, self.denominator
-                    )
+        Args:
+            mechanisms: the release, with the noise of each replicate.
+            total: (size,) sum; (R, size) of R > 1 replicates. The noise is added in place.
+            step: number of the round.
+
+        Returns:
+            The values, in the form that is released.
+        """
+        name = mechanisms[0].name
+        totals = self._each(total)
+        for release, source, each in zip(mechanisms, self.sources, totals, strict=True):
+            if release.noise is None:
+                continue
+            noise, width = self._noise(release, source, step)
+            each.copy_(noised(each, noise, width))
+            if width is not None:
+                self.on_grid[name] = GridValue(
+                    step, each / self.denominator, width, self.denominator
+                )
         value = total / self.denominator
-        if self.releases[name].form == "symmetric":
+        if mechanisms[0].form == "symmetric":
             return smat(value)
         return value
 
     def _noise(
-        self, name: str, release: Release, source: NoiseSource, step: int
+        self, release: Release, source: NoiseSource, step: int
     ) -> tuple[Tensor, float | None]:
         """Return the noise of a release, (size,) float64, and the width of its grid."""
+        name = release.name
         law = release.noise
         sensitivity, bound = release.independent
         assert law is not None
 
         def draw(at: int) -> tuple[Tensor, float | None]:
             return release_noise(
-                law, source, f"noise/{name}", at, release.size, sensitivity=sensitivity, bound=bound
+                law,
+                source,
+                f"noise/{name}",
+                at,
+                release.size,
+                sensitivity=sensitivity,
+                bound=bound,
             )
 
         if release.bands is None:
@@ -392,65 +414,33 @@ class Rounds(Channel):
             return (values,)
         return values.unbind()
 
-    def _adapt(self, name: str, rows: Tensor, step: int, settings: QuantileClip) -> None:
-        """Release how many rows were not clipped, and compute the clip norm of the next round."""
-        value = self._fraction(name, rows, step, settings)
-        bound = self.releases[name].bound
-        self._norms[name] = settings.updated_norm(bound, float(value) + COUNT_BOUND)
+    def _adapt(self, adaptive: AdaptiveClip, release: Release, rows: Tensor, step: int) -> None:
+        """Releases the fraction of rows that were not clipped; the next clip norm follows it."""
+        total = self.ranks.sum(adaptive.count(rows, release))
+        adaptive.follow(release, self._fraction(adaptive, release, total, step))
 
-    def _fraction(self, name: str, rows: Tensor, step: int, settings: QuantileClip) -> Tensor:
-        """Releases the fraction of the cohort whose rows were not clipped, minus 1/2, (1,)."""
-        release = self.releases[name]
-        count = count_rows(row_norms(rows, release.clip), release.bound).double().sum(0).cpu()
-        total = self.ranks.sum(count)
-        return self.ranks.share(
-            lambda: self._noised_count(f"{name}/count", total, step, settings, release)
-        )
-
-    def _noised_count(
-        self, key: str, total: Tensor, step: int, settings: QuantileClip, release: Release
+    def _fraction(
+        self, adaptive: AdaptiveClip, release: Release, total: Tensor, step: int
     ) -> Tensor:
-        std = settings.count_std(self.denominator)
-        bound = count_sensitivity(release.relation)
-        law = GaussianNoise(std / bound)
-        noise = release_noise(
-            law, self.source, f"noise/{key}", step, 1, sensitivity=bound, bound=bound
-        )
-        return noised(total, *noise) / self.denominator
+        return self.ranks.share(lambda: adaptive.fraction(total, release, self.source, step))
 
-    def _checked_step(self, name: str, rows: Message, clients: Tensor) -> int:
-        if self._step is None:
-            raise PrivacyError(
-                f"Release {name!r}: no step has begun, so nothing is charged for it."
-            )
+    def _check_rows(self, name: str, rows: Message, clients: Tensor, receipt: Receipt) -> None:
+        """Refuses rows of another shape than the release has, and sums that it did not make."""
         if isinstance(rows, Tensor):
             self._checked_rows(name, rows)
-        elif rows is not self._totals.get(name) or rows.clients != sorted(clients.tolist()):
-            raise PrivacyError(
-                f"Release {name!r} got a sum of {len(rows.clients)} rows that Rounds.total did not "
-                "make last in step "
-                f"{self._step}, or of others than one row from each of {clients.numel()} clients."
-            )
-        if isinstance(rows, RowTotal):
-            count = len(rows.clients)
-        else:
             count = rows.shape[-2]
-        if name in self._released:
-            raise PrivacyError(
-                f"Release {name!r} happened already in step {self._step}; once is the rule."
-            )
-        named = torch.cat(self.ranks.gather(clients.cpu().reshape(-1)))
-        if clients.shape != (count,) or torch.unique(named).numel() != named.numel():
+        else:
+            count = len(rows.clients)
+            if rows is not self._totals.get(name) or rows.clients != sorted(clients.tolist()):
+                raise PrivacyError(
+                    f"Release {name!r} got a sum of {count} rows that Rounds.total did not make "
+                    f"last in step {receipt.step}, or of others than one row from each of "
+                    f"{clients.numel()} clients."
+                )
+        if clients.shape != (count,):
             raise PrivacyError(
                 f"Release {name!r} needs one row from each client, and each client once."
             )
-        others = named[~torch.isin(named, self._cohort)]
-        if len(others):
-            raise PrivacyError(
-                f"Release {name!r} got a row of client {int(others[0])}, who was not drawn for "
-                f"step {self._step}; the accounting holds for the cohort that was drawn."
-            )
-        return self._step
 
     def _checked_rows(self, name: str, rows: Tensor) -> None:
         dimension = self._declared(name).dimension
@@ -475,124 +465,34 @@ class Rounds(Channel):
             )
         return self.releases[name]
 
-    # Its report, and what a checkpoint keeps
-
-    def snr(self) -> SignalToNoise | None:
-        if self.prices is None:
-            return None
-        if self.records is not None:
-            size = self.records.plan.dimension
-            std = np.median(self.prices.by_account[0] / self.records.plan.expected)
-            norm = float(std) * self.records.law.std(self.bound, size) * math.sqrt(size)
-            return SignalToNoise(norm, self.bound, what="gradient")
-        loudest = max(
-            self.releases.values(),
-            key=lambda r: r.noise_std * math.sqrt(r.size) / r.contribution_bound,
-        )
-        first = isinstance(self._adaptive, QuantileClip)
-        return SignalToNoise(
-            loudest.noise_std * math.sqrt(loudest.size), loudest.contribution_bound, first=first
-        )
-
-    def _facts(self) -> dict[str, Any]:
-        if self.records is not None:
-            return self._record_facts(self.records) | {"sampler": self._schedule()}
-        facts = self._common_facts()
-        account = self.account
-        releases = tuple(self.releases.values())
-        privacy = None
-        if isinstance(self.privacy, ClientPrivacy):
-            privacy = self.privacy
-        if account.by_client:
-            charged = account.steps_charged
-        else:
-            charged = int(account.spent.max())
-        facts["unit"] = "client"
-        facts["relation"] = "none" if privacy is None else self.sampler.relation
-        facts["names"] = tuple(self.releases)
-        facts["releases"] = charged * len(self.releases)
-        facts["budget"] = None if privacy is None else privacy.epsilon
-        facts["sampler"] = self._schedule()
-        facts["server"] = (
-            "; ".join(noise.text(int(account.spent.max())) for noise in self.rows.values()) or None
-        )
-        if releases and privacy is not None:
-            facts["clip_norm"] = max(release.bound for release in releases)
-        if self.noised:
-            facts["noise_std"] = max(release.noise_std for release in releases)
-            bands = next((release.bands for release in releases if release.bands is not None), None)
-            if bands is not None:
-                facts["mechanism"] += f", correlated over {len(bands)} rounds"
-        if privacy is not None and isinstance(adapts := privacy.clip_norm, QuantileClip):
-            towards = (
-                f"from {adapts.initial:g} on towards the quantile {adapts.quantile:g}, "
-                "within the budget"
-            )
-            facts["clipping"] += f"; {towards}"
-        low = min(self._multipliers)
-        high = max(self._multipliers)
-        if low < high:
-            facts["mechanism"] += f" of multipliers {low:.5g} to {high:.5g} by budget"
-        return facts
-
-    def _schedule(self) -> str:
-        """Returns the facts of the schedule: participants, their charges, and the division of
-        the budget."""
-        text = self.sampler.describe()
-        if not self.noised:
-            return text
-        if self.account.by_client:
-            text += "; not amplified, a client is charged for each participation"
-        weights = [weight for plan in self.plans for weight in plan.allocation or ()]
-        if weights:
-            low = min(weights)
-            high = max(weights)
-            text += (
-                f"; steps have public weights {low:.3g} to {high:.3g}, and noise in inverse "
-                "proportion"
-            )
-        if any(release.bands is not None for release in self.releases.values()):
-            text += (
-                f"; {self.sampler.separation} rounds from one to the next at least, which "
-                "correlated noise needs"
-            )
-        return text
+    # What a checkpoint keeps
 
     def state(self) -> dict[str, Tensor]:
         return self.norms() or super().state()
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        if isinstance(self._adaptive, QuantileClip):
-            self.set_norms(state)
-        else:
+        if self._adaptive is None:
             super().restore(state)
+        else:
+            self.set_norms(state)
 
     def norms(self) -> dict[str, Tensor]:
-        """Return the clip norms of the last round and of the next one, float64 (2,) for each
-        release; none where they do not adapt."""
-        if not isinstance(self._adaptive, QuantileClip):
+        """Returns the clip norms of the last round and of the next one, float64 (2,) for each
+        release; none if they do not adapt."""
+        if self._adaptive is None:
             return {}
-        norms = {
-            name: (r.bound, self._norms.get(name, r.bound)) for name, r in self.releases.items()
-        }
-        return {name: torch.tensor(pair, dtype=torch.float64) for name, pair in norms.items()}
+        return self._adaptive.state()
 
     def set_norms(self, norms: Mapping[str, Tensor]) -> None:
-        """Take the clip norms of :meth:`norms`, and nothing else.
+        """Takes the clip norms of :meth:`norms`, and nothing else.
 
         Raises:
             ConfigError: other names than those of releases whose clip norms adapt, or values that
                 are no norms.
         """
-        own = self.norms()
-        if set(norms) - set(own):
-            raise ConfigError(
-                f"clip norms of {', '.join(sorted(norms))}; accepted: {', '.join(own) or 'none'}."
-            )
-        for name, pair in norms.items():
-            if pair.shape != (2,) or not bool((torch.isfinite(pair) & (pair > 0)).all()):
-                raise ConfigError(
-                    f"the clip norms of {name} are {pair.tolist()}; accepted: two numbers above 0."
-                )
-            last, self._norms[name] = pair.tolist()
-            self.releases[name] = self.releases[name].clipped_at(last)
+        if self._adaptive is None:
+            if norms:
+                raise ConfigError(f"clip norms of {', '.join(sorted(norms))}; accepted: none.")
+            return
+        for name, norm in self._adaptive.restore(norms).items():
+            self.releases[name] = self.releases[name].clipped_at(norm)

@@ -34,6 +34,7 @@ from ..privacy.events import dp_event
 from ..privacy.noise.discrete import slack
 from ..privacy.noise.laws import LAWS
 from ..privacy.release import step_price
+from ..privacy.reporting import privacy_report, signal_to_noise
 from ..trainer.engine import open_run
 from ..trainer.problem import describe, fingerprint
 from ..trainer.trainer import Trainer
@@ -327,12 +328,12 @@ def _opened(name: str, trainer: Trainer, problem: Problem) -> tuple[str, Privacy
     with operation_threads(trainer.bound.denominator * problem.dimension):
         mark = fingerprint(problem, trainer)
     with closing(open_run(trainer, problem, mark)) as channel:
-        signal = channel.snr()
+        signal = signal_to_noise(channel)
         if signal is not None and signal.warning:
             logger.warning("candidate %r: %s", name, signal.warning)
         elif signal is not None:
             logger.info("candidate %r: %s", name, signal.text())
-        return mark, channel.report
+        return mark, privacy_report(channel)
 
 
 def _client_privacy(trainer: Trainer) -> ClientPrivacy:

@@ -29,6 +29,7 @@ from ..local import operation_threads
 from ..local.losses import link_of
 from ..models.networks import NamedFactory
 from ..privacy import BoundSampler, FullParticipation, PoissonSampling, RecordPrivacy
+from ..privacy.reporting import privacy_report, signal_to_noise
 from ..privacy.samplers import USUAL_COHORT
 from ..ranks import Ranks
 from ..schedules import Block, BoundSchedule, rounds
@@ -370,7 +371,7 @@ class Run:
                 self.warned = tally.diverged if first else 0
             signal = None
             if first and self.engine.coins is None:
-                signal = self.channel.snr()
+                signal = signal_to_noise(self.channel)
             if signal is not None:
                 level = logging.WARNING if signal.warning else logging.INFO
                 logger.log(level, "%s: %s", self.algorithm.name, signal.warning or signal.text())
@@ -586,7 +587,7 @@ class Run:
         runs, scored = self.evaluate(state, step)
         tally = self.tally()
         report, released = self.ranks.share(
-            lambda: (self.channel.report, dict(self.channel.on_grid))
+            lambda: (privacy_report(self.channel), dict(self.channel.on_grid))
         )
         personal, parts = self.engine.models(self, state)
         if self.settings.runs > 1:

@@ -6,6 +6,7 @@ configuration is run with; ``caught_by`` names the checks of which at least one 
 """
 
 from collections.abc import Callable, Iterator
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -44,7 +45,7 @@ from fedmtl.algorithms.linear import evidence
 from fedmtl.algorithms.linear.data import LinearData
 from fedmtl.algorithms.linear.stack import TaskStack
 from fedmtl.algorithms.pp_dmtl import step_size
-from fedmtl.audit import CHECKS, Effort, Finding
+from fedmtl.audit import CHECKS, Effort, Finding, rerun
 from fedmtl.audit import setup as audit_setup
 from fedmtl.audit.run_suite import audit_trainer
 from fedmtl.contrib import MPMTLayers, PriorLayers, PrivatePrior
@@ -82,11 +83,13 @@ from fedmtl.privacy import (
 )
 from fedmtl.privacy.account import Account
 from fedmtl.privacy.accounting import composition
+from fedmtl.privacy.adaptive import AdaptiveClip
 from fedmtl.privacy.clip import RowTotal
 from fedmtl.privacy.ledger import Ledger
 from fedmtl.privacy.noise import grid, laws, symmetric
 from fedmtl.privacy.noise.banded import Bands, CorrelatedNoise
 from fedmtl.privacy.price import Price, Prices
+from fedmtl.privacy.receipt import Receipt
 from fedmtl.privacy.records import Records
 from fedmtl.report import figures
 from fedmtl.schedules import RandomLatency
@@ -562,7 +565,7 @@ def _count_of_the_update(original, self, purpose, step, size):
     return original(self, purpose, step, size)
 
 
-_silent_count = edit(Rounds._noised_count, "noised(total, *noise)", "total")
+_silent_count = edit(AdaptiveClip.fraction, "noised(total, *noise)", "total")
 
 
 # The channel: scales, silence, and what is released without noise
@@ -610,20 +613,32 @@ def _weighted(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
 
 # a client's update is part of its own row and of the next one
 _in_two_rows = edit(
-    Rounds.release, "step = self", "rows = rows + 1e-3 * rows.roll(1, -2); step = self"
+    Rounds.release, "receipt = self", "rows = rows + 1e-3 * rows.roll(1, -2); receipt = self"
 )
-_count_noise_of_the_cohort = edit(
-    Rounds._noised_count,
-    "std / bound",
-    "std / bound * max(1, len(self._cohort)) / self.denominator",
-)
+
+
+def _count_noise_of_the_cohort(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    original = Rounds._fraction
+
+    def fraction(self, adaptive, release, total, step):
+        realized = max(1, len(self._receipt.clients)) / self.denominator
+        noise = adaptive.settings.count_std(self.denominator) * realized
+        louder = copy(adaptive)
+        louder.settings = replace(adaptive.settings, count_noise=noise)
+        return original(self, louder, release, total, step)
+
+    patch.setattr(Rounds, "_fraction", fraction)
+
+
 _noise_of_the_cohort = edit(
     Rounds._noised_sum,
     "noise, width)",
-    "noise * max(1, len(self._cohort)) / self.denominator, width)",
+    "noise * max(1, len(self._receipt.clients)) / self.denominator, width)",
 )
 _noise_of_the_local_cohort = edit(
-    LocalSteps._noised, "noise[:, 0]", "(noise * len(channel._cohort) / channel.sampler.n)[:, 0]"
+    LocalSteps._noised,
+    "noise[:, 0]",
+    "(noise * len(channel._receipt.clients) / channel.sampler.n)[:, 0]",
 )
 _doubled_in_a_step = edit(Rounds._noised_sum, "noise, width)", "noise * (1 + (step == 3)), width)")
 _addressed_by_the_sum = edit(
@@ -636,13 +651,18 @@ _all_that_is_clipped = edit(  # rows far beyond the clip count for more than one
     "-COUNT_BOUND)",
     "-torch.log2(2.0 + (norms / norm).nan_to_num(1e9)).clamp(max=8.0))",
 )
-_clip_from_the_raw_count = (
-    edit(  # the noised count is released, and the next clip norm follows the one without noise
-        Rounds._adapt,
-        "float(value) + COUNT_BOUND",
-        "float((rows.norm(dim=1) <= bound).sum()) / self.denominator",
-    )
-)
+
+
+def _clip_from_the_raw_count(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    """The noised count is released, and the next clip norm follows the one without noise."""
+    original = Rounds._adapt
+
+    def adapt(self, adaptive, release, rows, step):
+        original(self, adaptive, release, rows, step)
+        share = (rows.norm(dim=1) <= release.bound).sum() / self.denominator
+        adaptive.follow(release, share - 0.5)
+
+    patch.setattr(Rounds, "_adapt", adapt)
 
 
 # Clipping, weights and the denominator of sums of rows
@@ -665,7 +685,9 @@ def _in_place(change: _Patch) -> _Patch:
 
 _no_bounds = edit(RowTotal.__init__, "bounds_of(clip)", "(math.inf, 2.0)")
 _added_twice = edit(RowTotal.add, "in rows", "in [rows[0], *rows]")
-_added_unseen = edit(RowTotal.add, "in rows", "in [*rows[: self._tap is None], *rows]")
+_added_unseen = edit(
+    RowTotal.add, "in rows", 'in [*rows[: getattr(self, "tap", None) is None], *rows]'
+)
 _part_lost = edit(RowTotal.add, "in rows", "in rows[:-1]")
 _per_layer = _sum("torch.cat([program(part, limit, order, width) for part in rows.chunk(2, 1)])")
 _nan_row = edit(clip.whole_cells, "if not bool(finite.all())", "if False")
@@ -679,7 +701,9 @@ _finite_denominator = _sum(
 )
 _realized_mean = _sum("(program(rows, limit, order, width) * 8 / max(1, len(rows)))")
 _rows_as_they_are = _set(row_noise, "clip_rows", lambda rows, bound: rows)
-_REALIZED = property(lambda self: float(max(1, len(self._cohort))))
+_REALIZED = property(
+    lambda self: 1.0 if self._receipt is None else float(max(1, len(self._receipt.clients)))
+)
 # with C below 1 that is more than promised
 _clip_of_the_square_root = _of_outer("wide.shape[-1]), Clip(clip.bound**0.5, clip.norm))")
 
@@ -886,7 +910,7 @@ _half_of_the_batch = edit(  # gradients of every second record that was drawn go
 
 def _another_cohort(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     """The channel does not look who sends a row."""
-    patch.setattr(Rounds, "_checked_step", lambda self, name, rows, clients: self._step)
+    patch.setattr(Receipt, "spend", lambda self, name, clients: self.mechanisms[name])
     _exchanged(patch, trainer)
 
 
@@ -1209,23 +1233,21 @@ def _note_of_the_rows(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
 
 def _signal_of_the_rows(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     """The signal is the mean norm of the rows of the round, in place of the clip norm."""
-    release, snr = Rounds.release, Rounds.snr
+    release, sound = Rounds.release, rerun.signal_to_noise
 
     def noting(self, name, rows, clients):
         if isinstance(rows, torch.Tensor):
             self.signal = float(rows.norm(dim=-1).mean()) if len(rows) else 0.0
         return release(self, name, rows, clients)
 
-    def measured(self):
-        found = snr(self)
-        return (
-            found
-            if found is None
-            else replace(found, clip_norm=getattr(self, "signal", found.clip_norm))
-        )
+    def measured(channel):
+        found = sound(channel)
+        if found is None:
+            return None
+        return replace(found, clip_norm=getattr(channel, "signal", found.clip_norm))
 
     patch.setattr(Rounds, "release", noting)
-    patch.setattr(Rounds, "snr", measured)
+    patch.setattr(rerun, "signal_to_noise", measured)
 
 
 @_instead(folder, "model_state")

@@ -12,8 +12,10 @@ from torch import Tensor
 from fedmtl.privacy import (
     Activations,
     GradientPlan,
+    PrivacyReport,
     RecordPrivacy,
     open_channel,
+    privacy_report,
 )
 
 COUNTS, D, IDS = (5, 20, 60), 4, ("a", "b", "c")
@@ -80,6 +82,11 @@ class Door:
 
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self.channel, name, value)
+
+    @property
+    def report(self) -> PrivacyReport:
+        """The privacy report of the run so far."""
+        return privacy_report(self.channel)
 
     def release(self, gradients: Callable[[int, Tensor], Tensor]) -> Tensor:
         made = [gradients(client, torch.from_numpy(runs)) for client, runs in self.channel.acting]

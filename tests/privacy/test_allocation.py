@@ -23,6 +23,7 @@ from fedmtl.privacy import (
     Rounds,
     SeededSource,
     open_channel,
+    privacy_report,
 )
 from fedmtl.privacy.price import Price, normalized
 from fedmtl.privacy.row_noise import RowNoise
@@ -125,8 +126,8 @@ def test_the_noise_of_each_use_follows_its_weight() -> None:
 
 def test_a_report_says_how_the_budget_is_divided() -> None:
     said = f"steps have public weights {WEIGHTS[0]:.3g} to {WEIGHTS[-1]:.3g}, and noise in inverse proportion"
-    assert said in opened(GAUSSIAN, plan()).report.sampler
-    assert "weights" not in opened(GAUSSIAN, plan(weights=None)).report.text()
+    assert said in privacy_report(opened(GAUSSIAN, plan())).sampler
+    assert "weights" not in privacy_report(opened(GAUSSIAN, plan(weights=None))).text()
 
 
 def test_a_fixed_multiplier_stops_where_the_next_use_does_not_fit() -> None:

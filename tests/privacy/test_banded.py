@@ -27,6 +27,7 @@ from fedmtl.privacy import (
     ReleasePlan,
     Rounds,
     open_channel,
+    privacy_report,
 )
 from fedmtl.privacy.noise.banded import Bands, CorrelatedNoise
 from fedmtl.privacy.row_noise import RowNoise
@@ -224,10 +225,10 @@ def test_as_many_bands_as_asked_for() -> None:
     assert len(opened(n=100).releases["update"].bands) == 12  # no more than rounds
     assert len(opened(replace(PRIVACY, bands=3)).releases["update"].bands) == 3
     channel = opened()
-    assert channel.report.mechanism == "gaussian, correlated over 4 rounds"
-    assert "4 rounds from one to the next at least" in channel.report.sampler
+    assert privacy_report(channel).mechanism == "gaussian, correlated over 4 rounds"
+    assert "4 rounds from one to the next at least" in privacy_report(channel).sampler
     gain = np.linalg.norm(np.linalg.inv(matrix(Bands.square_root(4), 400))[-1])
-    assert channel.report.noise_std == pytest.approx(gain * 1.3 * 0.5 / 2)
+    assert privacy_report(channel).noise_std == pytest.approx(gain * 1.3 * 0.5 / 2)
 
 
 def test_a_secure_session_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,7 +107,8 @@ def test_the_noise_of_the_count_and_the_update_are_charged_at_these_sensitivitie
         drawn[key] = law.multiplier * sensitivity, sensitivity
         return original(law, source, key, *arguments, sensitivity=sensitivity, **options)
 
-    monkeypatch.setattr("fedmtl.privacy.rounds.release_noise", spied)
+    for module in ("rounds", "adaptive"):
+        monkeypatch.setattr(f"fedmtl.privacy.{module}.release_noise", spied)
     cohort = channel.draw(0)
     channel.begin(0, cohort)
     channel.release("update", torch.zeros(len(cohort), 3), cohort)

@@ -13,7 +13,14 @@ import pytest
 import torch
 
 from fedmtl.errors import PrivacyError, ResumeError
-from fedmtl.privacy import ClientPrivacy, Ledger, PoissonSampling, ReleasePlan, open_channel
+from fedmtl.privacy import (
+    ClientPrivacy,
+    Ledger,
+    PoissonSampling,
+    ReleasePlan,
+    open_channel,
+    privacy_report,
+)
 from fedmtl.privacy.chain import Head, head_file
 from fedmtl.privacy.noise import sources
 
@@ -79,7 +86,7 @@ def test_seeded_replay_is_charged_once(path: Path) -> None:
     assert second.account.ledger.charged == int(second.account.uses.max()) == STEPS
     second.close()
     assert all(torch.equal(a, b) for a, b in zip(whole, values[:10] + replayed, strict=True))
-    assert second.report.epsilon == second.epsilon_at(STEPS)
+    assert privacy_report(second).epsilon == second.epsilon_at(STEPS)
 
 
 def test_charges_of_two_sessions_do_not_stand_for_steps_that_none_has_charged(path: Path) -> None:

@@ -20,6 +20,7 @@ from fedmtl.privacy import (
     RecordPrivacy,
     ReleasePlan,
     open_channel,
+    privacy_report,
 )
 from fedmtl.privacy.clip import sum_width
 from fedmtl.privacy.records import Records
@@ -217,7 +218,7 @@ def test_accounts_are_what_dp_accounting_says_of_each_client() -> None:
             event = dp_event.PoissonSampledDpEvent(BATCH / n, event)
         expected = PLDAccountant().compose(event, 3 * STEPS[k]).get_epsilon(1e-5)
         assert found[k] == pytest.approx(expected, rel=2e-3)
-    report = channel.report
+    report = privacy_report(channel)
     assert channel.epsilon == report.epsilon == found.max()
     assert report.by_client == (found.min(), np.median(found), found.max())
     assert (report.unit, report.relation) == ("record", "zero_out")
@@ -234,7 +235,7 @@ def test_clients_reach_the_budgets_of_their_own() -> None:
     wanted = np.array(list(budgets.values()))
     assert (found <= wanted).all()
     assert found == pytest.approx(wanted, rel=1e-3)
-    assert channel.report.budget == 8.0
+    assert privacy_report(channel).budget == 8.0
 
 
 def test_the_budget_is_a_hard_cap_on_each_client() -> None:
@@ -322,7 +323,7 @@ def test_clip_only_adds_no_noise_and_promises_nothing() -> None:
     begin(channel)
     assert not channel.local.release(torch.tensor([0]), [EMPTY]).any()
     assert channel.epsilon == math.inf
-    assert channel.report.headline == "not private: epsilon = inf, clip only, no noise"
+    assert privacy_report(channel).headline == "not private: epsilon = inf, clip only, no noise"
 
 
 def test_what_clients_send_is_added_up_as_it_is() -> None:
@@ -376,7 +377,7 @@ def test_more_rounds_do_not_raise_the_caps_of_a_secure_ledger(tmp_path: Path) ->
     for step in range(1, 9):
         begin(longer, step)
     assert longer.account.participations.tolist() == [[3] * 5]
-    assert 1.9 < longer.report.epsilon <= 2.0
+    assert 1.9 < privacy_report(longer).epsilon <= 2.0
 
 
 def test_impossible_requests_are_refused_by_name() -> None:

@@ -1,0 +1,65 @@
+"""A receipt: the proof that a round is charged, which pays for each of its releases once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from ..errors import PrivacyError
+from .release import Release
+
+
+class Receipt:
+    """The charge of one round, as a value.
+
+    Only :meth:`Rounds.begin <fedmtl.privacy.Rounds.begin>` makes one, once the ledger has the
+    charge. A release spends it, and gets from it the mechanism whose noise the charge covers: there
+    is no other way to that mechanism, so nothing is released that was not charged.
+
+    Args:
+        step: number of the round; it addresses the noise.
+        clients: int64 (k,), the cohort that is charged.
+        mechanisms: by name, the releases of the round for each replicate, with the clip norm and
+            the noise of this use.
+    """
+
+    def __init__(
+        self, step: int, clients: Tensor, mechanisms: Mapping[str, tuple[Release, ...]]
+    ) -> None:
+        self.step = step
+        self.clients = clients
+        self.mechanisms = mechanisms
+        self._spent: set[str] = set()
+
+    def spend(self, name: str, clients: Tensor) -> tuple[Release, ...]:
+        """Pays for one release.
+
+        Args:
+            name: of the release, once a round.
+            clients: int64 (k,), of whom there are rows: each in the cohort, and each once.
+
+        Returns:
+            The mechanism of each replicate.
+
+        Raises:
+            PrivacyError: the release happened already, or there are rows of clients that were not
+                drawn, or two of one client.
+        """
+        if name in self._spent:
+            raise PrivacyError(
+                f"Release {name!r} happened already in step {self.step}; once is the rule."
+            )
+        if torch.unique(clients).numel() != clients.numel():
+            raise PrivacyError(
+                f"Release {name!r} needs one row from each client, and each client once."
+            )
+        strangers = clients[~torch.isin(clients, self.clients)]
+        if len(strangers):
+            raise PrivacyError(
+                f"Release {name!r} got a row of client {int(strangers[0])}, who was not drawn for "
+                f"step {self.step}; the accounting holds for the cohort that was drawn."
+            )
+        self._spent.add(name)
+        return self.mechanisms[name]

@@ -1,0 +1,303 @@
+"""The privacy report of a run, and how loud its noise is: both from public facts alone."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from .activations import Activations
+from .channel import Channel
+from .gradients import GradientPlan
+from .noise.laws import LAWS, NoiseLaw
+from .price import Prices
+from .quantile import QuantileClip
+from .records import GRADIENT, Records
+from .report import (
+    EXACT,
+    EXACT_OUTSIDE,
+    ON_GRID,
+    OUTSIDE,
+    RECORDS_OUTSIDE,
+    ROUNDED_OUTSIDE,
+    SECURE_OUTSIDE,
+    PrivacyReport,
+    SignalToNoise,
+)
+from .rounds import Rounds
+from .settings import ClientPrivacy, RecordPrivacy
+
+
+def privacy_report(channel: Rounds | Activations) -> PrivacyReport:
+    """Returns the privacy report of a run so far, and of the whole run once its channel is closed.
+
+    Args:
+        channel: of the run. Of replicates, the worst one is reported.
+    """
+    facts = _common_facts(channel)
+    if isinstance(channel, Activations):
+        facts |= _record_facts(channel, channel.records)
+        facts["sampler"] = _clocks_text(channel)
+        facts["mechanism"] += _range_by_client(channel)
+    elif channel.records is not None:
+        facts |= _record_facts(channel, channel.records)
+        facts["sampler"] = _rounds_text(channel)
+    else:
+        facts |= _row_facts(channel)
+    return PrivacyReport(**facts)
+
+
+def signal_to_noise(channel: Rounds | Activations) -> SignalToNoise | None:
+    """Returns the signal to noise of the loudest release, from public quantities only.
+
+    Args:
+        channel: of the run.
+
+    Returns:
+        None without noise, and for clients that act one at a time: no single figure says how loud
+        their noise is.
+    """
+    if channel.prices is None or isinstance(channel, Activations):
+        return None
+    if channel.records is not None:
+        size = channel.records.plan.dimension
+        std = np.median(channel.prices.by_account[0] / channel.records.plan.expected)
+        norm = float(std) * channel.records.law.std(channel.bound, size) * math.sqrt(size)
+        return SignalToNoise(norm, channel.bound, what="gradient")
+    loudest = max(
+        channel.releases.values(),
+        key=lambda release: (
+            release.noise_std * math.sqrt(release.size) / release.contribution_bound
+        ),
+    )
+    return SignalToNoise(
+        loudest.noise_std * math.sqrt(loudest.size),
+        loudest.contribution_bound,
+        # An adaptive clip norm is known in advance for the first round alone.
+        first=_adaptive(channel) is not None,
+    )
+
+
+def _common_facts(channel: Rounds | Activations) -> dict[str, Any]:
+    """Returns the fields of the report that every run has."""
+    account = channel.account
+    epsilon = 0.0
+    if channel.releases_anything:
+        epsilon = float(account.epsilons(spent=True).max())
+    return {
+        "epsilon": epsilon,
+        "delta": account.delta,
+        "claimed": _claimed(channel),
+        "budget": None,
+        "noise_multiplier": channel.noise_multiplier,
+        "noise_std": None,
+        "mechanism": channel.mechanism or "none",
+        "source": channel.source.name,
+        "numerics": _numerics(channel),
+        "ledger": channel.ledger_name,
+        "remaining_charged": account.remaining_charged,
+        **_clipping_facts(channel),
+        **_accounting_facts(channel.prices),
+    }
+
+
+def _clipping_facts(channel: Channel) -> dict[str, Any]:
+    """Returns the observer that data are protected from, the clip, and what epsilon leaves out."""
+    if channel.privacy is None:
+        return {"observer": "none", "clip_norm": None, "clipping": "none", "outside": ()}
+    law = _law(channel)
+    outside: tuple[str, ...] = OUTSIDE
+    if channel.source.name == "secure":
+        outside += EXACT_OUTSIDE if law.joint else ROUNDED_OUTSIDE
+        outside += SECURE_OUTSIDE
+    return {
+        "observer": channel.privacy.observer,
+        "clip_norm": channel.bound,
+        "clipping": f"{law.norm.upper()} norm",
+        "outside": outside + channel.notes,
+    }
+
+
+def _accounting_facts(prices: Prices | None) -> dict[str, Any]:
+    if prices is None:
+        return {"refuted": None, "accountant": "none"}
+    return {"refuted": prices.refuted, "accountant": "pld"}
+
+
+def _law(channel: Channel) -> type[NoiseLaw]:
+    """Returns the law of the noise; Gaussian if there is none."""
+    return LAWS[channel.mechanism or "gaussian"]
+
+
+def _numerics(channel: Channel) -> str:
+    """Returns the arithmetic in which values are released."""
+    if channel.source.name != "secure":
+        return "float64"
+    if _law(channel).joint and channel.noised:
+        return EXACT
+    return ON_GRID
+
+
+def _claimed(channel: Rounds | Activations) -> float | None:
+    """Returns the figure of a published accounting that does not hold; None if none is used."""
+    prices = channel.prices
+    if prices is not None and isinstance(channel, Activations):
+        published = channel.records.plan.published
+        if published is not None:
+            return max(map(published.claim, prices.by_account.ravel()))
+    if prices is None or prices.refuted is None:
+        return None
+    account = channel.account
+    if account.by_client:
+        return account.claimed_at(account.spent[0])
+    return account.claimed_at(int(account.spent.max()))
+
+
+# Rows of clients
+
+
+def _row_facts(channel: Rounds) -> dict[str, Any]:
+    """Returns the fields of a run that releases sums over rows, whose unit is a client."""
+    account = channel.account
+    releases = tuple(channel.releases.values())
+    charged = account.steps_charged
+    if not account.by_client:
+        charged = int(account.spent.max())
+    against_server = "; ".join(
+        noise.text(int(account.spent.max())) for noise in channel.rows.values()
+    )
+    facts: dict[str, Any] = {
+        "unit": "client",
+        "relation": "none",
+        "names": tuple(channel.releases),
+        "releases": charged * len(releases),
+        "sampler": _rounds_text(channel),
+        "server": against_server or None,
+    }
+    privacy = channel.privacy
+    if not isinstance(privacy, ClientPrivacy):
+        return facts
+    facts["relation"] = channel.sampler.relation
+    facts["budget"] = privacy.epsilon
+    facts["clipping"] = _clipping_facts(channel)["clipping"] + _adaptive_text(channel)
+    facts["mechanism"] = privacy.mechanism + _range_of_multipliers(channel)
+    if releases:
+        facts["clip_norm"] = max(release.bound for release in releases)
+    if channel.noised:
+        facts["noise_std"] = max(release.noise_std for release in releases)
+    return facts
+
+
+def _range_of_multipliers(channel: Rounds) -> str:
+    """Returns the correlation of the noise over rounds, and the range of multipliers of replicates
+    with budgets of their own, in words."""
+    text = ""
+    if channel.bands is not None:
+        text += f", correlated over {len(channel.bands)} rounds"
+    if channel.prices is not None:
+        each = channel.prices.by_account[:, 0]
+        if each.min() < each.max():
+            text += f" of multipliers {each.min():.5g} to {each.max():.5g} by budget"
+    return text
+
+
+def _adaptive(channel: Rounds) -> QuantileClip | None:
+    if channel.privacy is not None and isinstance(channel.privacy.clip_norm, QuantileClip):
+        return channel.privacy.clip_norm
+    return None
+
+
+def _adaptive_text(channel: Rounds) -> str:
+    adaptive = _adaptive(channel)
+    if adaptive is None:
+        return ""
+    return (
+        f"; from {adaptive.initial:g} on towards the quantile {adaptive.quantile:g}, "
+        "within the budget"
+    )
+
+
+def _rounds_text(channel: Rounds) -> str:
+    """Returns who takes part in rounds, what is charged for it, and how the budget is divided."""
+    text = channel.sampler.describe()
+    if not channel.noised:
+        return text
+    if channel.account.by_client:
+        text += "; not amplified, a client is charged for each participation"
+    weights = [weight for plan in channel.plans for weight in plan.allocation or ()]
+    if weights:
+        text += (
+            f"; steps have public weights {min(weights):.3g} to {max(weights):.3g}, and noise in "
+            "inverse proportion"
+        )
+    if channel.bands is not None:
+        text += (
+            f"; {channel.sampler.separation} rounds from one to the next at least, which "
+            "correlated noise needs"
+        )
+    return text
+
+
+# Gradients of single records
+
+
+def _record_facts(channel: Channel, records: Records) -> dict[str, Any]:
+    """Returns the fields of a run whose unit is a record."""
+    account = channel.account
+    plan = records.plan
+    facts: dict[str, Any] = {
+        "unit": "record",
+        "relation": plan.relation,
+        "names": (GRADIENT,),
+        "releases": int((account.spent.max(0) * plan.local_steps).sum()),
+        "records": plan.describe(),
+        "budget": _largest_budget(channel, plan),
+    }
+    if channel.privacy is not None:
+        facts["outside"] = _clipping_facts(channel)["outside"] + RECORDS_OUTSIDE
+        facts["clipping"] = f"{records.norm.upper()} norm of the gradient of one record"
+    if channel.prices is not None and channel.prices.refuted is None:
+        worst = account.epsilons(spent=True).max(0)
+        facts["by_client"] = float(worst.min()), float(np.median(worst)), float(worst.max())
+    return facts
+
+
+def _largest_budget(channel: Channel, plan: GradientPlan) -> float | None:
+    """Returns the largest budget of a client in any replicate; None if none has one."""
+    budgets = [
+        budget
+        for settings in channel.settings
+        if isinstance(settings, RecordPrivacy)
+        for budget in settings.budgets(plan.ids)
+        if budget is not None
+    ]
+    return max(budgets, default=None)
+
+
+def _clocks_text(channel: Activations) -> str:
+    """Returns who acts when, and what is charged for it."""
+    text = f"{channel.schedule}; every activation is charged to the client that acts"
+    if channel.records.plan.at_cap == "silent":
+        low = int(channel.caps.min())
+        high = int(channel.caps.max())
+        most = f"{high}" if low == high else f"{low} to {high}"
+        text += (
+            f", and at most {most} of one client release something: later ones read no "
+            "record and cost nothing"
+        )
+    prices = channel.prices
+    if prices is not None and any(price.weights is not None for price in prices.kinds):
+        text += "; activations have public weights, and noise in inverse proportion"
+    return text
+
+
+def _range_by_client(channel: Activations) -> str:
+    """Returns the range of multipliers of the clients that act, in words."""
+    if channel.prices is None:
+        return ""
+    acting = (channel.caps > 0) & (channel.records.plan.counts > 0)
+    each = channel.prices.by_account[:, acting]
+    if not each.size or each.min() == each.max():
+        return ""
+    return f" of multipliers {each.min():.5g} to {each.max():.5g} by client"
