@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from torch import Tensor
+
 from .._check import one_of, positive_int
 from ..errors import ConfigError, PrivacyError
 from .clip import Clip
@@ -143,6 +145,25 @@ class Release(ReleasePlan):
             raise PrivacyError(
                 f"Release {self.name!r}: {type(self.noise).__name__} on a symmetric matrix is not "
                 "supported; use GaussianNoise or L2LaplaceNoise, or release the diagonal."
+            )
+
+    def check_rows(self, rows: Tensor, replicates: int = 1) -> None:
+        """Refuses rows that are not those of this release.
+
+        Args:
+            rows: (k, D) float rows; (R, k, D) of R > 1 replicates.
+            replicates: R.
+
+        Raises:
+            PrivacyError: another shape, or whole numbers.
+        """
+        lead = (replicates,) if replicates > 1 else ()
+        expected = (*lead, *rows.shape[-2:-1], self.dimension)
+        if rows.shape != expected or len(expected) != 2 + len(lead) or not rows.is_floating_point():
+            shape = ", ".join(str(n) for n in (*lead, "k", self.dimension))
+            raise PrivacyError(
+                f"Release {self.name!r} takes float rows of shape ({shape}), not "
+                f"{tuple(rows.shape)} of {rows.dtype}."
             )
 
     @property

@@ -22,8 +22,8 @@ from .adaptive import AdaptiveClip
 from .channel import Channel
 from .clip import Clip, RowTotal, are_long, clip_rows, contributions, largest_norm, sum_width
 from .gradients import GradientPlan
-from .noise.banded import Bands, CorrelatedNoise
-from .noise.grid import GridValue, noised, release_noise
+from .noise.banded import Bands
+from .noise.grid import GridValue, noised
 from .noise.sources import NoiseSource
 from .noise.symmetric import smat
 from .quantile import QuantileClip
@@ -33,6 +33,7 @@ from .release import Release, ReleasePlan
 from .row_noise import BoundRowNoise
 from .samplers import BoundSampler
 from .settings import Privacy
+from .sum_noise import SumNoise
 
 Message = Tensor | RowTotal
 """What the clients of a cohort send for one release: their rows, or the sum that they were added
@@ -77,7 +78,7 @@ class Rounds(Channel):
         self._adaptive: AdaptiveClip | None = None
         if settings and isinstance(settings[0].clip_norm, QuantileClip):
             self._adaptive = AdaptiveClip(settings[0].clip_norm, releases)
-        self._correlated: dict[str, CorrelatedNoise] = {}
+        self._noise = SumNoise()
         self._drawn: dict[int, Tensor] = {}
         self._receipt: Receipt | None = None
         self._totals: dict[str, RowTotal] = {}
@@ -319,7 +320,7 @@ class Rounds(Channel):
         Returns:
             The shape, dtype and device of ``rows``.
         """
-        self._checked_rows(name, rows)
+        self._declared(name).check_rows(rows, self.replicates)
         return clip_rows(rows.reshape(-1, rows.shape[-1]), self.releases[name].clip).reshape(
             rows.shape
         )
@@ -337,8 +338,8 @@ class Rounds(Channel):
             step: number of the round.
         """
         assert isinstance(row, Tensor)
-        self._checked_rows(name, row)
-        release = self.releases[name]
+        release = self._declared(name)
+        release.check_rows(row)
         if name in self.rows:
             return self.rows[name].added(row, torch.tensor([client]), step, self.source)
         if self._adaptive is not None and release.clip is not None:
@@ -370,7 +371,7 @@ class Rounds(Channel):
         for release, source, each in zip(mechanisms, self.sources, totals, strict=True):
             if release.noise is None:
                 continue
-            noise, width = self._noise(release, source, step)
+            noise, width = self._noise.of(release, source, step)
             each.copy_(noised(each, noise, width))
             if width is not None:
                 self.on_grid[name] = GridValue(
@@ -380,34 +381,6 @@ class Rounds(Channel):
         if mechanisms[0].form == "symmetric":
             return smat(value)
         return value
-
-    def _noise(
-        self, release: Release, source: NoiseSource, step: int
-    ) -> tuple[Tensor, float | None]:
-        """Return the noise of a release, (size,) float64, and the width of its grid."""
-        name = release.name
-        law = release.noise
-        sensitivity, bound = release.independent
-        assert law is not None
-
-        def draw(at: int) -> tuple[Tensor, float | None]:
-            return release_noise(
-                law,
-                source,
-                f"noise/{name}",
-                at,
-                release.size,
-                sensitivity=sensitivity,
-                bound=bound,
-            )
-
-        if release.bands is None:
-            return draw(step)
-        if name not in self._correlated:  # the steps of a run share one multiplier
-            self._correlated[name] = CorrelatedNoise(
-                release.bands, draw, repeatable=source.name == "seeded"
-            )
-        return self._correlated[name].at(step)
 
     def _each(self, values: Tensor) -> Sequence[Tensor]:
         if self.replicates == 1:
@@ -427,7 +400,7 @@ class Rounds(Channel):
     def _check_rows(self, name: str, rows: Message, clients: Tensor, receipt: Receipt) -> None:
         """Refuses rows of another shape than the release has, and sums that it did not make."""
         if isinstance(rows, Tensor):
-            self._checked_rows(name, rows)
+            self._declared(name).check_rows(rows, self.replicates)
             count = rows.shape[-2]
         else:
             count = len(rows.clients)
@@ -440,22 +413,6 @@ class Rounds(Channel):
         if clients.shape != (count,):
             raise PrivacyError(
                 f"Release {name!r} needs one row from each client, and each client once."
-            )
-
-    def _checked_rows(self, name: str, rows: Tensor) -> None:
-        dimension = self._declared(name).dimension
-        lead: tuple[int, ...] = ()
-        if self.replicates > 1:
-            lead = (self.replicates,)
-        if (
-            rows.ndim != 2 + len(lead)
-            or rows.shape != (*lead, rows.shape[-2], dimension)
-            or not rows.is_floating_point()
-        ):
-            shape = ", ".join(str(n) for n in (*lead, "k", dimension))
-            raise PrivacyError(
-                f"Release {name!r} takes float rows of shape ({shape}), not {tuple(rows.shape)} of "
-                f"{rows.dtype}."
             )
 
     def _declared(self, name: str) -> Release:

@@ -221,7 +221,7 @@ def test_activations_measure_less_than_they_claim(case):
 KINDS: dict[
     str, tuple[Callable[..., Trainer], Any, str, int]
 ] = {  # runs, where their noise is made, and a middle step
-    "rounds": (partial(trainer, **AUDITED), fedmtl.privacy.rounds, "release_noise", 3),
+    "rounds": (partial(trainer, **AUDITED), fedmtl.privacy.sum_noise, "release_noise", 3),
     "records": (partial(trainer, **AUDITED | RECORDS), fedmtl.privacy.records, "client_noise", 1),
     "learner": (
         partial(one_at_a_time, "learner", **ACTIVATIONS),
