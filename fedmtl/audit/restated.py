@@ -19,7 +19,8 @@ from ..contrib.published import mp_mtl as _published  # noqa: F401  (registers t
 from ..privacy.accounting.library import TOLERANCE
 from ..privacy.noise.banded import Bands
 from ..privacy.noise.laws import LAWS
-from ..privacy.price import Price, Prices
+from ..privacy.price import Price
+from ..privacy.prices import Prices
 from ..privacy.quantile import QuantileClip
 from ..privacy.records import GRADIENT
 from ..privacy.release import ReleasePlan

@@ -26,7 +26,8 @@ from ..privacy.accounting.losses import ReplacedPoissonDpEvent
 from ..privacy.activations import Activations
 from ..privacy.gradients import GradientPlan
 from ..privacy.opening import open_channel
-from ..privacy.price import Price, Prices
+from ..privacy.price import Price
+from ..privacy.prices import Prices
 from ..privacy.quantile import QuantileClip
 from ..privacy.release import Form, ReleasePlan
 from ..privacy.rounds import Rounds

@@ -34,8 +34,8 @@ from ..privacy.accounting.library import TOLERANCE
 from ..privacy.chain import Chain, Head, parse
 from ..privacy.ledger import VERSION
 from ..privacy.noise.grid import GridValue
-from ..privacy.opening import OF_RECORDS
 from ..privacy.price import Price, normalized
+from ..privacy.record_terms import OF_RECORDS
 from ..privacy.report import PrivacyReport
 from ..trainer.folder import MANIFEST, MODEL, OUTCOME, Checkpoint, RunFolder
 from ..trainer.received import Received

@@ -37,7 +37,7 @@ from ..privacy import (
     ReleasePlan,
     Sampler,
 )
-from ..privacy.opening import calibrated_release
+from ..privacy.row_terms import calibrated_release
 from .average import Average
 from .proximal_point import ProximalPoint
 

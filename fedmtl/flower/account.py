@@ -19,7 +19,7 @@ from ..algorithms.base import Problem
 from ..errors import BudgetExhausted, ResumeError
 from ..privacy import RecordPrivacy, Rounds
 from ..privacy.ledger import Ledger
-from ..privacy.opening import most_participations
+from ..privacy.record_terms import most_participations
 from ..privacy.report import SIMULATED
 from ..privacy.reporting import privacy_report
 from ..privacy.row_noise import row_facts

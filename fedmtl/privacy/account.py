@@ -17,7 +17,7 @@ from torch import Tensor
 from .._rounding import rounded_up
 from ..errors import BudgetExhausted, ConfigError, PrivacyError, ResumeError
 from .ledger import Ledger
-from .price import Prices
+from .prices import Prices
 
 
 class Account:

@@ -29,7 +29,8 @@ from torch import Tensor
 from .._check import given, positive_int
 from ..errors import ConfigError, PrivacyError
 from .noise.laws import Norm
-from .price import Price, Prices, calibrated, normalized
+from .price import Price, normalized
+from .prices import Demand, Prices, calibrated
 from .settings import RecordPrivacy
 
 RecordRelation = Literal["zero_out", "replace"]
@@ -323,7 +324,7 @@ def record_prices(
     accounts = list(zip(uses, caps.tolist(), strict=True))
     asked = [
         [
-            (use, budget, settings.noise_multiplier, cap)
+            Demand(use, budget, settings.noise_multiplier, cap)
             for (use, cap), budget in zip(accounts, settings.budgets(plan.ids), strict=True)
         ]
         for settings in privacy

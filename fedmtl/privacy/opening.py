@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,56 +16,19 @@ from ..errors import ConfigError, PrivacyError
 from ..ranks import SINGLE, Ranks
 from .account import Account
 from .activations import Activations
-from .gradients import GradientPlan, record_prices
+from .gradients import GradientPlan
 from .ledger import Ledger, read_header
-from .noise.banded import Bands
-from .noise.grid import check_drawable
-from .noise.laws import LAWS
 from .noise.sources import NoiseSource, SecureSource, SeededSource
-from .price import Prices, calibrated
-from .quantile import QuantileClip
-from .release import Release, ReleasePlan, bind_releases, step_price
+from .record_terms import terms_of_records
+from .release import ReleasePlan
+from .replicates import check_replicates, settings_of
 from .rounds import Rounds
-from .row_noise import bind_rows, refuse_rows, row_facts
-from .samplers import BoundFull, BoundSampler
+from .row_terms import check_rows, terms_of_rows
+from .samplers import BoundSampler
 from .settings import ClientPrivacy, Privacy, RecordPrivacy
+from .terms import Terms
 
 Plan = ReleasePlan | GradientPlan
-OF_RECORDS = {"relation": "zero_out", "amplified": False, "per_participation": True}
-"""What is assumed of the cohorts of rounds whose unit is one record, whatever draws them: they are
-public."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Terms:
-    """What a channel is opened on: the noise, and what a ledger writes of it.
-
-    Attributes:
-        settings: the privacy of all replicates, or of each.
-        caps: int64 (n,), the most uses of each client, where clients have accounts of their own;
-            else None.
-        prices: what uses cost; None where nothing is noised.
-        facts: what the header of the ledger has beside the settings and the prices.
-        options: of :class:`Rounds` or :class:`Activations`.
-    """
-
-    settings: tuple[Privacy, ...]
-    caps: np.ndarray | None
-    prices: Prices | None = None
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    options: dict[str, Any]
-
-    @property
-    def header(self) -> dict[str, Any] | None:
-        """Return the header of the ledger; None where nothing is charged."""
-        if self.prices is None:
-            return None
-        about = {
-            "privacy": asdict(self.settings[0]),
-            "delta": self.prices.delta,
-            "refuted": self.prices.refuted,
-        }
-        return {**about, **self.facts, **self.prices.header(self.caps)}
 
 
 def open_channel(
@@ -131,7 +92,7 @@ def open_channel(
         raise PrivacyError(
             f"There are {len(several)} GradientPlans; a run has one, of all its clients."
         )
-    settings = _settings(privacy, replicates)
+    settings = settings_of(privacy, replicates)
     sources = _sources(settings, seed, replicates, source, ledger_path)
     sampler = None
     if isinstance(schedule, BoundSampler):
@@ -245,12 +206,12 @@ class _Opening:
         make = self.kind or Rounds
         return make(terms.settings, account, self.sources, order=self.order, **options)
 
-    def _terms(self, prior: Mapping[str, Any]) -> _Terms:
+    def _terms(self, prior: Mapping[str, Any]) -> Terms:
         """Returns the terms of rows of clients if the unit is a client, otherwise those of
         records."""
         of_records = any(isinstance(each, RecordPrivacy) for each in self.settings)
         if self.sampler is None or of_records:
-            return _terms_of_records(
+            return terms_of_records(
                 self.settings,
                 self.rows,
                 self.gradients,
@@ -259,7 +220,7 @@ class _Opening:
                 self.sources,
                 prior,
             )
-        return _terms_of_rows(
+        return terms_of_rows(
             self.settings, self.rows, self.sampler, self.steps, self.sources, prior
         )
 
@@ -270,7 +231,7 @@ class _Opening:
         return None
 
     def _ledger(
-        self, terms: _Terms, clients: int, outside: tuple[str, ...], path: Path | None
+        self, terms: Terms, clients: int, outside: tuple[str, ...], path: Path | None
     ) -> Ledger | None:
         """Returns the open ledger; None if nothing is charged, and for replicates with accounts by
         client, which are simulations."""
@@ -309,13 +270,13 @@ def _check_rounds(
     order: Tensor | None,
 ) -> None:
     """Refuses releases, replicates and an order of clients that rounds cannot have."""
-    _check_rows(rows, steps)
+    check_rows(rows, steps)
     if order is not None and not torch.equal(order.sort().values, torch.arange(sampler.n)):
         raise ConfigError(
             f"order must have each of 0 to {sampler.n - 1} once, a number for each client."
         )
     if replicates > 1:
-        _check_replicates(settings, sampler)
+        check_replicates(settings, sampler)
 
 
 def _header(path: Path | None, resume: bool) -> Mapping[str, Any]:
@@ -349,284 +310,3 @@ def _sources(
     if secure:
         return (SecureSource(),)
     return tuple(SeededSource(seed, replicate) for replicate in range(replicates))
-
-
-def _caps(sampler: BoundSampler) -> np.ndarray | None:
-    if sampler.cap is None:
-        return None
-    return np.full(sampler.n, sampler.cap, dtype=np.int64)
-
-
-# Rows of cohorts
-
-
-def _terms_of_rows(
-    settings: tuple[Privacy, ...],
-    plans: tuple[ReleasePlan, ...],
-    sampler: BoundSampler,
-    steps: int,
-    sources: tuple[NoiseSource, ...],
-    prior: Mapping[str, Any],
-) -> _Terms:
-    """Return the terms of R replicates whose protected unit is a client; without ``settings``, of
-    no privacy."""
-    clients = tuple(each for each in settings if isinstance(each, ClientPrivacy))
-    replicates = len(sources)
-    # the largest epsilon in reports
-    privacy = max(clients, key=lambda c: (not c.noiseless, c.epsilon or 0.0), default=None)
-    if privacy is None or privacy.noiseless or not plans:
-        refuse_rows(plans)
-        releases = bind_releases(plans, sampler, privacy)
-        chosen: tuple[Privacy, ...] = ()
-        if privacy is not None:
-            chosen = (privacy,)
-        options = {"sampler": sampler, "releases": releases}
-        return _Terms(settings=chosen, caps=_caps(sampler), options=options)
-
-    delta = privacy.resolved_delta(sampler.n)
-    bands = _bands(privacy, plans, sampler, steps)
-    named_rows = any(plan.rows is not None for plan in plans)
-    # Noise on rows, and the noise of each replicate, is calibrated to the planned steps: the price
-    # allows no further use.
-    most = None
-    if not sampler.per_participation and (named_rows or replicates > 1):
-        most = steps
-    price = step_price(plans, sampler, privacy, delta=delta, most=most, bands=bands)
-    if sampler.per_participation and price.weights is not None:
-        raise PrivacyError(
-            "An allocation of the budget over the steps needs everybody to be charged for each "
-            f"step; {sampler.describe()} charges a client for the steps it took part in. Use "
-            "FullParticipation()."
-        )
-    sampler = sampler.capped(steps)
-    uses = steps if sampler.cap is None else sampler.cap
-    accounts = sampler.n if sampler.per_participation else 1
-    asked = [[(price, each.epsilon, each.noise_multiplier, uses)] * accounts for each in clients]
-    prices, most_uses = calibrated(asked, prior, refuted=LAWS[privacy.mechanism].refuted)
-    if sampler.per_participation:
-        sampler = sampler.with_cap(int(most_uses[0]))
-    releases = bind_releases(plans, sampler, privacy, max(prices.multipliers), bands)
-    for release in releases.values():
-        if release.noise is not None:
-            sensitivity, bound = release.independent
-            largest = replace(
-                release.noise, multiplier=release.noise.multiplier / min(price.weights or (1.0,))
-            )
-            check_drawable(largest, sources[0], release.size, sensitivity=sensitivity, bound=bound)
-    rows = bind_rows(plans, releases, steps, delta, prior)
-    facts = _facts(sampler) | {
-        "releases": [[plan.name, plan.form, plan.dimension] for plan in plans]
-    }
-    without_data = [plan.name for plan in plans if plan.without_data]
-    if without_data:
-        facts["without_data"] = without_data
-    if bands is not None:
-        facts["bands"] = list(bands.coefficients)
-    facts |= row_facts(plans, rows)
-    options = {"sampler": sampler, "releases": releases, "rows": rows}
-    return _Terms(
-        settings=(privacy,), caps=_caps(sampler), prices=prices, facts=facts, options=options
-    )
-
-
-def calibrated_release(
-    privacy: ClientPrivacy, plan: ReleasePlan, sampler: BoundSampler, steps: int
-) -> Release:
-    """Return the release of a run in which it is the only one, with its noise; nothing is opened or
-    charged."""
-    terms = _terms_of_rows((privacy,), (plan,), sampler, steps, (SeededSource(0),), {})
-    release: Release = terms.options["releases"][plan.name]
-    return release
-
-
-def _bands(
-    privacy: ClientPrivacy, plans: tuple[ReleasePlan, ...], sampler: BoundSampler, steps: int
-) -> Bands | None:
-    """Returns the correlation of the noise over rounds. :mod:`.noise.banded` states its demands
-    on the schedule.
-
-    Raises:
-        PrivacyError: participations that may follow each other more closely, or cohorts that are
-            not public.
-    """
-    if privacy.bands is None:
-        return None
-    if sampler.relation != "zero_out":
-        raise PrivacyError(
-            "ClientPrivacy.bands needs a public schedule in which a client stays away between its "
-            f"turns, so CyclicCohorts(...); not {sampler.describe()}, where it may take part in "
-            "two rounds running. Leave bands out for independent noise."
-        )
-    if any(plan.rows is not None for plan in plans):
-        raise PrivacyError(
-            "ClientPrivacy.bands is for noise that the server adds; clients add independent noise."
-        )
-    least = sampler.separation
-    automatic = privacy.bands == "auto"
-    count = min(least, steps) if automatic else int(privacy.bands)
-    if least == 1 or count > least:
-        asked = "is" if automatic else f"is {count}, at most"
-        remedy = "Take smaller cohorts" if least == 1 else "Take fewer bands"
-        raise PrivacyError(
-            f"ClientPrivacy.bands {asked} the number of rounds between two turns of a client, "
-            f"which {sampler.describe()} makes {least}. {remedy}."
-        )
-    return Bands.square_root(count)
-
-
-def _facts(sampler: BoundSampler, **assumed: Any) -> dict[str, Any]:
-    """Returns the facts that accounting takes from the sampler or assumes in its place, for
-    readers of the ledger."""
-    schedule = {"class": type(sampler).__name__, **asdict(sampler), **sampler.facts, **assumed}
-    return {"sampler": sampler.describe(), "schedule": schedule}
-
-
-def _check_rows(plans: tuple[ReleasePlan, ...], steps: int) -> None:
-    names = [plan.name for plan in plans]
-    if len(set(names)) != len(names):
-        raise PrivacyError(f"Two releases have the same name: {sorted(names)}.")
-    for plan in plans:
-        if plan.allocation is not None and len(plan.allocation) != steps:
-            raise PrivacyError(
-                f"Release {plan.name!r} has an allocation of {len(plan.allocation)} weights; the "
-                f"run has {steps} steps, each with a weight."
-            )
-
-
-# Gradients of single records
-
-
-def _terms_of_records(
-    settings: tuple[Privacy, ...],
-    rows: tuple[ReleasePlan, ...],
-    plan: GradientPlan | None,
-    sampler: BoundSampler | None,
-    steps: int,
-    sources: tuple[NoiseSource, ...],
-    prior: Mapping[str, Any],
-) -> _Terms:
-    """Return the terms of gradients of single records, in rounds of local training, or of clients
-    that act one at a time where there is no sampler."""
-    records = tuple(each for each in settings if isinstance(each, RecordPrivacy))
-    if len(records) < len(settings):
-        raise PrivacyError(
-            "Clients that act one at a time protect single records: use RecordPrivacy."
-        )
-    if plan is None:
-        raise PrivacyError(
-            "RecordPrivacy needs a GradientPlan: whose records there are, and what "
-            "is released of them."
-        )
-    if sampler is None and rows:
-        raise PrivacyError(
-            f"Release {rows[0].name!r} is of rows; clients that act one at a time "
-            "release gradients."
-        )
-    plan = plan.under(records)
-    plan.check(clients=None if sampler is None else sampler.n)
-    options: dict[str, Any] = {"gradients": plan}
-    facts: dict[str, Any] = {"dimension": plan.dimension, "public": plan.public_digest}
-    if sampler is None:
-        assert plan.caps is not None
-        caps: np.ndarray | None = plan.caps
-        facts["records"] = plan.describe()
-        facts["at_cap"] = plan.at_cap
-    else:
-        _check_post_processing(rows)
-        sampler = sampler.capped(steps)
-        options["sampler"] = sampler
-        options["releases"] = bind_releases(rows, sampler, None)
-        facts |= _facts(sampler, **OF_RECORDS) | {"records": plan.describe()}
-        caps = np.full(sampler.n, most_participations(sampler, steps), dtype=np.int64)
-    terms = _Terms(settings=records, caps=caps, facts=facts, options=options)
-    if all(each.noiseless for each in records):
-        if sampler is None:
-            return terms
-        return replace(terms, caps=_caps(sampler))
-    privacy = records[0]
-    delta = privacy.resolved_delta(int(plan.counts.sum()))
-    assert caps is not None
-    prices, caps = record_prices(records, plan, caps, delta, header=prior)
-    if max(prices.multipliers) > 0:
-        least = min(weight for price in prices.kinds for weight in price.weights or (1.0,))
-        moved = privacy.initial_norm * (2.0 if plan.relation == "replace" else 1.0)
-        loudest = LAWS[privacy.mechanism](max(prices.multipliers) / least)
-        check_drawable(
-            loudest, sources[0], plan.dimension, sensitivity=moved, bound=privacy.initial_norm
-        )
-    return replace(terms, caps=caps, prices=prices)
-
-
-def _check_post_processing(plans: tuple[ReleasePlan, ...]) -> None:
-    for plan in plans:
-        if plan.allocation is not None or plan.rows is not None:
-            raise PrivacyError(
-                f"RecordPrivacy: release {plan.name!r} has an allocation or noise on rows; it has "
-                "no noise of its own."
-            )
-        if not plan.from_training:
-            raise PrivacyError(
-                f"RecordPrivacy: release {plan.name!r} is not made only of locally trained models, "
-                "so the noise on their gradients does not cover it. Use ClientPrivacy."
-            )
-
-
-def most_participations(sampler: BoundSampler, steps: int) -> int:
-    """Return the hard cap on the participations of one client: the sampler's, or one above the
-    average, rounded up."""
-    if sampler.cap is not None:
-        return sampler.cap
-    return min(steps, math.ceil(steps * sampler.probability) + 1)
-
-
-# Replicates
-
-
-def _settings(privacy: Privacy | Sequence[Privacy] | None, replicates: int) -> tuple[Privacy, ...]:
-    """Return settings of all replicates, or of each, which differ only in their budgets; none
-    without privacy."""
-    if privacy is None:
-        return ()
-    if isinstance(privacy, (ClientPrivacy, RecordPrivacy)):
-        return (privacy,)
-    values = tuple(privacy)
-    if len(values) != replicates:
-        raise ConfigError(
-            f"{len(values)} privacy settings were given for {replicates} replicates; give one each."
-        )
-    for each in values:
-        if not isinstance(each, (ClientPrivacy, RecordPrivacy)):
-            raise ConfigError(
-                f"The privacy of a replicate is {each!r}; give ClientPrivacy(...) or "
-                "RecordPrivacy(...)."
-            )
-        if type(each) is not type(values[0]):
-            raise ConfigError(
-                "Replicates have ClientPrivacy or RecordPrivacy, all of them the same."
-            )
-        if replace(each, epsilon=1.0, noise_multiplier=None) != replace(
-            values[0], epsilon=1.0, noise_multiplier=None
-        ):
-            raise ConfigError(
-                "Replicates differ only in epsilon or noise_multiplier, not as "
-                f"{values[0]} and {each}."
-            )
-    return values
-
-
-def _check_replicates(settings: tuple[Privacy, ...], sampler: BoundSampler) -> None:
-    """Raise ConfigError where replicates in rounds cannot be computed at once."""
-    if not isinstance(sampler, BoundFull):
-        raise ConfigError(
-            "Replicates in rounds need FullParticipation(), where all have the same cohort; not "
-            f"{sampler.describe()}."
-        )
-    for each in settings:
-        if not isinstance(each, ClientPrivacy) or isinstance(each.clip_norm, QuantileClip):
-            raise ConfigError(
-                "Replicates in rounds need ClientPrivacy(...) with a number as clip_norm."
-            )
-        if each.noise_multiplier is not None and each.epsilon is not None:
-            raise ConfigError(
-                "Replicates take epsilon or noise_multiplier, not both: none of them stops early."
-            )

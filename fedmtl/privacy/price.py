@@ -12,12 +12,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any
 
-import numpy as np
-
-from .._rounding import rounded_up
 from ..errors import ConfigError, PrivacyError
 from .accounting.calibration import smallest_multiplier
 from .accounting.composition import epsilon
@@ -25,6 +22,8 @@ from .accounting.losses import ReplacedPoissonDpEvent
 from .events import dp_event
 from .noise.discrete import slack
 from .noise.laws import LAWS
+
+_MANY = 1 << 40  # uses that no run makes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,10 +139,8 @@ class Price:
         """Return the largest number of uses, up to ``most``, whose epsilon is at most
         ``budget``."""
         limits = [limit for limit in (most, self.most) if limit is not None]
-        if limits:
-            top = min(limits)
-        else:
-            top = 1 << 40
+        top = min(limits, default=_MANY)
+        # Doubling finds an interval [low, high) that the number is in, and bisection halves it.
         low = 0
         high = 1
         while high <= top and self.epsilon(high, multiplier) <= budget:
@@ -152,9 +149,10 @@ class Price:
         high = min(high, top + 1)
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (
-                (middle, high) if self.epsilon(middle, multiplier) <= budget else (low, middle)
-            )
+            if self.epsilon(middle, multiplier) <= budget:
+                low = middle
+            else:
+                high = middle
         return low
 
     def multiplier(self, budget: float, uses: int) -> float:
@@ -166,38 +164,9 @@ class Price:
         """
         return _multiplier(self, float(budget), uses)
 
-    def calibrated(
-        self, budget: float | None, multiplier: float | None, uses: int, *, of: str = ""
-    ) -> tuple[float, int]:
-        """Return the noise multiplier that settings ask for, and how many of ``uses`` planned uses
-        the budget affords: all of them unless both ``budget`` and ``multiplier`` are given.
-
-        Args:
-            budget: epsilon; infinite for no noise (a multiplier of 0), None for no limit.
-            multiplier: z; None for what :meth:`multiplier` returns.
-            uses: at least 0.
-            of: whose budget it is, for errors.
-
-        Raises:
-            ConfigError: no noise meets the budget; or one use with ``multiplier`` exceeds it,
-                unless neighbours replace rows.
-        """
-        if budget == math.inf:
-            return 0.0, uses
-        if multiplier is None:
-            assert budget is not None
-            return replace(self, sums=max(1, self.sums)).multiplier(budget, max(1, uses)), uses
-        if budget is None:
-            fitting = uses
-        else:
-            fitting = self.affordable(budget, multiplier, uses)
-        if budget is not None and fitting < min(uses, 1) and not self.replaced:
-            raise ConfigError(
-                f"noise_multiplier {multiplier:g} spends more than epsilon = "
-                f"{rounded_up(budget, 6)}{of} in one round at delta = {rounded_up(self.delta, 6)}. "
-                "Raise noise_multiplier or epsilon, or leave the former out."
-            )
-        return float(multiplier), fitting
+    def single(self) -> Price:
+        """Returns this price, at least one sum a use."""
+        return replace(self, sums=max(1, self.sums))
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON."""
@@ -237,158 +206,6 @@ def _multiplier(price: Price, budget: float, uses: int) -> float:
     return smallest_multiplier(
         cost, target=budget, delta=price.delta, what=f"{uses * price.sums} steps"
     )
-
-
-@dataclass(frozen=True, eq=False)
-class Prices:
-    """The prices of all accounts of a run: those of one kind have the same price and noise
-    multiplier.
-
-    One account means that everybody is charged for every step, n accounts that every client has its
-    own.
-
-    Attributes:
-        kinds: distinct prices.
-        multipliers: z of each kind, at a weight of 1; 0 is no noise.
-        kind: int64 (P, m), the kind of every account; P is 1, or R where repetitions have settings
-            of their own.
-        refuted: why the published accounting, which the events are, does not hold; epsilon is then
-            infinite.
-    """
-
-    kinds: tuple[Price, ...]
-    multipliers: tuple[float, ...]
-    kind: np.ndarray
-    refuted: str | None = None
-
-    @property
-    def delta(self) -> float:
-        """Return the delta of every epsilon."""
-        return self.kinds[0].delta
-
-    @property
-    def most(self) -> int | None:
-        """Return the largest number of uses of the first account; None without a limit."""
-        return self.kinds[self.kind[0, 0]].most
-
-    def event(self, account: int = 0, use: int = 0, replicate: int = 0) -> Any:
-        """Return the event of one noised sum in use number ``use`` (from 0) of ``account``."""
-        kind = self.kind[replicate if len(self.kind) > 1 else 0, account]
-        return self.kinds[kind].event(self.multipliers[kind], use)
-
-    def epsilons(self, uses: np.ndarray | int) -> np.ndarray:
-        """Return float64 (R, m), the epsilon of every account after ``uses``, (R, m), (m,) or one
-        for all: that of the events, also where these are refuted. R is P at least."""
-        kind, charges = np.broadcast_arrays(self.kind, np.asarray(uses))
-        base = int(charges.max(initial=0)) + 1
-        asked, index = np.unique(kind * base + charges, return_inverse=True)
-        pairs = [divmod(int(item), base) for item in asked]
-        each = np.array(
-            [self.kinds[k].epsilon(u, self.multipliers[k]) for k, u in pairs], dtype=np.float64
-        )
-        return each[index.reshape(kind.shape)]
-
-    def epsilon(self, uses: np.ndarray | int) -> float:
-        """Return the largest epsilon after ``uses``, as for :meth:`epsilons`; of one account the
-        most uses count."""
-        return float(self.epsilons(uses).max())
-
-    def affordable(self, budget: float) -> int:
-        """Return the largest number of uses of the first account whose epsilon is at most
-        ``budget``."""
-        kind = self.kind[0, 0]
-        return self.kinds[kind].affordable(budget, self.multipliers[kind])
-
-    def header(self, caps: np.ndarray | None) -> dict[str, Any]:
-        """Return JSON for a ledger: the number of accounts; one entry for every kind of them, with
-        the cap on its uses of ``caps`` (m,), or None; and the kind of every account where there are
-        several."""
-        most = [
-            None if caps is None else int(caps[self.kind[0] == k].max(initial=0))
-            for k in range(len(self.kinds))
-        ]
-        kinds = [
-            {"price": price.to_dict(), "multiplier": z, "cap": cap}
-            for price, z, cap in zip(self.kinds, self.multipliers, most, strict=True)
-        ]
-        if len(kinds) > 1:
-            several = {"kind_of": self.kind[0].tolist()}
-        else:
-            several = {}
-        return {"accounts": self.kind.shape[1], "kinds": kinds, **several}
-
-    @cached_property
-    def by_account(self) -> np.ndarray:
-        """Return z of each account at a weight of 1, (P, m) float64."""
-        return np.array(self.multipliers)[self.kind]
-
-    def of_uses(self, accounts: np.ndarray, uses: np.ndarray) -> np.ndarray:
-        """Return the noise multipliers of the uses ``uses`` (from 0) of ``accounts``, both (R, S):
-        (R, S) float64; 0 of account -1."""
-        rows: int | np.ndarray = 0
-        if len(self.kind) > 1:
-            rows = np.arange(len(accounts))[:, None]
-        multipliers = np.where(accounts >= 0, self.by_account[rows, accounts], 0.0)
-        if all(price.weights is None for price in self.kinds):
-            return multipliers
-        start, weights = self._weights
-        first = start[self.kind[0][accounts]]
-        some = (accounts >= 0) & (first >= 0)
-        return np.where(some, multipliers / weights[np.where(some, first + uses, 0)], multipliers)
-
-    @cached_property
-    def _weights(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the weights of all kinds one after another, and where each kind's begin: -1 where
-        it has none."""
-        start = np.full(len(self.kinds), -1)
-        weights = [1.0]
-        for k, price in enumerate(self.kinds):
-            if price.weights:
-                start[k] = len(weights)
-                weights += price.weights
-        return start, np.array(weights)
-
-
-def calibrated(
-    asked: Sequence[Sequence[tuple[Price, float | None, float | None, int]]],
-    header: Mapping[str, Any],
-    *,
-    ids: Sequence[str] = (),
-    refuted: str | None = None,
-) -> tuple[Prices, np.ndarray]:
-    """Calibrate the noise of every kind of account.
-
-    Args:
-        asked: of each of m accounts, in each repetition with settings of its own: the price, and
-            the arguments of :meth:`Price.calibrated`. Accounts of which the same is asked are of
-            one kind.
-        header: of the ledger that is resumed: its noise and caps are taken, and the ledger refuses
-            it if the rest differs.
-        ids: of the accounts, for errors.
-        refuted: see :class:`Prices`.
-
-    Returns:
-        The prices, and int64 (m,), how many uses of each account its budget affords.
-
-    Raises:
-        ConfigError: a budget that cannot be met.
-    """
-    kinds: dict[tuple[Price, float | None, float | None, int], int] = {}
-    kind = np.array(
-        [[kinds.setdefault(each, len(kinds)) for each in row] for row in asked], dtype=np.int64
-    )
-    noise = [(float(each["multiplier"]), each["cap"] or 0) for each in header.get("kinds", ())]
-    if len(noise) != len(kinds):
-        names = [
-            f" of client {ids[(kind == k).any(0).argmax()]!r}" if ids else ""
-            for k in kinds.values()
-        ]
-        noise = [
-            p.calibrated(budget, z, uses, of=of)
-            for (p, budget, z, uses), of in zip(kinds, names, strict=True)
-        ]
-    prices = Prices(tuple(price for price, *_ in kinds), tuple(z for z, _ in noise), kind, refuted)
-    return prices, np.array([uses for _, uses in noise], dtype=np.int64)[kind[0]]
 
 
 def normalized(weights: Sequence[float]) -> tuple[float, ...]:

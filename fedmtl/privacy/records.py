@@ -23,7 +23,7 @@ from .gradients import GradientPlan
 from .noise.grid import GridValue, client_noise, noised
 from .noise.laws import LAWS, Norm
 from .noise.sources import NoiseSource, client_tails
-from .price import Prices
+from .prices import Prices
 
 if TYPE_CHECKING:
     from .rounds import Rounds

@@ -11,7 +11,7 @@ from .activations import Activations
 from .channel import Channel
 from .gradients import GradientPlan
 from .noise.laws import LAWS, NoiseLaw
-from .price import Prices
+from .prices import Prices
 from .quantile import QuantileClip
 from .records import GRADIENT, Records
 from .report import (

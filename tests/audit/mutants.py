@@ -73,12 +73,13 @@ from fedmtl.privacy import (
     SeededSource,
     clip,
     opening,
-    price,
+    prices,
     quantile,
     records,
     release,
     rounds,
     row_noise,
+    row_terms,
     samplers,
 )
 from fedmtl.privacy.account import Account
@@ -88,7 +89,8 @@ from fedmtl.privacy.clip import RowTotal
 from fedmtl.privacy.ledger import Ledger
 from fedmtl.privacy.noise import grid, laws, symmetric
 from fedmtl.privacy.noise.banded import Bands, CorrelatedNoise
-from fedmtl.privacy.price import Price, Prices
+from fedmtl.privacy.price import Price
+from fedmtl.privacy.prices import Prices
 from fedmtl.privacy.receipt import Receipt
 from fedmtl.privacy.records import Records
 from fedmtl.report import figures
@@ -972,7 +974,7 @@ def _charged_as_poisson(kind: type) -> _Patch:
     def apply(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
         for fact in ("relation", "amplified", "per_participation"):
             patch.setattr(kind, fact, getattr(samplers.BoundPoisson, fact))
-        patch.setattr(opening, "_caps", lambda sampler: None)
+        patch.setattr(row_terms, "caps_of", lambda sampler: None)
 
     return apply
 
@@ -1115,11 +1117,11 @@ def _stated_at_another_delta(original, self, **options):
         self.prices = prices
 
 
-_priced = partial(edit, price.calibrated, "tuple(price for")
-_local_steps_charged_once = _priced("tuple(replace(price, sums=1) for")
+_priced = partial(edit, prices.calibrated, "tuple(demand.price for")
+_local_steps_charged_once = _priced("tuple(replace(demand.price, sums=1) for")
 _steps_for_nothing = edit(LocalSteps.numbers, "made = self", "return self")
 _allocation_ignored_in_charge = _priced(
-    "tuple(replace(price, weights=(1.0,) * len(price.weights)) for"
+    "tuple(replace(demand.price, weights=(1.0,) * len(demand.price.weights)) for"
 )
 
 

@@ -1,0 +1,222 @@
+"""Prices: what the uses of every account of a run cost, and the calibration of their noise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from .._rounding import rounded_up
+from ..errors import ConfigError
+from .price import Price
+
+
+@dataclass(frozen=True)
+class Demand:
+    """The noise that settings ask for in one account.
+
+    Args:
+        price: of the uses.
+        budget: epsilon; infinite for no noise, None for no limit.
+        multiplier: z; None for the smallest one that meets the budget.
+        uses: planned number of uses, at least 0.
+    """
+
+    price: Price
+    budget: float | None
+    multiplier: float | None
+    uses: int
+
+    def met(self, of: str = "") -> tuple[float, int]:
+        """Returns the noise multiplier, 0 for no noise, and how many of the planned uses the budget
+        affords: all of them unless both budget and multiplier are given.
+
+        Args:
+            of: the account, for errors.
+
+        Raises:
+            ConfigError: no noise meets the budget; or one use with ``multiplier`` exceeds it,
+                unless neighbours replace rows.
+        """
+        if self.budget == math.inf:
+            return 0.0, self.uses
+        if self.multiplier is None:
+            assert self.budget is not None
+            # An account of no use has a multiplier, too: that of a single sum.
+            return self.price.single().multiplier(self.budget, max(1, self.uses)), self.uses
+        if self.budget is None:
+            return float(self.multiplier), self.uses
+        fitting = self.price.affordable(self.budget, self.multiplier, self.uses)
+        if fitting < min(self.uses, 1) and not self.price.replaced:
+            raise ConfigError(
+                f"noise_multiplier {self.multiplier:g} spends more than epsilon = "
+                f"{rounded_up(self.budget, 6)}{of} in one round at delta = "
+                f"{rounded_up(self.price.delta, 6)}. Raise noise_multiplier or epsilon, or leave "
+                "the former out."
+            )
+        return float(self.multiplier), fitting
+
+
+@dataclass(frozen=True, eq=False)
+class Prices:
+    """The prices of all accounts of a run: those of one kind have the same price and noise
+    multiplier.
+
+    One account means that everybody is charged for every step, n accounts that every client has its
+    own.
+
+    Attributes:
+        kinds: distinct prices.
+        multipliers: z of each kind, at a weight of 1; 0 is no noise.
+        kind: int64 (P, m), the kind of every account; P is 1, or R where repetitions have settings
+            of their own.
+        refuted: why the published accounting, which the events are, does not hold; epsilon is then
+            infinite.
+    """
+
+    kinds: tuple[Price, ...]
+    multipliers: tuple[float, ...]
+    kind: np.ndarray
+    refuted: str | None = None
+
+    @property
+    def delta(self) -> float:
+        """Return the delta of every epsilon."""
+        return self.kinds[0].delta
+
+    @property
+    def most(self) -> int | None:
+        """Return the largest number of uses of the first account; None without a limit."""
+        return self.kinds[self.kind[0, 0]].most
+
+    def event(self, account: int = 0, use: int = 0, replicate: int = 0) -> Any:
+        """Return the event of one noised sum in use number ``use`` (from 0) of ``account``."""
+        kind = self.kind[replicate if len(self.kind) > 1 else 0, account]
+        return self.kinds[kind].event(self.multipliers[kind], use)
+
+    def epsilons(self, uses: np.ndarray | int) -> np.ndarray:
+        """Return float64 (R, m), the epsilon of every account after ``uses``, (R, m), (m,) or one
+        for all: that of the events, also where these are refuted. R is P at least."""
+        kind, charges = np.broadcast_arrays(self.kind, np.asarray(uses))
+        base = int(charges.max(initial=0)) + 1
+        asked, index = np.unique(kind * base + charges, return_inverse=True)
+        pairs = [divmod(int(item), base) for item in asked]
+        each = np.array(
+            [self.kinds[k].epsilon(u, self.multipliers[k]) for k, u in pairs], dtype=np.float64
+        )
+        return each[index.reshape(kind.shape)]
+
+    def epsilon(self, uses: np.ndarray | int) -> float:
+        """Return the largest epsilon after ``uses``, as for :meth:`epsilons`; of one account the
+        most uses count."""
+        return float(self.epsilons(uses).max())
+
+    def affordable(self, budget: float) -> int:
+        """Return the largest number of uses of the first account whose epsilon is at most
+        ``budget``."""
+        kind = self.kind[0, 0]
+        return self.kinds[kind].affordable(budget, self.multipliers[kind])
+
+    def header(self, caps: np.ndarray | None) -> dict[str, Any]:
+        """Return JSON for a ledger: the number of accounts; one entry for every kind of them, with
+        the cap on its uses of ``caps`` (m,), or None; and the kind of every account where there are
+        several."""
+        most = [
+            None if caps is None else int(caps[self.kind[0] == k].max(initial=0))
+            for k in range(len(self.kinds))
+        ]
+        kinds = [
+            {"price": price.to_dict(), "multiplier": z, "cap": cap}
+            for price, z, cap in zip(self.kinds, self.multipliers, most, strict=True)
+        ]
+        if len(kinds) > 1:
+            several = {"kind_of": self.kind[0].tolist()}
+        else:
+            several = {}
+        return {"accounts": self.kind.shape[1], "kinds": kinds, **several}
+
+    @cached_property
+    def by_account(self) -> np.ndarray:
+        """Return z of each account at a weight of 1, (P, m) float64."""
+        return np.array(self.multipliers)[self.kind]
+
+    def of_uses(self, accounts: np.ndarray, uses: np.ndarray) -> np.ndarray:
+        """Return the noise multipliers of the uses ``uses`` (from 0) of ``accounts``, both (R, S):
+        (R, S) float64; 0 of account -1."""
+        rows: int | np.ndarray = 0
+        if len(self.kind) > 1:
+            rows = np.arange(len(accounts))[:, None]
+        multipliers = np.where(accounts >= 0, self.by_account[rows, accounts], 0.0)
+        if all(price.weights is None for price in self.kinds):
+            return multipliers
+        start, weights = self._weights
+        first = start[self.kind[0][accounts]]
+        some = (accounts >= 0) & (first >= 0)
+        return np.where(some, multipliers / weights[np.where(some, first + uses, 0)], multipliers)
+
+    @cached_property
+    def _weights(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the weights of all kinds one after another, and where each kind's begin: -1 where
+        it has none."""
+        start = np.full(len(self.kinds), -1)
+        weights = [1.0]
+        for k, price in enumerate(self.kinds):
+            if price.weights:
+                start[k] = len(weights)
+                weights += price.weights
+        return start, np.array(weights)
+
+
+def calibrated(
+    demands: Sequence[Sequence[Demand]],
+    header: Mapping[str, Any],
+    *,
+    ids: Sequence[str] = (),
+    refuted: str | None = None,
+) -> tuple[Prices, np.ndarray]:
+    """Calibrates the noise of every kind of account. Accounts of equal demands are of one kind.
+
+    Args:
+        demands: of each of m accounts, in each replicate with settings of its own.
+        header: of the ledger that is resumed: its noise and caps are taken, and the ledger refuses
+            it if the rest differs. Empty without one.
+        ids: of the accounts, for errors.
+        refuted: see :class:`Prices`.
+
+    Returns:
+        The prices, and int64 (m,), how many uses of each account its budget affords.
+
+    Raises:
+        ConfigError: a budget that cannot be met.
+    """
+    numbers: dict[Demand, int] = {}
+    for row in demands:
+        for demand in row:
+            numbers.setdefault(demand, len(numbers))
+    kind = np.array([[numbers[demand] for demand in row] for row in demands], dtype=np.int64)
+    stored = header.get("kinds", ())
+    if len(stored) == len(numbers):
+        noise = [(float(each["multiplier"]), each["cap"] or 0) for each in stored]
+    else:
+        noise = [
+            demand.met(_account_name(ids, kind == number)) for demand, number in numbers.items()
+        ]
+    prices = Prices(
+        tuple(demand.price for demand in numbers),
+        tuple(multiplier for multiplier, _ in noise),
+        kind,
+        refuted,
+    )
+    uses = np.array([uses for _, uses in noise], dtype=np.int64)
+    return prices, uses[kind[0]]
+
+
+def _account_name(ids: Sequence[str], members: np.ndarray) -> str:
+    """Returns the first account of a kind, in words; ``members`` (P, m) are of the kind."""
+    if not ids:
+        return ""
+    return f" of client {ids[int(members.any(0).argmax())]!r}"

@@ -1,0 +1,165 @@
+"""The terms of a run that releases gradients of single records: their noise and what it costs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ..errors import PrivacyError
+from .gradients import GradientPlan, record_prices
+from .noise.grid import check_drawable
+from .noise.laws import LAWS
+from .noise.sources import NoiseSource
+from .prices import Prices
+from .release import ReleasePlan, bind_releases
+from .samplers import BoundSampler
+from .settings import Privacy, RecordPrivacy
+from .terms import Terms, caps_of, schedule_facts
+
+OF_RECORDS = {"relation": "zero_out", "amplified": False, "per_participation": True}
+"""What is assumed of the cohorts of rounds whose unit is one record, whatever draws them: they are
+public."""
+
+
+def terms_of_records(
+    settings: tuple[Privacy, ...],
+    rows: tuple[ReleasePlan, ...],
+    plan: GradientPlan | None,
+    sampler: BoundSampler | None,
+    steps: int,
+    sources: tuple[NoiseSource, ...],
+    prior: Mapping[str, Any],
+) -> Terms:
+    """Returns the terms of R replicates whose protected unit is a record.
+
+    Args:
+        settings: of all replicates, or of each.
+        rows: releases of rows of clients, which are post-processing.
+        plan: the release of gradients; None if there is none.
+        sampler: who takes part in the rounds; None for clients that act one at a time.
+        steps: number of rounds.
+        sources: of the noise, R of them.
+        prior: header of the ledger that is resumed: its noise multipliers are used as they stand.
+
+    Raises:
+        ConfigError: a budget that cannot be met.
+        PrivacyError: releases that the noise on gradients does not cover.
+    """
+    records = tuple(each for each in settings if isinstance(each, RecordPrivacy))
+    _check_plans(settings, rows, plan, sampler)
+    assert plan is not None
+    plan = plan.under(records)
+    plan.check(clients=None if sampler is None else sampler.n)
+    if sampler is None:
+        terms = _terms_of_activations(records, plan)
+    else:
+        terms = _terms_of_rounds(records, rows, plan, sampler.capped(steps), steps)
+    if all(each.noiseless for each in records):
+        # Nothing is charged then: rounds keep the sampler's own cap.
+        return terms if sampler is None else replace(terms, caps=caps_of(sampler.capped(steps)))
+    assert terms.caps is not None
+    delta = records[0].resolved_delta(int(plan.counts.sum()))
+    prices, caps = record_prices(records, plan, terms.caps, delta, header=prior)
+    _check_noise(prices, plan, records[0], sources[0])
+    return replace(terms, caps=caps, prices=prices)
+
+
+def _check_plans(
+    settings: tuple[Privacy, ...],
+    rows: tuple[ReleasePlan, ...],
+    plan: GradientPlan | None,
+    sampler: BoundSampler | None,
+) -> None:
+    if not all(isinstance(each, RecordPrivacy) for each in settings):
+        raise PrivacyError(
+            "Clients that act one at a time protect single records: use RecordPrivacy."
+        )
+    if plan is None:
+        raise PrivacyError(
+            "RecordPrivacy needs a GradientPlan: whose records there are, and what "
+            "is released of them."
+        )
+    if sampler is None and rows:
+        raise PrivacyError(
+            f"Release {rows[0].name!r} is of rows; clients that act one at a time "
+            "release gradients."
+        )
+
+
+def _common_facts(plan: GradientPlan) -> dict[str, Any]:
+    return {"dimension": plan.dimension, "public": plan.public_digest, "records": plan.describe()}
+
+
+def _terms_of_activations(records: tuple[RecordPrivacy, ...], plan: GradientPlan) -> Terms:
+    """Returns the terms, without prices, of clients that act one at a time."""
+    return Terms(
+        settings=records,
+        caps=plan.caps,
+        facts=_common_facts(plan) | {"at_cap": plan.at_cap},
+        options={"gradients": plan},
+    )
+
+
+def _terms_of_rounds(
+    records: tuple[RecordPrivacy, ...],
+    rows: tuple[ReleasePlan, ...],
+    plan: GradientPlan,
+    sampler: BoundSampler,
+    steps: int,
+) -> Terms:
+    """Returns the terms, without prices, of rounds in which clients train by DP-SGD."""
+    _check_post_processing(rows)
+    return Terms(
+        settings=records,
+        caps=np.full(sampler.n, most_participations(sampler, steps), dtype=np.int64),
+        facts=_common_facts(plan) | schedule_facts(sampler, **OF_RECORDS),
+        options={
+            "gradients": plan,
+            "sampler": sampler,
+            "releases": bind_releases(rows, sampler, None),
+        },
+    )
+
+
+def _check_noise(
+    prices: Prices, plan: GradientPlan, privacy: RecordPrivacy, source: NoiseSource
+) -> None:
+    """Refuses noise that the source cannot draw. The largest is that of the least weight."""
+    largest = max(prices.multipliers)
+    if largest == 0:
+        return
+    least = min(weight for price in prices.kinds for weight in price.weights or (1.0,))
+    bound = privacy.initial_norm
+    check_drawable(
+        LAWS[privacy.mechanism](largest / least),
+        source,
+        plan.dimension,
+        sensitivity=2.0 * bound if plan.relation == "replace" else bound,
+        bound=bound,
+    )
+
+
+def _check_post_processing(plans: tuple[ReleasePlan, ...]) -> None:
+    for plan in plans:
+        if plan.allocation is not None or plan.rows is not None:
+            raise PrivacyError(
+                f"RecordPrivacy: release {plan.name!r} has an allocation or noise on rows; it has "
+                "no noise of its own."
+            )
+        if not plan.from_training:
+            raise PrivacyError(
+                f"RecordPrivacy: release {plan.name!r} is not made only of locally trained models, "
+                "so the noise on their gradients does not cover it. Use ClientPrivacy."
+            )
+
+
+def most_participations(sampler: BoundSampler, steps: int) -> int:
+    """Return the hard cap on the participations of one client: the sampler's, or one above the
+    average, rounded up."""
+    if sampler.cap is not None:
+        return sampler.cap
+    return min(steps, math.ceil(steps * sampler.probability) + 1)

@@ -1,0 +1,205 @@
+"""The terms of a run that releases sums over rows of clients: their noise and what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ..errors import PrivacyError
+from .noise.banded import Bands
+from .noise.grid import check_drawable
+from .noise.laws import LAWS
+from .noise.sources import NoiseSource, SeededSource
+from .price import Price
+from .prices import Demand, calibrated
+from .release import Release, ReleasePlan, bind_releases, step_price
+from .row_noise import bind_rows, refuse_rows, row_facts
+from .samplers import BoundSampler
+from .settings import ClientPrivacy, Privacy
+from .terms import Terms, caps_of, schedule_facts
+
+
+def terms_of_rows(
+    settings: tuple[Privacy, ...],
+    plans: tuple[ReleasePlan, ...],
+    sampler: BoundSampler,
+    steps: int,
+    sources: tuple[NoiseSource, ...],
+    prior: Mapping[str, Any],
+) -> Terms:
+    """Returns the terms of R replicates whose protected unit is a client.
+
+    Args:
+        settings: of all replicates, or of each; empty for no privacy.
+        plans: the releases of every round.
+        sampler: who takes part.
+        steps: number of rounds.
+        sources: of the noise, R of them.
+        prior: header of the ledger that is resumed: its noise multipliers are used as they stand.
+
+    Raises:
+        ConfigError: a budget that cannot be met.
+        PrivacyError: a combination that no accountant supports.
+    """
+    each_one = tuple(each for each in settings if isinstance(each, ClientPrivacy))
+    privacy = _loudest(each_one)
+    if privacy is None or privacy.noiseless or not plans:
+        return _without_noise(privacy, plans, sampler)
+    delta = privacy.resolved_delta(sampler.n)
+    bands = _bands(privacy, plans, sampler, steps)
+    price = step_price(
+        plans,
+        sampler,
+        privacy,
+        delta=delta,
+        most=_most_uses(plans, sampler, steps, len(sources)),
+        bands=bands,
+    )
+    _check_allocation(price, sampler)
+    sampler = sampler.capped(steps)
+    uses = steps if sampler.cap is None else sampler.cap
+    accounts = sampler.n if sampler.per_participation else 1
+    demands = [
+        [Demand(price, each.epsilon, each.noise_multiplier, uses)] * accounts for each in each_one
+    ]
+    prices, affordable = calibrated(demands, prior, refuted=LAWS[privacy.mechanism].refuted)
+    if sampler.per_participation:
+        sampler = sampler.with_cap(int(affordable[0]))
+    releases = bind_releases(plans, sampler, privacy, max(prices.multipliers), bands)
+    _check_noise(releases, price, sources[0])
+    rows = bind_rows(plans, releases, steps, delta, prior)
+    return Terms(
+        settings=(privacy,),
+        caps=caps_of(sampler),
+        prices=prices,
+        facts=_facts(plans, sampler, bands) | row_facts(plans, rows),
+        options={"sampler": sampler, "releases": releases, "rows": rows},
+    )
+
+
+def _loudest(settings: Sequence[ClientPrivacy]) -> ClientPrivacy | None:
+    """Returns the settings with the largest epsilon, which reports are about."""
+    return max(settings, key=lambda each: (not each.noiseless, each.epsilon or 0.0), default=None)
+
+
+def _without_noise(
+    privacy: ClientPrivacy | None, plans: tuple[ReleasePlan, ...], sampler: BoundSampler
+) -> Terms:
+    """Returns the terms of a run that clips at most, and charges nothing."""
+    refuse_rows(plans)
+    return Terms(
+        settings=() if privacy is None else (privacy,),
+        caps=caps_of(sampler),
+        options={"sampler": sampler, "releases": bind_releases(plans, sampler, privacy)},
+    )
+
+
+def _most_uses(
+    plans: Sequence[ReleasePlan], sampler: BoundSampler, steps: int, replicates: int
+) -> int | None:
+    """Returns the number of uses beyond which the price allows none; None without a limit.
+
+    Noise on rows, and the noise of each replicate, is calibrated to the planned steps.
+    """
+    if sampler.per_participation:
+        return None
+    if replicates > 1 or any(plan.rows is not None for plan in plans):
+        return steps
+    return None
+
+
+def _check_allocation(price: Price, sampler: BoundSampler) -> None:
+    if sampler.per_participation and price.weights is not None:
+        raise PrivacyError(
+            "An allocation of the budget over the steps needs everybody to be charged for each "
+            f"step; {sampler.describe()} charges a client for the steps it took part in. Use "
+            "FullParticipation()."
+        )
+
+
+def _check_noise(releases: Mapping[str, Release], price: Price, source: NoiseSource) -> None:
+    """Refuses noise that the source cannot draw. The largest is that of the least weight."""
+    least = min(price.weights or (1.0,))
+    for release in releases.values():
+        if release.noise is None:
+            continue
+        sensitivity, bound = release.independent
+        largest = replace(release.noise, multiplier=release.noise.multiplier / least)
+        check_drawable(largest, source, release.size, sensitivity=sensitivity, bound=bound)
+
+
+def _facts(
+    plans: Sequence[ReleasePlan], sampler: BoundSampler, bands: Bands | None
+) -> dict[str, Any]:
+    """Returns the facts about the releases for the header of a ledger."""
+    facts = schedule_facts(sampler)
+    facts["releases"] = [[plan.name, plan.form, plan.dimension] for plan in plans]
+    without_data = [plan.name for plan in plans if plan.without_data]
+    if without_data:
+        facts["without_data"] = without_data
+    if bands is not None:
+        facts["bands"] = list(bands.coefficients)
+    return facts
+
+
+def calibrated_release(
+    privacy: ClientPrivacy, plan: ReleasePlan, sampler: BoundSampler, steps: int
+) -> Release:
+    """Return the release of a run in which it is the only one, with its noise; nothing is opened or
+    charged."""
+    terms = terms_of_rows((privacy,), (plan,), sampler, steps, (SeededSource(0),), {})
+    release: Release = terms.options["releases"][plan.name]
+    return release
+
+
+def _bands(
+    privacy: ClientPrivacy, plans: tuple[ReleasePlan, ...], sampler: BoundSampler, steps: int
+) -> Bands | None:
+    """Returns the correlation of the noise over rounds. :mod:`.noise.banded` states its demands
+    on the schedule.
+
+    Raises:
+        PrivacyError: participations that may follow each other more closely, or cohorts that are
+            not public.
+    """
+    if privacy.bands is None:
+        return None
+    if sampler.relation != "zero_out":
+        raise PrivacyError(
+            "ClientPrivacy.bands needs a public schedule in which a client stays away between its "
+            f"turns, so CyclicCohorts(...); not {sampler.describe()}, where it may take part in "
+            "two rounds running. Leave bands out for independent noise."
+        )
+    if any(plan.rows is not None for plan in plans):
+        raise PrivacyError(
+            "ClientPrivacy.bands is for noise that the server adds; clients add independent noise."
+        )
+    least = sampler.separation
+    automatic = privacy.bands == "auto"
+    count = min(least, steps) if automatic else int(privacy.bands)
+    if least == 1 or count > least:
+        asked = "is" if automatic else f"is {count}, at most"
+        remedy = "Take smaller cohorts" if least == 1 else "Take fewer bands"
+        raise PrivacyError(
+            f"ClientPrivacy.bands {asked} the number of rounds between two turns of a client, "
+            f"which {sampler.describe()} makes {least}. {remedy}."
+        )
+    return Bands.square_root(count)
+
+
+def check_rows(plans: tuple[ReleasePlan, ...], steps: int) -> None:
+    """Refuses releases of one name, and allocations to another number of steps.
+
+    Raises:
+        PrivacyError: named.
+    """
+    names = [plan.name for plan in plans]
+    if len(set(names)) != len(names):
+        raise PrivacyError(f"Two releases have the same name: {sorted(names)}.")
+    for plan in plans:
+        if plan.allocation is not None and len(plan.allocation) != steps:
+            raise PrivacyError(
+                f"Release {plan.name!r} has an allocation of {len(plan.allocation)} weights; the "
+                f"run has {steps} steps, each with a weight."
+            )

@@ -1,0 +1,59 @@
+"""The terms on which a channel is opened: noise, prices, and the header of the ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from .prices import Prices
+from .samplers import BoundSampler
+from .settings import Privacy
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """What a channel is opened on: the noise, and what a ledger writes of it.
+
+    Attributes:
+        settings: the privacy of all replicates, or of each.
+        caps: int64 (n,), the most uses of each client, where clients have accounts of their own;
+            else None.
+        prices: what uses cost; None where nothing is noised.
+        facts: what the header of the ledger has beside the settings and the prices.
+        options: of :class:`Rounds` or :class:`Activations`.
+    """
+
+    settings: tuple[Privacy, ...]
+    caps: np.ndarray | None
+    prices: Prices | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    options: dict[str, Any]
+
+    @property
+    def header(self) -> dict[str, Any] | None:
+        """Return the header of the ledger; None where nothing is charged."""
+        if self.prices is None:
+            return None
+        about = {
+            "privacy": asdict(self.settings[0]),
+            "delta": self.prices.delta,
+            "refuted": self.prices.refuted,
+        }
+        return {**about, **self.facts, **self.prices.header(self.caps)}
+
+
+def caps_of(sampler: BoundSampler) -> np.ndarray | None:
+    """Returns int64 (n,), the sampler's cap on the uses of each client; None without one."""
+    if sampler.cap is None:
+        return None
+    return np.full(sampler.n, sampler.cap, dtype=np.int64)
+
+
+def schedule_facts(sampler: BoundSampler, **assumed: Any) -> dict[str, Any]:
+    """Returns the facts that accounting takes from the sampler or assumes in its place, for
+    readers of the ledger."""
+    schedule = {"class": type(sampler).__name__, **asdict(sampler), **sampler.facts, **assumed}
+    return {"sampler": sampler.describe(), "schedule": schedule}
