@@ -180,14 +180,8 @@ class Account:
             raise PrivacyError(f"Step {first} has begun already; its noise would be used twice.")
         before: np.ndarray | None = None
         if self.caps is not None:
-            before, acting, totals = self._counted(members)
-            over = np.flatnonzero(totals > self.caps[acting[1]])
-            if over.size:
-                client = int(acting[1][over[0]])
-                raise BudgetExhausted(
-                    f"Steps {first} to {end - 1}: client {client} would take part "
-                    f"{int(totals[over[0]])} times, above its cap of {int(self.caps[client])}."
-                )
+            before = self._before(members)
+            self._check_caps(self.caps, before, members, first)
         if self.ledger is not None:
             cohorts = None
             if self.by_client:
@@ -198,7 +192,8 @@ class Account:
                 self._check_budget(self.ledger, first, end)
             self.ledger.charge(first, end, cohorts)
         if before is not None:
-            self.participations[acting] = totals
+            places = self._places(members)
+            np.add.at(self.participations.reshape(-1), places[places >= 0], 1)
         self._next = end
         return before
 
@@ -252,8 +247,7 @@ class Account:
         caps."""
         if self.caps is None:
             return members
-        before, _, _ = self._counted(members)
-        return np.where(before < self.caps[members], members, -1)
+        return np.where(self._before(members) < self.caps[members], members, -1)
 
     def fitting(self, members: np.ndarray) -> np.ndarray:
         """Returns the number of steps of ``members`` (R, S, k) before the first one with a
@@ -261,27 +255,35 @@ class Account:
         past = (self.within_caps(members) != members).any(2)
         return np.where(past.any(1), past.argmax(1), past.shape[1])
 
-    def _counted(
-        self, members: np.ndarray
-    ) -> tuple[np.ndarray, tuple[np.ndarray, np.ndarray], np.ndarray]:
-        """Return participations before every entry of ``members`` (R, S, k); the pairs (replicates,
-        clients) that take part, and their participations after all of it."""
-        n = self.participations.shape[1]
+    def _places(self, members: np.ndarray) -> np.ndarray:
+        """Returns the place of each entry of ``members`` (R, S, k) in the flat participations:
+        int64 (R, S k); -1 for no client."""
         flat = members.reshape(len(members), -1)
-        keys = np.where(flat >= 0, flat + n * np.arange(len(flat))[:, None], -1).ravel()
-        order = np.argsort(keys, kind="stable")
-        sorted_keys = keys[order]
-        starts = np.flatnonzero(np.diff(sorted_keys, prepend=-2))
-        lengths = np.diff(starts, append=keys.size)
-        # in time order: the sort is stable
-        place = np.arange(keys.size) - np.repeat(starts, lengths)
-        acting = sorted_keys[starts] >= 0
-        pairs = np.divmod(sorted_keys[starts][acting], n)
-        earlier = np.zeros(starts.size, dtype=np.int64)
-        earlier[acting] = self.participations[pairs]
-        before = np.empty(keys.size, dtype=np.int64)
-        before[order] = np.where(sorted_keys >= 0, place + np.repeat(earlier, lengths), 0)
-        return before.reshape(members.shape), pairs, earlier[acting] + lengths[acting]
+        first = self.participations.shape[1] * np.arange(len(flat))[:, None]
+        places: np.ndarray = np.where(flat >= 0, first + flat, -1)
+        return places
+
+    def _before(self, members: np.ndarray) -> np.ndarray:
+        """Returns the participations before each entry of ``members`` (R, S, k), those of earlier
+        steps of the block included: int64 of that shape; 0 for no client."""
+        places = self._places(members)
+        acting = places >= 0
+        before = np.zeros(places.shape, dtype=np.int64)
+        before[acting] = self.participations.ravel()[places[acting]] + _repeats(places[acting])
+        return before.reshape(members.shape)
+
+    def _check_caps(
+        self, caps: np.ndarray, before: np.ndarray, members: np.ndarray, first: int
+    ) -> None:
+        """Raises BudgetExhausted if a client of a block takes part more often than its cap."""
+        past = (members >= 0) & (before >= caps[members])
+        if past.any():
+            client = int(members[past].min())
+            times = int(before[past & (members == client)].max()) + 1
+            raise BudgetExhausted(
+                f"Steps {first} to {first + members.shape[1] - 1}: client {client} would take part "
+                f"{times} times, above its cap of {int(caps[client])}."
+            )
 
     def _check_budget(self, ledger: Ledger, first: int, end: int) -> None:
         """Raise BudgetExhausted unless the steps [first, end) that are not charged yet fit the
@@ -320,3 +322,14 @@ class Account:
             else:
                 self._fitting = self.prices.affordable(self.budget)
         return min(wanted, self._fitting - charged)
+
+
+def _repeats(keys: np.ndarray) -> np.ndarray:
+    """Returns how many earlier entries of ``keys`` (m,) are equal to each one, int64 (m,)."""
+    # Equal keys stand together after a stable sort, in the order in which they came.
+    order = np.argsort(keys, kind="stable")
+    starts = np.flatnonzero(np.diff(keys[order], prepend=-1))
+    lengths = np.diff(starts, append=keys.size)
+    repeats = np.empty(keys.size, dtype=np.int64)
+    repeats[order] = np.arange(keys.size) - np.repeat(starts, lengths)
+    return repeats

@@ -23,7 +23,7 @@ from fedmtl.contrib.published.p2p import PublishedPeerToPeer
 from fedmtl.data import load_synthetic_tasks
 from fedmtl.graphs import Ring
 from fedmtl.privacy import RecordPrivacy, SeededSource
-from fedmtl.privacy.channel import GRADIENT
+from fedmtl.privacy.records import GRADIENT
 from tests.algorithms.harness import (
     GivenCaps,
     block_of,

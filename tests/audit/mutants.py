@@ -1043,11 +1043,11 @@ _weights_in_reverse = edit(Prices.of_uses, "first + uses", "first + 7 - uses")
 _allocation_without_noise = _set(Release, "weighted", lambda self, weight: self)
 _count_for_free = _set(release, "split_multiplier", lambda z, count: z)
 _past_the_budget = edit(Prices.affordable, "self.multipliers[kind])", "self.multipliers[kind]) + 1")
-_past_the_cap = edit(Account.charge, "self.caps[acting[1]]", "self.caps[acting[1]] + 1")
+_past_the_cap = edit(Account._check_caps, "before >= caps[members]", "before > caps[members]")
 _charged_when_refused = edit(
-    Account.charge,
-    "if over.size:",
-    "if over.size:\n                self.participations = np.minimum(self.participations + 1, self.caps)",
+    Account._check_caps,
+    "if past.any():",
+    "if past.any():\n            self.participations = np.minimum(self.participations + 1, self.caps)",
 )
 
 
@@ -1061,11 +1061,15 @@ def _free_past_the_cap(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
 
 
 def _silent_one_later(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-    edit(Account.within_caps, "before <", "before <=")(patch, trainer)
+    edit(Account.within_caps, "(members) <", "(members) <=")(patch, trainer)
     _past_the_cap(patch, trainer)
 
 
-_charged_once_a_block = edit(Account.charge, "= totals", "= self.participations[acting] + 1")
+_charged_once_a_block = edit(
+    Account.charge,
+    "np.add.at(self.participations.reshape(-1), places[places >= 0], 1)",
+    "self.participations.reshape(-1)[places[places >= 0]] += 1",
+)
 _begun_again = edit(
     Activations.begin,
     "if self._place < self._end:",
@@ -1529,7 +1533,9 @@ def _silent_along_raw_gradients(original, self, problem, public):
 
 
 _caps_before_the_block = edit(
-    Account.within_caps, "(before <", "(self.participations[0][members] <"
+    Account.within_caps,
+    "(self._before(members) <",
+    "(self.participations[0][members] <",
 )
 _step_size_from_data = (
     edit(  # the threshold on eigenvalues is eta lam with eta from the private rows
