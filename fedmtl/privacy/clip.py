@@ -98,8 +98,10 @@ def are_long(dimension: int) -> bool:
 
 def _factors(norms: Tensor, limit: float) -> Tensor:
     # rows that were clipped before are longer by rounding at most
+    # Twice clipped is once clipped: without this slack a client's own copy would shrink.
     within = norms <= limit * (1 + 2.0**-30)
     factors = (limit / norms.clamp(min=limit)).masked_fill_(within, 1.0)
+    # A NaN must not reach the sum: one client could otherwise erase the release for everybody.
     return factors.masked_fill_(~torch.isfinite(norms) | (factors < 2.0**-1022), 0.0)
 
 
@@ -122,6 +124,7 @@ def clip_rows(rows: Tensor, clip: Clip | None) -> Tensor:
     for target, chunk in zip(out.split(block), rows.detach().split(block), strict=True):
         wide, norms = _with_norms(chunk, clip)
         factors = clip_factors(norms, clip)
+        # Rounding to float32 may lengthen a row by half a unit in its last place, 2**-24.
         factors = torch.where(factors < 1, factors * (1 - 2.0**-22), factors)
         target.copy_(wide * factors[:, None])
     return out
@@ -139,6 +142,7 @@ def row_norms(rows: Tensor, clip: Clip | None) -> Tensor:
 def not_finite(rows: Tensor) -> int:
     """Returns the number of rows (..., D) with a NaN or an infinity. Such a row counts as zero
     in a sum."""
+    # One sum decides the usual case; only a sum that is not finite asks which rows are to blame.
     if bool(torch.isfinite(rows.sum())):
         return 0
     return int((~torch.isfinite(rows).all(-1)).sum())
@@ -156,6 +160,7 @@ def sum_width(bound: float, rows: int) -> float:
         rows: most rows that are summed; the public number of clients, at least 1.
     """
     mantissa, exponent = math.frexp(bound)
+    # frexp gives bound = mantissa 2**exponent with a mantissa in [1/2, 1): a power of two has 1/2.
     exponent += (rows - 1).bit_length() - 53 - int(mantissa == 0.5)
     return math.ldexp(1.0, max(exponent, -1021))  # no smaller than that its inverse is a double
 
@@ -200,6 +205,7 @@ def whole_cells(rows: Tensor, limit: float, order: float, width: float) -> Tenso
     """
     block = _block_rows(rows)  # rows that are copied to float64 at once
     cells = torch.zeros([rows.shape[1]], dtype=torch.float64, device=rows.device)
+    # One buffer for all blocks: fresh pages would cost more than the arithmetic.
     buffer = torch.empty(
         [min(block, rows.shape[0]), rows.shape[1]], dtype=torch.float64, device=rows.device
     )
@@ -249,6 +255,7 @@ def add_clipped(cells: Tensor, row: Tensor, limit: float, order: float, width: f
     else:
         factor = limit / norm
     if math.isfinite(norm) and factor >= 2.0**-1022:
+        # The view shares memory with the tensor, so truncating it truncates the row.
         scaled = wide.mul_(factor / width).numpy()
         np.trunc(scaled, out=scaled)  # a third of the time of torch.trunc
         cells.add_(wide)
@@ -360,6 +367,7 @@ def clipped_segment_sums(
     Raises:
         ConfigError: ``client`` does not give one client to each row.
     """
+    # A wrong place would count an example for another client, whose accounts do not cover it.
     if rows.ndim != 2 or client.shape != rows.shape[:1] or client.dtype != torch.int64:
         raise ConfigError(
             "clipped_segment_sums takes rows (N, D) and client (N,) int64, not "

@@ -136,6 +136,7 @@ class BoundPoisson(BoundSampler):
     amplified = True
 
     def draw(self, step: int, coins: Coins, uses: Tensor | None = None) -> Tensor:
+        # The size of a Poisson cohort is binomial, and given its size it is a uniform subset.
         size = binomial_quantile(float(coins.uniform(1)[0]), self.n, self.probability)
         return torch.from_numpy(distinct_numbers(self.n, size, coins))
 
@@ -192,6 +193,7 @@ class BoundFixed(_BoundCohort):
             raise ConfigError(
                 "FixedCohort with a cap on uses needs the participations so far to draw a cohort."
             )
+        # Who has reached the cap is public: participations are charged and may be told.
         eligible = torch.nonzero(uses < self.max_uses).flatten()
         if eligible.numel() < self.cohort:
             raise BudgetExhausted(
@@ -220,6 +222,7 @@ class BoundCyclic(_BoundCohort):
         return self.n // self.cohort
 
     def draw(self, step: int, coins: Coins, uses: Tensor | None = None) -> Tensor:
+        # The order goes round and round: a cohort may take the end and the beginning of it.
         return torch.sort((step * self.cohort + torch.arange(self.cohort)) % self.n).values
 
     def describe(self) -> str:
@@ -291,6 +294,7 @@ class PoissonSampling(Checked):
         """Attach the population size; :class:`~fedmtl.errors.ConfigError` if the cohort exceeds
         it."""
         _fits(self, self.cohort or 0, n)
+        # With few clients a sample hides nobody well, and all of them cost less noise than half.
         if self.cohort is None and n < USUAL_COHORT:
             return BoundFull(n, n)
         return BoundPoisson(n, USUAL_COHORT if self.cohort is None else self.cohort)
@@ -379,8 +383,10 @@ def binomial_quantile(coin: float, n: int, probability: float) -> int:
     def reaches(k: int) -> bool:
         return k >= n or float(betaincc(k + 1, n - k, probability)) >= coin
 
+    # The quantile of 0 is the end of the support, where ndtri is minus infinity.
     if coin <= 0:
         return 0
+    # The normal approximation is off by a few; steps from there cost less than a bisection.
     near = n * probability + float(ndtri(coin)) * math.sqrt(n * probability * (1 - probability))
     k = round(min(max(near, 0.0), float(n)))
     while not reaches(k):

@@ -109,6 +109,7 @@ def loss_of(event: Any) -> Loss:
     Raises:
         PrivacyError: an event whose loss has no law here.
     """
+    # In one dimension every K-norm mechanism is Laplace noise.
     if isinstance(event, dp_event.LaplaceDpEvent):
         event = KNormDpEvent(1 / event.noise_multiplier, 1)
     if isinstance(event, KNormDpEvent):
@@ -117,6 +118,7 @@ def loss_of(event: Any) -> Loss:
         return Loss(e, lambda: loss_scale(e, d), lambda width: _both(loss_law(e, d, width)))
     if isinstance(event, PureDpEvent):
         e = event.epsilon
+        # Randomized response: the true answer with this probability.
         likely = 1 / (1 + math.exp(-e))
         two = np.array([e, -e]), np.array([likely, 1 - likely])
         return Loss(
@@ -144,6 +146,7 @@ def _sampled(event: Any, q: float) -> Loss:
             math.inf, lambda: _gaussian_scale(z, q), lambda width: gaussian_pair(z, q, width)
         )
     pure = sum(count * loss_of(part).largest for part, count in _parts(event))
+    # Beyond that exp overflows, and sampling moves the largest loss by log(q) at most.
     if pure < 500:
         largest = math.log1p(q * math.expm1(pure))
     else:
@@ -191,6 +194,7 @@ def grid_width(parts: Parts, coarsen: float) -> float:
     counts = [count for _, count in parts]
     mean_square = sum(c * s[0] ** 2 for c, s in zip(counts, scales, strict=True)) / sum(counts)
     reach = max(s[1] for s in scales)
+    # The second bound keeps a law with a long tail at 100,000 points.
     return max(min(_GRID * math.sqrt(mean_square) * coarsen, _COARSEST), reach / _POINTS * coarsen)
 
 
@@ -214,6 +218,7 @@ def gaussian_pair(multiplier: float, probability: float, width: float) -> LossPa
             return exponent + math.log(q)
         return math.log1p(q * math.expm1(exponent))
 
+    # Beyond 10.5 deviations a Gaussian has less mass than any delta here.
     first = math.floor(loss(-_REACH * z) / width)
     last = math.ceil(loss(1 + _REACH * z) / width)
     losses = width * np.arange(first, last + 1)
@@ -221,6 +226,7 @@ def gaussian_pair(multiplier: float, probability: float, width: float) -> LossPa
         inner = np.where(
             losses < 500, np.log(np.expm1(np.minimum(losses, 500.0)) + q), losses
         ) - math.log(q)
+    # Losses below log(1 - q) are never reached: their cells begin at minus infinity.
     edges = np.where(np.isnan(inner), -np.inf, z * z * inner + 0.5)
     without = _gaussian_cells(edges / z)
     with_unit = _gaussian_cells((edges - 1) / z)
@@ -276,6 +282,7 @@ def _gaussian_cells(edges: np.ndarray) -> Cells:
     first and above the last."""
     below = special.ndtr(edges)
     above = special.ndtr(-edges)
+    # The difference of the smaller tails keeps its digits.
     cells = np.where(edges[:-1] > 0, above[:-1] - above[1:], below[1:] - below[:-1])
     return cells, float(below[0]), float(above[-1])
 
@@ -283,6 +290,7 @@ def _gaussian_cells(edges: np.ndarray) -> Cells:
 def _reflected(width: float, first: int, p: Cells, q: Cells) -> LossPair:
     """Return both laws from (cells, below, above) under P and under Q."""
     remove = pld.from_cells(width, first, p[0], q[0], below=p[1], above=(p[2], q[2]))
+    # Seen from Q the loss has the other sign: the cells stand in reverse order.
     mirrored = -(first + p[0].size)
     add = pld.from_cells(width, mirrored, q[0][::-1], p[0][::-1], below=q[2], above=(q[1], p[1]))
     return LossPair(remove, add)
@@ -305,6 +313,7 @@ def _atoms(event: Any, q: float) -> tuple[tuple[np.ndarray, np.ndarray, float], 
     parts = _parts(event)
     width = grid_width(parts, 1.0)
     pairs = [(step_pair(part, width), count) for part, count in parts]
+    # Amplification by sampling applies to the joint event, so the parts are composed before it.
     both = (pld.compose_exactly([(pair[side], count) for pair, count in pairs]) for side in (0, 1))
     return pld.sampled_atoms(LossPair(*both), q)
 

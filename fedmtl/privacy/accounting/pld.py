@@ -98,9 +98,11 @@ class TradeOff:
         """Return the curve of the lines of the ``losses`` (n,), increasing from 0, with their
         ``deltas`` (n,)."""
         slopes = np.exp(losses)
+        # Two neighbouring lines delta(e) + exp(e) x cross at a corner of the curve.
         x = ((deltas[:-1] - deltas[1:]) / np.diff(slopes))[::-1]
         y = np.append(deltas[-1], deltas[-2::-1] + slopes[-2::-1] * x)
         x = np.append(0.0, x)
+        # The mirror image is the other direction: the test of Q against P.
         corners = np.append(x, 1 - y[::-1]), np.append(y, 1 - x[::-1])
         # where rounding decides
         return cls(*(np.maximum.accumulate(np.clip(one, 0.0, 1.0)) for one in corners))
@@ -135,10 +137,12 @@ def from_cells(
     """
     left = width * (first + np.arange(p.size))
     with np.errstate(over="ignore", invalid="ignore"):
+        # The share at the right end that keeps both p and q of the cell, see the module's head.
         upper = (p - np.exp(left) * q + _CANCELLED * p) / -math.expm1(-width)
     # exp(left) q is beyond float64: all of it to the right, which is safe
     unknown = ~np.isfinite(upper)
     law = from_shares(width, first, p, np.where(unknown, p, upper))
+    # Losses below the grid are moved up to its first point, which can only raise delta.
     law.masses[0] += below
     finite = 0.0
     if above[1] > 0:
@@ -159,6 +163,7 @@ def from_shares(width: float, first: int, p: np.ndarray, upper: np.ndarray) -> L
 def on_grid(losses: np.ndarray, masses: np.ndarray, width: float, infinity: float = 0.0) -> LossLaw:
     """Return the law of masses (n,) at arbitrary finite losses (n,), on a grid of the given
     width."""
+    # Each atom lies between two grid points, and is split between them as a cell is.
     cell = np.floor(losses / width).astype(np.int64)
     share = np.clip(np.expm1(cell * width - losses) / math.expm1(-width), 0.0, 1.0)
     first = int(cell.min())
@@ -195,8 +200,10 @@ def sampled_atoms(
     removal, addition = pair
     losses = removal.losses
     without = np.zeros_like(losses)
+    # A loss of zero mass has no likelihood ratio: log would be minus infinity.
     chosen = removal.masses > 0
     without[chosen] = np.exp(np.log(removal.masses[chosen]) - losses[chosen])
+    # Outcomes that P cannot give, but Q can: their loss is log(1 - q) after sampling.
     only_without = max(0.0, 1.0 - float(without.sum()))
     losses = _sampled_loss(losses, probability)
     masses = (1 - probability) * without + probability * removal.masses
@@ -230,7 +237,9 @@ def symmetric(law: LossLaw) -> LossLaw:
     begin = max(1, law.first)
     if reach:
         positive[begin - 1 :] = law.masses[begin - law.first :]
+    # A loss l under P has mass exp(-l) under Q, and is the loss -l seen from there.
     mirrored = positive * np.exp(-law.width * np.arange(1, reach + 1))
+    # What is left is where P and Q agree: loss 0.
     rest = max(0.0, 1 - law.infinity - float(positive.sum() + mirrored.sum()))
     return LossLaw(
         law.width, -reach, np.concatenate([mirrored[::-1], [rest], positive]), law.infinity
@@ -248,12 +257,14 @@ def composed_epsilon(
     :func:`compose`), and epsilon is found again.
     """
     value = epsilon_at(compose(parts, tail), delta)
+    # Rounding that moves delta by less than a hundred-thousandth of it needs no tilt.
     if sum(times for _, times in parts) * _ROUNDING <= _ALLOWED * delta:
         return value
     for _ in range(3):
         previous = value
         if math.isinf(value):
             return value
+        # Any value is an upper bound; a tilt nearer to the answer is a tighter one.
         value = epsilon_at(compose(parts, tail, value), delta)
         if abs(value - previous) <= 1e-3 * value:
             break
@@ -274,9 +285,11 @@ def compose(
     """
     width = parts[0][0].width
     infinity = -math.expm1(sum(times * math.log1p(-law.infinity) for law, times in parts))
+    # A single step needs no transform, and none of the mass is given up.
     if len(parts) == 1 and parts[0][1] == 1:
         return parts[0][0]
     low, high, order = _window(parts, tail, near)
+    # Lengths with large prime factors take several times as long.
     size = fft.next_fast_len(high - low + 1, real=True)
     product = np.ones(size // 2 + 1, dtype=np.complex128)
     back = 0.0
@@ -284,10 +297,13 @@ def compose(
         tilted, moment = _tilted(law, order)
         back += times * moment
         if tilted.size > size:
+            # A law longer than the window wraps around it, as its sums would in the transform.
             tilted = np.bincount(np.arange(tilted.size) % size, tilted, size)
         product *= np.asarray(fft.rfft(tilted, size)) ** times
+    # The transform is cyclic: the window begins at `low` and not at 0.
     masses = np.roll(np.asarray(fft.irfft(product, size)), -low)[: high - low + 1]
     if order:
+        # Undo the tilt; masses that rounding made negative are 0, and none is above 1.
         exponents = back - order * (low + np.arange(masses.size))
         masses = np.minimum(np.maximum(masses, 0.0) * np.exp(np.minimum(exponents, 600.0)), 1.0)
     first = sum(times * law.first for law, times in parts)
@@ -309,6 +325,7 @@ def compose_exactly(parts: Sequence[tuple[LossLaw, int]]) -> LossLaw:
                 masses = np.convolve(masses, power)
             remaining //= 2
             if remaining:
+                # Squaring: a hundred repetitions take seven convolutions.
                 power = np.convolve(power, power)
         first += times * law.first
         infinity = 1 - (1 - infinity) * math.exp(times * math.log1p(-law.infinity))
@@ -320,6 +337,7 @@ def epsilon_at(law: LossLaw, delta: float) -> float:
     it may be infinite."""
     if law.infinity > delta:
         return math.inf
+    # Losses below 0 add nothing to delta at an epsilon of at least 0.
     masses = law.masses[max(0, -law.first) :]
     start = max(0, law.first)
     if masses.size == 0:
@@ -335,6 +353,7 @@ def epsilon_at(law: LossLaw, delta: float) -> float:
         if start == 0 or total <= delta:
             return 0.0
         return max(0.0, law.width * start + math.log((total - delta) / (total - excess[0])))
+    # delta falls with epsilon: the answer lies in the cell after the last one that exceeds it.
     k = int(np.nonzero(excess > delta)[0][-1])
     gap = above[k] - excess[k]
     return law.width * (start + k) + min(

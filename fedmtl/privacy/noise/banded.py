@@ -71,6 +71,8 @@ class Bands:
         """Return ``count`` bands of the square root of the prefix sums, at a norm of 1."""
         j = np.arange(1, count)
         raw = np.cumprod(np.concatenate([[1.0], (2 * j - 1) / (2 * j)]))
+        # A norm of 1 is the condition under which u participations cost what u Gaussian releases
+        # do.
         return cls(tuple((raw / np.linalg.norm(raw)).tolist()))
 
     def __len__(self) -> int:
@@ -81,6 +83,7 @@ class Bands:
         """Return the deviation of w over that of z, which it approaches from below."""
         from scipy.signal import lfilter
 
+        # The variance of w_t is the energy of the impulse response of 1 / C up to t.
         impulse = np.zeros(_LIMIT * len(self))
         impulse[0] = 1.0
         return float(np.linalg.norm(lfilter([1.0], self.coefficients, impulse)))
@@ -109,6 +112,7 @@ class CorrelatedNoise:
         """Return w of ``step``, (D,) float64, and the width of its grid. Where it does not follow
         the last one that was asked for, repeatable noise is that of a run from step 0, and other
         noise begins anew; so in a process that was forked."""
+        # A forked process has the memory of its parent: both would release the same past noise.
         if (step, os.getpid()) != self._next:
             self._latest.clear()
             for earlier in range(step) if self._repeatable else ():
@@ -119,9 +123,12 @@ class CorrelatedNoise:
         first, *further = self._bands.coefficients
         noise, width = self._draw(step)
         earlier = torch.zeros_like(noise)
+        # In the first rounds there are fewer past vectors than bands.
         for c, w in zip(further, self._latest, strict=False):
             earlier += c / first * w
         if width is not None:
+            # The past noise is a function of released values; rounded, the release stays on its
+            # grid.
             earlier = torch.round(earlier / width) * width
         noise = noise - earlier
         self._latest.appendleft(noise)

@@ -55,6 +55,8 @@ class GridValue:
     @property
     def off_grid(self) -> int:
         """Return the number of coordinates that are not on the grid."""
+        # The division by the public constant rounds, so the value itself is compared and not its
+        # cell.
         cells = torch.round(self.value * self.divisor / self.width)
         return int((cells * self.width / self.divisor != self.value).sum())
 
@@ -76,6 +78,7 @@ def grid_width(law: NoiseLaw | type[NoiseLaw], bound: float, dimension: int, sca
         scale: size of the noise on one coordinate of the sum (root mean square), above 0.
     """
     if law.norm == "l1":
+        # Rounding moves every coordinate by half a width: D halves in the L1 norm, sqrt(D) in L2.
         spread = float(dimension)
     else:
         spread = math.sqrt(dimension)
@@ -93,6 +96,7 @@ def check_drawable(
     Raises:
         PrivacyError: its standard deviation is more than 2**47 - 1 widths of the grid.
     """
+    # Simulated noise is a double, and Laplace noise is rounded: neither is drawn in whole numbers.
     if source.name == "seeded" or not law.joint:
         return
     scale = law.std(sensitivity, size)
@@ -164,6 +168,7 @@ def client_noise(
         ], None
     noise = torch.empty(*keys.shape, size, dtype=torch.float64)
     widths = torch.ones(keys.shape, dtype=torch.float64)
+    # Sums of one sensitivity share a grid, and are drawn in one call.
     for each in torch.unique(sensitivity).tolist():
         those = sensitivity == each
         width = grid_width(law, bound, size, law.std(each, size))
@@ -191,4 +196,5 @@ def noised(total: Numbers, noise: Numbers, width: float | Tensor | None = None) 
     """
     if width is None:
         return total + noise
+    # A sum that was not rounded would show its low bits through the noise.
     return (total / width).round() * width + noise

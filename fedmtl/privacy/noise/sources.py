@@ -93,6 +93,7 @@ class SeededSource:
             assert isinstance(step, int)
             generator = keyed_generator(self.seed, f"privacy/tails/{purpose}", step, self.replicate)
             return signs_and_tails(generator.integers(0, 1 << 64, size=size, dtype=np.uint64))
+        # Keys are hashes of names: a client has the same noise whoever else takes part.
         clients = keys.cpu().numpy().view(np.uint64)
         uses = np.broadcast_to(torch.as_tensor(step).numpy().astype(np.uint64), clients.shape)
         return signs_and_tails(
@@ -125,6 +126,7 @@ class SecureSource:
         """Return (size,) float64 standard normal numbers by inversion of :meth:`tails`: no gaps
         wider than about 2**-53 out to 9 standard deviations."""
         sign, tail = self.tails(purpose, step, size)
+        # Inversion of a tail, and not of a probability near 1, keeps far values exact.
         return sign * ndtri(tail)
 
     def tails(
@@ -156,6 +158,7 @@ class GeneratorCoins:
 @dataclass(frozen=True)
 class SystemCoins:
     def uniform(self, count: int) -> np.ndarray:
+        # 53 bits are what a double in [0, 1) can hold.
         return (_system_words(count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
@@ -246,12 +249,14 @@ def client_words(keys: np.ndarray, clients: np.ndarray, uses: np.ndarray, size: 
     Raises:
         PrivacyError: a larger number of a use.
     """
+    # The counter of the generator has 32 bits for the use: a larger one would repeat noise.
     if uses.size and int(uses.max()) >> 32:
         raise PrivacyError(
             f"Use {int(uses.max())} of a client has no random numbers; there are 2**32 of them."
         )
     pairs = -(-size // 2)
     words = np.empty((len(uses), pairs, 2), dtype=np.uint64)
+    # Blocks bound the memory: the words of 10,000 clients of a large model do not fit it.
     rows = max(1, BLOCK_ELEMENTS // max(1, size))
     columns = BLOCK_ELEMENTS // 2
     for row, column in itertools.product(range(0, len(uses), rows), range(0, pairs, columns)):
