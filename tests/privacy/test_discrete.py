@@ -96,21 +96,22 @@ def rounded(count: int, deviation: float) -> np.ndarray:
     return np.rint(np.random.default_rng(0).normal(scale=deviation, size=count)).astype(np.int64)
 
 
+STAIRS = discrete._Stairs
 BROKEN = {
     "a rounded Gaussian": lambda: rounded(COUNT, 1.0),
     "a deviation 2 % larger": lambda: discrete_gaussian(words(), COUNT, Fraction(102, 100)),
-    "zero of both signs": lambda: _patched("size == 0", "size == -1"),
-    "nothing is rejected": lambda: _patched("accepted = uniform + 2.0**-53 <= chance * (1 - margin)",
-                                            "accepted = np.ones(count, dtype=bool)"),
-    "no tail": lambda: _patched("run = _zeros(words)", "run = 0"),
-    "a tail of the wrong height": lambda: _patched("height[place] *= 2.0 ** -(run + 1)", "height[place] *= 1.0"),
+    "zero of both signs": lambda: _patched(STAIRS.trial, "size == 0", "size == -1"),
+    "nothing is rejected": lambda: _patched(STAIRS._accepted, "accepted = uniform + 2.0**-53 <= chance * (1 - margin)",
+                                            "accepted = np.ones(len(size), dtype=bool)"),
+    "no tail": lambda: _patched(STAIRS._blocks, "run = _zeros(words)", "run = 0"),
+    "a tail of the wrong height": lambda: _patched(STAIRS._accepted, "-halvings)", "0 * halvings)"),
 }  # fmt: skip
 
 
-def _patched(old: str, new: str) -> np.ndarray:
+def _patched(function: Callable[..., np.ndarray], old: str, new: str) -> np.ndarray:
     """Draw with one line of the sampler changed, which decides by doubles alone."""
     with pytest.MonkeyPatch.context() as patch:
-        edit(discrete._Stairs.trial, old, new)(patch)
+        edit(function, old, new)(patch)
         return discrete_gaussian(words(), COUNT, 1)
 
 

@@ -138,33 +138,63 @@ class _Stairs:
     block: np.ndarray
 
     def trial(self, words: Words, count: int, margin: float) -> np.ndarray:
-        """Return the numbers that are accepted of ``count`` trials, in order."""
+        """Returns the numbers that are accepted of ``count`` trials, in order.
+
+        A trial draws a point below the staircase: a block by its chances, a whole number in it, and
+        a height. The number is accepted if the point is below the curve.
+        """
         first, second = words(2 * count).reshape(2, count)
-        block = self.block[(first >> np.uint64(64 - _SLOT_BITS)).astype(np.int64)]
-        height = (self.slots * self.unit)[block]
-        halvings: dict[int, int] = {}
-        for place in np.flatnonzero(block == len(self.slots) - 1).tolist():
-            halvings[place] = run = _zeros(words)
-            block[place] += run
-            height[place] *= 2.0 ** -(run + 1)
+        block, halvings = self._blocks(first, words)
+        # One word is enough for the slot, the sign and the place in the block: 16 + 1 + b bits.
         negative = (first >> np.uint64(63 - _SLOT_BITS) & np.uint64(1)).astype(bool)
         size = (block << self.bits) + (first & np.uint64((1 << self.bits) - 1)).astype(np.int64)
+        accepted = self._accepted(second, size, block, halvings, words, margin)
+        # Zero has one sign: with two it would be twice as likely.
+        accepted &= ~(negative & (size == 0))
+        return np.where(negative, -size, size)[accepted]
+
+    def _blocks(self, first: np.ndarray, words: Words) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the block of each word of ``first`` (m,), and how often its step of the staircase
+        was halved, both int64 (m,). Only blocks of the tail are halved."""
+        block = self.block[(first >> np.uint64(64 - _SLOT_BITS)).astype(np.int64)]
+        halvings = np.zeros_like(block)
+        for place in np.flatnonzero(block == len(self.slots) - 1).tolist():
+            # Block last + i has half the chance of the one before: a run of coins chooses it.
+            run = _zeros(words)
+            block[place] += run
+            halvings[place] = run + 1
+        return block, halvings
+
+    def _accepted(
+        self,
+        second: np.ndarray,
+        size: np.ndarray,
+        block: np.ndarray,
+        halvings: np.ndarray,
+        words: Words,
+        margin: float,
+    ) -> np.ndarray:
+        """Returns which trials lie below the curve, bool (m,).
+
+        Doubles decide unless the height is within their error ``margin`` of the curve, or so far
+        out that they would underflow; whole numbers decide there.
+        """
+        slots = self.slots[np.minimum(block, len(self.slots) - 1)]
+        height = np.ldexp(slots * self.unit, -halvings)
         exponent = np.square(size * (1.0 / float(self.deviation)))
         exponent *= 0.5
         chance = np.exp(-exponent)
         chance /= height
-        # the least that it can be
+        # The first 53 bits of the word: the uniform number is in [uniform, uniform + 2**-53).
         uniform = (second >> np.uint64(11)).astype(np.float64) * 2.0**-53
         accepted = uniform + 2.0**-53 <= chance * (1 - margin)
-        open_ones = ~accepted & ((uniform < chance * (1 + margin)) | (exponent > _FAR))
-        accepted &= exponent <= _FAR
-        for place in np.flatnonzero(open_ones | (exponent > _FAR)).tolist():
-            top = int(self.slots[min(int(block[place]), len(self.slots) - 1)]) * Fraction(self.unit)
-            top /= 1 << (halvings[place] + 1 if place in halvings else 0)
+        undecided = ~accepted & (uniform < chance * (1 + margin))
+        undecided |= exponent > _FAR
+        for place in np.flatnonzero(undecided).tolist():
+            top = int(slots[place]) * Fraction(self.unit) / (1 << int(halvings[place]))
             gamma = (int(size[place]) / self.deviation) ** 2 / 2
             accepted[place] = _below(int(second[place]), gamma, top, words)
-        accepted &= ~(negative & (size == 0))  # zero has one sign
-        return np.where(negative, -size, size)[accepted]
+        return accepted
 
 
 @lru_cache(maxsize=64)
@@ -174,15 +204,18 @@ def _stairs(deviation: Fraction) -> _Stairs:
             f"The deviation of discrete Gaussian noise is {float(deviation):g} cells; it must be "
             "in (0, 2**47)."
         )
-    bits = max(0, math.floor(deviation).bit_length() - 4)  # 8 to 16 blocks in a deviation
+    # 8 to 16 blocks in a deviation: few words are rejected, and the tables stay in the cache.
+    bits = max(0, math.floor(deviation).bit_length() - 4)
     square = (deviation / (1 << bits)) ** 2
     last = max(1, math.ceil(_LOG2 * square))
     curve = np.exp(-np.square(np.arange(last + 1)) / (2 * float(square)))
+    # The tail is a geometric series of steps, which add up to twice the first.
     curve[-1] *= 2
     slots = np.ceil((_SLOTS - last - 1) / curve.sum() * curve).astype(np.int64)
     slots = np.maximum(slots, 1)
     slots[0] += _SLOTS - slots.sum()
-    unit = float((curve / slots).max()) * (1 + 2.0**-30)  # more than these doubles can be wrong by
+    # The staircase must not be below the curve: 2**-30 is more than these doubles can be wrong by.
+    unit = float((curve / slots).max()) * (1 + 2.0**-30)
     return _Stairs(deviation, bits, slots, unit, np.repeat(np.arange(last + 1), slots))
 
 
@@ -198,6 +231,7 @@ def _below(word: int, gamma: Fraction, height: Fraction, words: Words) -> bool:
     """Returns True if a uniform number with the first 64 bits ``word`` is below ``exp(-gamma) /
     height``."""
     bits = 64
+    # A word more halves the chance of a further one 64 times: the loop ends almost at once.
     while True:
         low, high = exponential(gamma, bits + 32)
         if (word + 1) * height <= low * (1 << bits):
