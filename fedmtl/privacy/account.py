@@ -78,6 +78,7 @@ class Account:
     def steps_charged(self) -> int:
         """Return steps charged up to the current one; in secure mode with everything earlier
         sessions charged."""
+        # Fresh noise of an earlier session was released, whether or not this one repeats its steps.
         if self.ledger is not None and (self._next is None or not self.ledger.replays_free):
             return self.ledger.charged
         return self._next or 0
@@ -98,6 +99,7 @@ class Account:
         if self.caps is not None:
             if self.remaining_charged:
                 return np.broadcast_to(self.caps, self.participations.shape)
+            # What a crashed session charged stays charged, even if this one stops earlier.
             return np.maximum(self.participations, self.ledger.uses())
         spent = max(self.ledger.charged, self.steps_charged, self.ledger.remaining or 0)
         return np.full((len(self.participations), 1), spent)
@@ -115,6 +117,7 @@ class Account:
         else:
             uses = self.uses
         if self.prices is None or self.prices.refuted is not None:
+            # Something without noise was released, or nothing was.
             return np.where(uses > 0, math.inf, 0.0)
         return self.prices.epsilons(uses)
 
@@ -153,6 +156,7 @@ class Account:
                 "is not charged."
             )
         if self.ledger is not None and self.ledger.replays_free and self.by_client:
+            # Later steps are replays: they count again when they are reached, and not twice.
             self.participations[0] = self.ledger.uses(before=step)
         self._next = step
 
@@ -185,6 +189,8 @@ class Account:
         if self.ledger is not None:
             cohorts = None
             if self.by_client:
+                # Who took part is in the line, so that each client's account can be read off the
+                # file.
                 cohorts = [
                     sorted(client for client in step if client >= 0) for step in members[0].tolist()
                 ]
@@ -293,6 +299,7 @@ class Account:
         else:
             new = end - first
         charged = ledger.charged
+        # Charged steps that are only replayed need no room.
         if new > 0 and self._room(charged, new) < new:
             of = ""
             if self.budget is not None:
@@ -318,6 +325,7 @@ class Account:
             # one figure answers for all the planned steps
             fits = self.claimed_at(planned) <= self.budget
             if fits:
+                # Costs grow with uses: if all planned ones fit, none of them needs an accountant.
                 self._fitting = planned
             else:
                 self._fitting = self.prices.affordable(self.budget)

@@ -115,6 +115,7 @@ class GradientPlan:
             len(x) != n or any(rows.ndim != 2 or rows.shape[1] != self.dimension for rows in x)
         ):
             raise ConfigError(f"x must have rows (n_i, {self.dimension}) of each of {n:,} clients.")
+        # Counts enter sensitivities and rates: a float or a negative number must not get there.
         set_(self, "counts", whole_numbers("counts", self.counts, n))
         if self.caps is not None:
             set_(self, "caps", whole_numbers("caps", self.caps, n))
@@ -138,6 +139,7 @@ class GradientPlan:
         else:
             sizes = self.caps * (self.counts > 0)
         numbers, clients = np.unique(sizes, return_counts=True)
+        # Clients of one size have one price, so all canaries measure the same claim.
         group = sizes == numbers[clients == clients.max()].max()
         return replace(self, counts=self.counts + group * max(1, round(canaries / group.sum())))
 
@@ -174,6 +176,7 @@ class GradientPlan:
         """Return this plan with what depends on the settings of a run, those of all repetitions or
         of each."""
         noised = next((each for each in privacy if not each.noiseless), None)
+        # A run that only clips has no noise for a step size to follow.
         if noised is None or self.given_noise is None:
             return self
         return replace(self, **self.given_noise(noised), given_noise=None)
@@ -190,6 +193,7 @@ class GradientPlan:
     def rates(self) -> np.ndarray:
         """Return q_i, (n,) float64."""
         if self.batch_size is not None:
+            # A client with fewer records than a batch uses all of them in every step.
             rates: np.ndarray = np.minimum(1.0, self.batch_size / np.maximum(self.counts, 1))
             return rates
         values = np.asarray(self.rate)
@@ -354,6 +358,7 @@ def _weights(
                 f"The allocation of client {client} has shape {array.shape}; it may "
                 f"act {cap} times."
             )
+        # Equal weights are no weights: their price is shared with the clients that have none.
         equal = cap == 0 or bool((array == array[0]).all() and 0 < array[0] < math.inf)
         by_client.append(None if equal else scaled(tuple(array.tolist())))
     return by_client

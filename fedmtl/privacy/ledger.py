@@ -119,12 +119,14 @@ class Ledger:
         if path is None:
             before = Chain([], [], 0)
         else:
+            # The lock is taken before anything is read: another process could be writing.
             before = self._open_files(path, resume)
         lines = before.lines
         try:
             if lines:
                 self._check_header(lines[0], opening)
             else:
+                # The random number makes two runs of equal settings two different chains.
                 self._append(opening | {"run": secrets.token_hex(32)})
             for number, line in enumerate(lines[1:], start=2):
                 self._apply(line, number)
@@ -177,6 +179,7 @@ class Ledger:
                 "charged in order."
             )
         if self.replays_free:
+            # A seeded step that was charged gives the same bits again, and costs nothing again.
             new = min(max(first, self.reached), end)
         else:
             new = first
@@ -199,6 +202,7 @@ class Ledger:
     def sync(self) -> Head | None:
         """Return :attr:`head` once all lines are on the disk."""
         if self._files is not None and not self._closed:
+            # A seeded run hands its lines to the system only: they reach the disk here.
             os.fsync(self._files[0].fileno())
         return self.head
 
@@ -206,6 +210,7 @@ class Ledger:
         """End cleanly, with all lines on the disk; idempotent."""
         if self._closed:
             return
+        # A session that charged nothing leaves the file as it was.
         if self._opened:
             self._append({"kind": "close"})
         self.sync()
@@ -241,6 +246,7 @@ class Ledger:
             json.dumps({**line, PREVIOUS: self.head.digest}, separators=(",", ":")).encode() + b"\n"
         )
         file.write(written)
+        # The line must have left this process before its noise is drawn.
         file.flush()
         if self._single:
             os.fsync(file.fileno())
@@ -267,6 +273,7 @@ class Ledger:
                 )
             if before.lines:
                 self._check_head(path, before)
+            # A torn line was never flushed, so its noise was never drawn.
             if before.size < len(raw):
                 file.truncate(before.size)
             os.fsync(file.fileno())
@@ -274,6 +281,7 @@ class Ledger:
             self._files = file, open(place, "r+b" if place.exists() else "w+b", buffering=0)  # noqa: SIM115
             self._note_head(self._files[1])
             os.fsync(self._files[1].fileno())
+            # A new file is found again after a crash only if its folder is on the disk, too.
             if created:
                 sync_folder(path.parent)
         except BaseException:
@@ -322,6 +330,7 @@ class Ledger:
             clients = np.fromiter(
                 chain.from_iterable(cohorts), dtype=np.int64, count=int(sizes.sum())
             )
+            # A line with other cohorts than it charges would give clients the wrong account.
             if len(sizes) != end - first or (
                 clients.size and not 0 <= clients.min() <= clients.max() < self._clients
             ):
@@ -366,6 +375,7 @@ class Ledger:
 
     def _check_header(self, stored: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
         for key in {**stored, **expected}:
+            # The identity of a run and the chain belong to the file and not to the settings.
             if key in ("run", PREVIOUS):
                 continue
             if stored.get(key) == expected.get(key) or (

@@ -98,6 +98,7 @@ def open_channel(
     if isinstance(schedule, BoundSampler):
         sampler = schedule
         _check_rounds(settings, rows, sampler, steps, replicates, order)
+        # Settings of records need a gradient, which a run that releases nothing does not have.
         if not plans:  # a run that releases nothing has no gradient to noise
             settings = tuple(each for each in settings if isinstance(each, ClientPrivacy))
     opening = _Opening(
@@ -115,6 +116,7 @@ def open_channel(
         order=order,
         kind=kind,
     )
+    # One process calibrates and keeps the ledger; several share one header.
     if ranks.size == 1:
         return opening.channel(_header(ledger_path, resume), ledger_path)
     # The first rank calibrates and keeps the ledger. The others read its header, as a resume does.
@@ -238,6 +240,7 @@ class _Opening:
         header = terms.header
         if header is None:
             return None
+        # Replicates are simulations, and a file could hold the accounts of only one.
         if terms.caps is not None and len(self.sources) > 1:
             return None
         header["outside"] = list(outside)

@@ -66,6 +66,7 @@ class Price:
     def __post_init__(self) -> None:
         if self.weights is not None:
             object.__setattr__(self, "most", len(self.weights))
+        # Composed as independently sampled they would seem to cost less than they do.
         if len(self.sizes) > 1 and self.sampled < 1 and not LAWS[self.mechanism].joint:
             raise PrivacyError(
                 f"{len(self.sizes)} releases with mechanism={self.mechanism!r} under one sampled "
@@ -81,6 +82,8 @@ class Price:
         z = multiplier / (1.0 if self.weights is None else self.weights[use])
         law = LAWS[self.mechanism]
         if law.joint:
+            # One coin, one cohort: the concatenated vector is one release, with less noise than
+            # each.
             event: Any = dp_event.GaussianDpEvent(sum(z**-2.0 for _ in self.sizes) ** -0.5)
         else:
             events = [law(z).event(size) for size in self.sizes]
@@ -130,6 +133,7 @@ class Price:
         if uses == 0 or self.sums == 0:
             return 0.0
         event, count = self._composed(uses, multiplier)
+        # A part of delta, and of epsilon, is kept for the discrete law of the noise.
         value = epsilon(event, count, self.delta / (1 + self.slack(uses, 0.0)), coarsen=coarsen)
         if math.isinf(value):
             return value
@@ -195,6 +199,7 @@ class Price:
             return self.event(multiplier), uses * self.sums
         return dp_event.ComposedDpEvent(
             [self.event(multiplier, use) for use in range(uses)]
+            # The local steps of one use share its weight.
         ), self.sums
 
 

@@ -103,6 +103,7 @@ class Prices:
         for all: that of the events, also where these are refuted. R is P at least."""
         kind, charges = np.broadcast_arrays(self.kind, np.asarray(uses))
         base = int(charges.max(initial=0)) + 1
+        # Accounts of one kind with equal uses share a figure: thousands of clients ask for a few.
         asked, index = np.unique(kind * base + charges, return_inverse=True)
         pairs = [divmod(int(item), base) for item in asked]
         each = np.array(
@@ -155,6 +156,7 @@ class Prices:
             return multipliers
         start, weights = self._weights
         first = start[self.kind[0][accounts]]
+        # Clients that do not act, and kinds without weights, have no weight to look up.
         some = (accounts >= 0) & (first >= 0)
         return np.where(some, multipliers / weights[np.where(some, first + uses, 0)], multipliers)
 
@@ -199,6 +201,7 @@ def calibrated(
             numbers.setdefault(demand, len(numbers))
     kind = np.array([[numbers[demand] for demand in row] for row in demands], dtype=np.int64)
     stored = header.get("kinds", ())
+    # A resumed run keeps the noise it began with, to the last bit.
     if len(stored) == len(numbers):
         noise = [(float(each["multiplier"]), each["cap"] or 0) for each in stored]
     else:

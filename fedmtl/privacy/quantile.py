@@ -77,6 +77,7 @@ class QuantileClip(Checked):
             noisy_fraction: b, the released mean of ``b_k - 1/2``, plus 1/2; it may lie outside [0,
                 1].
         """
+        # Too many rows within the norm: it shrinks. Too few: it grows.
         exponent = -self.lr * (noisy_fraction - self.quantile)
         return min(max(norm * math.exp(min(max(exponent, -500.0), 500.0)), LEAST), MOST)
 
@@ -131,6 +132,7 @@ def split_multiplier(multiplier: float, count_multiplier: float) -> float:
         PrivacyError: the count would by itself spend all of z.
     """
     positive("split_multiplier", multiplier=multiplier, count_multiplier=count_multiplier)
+    # The precisions of the two releases add up to that of their step.
     if count_multiplier <= multiplier:
         raise PrivacyError(
             f"Adaptive clipping: the count's noise multiplier {count_multiplier:.6g} must be above "

@@ -47,6 +47,7 @@ def usable_rows(x: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
     no limit on its factor would bound its gradient.
     """
     wide = x.detach().double()
+    # Gradients of linear models are multiples of rows: their norms follow from those of the rows.
     norms = torch.linalg.vector_norm(wide, ord=1 if norm == "l1" else 2, dim=1)
     usable = torch.isfinite(norms) & (norms >= _LEAST_NORM)
     if bool(usable.all()):
@@ -117,12 +118,14 @@ class Records:
             drawn: (k, n_i) bool, the records that take part, or None for all.
         """
         x, low, high = self._rows(client)
+        # The usual case costs one product; only a result that is not finite is looked at again.
         total = self._bounded_sum(factors, x, low, high, drawn)
         first = total[:, 0]
         # rows are finite, so a factor that is not shows in every coordinate
         if math.isfinite(first.dot(first)):
             return total
         if self.clip is not None:
+            # A clip turns an infinite factor into the largest one, but a NaN stays a NaN.
             wrong = np.isnan(factors)
         else:
             wrong = ~np.isfinite(factors)
@@ -138,6 +141,7 @@ class Records:
                     "gradients do not."
                 )
             x, norms = usable_rows(self.plan.x[client], self.norm)
+            # A row of zeros has no limit: its multiples are all zero.
             limits = torch.clamp(self._limit / norms, max=torch.finfo(torch.float64).max)
             # it would have few digits, and may be rounded up
             limits[limits < torch.finfo(torch.float64).tiny] = 0.0
@@ -157,6 +161,7 @@ class Records:
         if drawn is not None:
             factors = factors * drawn
         total: Array
+        # More records than that could move the sum by more than the margin that the clip leaves.
         if self.clip is None or len(x) <= _IN_FLOAT64:
             total = factors.dot(x)  # of small matrices it costs less than matmul
             return total
@@ -166,6 +171,7 @@ class Records:
             part = slice(first, first + _IN_FLOAT64)
             cells = x[part] / width
             for row, own in zip(total, factors[:, part], strict=True):
+                # Whole multiples of the width add up without rounding.
                 row += np.trunc(own[:, None] * cells).sum(0)
         return total * width
 
@@ -178,6 +184,7 @@ class Records:
                 f"Gradients of client {client} are of shape "
                 f"{tuple(gradients.shape)}; needed: {shape}."
             )
+        # Every replicate is a client of its own: the sums of one call stay apart.
         place = torch.arange(shape[0]).repeat_interleave(shape[1])
         flat = gradients.reshape(-1, shape[2])
         if drawn is not None:
@@ -197,6 +204,8 @@ class Records:
         total: Tensor | None = None
         width = None
         if self.clip is not None:
+            # Each client's grid follows from its own number of records, so others do not move its
+            # bits.
             width = self._widths[clients]
         for rows, place in chunks:
             total = clipped_segment_sums(rows, place, len(clients), self.clip, total, width)
@@ -223,6 +232,7 @@ class Records:
         if self.plan.rates[client] == 1:
             return None
         key = client, numbers.tobytes(), replicates.tobytes()
+        # The same coins are asked for twice in a step: for the gradients and for their sum.
         if key != self._latest[0]:
             coins = [self.coins[replicate] for replicate in replicates.tolist()]
             self._latest = (
@@ -246,7 +256,9 @@ class Records:
             :, 0
         ]
         drawn = torch.from_numpy(subsets)
+        # Padding: what is drawn of one client must fit beside the others in a stack.
         widest = int(subsets.sum(1).max(initial=1))
+        # Drawn records come first, in their own order, whatever the width of the stack.
         order = torch.argsort((~drawn).to(torch.uint8), dim=1, stable=True)[:, :widest]
         mask = torch.gather(drawn, 1, order)
         return torch.where(mask, order, 0), mask
@@ -258,6 +270,7 @@ class Records:
         rates = self.plan.rates[clients]
         keys = self._keys[clients]
         inside: Array = np.arange(max(1, counts.max(initial=0))) < counts[..., None]
+        # Without sampling no coin is tossed, and none would be used up.
         if (rates == 1).all():
             return inside
         of = torch.from_numpy(numbers), torch.from_numpy(keys), inside.shape[-1]
@@ -308,6 +321,7 @@ class LocalSteps:
         self._records = channel.records
         self._round = round
         self.plan = channel.records.plan
+        # Counts of local steps by client: charged by the round, and made so far.
         self._charged, self._made = torch.zeros(2, len(self.plan.ids), dtype=torch.int64)
         self._charged[clients] = torch.from_numpy(self.plan.local_steps)[clients]
 
@@ -324,6 +338,7 @@ class LocalSteps:
             PrivacyError: a client that is named twice, or has made all the steps that are charged.
         """
         made = self._made[clients]
+        # Two gradients at one address would share the noise, and their difference would show it.
         if torch.unique(clients).numel() != clients.numel():
             raise PrivacyError(
                 f"A local step of round {self._round}: a client is named twice, but each makes the "

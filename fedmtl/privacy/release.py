@@ -80,6 +80,7 @@ class ReleasePlan:
     def relation_of_rows(self, relation: Relation) -> Relation:
         """Returns the neighbouring relation of rows for clients that differ by ``relation``. It
         is a replacement under zero-out if clients without data send rows."""
+        # The row of no data is still a row: a client then replaces one by another.
         if self.without_data and relation == "zero_out":
             return "replace"
         return relation
@@ -104,6 +105,7 @@ def check_allocation(owner: str, weights: Sequence[float]) -> None:
         raise ConfigError(
             f"{owner}: an allocation has positive finite weights; one is {min(weights):g}."
         )
+    # A mean of 1 keeps z comparable with that of equal weights.
     mean = math.fsum(weights) / max(1, len(weights))
     if abs(mean - 1.0) > 1e-9:
         raise ConfigError(
@@ -130,6 +132,7 @@ class Release(ReleasePlan):
     bands: Bands | None = None
 
     def __post_init__(self) -> None:
+        # Without noise any norm may be clipped: nothing is claimed of the sum.
         if self.noise is None or self.clip is None:
             return
         if self.form == "vector" and self.noise.norm != self.clip.norm:
@@ -188,6 +191,7 @@ class Release(ReleasePlan):
         """
         if self.form == "vector":
             return self.contribution_bound * (2.0 if self.relation == "replace" else 1.0)
+        # A Gaussian or an L2-Laplace law bounds the Frobenius norm of what a matrix moves by.
         norm: Literal["l1", "l2"] = "l2"
         if self.form == "diagonal" and self.noise is not None:
             norm = self.noise.norm
@@ -275,6 +279,7 @@ def step_price(
                 f"Releases {plans[0].name!r} and {plan.name!r} have different allocations; those "
                 "of one step share its budget, so ReleasePlan.allocation is the same for all."
             )
+        # Wishart-like noise has no meaning on a vector.
         if LAWS[privacy.mechanism].matrices and plan.form != "symmetric":
             raise PrivacyError(
                 f"Release {plan.name!r}: mechanism={privacy.mechanism!r} is noise on symmetric "
@@ -313,6 +318,8 @@ def bind_releases(
             own = multiplier
             if multiplier and isinstance(privacy.clip_norm, QuantileClip):
                 relation = plan.relation_of_rows(sampler.relation)
+                # The count takes part of the noise budget of its step, and the rows get what is
+                # left.
                 own = split_multiplier(
                     multiplier, privacy.clip_norm.count_multiplier(sampler.denominator, relation)
                 )

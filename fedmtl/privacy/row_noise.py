@@ -78,6 +78,7 @@ class BoundRowNoise:
         """
         # strides change last bits
         clipped = clip_rows(rows.detach().cpu().double().contiguous(), self.release.clip)
+        # The client's key and the step address the noise, so no other client moves it.
         noise, width = client_noise(
             L2LaplaceNoise(self.multiplier),
             [source],

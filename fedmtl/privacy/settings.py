@@ -145,6 +145,7 @@ class ClientPrivacy(_Budgeted):
     def _check_bands(self) -> None:
         if self.bands is None:
             return
+        # How many rounds correlate depends on the schedule, which the settings do not know.
         if self.bands != "auto":
             positive_int(self, bands=self.bands)
         if self.mechanism != "gaussian" or isinstance(self.clip_norm, QuantileClip):
@@ -202,6 +203,7 @@ class RecordPrivacy(_Budgeted):
         else:
             budgets = [self.epsilon]
         for value in budgets:
+            # Only laws with a pure epsilon have a guarantee at delta 0.
             pure = self.delta == 0 and self.mechanism in LAWS and LAWS[self.mechanism].pure
             _check_budget(self, value, self.noise_multiplier, None if pure else self.delta)
         if isinstance(self.epsilon, Mapping) and math.inf in self.epsilon.values():
@@ -272,6 +274,7 @@ def _check_budget(
             )
     if delta is not None:
         fraction(owner, delta=delta)
+        # Below it rounding of the accountant's transforms is as large as delta itself.
         if delta < LEAST_DELTA:
             raise ConfigError(
                 f"{name}.delta is {delta!r}; the accountant was measured down to {LEAST_DELTA!r}, "

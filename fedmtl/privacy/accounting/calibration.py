@@ -47,6 +47,7 @@ def smallest_multiplier(
 
     coarse = excess(8.0)
     fine = excess(1.0)
+    # The search runs over log z: multipliers span many orders of magnitude.
     high = 0.0
     while coarse(high) > 0:
         high += 0.7
@@ -73,10 +74,12 @@ def smallest_multiplier(
     while fine(low) <= 0:
         high = low
         low = high - gap
+        # The coarse root is nearly right: a bracket that grows finds the fine one in a few steps.
         gap *= 8
     root = high
     if low < high:
         root = _root(fine, low, high, _TOLERANCE / 4)
+    # The root is within a tolerance on either side, and the cost must not exceed the target.
     return math.exp(_meets(fine, root))
 
 

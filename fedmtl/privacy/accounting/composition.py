@@ -83,9 +83,11 @@ def elementary(event: Any) -> Parts:
     precision = 0.0
     for part, count in _flat(event, 1):
         if isinstance(part, dp_event.GaussianDpEvent):
+            # Gaussian releases compose to one whose precision is the sum of theirs.
             precision += count * part.noise_multiplier**-2.0
         elif count:
             counts[part] = counts.get(part, 0) + count
+    # One release without noise makes all the others pointless.
     if dp_event.NonPrivateDpEvent() in counts:
         return ((dp_event.NonPrivateDpEvent(), 1),)
     if precision > 0:
@@ -100,6 +102,7 @@ def _epsilon(parts: Parts, uses: int, delta: float, coarsen: float) -> float:
     if isinstance(parts[0][0], dp_event.NonPrivateDpEvent):
         return math.inf
     if delta == 0:
+        # Pure epsilons add up, and no composition is tighter at delta 0.
         return sum(count * uses * losses.loss_of(part).largest for part, count in parts)
     if any(isinstance(part, dp_event.RepeatAndSelectDpEvent) for part, _ in parts):
         return _rdp_epsilon(parts, uses, delta)

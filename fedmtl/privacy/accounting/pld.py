@@ -355,6 +355,7 @@ def epsilon_at(law: LossLaw, delta: float) -> float:
         return max(0.0, law.width * start + math.log((total - delta) / (total - excess[0])))
     # delta falls with epsilon: the answer lies in the cell after the last one that exceeds it.
     k = int(np.nonzero(excess > delta)[0][-1])
+    # Within a cell delta is above - gap exp(epsilon), which is solved for epsilon.
     gap = above[k] - excess[k]
     return law.width * (start + k) + min(
         law.width, math.log1p((excess[k] - delta) / gap) if gap > 0 else law.width
@@ -377,6 +378,7 @@ def _deltas(law: LossLaw, count: int) -> np.ndarray:
     """Return the hockey-stick divergences at the losses ``law.width * arange(count)``, (count,)."""
     beyond = np.arange(count) + 1 - law.first  # the index of the first larger loss
     with np.errstate(over="ignore"):
+        # The masses under Q of the same outcomes.
         shares = law.masses * np.exp(-law.losses)
     p, q = (np.append(np.cumsum(masses[::-1])[::-1], 0.0) for masses in (law.masses, shares))
     at = np.clip(beyond, 0, law.masses.size)
@@ -412,6 +414,7 @@ def _tilted(law: LossLaw, order: float) -> tuple[np.ndarray, float]:
         return law.masses, 0.0
     with np.errstate(divide="ignore"):
         exponents = np.log(law.masses) + order * np.arange(law.masses.size)
+    # Exponents are taken relative to the largest one, or they would overflow.
     top = float(exponents.max())
     weights = np.exp(exponents - top)
     total = float(weights.sum())
@@ -431,9 +434,11 @@ def _window(
     )
     low = 0
     high = sum(times * (law.masses.size - 1) for law, times in parts)
+    # A sum of constants needs no window.
     if variance == 0:
         return low, high, 0.0
     longest = max(law.masses.size for law, _ in parts)
+    # Orders in units of the sum's deviation, and some for laws with a long thin tail.
     orders = np.sort(
         np.concatenate(
             [_CHERNOFF / math.sqrt(variance), np.array([2.0, 10.0, 20.0, 50.0]) / longest]

@@ -124,6 +124,7 @@ class NoiseLaw(Checked, ABC):
         """
         out = np.empty((*uses.shape, size))
         coins = self._coins(size)
+        # A block of rows, with the tails that it is made from, stays in the cache.
         rows = max(1, BLOCK_ELEMENTS // max(1, coins * len(sources)))
         for first in range(0, len(out), rows):
             part = slice(first, first + rows)
@@ -152,6 +153,7 @@ class NoiseLaw(Checked, ABC):
         else:
             noise = self.draw_rows(source, purpose, step, torch.arange(shape[0]), shape[1]) * cells
         down = np.floor(noise)
+        # Rounding to the nearest cell would leave gaps in the law near 0.
         dither = source.coins(f"{purpose}/dither", step).uniform(noise.size).reshape(shape)
         return down + (dither < noise - down)
 
@@ -194,6 +196,7 @@ class GaussianNoise(NoiseLaw):
     ) -> np.ndarray:
         """Return noise in whole numbers of cells, exactly of the discrete Gaussian law; see
         :mod:`.discrete`."""
+        # Rounded up: the noise is never less than what is charged.
         deviation = math.floor(self.multiplier * cells) + 1
         drawn = discrete_gaussian(source.words(purpose, step), math.prod(shape), deviation)
         return drawn.reshape(shape).astype(np.float64)
@@ -271,6 +274,7 @@ class L2LaplaceNoise(NoiseLaw):
 
     def _invert(self, sign: np.ndarray, tail: np.ndarray) -> np.ndarray:
         size = 2 * tail.shape[-1] // 3
+        # Two normals from each pair of an exponential and an angle.
         pairs = tail.shape[-1] - size
         exponential = -np.log(2.0 * tail[..., :size])
         angle = torch.from_numpy(2.0 * math.pi * sign[..., size:] * tail[..., size:])
@@ -278,6 +282,7 @@ class L2LaplaceNoise(NoiseLaw):
         vector = np.empty((*tail.shape[:-1], 2 * pairs))
         np.multiply(length, angle.cos().numpy(), out=vector[..., :pairs])  # faster than numpy's own
         np.multiply(length, angle.sin().numpy(), out=vector[..., pairs:])
+        # An odd dimension leaves one normal over.
         vector = vector[..., :size]
         radius = exponential.sum(-1, keepdims=True) * self.multiplier
         vector *= radius / np.linalg.norm(vector, axis=-1, keepdims=True)
