@@ -39,9 +39,9 @@ from ..privacy.adaptive import AdaptiveClip
 from ..privacy.channel import Channel
 from ..privacy.clip import RowTotal
 from ..privacy.gradients import GradientPlan
+from ..privacy.local_steps import LocalSteps
 from ..privacy.noise.laws import NoiseLaw
 from ..privacy.noise.symmetric import smat
-from ..privacy.records import LocalSteps
 from ..privacy.release import Release
 from ..privacy.rounds import Message, Rounds
 from ..privacy.samplers import BoundSampler

@@ -15,13 +15,14 @@ from .channel import Channel
 from .clip import Clip, clip_rows, clipped_sum
 from .gradients import GradientPlan, PublishedClaim
 from .ledger import Ledger
+from .local_steps import LocalSteps
 from .noise.laws import GaussianNoise, L2LaplaceNoise, LaplaceNoise, NoiseLaw
 from .noise.sources import NoiseSource, SecureSource, SeededSource
 from .opening import open_channel
 from .price import Price
 from .quantile import QuantileClip
 from .receipt import Receipt
-from .records import Gradients, LocalSteps
+from .records import Gradients
 from .release import Release, ReleasePlan
 from .report import PrivacyReport, SignalToNoise
 from .reporting import privacy_report, signal_to_noise

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -26,10 +25,6 @@ from torch import Tensor
 from .._check import positive
 from ..errors import ConfigError
 from .noise.laws import Norm
-from .noise.symmetric import svec
-
-if TYPE_CHECKING:
-    from .release import Form
 
 MARGIN = 2.0**-20
 """Relative slack below the clip norm: it absorbs rounding in float64 and, in secure mode, to a
@@ -43,7 +38,6 @@ overflow."""
 _BLOCK_ELEMENTS = 1 << 17  # in float64 a block stays in the cache, and needs no fresh pages
 _LONG = 1 << 14  # numbers of a row from which blocks of rows gain nothing
 _DEVICE_BLOCK_ELEMENTS = 1 << 24  # off the CPU: few kernels, and 128 MiB of float64
-_MATRIX_ELEMENTS = 1 << 17
 
 
 @dataclass(frozen=True)
@@ -120,9 +114,9 @@ def clip_rows(rows: Tensor, clip: Clip | None) -> Tensor:
         (k, D), the dtype and device of ``rows``.
     """
     out = torch.empty_like(rows)
-    block = _block_rows(rows)
+    block = block_rows(rows)
     for target, chunk in zip(out.split(block), rows.detach().split(block), strict=True):
-        wide, norms = _with_norms(chunk, clip)
+        wide, norms = rows_and_norms(chunk, clip)
         factors = clip_factors(norms, clip)
         # Rounding to float32 may lengthen a row by half a unit in its last place, 2**-24.
         factors = torch.where(factors < 1, factors * (1 - 2.0**-22), factors)
@@ -133,7 +127,7 @@ def clip_rows(rows: Tensor, clip: Clip | None) -> Tensor:
 def row_norms(rows: Tensor, clip: Clip | None) -> Tensor:
     """Return the norm of each row before clipping, in the norm of ``clip`` (L2 without one): (k,)
     float64."""
-    parts = [_with_norms(chunk, clip)[1] for chunk in rows.detach().split(_block_rows(rows))]
+    parts = [rows_and_norms(chunk, clip)[1] for chunk in rows.detach().split(block_rows(rows))]
     if parts:
         return torch.cat(parts)
     return torch.zeros(0, dtype=torch.float64)
@@ -203,7 +197,7 @@ def whole_cells(rows: Tensor, limit: float, order: float, width: float) -> Tenso
         order: 1 or 2, of the norm.
         width: of the grid.
     """
-    block = _block_rows(rows)  # rows that are copied to float64 at once
+    block = block_rows(rows)  # rows that are copied to float64 at once
     cells = torch.zeros([rows.shape[1]], dtype=torch.float64, device=rows.device)
     # One buffer for all blocks: fresh pages would cost more than the arithmetic.
     buffer = torch.empty(
@@ -304,110 +298,8 @@ def largest_norm(rows: Tensor) -> float:
     return 0.0
 
 
-def contributions(
-    rows: Tensor, clip: Clip | None, form: Form, width: float | None = None
-) -> Tensor:
-    """Return the clipped sum of rows, of their outer products or of the diagonals of these, as it
-    is noised.
-
-    Args:
-        rows: (..., k, d), any float dtype and device; rows that are not finite count as zero.
-        clip: the bound on one row, or None.
-        form: see :class:`~fedmtl.privacy.ReleasePlan`. Vectors are summed on their grid.
-        width: of that grid, see :func:`clipped_sum`.
-
-    Returns:
-        float64 on the CPU: (..., d), or (..., d (d + 1) / 2) for ``"symmetric"``, in the isometric
-        coordinates of :func:`~fedmtl.privacy.noise.symmetric.svec`.
-    """
-    if form == "vector":
-        if rows.ndim == 2:
-            return clipped_sum(rows, clip, width)
-        return torch.stack([contributions(each, clip, form, width) for each in rows])
-    wide = rows.detach().cpu().double()
-    # a few matrices at a time, in the cache
-    if wide.ndim == 3 and len(wide) > 1 and wide.numel() > _MATRIX_ELEMENTS:
-        parts = wide.split(max(1, _MATRIX_ELEMENTS // wide[0].numel()))
-        return torch.cat([contributions(part, clip, form) for part in parts])
-    clipped = clip_rows(wide.reshape(-1, wide.shape[-1]), clip).reshape(wide.shape)
-    if form == "diagonal":
-        return (clipped * clipped).sum(-2)
-    values = clipped.numpy()  # of small matrices numpy's products are faster than torch's
-    return svec(torch.from_numpy(values.swapaxes(-1, -2) @ values))
-
-
-def clipped_segment_sums(
-    rows: Tensor,
-    client: Tensor,
-    count: int,
-    clip: Clip | None,
-    onto: Tensor | None = None,
-    width: Tensor | None = None,
-) -> Tensor:
-    """Return sums of clipped rows by client: per-example clipping of many clients' examples at
-    once.
-
-    A row with a NaN or an infinity (or whose norm overflows float64) counts as zero. The rows of a
-    client are added in the order in which they come, whatever stands between them; with ``width``
-    the sums are exact, as those of clients' rows, and their order does not matter.
-
-    Args:
-        rows: (N, D), any float dtype and device; N may be 0.
-        client: (N,) int64 on the same device, each in [0, count).
-        count: k, number of clients.
-        clip: the bound on one row, or None for no clipping.
-        onto: what this returned of earlier rows, which these are added to one by one; may be
-            overwritten.
-        width: (k,) float64 of each client's grid, from :func:`sum_width` of its most rows; None
-            sums in float64.
-
-    Returns:
-        (k, D) float64 on the device of ``rows``, zero for clients without rows.
-
-    Raises:
-        ConfigError: ``client`` does not give one client to each row.
-    """
-    # A wrong place would count an example for another client, whose accounts do not cover it.
-    if rows.ndim != 2 or client.shape != rows.shape[:1] or client.dtype != torch.int64:
-        raise ConfigError(
-            "clipped_segment_sums takes rows (N, D) and client (N,) int64, not "
-            f"{tuple(rows.shape)} and {tuple(client.shape)} {client.dtype}."
-        )
-    if onto is None:
-        totals = torch.zeros(count, rows.shape[1], dtype=torch.float64, device=rows.device)
-    else:
-        totals = onto
-    grid = None
-    if width is not None:
-        grid = width.to(rows.device)[:, None]
-    # exact: the width is a power of two
-    if grid is not None:
-        totals = totals.div_(grid)
-    block = _block_rows(rows)
-    for chunk, chunk_clients in zip(rows.detach().split(block), client.split(block), strict=True):
-        wide, norms = _with_norms(chunk, clip)
-        factors = clip_factors(norms, clip)[:, None]
-        if grid is None:
-            clipped = wide * factors
-        else:
-            clipped = (wide * (factors / grid[chunk_clients])).trunc_()
-        if totals.device.type == "cpu":
-            totals.index_add_(0, chunk_clients, clipped)
-        else:
-            totals += _sums_in_order(clipped, chunk_clients, count)
-    if grid is None:
-        return totals
-    return totals.mul_(grid)
-
-
-def _sums_in_order(rows: Tensor, client: Tensor, count: int) -> Tensor:
-    """Return sums by client without atomic additions, so that the same rows give the same bits."""
-    order = torch.argsort(client, stable=True)
-    lengths = torch.bincount(client, minlength=count)
-    return torch.segment_reduce(rows[order], "sum", lengths=lengths, axis=0)
-
-
-def _block_rows(rows: Tensor) -> int:
+def block_rows(rows: Tensor) -> int:
+    """Returns how many of ``rows`` (k, D) are copied to float64 at once."""
     if rows.device.type == "cpu":
         elements = _BLOCK_ELEMENTS
     else:
@@ -415,7 +307,7 @@ def _block_rows(rows: Tensor) -> int:
     return max(1, elements // max(1, rows.shape[1]))
 
 
-def _with_norms(rows: Tensor, clip: Clip | None) -> tuple[Tensor, Tensor]:
+def rows_and_norms(rows: Tensor, clip: Clip | None) -> tuple[Tensor, Tensor]:
     """Return rows in float64, those that are not finite as zeros, and their norms before that, (k,)
     float64."""
     wide = rows.to(torch.float64)

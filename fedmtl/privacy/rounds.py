@@ -20,20 +20,21 @@ from ..errors import ConfigError, PrivacyError
 from .account import Account
 from .adaptive import AdaptiveClip
 from .channel import Channel
-from .clip import Clip, RowTotal, are_long, clip_rows, contributions, largest_norm, sum_width
+from .clip import Clip, RowTotal, are_long, clip_rows, largest_norm, sum_width
 from .gradients import GradientPlan
+from .local_steps import LocalSteps
 from .noise.banded import Bands
 from .noise.grid import GridValue, noised
 from .noise.sources import NoiseSource
 from .noise.symmetric import smat
 from .quantile import QuantileClip
 from .receipt import Receipt
-from .records import LocalSteps
 from .release import Release, ReleasePlan
 from .row_noise import BoundRowNoise
 from .samplers import BoundSampler
 from .settings import Privacy
 from .sum_noise import SumNoise
+from .sums import contributions
 
 Message = Tensor | RowTotal
 """What the clients of a cohort send for one release: their rows, or the sum that they were added

@@ -81,6 +81,7 @@ from fedmtl.privacy import (
     row_noise,
     row_terms,
     samplers,
+    sums,
 )
 from fedmtl.privacy.account import Account
 from fedmtl.privacy.accounting import composition
@@ -671,7 +672,7 @@ def _clip_from_the_raw_count(patch: pytest.MonkeyPatch, trainer: Trainer) -> Non
 
 _sum = partial(edit, clip.clipped_sum, "program(rows, limit, order, width)")
 _of_clip = partial(edit, clip.clipped_sum, "bounds_of(clip)")
-_of_outer = partial(edit, clip.contributions, "wide.shape[-1]), clip)")  # of which the clip is
+_of_outer = partial(edit, sums.contributions, "wide.shape[-1]), clip)")  # of which the clip is
 _on_grid = partial(edit, clip.whole_cells, ".trunc_()")
 
 
@@ -712,7 +713,7 @@ _clip_of_the_square_root = _of_outer("wide.shape[-1]), Clip(clip.bound**0.5, cli
 
 # Clipping of gradients
 
-_segment_sums = clip.clipped_segment_sums
+_segment_sums = sums.clipped_segment_sums
 
 
 @_instead(records, "clipped_segment_sums")

@@ -9,11 +9,11 @@ from fedmtl.contrib.published.mp_mtl import WishartNoise
 from fedmtl.errors import ConfigError
 from fedmtl.privacy import ClientPrivacy, FullParticipation, ReleasePlan
 from fedmtl.privacy.accounting.losses import PureDpEvent
-from fedmtl.privacy.clip import contributions
 from fedmtl.privacy.noise.laws import GaussianNoise, L2LaplaceNoise
 from fedmtl.privacy.noise.sources import SecureSource, SeededSource
 from fedmtl.privacy.noise.symmetric import outer_sensitivity, smat, svec
 from fedmtl.privacy.release import Form, bind_releases
+from fedmtl.privacy.sums import contributions
 
 ALPHA = 1e-6
 SOURCES = [SeededSource(3), SecureSource()]

@@ -1,0 +1,120 @@
+"""Sums of clipped rows: of vectors, of outer products, and by client."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ..errors import ConfigError
+from .clip import Clip, block_rows, clip_factors, clip_rows, clipped_sum, rows_and_norms
+from .noise.symmetric import svec
+
+if TYPE_CHECKING:
+    from .release import Form
+
+_MATRIX_ELEMENTS = 1 << 17  # of rows whose products are made at once: they stay in the cache
+
+
+def contributions(
+    rows: Tensor, clip: Clip | None, form: Form, width: float | None = None
+) -> Tensor:
+    """Return the clipped sum of rows, of their outer products or of the diagonals of these, as it
+    is noised.
+
+    Args:
+        rows: (..., k, d), any float dtype and device; rows that are not finite count as zero.
+        clip: the bound on one row, or None.
+        form: see :class:`~fedmtl.privacy.ReleasePlan`. Vectors are summed on their grid.
+        width: of that grid, see :func:`clipped_sum`.
+
+    Returns:
+        float64 on the CPU: (..., d), or (..., d (d + 1) / 2) for ``"symmetric"``, in the isometric
+        coordinates of :func:`~fedmtl.privacy.noise.symmetric.svec`.
+    """
+    if form == "vector":
+        if rows.ndim == 2:
+            return clipped_sum(rows, clip, width)
+        return torch.stack([contributions(each, clip, form, width) for each in rows])
+    wide = rows.detach().cpu().double()
+    # a few matrices at a time, in the cache
+    if wide.ndim == 3 and len(wide) > 1 and wide.numel() > _MATRIX_ELEMENTS:
+        parts = wide.split(max(1, _MATRIX_ELEMENTS // wide[0].numel()))
+        return torch.cat([contributions(part, clip, form) for part in parts])
+    clipped = clip_rows(wide.reshape(-1, wide.shape[-1]), clip).reshape(wide.shape)
+    if form == "diagonal":
+        return (clipped * clipped).sum(-2)
+    values = clipped.numpy()  # of small matrices numpy's products are faster than torch's
+    return svec(torch.from_numpy(values.swapaxes(-1, -2) @ values))
+
+
+def clipped_segment_sums(
+    rows: Tensor,
+    client: Tensor,
+    count: int,
+    clip: Clip | None,
+    onto: Tensor | None = None,
+    width: Tensor | None = None,
+) -> Tensor:
+    """Return sums of clipped rows by client: per-example clipping of many clients' examples at
+    once.
+
+    A row with a NaN or an infinity (or whose norm overflows float64) counts as zero. The rows of a
+    client are added in the order in which they come, whatever stands between them; with ``width``
+    the sums are exact, as those of clients' rows, and their order does not matter.
+
+    Args:
+        rows: (N, D), any float dtype and device; N may be 0.
+        client: (N,) int64 on the same device, each in [0, count).
+        count: k, number of clients.
+        clip: the bound on one row, or None for no clipping.
+        onto: what this returned of earlier rows, which these are added to one by one; may be
+            overwritten.
+        width: (k,) float64 of each client's grid, from :func:`sum_width` of its most rows; None
+            sums in float64.
+
+    Returns:
+        (k, D) float64 on the device of ``rows``, zero for clients without rows.
+
+    Raises:
+        ConfigError: ``client`` does not give one client to each row.
+    """
+    # A wrong place would count an example for another client, whose accounts do not cover it.
+    if rows.ndim != 2 or client.shape != rows.shape[:1] or client.dtype != torch.int64:
+        raise ConfigError(
+            "clipped_segment_sums takes rows (N, D) and client (N,) int64, not "
+            f"{tuple(rows.shape)} and {tuple(client.shape)} {client.dtype}."
+        )
+    if onto is None:
+        totals = torch.zeros(count, rows.shape[1], dtype=torch.float64, device=rows.device)
+    else:
+        totals = onto
+    grid = None
+    if width is not None:
+        grid = width.to(rows.device)[:, None]
+    # exact: the width is a power of two
+    if grid is not None:
+        totals = totals.div_(grid)
+    block = block_rows(rows)
+    for chunk, chunk_clients in zip(rows.detach().split(block), client.split(block), strict=True):
+        wide, norms = rows_and_norms(chunk, clip)
+        factors = clip_factors(norms, clip)[:, None]
+        if grid is None:
+            clipped = wide * factors
+        else:
+            clipped = (wide * (factors / grid[chunk_clients])).trunc_()
+        if totals.device.type == "cpu":
+            totals.index_add_(0, chunk_clients, clipped)
+        else:
+            totals += _sums_in_order(clipped, chunk_clients, count)
+    if grid is None:
+        return totals
+    return totals.mul_(grid)
+
+
+def _sums_in_order(rows: Tensor, client: Tensor, count: int) -> Tensor:
+    """Return sums by client without atomic additions, so that the same rows give the same bits."""
+    order = torch.argsort(client, stable=True)
+    lengths = torch.bincount(client, minlength=count)
+    return torch.segment_reduce(rows[order], "sum", lengths=lengths, axis=0)
