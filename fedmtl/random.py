@@ -19,6 +19,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
+from scipy.special import betaincc, ndtri
 from torch import Tensor
 
 _MASK = 0xFFFFFFFF
@@ -194,3 +195,26 @@ def distinct_numbers(n: int, size: int, coins: Coins) -> np.ndarray:
         _, first = np.unique(drawn, return_index=True)
         drawn = drawn[np.sort(first)]
     return np.sort(drawn[:size])
+
+
+def binomial_quantile(coin: float, n: int, probability: float) -> int:
+    """Return the least k of at least 0 with P(Binomial(n, probability) <= k) >= coin, a number in
+    [0, 1).
+
+    It is what ``scipy.stats.binom.ppf`` returns, whose import takes longer than many runs.
+    """
+
+    def reaches(k: int) -> bool:
+        return k >= n or float(betaincc(k + 1, n - k, probability)) >= coin
+
+    # The quantile of 0 is the end of the support, where ndtri is minus infinity.
+    if coin <= 0:
+        return 0
+    # The normal approximation is off by a few; steps from there cost less than a bisection.
+    near = n * probability + float(ndtri(coin)) * math.sqrt(n * probability * (1 - probability))
+    k = round(min(max(near, 0.0), float(n)))
+    while not reaches(k):
+        k += 1
+    while k > 0 and reaches(k - 1):
+        k -= 1
+    return k

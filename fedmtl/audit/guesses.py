@@ -6,7 +6,7 @@ score of each canary off what the run publishes, guesses coins and may abstain. 
 :class:`~fedmtl.privacy.price.Price` says with noise multiplier z, flipping the coin of a canary
 obeys the trade-off curve of that price: ``P(E) <= F_z(Q(E))`` for every event E and the laws P and
 Q of what is published under its two values, given all other coins (F_z: see
-:class:`~fedmtl.privacy.accounting.pld.TradeOff`). Too many right guesses refute it. The lower bound
+:class:`~fedmtl.privacy.accounting.trade_off.TradeOff`). Too many right guesses refute it. The lower bound
 is the epsilon of the smallest multiplier that they refute at the confidence, found by bisection:
 more noise makes F_z smaller, and more guesses surprising. In a sound run the bound exceeds the
 epsilon of the run with a probability of at most one minus the confidence.
@@ -70,7 +70,7 @@ from scipy import stats
 from .._check import Fraction, Rate, check_arguments
 from ..errors import ConfigError
 from ..privacy.accounting.composition import trade_off
-from ..privacy.accounting.pld import TradeOff
+from ..privacy.accounting.trade_off import TradeOff
 from ..privacy.price import Price
 
 SHARE = 0.1  # of the canaries that are guessed where any are allowed: good from 1,000 canaries on

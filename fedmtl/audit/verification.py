@@ -32,7 +32,7 @@ from .._text import shown
 from ..errors import DataError, FedmtlError
 from ..privacy.accounting.library import TOLERANCE
 from ..privacy.chain import Chain, Head, parse
-from ..privacy.ledger import VERSION
+from ..privacy.ledger_file import VERSION
 from ..privacy.noise.grid import GridValue
 from ..privacy.price import Price, normalized
 from ..privacy.record_terms import OF_RECORDS

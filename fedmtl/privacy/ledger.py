@@ -29,23 +29,19 @@ no file can tell: the report says so.
 
 from __future__ import annotations
 
-import json
-import os
 import secrets
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
-from .._files import lock, sync_folder
 from .._fingerprint import differing
 from ..errors import PrivacyError, ResumeError
-from .chain import PREVIOUS, Chain, Head, digest_of, head_file, parse
-
-VERSION = 9
+from .chain import PREVIOUS, Head, parse
+from .ledger_file import VERSION, LedgerFile
 
 
 class Ledger:
@@ -65,7 +61,6 @@ class Ledger:
 
     Attributes:
         header: see above.
-        head: number of lines and hash of the last one, also after :meth:`close`; None in memory.
         session: number of times that this ledger has been opened, this one included.
         run: identity of the run: the hash of the header, which holds a random number; None in
             memory.
@@ -96,18 +91,15 @@ class Ledger:
         self.session = self.charged = self.reached = 0
         self.remaining: int | None = None
         self.run: str | None = None
-        self.head: Head | None = None
         self._path = path
         self._clients = clients or 0
         if single is None:
-            self._single = not replays_free
-        else:
-            self._single = single
+            single = not replays_free
         # first step, sizes of cohorts, their clients
         self._cohorts: list[tuple[int, np.ndarray, np.ndarray]] = []
         self._next: int | None = None  # the step after those of this session
         self._opened = False  # whether the line of this session is written
-        self._files: tuple[IO[bytes], IO[bytes]] | None = None  # of the lines and of the head
+        self._file: LedgerFile | None = None
         self._closed = False
         opening = {
             "kind": "header",
@@ -116,12 +108,11 @@ class Ledger:
             "replays_free": replays_free,
             **header,
         }
-        if path is None:
-            before = Chain([], [], 0)
-        else:
+        lines: list[dict[str, Any]] = []
+        if path is not None:
             # The lock is taken before anything is read: another process could be writing.
-            before = self._open_files(path, resume)
-        lines = before.lines
+            self._file = LedgerFile(path, resume=resume, single=single)
+            lines = self._file.before.lines
         try:
             if lines:
                 self._check_header(lines[0], opening)
@@ -130,17 +121,16 @@ class Ledger:
                 self._append(opening | {"run": secrets.token_hex(32)})
             for number, line in enumerate(lines[1:], start=2):
                 self._apply(line, number)
-            if self.head is not None:
-                if lines:
-                    self.run = before.digests[0]
-                else:
-                    self.run = self.head.digest
+            if self._file is not None:
+                self.run = self._file.first
             self.session += 1
             self._next = None
             if not lines:
                 self._open()
         except BaseException:
-            self._close_files()  # a refused ledger is not kept locked
+            # A refused ledger is not kept locked.
+            if self._file is not None:
+                self._file.close()
             raise
 
     # reading
@@ -199,11 +189,18 @@ class Ledger:
         self._append({"kind": "remaining", "uses": uses})
         self.remaining = uses
 
+    @property
+    def head(self) -> Head | None:
+        """The number of lines and the hash of the last one, also after :meth:`close`; None in
+        memory."""
+        if self._file is None:
+            return None
+        return self._file.head
+
     def sync(self) -> Head | None:
-        """Return :attr:`head` once all lines are on the disk."""
-        if self._files is not None and not self._closed:
-            # A seeded run hands its lines to the system only: they reach the disk here.
-            os.fsync(self._files[0].fileno())
+        """Returns :attr:`head` once all lines are on the disk."""
+        if self._file is not None and not self._closed:
+            self._file.sync()
         return self.head
 
     def close(self) -> None:
@@ -215,7 +212,8 @@ class Ledger:
             self._append({"kind": "close"})
         self.sync()
         self._closed = True
-        self._close_files()
+        if self._file is not None:
+            self._file.close()
 
     def __enter__(self) -> Ledger:
         return self
@@ -235,89 +233,11 @@ class Ledger:
             self._opened = True
 
     def _append(self, line: Mapping[str, Any]) -> None:
-        """Write a line with the hash of the one before: where the file is ``single`` to the disk,
-        else to the system, which keeps it if the process ends."""
+        """Writes a line; nothing in memory."""
         if self._closed:
             raise PrivacyError("The ledger is closed.")
-        if self._files is None or self.head is None:
-            return
-        file, beside = self._files
-        written = (
-            json.dumps({**line, PREVIOUS: self.head.digest}, separators=(",", ":")).encode() + b"\n"
-        )
-        file.write(written)
-        # The line must have left this process before its noise is drawn.
-        file.flush()
-        if self._single:
-            os.fsync(file.fileno())
-        self.head = Head(self.head.lines + 1, digest_of(written))
-        self._note_head(beside)
-
-    # the files
-
-    def _open_files(self, path: Path, resume: bool) -> Chain:
-        """Open the file of the ledger, under an exclusive lock, and that of its head; return the
-        lines so far."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        created, file = not path.exists(), open(path, "a+b")  # noqa: SIM115 - held until close
-        try:
-            _lock(file, path, needed=self._single)
-            file.seek(0)
-            raw = file.read()
-            before = parse(raw, path, VERSION)
-            self.head = before.head
-            if before.lines and not resume:
-                raise ResumeError(
-                    f"{path} already holds the charges of a run; resume it, or "
-                    "choose another folder."
-                )
-            if before.lines:
-                self._check_head(path, before)
-            # A torn line was never flushed, so its noise was never drawn.
-            if before.size < len(raw):
-                file.truncate(before.size)
-            os.fsync(file.fileno())
-            place = head_file(path)
-            self._files = file, open(place, "r+b" if place.exists() else "w+b", buffering=0)  # noqa: SIM115
-            self._note_head(self._files[1])
-            os.fsync(self._files[1].fileno())
-            # A new file is found again after a crash only if its folder is on the disk, too.
-            if created:
-                sync_folder(path.parent)
-        except BaseException:
-            file.close()
-            self._close_files()
-            raise
-        return before
-
-    def _check_head(self, path: Path, before: Chain) -> None:
-        place = head_file(path)
-        existing = None
-        if place.exists():
-            existing = Head.parse(place.read_text(errors="replace"))
-        if existing is None and self._single:
-            raise ResumeError(
-                f"{place} is missing or unreadable; it says how long {path} was, so whether "
-                "charges were taken back cannot be told. Start a new run in another folder."
-            )
-        if existing is not None and not before.has(existing):
-            raise ResumeError(
-                f"{path} has {len(before.lines):,} lines and does not have line {existing.lines:,} "
-                f"that {place.name} has recorded: the ledger was rolled back or replaced, and "
-                "charges of releases that were made are missing. Restore the ledger, or start a "
-                "new run in another folder."
-            )
-
-    def _note_head(self, file: IO[bytes]) -> None:
-        """Overwrite the head in place: it may lag behind the lines after a crash of the system, and
-        is never ahead."""
-        assert self.head is not None
-        file.seek(0)
-        file.write(self.head.text().encode())
-
-    def _close_files(self) -> None:
-        for file in self._files or ():
-            file.close()
+        if self._file is not None:
+            self._file.append(line)
 
     # state from lines
 
@@ -348,7 +268,7 @@ class Ledger:
         steps that were ever charged. No session follows one in memory, so its steps may begin
         anywhere."""
         return (
-            self._files is None
+            self._file is None
             or first == self._next
             or (self._next is None and first <= self.reached)
         )
@@ -407,18 +327,3 @@ def read_header(path: Path) -> dict[str, Any] | None:
     if lines:
         return lines[0]
     return None
-
-
-def _lock(file: IO[bytes], path: Path, *, needed: bool) -> None:
-    """Take the lock of a ledger, which a run whose noise cannot be drawn again needs."""
-    try:
-        lock(file)
-    except BlockingIOError as error:
-        raise ResumeError(f"{path} is in use by another process.") from error
-    except OSError as error:
-        if needed:
-            raise PrivacyError(
-                f"{path} cannot be locked ({error}), and a run with source='secure' needs file "
-                "locks, so that no second process releases under the same charges. Use a folder "
-                "on a local disk, or source='seeded'."
-            ) from error

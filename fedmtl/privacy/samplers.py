@@ -40,12 +40,11 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import torch
-from scipy.special import betaincc, ndtri
 from torch import Tensor
 
 from .._check import Checked, Count, Positive, positive_int
 from ..errors import BudgetExhausted, ConfigError
-from ..random import Coins, distinct_numbers
+from ..random import Coins, binomial_quantile, distinct_numbers
 
 USUAL_COHORT = 100
 Relation = Literal["add_remove", "replace", "zero_out"]
@@ -371,29 +370,6 @@ class FullParticipation:
 
 
 Sampler = PoissonSampling | FixedCohort | CyclicCohorts | FullParticipation
-
-
-def binomial_quantile(coin: float, n: int, probability: float) -> int:
-    """Return the least k of at least 0 with P(Binomial(n, probability) <= k) >= coin, a number in
-    [0, 1).
-
-    It is what ``scipy.stats.binom.ppf`` returns, whose import takes longer than many runs.
-    """
-
-    def reaches(k: int) -> bool:
-        return k >= n or float(betaincc(k + 1, n - k, probability)) >= coin
-
-    # The quantile of 0 is the end of the support, where ndtri is minus infinity.
-    if coin <= 0:
-        return 0
-    # The normal approximation is off by a few; steps from there cost less than a bisection.
-    near = n * probability + float(ndtri(coin)) * math.sqrt(n * probability * (1 - probability))
-    k = round(min(max(near, 0.0), float(n)))
-    while not reaches(k):
-        k += 1
-    while k > 0 and reaches(k - 1):
-        k -= 1
-    return k
 
 
 def _fits(owner: object, cohort: float, n: int) -> None:

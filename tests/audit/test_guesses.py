@@ -11,7 +11,7 @@ from fedmtl.audit.guesses import SHARE, Guesses, guess, lower_bound, refuted
 from fedmtl.errors import ConfigError, PrivacyError
 from fedmtl.privacy.accounting.composition import trade_off
 from fedmtl.privacy.accounting.losses import PureDpEvent
-from fedmtl.privacy.accounting.pld import TradeOff
+from fedmtl.privacy.accounting.trade_off import TradeOff
 from fedmtl.privacy.events import dp_event
 from fedmtl.privacy.price import Price
 

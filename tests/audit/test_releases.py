@@ -279,7 +279,7 @@ def test_charges_that_count_in_files_alone_are_refuted(monkeypatch: pytest.Monke
     """A run without a folder would go on past its budget."""
     counted = Ledger._charge
     monkeypatch.setattr(
-        Ledger, "_charge", lambda self, line: self._files is not None and counted(self, line)
+        Ledger, "_charge", lambda self, line: self._file is not None and counted(self, line)
     )
     privacy = ClientPrivacy(clip_norm=0.7, epsilon=8.0, noise_multiplier=2.0, delta=1e-4)
     plans = (ReleasePlan(name="a", dimension=20),)

@@ -281,7 +281,7 @@ def test_an_answer_is_charged_on_disk_before_it_is_computed(
     def gone(
         self: Ledger,
     ) -> None:  # what the system does for a process that is gone: no line is written
-        self._close_files()
+        self._file.close()
 
     for number in range(ROUNDS - 1):
         with monkeypatch.context() as patch:

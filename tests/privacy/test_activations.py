@@ -138,7 +138,7 @@ def test_ledger_and_crash_and_resume(tmp_path: Path) -> None:
     values = [first.release(ones) for _ in range(3)]
     first.begin(3, torch.tensor([[2, 2, 1]]))
     first.release(ones)
-    first.account.ledger._close_files()  # killed
+    first.account.ledger._file.close()  # killed
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [line["cohorts"] for line in lines if line["kind"] == "charge"] == [
         [[0], [1], [2]],

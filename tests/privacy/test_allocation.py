@@ -151,7 +151,7 @@ def test_a_crash_in_secure_mode_takes_the_next_uses_of_the_allocation(tmp_path: 
     first = opened(privacy, plan(weights=weights), ledger_path=tmp_path / "l")
     step(first, 0)
     loud = float(first.noise_std("c"))
-    first.account.ledger._close_files()  # the process dies with use 0 charged
+    first.account.ledger._file.close()  # the process dies with use 0 charged
     again = opened(privacy, plan(weights=weights), ledger_path=tmp_path / "l", resume=True)
     step(again, 0)
     assert float(again.noise_std("c")) == pytest.approx(loud * weights[0] / weights[1])
@@ -174,8 +174,8 @@ def test_a_crash_in_secure_mode_does_not_outspend_the_noise_on_rows(
         channel = opened(fixed, noisy, steps=3, ledger_path=path, resume=session > 0)
         step(channel, 0)
         assert channel.rows["c"].epsilon_at(channel.account.ledger.charged) <= 1.0
-        channel.account.ledger._close_files()
-        channel.account.ledger._files = None
+        channel.account.ledger._file.close()
+        channel.account.ledger._file = None
     channel = opened(fixed, noisy, steps=3, ledger_path=path, resume=True)
     with pytest.raises(BudgetExhausted):
         step(channel, 0)

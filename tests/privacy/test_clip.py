@@ -13,13 +13,13 @@ from fedmtl.privacy.clip import (
     add_clipped,
     clip_factors,
     clip_rows,
-    clipped_segment_sums,
     clipped_sum,
     largest_norm,
     sum_width,
 )
 from fedmtl.privacy.gradients import GradientPlan
 from fedmtl.privacy.records import Records
+from fedmtl.privacy.sums import clipped_segment_sums
 
 CLIPS = [Clip(2.5, "l1"), Clip(0.3), None]
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]

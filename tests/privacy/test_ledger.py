@@ -69,7 +69,7 @@ def advance(channel, start: int, stop: int) -> list[torch.Tensor]:
 
 def crash(channel) -> None:
     """The process is gone: the system closes its files, and nothing else happens."""
-    channel.account.ledger._close_files()
+    channel.account.ledger._file.close()
 
 
 def test_seeded_replay_is_charged_once(path: Path) -> None:
@@ -236,7 +236,7 @@ def test_random_histories_against_a_plain_model(tmp_path: Path, free: bool) -> N
             if choose.random() < 0.5:
                 ledger.close()
             else:
-                ledger._close_files()
+                ledger._file.close()
             for before in (None, choose.randrange(20)):
                 some = [client for each, client in kept if before is None or each < before]
                 assert ledger.uses(before).tolist() == [some.count(client) for client in range(3)]

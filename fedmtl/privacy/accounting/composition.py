@@ -23,6 +23,7 @@ from ...errors import PrivacyError
 from ..events import dp_event
 from . import losses, pld
 from .selection import selection_curve
+from .trade_off import TradeOff
 
 if TYPE_CHECKING:
     import numpy as np
@@ -116,7 +117,7 @@ def _epsilon(parts: Parts, uses: int, delta: float, coarsen: float) -> float:
     return _pld_epsilon(parts, uses, delta, coarsen)
 
 
-def trade_off(event: Any, uses: int) -> pld.TradeOff:
+def trade_off(event: Any, uses: int) -> TradeOff:
     """Return an upper bound on what tests can achieve that observe ``uses`` compositions of
     ``event``; cached.
 
@@ -131,13 +132,13 @@ def trade_off(event: Any, uses: int) -> pld.TradeOff:
 
 
 @lru_cache(maxsize=32)
-def _trade_off(parts: Parts, uses: int) -> pld.TradeOff:
+def _trade_off(parts: Parts, uses: int) -> TradeOff:
     if not parts:
-        return pld.TradeOff.of_epsilon(0.0, 0.0)
+        return TradeOff.of_epsilon(0.0, 0.0)
     if isinstance(parts[0][0], dp_event.NonPrivateDpEvent):
-        return pld.TradeOff.of_epsilon(math.inf, 0.0)
+        return TradeOff.of_epsilon(math.inf, 0.0)
     pairs = _loss_pairs(parts, uses, 1.0)
-    return pld.TradeOff.of_laws(
+    return TradeOff.of_laws(
         *(pld.compose([(pair[side], n) for pair, n in pairs], _TAIL) for side in (0, 1))
     )
 
