@@ -6,10 +6,10 @@ score of each canary off what the run publishes, guesses coins and may abstain. 
 :class:`~fedmtl.privacy.price.Price` says with noise multiplier z, flipping the coin of a canary
 obeys the trade-off curve of that price: ``P(E) <= F_z(Q(E))`` for every event E and the laws P and
 Q of what is published under its two values, given all other coins (F_z: see
-:class:`~fedmtl.privacy.accounting.trade_off.TradeOff`). Too many right guesses refute it. The lower bound
-is the epsilon of the smallest multiplier that they refute at the confidence, found by bisection:
-more noise makes F_z smaller, and more guesses surprising. In a sound run the bound exceeds the
-epsilon of the run with a probability of at most one minus the confidence.
+:class:`~fedmtl.privacy.accounting.trade_off.TradeOff`). Too many right guesses refute it. The
+lower bound is the epsilon of the smallest multiplier that they refute at the confidence, found by
+bisection: more noise makes F_z smaller, and more guesses surprising. In a sound run the bound
+exceeds the epsilon of the run with a probability of at most one minus the confidence.
 
 Everything else of the claim enters through its price: the law of the noise, the number of uses,
 sampling by a secret coin (the canaries are drawn as all units are) and the neighbour relation. So

@@ -333,7 +333,8 @@ class Account:
 
 
 def _repeats(keys: np.ndarray) -> np.ndarray:
-    """Returns how many earlier entries of ``keys`` (m,) are equal to each one, int64 (m,)."""
+    """Returns the number of earlier entries of ``keys`` (m,) that are equal to each one, int64
+    (m,)."""
     # Equal keys stand together after a stable sort, in the order in which they came.
     order = np.argsort(keys, kind="stable")
     starts = np.flatnonzero(np.diff(keys[order], prepend=-1))

@@ -299,7 +299,7 @@ def largest_norm(rows: Tensor) -> float:
 
 
 def block_rows(rows: Tensor) -> int:
-    """Returns how many of ``rows`` (k, D) are copied to float64 at once."""
+    """Returns the number of ``rows`` (k, D) that are copied to float64 at once."""
     if rows.device.type == "cpu":
         elements = _BLOCK_ELEMENTS
     else:

@@ -219,7 +219,7 @@ def _adaptive_text(channel: Rounds) -> str:
 
 
 def _rounds_text(channel: Rounds) -> str:
-    """Returns who takes part in rounds, what is charged for it, and how the budget is divided."""
+    """Returns the participants of rounds, their charges, and the division of the budget, in words."""
     text = channel.sampler.describe()
     if not channel.noised:
         return text
@@ -276,7 +276,7 @@ def _largest_budget(channel: Channel, plan: GradientPlan) -> float | None:
 
 
 def _clocks_text(channel: Activations) -> str:
-    """Returns who acts when, and what is charged for it."""
+    """Returns the order of activations and their charges, in words."""
     text = f"{channel.schedule}; every activation is charged to the client that acts"
     if channel.records.plan.at_cap == "silent":
         low = int(channel.caps.min())

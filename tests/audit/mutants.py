@@ -39,7 +39,7 @@ from fedmtl import (
 )
 from fedmtl.algorithms import MPMTL, PMTL, FedAvg, SharedModel
 from fedmtl.algorithms.activations import client_rows
-from fedmtl.algorithms.base import Problem
+from fedmtl.algorithms.base import Algorithm, Problem
 from fedmtl.algorithms.cohort import Cohort
 from fedmtl.algorithms.linear import evidence
 from fedmtl.algorithms.linear.data import LinearData
@@ -616,7 +616,7 @@ def _weighted(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
 
 # a client's update is part of its own row and of the next one
 _in_two_rows = edit(
-    Rounds.release, "receipt = self", "rows = rows + 1e-3 * rows.roll(1, -2); receipt = self"
+    Algorithm.conclude, "message, clients", "message + 1e-3 * message.roll(1, -2), clients"
 )
 
 
@@ -1123,10 +1123,13 @@ def _stated_at_another_delta(original, self, **options):
 
 
 _priced = partial(edit, prices.calibrated, "tuple(demand.price for")
-_local_steps_charged_once = _priced("tuple(replace(demand.price, sums=1) for")
+_local_steps_charged_once = _priced(
+    "tuple(__import__('dataclasses').replace(demand.price, sums=1) for"
+)
 _steps_for_nothing = edit(LocalSteps.numbers, "made = self", "return self")
 _allocation_ignored_in_charge = _priced(
-    "tuple(replace(demand.price, weights=(1.0,) * len(demand.price.weights)) for"
+    "tuple(__import__('dataclasses').replace("
+    "demand.price, weights=(1.0,) * len(demand.price.weights)) for"
 )
 
 

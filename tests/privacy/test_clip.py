@@ -8,6 +8,7 @@ import torch
 
 from fedmtl.errors import ConfigError
 from fedmtl.privacy import clip as module
+from fedmtl.privacy import sums as sums_module
 from fedmtl.privacy.clip import (
     Clip,
     add_clipped,
@@ -94,7 +95,7 @@ def test_the_sums_of_accelerators_are_those_of_the_cpu():
     rows = hard_rows(60, 23, torch.float64)
     rows = torch.where(torch.isfinite(rows), rows, 0.0).clamp(-10, 10)
     client = torch.randint(0, 9, (60,), generator=torch.Generator().manual_seed(0)) % 7
-    sums = module._sums_in_order(rows, client, 10)
+    sums = sums_module._sums_in_order(rows, client, 10)
     assert sums.shape == (10, 23)
     assert torch.equal(sums, clipped_segment_sums(rows, client, 10, None))
 
