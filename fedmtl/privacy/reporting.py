@@ -219,7 +219,7 @@ def _adaptive_text(channel: Rounds) -> str:
 
 
 def _rounds_text(channel: Rounds) -> str:
-    """Returns the participants of rounds, their charges and the division of the budget, in words."""
+    """Returns the participants of rounds, their charges and the shares of the budget, in words."""
     text = channel.sampler.describe()
     if not channel.noised:
         return text
