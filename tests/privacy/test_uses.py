@@ -1,12 +1,25 @@
-"""The number of a client's uses: the noise of each, and the cap at which a client falls silent."""
+"""The number of uses: the noise of each, the cap at which a client falls silent, the budget and the delta of all."""
 
 import math
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from dp_accounting import gaussian_mechanism
 
-from fedmtl.privacy import RecordPrivacy
+from fedmtl.errors import BudgetExhausted, ResumeError
+from fedmtl.privacy import (
+    ClientPrivacy,
+    FullParticipation,
+    GradientPlan,
+    PoissonSampling,
+    RecordPrivacy,
+    ReleasePlan,
+    Rounds,
+    open_channel,
+)
 
 from .activations import PURE, door
 
@@ -55,3 +68,64 @@ def test_a_client_past_its_cap_is_silent_and_free() -> None:
         assert released(channel, 5).any(1).tolist() == [bool(one) for one in loud]
     assert channel.account.uses.tolist() == [[2, 3, 0]]
     assert channel.account.epsilons()[0] == pytest.approx([2.0, 2.0, 0.0], rel=1e-4)
+
+
+def test_repetitions_with_budgets_of_their_own_have_noise_of_their_own() -> None:
+    settings = [replace(PURE, epsilon=epsilon) for epsilon in (1.0, 4.0)]
+    channel = door(settings, caps=(3,), counts=(2,), dimension=4000, replicates=2)
+    channel.begin(0, torch.tensor([[0], [0]]))
+    value = channel.release(lambda k, runs: torch.zeros(len(runs), 2).double()).numpy()
+    scales = 2 * 0.5 / np.array([1.0 / 3, 4.0 / 3]) / 2  # 2 C / e over two records
+    np.testing.assert_allclose(np.abs(value).mean(1), scales, rtol=0.08)
+
+
+# Rounds
+
+
+def opened(privacy: ClientPrivacy, clients: int = 4, steps: int = 6, **options) -> Rounds:
+    plan = ReleasePlan(name="update", dimension=2)
+    bound = FullParticipation().bind(clients)
+    return open_channel(privacy, (plan,), bound, seed=0, steps=steps, **options)
+
+
+@pytest.mark.parametrize(("share", "steps"), [(1 - 1e-6, 5), (1 + 1e-6, 6)])
+def test_a_step_that_is_a_hair_beyond_the_budget_is_refused(share: float, steps: int) -> None:
+    """Of six planned ones, whose noise multiplier is given: against the closed form."""
+    budget = float(gaussian_mechanism.get_epsilon_gaussian(5.0 / math.sqrt(6), 1e-5)) * share
+    channel = opened(ClientPrivacy(clip_norm=1.0, noise_multiplier=5.0, epsilon=budget, delta=1e-5))
+    for step in range(steps):
+        channel.begin(step, channel.draw(step))
+    with pytest.raises(BudgetExhausted, match=f"{steps} steps are charged"):
+        channel.begin(steps, channel.draw(steps))
+    assert channel.epsilon <= budget
+
+
+@pytest.mark.parametrize("source", ["seeded", "secure"])
+def test_a_run_that_is_one_step_ahead_of_its_ledger_is_refused(source: str, tmp_path: Path) -> None:
+    privacy = ClientPrivacy(clip_norm=1.0, noise_multiplier=5.0, delta=1e-5, source=source)
+    first = opened(privacy, ledger_path=tmp_path / "ledger.jsonl")
+    for step in range(3):
+        first.begin(step, first.draw(step))
+    first.close()
+    again = opened(privacy, ledger_path=tmp_path / "ledger.jsonl", resume=True)
+    with pytest.raises(ResumeError, match=r"continues at step 4.*step 3 is not charged"):
+        again.start(4)
+    again.start(3)
+    again.close()
+
+
+def test_delta_is_that_of_all_protected_units() -> None:
+    """n^-1.1 where there are many: of clients, or of the records of all of them."""
+    plan = ReleasePlan(name="update", dimension=2)
+    many = PoissonSampling(10).bind(10**6)
+    channel = open_channel(
+        ClientPrivacy(clip_norm=1.0, noise_multiplier=2.0), (plan,), many, seed=0
+    )
+    assert channel.delta == pytest.approx(10**-6.6)
+    records = GradientPlan(
+        ids=("a", "b"), counts=np.array([10**6, 3]), dimension=2, caps=np.array([1, 1])
+    )
+    private = RecordPrivacy(clip_norm=1.0, noise_multiplier=2.0)
+    assert open_channel(private, (records,), "in turn", seed=0).delta == pytest.approx(
+        (10**6 + 3) ** -1.1
+    )
