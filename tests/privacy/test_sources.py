@@ -143,6 +143,9 @@ def test_secure_draws_never_repeat():
     draws = [uniforms(SecureSource(), 4000) for _ in range(6)]
     for _ in range(2):
         draws.extend(uniforms(SecureSource(), 4000, torch.zeros(3, dtype=torch.int64)))
+        draws.append(stats.norm.cdf(SecureSource().normal("noise", 0, 4000)))
+        draws.append(SecureSource().coins("noise", 0).uniform(4000))
+        draws.append(SecureSource().words("noise", 0)(4000) * 2.0**-64)
     assert fresh(np.stack(draws))
     assert not vars(SecureSource())
 

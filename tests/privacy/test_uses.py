@@ -1,6 +1,7 @@
 """The number of uses: the noise of each, the cap at which a client falls silent, the budget and the delta of all."""
 
 import math
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,19 +10,26 @@ import pytest
 import torch
 from dp_accounting import gaussian_mechanism
 
-from fedmtl.errors import BudgetExhausted, ResumeError
+from fedmtl.errors import BudgetExhausted, ConfigError, PrivacyError, ResumeError
 from fedmtl.privacy import (
     ClientPrivacy,
+    Clip,
+    FixedCohort,
     FullParticipation,
     GradientPlan,
+    LaplaceNoise,
     PoissonSampling,
     RecordPrivacy,
+    Release,
     ReleasePlan,
     Rounds,
+    SeededSource,
     open_channel,
+    privacy_report,
 )
+from fedmtl.privacy.row_noise import RowNoise
 
-from .activations import PURE, door
+from .activations import COUNTS, PURE, door, rows
 
 
 def released(channel, activations: int) -> np.ndarray:
@@ -79,6 +87,23 @@ def test_repetitions_with_budgets_of_their_own_have_noise_of_their_own() -> None
     np.testing.assert_allclose(np.abs(value).mean(1), scales, rtol=0.08)
 
 
+def test_noise_and_drawn_records_belong_to_the_key_of_a_client() -> None:
+    """And not to its place among the others."""
+    privacy = replace(PURE, mechanism="l2_laplace", delta=1e-5)
+    found = []
+    for order in ([0, 1, 2], [2, 0, 1]):
+        channel = door(
+            privacy,
+            x=[rows()[k] for k in order],
+            keys=torch.tensor([11, -5, 2**40])[order],
+            rate=0.5,
+        )
+        channel.begin(0, torch.tensor([[order.index(1)] * 2]))
+        ones = torch.ones(1, COUNTS[1], dtype=torch.float64)
+        found += [channel.release(lambda *_, ones=ones: ones).numpy() for _ in range(2)]
+    np.testing.assert_array_equal(found[:2], found[2:])
+
+
 # Rounds
 
 
@@ -129,3 +154,107 @@ def test_delta_is_that_of_all_protected_units() -> None:
     assert open_channel(private, (records,), "in turn", seed=0).delta == pytest.approx(
         (10**6 + 3) ** -1.1
     )
+
+
+def in_part(privacy: ClientPrivacy, steps: int, max_uses: int | None = None) -> Rounds:
+    """Two of four clients a round, each charged for its own participations."""
+    plan = ReleasePlan(name="update", dimension=2)
+    bound = FixedCohort(2, max_uses).bind(4)
+    return open_channel(privacy, (plan,), bound, seed=0, steps=steps)
+
+
+def gaussian_epsilon(multiplier: float, uses: int) -> float:
+    return float(gaussian_mechanism.get_epsilon_gaussian(multiplier / math.sqrt(uses), 1e-5))
+
+
+def test_a_fixed_multiplier_and_a_budget_give_the_cap_of_clients_in_rounds() -> None:
+    budget = gaussian_epsilon(4.0, 5) * (1 + 1e-6)
+    privacy = ClientPrivacy(clip_norm=1.0, noise_multiplier=4.0, epsilon=budget, delta=1e-5)
+    channel = in_part(privacy, 20)
+    assert channel.caps.tolist() == [5] * 4, "without a budget it would be 11"
+    with suppress(BudgetExhausted):
+        for step in range(20):
+            channel.begin(step, channel.draw(step))
+    assert channel.account.uses.max() == 5
+    assert privacy_report(channel).epsilon == pytest.approx(gaussian_epsilon(4.0, 5), rel=1e-9)
+
+
+def test_after_an_early_stop_every_client_has_spent_its_cap() -> None:
+    """Also one that took part less often, or never."""
+    channel = in_part(ClientPrivacy(clip_norm=1.0, noise_multiplier=4.0, delta=1e-5), 6, 3)
+    channel.begin(0, channel.draw(0))
+    assert channel.epsilon == pytest.approx(gaussian_epsilon(4.0, 1), rel=1e-9)
+    channel.charge_remaining(1)
+    assert channel.account.spent.tolist() == [[3] * 4]
+    whole = pytest.approx(gaussian_epsilon(4.0, 3), rel=1e-9)
+    assert channel.epsilon == whole
+    assert privacy_report(channel).epsilon == whole
+
+
+def test_the_epsilon_of_so_many_uses_is_the_largest_of_all_clients() -> None:
+    budgets = {"a": 0.5, "b": 4.0, "c": 1.0}
+    channel = door(replace(PURE, epsilon=budgets), caps=(4, 4, 4))
+    for uses in (1, 4):
+        assert channel.epsilon_at(uses) == pytest.approx(uses * 4.0 / 4, rel=1e-4)
+
+
+@pytest.mark.parametrize("source", ["seeded", "secure"])
+def test_a_ledger_keeps_an_early_stop(source: str, tmp_path: Path) -> None:
+    """Also where the run that resumes it does nothing."""
+    privacy = ClientPrivacy(clip_norm=1.0, noise_multiplier=5.0, delta=1e-5, source=source)
+    first = opened(privacy, ledger_path=tmp_path / "ledger.jsonl")
+    first.begin(0, first.draw(0))
+    first.charge_remaining(1)
+    first.close()
+    again = opened(privacy, ledger_path=tmp_path / "ledger.jsonl", resume=True)
+    again.start(1)
+    assert again.account.spent.tolist() == [[6]]
+    assert again.epsilon == pytest.approx(gaussian_epsilon(5.0, 6), rel=1e-9)
+    again.close()
+
+
+def test_a_secure_step_that_is_released_again_needs_room_in_the_budget(tmp_path: Path) -> None:
+    """Its noise is drawn anew, so it is a further use: three fit, of which two were spent before a crash."""
+    path = tmp_path / "ledger.jsonl"
+    budget = gaussian_epsilon(5.0, 3) * (1 + 1e-6)
+    privacy = ClientPrivacy(
+        clip_norm=1.0, noise_multiplier=5.0, epsilon=budget, delta=1e-5, source="secure"
+    )
+    for resume, steps in ((False, 2), (True, 1)):
+        channel = opened(privacy, steps=3, ledger_path=path, resume=resume)
+        for step in range(steps):
+            channel.begin(step, channel.draw(step))
+        if not resume:
+            channel.close()
+    with pytest.raises(BudgetExhausted, match="3 steps are charged"):
+        channel.begin(1, channel.draw(1))
+    channel.close()
+
+
+# What must be refused before anything is opened
+
+CLIENT = ClientPrivacy(clip_norm=1.0, noise_multiplier=2.0, delta=1e-5)
+VECTOR = ReleasePlan(name="update", dimension=3)
+RECORDS = GradientPlan(ids=("a", "b"), counts=np.array([5, 6]), dimension=3, steps=np.array([2, 4]))
+
+
+def test_refusals_without_which_a_price_would_not_hold() -> None:
+    everybody = FullParticipation().bind(2)
+    secure = replace(CLIENT, source="secure")
+    with pytest.raises(PrivacyError, match="is seeded, but the settings ask for another"):
+        open_channel(secure, (VECTOR,), everybody, seed=0, source=SeededSource(0))
+    with pytest.raises(ConfigError, match="simulation"):
+        open_channel(secure, (VECTOR,), everybody, seed=0, replicates=2)
+    hidden = replace(VECTOR, rows=RowNoise(1.0))
+    with pytest.raises(PrivacyError, match="in a run without noise"):
+        open_channel(None, (hidden,), everybody, seed=0)
+    with pytest.raises(PrivacyError, match="clipped in the L2 norm"):
+        open_channel(replace(CLIENT, mechanism="laplace"), (hidden,), everybody, seed=0)
+    with pytest.raises(PrivacyError, match="needs an L2 clip"):
+        Release(name="c", dimension=3, form="diagonal", sampling=everybody,
+                clip=Clip(1.0, "l1"), noise=LaplaceNoise(2.0))  # fmt: skip
+    with pytest.raises(PrivacyError, match="2 trainings cannot share"):
+        replace(RECORDS, steps=np.array([2, 5]), trainings=2)
+    both = [replace(PURE, noise_multiplier=3.0, epsilon=epsilon) for epsilon in (1.0, 9.0)]
+    with pytest.raises(ConfigError, match="have the caps of all"):
+        door(both, replicates=2)

@@ -1,0 +1,60 @@
+"""Noise that clients add to their own rows: its law and what it costs, whose it is, and the clip under it."""
+
+import numpy as np
+import pytest
+import torch
+from dp_accounting import dp_event
+from dp_accounting.pld import PLDAccountant
+
+from fedmtl.audit.recording import RecordedRounds
+from fedmtl.privacy import (
+    ClientPrivacy,
+    FullParticipation,
+    ReleasePlan,
+    Rounds,
+    SeededSource,
+    open_channel,
+)
+from fedmtl.privacy.row_noise import RowNoise
+
+CLIP, CLIENTS, STEPS = 0.7, 4000, 3
+EVERYBODY = torch.arange(CLIENTS)
+PLAN = ReleasePlan(name="c", dimension=1, rows=RowNoise(1.5))
+PRIVACY = ClientPrivacy(clip_norm=CLIP, noise_multiplier=2.0, delta=1e-5)
+
+
+def channel(**options) -> Rounds:
+    everybody = FullParticipation().bind(CLIENTS)
+    return open_channel(PRIVACY, (PLAN,), everybody, seed=3, steps=STEPS, **options)
+
+
+def test_noise_on_rows_is_laplace_noise_for_a_distance_of_two_clips() -> None:
+    """Of one number, where L2-Laplace noise is Laplace noise, which dp-accounting composes."""
+    noise = channel().rows["c"]
+    added = noise.added(torch.zeros(CLIENTS, 1), EVERYBODY, 0, SeededSource(3)).numpy()
+    assert np.abs(added).mean() == pytest.approx(2 * CLIP * noise.multiplier, rel=0.08)
+    library = PLDAccountant().compose(dp_event.LaplaceDpEvent(noise.multiplier), STEPS)
+    assert library.get_epsilon(1e-5) == pytest.approx(1.5, rel=2e-3)
+
+
+def test_noise_on_rows_belongs_to_the_client_and_the_round() -> None:
+    noise = channel().rows["c"]
+    rounds = [
+        noise.added(torch.zeros(CLIENTS, 1), EVERYBODY, step, SeededSource(3)) for step in range(3)
+    ]
+    assert torch.cat(rounds).unique().numel() == 3 * CLIENTS
+    some = torch.tensor([7, 2])
+    assert torch.equal(noise.added(torch.zeros(2, 1), some, 1, SeededSource(3)), rounds[1][some])
+
+
+def test_rows_are_clipped_before_their_noise_and_released_with_it() -> None:
+    opened = channel(kind=RecordedRounds)
+    opened.record = []
+    cohort = opened.draw(0)
+    opened.begin(0, cohort)
+    far = torch.full((CLIENTS, 1), 1e9)
+    opened.release("c", far, cohort)
+    (_, name, hidden), *_ = opened.record
+    noise = opened.rows["c"].added(torch.zeros(CLIENTS, 1), EVERYBODY, 0, SeededSource(3))
+    assert name == "c/rows"
+    torch.testing.assert_close(hidden - noise, far.double() / 1e9 * CLIP, rtol=1e-5, atol=0.0)
