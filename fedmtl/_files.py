@@ -47,6 +47,25 @@ def write_bytes(path: Path, content: bytes) -> None:
     sync_folder(path.parent)
 
 
+def write_json(path: Path, value: Any, *, indent: int | None = 2) -> None:
+    """Write ``value`` as JSON, by :func:`write_bytes`: with ``indent=None``, for many numbers, in
+    one line and in a tenth of the time."""
+    write_bytes(path, (json.dumps(value, indent=indent) + "\n").encode())
+
+
+def plain(value: Any) -> Any:
+    """JSON without Infinity and NaN: they become the strings ``"inf"`` and ``"nan"``."""
+    if isinstance(value, dict):
+        return {k: plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        if set(map(type, value)) <= {str, int, bool}:
+            return list(value)
+        return [plain(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
 def remove_temporary(folder: Path) -> None:
     """Remove what interrupted writes have left in a folder and below, which no other process may be
     writing."""

@@ -10,19 +10,14 @@ a round is one vector in float64, which is noised on a CPU in any case.
 
 from __future__ import annotations
 
-import gc
-import io
 import logging
 import os
-import pickle
 import re
-import signal
 import sys
 import tempfile
-import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from threading import Timer
@@ -32,6 +27,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ._messages import SHORT, agreed, packed, portable, size_of, unpacked
+from ._processes import end, fork, report
 from .errors import ConfigError, FedmtlError, TrainingError
 
 logger = logging.getLogger(__name__)
@@ -42,7 +39,6 @@ _MEETING = timedelta(minutes=1)
 _NOTICE = 10.0  # seconds after which a process logs what it waits for
 # for a rank that is alive and does not answer; of one that is gone the others hear at once
 _WAIT = timedelta(hours=1)
-_SHORT = 4096  # bytes that travel at once; of what is longer the rest follows
 # gloo has no class for it
 _LOST = re.compile(r"connect|socket|broken pipe|timed? ?out", re.IGNORECASE)
 
@@ -124,8 +120,8 @@ class Ranks:
 
     @contextmanager
     def forked(self, count: int) -> Iterator[Ranks]:
-        """Compute the block in ``count`` processes, copies of this one, each with its own rank; of
-        1 in this one.
+        """Computes the block in ``count`` processes, copies of this one, each with its own rank; in
+        this one alone if there is one.
 
         Only this process, rank 0, goes on after the block; the others end there, and with this one.
         Their operations use one thread, since a copy has no others.
@@ -140,49 +136,25 @@ class Ranks:
         hook = sys.excepthook
         this = os.getpid()
         children = list[int]()
-        rank = 0
         failed = False
         ranks = self
         with tempfile.TemporaryDirectory() as folder:
             try:
-                with warnings.catch_warnings():
-                    # of this process's threads a copy uses none
-                    warnings.simplefilter("ignore", DeprecationWarning)
-                    for place in range(1, count):
-                        child = os.fork()
-                        if child == 0:
-                            rank = place
-                            # an earlier process group that is garbage would wait for threads it had
-                            gc.freeze()
-                            break
-                        children.append(child)
+                rank = fork(count, children)
                 ranks = Ranks._met(f"file://{folder}/ranks", rank, count)
                 yield ranks
             except BaseException as error:
                 failed = True
-                if (
-                    os.getpid() != this
-                    and isinstance(error, Exception)
-                    and not getattr(error, "agreed", False)
-                ):
-                    traceback.print_exception(error)
+                if os.getpid() != this:
+                    report(error)
                 raise
             finally:
                 if os.getpid() != this:  # a copy ends here, whatever happened
                     os._exit(failed)
                 try:
-                    for child in children if failed else ():  # it may wait for this one
-                        _kill(child)
-                    if dist.is_initialized():
-                        dist.destroy_process_group()
-                    codes = [_ended(child) for child in children]
-                except BaseException:  # an interruption, say
-                    for child in children:
-                        _kill(child)
-                        _ended(child)
-                    raise
+                    codes = end(children, failed)
                 finally:
-                    # else a result that refers to it keeps it
+                    # A result that refers to these ranks must not keep the group.
                     object.__setattr__(ranks, "group", None)
                     torch.set_num_threads(threads)
                     sys.excepthook = hook  # a process group has its own
@@ -252,40 +224,40 @@ class Ranks:
         if self.size == 1:
             return make()
         outcome: tuple[Any, Exception | None] = None, None
-        message = torch.empty(_SHORT, dtype=torch.uint8)
+        message = torch.empty(SHORT, dtype=torch.uint8)
         if self.first:
             try:
                 outcome = make(), None
-                message = _packed(outcome)
+                message = packed(outcome)
             except Exception as raised:
-                outcome = None, _portable(raised)
-                message = _packed(outcome)
+                outcome = None, portable(raised)
+                message = packed(outcome)
         with self._reached():
-            dist.broadcast(message[:_SHORT], 0, group=self.group)
-            if (size := _size(message)) > _SHORT:
+            dist.broadcast(message[:SHORT], 0, group=self.group)
+            if (size := size_of(message)) > SHORT:
                 if not self.first:
-                    message = torch.cat([message, message.new_empty(size - _SHORT)])
-                dist.broadcast(message[_SHORT:], 0, group=self.group)
-        value, error = outcome if self.first else _unpacked(message)
+                    message = torch.cat([message, message.new_empty(size - SHORT)])
+                dist.broadcast(message[SHORT:], 0, group=self.group)
+        value, error = outcome if self.first else unpacked(message)
         if error is not None:
-            raise _agreed(error)
+            raise agreed(error)
         return value  # type: ignore[no-any-return]
 
     def gather(self, value: T) -> list[T]:
         """Return the value of every rank, in their order, at every rank."""
         if self.size == 1:
             return [value]
-        mine = _packed(value)
-        heads = [torch.empty_like(mine[:_SHORT]) for _ in range(self.size)]
+        mine = packed(value)
+        heads = [torch.empty_like(mine[:SHORT]) for _ in range(self.size)]
         with self._reached():
-            dist.all_gather(heads, mine[:_SHORT], group=self.group)
-            sizes = [_size(head) for head in heads]
-            if (longest := max(sizes)) > _SHORT:
-                wide = torch.nn.functional.pad(mine[_SHORT:], (0, longest - len(mine)))
+            dist.all_gather(heads, mine[:SHORT], group=self.group)
+            sizes = [size_of(head) for head in heads]
+            if (longest := max(sizes)) > SHORT:
+                wide = torch.nn.functional.pad(mine[SHORT:], (0, longest - len(mine)))
                 rests = [torch.empty_like(wide) for _ in heads]
                 dist.all_gather(rests, wide, group=self.group)
                 heads = [torch.cat(parts) for parts in zip(heads, rests, strict=True)]
-        return [_unpacked(each) for each in heads]
+        return [unpacked(each) for each in heads]
 
     def join(self, rows: Tensor, places: Tensor, count: int) -> Tensor:
         """Return rows from all ranks in one tensor, at every rank.
@@ -325,11 +297,11 @@ class Ranks:
             if self.size == 1 or getattr(raised, "agreed", False):
                 raise
             error = raised
-        for rank, first in enumerate(self.gather(None if error is None else _portable(error))):
+        for rank, first in enumerate(self.gather(None if error is None else portable(error))):
             if first is not None:
                 if isinstance(first, FedmtlError) and rank and self.first:
                     first = type(first)(f"rank {rank}: {first}")
-                raise _agreed(first) from error
+                raise agreed(first) from error
 
     @contextmanager
     def _reached(self) -> Iterator[None]:
@@ -343,50 +315,6 @@ class Ranks:
                 "ended, or cannot be reached. Its own message says why. A run with a folder "
                 "continues from its last checkpoint, also with another number of ranks: resume it."
             ) from error
-
-
-class _Pickler(pickle.Pickler):
-    """Writes tensors as arrays of NumPy, which takes a tenth of the time."""
-
-    def reducer_override(self, value: Any) -> Any:
-        if type(value) is not Tensor or value.dtype is torch.bfloat16:
-            return NotImplemented
-        return torch.from_numpy, (value.detach().cpu().numpy(),)
-
-
-def _packed(value: Any) -> Tensor:
-    """Return an object as bytes, uint8 (N,): their number, then its pickle, and zeros up to
-    :data:`_SHORT` bytes."""
-    file = io.BytesIO(bytes(8))
-    file.seek(8)
-    _Pickler(file, protocol=5).dump(value)
-    message = torch.zeros(max(_SHORT, file.tell()), dtype=torch.uint8)
-    message[: file.tell()] = torch.frombuffer(file.getbuffer(), dtype=torch.uint8)
-    message[:8].view(torch.int64)[0] = file.tell()
-    return message
-
-
-def _size(message: Tensor) -> int:
-    return int(message[:8].view(torch.int64))
-
-
-def _unpacked(message: Tensor) -> Any:
-    return pickle.loads(message[8 : _size(message)].numpy().data)
-
-
-def _kill(child: int) -> None:
-    """End a process that may have ended."""
-    with suppress(ProcessLookupError):
-        os.kill(child, signal.SIGKILL)
-
-
-def _ended(child: int) -> int:
-    """Wait until a process has ended, and return its exit code; 0 where the program does not keep
-    it."""
-    try:
-        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    except ChildProcessError:
-        return 0
 
 
 def _awaited() -> str:
@@ -417,19 +345,3 @@ def noticed(text: str) -> Iterator[None]:
 
 SINGLE = Ranks()
 """A run of one process."""
-
-
-def _portable(error: Exception) -> Exception:
-    """Return the error, or one with its text where it cannot be pickled for other ranks."""
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        return TrainingError(f"{type(error).__name__}: {error}")
-    return error
-
-
-def _agreed(error: Exception) -> Exception:
-    """Return an error that every rank has, marked as such (pickling loses the mark): only the first
-    rank prints it."""
-    error.agreed = True  # type: ignore[attr-defined]
-    return error

@@ -1099,7 +1099,7 @@ def test_a_full_disk_says_how_to_go_on(
         write_bytes(path, content)
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedmtl.trainer.folder.write_bytes", full)
+        patch.setattr("fedmtl.trainer.tensor_files.write_bytes", full)
         assert cli.main([*words, f"hydra.run.dir={tmp_path / 'run'}"]) == 1
     shown = capsys.readouterr().err
     assert "No space left on device" in shown

@@ -158,11 +158,12 @@ def _begin_all(channel, steps: int) -> None:
 
 
 def _problem(privacy: ClientPrivacy):
-    from fedmtl.local import Execution
-    from fedmtl.trainer.problem import build_problem
+    from fedmtl.trainer.problem import ProblemSettings, build_problem
 
     run = settings.trainer(privacy=privacy, rounds=50)
-    problem = build_problem(run.data, run.model, run.loss, Execution(), 50, 0, "cpu", "float64")
+    problem = build_problem(
+        run.data, run.model, ProblemSettings(loss=run.loss, rounds=50, dtype="float64")
+    )
     return problem, "mark"
 
 

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from fedmtl.cli.commands import candidate_configs
 from fedmtl.cli.main import main
 from fedmtl.privacy import SeededSource, draw_repetitions
-from fedmtl.search.search import _Search
+from fedmtl.search.run import SearchRun
 
 TINY = ["data.clients=30", "schedule.cohort=6", "rounds=2", "eval_every=2", "progress=false"]
 QUICK = ["--mean", "2", "--score-noise", "0.1"]
@@ -89,15 +89,15 @@ def test_a_search_end_to_end(capsys: pytest.CaptureFixture[str], here: Path) -> 
 def test_an_interrupted_search_resumes(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["search", *TINY, f"seed={SEED}", "algorithm=pmtl,fedavg", *QUICK, "--folder"]
     assert main([*words, "whole"]) == 0
-    train = _Search._train
+    train = SearchRun._train
 
-    def interrupted(self: _Search, index: int, candidate: int) -> object:
+    def interrupted(self: SearchRun, index: int, candidate: int) -> object:
         if index == 1:
             raise KeyboardInterrupt
         return train(self, index, candidate)
 
     with monkeypatch.context() as patch:
-        patch.setattr(_Search, "_train", interrupted)
+        patch.setattr(SearchRun, "_train", interrupted)
         with pytest.raises(SystemExit):
             main([*words, "part"])
     stored = yaml.safe_load((here / "part/private/config.yaml").read_text())["search"]

@@ -27,7 +27,7 @@ from numpy_loops import Array, Loop, Noise, central_learner, gaussian, l2_laplac
 from rounds import machine
 from torch import Tensor
 
-from fedmtl import PPDMTL, AsyncLearner, Execution, FederatedDataset, RecordPrivacy, models
+from fedmtl import PPDMTL, AsyncLearner, FederatedDataset, RecordPrivacy, models
 from fedmtl.algorithms.base import Algorithm, Problem
 from fedmtl.algorithms.linear.data import LinearData, LinearLoss
 from fedmtl.data.synthetic.tasks import load_synthetic_tasks
@@ -37,7 +37,7 @@ from fedmtl.privacy.noise.laws import LAWS
 from fedmtl.schedules import Latencies, PoissonClocks, RandomLatency
 from fedmtl.schedules.clocks import AsynchronousSchedule
 from fedmtl.trainer.engine import bind_schedule, releases_of
-from fedmtl.trainer.problem import build_problem
+from fedmtl.trainer.problem import ProblemSettings, build_problem
 
 TOLERANCE = 0.02
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
@@ -222,7 +222,7 @@ def tasks() -> Workload:
 
 def problem_of(data: FederatedDataset, events: int) -> Problem:
     model = models.linear_regression(bias=False)
-    return build_problem(data, model, "mse", Execution(), events, 0, "cpu", "float64")
+    return build_problem(data, model, ProblemSettings(loss="mse", rounds=events, dtype="float64"))
 
 
 @dataclass

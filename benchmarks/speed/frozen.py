@@ -20,7 +20,6 @@ from rounds import machine
 from fedmtl import (
     PMTL,
     ClientPrivacy,
-    Execution,
     FedAvg,
     FullParticipation,
     LocalSGD,
@@ -32,7 +31,7 @@ from fedmtl.data import FederatedDataset
 from fedmtl.privacy import open_channel
 from fedmtl.schedules import rounds as round_events
 from fedmtl.trainer.engine import releases_of
-from fedmtl.trainer.problem import build_problem
+from fedmtl.trainer.problem import ProblemSettings, build_problem
 
 NETWORK = models.mlp(hidden=512, layers=2)  # 784-512-512-62
 CONTENDERS = {
@@ -67,9 +66,16 @@ class Contender:
         records = arguments.unit == "record"
         total = WARM_UP + arguments.rounds
         self.problem = build_problem(
-            data, model, "cross_entropy", Execution(), total, 0, arguments.device, "float32",
-            protects_records=records, trainable=trainable,
-        )  # fmt: skip
+            data,
+            model,
+            ProblemSettings(
+                loss="cross_entropy",
+                rounds=total,
+                device=arguments.device,
+                protects_records=records,
+                trainable=trainable,
+            ),
+        )
         self.algorithm = ALGORITHMS[arguments.algorithm](local=LocalSGD(lr=0.1, batch_size=10))  # type: ignore[call-arg]
         privacy = (RecordPrivacy if records else ClientPrivacy)(
             clip_norm=0.5, epsilon=8.0, delta=1e-5

@@ -32,7 +32,7 @@ from fedmtl.graphs import Graph, GraphSettings, Ring
 from fedmtl.local import Execution, operation_threads
 from fedmtl.privacy import open_channel
 from fedmtl.trainer.engine import bind_schedule, releases_of
-from fedmtl.trainer.problem import build_problem
+from fedmtl.trainer.problem import ProblemSettings, build_problem
 
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 
@@ -91,7 +91,11 @@ def run(
     began = clock()
     execution, model = Execution(), models.linear_regression(bias=False)
     problem = build_problem(
-        data, model, "binary_cross_entropy", execution, events, 0, "cpu", "float64"
+        data,
+        model,
+        ProblemSettings(
+            loss="binary_cross_entropy", execution=execution, rounds=events, dtype="float64"
+        ),
     )
     algorithm = PeerToPeer(graph=graph, mu=0.1, row_norm=10.0)
     privacy = RecordPrivacy(clip_norm=1.0, epsilon=4.0, delta=1e-5)

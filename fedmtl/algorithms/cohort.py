@@ -13,7 +13,7 @@ from ..errors import ConfigError, PrivacyError
 from ..local import LocalSolver, LocalTraining, Mixture, plan_batches
 from ..local.batches import LANES, batch_widths, grain_of, places, plannable
 from ..local.losses import Loss
-from ..local.solver import Strength, rows_of
+from ..local.optimizers import Strength, rows_of
 from ..local.train import Trained
 from ..privacy import LocalSteps
 from ..privacy.clip import RowTotal, not_finite

@@ -27,7 +27,7 @@ from ..errors import ConfigError, ModelError
 from ..local import LocalSGD, LocalSolver, check_examples
 from ..local.batches import batch_widths
 from ..local.losses import LOSSES, divergence_of
-from ..local.per_example import ALIKE, example_gradients
+from ..local.per_example import ALIKE, DropoutKeys, example_gradients
 from ..local.train import address_of
 from .base import Problem
 from .cohort import AFTER, Cohort
@@ -316,18 +316,12 @@ def own_gradients(
         index = first + torch.where(mask, position, 0)
         rows = stack.load(model, 1)
         x, y = problem.data.gather("train", index[None], dtype=rows.dtype, device=rows.device)
-        address = None
+        dropout = None
         if stack.has_dropout:
             address = address_of(problem.data.keys[client], FINETUNE_ROUND, 0)
+            dropout = DropoutKeys(address, position[None])
         parts = example_gradients(
-            stack,
-            x,
-            y,
-            problem.loss,
-            mask=mask[None],
-            width=width,
-            address=address,
-            position=position[None],
+            stack, x, y, problem.loss, mask=mask[None], width=width, dropout=dropout
         )
         for gradients, _ in parts:
             yield place, gradients

@@ -27,8 +27,9 @@ from ..privacy.records import GRADIENT
 from ..privacy.reporting import privacy_report, signal_to_noise
 from ..schedules import Block
 from ..trainer.engine import Engine, open_run
-from ..trainer.folder import MANIFEST, RunFolder, read_tensors
-from ..trainer.run import fitted
+from ..trainer.fit import fitted
+from ..trainer.folder import MANIFEST, RunFolder
+from ..trainer.tensor_files import read_tensors
 from ..trainer.trainer import Trainer
 from .play import coordinates
 from .recording import RecordedActivations, RecordedRounds, Recording

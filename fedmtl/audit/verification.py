@@ -37,7 +37,8 @@ from ..privacy.noise.grid import GridValue
 from ..privacy.price import Price, normalized
 from ..privacy.record_terms import OF_RECORDS
 from ..privacy.report import PrivacyReport
-from ..trainer.folder import MANIFEST, MODEL, OUTCOME, Checkpoint, RunFolder
+from ..trainer.checkpoint import Checkpoint
+from ..trainer.folder import MANIFEST, MODEL, OUTCOME, RunFolder
 from ..trainer.received import Received
 from .lines import Reading, differences, spread
 from .lower_bound import with_bounds

@@ -497,8 +497,8 @@ def settings(config: Config) -> Config:
     """
     from .. import models
     from ..trainer import Trainer
-    from ..trainer.inputs import check_settings
     from ..trainer.problem import resolve_device
+    from ..trainer.setting_checks import check_settings
 
     objects = {name: value for name, value in config.items() if name not in _OF_THE_COMMAND}
     _check_arguments(Trainer, objects, "")

@@ -444,7 +444,7 @@ def train_one(
     the ``command`` that begins it, continue the one in the folder."""
     from ..ranks import Ranks
     from ..trainer.engine import Engine
-    from ..trainer.run import trained
+    from ..trainer.fit import trained
 
     writes = process.writes
     place = short(folder)

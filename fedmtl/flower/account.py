@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 
-from .._files import read_json
+from .._files import plain, read_json, write_json
 from .._rounding import rounded_up
 from ..algorithms.base import Problem
 from ..errors import BudgetExhausted, ResumeError
@@ -26,8 +26,8 @@ from ..privacy.row_noise import row_facts
 from ..privacy.samplers import BoundAsked, BoundSampler
 from ..trainer import Trainer
 from ..trainer.engine import open_run
-from ..trainer.folder import RunFolder, plain, write_json
-from ..trainer.problem import fingerprint
+from ..trainer.fingerprint import fingerprint
+from ..trainer.folder import RunFolder
 from .messages import logger
 
 _REMEDY = "Run with privacy.source=secure, or simulate it anew in a new folder"

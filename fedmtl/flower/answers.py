@@ -12,7 +12,7 @@ import torch
 from flwr.app import RecordDict
 
 from ..algorithms.cohort import Own
-from ..trainer.folder import read_parts, write_parts
+from ..trainer.tensor_files import read_parts, write_parts
 from .messages import facts_of, tensors_of
 
 # Letters of the name of a folder: the most, and those that stay of a longer one.

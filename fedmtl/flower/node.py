@@ -15,6 +15,7 @@ from flwr.app import Message as FlowerMessage
 from flwr.clientapp import ClientApp
 from torch import Tensor
 
+from .._files import write_json
 from .._fingerprint import differing
 from ..algorithms.base import Algorithm, Problem, State
 from ..algorithms.cohort import Cohort, Own
@@ -23,17 +24,14 @@ from ..errors import ConfigError, DataError, FedmtlError, ResumeError
 from ..privacy import Rounds
 from ..trainer import Trainer
 from ..trainer.evaluation import evaluate_each
-from ..trainer.folder import (
-    RunFolder,
-    bound_note,
-    clients_frame,
-    write_json,
-    write_model,
-)
+from ..trainer.fingerprint import fingerprint
+from ..trainer.folder import RunFolder
 from ..trainer.metrics import main_metric
+from ..trainer.model_file import bound_note, write_model
 from ..trainer.personalize import finetuned, held_out, rows_at
-from ..trainer.problem import coded_for, fingerprint
+from ..trainer.problem import coded_for
 from ..trainer.scored import Scored
+from ..trainer.tables import clients_frame
 from .account import NodeAccount
 from .answers import Answer, digest, folder_name
 from .messages import (

@@ -15,7 +15,7 @@ from flwr.serverapp import Grid, ServerApp
 from torch import Tensor
 
 from .._check import Positive, check_arguments
-from .._files import read_json
+from .._files import read_json, write_json
 from ..algorithms.base import Algorithm, State
 from ..algorithms.store import ClientStore
 from ..errors import ConfigError, TrainingError
@@ -24,10 +24,11 @@ from ..schedules import Block
 from ..trainer import Trainer
 from ..trainer.engine import Engine, open_run
 from ..trainer.evaluation import Metrics
-from ..trainer.folder import write_json
+from ..trainer.fit import fitted
 from ..trainer.metrics import main_metric
+from ..trainer.processes import in_one_process
 from ..trainer.result import Result
-from ..trainer.run import Run, fitted, in_one_process
+from ..trainer.run import Run
 from .messages import (
     FINISH,
     NAME,

@@ -8,10 +8,11 @@ from .checks import check_copyable, check_layers, prepare_module, with_shapes
 from .executor import Execution, Executor, operation_threads
 from .layout import Layout, check_names, named_by
 from .losses import resolve_loss
+from .mixture import Mixture
 from .module import StackedModule
 from .per_example import example_gradients
 from .solver import BackoffSGD, LocalOptimizer, LocalSGD, LocalSolver
-from .train import LocalTraining, Mixture
+from .train import LocalTraining
 
 __all__ = [
     "BackoffSGD",

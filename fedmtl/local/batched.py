@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from ..errors import ModelError
 from .losses import Loss
 from .module import StackedModule
-from .per_example import PIECE, example_gradients
+from .per_example import PIECE, DropoutKeys, example_gradients
 
 
 def check_stackable(module: nn.Module, sample: Tensor) -> None:
@@ -60,9 +60,8 @@ def check_examples(
     if loss is None:
         loss = _total
     try:
-        for _ in example_gradients(
-            stack, x, y, loss, width=PIECE, address=address, position=numbers
-        ):
+        dropout = DropoutKeys(address, numbers)
+        for _ in example_gradients(stack, x, y, loss, width=PIECE, dropout=dropout):
             pass
     except Exception as error:
         raise _not_batched(error) from error

@@ -7,6 +7,7 @@ gradient".
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -26,6 +27,26 @@ ALIKE = 32
 """Examples that are computed in one batch, or a multiple of it: what fills vector registers."""
 
 Tensors = dict[str, Tensor]
+Gradients = Callable[[Tensors, Tensor, Tensor, Tensor, Tensor], Tensor]
+"""A function (parameters (A, ...), address (A, 3), x (A, B, ...), y (A, B, ...), position (A, B))
+-> gradients (A * B, D)."""
+Values = tuple[Tensor, Tensor, Tensor]
+"""Inputs, targets and positions of the examples of A copies, (A, B, ...) each."""
+
+
+@dataclass(frozen=True)
+class DropoutKeys:
+    """The numbers that address the dropout masks of A copies with B examples each.
+
+    Attributes:
+        address: int64 (A, 3), client key, round and local step.
+        position: int64 (A, B), the number of an example. A number that stays with the record, such
+            as its place among its client's records, keeps one record from changing the masks of
+            others.
+    """
+
+    address: Tensor
+    position: Tensor
 
 
 def example_gradients(
@@ -36,12 +57,11 @@ def example_gradients(
     *,
     mask: Tensor | None = None,
     width: int = ALIKE,
-    address: Tensor | None = None,
-    position: Tensor | None = None,
+    dropout: DropoutKeys | None = None,
     chunk_bytes: int = CHUNK_BYTES,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Gradients of each example's own loss with respect to its own copy's parameters, a chunk at a
-    time.
+    """Yields the gradients of each example's own loss with respect to its own copy's parameters, a
+    chunk at a time.
 
     The copies are the first A that were loaded into ``stack``; they must not change while the
     chunks are drawn. All examples of a copy share its weights: nothing but the gradients is made
@@ -64,88 +84,111 @@ def example_gradients(
 
     Args:
         stack: with A copies or more loaded.
-        x, y: (A, B, ...), training-mode inputs and targets of each copy, on the stack's device.
+        x: (A, B, ...), training-mode inputs of each copy, on the stack's device.
+        y: (A, B, ...), targets.
         loss: one value per example; must work under :func:`torch.func.vmap` unless the width is 1.
         mask: bool (A, B), which entries are examples and not padding, which comes last; ``None``
             for all.
         width: 16, which divides B, 32 or 1, see above.
-        address: int64 (A, 3), client key, round and local step; needed by a module with dropout.
-        position: int64 (A, B), the number that addresses an example's dropout mask. A number that
-            stays with the record, such as its place among its client's records, keeps one record
-            from changing the masks of others.
+        dropout: needed by a module with dropout.
         chunk_bytes: bound on the memory of one chunk's gradients.
 
     Yields:
         rows (N, D), in the stack's dtype and layout, and owner int64 (N,), numbers of copies in [0,
         A), in their order. Every example that is not padding occurs once, those of a copy in their
-        order. There is always one chunk or more, empty where there are no examples at all.
+        order. There is always one chunk or more, empty if there are no examples at all.
 
     Raises:
-        ConfigError: dropout without ``address`` and ``position``, or a loss without one value per
-            example.
+        ConfigError: dropout without ``dropout``, or a loss without one value per example.
     """
-    if stack.has_dropout and (address is None or position is None):
+    if stack.has_dropout and dropout is None:
         raise ConfigError(
             "Dropout needs an address and a position for every example to be private "
             "example by example."
         )
-    if address is None or position is None:  # no dropout: nothing reads them
-        address = torch.zeros(len(x), 3, dtype=torch.int64)
-        position = torch.zeros(x.shape[:2], dtype=torch.int64)
-    address = address.to(x.device)
-    position = position.to(x.device)
+    if dropout is None:  # nothing reads them
+        none = torch.zeros(x.shape[:2], dtype=torch.int64)
+        dropout = DropoutKeys(torch.zeros(len(x), 3, dtype=torch.int64), none)
+    address = dropout.address.to(x.device)
+    values = (x, y, dropout.position.to(x.device))
     if mask is None:
         mask = torch.ones(x.shape[:2], dtype=torch.bool)
     mask = mask.cpu()
-    # Gradients dominate the memory: one row of D numbers for each example.
-    size = max(1, chunk_bytes // (stack.layout.dimension * stack.rows.element_size()))
     if not bool(mask.any()):
         yield (
             stack.rows.new_zeros(0, stack.layout.dimension),
             torch.zeros(0, dtype=torch.int64, device=x.device),
         )
         return
+    # Gradients dominate the memory: one row of D numbers for each example.
+    size = max(1, chunk_bytes // (stack.layout.dimension * stack.rows.element_size()))
     # A batch of 32 gradients does not fit, so the examples are computed one by one.
     if size < ALIKE:
         width = 1
-    if width != PIECE:
-        gradient = _gradient(stack, loss)
-        if width == 1:
-            gradient = _gradient_of_one(stack, loss)
-        # Copies one by one: their numbers of examples differ, and nothing is computed for padding.
-        for copy, number in enumerate(mask.sum(1).tolist()):
-            own = slice(copy, copy + 1)
-            views = stack.layout.views(stack.rows[own])
-            for begin in range(0, number, width):
-                part = torch.arange(begin, begin + width, device=x.device).clamp_(max=number - 1)
-                rows = gradient(
-                    views, address[own], *(values[own, part] for values in (x, y, position))
-                )
-                # The last piece repeats its last example; these gradients are dropped.
-                rows = rows[: number - begin]
-                yield rows, torch.full((len(rows),), copy, device=x.device)
-        return
-    gradient = _gradient(stack, loss)
-    count = ALIKE // width
-    folded = [part.unflatten(1, (-1, width)) for part in (x, y, position, mask)]
-    for pieces in folded[3].any(2).nonzero().split(size // ALIKE * count):
+    if width == 1:
+        yield from _by_copy(stack, _gradient_of_one(stack, loss), address, values, mask, width)
+    elif width == PIECE:
+        yield from _by_piece(stack, _gradient(stack, loss), address, values, mask, size)
+    else:
+        yield from _by_copy(stack, _gradient(stack, loss), address, values, mask, width)
+
+
+def _by_copy(
+    stack: StackedModule,
+    gradient: Gradients,
+    address: Tensor,
+    values: Values,
+    mask: Tensor,
+    width: int,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yields the gradients of one copy after another, ``width`` examples at a time.
+
+    The numbers of examples of the copies differ, and nothing is computed for padding.
+    """
+    device = address.device
+    for copy, number in enumerate(mask.sum(1).tolist()):
+        own = slice(copy, copy + 1)
+        views = stack.layout.views(stack.rows[own])
+        for begin in range(0, number, width):
+            # The last batch repeats its last example; these gradients are dropped.
+            part = torch.arange(begin, begin + width, device=device).clamp_(max=number - 1)
+            rows = gradient(views, address[own], *(value[own, part] for value in values))
+            rows = rows[: number - begin]
+            yield rows, torch.full((len(rows),), copy, device=device)
+
+
+def _by_piece(
+    stack: StackedModule,
+    gradient: Gradients,
+    address: Tensor,
+    values: Values,
+    mask: Tensor,
+    size: int,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yields the gradients of pieces of :data:`PIECE` examples of one copy, at most ``size``
+    examples at a time."""
+    device = address.device
+    count = ALIKE // PIECE
+    folded = [value.unflatten(1, (-1, PIECE)) for value in values]
+    present = mask.unflatten(1, (-1, PIECE))
+    for pieces in present.any(2).nonzero().split(size // ALIKE * count):
         # Always a multiple of 32 examples, as other numbers of them have other last bits.
         filled = torch.cat([pieces, pieces[:1].expand(-len(pieces) % count, 2)])
         copy_of, block = filled.unbind(1)
-        real = folded[3][copy_of, block]
+        real = present[copy_of, block]
         # Pieces that fill up are copies of the first one, and count for nothing.
         real[len(pieces) :] = False
-        place = copy_of.to(x.device)
-        column = block.to(x.device)
+        place = copy_of.to(device)
+        column = block.to(device)
         # Pieces of one copy read the same row of parameters.
         views = stack.layout.views(_rows_of(stack, place, copy_of))
         chosen = real.flatten().nonzero()[:, 0]
-        rows = gradient(views, address[place], *(part[place, column] for part in folded[:3]))
+        rows = gradient(views, address[place], *(value[place, column] for value in folded))
         # The clip adds up by client, so each gradient carries the number of its copy.
-        owner = copy_of.repeat_interleave(width)[chosen]
+        owner = copy_of.repeat_interleave(PIECE)[chosen]
         if len(chosen) < len(rows):
             rows = rows[chosen.to(rows.device)]
-        yield rows, owner.to(x.device)
+        yield rows, owner.to(device)
 
 
 def _rows_of(stack: StackedModule, place: Tensor, copies: Tensor) -> Tensor:
@@ -158,11 +201,6 @@ def _rows_of(stack: StackedModule, place: Tensor, copies: Tensor) -> Tensor:
     whole = stack.rows.new_empty(len(copies), stack.rows.stride(0))[:, : stack.layout.dimension]
     torch.index_select(stack.rows, 0, place, out=whole)
     return whole
-
-
-Gradients = Callable[[Tensors, Tensor, Tensor, Tensor, Tensor], Tensor]
-"""A function (parameters (A, ...), address (A, 3), x (A, B, ...), y (A, B, ...), position (A, B))
--> gradients (A * B, D)."""
 
 
 def _gradient_of_one(stack: StackedModule, loss: Loss) -> Gradients:

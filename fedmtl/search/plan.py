@@ -36,7 +36,7 @@ from ..privacy.noise.laws import LAWS
 from ..privacy.release import step_price
 from ..privacy.reporting import privacy_report, signal_to_noise
 from ..trainer.engine import open_run
-from ..trainer.problem import describe, fingerprint
+from ..trainer.fingerprint import describe, fingerprint
 from ..trainer.trainer import Trainer
 
 SCORE_BOUND = 0.5

@@ -2,11 +2,12 @@
 
 from .callbacks import Callback, ProgressBar
 from .hooks import RunAudit
+from .new_clients import personalize
 from .predict import load_predictor
 from .result import Result
 from .scored import Scored
 from .stopping import EarlyStopping
-from .trainer import Trainer, personalize
+from .trainer import Trainer
 
 __all__ = [
     "Callback",

@@ -30,7 +30,8 @@ from ..privacy import (
 from ..privacy.samplers import USUAL_COHORT
 from ..ranks import SINGLE, Ranks
 from ..schedules import AsynchronousSchedule, Block, BoundSchedule
-from .evaluation import Metrics, evaluate_each, evaluate_models, numbers_of, summarize
+from .aggregates import numbers_of, summarize
+from .evaluation import Metrics, evaluate_each, evaluate_models
 
 if TYPE_CHECKING:
     from .run import Run

@@ -13,39 +13,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..algorithms.base import Problem
-from ..data.rows import take
 from ..local.batches import LANES, batch_widths, grain_of, max_clients, places
-from ..local.losses import (
-    LOSSES,
-    Quantile,
-    binary_cross_entropy,
-    cross_entropy,
-    example_losses,
-    half_mse,
-    link_of,
-    linked,
-)
+from ..local.losses import example_losses, link_of, linked
 from ..random import derive_key, keyed_bits
-from .metrics import (
-    RECALL_AT,
-    Metric,
-    distribution,
-    example_scores,
-    found_labels,
-    further_metrics,
-    invented_rows,
-    kind_of,
-    main_metric,
-    normalized,
-)
+from .metrics import Metric, further_metrics, invented_rows, kind_of, main_metric
+from .scores import RECALL_AT, example_scores, found_labels, normalized
 
 METRICS = (f"recall_at_{RECALL_AT}", "accuracy", "mse")
 """The names of main metrics, the most special first."""
-PERCENTILES = (5, 25, 50, 75, 95)
 _EXAMPLES = 256  # columns of one stacked evaluation batch
 _FLAT = 4096  # examples of one batch of the shared model
 _ELEMENTS = 1 << 22  # of one batch of several models
@@ -274,79 +252,6 @@ def _table(
     return torch.stack([sums[0] / counts, sums[1] / sums[2], sums[2], *others], -1)
 
 
-def summarize(problem: Problem, scores: Metrics, prefix: str = "") -> dict[str, float]:
-    """Return the main metric's mean over clients, over examples and of the worst tenth of clients,
-    its standard deviation over clients, and the mean of every further metric over the clients for
-    which it is defined.
-
-    Args:
-        problem: whose clients are scored.
-        scores: of one model a client; clients whose weight is 0 are left out.
-        prefix: put before every key.
-    """
-    main = main_metric(problem.data.spec)
-    counted = scores.weight > 0
-    values = scores.score[counted]
-    weights = scores.weight[counted]
-    spread = distribution(values, higher_is_better=main.higher_is_better)
-    numbers = {
-        main.name: spread["mean"],
-        f"weighted_{main.name}": float((values * weights).sum() / weights.sum()),
-        "worst_tenth": spread["worst_tenth"],
-        "spread": spread["spread"],
-    }
-    numbers |= {name: float(column.nanmean()) for name, column in scores.others.items()}
-    return {f"{prefix}{name}": value for name, value in numbers.items()}
-
-
-def constant_loss(problem: Problem) -> float | None:
-    """Return the least mean over clients of the test loss of a model that has the same outputs for
-    every example; None for a loss of the caller's own, of which the least has no closed form."""
-    test = problem.data.test
-    loss = problem.loss
-    if loss not in LOSSES.values():
-        return None
-    weights = (1 / test.counts.double() / (test.counts > 0).sum()).repeat_interleave(test.counts)
-    mean = torch.zeros(())
-    square = torch.zeros(())
-    for index in torch.arange(len(weights)).split(_FLAT):
-        y = take(test.y, index.to(test.y.device)).cpu()
-        y = (
-            F.one_hot(y.long(), problem.data.spec.classes or 0) if loss is cross_entropy else y
-        ).double()
-        mean, square = (
-            total + torch.tensordot(weights[index], part, 1)
-            for total, part in ((mean, y), (square, y * y))
-        )
-    if loss is cross_entropy:
-        return float(torch.special.entr(mean).sum())
-    if loss is binary_cross_entropy:
-        return float((torch.special.entr(mean) + torch.special.entr(1 - mean)).mean())
-    return float((square - mean.square()).mean()) * (0.5 if loss is half_mse else 1.0)
-
-
-def own_constants(problem: Problem) -> dict[str, float]:
-    """Return each client's test error of predicting the mean of its own training targets as they
-    are stored, by id and in the target's own units; empty but for one real target an example, and
-    of a quantile, which is no mean.
-
-    Clients without records on both sides are left out.
-    """
-    data = problem.data
-    if kind_of(data.spec) != "number" or isinstance(problem.loss, Quantile):
-        return {}
-    found = {}
-    for client in ((data.train.counts > 0) & (data.test.counts > 0)).nonzero()[:, 0].tolist():
-        own, tested = (
-            part.y[slice(*part.offsets[client : client + 2].tolist())].double().cpu()
-            for part in (data.train, data.test)
-        )
-        found[data.ids[client]] = float(
-            (data.in_units(tested) - data.in_units(own.mean())).square().mean()
-        )
-    return found
-
-
 def per_example(
     problem: Problem, outputs: Tensor, predictions: Tensor, y: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -367,20 +272,6 @@ def per_example(
         if y.is_floating_point():
             scores = scores * data.unit**2
     return losses, scores, torch.ones_like(losses)
-
-
-def numbers_of(problem: Problem, metrics: Metrics) -> dict[str, float]:
-    """Returns the numbers of a row of the history from the scores of all clients, (n,) each."""
-    numbers = {"loss": float(metrics.loss[problem.data.test.counts > 0].mean())} | summarize(
-        problem, metrics
-    )
-    if kind_of(problem.data.spec) == "number":
-        part = problem.data.test
-        y = problem.data.in_units(part.y.cpu())
-        tasks, pooled = normalized(metrics.score, y, part.offsets)
-        numbers["nmse"] = float(tasks.nanmean(-1))
-        numbers["pooled_nmse"] = float(pooled)
-    return numbers
 
 
 def evaluate_models(
@@ -404,17 +295,3 @@ def evaluate_models(
     empty = torch.zeros(0, len(models), 3 + len(metrics), dtype=torch.float64)
     table = ranks.join(torch.cat([empty, *tables]), torch.cat([clients[:0], *groups]), len(clients))
     return [Metrics.of(own, metrics) for own in table.unbind(1)]
-
-
-def bands(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the mean of every number of the runs of one budget under its name, and of several runs
-    its percentiles under NAME_p5, ..."""
-    share = torch.tensor(PERCENTILES, dtype=torch.float64) / 100
-    row: dict[str, float] = {}
-    for name in runs[0]:
-        values = torch.tensor([run[name] for run in runs], dtype=torch.float64)
-        row[name] = float(values.mean())
-        if len(runs) > 1:
-            names = (f"{name}_p{mark}" for mark in PERCENTILES)
-            row |= dict(zip(names, values.quantile(share).tolist(), strict=True))
-    return row

@@ -29,9 +29,10 @@ from ..errors import DataError, ModelError
 from ..local.losses import Loss, half_mse, is_of_numbers, mse
 from ..privacy import Privacy, RecordPrivacy
 from ..ranks import noticed
+from .comparison import Stage, beside
 from .evaluation import Metrics, evaluate_each
 from .metrics import REGISTRY, Metric
-from .scored import Finetuned, Scored, Stage, beside
+from .scored import Finetuned, Scored
 
 if TYPE_CHECKING:
     from .trainer import Trainer

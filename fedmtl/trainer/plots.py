@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from .._rounding import rounded_up
 from ..report import figures
 from ..report._names import title_of
-from .scored import beside
+from .comparison import beside
 
 if TYPE_CHECKING:
     from .result import Result

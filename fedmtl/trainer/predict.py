@@ -247,6 +247,33 @@ def predicted(
         models.coding.check_odds()
     table.check_columns(list(kept), "kept ")
     groups, unknown = _by_model(models, table, client)
+    made, own = _outputs(models, table, groups, probabilities)
+    columns: dict[str, Any] = {}
+    if table.client_of is not None:
+        columns[str(schema.client)] = table.client_of
+    for name in kept:
+        columns.setdefault(name, table.frame[name].to_numpy())
+    for name in made.keys() & columns.keys():
+        raise ConfigError(
+            f"the predictions have a column {name!r}, and so has the table; rename it there."
+        )
+    return Predictions(pd.DataFrame(columns | made), own, unknown)
+
+
+def _outputs(
+    models: Models, table: Table, groups: Mapping[str | None, np.ndarray], probabilities: bool
+) -> tuple[dict[str, Any], int]:
+    """Returns the columns that the models make, and the number of rows with a client's own model.
+
+    Args:
+        models: of a run.
+        table: the rows.
+        groups: the rows of each model, int64, see :func:`_by_model`.
+        probabilities: adds a column for each class.
+    """
+    import pandas as pd
+
+    schema = models.coding.schema
     features = models.coding.features(table)
     values: Any = np.zeros(len(table), dtype=object)
     chances = np.zeros((len(table), len(schema.names)))
@@ -264,22 +291,13 @@ def predicted(
             chances[rows] = models.coding.chances(outputs).cpu().numpy()
         if name is not None:
             by[rows] = OWN
-    columns: dict[str, Any] = {}
-    if table.client_of is not None:
-        columns[str(schema.client)] = table.client_of
-    for name in kept:
-        columns.setdefault(name, table.frame[name].to_numpy())
     made = {f"predicted_{schema.target}": pd.Series(values).infer_objects().to_numpy()}
     if probabilities:
         made |= {
             f"probability_{name}": chances[:, place] for place, name in enumerate(schema.names)
         }
     made["predicted_by"] = by
-    for name in made.keys() & columns.keys():
-        raise ConfigError(
-            f"the predictions have a column {name!r}, and so has the table; rename it there."
-        )
-    return Predictions(pd.DataFrame(columns | made), int((by == OWN).sum()), unknown)
+    return made, int((by == OWN).sum())
 
 
 def _by_model(

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
-import functools
-import hashlib
-import json
 import logging
 import math
-import types
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .._fingerprint import fingerprint_of
 from ..algorithms.base import Problem
 from ..algorithms.linear.data import TWO_CLASS_LOSSES
 from ..data import FederatedDataset, RowBound
@@ -40,39 +33,49 @@ from ..local.losses import LOSSES, Loss, Poisson, binary_cross_entropy, is_of_nu
 from ..local.products import Perceptron
 from ..models import ModelFactory, NamedInputs
 from ..models.build import build_module
-from ..models.networks import NamedFactory
-from ..privacy import NoiseSource
 from ..ranks import SINGLE, Ranks
 from .trials import check_own_loss, trial_batches, trial_targets
-
-if TYPE_CHECKING:
-    from .trainer import Trainer
 
 SIDES: tuple[Side, ...] = ("train", "test")
 _ROWS = 1 << 16
 logger = logging.getLogger("fedmtl")
 
 
+@dataclass(frozen=True, kw_only=True)
+class ProblemSettings:
+    """Settings of a :class:`~fedmtl.algorithms.Problem` beside its data and its model; see the
+    arguments of :class:`~fedmtl.Trainer` with the same names.
+
+    Attributes:
+        loss, execution, seed, device, dtype, trainable: as of a trainer.
+        rounds: number of rounds, or of activations.
+        protects_records: True if local training is DP-SGD.
+    """
+
+    loss: str | Loss = "auto"
+    execution: Execution = field(default_factory=Execution)
+    rounds: int
+    seed: int = 0
+    device: str = "cpu"
+    dtype: str = "float32"
+    protects_records: bool = False
+    trainable: Sequence[str] | None = None
+
+
 def build_problem(
     data: FederatedDataset,
     model: nn.Module | ModelFactory,
-    loss: str | Loss,
-    execution: Execution,
-    rounds: int,
-    seed: int,
-    device: str,
-    dtype: str,
-    *,
-    protects_records: bool = False,
-    trainable: Sequence[str] | None = None,
+    settings: ProblemSettings,
     ranks: Ranks = SINGLE,
 ) -> Problem:
-    """Build the model, check it against the data's public shape, and place everything on the
-    device.
+    """Returns the problem of a run: the model is built, checked against the data's public shape,
+    and everything is on the device.
 
-    With ``protects_records`` local training is DP-SGD. ``trainable`` names the parameters that
-    move, see :func:`fedmtl.local.set_trainable`. Over several ``ranks`` every client belongs to one
-    of them.
+    Args:
+        data: of all clients.
+        model: a module, or a factory of one.
+        settings: the loss, the execution and the rest.
+        ranks: the processes that compute it; every client belongs to one of them.
 
     Raises:
         ConfigError: an unknown device, a loss that does not fit the targets, or names that the
@@ -80,85 +83,133 @@ def build_problem(
         ModelError: see :func:`fedmtl.local.prepare_module` and
             :func:`fedmtl.local.check_stackable`.
     """
-    place = resolve_device(device, ranks)
-    kind = getattr(torch, dtype)
+    place = resolve_device(settings.device, ranks)
     if ranks.size > len(data):
         raise ConfigError(
             f"There are {ranks.size} ranks for the {len(data):,} clients of "
             f"{data.name}; start fewer."
         )
-    if loss == "cross_entropy" and (data.classes is None or data.spec.labels):
-        labels = f"{data.spec.labels} labels; use loss='binary_cross_entropy'"
-        fits = "real numbers; use loss='mse'"
-        if data.classes is not None:
-            fits = labels
-        raise ConfigError(
-            "loss is 'cross_entropy', which takes one class an example, but the "
-            f"targets are {fits}."
-        )
+    _check_one_class(settings.loss, data)
+    module, data = _built(model, data, settings)
+    loss, template = _prepared(module, data, settings)
+    executor = _executor(template, data, loss, settings, place, ranks)
+    # Mapped images stay on the disk, and are read and moved batch by batch.
+    if place.type != "cpu" and not isinstance(data.transform, MappedImages):
+        data = data.to(place)
+    problem = Problem(
+        data=data,
+        module=template,
+        initial=Layout.of(template).flatten(template).to(place),
+        loss=loss_of(loss, data),
+        executor=executor,
+        rounds=settings.rounds,
+        seed=settings.seed,
+        protects_records=settings.protects_records,
+    )
+    return problem.over(ranks)
+
+
+def _check_one_class(loss: str | Loss, data: FederatedDataset) -> None:
+    """Refuses cross-entropy of targets that are not one class an example."""
+    if loss != "cross_entropy" or (data.classes is not None and not data.spec.labels):
+        return
+    fits = "real numbers; use loss='mse'"
+    if data.classes is not None:
+        fits = f"{data.spec.labels} labels; use loss='binary_cross_entropy'"
+    raise ConfigError(
+        f"loss is 'cross_entropy', which takes one class an example, but the targets are {fits}."
+    )
+
+
+def _built(
+    model: nn.Module | ModelFactory, data: FederatedDataset, settings: ProblemSettings
+) -> tuple[nn.Module, FederatedDataset]:
+    """Returns the module as it was built, and the data with the whole numbers that its embeddings
+    look up."""
     if (
         isinstance(model, nn.Module)
         and isinstance(data.transform, Packed)
         and not isinstance(model, NamedInputs)
     ):
         model = NamedInputs(model, data.transform)
-    module = build_module(model, data.spec, seed)
+    module = build_module(model, data.spec, settings.seed)
     if any(isinstance(child, (nn.Embedding, nn.EmbeddingBag)) for child in module.modules()):
-        data = _kept_whole(data, module, kind)
+        data = _kept_whole(data, module, getattr(torch, settings.dtype))
         _check_lookups(data, module)
+    return module, data
+
+
+def _prepared(
+    module: nn.Module, data: FederatedDataset, settings: ProblemSettings
+) -> tuple[str | Loss, nn.Module]:
+    """Returns the loss, with ``"auto"`` chosen, and the module as it is trained."""
+    kind = getattr(torch, settings.dtype)
     sample = data.spec.sample(2, kind)
+    loss = settings.loss
     if loss == "auto":
         loss = natural_loss(data, module, sample, kind)
-    fixed = loss == "cross_entropy" or data.spec.labels > 0
-    outputs = data.spec.outputs if fixed else None
+    outputs = None  # a loss of real targets or of the caller's own says what fits it
+    if loss == "cross_entropy" or data.spec.labels > 0:
+        outputs = data.spec.outputs
     template = prepare_module(
-        module, sample, seed=seed, outputs=outputs, dtype=kind, trainable=trainable
+        module,
+        sample,
+        seed=settings.seed,
+        outputs=outputs,
+        dtype=kind,
+        trainable=settings.trainable,
     )
     if loss in ("mse", "half_mse", "binary_cross_entropy") or is_of_numbers(loss):
         _check_loss(loss, template, sample, data)
-    # computed by batched products
+    return loss, template
+
+
+def _executor(
+    template: nn.Module,
+    data: FederatedDataset,
+    loss: str | Loss,
+    settings: ProblemSettings,
+    place: torch.device,
+    ranks: Ranks,
+) -> Executor:
+    """Returns the executor of local training, after a trial of the module and of the loss.
+
+    A module that cannot be stacked is computed for one client after another, unless the settings
+    ask for stacks.
+
+    Raises:
+        ModelError: the module cannot be stacked, and a chunk of several clients was asked for.
+    """
+    execution = settings.execution
+    kind = getattr(torch, settings.dtype)
+    # Perceptrons are computed by batched products, which need no trial.
     perceptron = Perceptron.of(template, Layout.of(template)) is not None
     if not perceptron:
         check_behaviour(template, trial_batches(data.spec, kind))
+    sample = data.spec.sample(2, kind)
+    targets = trial_targets(data, kind)
     own_loss = None
     if callable(loss) and loss not in LOSSES.values():
         own_loss = loss
-    targets = trial_targets(data, kind)
-    if own_loss is not None:
         check_own_loss(own_loss, template, sample, targets, kind)
     cores = max(1, available_cores() // ranks.beside)  # ranks of a machine share them
     resolved = execution.resolve(template, place, cores)
-    layout = Layout.of(template)
     batched = True
     try:
         if not perceptron:
             check_stackable(template, sample)
-        if protects_records and (own_loss is not None or not perceptron):
+        if settings.protects_records and (own_loss is not None or not perceptron):
             check_examples(template, sample, own_loss, targets)
     except ModelError as error:
         if execution.chunk not in (None, 1):
             raise
         batched = False
         if execution.chunk is None:
-            name = type(module).__name__
+            name = type(template).__name__
             reason = first_line(error.__cause__ or error)
             logger.warning("%s: clients are computed one after another, since %s", name, reason)
         resolved = Execution(chunk=1, processes=execution.processes or cores)
-    # these are read as they are needed
-    if place.type != "cpu" and not isinstance(data.transform, MappedImages):
-        data = data.to(place)
-    executor = Executor(resolved, template, device=place, dtype=kind, batched=batched)
-    problem = Problem(
-        data=data,
-        module=template,
-        initial=layout.flatten(template).to(place),
-        loss=loss_of(loss, data),
-        executor=executor,
-        rounds=rounds,
-        seed=seed,
-        protects_records=protects_records,
-    )
-    return problem.over(ranks)
+    return Executor(resolved, template, device=place, dtype=kind, batched=batched)
 
 
 def _kept_whole(data: FederatedDataset, module: nn.Module, dtype: torch.dtype) -> FederatedDataset:
@@ -299,146 +350,3 @@ def resolve_device(device: str, ranks: Ranks = SINGLE) -> torch.device:
             f"device is {device!r}, which is not available here; accepted: {', '.join(here)}."
         ) from error
     return place
-
-
-ARITHMETIC = 13
-"""Raised by every version whose local training or sums have other last bits for the same settings,
-or whose noise has.
-
-With the same seed two versions whose sums differ by rounding add the same noise to them, so that
-their releases would jointly show that difference; two whose noise differs make two releases of one
-sum. Neither are one release."""
-
-
-def fingerprint(problem: Problem, settings: Trainer, coins: NoiseSource | None = None) -> str:
-    """Return digests of everything the released numbers depend on: data, settings, start, seed and
-    execution.
-
-    A release repeated under the same digest is the same release; under another it would be a new
-    one.
-    """
-    alike = problem.initial.device.type == "cpu"
-    parts = {
-        "data": problem.data.fingerprint(),
-        "algorithm": describe(settings.algorithm),
-        "privacy": describe(settings.privacy),
-        "schedule": describe(settings.schedule),
-        "model": repr(problem.module),
-        "trainable parameters": list(zip(problem.layout.names, problem.layout.shapes, strict=True)),
-        "starting point": _digest(problem.initial),
-        "loss": describe(problem.loss),
-        "rounds": problem.rounds,
-        "seed": problem.seed,
-        "execution": problem.executor.chunk,
-        "threads": torch.get_num_threads(),
-        "device": problem.initial.device.type,
-        "dtype": str(problem.initial.dtype),
-        "version of torch": torch.__version__,
-        "arithmetic": ARITHMETIC,
-    }
-    frozen = problem.layout.frozen(problem.module)
-    if frozen:
-        parts["frozen parameters"] = {name: _digest(value) for name, value in frozen.items()}
-    if settings.runs > 1:
-        parts["replicates"] = describe((settings.replicates, settings.epsilons))
-    if coins is not None:
-        parts["coins"] = describe(coins)
-    if settings.audit is not None:
-        parts["audit"] = describe(settings.audit)
-    if problem.ranks.size > 1 and not (alike and torch.get_num_threads() == 1):
-        parts["ranks"] = problem.ranks.size  # numbers agree up to rounding
-    return fingerprint_of(parts)
-
-
-def describe(value: Any, within: tuple[Any, ...] = ()) -> Any:
-    """A JSON-ready description of settings: dataclasses by class and fields, factories of
-    :mod:`fedmtl.models` by function and settings, arrays by a digest, functions by their qualified
-    name, the caller's own also by their code, and by the values that they are bound to or close
-    over, other objects by class and attributes.
-
-    Args:
-        value: what is described.
-        within: the objects whose attribute ``value`` is, directly or not; one that comes again is
-            named only.
-    """
-    if isinstance(value, np.generic):
-        value = value.item()
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {
-            f.name: describe(getattr(value, f.name), within) for f in dataclasses.fields(value)
-        }
-        return {"class": type(value).__qualname__, **fields}
-    if isinstance(value, NamedFactory):
-        return {"class": value.func.__name__, **describe(value.keywords, within)}
-    if isinstance(value, Mapping):
-        return {str(k): describe(v, within) for k, v in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [describe(v, within) for v in value]
-    if value is None or isinstance(value, (str, int, float, bool)):
-        return value
-    if isinstance(value, Tensor | np.ndarray):
-        return _digest(value)
-    qualified = getattr(value, "__qualname__", type(value).__qualname__)
-    name = f"{getattr(value, '__module__', '')}.{qualified}"
-    if any(value is outer for outer in within):
-        state = {}
-    else:
-        state = _state(value)
-    if state:
-        return name + json.dumps(describe(state, (*within, value)), sort_keys=True)
-    return name
-
-
-def _state(value: Any) -> dict[str, Any]:
-    """Returns the state that distinguishes two functions or objects of one name."""
-    if isinstance(value, functools.partial):
-        return {"function": value.func, "arguments": value.args, **value.keywords}
-    if isinstance(value, types.MethodType):
-        return {"object": value.__self__}
-    if isinstance(value, types.FunctionType):
-        cells = [cell.cell_contents for cell in value.__closure__ or ()]
-        parts: dict[str, Any] = {
-            "closure": cells,
-            "defaults": value.__defaults__,
-            "keywords": value.__kwdefaults__,
-        }
-        parts["code"] = _code(value.__code__) if _foreign(value) else None
-        return {name: part for name, part in parts.items() if part}
-    if isinstance(value, type):
-        return {}
-    if _foreign(type(value)):
-        methods = vars(type(value)).items()
-    else:
-        methods = ()
-    codes = {
-        f"{name}()": _code(method.__code__)
-        for name, method in methods
-        if isinstance(method, types.FunctionType)
-    }
-    return {**getattr(value, "__dict__", {}), **codes}
-
-
-def _foreign(value: Any) -> bool:
-    """Returns True if a function or class is the caller's own: the code of the packages has a
-    version."""
-    return str(value.__module__).split(".")[0] not in ("fedmtl", "torch", "numpy")
-
-
-def _code(code: types.CodeType) -> str:
-    """Return a digest of what a function computes, but for what it finds in its module."""
-    ordered = (
-        sorted(map(repr, part)) if isinstance(part, frozenset) else part for part in code.co_consts
-    )
-    constants = [
-        _code(part) if isinstance(part, types.CodeType) else repr(part) for part in ordered
-    ]
-    parts = (code.co_code, repr(code.co_names).encode(), repr(constants).encode())
-    return hashlib.blake2b(b"|".join(parts), digest_size=16).hexdigest()
-
-
-def _digest(values: Tensor | np.ndarray) -> str:
-    if isinstance(values, Tensor):
-        array = values.detach().cpu().numpy()
-    else:
-        array = values
-    return hashlib.blake2b(array.tobytes(), digest_size=16).hexdigest()

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from .._files import parse_json
 from ..errors import DataError
-from .folder import split_header
+from .tensor_files import split_header
 
 MOST_TEXT = 1 << 30
 """Bytes of a file of text that is read, at most."""

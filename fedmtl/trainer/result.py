@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,24 +11,24 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from .._rounding import number_text, percent, rounded_up
+from .._rounding import number_text, rounded_up
 from .._text import shown
 from ..algorithms.finetune import Finetune, Personalization
-from ..data import FederatedDataset, RowBound
+from ..data import FederatedDataset
 from ..errors import ConfigError
 from ..models import ModelFactory
 from ..privacy import PrivacyReport
 from ..privacy.noise.grid import GridValue
-from ..report._settings import value_text
+from .comparison import Stage, beside, each_beside, spread_of, verdict
 from .folder import RunFolder
-from .metrics import REGISTRY, Metric
+from .metrics import Metric
+from .outcome import read_result
 from .published import is_public_part
-from .scored import Scored, Stage, beside, each_beside, spread_of, verdict
+from .scored import Scored
+from .summary import numbers_of_result, summary_of
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-_COLUMNS = 3  # bands beside each other
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +151,7 @@ class Result(Scored):
             raise ConfigError(
                 f"trust is {trust!r}; give a list of names of modules, such as [{trust!r}]."
             )
-        return RunFolder(Path(folder)).read_run(cls, model, trust)
+        return read_result(RunFolder(Path(folder)), cls, model, trust)
 
     @property
     def epsilon(self) -> float:
@@ -167,12 +166,12 @@ class Result(Scored):
         return (
             f"Result: {self.algorithm}{'' if self.finetuned is None else ' + finetuning'} on "
             f"{shown(self.data_name)}, "
-            f"{len(self.ids):,} clients, {self._length}, epsilon "
+            f"{len(self.ids):,} clients, {self.length}, epsilon "
             f"{rounded_up(self.epsilon, 3)}{folder}\n  not private: {metrics}"
         )
 
     @property
-    def _length(self) -> str:
+    def length(self) -> str:
         """How many rounds or activations there were; none where clients adapt what was released."""
         count = 0
         if self.algorithm != "released":
@@ -214,7 +213,7 @@ class Result(Scored):
                 f"{'nearly ' * self.trained}every local training ended in a model that is not "
                 "finite"
             )
-            what += f", so it stopped after {self._length}" * (self.stopped == "diverged")
+            what += f", so it stopped after {self.length}" * (self.stopped == "diverged")
         elif 0 < len(self.by_client["loss"]) == self.diverged:
             what = "the loss of every client's own model is not finite"
         else:
@@ -256,8 +255,8 @@ class Result(Scored):
             ModelError: data that the model does not take.
         """
         from .inputs import as_data
+        from .new_clients import personalize
         from .personalize import check_columns
-        from .trainer import personalize
 
         model = self.shared_model()
         terms = self.terms
@@ -311,212 +310,11 @@ class Result(Scored):
             local: what every client has without the others; None for the baseline ``"local"``,
                 where there is one.
         """
-        values: dict[str, Any] = {
-            "algorithm": self.algorithm,
-            "step": self.step,
-            "stopped": self.stopped,
-        }
-        values["metric"] = self.metric
-        if self.chosen:
-            values.update(self.chosen)
-            values["chosen"] = dict(self.chosen)
-        values["scored_clients"] = len(self.personal_accuracy)
-        if self.lost:
-            values["lost"] = self.lost
-        if self.untrained:
-            values["untrained_clients"] = len(self.untrained)
-        if self.finetuned is not None:
-            values |= self.finetuned.numbers()
-        values |= {f"shortened_{side}": share for side, share in self.shortened.items()}
-        if self.verdict:
-            values["verdict"] = self.verdict
-        if local is None:
-            local = self.baselines.get("local")
-        if self.asked:
-            values["metrics"] = [metric.name for metric in self.shown]
-        for metric in self.shown:
-            prefix = ""
-            if metric.name != self.metric:
-                prefix = f"{metric.name}_"
-            own = self.by_client[metric.name]
-            spread = spread_of(own, metric)
-            values[f"{prefix}median"] = spread["median"]
-            if self.evaluated is not None:
-                values[f"{prefix}standard_error"] = self.standard_error(metric)
-            if prefix:
-                values |= {
-                    f"{prefix}{key}": spread[key] for key in ("worst_tenth", "spread", "clients")
-                }
-            if local is not None and (compared := self._beside(local, metric)) is not None:
-                names = (f"{prefix}{name}_local" for name in ("better_than", "as", "worse_than"))
-                values |= dict(zip(names, compared, strict=True))
-        if self.replicates is None:
-            return values | {k: v for k, v in self.final.items() if k != "time"}
-        rows = [{k: v for k, v in row.items() if k != "time"} for row in self.bands]
-        return values | {"round": self.final["round"], "bands": rows, "replicates": self.replicates}
+        return numbers_of_result(self, local)
 
     def summary(self) -> str:
         """The printed summary: accuracy over clients, comparisons, and the privacy block."""
-        clients = f"{len(self.ids):,} clients"
-        scored = len(self.personal_accuracy)
-        if self.evaluated is not None:
-            clients += f" ({len(self.evaluated):,} of them evaluated)"
-        elif scored < len(self.ids):
-            clients += f" ({scored:,} scored, the others have nothing to test on)"
-        if self.privacy.interval is not None and self.privacy.interval["unit"] == "client":
-            clients += f" and {self.privacy.interval['canaries']:,} canaries"
-        head = f"{self.algorithm} on {shown(self.data_name)}: {clients}, {self._length}"
-        if self.stopped == "budget":
-            head += " (stopped: the privacy budget is spent)"
-        if self.stopped == "early":
-            head += " (stopped early)"
-        if self.replicates is None:
-            lines = self._one_run()
-        else:
-            lines = self._several_runs()
-        if self.lost:
-            lines += [f"  {self.lost}"]
-        if self.chosen:
-            text = "; ".join(f"{name} {value_text(value)}" for name, value in self.chosen.items())
-            lines = [f"chosen from public rows and bounds: {text}", "", *lines]
-        return "\n".join([head, "", *lines, "", self.privacy.text()])
-
-    def _one_run(self) -> list[str]:
-        last = self.final
-        local = self.baselines.get("local")
-        stages = [*self.stages(self.algorithm, shared=True)[::-1]]
-        stages += [
-            stage for name, run in self.baselines.items() for stage in run.stages(name)[::-1]
-        ]
-        lines = ["not private (computed on the clients' test data)"]
-        if self.baselines:
-            lines[0] += "; baselines are not released"
-        reference = None
-        if local is not None:
-            reference = local.stages("local")[-1]
-        lines += self._tables(stages, reference)
-        if self.verdict:
-            lines.append(
-                textwrap.indent(textwrap.fill(self.verdict, 78, break_long_words=False), "  ")
-            )
-        if self.evaluated is not None:
-            errors = [
-                (metric.name, self.standard_error(metric), last.get(metric.name))
-                for metric in self.shown
-            ]
-            texts = ", ".join(f"{name} {number_text(error, mean)}" for name, error, mean in errors)
-            lines.append(f"  clients drawn by the seed; standard error of the means: {texts}")
-        trainings = {
-            name: run.diverged_trainings
-            for name, run in {self.algorithm: self, **self.baselines}.items()
-        }
-        if any(trainings.values()):
-            counts = ", ".join(f"{count:,} of {name}" for name, count in trainings.items() if count)
-            lines.append(f"  diverged, and not kept: local trainings, {counts}")
-        if self.finetuned is not None:
-            lines += self.finetuned.lines()
-        if math.isfinite(last.get("nmse", math.nan)) and REGISTRY["nmse"] not in self.shown:
-            middle = spread_of(self.by_client["nmse"], REGISTRY["nmse"])["median"]
-            lines.append(f"  nMSE {number_text(middle)}, median over clients")
-        worse = {text: stage for stage in stages if (text := self._worse_than_constant(stage))}
-        remedy = self._remedy(list(worse.values()))
-        if worse:
-            lines += [f"  warning: worse than predicting a constant: {', '.join(worse)}{remedy}"]
-        if self.bound is not None and any(self.shortened.values()):
-            lines.append(f"  records: {_shares(self.shortened, self.bound)}")
-        if "objective" in last:
-            lines.append(f"  training records: objective {last['objective']:.5g}")
-        return lines
-
-    def _tables(self, stages: Sequence[Stage], reference: Stage | None) -> list[str]:
-        """Return a printed table for each metric, with a row for each of ``stages`` and a
-        comparison with the ``reference``, and what the columns mean."""
-        lines: list[str] = []
-        for metric in self.shown:
-            names = ("mean", "median", "worst_tenth", "spread")
-            rows = [[metric.name, "mean", "median", "tenth", "spread"]]
-            if reference is None:
-                rows[0] += ["epsilon"]
-            else:
-                rows[0] += [f"than {reference.label}", "epsilon"]
-            for stage in stages:
-                spread = spread_of(stage.by_client[metric.name], metric)
-                row = [stage.label, *(number_text(spread[key], spread["mean"]) for key in names)]
-                if reference is not None:
-                    itself = stage.by_client is reference.by_client
-                    compared = None
-                    if not itself:
-                        compared = beside(stage, reference, metric, self.personal.dtype)
-                    row.append("-" if compared is None else percent(compared))
-                rows.append([*row, rounded_up(stage.epsilon, 3)])
-            widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-            for label, *cells in rows:
-                line = "".join(
-                    f"  {cell:>{width}}" for cell, width in zip(cells, widths[1:], strict=True)
-                )
-                lines.append(f"  {label:<{widths[0]}}{line}")
-            defined = [len(stage.by_client[metric.name]) for stage in stages]
-            clients = len(self.owners)
-            if min(defined) < clients:
-                most = ""
-                if max(defined) > min(defined):
-                    most = f" to {max(defined):,}"
-                lines.append(
-                    f"  ({metric.name}: defined for {min(defined):,}{most} of {clients:,} clients)"
-                )
-        lines.append("  tenth: mean over the tenth of the clients with the worst scores")
-        meaning = ""
-        if reference is not None:
-            meaning = f"; than {reference.label}: % of clients better/equal/worse"
-        lines.append(f"  spread: standard deviation{meaning}")
-        lost = ", ".join(
-            f"{len(stage.left_out):,} of {stage.label}" for stage in stages if stage.left_out
-        )
-        return lines + (
-            [f"  diverged, and in no comparison: models of clients, {lost}"] if lost else []
-        )
-
-    def _remedy(self, stages: Sequence[Stage]) -> str:
-        """Return which settings may make bad models better."""
-        names = ["features and targets scaled to [-1, 1]"] * self.unscaled
-        names += ["wider data.bounds of the target, which cut off most targets"] * (
-            self.cut_targets > 0.5
-        )
-        names += ["a larger privacy.epsilon"] * any(
-            0 < stage.epsilon < math.inf for stage in stages
-        )
-        names += ["a smaller algorithm.local.lr"] * (
-            self.terms is not None and self.terms["local"] is not None
-        )
-        pulled = self.finetuned is not None and self.finetuned.settings.kind in (
-            "kl",
-            "vanilla",
-            "ewc",
-        )
-        names += ["finetune=auto"] * (pulled and "nmse" in self.by_client)
-        if names:
-            return f"; try {' or '.join(names)}"
-        return ""
-
-    def _worse_than_constant(self, stage: Stage) -> str:
-        """Return for how many clients models of a real target are worse than the mean of the
-        client's own training targets, if it is more than half; of other models the mean loss, if it
-        is above that of the best constant; else an empty text."""
-        if "nmse" in stage.by_client:
-            own = Stage("own mean", {self.metric: self.constants})
-            compared = beside(stage, own, REGISTRY[self.metric], self.personal.dtype)
-            if compared is None or not compared[2] > 0.5:
-                return ""
-            return (
-                f"{stage.label} (for {compared[2]:.0%} of the clients, than the mean of their "
-                "own training targets)"
-            )
-        mean = spread_of(stage.by_client["loss"], REGISTRY["loss"])["mean"]
-        if self.constant is None or not mean > self.constant * (
-            1 + REGISTRY["loss"].resolution(self.personal.dtype)
-        ):
-            return ""
-        return f"{stage.label} (loss {number_text(mean)}, above {number_text(self.constant)})"
+        return summary_of(self)
 
     def stages(self, name: str, *, shared: bool = False) -> list[Stage]:
         """The scores of the run's personal models, as trained, and finetuned where they were; first
@@ -547,7 +345,9 @@ class Result(Scored):
         local = self.baselines.get("local")
         if local is None:
             return None
-        return self._beside(local, self.shown[0])
+        own = self.stages(self.algorithm)[-1]
+        alone = local.stages("local")[-1]
+        return beside(own, alone, self.shown[0], self.personal.dtype)
 
     @property
     def than_local(self) -> dict[str, str]:
@@ -570,49 +370,3 @@ class Result(Scored):
         own = self.stages(self.algorithm)[-1]
         alone = local.stages("local")[-1]
         return verdict(own, alone, self.shown[0], self.personal.dtype)
-
-    def _beside(self, local: Result, metric: Metric) -> tuple[float, float, float] | None:
-        return beside(
-            self.stages(self.algorithm)[-1], local.stages("local")[-1], metric, self.personal.dtype
-        )
-
-    def _several_runs(self) -> list[str]:
-        assert self.replicates is not None
-        rows = self.bands
-        names = [
-            self.metric,
-            "nmse",
-            *(metric.name for metric in self.asked),
-            "worst_tenth",
-            "objective",
-        ]
-        names = [name for name in dict.fromkeys(names) if name in rows[0]]
-        lines = [
-            "not private (computed on the clients' data): "
-            f"mean of {len(self.replicates) // len(rows)} runs, and 5th to 95th percentile",
-        ]
-        for part in (names[i : i + _COLUMNS] for i in range(0, len(names), _COLUMNS)):
-            lines.append(
-                "".join([f"{'epsilon':>8}", *(f"{name.replace('_', ' '):>24}" for name in part)])
-            )
-            for row in rows:
-                budget = "-"
-                if row["budget"] is not None:
-                    budget = rounded_up(row["budget"], 6)
-                lines.append(
-                    "".join([f"{budget:>8}", *(f"{_band(row, name):>24}" for name in part)])
-                )
-        return lines
-
-
-def _shares(shortened: Mapping[str, float], bound: RowBound) -> str:
-    shares = ", ".join(f"{share:.1%} ({side})" for side, share in shortened.items())
-    return (
-        f"{shares} scaled down to {bound.norm.upper()} norm {bound.bound:g}, for training and "
-        "for scores"
-    )
-
-
-def _band(row: Mapping[str, Any], name: str) -> str:
-    low, high = (number_text(row.get(f"{name}_p{mark}", float("nan"))) for mark in (5, 95))
-    return number_text(row[name]) + (f" [{low}, {high}]" if f"{name}_p5" in row else "")

@@ -74,7 +74,7 @@ def resolved_target(
 
 
 def restored(description: Any, trust: Sequence[str] = ()) -> Any:
-    """Return the settings that :func:`~fedmtl.trainer.problem.describe` described: dataclasses by
+    """Return the settings that :func:`~fedmtl.trainer.fingerprint.describe` described: dataclasses
     class and fields, and factories of :mod:`fedmtl.models` by their functions and settings.
 
     Raises:

@@ -15,7 +15,7 @@ from fedmtl.data import load_synthetic_tasks
 from fedmtl.local import Execution
 from fedmtl.privacy import ClientPrivacy, FullParticipation, open_channel
 from fedmtl.schedules import Block, rounds
-from fedmtl.trainer.problem import build_problem
+from fedmtl.trainer.problem import ProblemSettings, build_problem
 from tests.privacy.activations import Door
 
 
@@ -25,7 +25,16 @@ def problem_of(
     """A float64 problem; linear regression without intercept unless another model is given."""
     model = models.linear_regression(bias=False) if model is None else model
     return build_problem(
-        data, model, loss, execution or Execution(), rounds, seed, device, "float64"
+        data,
+        model,
+        ProblemSettings(
+            loss=loss,
+            execution=execution or Execution(),
+            rounds=rounds,
+            seed=seed,
+            device=device,
+            dtype="float64",
+        ),
     )
 
 

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from fedmtl import Average, Execution, Finetune, LocalSGD, models
+from fedmtl import Average, Finetune, LocalSGD, models
 from fedmtl.algorithms import Cohort
 from fedmtl.algorithms.finetune import FINETUNE_ROUND
 from fedmtl.audit.other_clients import replaced_client
 from fedmtl.errors import ConfigError
-from fedmtl.trainer.problem import build_problem
+from fedmtl.trainer.problem import ProblemSettings, build_problem
 from tests.algorithms.harness import problem_of
 from tests.algorithms.test_pmtl import blocks
 from tests.helpers import ragged_classification, regression
@@ -78,7 +78,7 @@ def setting(name: str, dtype: str = "float64"):
     }
     data = regression(11) if name == "average, numbers" else ragged_classification(11)
     given = model.get(name, models.mlp(hidden=5))
-    problem = build_problem(data, given, "auto", Execution(), 1, 0, "cpu", dtype)
+    problem = build_problem(data, given, ProblemSettings(rounds=1, dtype=dtype))
     return METHODS[name], problem, problem.initial + 0.05
 
 

@@ -23,7 +23,7 @@ from fedmtl import (
 from fedmtl.algorithms.linear.data import LinearLoss
 from fedmtl.algorithms.local_fit import LocalFit
 from fedmtl.data import Domain, load_synthetic_tasks
-from fedmtl.trainer.inputs import usual_baselines
+from fedmtl.trainer.baselines import usual_baselines
 from tests import small
 
 SIZES = {"tasks": 3, "train_examples": 20, "test_examples": 10, "features": 4}

@@ -53,7 +53,7 @@ from fedmtl.data import Examples, FederatedDataset
 from fedmtl.data.synthetic.tasks import load_synthetic_tasks
 from fedmtl.graphs import Ring
 from fedmtl.local import Layout, LocalSGD
-from fedmtl.local.solver import rows_of
+from fedmtl.local.optimizers import rows_of
 from fedmtl.privacy import (
     Activations,
     ClientPrivacy,
@@ -96,7 +96,7 @@ from fedmtl.privacy.receipt import Receipt
 from fedmtl.privacy.records import Records
 from fedmtl.report import figures
 from fedmtl.schedules import RandomLatency
-from fedmtl.trainer import folder
+from fedmtl.trainer import model_file
 from fedmtl.trainer.run import Run
 from fedmtl.trainer.stopping import EarlyStopping
 from tests.helpers import ragged_classification
@@ -1260,7 +1260,7 @@ def _signal_of_the_rows(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     patch.setattr(rerun, "signal_to_noise", measured)
 
 
-@_instead(folder, "model_state")
+@_instead(model_file, "model_state")
 def _scale_of_the_rows(original, problem, row):
     """The file of the model says how large the features are that it takes."""
     state, names = original(problem, row)

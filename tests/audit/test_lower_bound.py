@@ -41,7 +41,7 @@ from fedmtl.contrib.published.pp_dmtl import PublishedPPDMTL
 from fedmtl.data import load_synthetic_tasks
 from fedmtl.errors import ConfigError, PrivacyError, ResumeError
 from fedmtl.privacy import ClientPrivacy
-from fedmtl.trainer.run import processes
+from fedmtl.trainer.processes import processes
 
 from ..trainer.settings import CLIENTS, DELTA, SOLVER, trainer
 from ..trainer.test_asynchronous import LAPLACE

@@ -27,7 +27,7 @@ from fedmtl.audit.run_suite import audit_trainer
 from fedmtl.data import Domain, FederatedDataset, RowBound, read_table
 from fedmtl.errors import ConfigError
 from fedmtl.graphs import Ring
-from fedmtl.trainer.folder import read_tensors
+from fedmtl.trainer.tensor_files import read_tensors
 from tests import small
 from tests.test_cli import command
 

@@ -17,11 +17,10 @@ from fedmtl.algorithms.p2p.network import Network
 from fedmtl.data import FederatedDataset
 from fedmtl.errors import ConfigError
 from fedmtl.graphs import Graph, Ring
-from fedmtl.local import Execution
 from fedmtl.privacy import open_channel
 from fedmtl.schedules import PoissonClocks
 from fedmtl.trainer.engine import bind_schedule, releases_of
-from fedmtl.trainer.problem import build_problem
+from fedmtl.trainer.problem import ProblemSettings, build_problem
 
 ALPHA = 1e-6
 
@@ -162,7 +161,7 @@ def test_peers_without_privacy_reach_the_optimum_of_their_objective(loss):
         rows = {name: (a, (b > 0).long()) for name, (a, b) in rows.items()}
     data = FederatedDataset.from_tensors(rows, classes=None if loss == "squared" else 2)
     model = models.linear_regression(bias=False)
-    problem = build_problem(data, model, "auto", Execution(), 10**6, 0, "cpu", "float64")
+    problem = build_problem(data, model, ProblemSettings(rounds=10**6, dtype="float64"))
     algorithm = PeerToPeer(graph=Ring(), mu=0.5, loss=loss, row_norm=5.0, smoothness=6.0)
     schedule = bind_schedule(PoissonClocks(per_client=250), data)
     channel = open_channel(

@@ -24,8 +24,8 @@ from fedmtl.privacy import ClientPrivacy, QuantileClip, RecordPrivacy
 from fedmtl.schedules import rounds
 from fedmtl.trainer.callbacks import Callback
 from fedmtl.trainer.engine import open_run
-from fedmtl.trainer.folder import read_parts, read_tensors, write_parts
 from fedmtl.trainer.result import Result
+from fedmtl.trainer.tensor_files import read_parts, read_tensors, write_parts
 from tests.algorithms.test_client_half import CLIENTS, NAMES, ROUNDS, _Client, trainer_of
 
 pytest.importorskip("flwr", reason="the extra flower is not installed")

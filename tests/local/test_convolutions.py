@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 from fedmtl.data import DataSpec
 from fedmtl.local import Layout, LocalSGD, StackedModule
-from fedmtl.local.convolutions import Convolution, ConvolutionalNetwork, Toom
+from fedmtl.local.convolutions import Convolution, ConvolutionalNetwork
 from fedmtl.local.losses import LOSSES
 from fedmtl.local.products import output_gradient
+from fedmtl.local.toom import Toom
 from fedmtl.models import femnist_cnn
 from tests.local.test_products import check_descent, gradients, hooked, partly_frozen
 

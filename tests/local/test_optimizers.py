@@ -7,8 +7,8 @@ import torch
 
 from fedmtl.errors import ConfigError
 from fedmtl.local import LocalOptimizer, LocalSGD
+from fedmtl.local.optimizers import StackedOptimizer, backoff_rule
 from fedmtl.local.products import descend
-from fedmtl.local.solver import StackedOptimizer, backoff_rule
 
 K, D, STEPS = 5, 7, 12
 ACTIVE = [5, 5, 5, 4, 4, 3, 3, 3, 1, 1, 1, 1]  # how many leading rows move

@@ -11,6 +11,7 @@ from torch import nn
 from fedmtl.errors import ConfigError
 from fedmtl.local import Layout, StackedModule, example_gradients, prepare_module
 from fedmtl.local.losses import cross_entropy, example_losses, mse
+from fedmtl.local.per_example import DropoutKeys
 from tests.local.test_module import networks
 
 CPU = torch.device("cpu")
@@ -209,7 +210,7 @@ def test_dropout_masks_are_those_of_the_whole_batch(copies):
     ).clone()
     position = torch.arange(5).expand(copies, 5)
     rows, owner = gathered(
-        example_gradients(stack, x, y, cross_entropy, address=address, position=position)
+        example_gradients(stack, x, y, cross_entropy, dropout=DropoutKeys(address, position))
     )
     means = torch.stack([rows[owner == i].mean(0) for i in range(copies)])
     torch.testing.assert_close(means, expected, rtol=1e-10, atol=1e-12)
@@ -219,20 +220,26 @@ def test_an_examples_dropout_mask_stays_with_its_record():
     """Whoever else is drawn: removing a record must move nothing but that record's own gradient."""
     stack = dropout_stack(2)
     x, y = torch.randn(2, 5, 4, dtype=torch.float64), torch.randint(3, (2, 5))
-    options = {"address": torch.tensor([[11, 3, 2], [4, 3, 2]])}
+    address = torch.tensor([[11, 3, 2], [4, 3, 2]])
     position = torch.arange(5).expand(2, 5)
-    whole, _ = gathered(example_gradients(stack, x, y, cross_entropy, position=position, **options))
+    whole, _ = gathered(
+        example_gradients(stack, x, y, cross_entropy, dropout=DropoutKeys(address, position))
+    )
     kept = torch.tensor([0, 3, 4])
     part, _ = gathered(
         example_gradients(
-            stack, x[:, kept], y[:, kept], cross_entropy, position=position[:, kept], **options
+            stack,
+            x[:, kept],
+            y[:, kept],
+            cross_entropy,
+            dropout=DropoutKeys(address, position[:, kept]),
         )
     )
     torch.testing.assert_close(
         part, whole.view(2, 5, -1)[:, kept].flatten(0, 1), rtol=1e-12, atol=1e-12
     )
     with pytest.raises(ConfigError, match="address and a position"):
-        next(example_gradients(stack, x, y, cross_entropy, address=options["address"]))
+        next(example_gradients(stack, x, y, cross_entropy))
 
 
 def test_a_loss_without_one_value_per_example_is_refused():

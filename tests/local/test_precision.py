@@ -9,8 +9,8 @@ from torch import Tensor
 
 from fedmtl.errors import ConfigError
 from fedmtl.local import LocalSGD
+from fedmtl.local.optimizers import rows_of
 from fedmtl.local.precision import Part, Precision, PrecisionBlock
-from fedmtl.local.solver import rows_of
 from tests.local.test_optimizers import along
 
 K, D, FIRST, SHAPE = 3, 20, 2, (3, 4)

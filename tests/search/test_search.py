@@ -38,10 +38,10 @@ from fedmtl.audit.verification import verify
 from fedmtl.errors import ConfigError, PrivacyError, ResumeError
 from fedmtl.privacy import SeededSource, draw_repetitions, selection_epsilon
 from fedmtl.privacy.noise.sources import SystemCoins
+from fedmtl.search.run import SearchRun
 from fedmtl.search.scores import client_scores
-from fedmtl.search.search import _Search
 from fedmtl.trainer.engine import Engine, open_run
-from fedmtl.trainer.run import single_run
+from fedmtl.trainer.fit import single_run
 from tests.helpers import ragged_classification, regression
 
 from ..audit.test_verification import both, failed, lists
@@ -174,7 +174,7 @@ def test_candidates_are_drawn_uniformly_and_repeated_as_the_law_says():
     names = (0.1, 1.0, 5.0)
     plan, drawn = searching(candidates=candidates(*names)).plan(), []
     for seed in range(200):
-        chosen, scores = _Search(
+        chosen, scores = SearchRun(
             searching(candidates=candidates(*names, seed=seed)), plan, None
         )._begin()
         assert scores == []
@@ -201,7 +201,7 @@ def test_secure_mode_draws_its_coins_from_the_system(monkeypatch):
         )  # K = 5 of a geometric law of mean 4; the second of two candidates
 
     plan = searching(candidates=candidates(privacy=SECURE)).plan()
-    search = _Search(searching(candidates=candidates(privacy=SECURE)), plan, None)
+    search = SearchRun(searching(candidates=candidates(privacy=SECURE)), plan, None)
     monkeypatch.setattr(SystemCoins, "uniform", uniform)
     assert search._begin() == ([1] * int(stats.geom(1 / 4).ppf(0.75 + 1e-12)), [])
     assert len(asked) == 2
@@ -220,7 +220,7 @@ def test_scores_lie_between_0_and_1_whatever_a_client_reports():
 @pytest.mark.parametrize("privacy", [PRIVACY, SECURE], ids=["seeded", "secure"])
 def test_the_noise_of_a_score_has_the_stated_law(privacy):
     settings = searching(candidates=candidates(privacy=privacy))
-    search = _Search(settings, settings.plan(), None)
+    search = SearchRun(settings, settings.plan(), None)
     values = np.linspace(0.1, 0.9, CLIENTS)
     run = run_of(values)
     drawn = np.array([search._score(k, 0, run) for k in range(400)]) - values.mean()
@@ -233,7 +233,7 @@ def test_the_noise_of_a_score_has_the_stated_law(privacy):
 def test_one_client_moves_the_released_score_by_its_sensitivity_at_most():
     """The same seeded noise, one client's metric as extreme as can be."""
     settings = searching()
-    search = _Search(settings, settings.plan(), None)
+    search = SearchRun(settings, settings.plan(), None)
 
     def released(value: float) -> float:
         return search._score(0, 0, run_of([0.4] * (CLIENTS - 1) + [value]))
@@ -275,7 +275,7 @@ def test_the_best_run_is_that_candidate_trained_with_the_calibrated_noise(finish
     settings = searching(candidates=candidates(seed=seed_with(REPETITIONS)))
     index = [one.score for one in found.repetitions].index(found.score)
     run = settings.candidates[found.chosen]
-    search = _Search(settings, settings.plan(), None)
+    search = SearchRun(settings, settings.plan(), None)
     own = ClientPrivacy(clip_norm=0.7, noise_multiplier=search.plan.noise_multiplier, delta=DELTA)
     assert run.seed == search.seed
     alone = single_run(
@@ -333,7 +333,7 @@ def test_published_files_bear_the_time_at_which_the_search_began(tmp_path):
     """That of their writing would tell how long it took, and so about how many repetitions there were."""
     settings = searching(candidates=candidates(seed=seed_with(2)), folder=tmp_path / "run")
     earliest = time.time()
-    crash(settings, _Search, "_train", 2)
+    crash(settings, SearchRun, "_train", 2)
     interrupted = time.time()
     settings.fit(resume=True)
     public = tmp_path / "run/public"
@@ -453,11 +453,11 @@ def same_model(folder: Path, other: Path) -> bool:
 @pytest.mark.parametrize(
     ("where", "name", "call"),
     [
-        (_Search, "_write", 2),  # a score drawn and not recorded
-        (_Search, "_train", 2),  # between two repetitions
+        (SearchRun, "_write", 2),  # a score drawn and not recorded
+        (SearchRun, "_train", 2),  # between two repetitions
         (PMTL, "step", 9),  # inside the second
-        (_Search, "_score", 3),  # trained and not scored
-        (_Search, "_publish", 1),
+        (SearchRun, "_score", 3),  # trained and not scored
+        (SearchRun, "_publish", 1),
     ],
 )
 def test_a_seeded_search_resumes_to_the_same_bits(tmp_path, finished, where, name: str, call: int):
@@ -508,10 +508,10 @@ def identical(report) -> str:
 def test_an_interrupted_repetition_of_a_secure_search_begins_anew(monkeypatch, tmp_path):
     """Crashes in the middle of runs, and one after a score was drawn and before it was written: no repetition of the
     finished search can be told from another."""
-    monkeypatch.setattr("fedmtl.search.search.draw_repetitions", lambda *_: 3)
+    monkeypatch.setattr("fedmtl.search.run.draw_repetitions", lambda *_: 3)
     settings = searching(candidates=candidates(privacy=SECURE), folder=tmp_path / "run")
     for resume, end in enumerate(
-        [(PMTL, "step", 3), (PMTL, "step", 9), (_Search, "_write", 1), (PMTL, "step", 2)]
+        [(PMTL, "step", 3), (PMTL, "step", 9), (SearchRun, "_write", 1), (PMTL, "step", 2)]
     ):
         crash(settings, *end, resume=resume > 0)
         assert all(steps <= ROUNDS and scores <= 1 for steps, scores in charged(tmp_path / "run"))
@@ -542,7 +542,7 @@ def test_the_number_of_repetitions_is_never_drawn_again(tmp_path):
 
 def test_a_secure_search_needs_locks_and_its_head_file(monkeypatch, tmp_path):
     """A copy of it would release a second choice; a seeded search would release the same one."""
-    monkeypatch.setattr("fedmtl.search.search.draw_repetitions", lambda *_: 0)
+    monkeypatch.setattr("fedmtl.search.run.draw_repetitions", lambda *_: 0)
     for source, privacy in (("seeded", PRIVACY), ("secure", SECURE)):
         settings = searching(candidates=candidates(privacy=privacy), folder=tmp_path / source)
         settings.fit()
@@ -556,7 +556,7 @@ def test_a_secure_search_needs_locks_and_its_head_file(monkeypatch, tmp_path):
 
 def test_a_resume_with_other_settings_is_refused(tmp_path):
     settings = searching(folder=tmp_path / "run")
-    crash(settings, _Search, "_train", 1)
+    crash(settings, SearchRun, "_train", 1)
     with pytest.raises(ResumeError, match="mean"):
         replace(settings, mean=5.0).fit(resume=True)
     with pytest.raises(ResumeError, match="candidates"):
@@ -641,7 +641,7 @@ def test_a_run_that_spends_more_than_was_planned_stops_the_search(monkeypatch, t
         result = single_run(*place, **engine)
         return replace(result, privacy=replace(result.privacy, epsilon=math.inf))
 
-    monkeypatch.setattr("fedmtl.search.search.single_run", run)
+    monkeypatch.setattr("fedmtl.search.run.single_run", run)
     with pytest.raises(
         PrivacyError, match=r"a run spent epsilon = inf, more than the .* nothing of it is released"
     ):

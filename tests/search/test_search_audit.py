@@ -21,7 +21,7 @@ from torch import Tensor
 from fedmtl import FedAvg, PoissonSampling, PrivateSearch, models
 from fedmtl.errors import PrivacyError
 from fedmtl.privacy import Channel, ClientPrivacy, NoiseSource, SeededSource
-from fedmtl.search.search import _Search
+from fedmtl.search.run import SearchRun
 from fedmtl.trainer.engine import open_run
 from fedmtl.trainer.folder import RunFolder
 from tests.helpers import ragged_classification
@@ -88,7 +88,7 @@ def joined(tensors: list[Tensor]) -> bytes:
     return b"".join(one.contiguous().numpy().tobytes() for one in tensors)
 
 
-class Forced(_Search):
+class Forced(SearchRun):
     """A search whose repetitions all have the same coins."""
 
     def _coins(self, index: int) -> NoiseSource:
@@ -102,7 +102,7 @@ class Addressed(SeededSource):
     name: ClassVar[str] = "secure"
 
 
-def outputs(search: _Search, index: int, candidate: int) -> dict[str, bytes]:
+def outputs(search: SearchRun, index: int, candidate: int) -> dict[str, bytes]:
     """What clients hand to the releases of a repetition, and what is published and printed where it wins."""
     with watched(Record()) as record:
         run = search._train(index, candidate)
@@ -136,7 +136,7 @@ def leaks(settings: PrivateSearch) -> set[str]:
             for name in one
             if any(one[name] != other.get(name) for other in every)
         }
-    search, records = _Search(settings, plan, None), []
+    search, records = SearchRun(settings, plan, None), []
     for index in range(REPETITIONS):
         with watched(Record(silent=True)) as record:
             search._train(index, 0)
@@ -163,7 +163,7 @@ def test_the_production_search_leaks_nothing(source: str) -> None:
 
 
 own_seeds = edit(
-    _Search._train,
+    SearchRun._train,
     "trainer = self.plan.trainers[name]",
     "trainer = replace(self.plan.trainers[name], seed=index)",
 )
@@ -176,34 +176,34 @@ MUTANTS: dict[str, tuple[Callable[..., None], PrivateSearch, set[str]]] = {
     ),
     "batches of their own": (own_seeds, searched(model=MODULE), {"rows"}),
     "number in privacy.json": (
-        edit(_Search._publish, "privacy.to_dict()", 'privacy.to_dict() | {"repetition": best}'),
+        edit(SearchRun._publish, "privacy.to_dict()", 'privacy.to_dict() | {"repetition": best}'),
         searched(),
         {"privacy.json"},
     ),
     "model named by the number": (
         edit(
-            _Search._publish, "/ name, file.read", '/ f"{name[:5]}-{best}.safetensors", file.read'
+            SearchRun._publish, "/ name, file.read", '/ f"{name[:5]}-{best}.safetensors", file.read'
         ),
         searched("secure"),
         {"model-0.safetensors"},
     ),
     "number printed": (
         edit(
-            _Search._result,
+            SearchRun._result,
             "history=history,",
             "history=history, data_name=f'{run.data_name}, repetition {best}',",
         ),
         searched(),
         {"summary"},
     ),
-    "one noise for all": (edit(_Search._coins, "index + 1", "1"), searched(), {"same noise"}),
+    "one noise for all": (edit(SearchRun._coins, "index + 1", "1"), searched(), {"same noise"}),
     "cohorts for all": (
         edit(SeededSource.coins, "self.replicate", "0"),
         searched(),
         {"same cohorts"},
     ),
     "one score noise for all": (
-        edit(_Search._score, "coins(index)", "coins(0)"),
+        edit(SearchRun._score, "coins(index)", "coins(0)"),
         searched(),
         {"same score noise"},
     ),
@@ -218,7 +218,7 @@ def test_a_broken_search_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_addressed_noise_is_refused_in_secure_mode(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_Search, "_coins", lambda self, index: SeededSource(index))
+    monkeypatch.setattr(SearchRun, "_coins", lambda self, index: SeededSource(index))
     search = replace(searched("secure"), mean=1.0)
     with pytest.raises(PrivacyError, match="is seeded, but the settings ask for another one"):
         search.fit()

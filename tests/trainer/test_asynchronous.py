@@ -37,7 +37,7 @@ from fedmtl.report import frame
 from fedmtl.report.tables import grouped
 from fedmtl.schedules import RandomLatency, TraceLatency
 from fedmtl.trainer.engine import bind_schedule
-from fedmtl.trainer.problem import build_problem
+from fedmtl.trainer.problem import ProblemSettings, build_problem
 from tests import small
 
 from ..small import Ended, Ends, check_resumed
@@ -132,7 +132,11 @@ def test_the_schedule_is_of_the_names_and_keys_of_the_clients():
     run = trainer("learner")
     events = run.bound.events(0, 0, 9)
     turned = DATA.subset(DATA.ids[::-1])
-    again = build_problem(turned, run.model, run.loss, run.execution, 9, 0, "cpu", "float64")
+    again = build_problem(
+        turned,
+        run.model,
+        ProblemSettings(loss=run.loss, execution=run.execution, rounds=9, dtype="float64"),
+    )
     mirrored = bind_schedule(run.schedule, again.data).events(0, 0, 9)
     assert torch.equal(4 - mirrored.client, events.client)
 
@@ -219,7 +223,13 @@ def test_every_replicate_is_a_run_of_its_own(case):
     """Run m alone, an event at a time, from its own schedule and noise, without the trainer."""
     run = several(case, metrics=["f1"])
     algorithm, found = run.algorithm, run.fit().replicates
-    problem = build_problem(DATA, run.model, run.loss, run.execution, 1000, SEED, "cpu", "float64")
+    problem = build_problem(
+        DATA,
+        run.model,
+        ProblemSettings(
+            loss=run.loss, execution=run.execution, rounds=1000, seed=SEED, dtype="float64"
+        ),
+    )
     bound = run.bound
     problem = replace(problem, rounds=bound.steps)
     for m, numbers in enumerate(found):

@@ -37,8 +37,8 @@ from fedmtl import (
 )
 from fedmtl.errors import ConfigError
 from fedmtl.privacy import Rounds
-from fedmtl.trainer.folder import Checkpoint
-from fedmtl.trainer.run import held_interruption
+from fedmtl.trainer.checkpoint import Checkpoint
+from fedmtl.trainer.interruption import held_interruption
 
 from ..small import check_same
 from . import test_asynchronous

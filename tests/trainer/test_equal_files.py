@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from fedmtl.trainer.folder import read_tensors, split_header, write_tensors
+from fedmtl.trainer.tensor_files import read_tensors, split_header, write_tensors
 
 from ..conftest import quick_figures
 from .settings import trainer

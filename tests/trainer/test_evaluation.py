@@ -8,13 +8,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import fedmtl.trainer.constants as constants
 import fedmtl.trainer.engine as engine
 import fedmtl.trainer.evaluation as evaluation
 from fedmtl import ClientPrivacy, Execution, FedAvg, LocalSGD, models
 from fedmtl._rounding import number_text
 from fedmtl.local import Layout
+from fedmtl.trainer.constants import constant_loss, own_constants
 from fedmtl.trainer.evaluation import evaluate_each, evaluate_models
-from fedmtl.trainer.problem import build_problem
+from fedmtl.trainer.problem import ProblemSettings, build_problem
 from tests.helpers import ragged_classification, regression
 
 from .settings import DATA, SOLVER, trainer
@@ -22,7 +24,11 @@ from .settings import DATA, SOLVER, trainer
 
 def problem_of(data, *, loss="auto", model=None, execution=None):
     model = models.mlp(hidden=5, dropout=0.5) if model is None else model
-    return build_problem(data, model, loss, execution or Execution(), 1, 0, "cpu", "float64")
+    return build_problem(
+        data,
+        model,
+        ProblemSettings(loss=loss, execution=execution or Execution(), rounds=1, dtype="float64"),
+    )
 
 
 def plain_loop(data, module, row, client):
@@ -110,7 +116,7 @@ def test_a_model_that_everybody_has_is_scored_once(monkeypatch):
 
 @pytest.mark.parametrize("loss", ["cross_entropy", "binary_cross_entropy", "mse", "half_mse"])
 def test_the_best_constant_is_that_of_a_search(monkeypatch, loss):
-    monkeypatch.setattr(evaluation, "_FLAT", 7)
+    monkeypatch.setattr(constants, "_CHUNK", 7)
     data = (
         regression(7)
         if "mse" in loss
@@ -118,7 +124,7 @@ def test_the_best_constant_is_that_of_a_search(monkeypatch, loss):
     )
     outputs = 3 if loss == "cross_entropy" else 1
     problem = problem_of(data, loss=loss, model=torch.nn.Linear(data.spec.shape[0], outputs))
-    found = evaluation.constant_loss(problem)
+    found = constant_loss(problem)
     constant = torch.zeros(outputs, dtype=torch.float64, requires_grad=True)
     search = torch.optim.LBFGS(
         [constant], max_iter=100, tolerance_grad=1e-12, line_search_fn="strong_wolfe"
@@ -137,10 +143,7 @@ def test_the_best_constant_is_that_of_a_search(monkeypatch, loss):
 
 
 def test_a_loss_of_the_callers_own_has_no_constant():
-    assert (
-        evaluation.constant_loss(problem_of(DATA, loss=torch.nn.CrossEntropyLoss(reduction="none")))
-        is None
-    )
+    assert constant_loss(problem_of(DATA, loss=torch.nn.CrossEntropyLoss(reduction="none"))) is None
 
 
 @pytest.mark.parametrize("noise", [0.0, 30.0])
@@ -188,9 +191,9 @@ def test_one_client_of_little_variance_makes_no_warning():
 
 def test_the_constant_of_a_client_is_the_mean_of_its_own_training_targets():
     data = replace(regression(5), target_range=(10.0, 30.0))
-    found = evaluation.own_constants(problem_of(data))
+    found = own_constants(problem_of(data))
     for name in data.ids:
         own = data.subset([name])
         train, test = (20 + 10 * part.y.numpy().astype(float) for part in (own.train, own.test))
         assert found[name] == pytest.approx(np.mean((test - np.mean(train)) ** 2))
-    assert evaluation.own_constants(problem_of(DATA)) == {}
+    assert own_constants(problem_of(DATA)) == {}

@@ -40,8 +40,9 @@ from fedmtl.audit.verification import verify
 from fedmtl.cli.run import Job
 from fedmtl.errors import ConfigError, DataError, ModelError, ResumeError
 from fedmtl.privacy.chain import Head, read_chain
-from fedmtl.trainer.folder import Checkpoint, RunFolder
-from fedmtl.trainer.problem import describe
+from fedmtl.trainer.checkpoint import Checkpoint
+from fedmtl.trainer.fingerprint import describe
+from fedmtl.trainer.folder import RunFolder
 from tests import small
 from tests.conftest import quick_figures
 

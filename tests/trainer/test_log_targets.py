@@ -13,7 +13,7 @@ from fedmtl import FedAvg, FullParticipation, LocalSGD, Result, Trainer, models
 from fedmtl.cli.main import main
 from fedmtl.data import read_table
 from fedmtl.errors import ConfigError, DataError
-from fedmtl.trainer import evaluation
+from fedmtl.trainer.constants import own_constants
 
 from ..algorithms.harness import problem_of
 
@@ -119,7 +119,7 @@ def test_predictions_are_medians_and_the_constant_is_the_mean_of_logarithms():
     result = Trainer(data=data, algorithm=fedavg, rounds=3, progress=False, **settings).fit()
     found = result.predictor()(pd.DataFrame({"age": [40, 80]}))
     np.testing.assert_allclose(found, math.exp(3), rtol=0.1)
-    own = evaluation.own_constants(problem_of(data, model=models.linear_regression()))
+    own = own_constants(problem_of(data, model=models.linear_regression()))
     for place, name in enumerate(data.ids):
         sides = [data.in_units(part.y[slice(*part.offsets[place : place + 2].tolist())]).numpy()
                  for part in (data.train, data.test)]  # fmt: skip

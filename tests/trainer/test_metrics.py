@@ -24,14 +24,9 @@ from fedmtl.privacy import ClientPrivacy, FullParticipation
 from fedmtl.report import frame, report
 from fedmtl.report.tables import csv_text
 from fedmtl.trainer import evaluation
-from fedmtl.trainer.metrics import (
-    REGISTRY,
-    distribution,
-    invented_rows,
-    normalized,
-    resolve_metrics,
-    shares,
-)
+from fedmtl.trainer.comparison import distribution, shares
+from fedmtl.trainer.metrics import REGISTRY, invented_rows, resolve_metrics
+from fedmtl.trainer.scores import normalized
 from tests import small
 from tests.helpers import ragged_classification, regression
 from tests.trainer.settings import DATA, SOLVER, trainer

@@ -39,7 +39,8 @@ from fedmtl.audit.rerun import watched
 from fedmtl.data import FederatedDataset
 from fedmtl.errors import ConfigError, DataError, ModelError
 from fedmtl.report import canvas
-from fedmtl.trainer.metrics import REGISTRY, shares
+from fedmtl.trainer.comparison import shares
+from fedmtl.trainer.metrics import REGISTRY
 from fedmtl.trainer.personalize import held_out
 from tests.helpers import ragged_classification
 

@@ -39,7 +39,7 @@ from fedmtl.cli.run import Job, Process
 from fedmtl.data import load_synthetic_tasks
 from fedmtl.errors import ConfigError, ResumeError, TrainingError
 from fedmtl.ranks import Ranks
-from fedmtl.trainer.run import processes
+from fedmtl.trainer.processes import processes
 from tests.helpers import ragged_classification
 from tests.methods import LINEAR, NETWORKS, SOLVER
 

@@ -23,9 +23,9 @@ from fedmtl import (
 from fedmtl.cli.commands import verify
 from fedmtl.data import Examples, FederatedDataset
 from fedmtl.errors import ConfigError
+from fedmtl.trainer.comparison import Stage, beside, each_beside, verdict
 from fedmtl.trainer.evaluation import evaluated_clients
 from fedmtl.trainer.metrics import REGISTRY
-from fedmtl.trainer.scored import Stage, beside, each_beside, verdict
 from tests import small
 from tests.helpers import ragged_classification, regression
 

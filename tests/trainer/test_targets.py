@@ -11,7 +11,7 @@ from torch import nn
 from fedmtl import FedAvg, Result
 from fedmtl.cli.names import config_folder
 from fedmtl.errors import ConfigError
-from fedmtl.trainer.problem import describe
+from fedmtl.trainer.fingerprint import describe
 from fedmtl.trainer.targets import resolved_target
 
 from .settings import DATA, SOLVER, trainer
@@ -50,7 +50,7 @@ REFUSED = """
 os.system pathlib.Path.touch pathlib.Path builtins.exec eval functools.partial hydra.utils.get_method
 my_method.Mine fedmtl.cli.main.os.system fedmtl.cli.main.main fedmtl.cli.main fedmtl.trainer.folder.Path
 fedmtl.trainer.folder.Path.touch fedmtl.trainer.callbacks.Path fedmtl.import_module fedmtl.Result.load
-fedmtl.Trainer fedmtl.personalize fedmtl.report.report fedmtl.trainer.folder.write_json
+fedmtl.Trainer fedmtl.personalize fedmtl.report.report fedmtl.trainer.tensor_files.write_tensors
 fedmtl._files.write_bytes fedmtl.trainer.callbacks.write_bytes fedmtl.privacy.Ledger
 fedmtl.privacy.open_channel fedmtl.algorithms.ClientStore fedmtl.local.Executor fedmtl.data.LOADERS
 fedmtl.data.reader fedmtl.models.networks.wraps fedmtl.__main__.main fedmtl.FedAvg.__init__

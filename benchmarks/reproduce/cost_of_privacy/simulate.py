@@ -16,10 +16,9 @@ from fedmtl.algorithms.async_learner.algorithm import AsyncLearner
 from fedmtl.algorithms.async_learner.central import CentralLearner
 from fedmtl.algorithms.linear.data import LinearData
 from fedmtl.data import Examples, FederatedDataset
-from fedmtl.local import Execution
 from fedmtl.random import derive_key
 from fedmtl.schedules import Block
-from fedmtl.trainer.problem import build_problem
+from fedmtl.trainer.problem import ProblemSettings, build_problem
 
 KAPPAS = (1.0, 2.0, 5.0, 10.0, 20.0, 40.0)
 
@@ -46,7 +45,9 @@ def problem_of(data: LinearData, events: int, public: LinearData | None = None) 
     names = tuple(map(str, range(len(data.x))))
     dataset = FederatedDataset(own, own, names, public=known, verify=False)
     model = models.linear_regression(bias=data.bias)
-    return build_problem(dataset, model, "mse", Execution(), events, 0, "cpu", "float64")
+    return build_problem(
+        dataset, model, ProblemSettings(loss="mse", rounds=events, dtype="float64")
+    )
 
 
 def simulate(

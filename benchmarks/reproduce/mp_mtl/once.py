@@ -32,7 +32,7 @@ from problems import DELTA, Setup, errors_of, run, setups  # noqa: E402
 from scores import Score, by_client, difference, mark, renew_scores, table  # noqa: E402
 from sweep import existing, markdown, replace_section  # noqa: E402
 
-from fedmtl import ClientPrivacy, Execution, FedAvg, FullParticipation, LocalSGD, Trainer, models  # noqa: E402
+from fedmtl import ClientPrivacy, FedAvg, FullParticipation, LocalSGD, Trainer, models  # noqa: E402
 from fedmtl.algorithms import Problem  # noqa: E402
 from fedmtl.algorithms.linear.data import LinearData  # noqa: E402
 from fedmtl.algorithms.linear.evidence import own_ridges  # noqa: E402
@@ -42,7 +42,7 @@ from fedmtl.contrib.private_prior import PrivatePrior  # noqa: E402
 from fedmtl.data import FederatedDataset  # noqa: E402
 from fedmtl.privacy import ReleasePlan, open_channel  # noqa: E402
 from fedmtl.schedules import Block  # noqa: E402
-from fedmtl.trainer.problem import build_problem  # noqa: E402
+from fedmtl.trainer.problem import ProblemSettings, build_problem  # noqa: E402
 
 EPSILONS = (0.1, 0.3, 1.0, 3.0, 10.0)
 TUNING, DEALS, REPETITIONS = (10_000, 10_001), tuple(range(8)), 3
@@ -185,7 +185,9 @@ def averaged(
 
 def problem_of(data: FederatedDataset, seed: int) -> Problem:
     model = models.linear_regression(bias=False)
-    return build_problem(data, model, "mse", Execution(), 1, seed, "cpu", "float64")
+    return build_problem(
+        data, model, ProblemSettings(loss="mse", rounds=1, seed=seed, dtype="float64")
+    )
 
 
 def open_one(

@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedmtl import ClientPrivacy, Execution, FullParticipation, models
+from fedmtl import ClientPrivacy, FullParticipation, models
 from fedmtl.algorithms.linear.data import LinearData
 from fedmtl.algorithms.mp_mtl.algorithm import MPMTL
 from fedmtl.data import Examples, FederatedDataset, load_synthetic_tasks, read_school
 from fedmtl.privacy import open_channel
 from fedmtl.schedules import rounds as round_events
-from fedmtl.trainer.metrics import normalized
-from fedmtl.trainer.problem import build_problem
+from fedmtl.trainer.problem import ProblemSettings, build_problem
+from fedmtl.trainer.scores import normalized
 
 ROUNDS, DELTA = 10, 1e-5
 PUBLIC = 10_000
@@ -166,12 +166,7 @@ def run(
     problem = build_problem(
         data,
         models.linear_regression(bias=False),
-        "mse",
-        Execution(),
-        rounds,
-        seed,
-        "cpu",
-        "float64",
+        ProblemSettings(loss="mse", rounds=rounds, seed=seed, dtype="float64"),
     )
     options: dict[str, Any] = {"clip_norm": clip, "delta": delta, "mechanism": mechanism}
     privacy = tuple(

@@ -15,11 +15,10 @@ from fedmtl.algorithms.base import Problem
 from fedmtl.algorithms.linear.data import LinearData, LinearLoss, LossName
 from fedmtl.algorithms.linear.solve import minimize
 from fedmtl.data import FederatedDataset
-from fedmtl.local import Execution
 from fedmtl.privacy import open_channel
 from fedmtl.schedules import PoissonClocks
 from fedmtl.trainer.engine import bind_schedule, releases_of
-from fedmtl.trainer.problem import build_problem
+from fedmtl.trainer.problem import ProblemSettings, build_problem
 
 Array = NDArray[np.float64]
 Row = dict[str, Any]
@@ -29,7 +28,7 @@ EVERY = 10**9
 def problem_of(data: FederatedDataset, seed: int = 0) -> Problem:
     """Linear models without bias on the data."""
     linear = models.linear_regression(bias=False)
-    return build_problem(data, linear, "auto", Execution(), EVERY, seed, "cpu", "float64")
+    return build_problem(data, linear, ProblemSettings(rounds=EVERY, seed=seed, dtype="float64"))
 
 
 def objective_of(algorithm: PeerToPeer, data: FederatedDataset) -> PeerProblem:

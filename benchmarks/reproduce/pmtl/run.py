@@ -29,9 +29,9 @@ from sweep import existing  # noqa: E402
 from tables import write_tables  # noqa: E402
 
 from benchmarks.baselines.concatenated import ConcatenatedModels  # noqa: E402
-from fedmtl import Execution, FederatedDataset, Finetune, LocalSGD, Result, models  # noqa: E402
+from fedmtl import FederatedDataset, Finetune, LocalSGD, Result, models  # noqa: E402
 from fedmtl.trainer.evaluation import evaluate_each  # noqa: E402
-from fedmtl.trainer.problem import build_problem  # noqa: E402
+from fedmtl.trainer.problem import ProblemSettings, build_problem  # noqa: E402
 
 EPSILONS = (0.3, 1.0, 3.0, 10.0, math.inf)
 METHODS = {"MTL": "PMTL", "global": "FedAvg"}  # columns of Table 1, by method
@@ -67,9 +67,7 @@ def ways(study: Study) -> dict[str, list[Finetune]]:
 
 def score(result: Result, data: FederatedDataset, way: Finetune, seed: int) -> float:
     """The mean test accuracy after finetuning each client's model of ``result``."""
-    problem = build_problem(
-        data, models.softmax_regression(), "auto", Execution(), 1, seed, "cpu", "float32"
-    )
+    problem = build_problem(data, models.softmax_regression(), ProblemSettings(rounds=1, seed=seed))
     everyone = torch.arange(problem.clients)
     tuned = way.train(problem, result.personal, everyone)
     scores = evaluate_each(problem, lambda own: tuned[own], everyone).by_client(problem)["accuracy"]

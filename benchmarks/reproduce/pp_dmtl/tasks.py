@@ -15,11 +15,10 @@ from fedmtl.algorithms.base import Problem, State
 from fedmtl.algorithms.linear.data import LinearLoss
 from fedmtl.algorithms.linear.solve import fit_own
 from fedmtl.data.synthetic.tasks import load_synthetic_tasks
-from fedmtl.local import Execution
 from fedmtl.privacy import open_channel
 from fedmtl.schedules import AsynchronousSchedule
 from fedmtl.trainer.engine import bind_schedule, releases_of
-from fedmtl.trainer.problem import build_problem
+from fedmtl.trainer.problem import ProblemSettings, build_problem
 
 Kind = Literal["classification", "regression"]
 TASKS, FEATURES, FIRST = 20, 28, 5
@@ -66,7 +65,7 @@ def tasks(kind: Kind, seed: int, records: int = 60) -> Tasks:
         TASKS, train_examples=records, features=FEATURES, problem=kind, seed=seed
     )
     model = models.linear_regression(bias=False)
-    problem = build_problem(data, model, "auto", Execution(), 10**9, seed, "cpu", "float64")
+    problem = build_problem(data, model, ProblemSettings(rounds=10**9, seed=seed, dtype="float64"))
     sides = []
     for side in (data.train, data.test):
         y = 2 * side.y.double() - 1 if kind == "classification" else side.y.double()

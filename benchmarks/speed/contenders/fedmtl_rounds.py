@@ -34,7 +34,7 @@ from fedmtl.local import plan_batches
 from fedmtl.privacy import Channel, open_channel
 from fedmtl.ranks import SINGLE, Ranks
 from fedmtl.schedules import rounds as round_events
-from fedmtl.trainer.problem import build_problem
+from fedmtl.trainer.problem import ProblemSettings, build_problem
 
 MODELS: dict[str, Any] = {
     "cnn": models.femnist_cnn(),
@@ -86,9 +86,17 @@ class Run:
         )
         execution = Execution(**settings.get("execution", {}))
         problem = build_problem(
-            data, MODELS[settings["model"]], "cross_entropy", execution, rounds, settings["seed"], device, "float32",
-            ranks=ranks,
-        )  # fmt: skip
+            data,
+            MODELS[settings["model"]],
+            ProblemSettings(
+                loss="cross_entropy",
+                execution=execution,
+                rounds=rounds,
+                seed=settings["seed"],
+                device=device,
+            ),
+            ranks,
+        )
         solver = LocalSGD(lr=settings["lr"], epochs=1, batch_size=settings["batch"])
         lam = settings["lam"]
         algorithm = (

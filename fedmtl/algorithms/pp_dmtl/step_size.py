@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -107,12 +108,9 @@ def largest_delay(clients: Tensor) -> int:
 
 
 def synthetic_tasks(
-    algorithm: PPDMTL,
-    problem: Problem,
-    smooth: float,
-    seed: int,
+    algorithm: PPDMTL, problem: Problem, smooth: float, seed: int
 ) -> FederatedDataset:
-    """Makes synthetic tasks of the problem's sizes, with models of rank 3.
+    """Returns synthetic tasks of the problem's sizes, with models of rank 3.
 
     Their rows share a direction, so strongly that the largest curvature of a task is ``smooth``, or
     as near to it as rows of the problem's bound allow.
@@ -124,7 +122,6 @@ def synthetic_tasks(
         seed: of the draws.
     """
     data = problem.data
-    loss = algorithm.linear_loss
     shape = data.spec.shape
     d = math.prod(shape)
     counts = data.train.counts
@@ -134,50 +131,25 @@ def synthetic_tasks(
     direction = torch.randn(1, d, generator=draw, dtype=torch.float64)
     free = [torch.randn(n, d, generator=draw, dtype=torch.float64) for n in counts.tolist()]
     direction /= direction.norm()
-
-    def rows(share: float) -> list[Tensor]:
-        """Returns rows of length ``size`` with this share of the common direction."""
-        made = []
-        for x in free:
-            own = math.sqrt(1 - share) * x / x.norm(dim=1, keepdim=True)
-            mixed = math.sqrt(share) * direction + own
-            made.append(size * mixed / mixed.norm(dim=1, keepdim=True))
-        return made
-
-    def curvature(share: float) -> float:
-        largest = 0.0
-        for x in rows(share):
-            if len(x):
-                ones = torch.ones(len(x), bias, dtype=torch.float64)
-                whole = torch.cat([x, ones], dim=1)
-                norm = float(torch.linalg.matrix_norm(whole, 2))
-                largest = max(largest, norm**2 / len(x))
-        return loss.smoothness(1.0) * largest
-
-    # the curvature grows with the share: bisection
+    # The curvature grows with the share of the common direction, so bisection finds the share.
     low = 0.0
     high = _MOST
     for _ in range(20):
         share = (low + high) / 2
-        if curvature(share) < smooth:
+        tried = _mixed_rows(free, direction, share, size)
+        if algorithm.linear_loss.smoothness(1.0) * _largest_curvature(tried, bias) < smooth:
             low = share
         else:
             high = share
-    # models of rank 3, (T, d)
+    # Models of rank 3, (T, d).
     models = torch.randn(len(counts), min(_RANK, d), generator=draw, dtype=torch.float64)
     models = models @ torch.randn(min(_RANK, d), d, generator=draw, dtype=torch.float64)
-    x_of_tasks = rows(low)
-    targets = []
-    for x, w in zip(x_of_tasks, models, strict=True):
-        score = x @ w
-        if len(x):
-            score = score / score.square().mean().sqrt().clamp(min=1e-12)
-        targets.append(score + 0.1 * torch.randn(len(x), generator=draw, dtype=torch.float64))
-    scores = torch.cat(targets)
+    rows = _mixed_rows(free, direction, low, size)
+    scores = torch.cat([_scores(x, w, draw) for x, w in zip(rows, models, strict=True)])
     y = scores.float()
     if data.classes is not None:
         y = (scores >= 0).long()
-    features = torch.cat(x_of_tasks).reshape(-1, *shape).float()
+    features = torch.cat(rows).reshape(-1, *shape).float()
     records = Examples(features, y, data.train.offsets)
     return FederatedDataset(
         records,
@@ -187,3 +159,42 @@ def synthetic_tasks(
         name="synthetic tasks",
         domain=data.domain,
     )
+
+
+def _mixed_rows(
+    free: Sequence[Tensor], direction: Tensor, share: float, size: float
+) -> list[Tensor]:
+    """Returns the tasks' rows of length ``size`` with a share of the common direction.
+
+    Args:
+        free: (n_t, d) for each task, the rows' own directions.
+        direction: (1, d), of length 1.
+        share: in [0, 1).
+        size: the length.
+    """
+    made = []
+    for x in free:
+        own = math.sqrt(1 - share) * x / x.norm(dim=1, keepdim=True)
+        mixed = math.sqrt(share) * direction + own
+        made.append(size * mixed / mixed.norm(dim=1, keepdim=True))
+    return made
+
+
+def _largest_curvature(rows: Sequence[Tensor], bias: int) -> float:
+    """Returns the largest eigenvalue of X^T X / n of any task, with ``bias`` columns of ones."""
+    largest = 0.0
+    for x in rows:
+        if len(x):
+            ones = torch.ones(len(x), bias, dtype=torch.float64)
+            whole = torch.cat([x, ones], dim=1)
+            norm = float(torch.linalg.matrix_norm(whole, 2))
+            largest = max(largest, norm**2 / len(x))
+    return largest
+
+
+def _scores(x: Tensor, w: Tensor, draw: torch.Generator) -> Tensor:
+    """Returns the scores of a task's rows under its model, of mean square 1, with noise of 0.1."""
+    score = x @ w
+    if len(x):
+        score = score / score.square().mean().sqrt().clamp(min=1e-12)
+    return score + 0.1 * torch.randn(len(x), generator=draw, dtype=torch.float64)

@@ -1,0 +1,193 @@
+"""Comparison of the scores of two sets of models, client by client."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from math import inf, isfinite
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .._rounding import number_text
+from .._text import shown
+from .metrics import Metric
+
+
+def distribution(scores: Tensor, *, higher_is_better: bool) -> dict[str, float]:
+    """Return the mean, median, mean of the worst tenth and standard deviation of clients' scores,
+    and their number; NaN and 0 without any.
+
+    The worst tenth are the ceil(n / 10) clients with the lowest scores, of an error those with the
+    largest. The deviation has divisor n.
+
+    Args:
+        scores: (n,).
+        higher_is_better: False for errors.
+    """
+    tenth = math.ceil(len(scores) / 10)
+    ordered = torch.sort(scores, descending=not higher_is_better).values
+    return {
+        "mean": float(scores.mean()),
+        "median": float(np.median(scores.numpy())) if len(scores) else math.nan,
+        "worst_tenth": float(ordered[:tenth].mean()),
+        "spread": float(scores.std(correction=0)) if len(scores) else math.nan,
+        "clients": len(scores),
+    }
+
+
+def compared(
+    scores: Tensor, others: Tensor, *, higher_is_better: bool, resolution: float = 0.0
+) -> Tensor:
+    """Return by client 1 where its score is better than the other one, 0 where they are equal and
+    -1 where it is worse, int64 (n,). What is not finite is worse than every number.
+
+    Args:
+        scores, others: (n,).
+        higher_is_better: False for errors.
+        resolution: relative difference up to which two scores are equal, see
+            :meth:`Metric.resolution`.
+    """
+    sign = 1.0
+    if not higher_is_better:
+        sign = -1.0
+    own, other = (
+        torch.where(torch.isfinite(values), sign * values.double(), -1e300)
+        for values in (scores, others)
+    )
+    equal = (own - other).abs() <= resolution * torch.maximum(own.abs(), other.abs())
+    return torch.where(equal, 0, torch.where(own > other, 1, -1))
+
+
+def shares(
+    scores: Tensor, others: Tensor, *, higher_is_better: bool, resolution: float = 0.0
+) -> tuple[float, float, float]:
+    """Return the shares of the clients that score better, equal and worse than ``others``, see
+    :func:`compared`."""
+    signs = compared(scores, others, higher_is_better=higher_is_better, resolution=resolution)
+    better, equal, worse = ((signs == sign).double().mean().item() for sign in (1, 0, -1))
+    return better, equal, worse
+
+
+_LOSERS = 3  # clients that a verdict names
+_SMALL = 0.0095  # a share that is written with a decimal
+ByClient = Mapping[str, Mapping[str, float]]
+"""Metric -> client -> number, without the clients for which it is not defined."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Models that are scored, one a client.
+
+    Args:
+        label: what they are.
+        by_client: their scores.
+        epsilon: that they cost.
+        diverged: ids of clients whose training did, and who have the model that it started from.
+    """
+
+    label: str
+    by_client: ByClient
+    epsilon: float = 0.0
+    diverged: Collection[str] = ()
+
+    @property
+    def left_out(self) -> set[str]:
+        """Return the clients that are in no comparison: those that diverged, or have no finite
+        loss."""
+        losses = self.by_client.get("loss", {})
+        return {*self.diverged, *(name for name, loss in losses.items() if not isfinite(loss))}
+
+
+def spread_of(scores: Mapping[str, float], metric: Metric) -> dict[str, float]:
+    """Return the :func:`~fedmtl.trainer.metrics.distribution` over the clients of ``scores``."""
+    values = torch.tensor(list(scores.values()), dtype=torch.float64)
+    return distribution(values, higher_is_better=metric.higher_is_better)
+
+
+def beside(
+    own: Stage, others: Stage, metric: Metric, dtype: torch.dtype
+) -> tuple[float, float, float] | None:
+    """Return the shares of the clients that score better, equal and worse than with other models,
+    of those that have a score with both, and whose training did not diverge; None without such a
+    client.
+
+    Args:
+        own, others: scores.
+        metric: that is compared.
+        dtype: of the models, which decides when two scores are equal.
+    """
+    _, first, second = _of_both(own, others, metric)
+    if not len(first):
+        return None
+    return shares(
+        first, second, higher_is_better=metric.higher_is_better, resolution=metric.resolution(dtype)
+    )
+
+
+def each_beside(own: Stage, others: Stage, metric: Metric, dtype: torch.dtype) -> dict[str, str]:
+    """Return ``"better"``, ``"equal"`` or ``"worse"`` for each client that :func:`beside` compares,
+    by its id."""
+    names, first, second = _of_both(own, others, metric)
+    signs = compared(
+        first, second, higher_is_better=metric.higher_is_better, resolution=metric.resolution(dtype)
+    ).tolist()
+    words = {1: "better", 0: "equal", -1: "worse"}
+    return {name: words[sign] for name, sign in zip(names, signs, strict=True)}
+
+
+def verdict(own: Stage, others: Stage, metric: Metric, dtype: torch.dtype) -> str:
+    """Return a sentence on how many clients are better off than alone, which lose most, and the
+    means; empty without a client to compare.
+
+    Args:
+        own, others: scores, of the models that clients have together and alone.
+        metric: that is compared.
+        dtype: of the models, which decides when two scores are equal.
+    """
+    names, first, second = _of_both(own, others, metric)
+    if not names:
+        return ""
+    up = metric.higher_is_better
+    resolution = metric.resolution(dtype)
+    better, equal, worse = shares(first, second, higher_is_better=up, resolution=resolution)
+    text = (
+        f"of {len(names):,} clients {better:.0%} are better off than alone, {equal:.0%} equal, "
+        f"{worse:.0%} worse"
+    )
+    if worse:
+        loss = (second - first if up else first - second).nan_to_num(nan=inf)
+        most = loss.argsort(descending=True, stable=True)[: min(_LOSERS, round(worse * len(names)))]
+        text += f" (most: {', '.join(shown(names[place]) for place in most.tolist())})"
+    return f"{text}; {_means(first.mean().item(), second.mean().item(), metric, resolution)}"
+
+
+def _means(mean: float, alone: float, metric: Metric, resolution: float) -> str:
+    """Returns the difference between the mean of a metric and that of the non-federated
+    baseline; for errors as a share."""
+    if metric.higher_is_better:
+        what = f"mean {metric.name}"
+    else:
+        what = f"mean error ({metric.name})"
+    if abs(mean - alone) <= resolution * max(abs(mean), abs(alone)):
+        return f"the {what} is the same"
+    if metric.higher_is_better or not (isfinite(mean) and 0 < alone < inf):
+        return f"the {what} is {number_text(mean)}, alone {number_text(alone)}"
+    share = abs(mean / alone - 1)
+    side = "higher" if mean > alone else "lower"
+    return f"the {what} is {share:.{int(share < _SMALL)}%} {side}"
+
+
+def _of_both(own: Stage, others: Stage, metric: Metric) -> tuple[list[str], Tensor, Tensor]:
+    """Return the clients that have a score with both, and whose training did not diverge, and these
+    scores, float64 (k,) each."""
+    first, second = (stage.by_client.get(metric.name, {}) for stage in (own, others))
+    without = own.left_out | others.left_out
+    both = [name for name in first if name in second and name not in without]
+    one, other = (
+        torch.tensor([scores[name] for name in both], dtype=torch.float64)
+        for scores in (first, second)
+    )
+    return both, one, other

@@ -1,0 +1,110 @@
+"""The result of a run after its last step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ..algorithms.base import State
+from ..algorithms.finetune import Personalization
+from ..models.networks import NamedFactory
+from ..privacy.reporting import privacy_report
+from .aggregates import numbers_of
+from .coding import Coding
+from .constants import constant_loss, own_constants
+from .metrics import main_metric
+from .personalize import finetuned, not_covered
+from .result import Result
+
+if TYPE_CHECKING:
+    from .run import Run
+
+
+OUTSIDE = (
+    "the {count} runs behind a band: an epsilon covers one run, and figures of several show more "
+    "(what is said here of epsilon, budget and noise is the largest of any run)"
+)
+
+
+def conclude(run: Run, state: State, step: int, stopped: str) -> Result:
+    """Return the result after the last step."""
+    problem = run.problem
+    evaluated = run.evaluated
+    runs, scored = run.evaluate(state, step)
+    tally = run.tally()
+    report, released = run.ranks.share(
+        lambda: (privacy_report(run.channel), dict(run.channel.on_grid))
+    )
+    personal, parts = run.engine.models(run, state)
+    if run.settings.runs > 1:
+        report = replace(report, outside=(OUTSIDE.format(count=run.settings.runs), *report.outside))
+    audit = run.settings.audit
+    if audit is not None:
+        model = run.algorithm.shared(state)
+        if model is None or run.algorithm.one_at_a_time:
+            change = None
+        else:
+            change = model - problem.initial
+        interval = audit.certificate(run.channel, report.epsilon, change)
+        report = replace(report, interval=interval, outside=(*report.outside, audit.outside))
+    metric = main_metric(problem.data.spec).name
+    scores = {name: metrics.by_client(evaluated) for name, metrics in scored.items()}
+    factory = None
+    if isinstance(run.settings.model, NamedFactory):
+        factory = run.settings.model
+    return Result(
+        algorithm=run.algorithm.name,
+        privacy=replace(report, **run.engine.facts),
+        history=run.history,
+        personal=personal,
+        parts=parts,
+        shared=run.algorithm.shared(state),
+        ids=problem.data.ids,
+        scores=scores or {"personal": {"loss": {}, metric: {}}},
+        final=run.history[-1],
+        stopped=stopped,
+        metric=metric,
+        data_name=problem.data.name,
+        module=problem.module,
+        factory=factory,
+        folder=None if run.folder is None else run.folder.root,
+        replicates=runs if run.settings.runs > 1 else None,
+        released=released,
+        asked=run.settings.asked_metrics,
+        trained=not 0 < tally.trained == tally.diverged,
+        untrained=_untrained(run, state),
+        step=run.step_name,
+        evaluated=evaluated.data.ids if len(run.clients) < problem.clients else None,
+        tested=int((problem.data.test.counts > 0).sum()),
+        constants=own_constants(evaluated),
+        constant=constant_loss(evaluated),
+        coding=Coding.of(problem.data, problem.loss, run.algorithm.loss),
+        **run.plan.facts,
+    )
+
+
+def with_finetuned(run: Run, result: Result, finetune: Personalization) -> Result:
+    """Return the result with the clients' finetuned models."""
+    options: dict[str, Any] = {
+        "name": run.algorithm.name,
+        "metrics": run.settings.asked_metrics,
+    }
+    result, measured = finetuned(
+        result, run.evaluated, finetune, validation=run.plan.validation, **options
+    )
+    outside = (*result.privacy.outside, *not_covered(run.algorithm, run.settings.privacy))
+    final = result.final | numbers_of(run.evaluated, measured)
+    return replace(result, final=final, privacy=replace(result.privacy, outside=outside))
+
+
+def _untrained(run: Run, state: State) -> tuple[str, ...]:
+    """Return the ids of the evaluated clients that keep the model they started from: all their
+    local trainings diverged."""
+    store = state.private
+    clients = run.clients
+    if not {"seen", "trained"} <= set(store.fields):
+        return ()
+    lost = run.problem.spread(
+        lambda ids: store.gather("seen", ids) & ~store.gather("trained", ids), clients
+    )
+    return tuple(run.problem.data.ids[client] for client in clients[lost.cpu()].tolist())

@@ -1,0 +1,61 @@
+"""Errors of constant predictions, with which those of models are compared."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from ..algorithms.base import Problem
+from ..data.rows import take
+from ..local.losses import LOSSES, Quantile, binary_cross_entropy, cross_entropy, half_mse
+from .metrics import kind_of
+
+_CHUNK = 4096  # test examples in memory at a time
+
+
+def constant_loss(problem: Problem) -> float | None:
+    """Return the least mean over clients of the test loss of a model that has the same outputs for
+    every example; None for a loss of the caller's own, of which the least has no closed form."""
+    test = problem.data.test
+    loss = problem.loss
+    if loss not in LOSSES.values():
+        return None
+    weights = (1 / test.counts.double() / (test.counts > 0).sum()).repeat_interleave(test.counts)
+    mean = torch.zeros(())
+    square = torch.zeros(())
+    for index in torch.arange(len(weights)).split(_CHUNK):
+        y = take(test.y, index.to(test.y.device)).cpu()
+        y = (
+            F.one_hot(y.long(), problem.data.spec.classes or 0) if loss is cross_entropy else y
+        ).double()
+        mean, square = (
+            total + torch.tensordot(weights[index], part, 1)
+            for total, part in ((mean, y), (square, y * y))
+        )
+    if loss is cross_entropy:
+        return float(torch.special.entr(mean).sum())
+    if loss is binary_cross_entropy:
+        return float((torch.special.entr(mean) + torch.special.entr(1 - mean)).mean())
+    return float((square - mean.square()).mean()) * (0.5 if loss is half_mse else 1.0)
+
+
+def own_constants(problem: Problem) -> dict[str, float]:
+    """Return each client's test error of predicting the mean of its own training targets as they
+    are stored, by id and in the target's own units; empty but for one real target an example, and
+    of a quantile, which is no mean.
+
+    Clients without records on both sides are left out.
+    """
+    data = problem.data
+    if kind_of(data.spec) != "number" or isinstance(problem.loss, Quantile):
+        return {}
+    found = {}
+    for client in ((data.train.counts > 0) & (data.test.counts > 0)).nonzero()[:, 0].tolist():
+        own, tested = (
+            part.y[slice(*part.offsets[client : client + 2].tolist())].double().cpu()
+            for part in (data.train, data.test)
+        )
+        found[data.ids[client]] = float(
+            (data.in_units(tested) - data.in_units(own.mean())).square().mean()
+        )
+    return found

@@ -1,0 +1,154 @@
+"""A run and its baselines: what Trainer.fit does."""
+
+from __future__ import annotations
+
+import logging
+import math
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..algorithms.base import Algorithm
+from ..algorithms.local import Local
+from ..algorithms.local_fit import LocalFit
+from ..contrib.average import LocalAverage
+from ..errors import ConfigError, ResumeError, TrainingError
+from ..local import operation_threads
+from ..privacy import BoundSampler, FullParticipation, PoissonSampling, RecordPrivacy
+from ..privacy.samplers import USUAL_COHORT
+from ..ranks import Ranks
+from .engine import Engine
+from .folder import RunFolder
+from .outcome import table_settings, write_result
+from .personalize import held_out
+from .processes import processes
+from .result import Result
+from .run import Run
+from .run_plan import prepare
+
+if TYPE_CHECKING:
+    from .trainer import Trainer
+
+logger = logging.getLogger("fedmtl")
+
+
+def fitted(settings: Trainer, resume: bool, engine: Engine) -> Result:
+    """Claims the folder of a run, trains the run and its baselines, and returns the result; see
+    :meth:`Trainer.fit <fedmtl.Trainer.fit>`.
+
+    Args:
+        settings: of the run.
+        resume: whether to continue the run in the folder.
+        engine: where its clients compute.
+    """
+    ranks = engine.ranks
+    folder = RunFolder.of(settings.folder)
+    if not isinstance(ranks, Ranks):
+        raise ConfigError(
+            f"ranks is {ranks!r}; give None, for the processes that torchrun started, or Ranks()."
+        )
+    if folder is None and resume:
+        raise ResumeError("There is nothing to resume without a folder.")
+    with ExitStack() as stack:
+        with ranks.agree():
+            if folder is not None and ranks.first:
+                stack.enter_context(folder.claimed(resume=resume))
+        return trained(settings, resume, engine)
+
+
+def trained(settings: Trainer, resume: bool, engine: Engine) -> Result:
+    """Trains a run and its baselines in a folder that is claimed, and returns the result; see
+    :func:`fitted`."""
+    ranks = engine.ranks
+    folder = RunFolder.of(settings.folder)
+    schedule = settings.schedule
+    clients = len(settings.data)
+    if schedule == PoissonSampling() and clients < USUAL_COHORT:
+        text = "all %d clients take part in every round: fewer than the usual cohort of %d"
+        logger.info(text, clients, USUAL_COHORT)
+    warning = _loose_delta(settings)
+    if warning is not None and ranks.first:
+        logger.warning("%s", warning)
+    result = single_run(settings, resume, engine)
+    if result.lost and settings.noiseless:
+        raise TrainingError(result.lost)
+    comparison = {}
+    for name, algorithm in settings.comparisons.items():
+        place = None if folder is None else folder.baseline(name).root
+        baseline = single_run(
+            _as_baseline(settings, algorithm, place), place is not None, Engine(ranks=ranks)
+        )
+        if baseline.lost:
+            logger.warning("the baseline is left out: %s", baseline.lost)
+        else:
+            comparison[name] = baseline
+    result = replace(result, baselines=comparison)
+    if folder is not None:
+        # with the numbers of records that were trained on
+        data, _ = held_out(settings.data, settings.finetune)
+        ranks.share(
+            lambda: write_result(folder, result, table_settings(settings, result.module), data)
+        )
+        ranks.share(folder.write_lists)
+    return result
+
+
+def _loose_delta(settings: Trainer) -> str | None:
+    """Return a warning of a delta above one over the number of protected clients or records, or
+    None."""
+    privacy = settings.privacies[0]
+    if privacy is None:
+        return None
+    units = len(settings.data)
+    if isinstance(privacy, RecordPrivacy):
+        units = int(settings.data.train.counts.sum())
+    return privacy.loose_delta(units)
+
+
+def _as_baseline(settings: Trainer, algorithm: Algorithm, folder: Path | None) -> Trainer:
+    """Return the settings of a baseline in its own ``folder``. Of one that releases nothing no
+    model decides on an early stop; and where each client fits its data once, there are no schedule,
+    privacy and budgets."""
+    changes: dict[str, Any] = {
+        "algorithm": algorithm,
+        "folder": folder,
+        "baselines": (),
+        "callbacks": (),
+    }
+    changes["audit"] = None
+    if isinstance(algorithm, Local | LocalFit | LocalAverage):
+        changes["early_stopping"] = None
+        changes["finetune"] = None
+    if isinstance(algorithm, LocalFit | LocalAverage):
+        changes["schedule"] = FullParticipation()
+        changes["privacy"] = None
+        changes["epsilons"] = None
+        changes["rounds"] = 1
+        changes["eval_every"] = None
+    return replace(settings, **changes)
+
+
+def single_run(settings: Trainer, resume: bool, engine: Engine) -> Result:
+    """Return the result of one run, without baselines.
+
+    Args:
+        settings: of the run.
+        resume: continue the run in the folder, if there is one.
+        engine: where its clients compute.
+    """
+    with engine.ranks.agree():
+        problem = settings.problem(ranks=engine.ranks)
+        count = processes(settings, problem)
+    cohort = 1.0
+    products = math.inf
+    if isinstance(settings.bound, BoundSampler):
+        cohort = settings.bound.denominator
+    else:
+        products = problem.clients * problem.dimension
+    with engine.ranks.forked(count) as ranks:
+        problem = problem.over(ranks)
+        with operation_threads(
+            0.0 if problem.executor.one_thread else cohort * problem.dimension, products
+        ):
+            return Run(prepare(settings, problem, engine.coins), engine)(resume)

@@ -1,0 +1,50 @@
+"""The file of a model: its complete state; frozen, tied and bounded parts stand in the metadata."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+from torch import Tensor
+
+from ..algorithms.problem import Problem
+from ..data import RowBound
+from .tensor_files import write_tensors
+
+
+def bound_note(bound: RowBound | None) -> dict[str, str]:
+    """Return the metadata of the models of an algorithm that bounds features; none where it does
+    not."""
+    if bound is None:
+        return {}
+    return {"bound": json.dumps(asdict(bound))}
+
+
+def write_model(path: Path, problem: Problem, row: Tensor, metadata: Mapping[str, str]) -> None:
+    """Write the complete state of the model ``row`` (D,), with ``metadata`` and those of
+    :func:`model_state`."""
+    state, names = model_state(problem, row)
+    write_tensors(path, state, {**metadata, **names})
+
+
+def model_state(problem: Problem, row: Tensor) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return the complete state of the model ``row`` (D,), as ``load_state_dict`` takes it, and
+    metadata that name the tensors of it that are frozen and the further names of tied ones; none
+    where none are."""
+    module = problem.layout.load(copy.deepcopy(problem.module).to(dtype=row.dtype), row)
+    # with what get_extra_state returns, which is the same for all and stays in the code
+    whole = module.state_dict()
+    state = {name: value.clone() for name, value in whole.items() if isinstance(value, Tensor)}
+    frozen = list(problem.layout.frozen(module))
+    tied = {
+        name: first
+        for first, *others in problem.layout.all_names
+        for name in others
+        if name in state
+    }
+    return state, {
+        key: json.dumps(value) for key, value in (("frozen", frozen), ("tied", tied)) if value
+    }

@@ -1,0 +1,67 @@
+"""The number of processes that compute a run, and the settings that need a single one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..algorithms.base import Problem
+from ..errors import ConfigError
+from ..privacy import BoundSampler
+from ..ranks import Ranks
+
+if TYPE_CHECKING:
+    from .trainer import Trainer
+
+
+NO_FORK = (
+    "a run has others on Linux only, and where there is no GPU (torchrun starts them anywhere)"
+)
+_FEW_CLIENTS = 8  # of a round, for a process
+
+
+def in_one_process(settings: Trainer) -> str:
+    """Returns the setting that needs all clients in one process; empty if there is none."""
+    if settings.audit is not None:
+        return "audit=Interval(...)"
+    if settings.runs > 1:
+        return f"{settings.runs} replicates"
+    if settings.algorithm.one_at_a_time:
+        return f"{settings.algorithm.name}, whose clients act one at a time,"
+    return ""
+
+
+def processes(settings: Trainer, problem: Problem) -> int:
+    """Returns the number of processes that compute a run: the number that is asked for;
+    otherwise one for each core if clients train models of their own for long, and at most one
+    for 8 clients of a round.
+
+    Raises:
+        ConfigError: several, of a run with several replicates, or with canaries, or whose clients
+            act one at a time.
+    """
+    algorithm = settings.algorithm
+    schedule = settings.bound
+    asked = settings.execution.processes
+    ranks = problem.ranks
+    kind = in_one_process(settings)
+    size = ranks.size
+    if kind and size > 1:
+        raise ConfigError(
+            f"A run with {kind} needs one process, and {size} were started. Start it "
+            "without torchrun."
+        )
+    if asked is not None and asked > 1 and (kind or size > 1 or not Ranks.can_fork()):
+        if kind:
+            reason = f"a run with {kind} needs one"
+        elif size > 1:
+            reason = f"{size} were started by torchrun"
+        else:
+            reason = NO_FORK
+        raise ConfigError(f"execution.processes is {asked}, but {reason}; leave it out.")
+    if not ranks.may_fork or kind or not isinstance(schedule, BoundSampler):
+        return 1
+    if algorithm.local is None or algorithm.all_at_once or problem.initial.device.type != "cpu":
+        return asked or 1
+    return asked or min(
+        problem.executor.execution.processes or 1, max(1, int(schedule.denominator) // _FEW_CLIENTS)
+    )

@@ -1,0 +1,135 @@
+"""The plan of a run: all that is settled before its first release."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from ..algorithms.base import Algorithm
+from ..algorithms.problem import Problem
+from ..contrib.automatic import unscaled
+from ..data import FederatedDataset
+from ..errors import ConfigError
+from ..local.losses import link_of
+from ..privacy import NoiseSource
+from .evaluation import evaluated_clients, try_metrics
+from .fingerprint import describe, fingerprint
+from .personalize import held_out, terms_of
+from .problem import share_beyond
+
+if TYPE_CHECKING:
+    from .trainer import Trainer
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunPlan:
+    """The settings and the problem of a run, checked and complete.
+
+    Attributes:
+        settings: with what the algorithm chose itself.
+        problem: the data that are trained on, the model and the executor.
+        clients: int64 (k,), the clients that are evaluated.
+        evaluated: the problem with the data of these clients only.
+        validation: these data with the clients' validation records as test side; None if no client
+            chooses its model on such records.
+        facts: fields of the :class:`~fedmtl.Result` that no step of the run changes.
+        fingerprint: digests of all that the releases depend on.
+    """
+
+    settings: Trainer
+    problem: Problem
+    clients: Tensor
+    evaluated: Problem
+    validation: FederatedDataset | None
+    facts: Mapping[str, Any]
+    fingerprint: str
+
+
+def prepare(asked: Trainer, problem: Problem, coins: NoiseSource | None = None) -> RunPlan:
+    """Returns the plan of a run, and refuses what would fail after a release has been charged.
+
+    Args:
+        asked: the settings.
+        problem: of these settings, on the processes that compute the run.
+        coins: source of the noise and the cohorts in place of the seed's; part of the fingerprint.
+
+    Raises:
+        ConfigError: settings that the data, the model or the processes do not allow.
+    """
+    settings = asked.resolved(problem)
+    algorithm = settings.algorithm
+    bound = algorithm.row_bound(problem)
+    if problem.ranks.size > 1 and algorithm.all_at_once and bound is None:
+        raise ConfigError(
+            f"{algorithm.name} takes its step size from the records of all clients where there "
+            "is no bound on rows; over several ranks give one, as algorithm.row_norm=1.0."
+        )
+    shortened = {}
+    if bound is not None:
+        shortened = share_beyond(problem.data, bound)
+    # Records are scored as they are trained on.
+    data, validation = held_out(problem.data.bounded(bound), settings.finetune)
+    problem = replace(problem, data=data)
+    clients, evaluated = evaluated_clients(problem, asked.evaluate_clients)
+    if validation is not None and len(clients) < problem.clients:
+        validation = validation.take_clients(clients)
+    _check_later_parts(asked, settings, problem)
+    facts = {
+        "bound": bound,
+        "limit": problem.data.limit,
+        "link": link_of(problem.loss),
+        "shortened": shortened,
+        "cut_targets": data.cut_targets,
+        "unscaled": bool(unscaled(data)),
+        "chosen": chosen_settings(asked, algorithm),
+        "terms": terms_of(settings),
+    }
+    return RunPlan(
+        settings=settings,
+        problem=problem,
+        clients=clients,
+        evaluated=evaluated,
+        validation=validation,
+        facts=facts,
+        fingerprint=fingerprint(problem, settings, coins),
+    )
+
+
+def _check_later_parts(asked: Trainer, settings: Trainer, problem: Problem) -> None:
+    """Refuses finetuning, baselines and metrics that would fail after the run has spent its
+    budget."""
+    if settings.finetune is not None:
+        settings.finetune.check(problem)
+    for name, baseline in asked.comparisons.items():
+        try:
+            baseline.plan(problem, asked.bound)
+        except ConfigError as error:
+            raise ConfigError(
+                f"baselines has {name!r}, which cannot be run here: {error}"
+            ) from error
+    try_metrics(problem, asked.asked_metrics)
+
+
+def chosen_settings(asked: Trainer, resolved: Algorithm) -> dict[str, Any]:
+    """Returns the automatic settings of an algorithm by name, with their values.
+
+    Args:
+        asked: settings, with ``"auto"`` for what the algorithm chooses.
+        resolved: the algorithm after its choice.
+
+    Returns:
+        One value a setting; a list with one for each budget if replicates have values of their own.
+    """
+    settings = {}
+    for name, value in vars(asked.algorithm).items():
+        new = getattr(resolved, name, value)
+        if value != "auto" or new is None or isinstance(new, str):
+            continue
+        if isinstance(new, tuple) and len(new) == asked.runs:
+            # Replicates of one budget are neighbours and share the value.
+            new = list(new[:: asked.replicates])
+        settings[name] = describe(new)
+    return settings

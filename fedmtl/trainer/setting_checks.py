@@ -1,0 +1,294 @@
+"""Checks of a trainer's settings: what is of another kind or does not fit is refused by name."""
+
+from __future__ import annotations
+
+import numbers
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from .. import algorithms, contrib
+from .._rounding import rounded_up
+from ..algorithms import Algorithm, ServerOptimizer
+from ..algorithms.finetune import Personalization
+from ..contrib.proximal_point import ProximalPoint
+from ..data import FederatedDataset
+from ..data.checks import refuse
+from ..errors import ConfigError
+from ..local import Execution, LocalSolver, resolve_loss
+from ..local.losses import Poisson, is_of_numbers, name_of
+from ..privacy import ClientPrivacy, Privacy
+from ..schedules import AsynchronousSchedule
+from .baselines import named_baselines
+from .callbacks import Callback
+from .hooks import RunAudit
+from .inputs import AUTO, is_auto
+from .metrics import check_metrics
+from .stopping import EarlyStopping
+
+if TYPE_CHECKING:
+    from .trainer import Trainer
+
+
+def check_settings(settings: Any) -> None:
+    """Refuse settings that are of another kind, or do not fit each other, whatever the data.
+
+    Args:
+        settings: with the attributes of a :class:`~fedmtl.Trainer`; the data are not read.
+
+    Raises:
+        ConfigError: named.
+    """
+    _check_kinds(settings)
+    if not (is_auto(settings.algorithm) or is_auto(settings.baselines)):
+        named_baselines(settings.baselines, settings.algorithm)
+    check_metrics(settings.metrics)
+    _check_replicates(settings)
+
+
+def check_loss(settings: Any) -> None:
+    """Refuse a loss of real targets beside other targets, or beside an algorithm that does not take
+    it.
+
+    Args:
+        settings: with the attributes of a :class:`~fedmtl.Trainer`.
+
+    Raises:
+        ConfigError: what to leave out, or to choose.
+        DataError: a negative target, of a loss of counts.
+    """
+    if not is_of_numbers(settings.loss):
+        return
+    found = resolve_loss(settings.loss)
+    name = name_of(found)
+    data = settings.data
+    algorithm = settings.algorithm
+    another = "choose an algorithm that takes it, as algorithm=fedavg"
+    if is_auto(algorithm):
+        raise ConfigError(
+            f"loss is {name!r}, for which there are no automatic settings; {another}."
+        )
+    if algorithm.loss is not None:
+        own = f"{algorithm.name} has a loss of its own, {algorithm.loss!r}"
+        raise ConfigError(f"loss is {name!r}, but {own}; leave loss out, or {another}.")
+    if data.classes is not None:
+        raise ConfigError(
+            f"loss is {name!r}, which is for real targets, but {data.name} has {data.classes} "
+            "classes; leave loss out, or declare a real target, as data.classes=null."
+        )
+    if isinstance(found, Poisson):
+        _check_counts(data)
+
+
+def _check_counts(data: FederatedDataset) -> None:
+    """Refuse targets that are no counts, or on a scale on which the loss of counts has no
+    meaning."""
+    if data.target_scale == "log":
+        raise ConfigError(
+            "loss is 'poisson', whose outputs are logarithms already; leave "
+            "data.target_scale=log out."
+        )
+    if data.target_range is None:
+        part = data.train
+        accepted = "with the loss 'poisson' targets are counts from 0 on."
+        refuse(part.y < 0, part.y, part.offsets, data.ids, data.name, "y", accepted)
+    elif data.target_range[0] != 0:
+        raise ConfigError(
+            "loss is 'poisson', which needs a range of the target from 0 on, as [0, 30], but it "
+            f"is {list(data.target_range)}; change data.bounds of the target."
+        )
+
+
+def _check_kinds(settings: Any) -> None:
+    algorithm = settings.algorithm
+    finetune = settings.finetune
+    local, optimizer = (getattr(algorithm, name, None) for name in ("local", "server_optimizer"))
+    server = (
+        "None or a ServerOptimizer, such as ServerOptimizer(lr=0.3, options={'momentum': 0.9}), on "
+        "the command line 'algorithm.server_optimizer={_target_: fedmtl.ServerOptimizer, lr: 0.3, "
+        "options: {momentum: 0.9}}'"
+    )
+    privacy = "ClientPrivacy(...), such as ClientPrivacy(epsilon=3.0), RecordPrivacy(...) or None"
+    for name, value, kinds, accepted in (
+        ("algorithm", algorithm, Algorithm, "an algorithm object such as PMTL(lam=1.0)"),
+        ("privacy", settings.privacy, Privacy | None, privacy),
+        (
+            "folder",
+            settings.folder,
+            str | os.PathLike | None,
+            "a path, as text or Path, or None to keep nothing",
+        ),
+        ("execution", settings.execution, Execution, "Execution(chunk=..., processes=...)"),
+        ("audit", settings.audit, RunAudit | None, "Interval(canaries=200) or None"),
+        (
+            "early_stopping",
+            settings.early_stopping,
+            EarlyStopping | None,
+            "EarlyStopping(patience=3) or None",
+        ),
+        ("finetune", finetune, Personalization | None, "Finetune(...), Average(...) or None"),
+        (
+            "the algorithm's local",
+            local,
+            LocalSolver | None,
+            "a local solver, such as LocalSGD(lr=0.1)",
+        ),
+        ("the algorithm's server_optimizer", optimizer, ServerOptimizer | None, server),
+    ):
+        if not isinstance(value, kinds) and not (name in AUTO and is_auto(value)):
+            raise ConfigError(f"{name} is {value!r}; give {accepted}.")
+    if not is_auto(settings.schedule):
+        check_schedule(
+            ProximalPoint() if is_auto(algorithm) else algorithm,
+            settings.schedule,
+            settings.privacy,
+        )
+    if (
+        isinstance(algorithm, Algorithm)
+        and algorithm.loss is not None
+        and isinstance(finetune, Personalization)
+    ):
+        raise ConfigError(
+            f"finetune keeps the loss of the run, but {algorithm.name} has a loss of its own; use "
+            "finetune=none."
+        )
+    listed = isinstance(settings.callbacks, Iterable)
+    if not listed or not all(isinstance(callback, Callback) for callback in settings.callbacks):
+        raise ConfigError(
+            f"callbacks is {settings.callbacks!r}; give a list of objects of classes derived from "
+            "fedmtl.Callback."
+        )
+
+
+def check_schedule(algorithm: Algorithm, schedule: Any, privacy: Privacy | None) -> None:
+    """Refuse a schedule or a protected unit that the algorithm cannot have.
+
+    Raises:
+        ConfigError: named.
+    """
+    if isinstance(schedule, type) or not hasattr(schedule, "bind"):
+        raise ConfigError(
+            f"schedule is {schedule!r}; give a sampler such as PoissonSampling(cohort=100)."
+        )
+    clocked = isinstance(schedule, AsynchronousSchedule)
+    if algorithm.one_at_a_time:
+        if not clocked:
+            raise ConfigError(
+                f"{algorithm.name} has clients that act one at a time; its schedule is "
+                f"PoissonClocks(...) or Latencies(...), not {type(schedule).__name__} "
+                "(schedule=clocks or latency by name)."
+            )
+        if isinstance(privacy, ClientPrivacy):
+            raise ConfigError(
+                f"{algorithm.name} protects single records: its privacy is RecordPrivacy(...) or "
+                "None (privacy=record or none by name)."
+            )
+    elif clocked:
+        raise ConfigError(
+            f"{algorithm.name} goes in rounds; its schedule is a sampler such as "
+            f"PoissonSampling(cohort=100), not {type(schedule).__name__}."
+        )
+
+
+def _check_replicates(settings: Any) -> None:
+    """Refuse several runs with impossible budgets, of an algorithm that cannot compute them as one
+    program, with noise that is not simulated, without one budget to set, or with a setting of a
+    single run."""
+    algorithm = settings.algorithm
+    privacy = settings.privacy
+    epsilons = settings.epsilons
+    if epsilons is not None:
+        listed = (
+            isinstance(epsilons, Sequence) and not isinstance(epsilons, str) and len(epsilons) > 0
+        )
+        real = listed and all(
+            isinstance(v, numbers.Real) and not isinstance(v, bool) and float(v) > 0
+            for v in epsilons
+        )
+        if not real or len(set(epsilons)) < len(epsilons):
+            raise ConfigError(
+                f"Trainer.epsilons is {epsilons!r}; it must be a list of different budgets above "
+                "0, such as [1, 3, 10], or None."
+            )
+        if (
+            privacy is None
+            or privacy.noise_multiplier is not None
+            or isinstance(privacy.epsilon, Mapping)
+        ):
+            texts = ", ".join(rounded_up(value, 6) for value in epsilons)
+            raise ConfigError(
+                f"epsilons is [{texts}], which are set in place of one budget, privacy.epsilon; "
+                "without privacy, "
+                "beside privacy.noise_multiplier or beside budgets by client leave it out."
+            )
+    count = settings.replicates * len(epsilons or (0,))
+    if count == 1:
+        return
+    if algorithm == "auto":
+        raise ConfigError(
+            "algorithm=auto chooses settings for one run; leave replicates and epsilons out."
+        )
+    if type(algorithm).models is Algorithm.models:
+        exported = [
+            getattr(package, name) for package in (algorithms, contrib) for name in package.__all__
+        ]
+        methods = [
+            kind for kind in exported if isinstance(kind, type) and issubclass(kind, Algorithm)
+        ]
+        able = ", ".join(method.name for method in methods if method.models is not Algorithm.models)
+        raise ConfigError(
+            f"replicates: {algorithm.name} cannot compute {count} runs as one program; accepted: "
+            f"{able}. Others are swept: fedmtl -m seed=1,2,3."
+        )
+    if privacy is not None and privacy.source != "seeded":
+        raise ConfigError(
+            f"replicates: {count} runs on the same records are a simulation, and cost {count} "
+            "times the epsilon of one; they need privacy.source='seeded'."
+        )
+    for name in ("baselines", "early_stopping", "evaluate_clients", "finetune"):  # of a single run
+        value = getattr(settings, name)
+        if not (value is None or is_auto(value) or value in ((), [])):
+            raise ConfigError(
+                f"replicates: {name} is {value!r}; {count} runs as one program have none."
+            )
+
+
+def check_declared(settings: Trainer) -> None:
+    """Refuse data whose classes or categories were read off the records where a run adds noise,
+    since they are the shape of the model that it publishes, and columns of a table without public
+    ranges."""
+    data = settings.data
+    if not data.inferred or settings.noiseless:
+        return
+    classes = "classes" in data.inferred
+    coded, numbers = (
+        [name.removeprefix(kind) for name in data.inferred if name.startswith(kind)]
+        for kind in ("categories.", "range.")
+    )
+    shape = ["the number of classes"] * classes + [
+        f"the categories of {', '.join(map(repr, coded))}"
+    ] * bool(coded)
+    published = (
+        "came from the records, and would be published without noise as the shape of the model"
+    )
+    problems = [f"{' and '.join(shape)} {published}"] * bool(shape)
+    problems += [f"no public range is declared for {', '.join(map(repr, numbers))}"] * bool(numbers)
+    words = ["data.classes=K"] * classes
+    python = ["classes=K"] * classes
+    bounds = dict.fromkeys(coded, "[A, B, ...]") | dict.fromkeys(numbers, "[LOW, HIGH]")
+    if bounds:
+        words.append(
+            f"'data.bounds={{{', '.join(f'{name}: {value}' for name, value in bounds.items())}}}'"
+        )
+        python.append(
+            f"bounds={{{', '.join(f'{name!r}: {value}' for name, value in bounds.items())}}}"
+        )
+    place = "FederatedDataset.from_tensors(clients"
+    if bounds:
+        place = "load_data('table', ..."
+    raise ConfigError(
+        f"{data.name}: {'; '.join(problems)}. Give them: {' '.join(words)} on the command line, "
+        f"{place}, {', '.join(python)}) in Python"
+        + (" (K classes; null or None for a regression)" if classes else "")
+        + ("; fedmtl check of the same data writes a draft of them." if bounds else ".")
+    )

@@ -1,0 +1,312 @@
+"""The summary of a result, as plain values and as text: scores, comparisons and privacy."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from .._rounding import number_text, percent, rounded_up
+from .._text import shown
+from ..data import RowBound
+from ..report._settings import value_text
+from .comparison import Stage, beside, spread_of
+from .metrics import REGISTRY, Metric
+
+if TYPE_CHECKING:
+    from .result import Result
+
+
+_COLUMNS = 3  # bands beside each other
+
+
+def numbers_of_result(result: Result, local: Result | None = None) -> dict[str, Any]:
+    """Returns the numbers of the summary as plain values, by the names of result.json.
+
+    Args:
+        result: of a run.
+        local: the baseline that it is compared with; None for its own ``"local"``, if it has one.
+    """
+    values = _facts(result)
+    if local is None:
+        local = result.baselines.get("local")
+    for metric in result.shown:
+        values |= _numbers_of_metric(result, metric, local)
+    # Wall time differs from machine to machine, and equal runs have equal files.
+    if result.replicates is None:
+        return values | {k: v for k, v in result.final.items() if k != "time"}
+    rows = [{k: v for k, v in row.items() if k != "time"} for row in result.bands]
+    return values | {"round": result.final["round"], "bands": rows, "replicates": result.replicates}
+
+
+def _facts(result: Result) -> dict[str, Any]:
+    """Returns the course of the run and the state of its clients; a name only if it applies."""
+    values: dict[str, Any] = {
+        "algorithm": result.algorithm,
+        "step": result.step,
+        "stopped": result.stopped,
+        "metric": result.metric,
+    }
+    if result.chosen:
+        values.update(result.chosen)
+        values["chosen"] = dict(result.chosen)
+    values["scored_clients"] = len(result.personal_accuracy)
+    if result.lost:
+        values["lost"] = result.lost
+    if result.untrained:
+        values["untrained_clients"] = len(result.untrained)
+    if result.finetuned is not None:
+        values |= result.finetuned.numbers()
+    values |= {f"shortened_{side}": share for side, share in result.shortened.items()}
+    if result.verdict:
+        values["verdict"] = result.verdict
+    if result.asked:
+        values["metrics"] = [metric.name for metric in result.shown]
+    return values
+
+
+def _numbers_of_metric(result: Result, metric: Metric, local: Result | None) -> dict[str, Any]:
+    """Returns the spread of a metric over clients, and its comparison with the baseline; names of
+    all but the main metric begin with the metric's."""
+    prefix = ""
+    if metric.name != result.metric:
+        prefix = f"{metric.name}_"
+    spread = spread_of(result.by_client[metric.name], metric)
+    values: dict[str, Any] = {f"{prefix}median": spread["median"]}
+    if result.evaluated is not None:
+        values[f"{prefix}standard_error"] = result.standard_error(metric)
+    if prefix:  # the last row of the history has those of the main metric
+        values |= {f"{prefix}{key}": spread[key] for key in ("worst_tenth", "spread", "clients")}
+    if local is None:
+        return values
+    own = result.stages(result.algorithm)[-1]
+    compared = beside(own, local.stages("local")[-1], metric, result.personal.dtype)
+    if compared is not None:
+        names = (f"{prefix}{name}_local" for name in ("better_than", "as", "worse_than"))
+        values |= dict(zip(names, compared, strict=True))
+    return values
+
+
+def summary_of(result: Result) -> str:
+    """Returns the printed summary: scores over clients, comparisons, and the privacy block."""
+    clients = f"{len(result.ids):,} clients"
+    scored = len(result.personal_accuracy)
+    if result.evaluated is not None:
+        clients += f" ({len(result.evaluated):,} of them evaluated)"
+    elif scored < len(result.ids):
+        clients += f" ({scored:,} scored, the others have nothing to test on)"
+    if result.privacy.interval is not None and result.privacy.interval["unit"] == "client":
+        clients += f" and {result.privacy.interval['canaries']:,} canaries"
+    head = f"{result.algorithm} on {shown(result.data_name)}: {clients}, {result.length}"
+    if result.stopped == "budget":
+        head += " (stopped: the privacy budget is spent)"
+    if result.stopped == "early":
+        head += " (stopped early)"
+    if result.replicates is None:
+        lines = _one_run(result)
+    else:
+        lines = _several_runs(result)
+    if result.lost:
+        lines += [f"  {result.lost}"]
+    if result.chosen:
+        text = "; ".join(f"{name} {value_text(value)}" for name, value in result.chosen.items())
+        lines = [f"chosen from public rows and bounds: {text}", "", *lines]
+    return "\n".join([head, "", *lines, "", result.privacy.text()])
+
+
+def _one_run(result: Result) -> list[str]:
+    """Returns the lines of a single run: tables, the verdict, and what went wrong."""
+    last = result.final
+    local = result.baselines.get("local")
+    stages = [*result.stages(result.algorithm, shared=True)[::-1]]
+    stages += [stage for name, run in result.baselines.items() for stage in run.stages(name)[::-1]]
+    lines = ["not private (computed on the clients' test data)"]
+    if result.baselines:
+        lines[0] += "; baselines are not released"
+    reference = None
+    if local is not None:
+        reference = local.stages("local")[-1]
+    lines += _tables(result, stages, reference)
+    if result.verdict:
+        # A long name of a client stays whole, so that it can be searched for.
+        text = textwrap.fill(result.verdict, 78, break_long_words=False)
+        lines.append(textwrap.indent(text, "  "))
+    lines += _standard_errors(result)
+    lines += _diverged_trainings(result)
+    if result.finetuned is not None:
+        lines += result.finetuned.lines()
+    if math.isfinite(last.get("nmse", math.nan)) and REGISTRY["nmse"] not in result.shown:
+        # The mean is that of the clients whose targets hardly vary; the median is robust to them.
+        middle = spread_of(result.by_client["nmse"], REGISTRY["nmse"])["median"]
+        lines.append(f"  nMSE {number_text(middle)}, median over clients")
+    lines += _warning(result, stages)
+    if result.bound is not None and any(result.shortened.values()):
+        lines.append(f"  records: {_shares(result.shortened, result.bound)}")
+    if "objective" in last:
+        lines.append(f"  training records: objective {last['objective']:.5g}")
+    return lines
+
+
+def _standard_errors(result: Result) -> list[str]:
+    """Returns the line on the clients that were drawn for evaluation; none if all are scored."""
+    if result.evaluated is None:
+        return []
+    texts = ", ".join(
+        f"{metric.name} {number_text(result.standard_error(metric), result.final.get(metric.name))}"
+        for metric in result.shown
+    )
+    return [f"  clients drawn by the seed; standard error of the means: {texts}"]
+
+
+def _diverged_trainings(result: Result) -> list[str]:
+    """Returns the line on local trainings that ended in no finite model; none without any."""
+    runs = {result.algorithm: result, **result.baselines}
+    counts = ", ".join(
+        f"{run.diverged_trainings:,} of {name}"
+        for name, run in runs.items()
+        if run.diverged_trainings
+    )
+    if not counts:
+        return []
+    return [f"  diverged, and not kept: local trainings, {counts}"]
+
+
+def _warning(result: Result, stages: Sequence[Stage]) -> list[str]:
+    """Returns the line on models that are worse than a constant, with advice; none without any."""
+    worse = {text: stage for stage in stages if (text := _worse_than_constant(result, stage))}
+    if not worse:
+        return []
+    advice = remedy(result, list(worse.values()))
+    return [f"  warning: worse than predicting a constant: {', '.join(worse)}{advice}"]
+
+
+def _tables(result: Result, stages: Sequence[Stage], reference: Stage | None) -> list[str]:
+    """Return a printed table for each metric, with a row for each of ``stages`` and a
+    comparison with the ``reference``, and what the columns mean."""
+    lines: list[str] = []
+    for metric in result.shown:
+        names = ("mean", "median", "worst_tenth", "spread")
+        rows = [[metric.name, "mean", "median", "tenth", "spread"]]
+        if reference is None:
+            rows[0] += ["epsilon"]
+        else:
+            rows[0] += [f"than {reference.label}", "epsilon"]
+        for stage in stages:
+            spread = spread_of(stage.by_client[metric.name], metric)
+            row = [stage.label, *(number_text(spread[key], spread["mean"]) for key in names)]
+            if reference is not None:
+                itself = stage.by_client is reference.by_client
+                compared = None
+                if not itself:
+                    compared = beside(stage, reference, metric, result.personal.dtype)
+                row.append("-" if compared is None else percent(compared))
+            rows.append([*row, rounded_up(stage.epsilon, 3)])
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        for label, *cells in rows:
+            line = "".join(
+                f"  {cell:>{width}}" for cell, width in zip(cells, widths[1:], strict=True)
+            )
+            lines.append(f"  {label:<{widths[0]}}{line}")
+        defined = [len(stage.by_client[metric.name]) for stage in stages]
+        clients = len(result.owners)
+        if min(defined) < clients:
+            most = ""
+            if max(defined) > min(defined):
+                most = f" to {max(defined):,}"
+            lines.append(
+                f"  ({metric.name}: defined for {min(defined):,}{most} of {clients:,} clients)"
+            )
+    lines.append("  tenth: mean over the tenth of the clients with the worst scores")
+    meaning = ""
+    if reference is not None:
+        meaning = f"; than {reference.label}: % of clients better/equal/worse"
+    lines.append(f"  spread: standard deviation{meaning}")
+    lost = ", ".join(
+        f"{len(stage.left_out):,} of {stage.label}" for stage in stages if stage.left_out
+    )
+    return lines + (
+        [f"  diverged, and in no comparison: models of clients, {lost}"] if lost else []
+    )
+
+
+def remedy(result: Result, stages: Sequence[Stage]) -> str:
+    """Return which settings may make bad models better."""
+    names = ["features and targets scaled to [-1, 1]"] * result.unscaled
+    names += ["wider data.bounds of the target, which cut off most targets"] * (
+        result.cut_targets > 0.5
+    )
+    names += ["a larger privacy.epsilon"] * any(0 < stage.epsilon < math.inf for stage in stages)
+    names += ["a smaller algorithm.local.lr"] * (
+        result.terms is not None and result.terms["local"] is not None
+    )
+    pulled = result.finetuned is not None and result.finetuned.settings.kind in (
+        "kl",
+        "vanilla",
+        "ewc",
+    )
+    names += ["finetune=auto"] * (pulled and "nmse" in result.by_client)
+    if names:
+        return f"; try {' or '.join(names)}"
+    return ""
+
+
+def _worse_than_constant(result: Result, stage: Stage) -> str:
+    """Return for how many clients models of a real target are worse than the mean of the
+    client's own training targets, if it is more than half; of other models the mean loss, if it
+    is above that of the best constant; else an empty text."""
+    if "nmse" in stage.by_client:
+        own = Stage("own mean", {result.metric: result.constants})
+        compared = beside(stage, own, REGISTRY[result.metric], result.personal.dtype)
+        if compared is None or not compared[2] > 0.5:
+            return ""
+        return (
+            f"{stage.label} (for {compared[2]:.0%} of the clients, than the mean of their "
+            "own training targets)"
+        )
+    mean = spread_of(stage.by_client["loss"], REGISTRY["loss"])["mean"]
+    if result.constant is None or not mean > result.constant * (
+        1 + REGISTRY["loss"].resolution(result.personal.dtype)
+    ):
+        return ""
+    return f"{stage.label} (loss {number_text(mean)}, above {number_text(result.constant)})"
+
+
+def _several_runs(result: Result) -> list[str]:
+    assert result.replicates is not None
+    rows = result.bands
+    names = [
+        result.metric,
+        "nmse",
+        *(metric.name for metric in result.asked),
+        "worst_tenth",
+        "objective",
+    ]
+    names = [name for name in dict.fromkeys(names) if name in rows[0]]
+    lines = [
+        "not private (computed on the clients' data): "
+        f"mean of {len(result.replicates) // len(rows)} runs, and 5th to 95th percentile",
+    ]
+    for part in (names[i : i + _COLUMNS] for i in range(0, len(names), _COLUMNS)):
+        lines.append(
+            "".join([f"{'epsilon':>8}", *(f"{name.replace('_', ' '):>24}" for name in part)])
+        )
+        for row in rows:
+            budget = "-"
+            if row["budget"] is not None:
+                budget = rounded_up(row["budget"], 6)
+            lines.append("".join([f"{budget:>8}", *(f"{_band(row, name):>24}" for name in part)]))
+    return lines
+
+
+def _shares(shortened: Mapping[str, float], bound: RowBound) -> str:
+    shares = ", ".join(f"{share:.1%} ({side})" for side, share in shortened.items())
+    return (
+        f"{shares} scaled down to {bound.norm.upper()} norm {bound.bound:g}, for training and "
+        "for scores"
+    )
+
+
+def _band(row: Mapping[str, Any], name: str) -> str:
+    low, high = (number_text(row.get(f"{name}_p{mark}", float("nan"))) for mark in (5, 95))
+    return number_text(row[name]) + (f" [{low}, {high}]" if f"{name}_p5" in row else "")
