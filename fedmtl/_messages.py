@@ -24,7 +24,7 @@ class _Pickler(pickle.Pickler):
 
 
 def packed(value: Any) -> Tensor:
-    """Return an object as bytes, uint8 (N,): their number, then its pickle, and zeros up to
+    """Returns an object as bytes, uint8 (N,): their number, then its pickle, and zeros up to
     :data:`SHORT` bytes."""
     file = io.BytesIO(bytes(8))
     file.seek(8)
@@ -44,7 +44,7 @@ def unpacked(message: Tensor) -> Any:
 
 
 def portable(error: Exception) -> Exception:
-    """Return the error, or one with its text where it cannot be pickled for other ranks."""
+    """Returns the error, or one with its text where it cannot be pickled for other ranks."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
@@ -53,7 +53,8 @@ def portable(error: Exception) -> Exception:
 
 
 def agreed(error: Exception) -> Exception:
-    """Return an error that every rank has, marked as such (pickling loses the mark): only the first
+    """Returns an error that every rank has, marked as such (pickling loses the mark): only the
+    first
     rank prints it."""
     error.agreed = True  # type: ignore[attr-defined]
     return error

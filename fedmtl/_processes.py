@@ -61,13 +61,13 @@ def end(children: list[int], failed: bool) -> list[int]:
 
 
 def _kill(child: int) -> None:
-    """End a process that may have ended."""
+    """Ends a process that may have ended."""
     with suppress(ProcessLookupError):
         os.kill(child, signal.SIGKILL)
 
 
 def _ended(child: int) -> int:
-    """Wait until a process has ended, and return its exit code; 0 where the program does not keep
+    """Waits until a process has ended, and return its exit code; 0 where the program does not keep
     it."""
     try:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

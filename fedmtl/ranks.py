@@ -71,7 +71,7 @@ class Ranks:
 
     @classmethod
     def of_launch(cls) -> Ranks:
-        """Return the ranks that torchrun (or another launcher that sets RANK and WORLD_SIZE)
+        """Returns the ranks that torchrun (or another launcher that sets RANK and WORLD_SIZE)
         started, or those of the process group that the program has made; a single one, which may
         start others, without either.
 
@@ -165,7 +165,7 @@ class Ranks:
 
     @classmethod
     def _met(cls, meeting: str, rank: int, size: int) -> Ranks:
-        """Return the place ``rank`` of this process among ``size`` on this machine that meet at an
+        """Returns the place ``rank`` of this process among ``size`` on this machine that meet at an
         address."""
         torch.set_num_threads(1)
         if rank:  # the first one says it
@@ -189,14 +189,14 @@ class Ranks:
         return self.rank == 0
 
     def leave(self) -> None:
-        """End this process's part in a launch, when it has nothing more to ask or to answer:
+        """Ends this process's part in a launch, when it has nothing more to ask or to answer:
         threads that still wait for the others when the process ends would abort it. A group that
         the program made itself stays."""
         if self.begins:
             dist.destroy_process_group()
 
     def owners(self, work: Tensor) -> Tensor:
-        """Return the rank of every client, int64 (n,): they are dealt out in the order of their
+        """Returns the rank of every client, int64 (n,): they are dealt out in the order of their
         expected ``work`` (n,), back and forth, so that the ranks have about as much to do. No
         number of a run depends on it."""
         order = torch.argsort(work, descending=True, stable=True)
@@ -206,7 +206,7 @@ class Ranks:
         return owner
 
     def sum(self, values: Tensor) -> Tensor:
-        """Return the sum over ranks. It is complete on rank 0 only; ignore it on others. It is
+        """Returns the sum over ranks. It is complete on rank 0 only; ignore it on others. It is
         exact where all partial sums are, as those of :func:`fedmtl.privacy.clip.clipped_sum`, and
         then the same for any number of ranks.
 
@@ -244,7 +244,7 @@ class Ranks:
         return value  # type: ignore[no-any-return]
 
     def gather(self, value: T) -> list[T]:
-        """Return the value of every rank, in their order, at every rank."""
+        """Returns the value of every rank, in their order, at every rank."""
         if self.size == 1:
             return [value]
         mine = packed(value)
@@ -260,7 +260,7 @@ class Ranks:
         return [unpacked(each) for each in heads]
 
     def join(self, rows: Tensor, places: Tensor, count: int) -> Tensor:
-        """Return rows from all ranks in one tensor, at every rank.
+        """Returns rows from all ranks in one tensor, at every rank.
 
         Args:
             rows: (k, ...) those of this rank, the same dtype and further sizes everywhere.
@@ -333,7 +333,7 @@ def _awaited() -> str:
 
 @contextmanager
 def noticed(text: str) -> Iterator[None]:
-    """Log a warning if the block takes longer than some seconds."""
+    """Logs a warning if the block takes longer than some seconds."""
     timer = Timer(_NOTICE, logger.warning, ["%s", text])
     timer.daemon = True
     timer.start()

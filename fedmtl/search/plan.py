@@ -68,7 +68,7 @@ class SearchPlan:
 
 
 def check_candidates(candidates: Mapping[str, Trainer]) -> None:
-    """Check that candidates differ in nothing that enters the accounting, under privacy that a
+    """Checks that candidates differ in nothing that enters the accounting, under privacy that a
     search covers.
 
     Raises:

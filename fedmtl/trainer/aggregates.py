@@ -16,7 +16,7 @@ PERCENTILES = (5, 25, 50, 75, 95)
 
 
 def summarize(problem: Problem, scores: Metrics, prefix: str = "") -> dict[str, float]:
-    """Return the main metric's mean over clients, over examples and of the worst tenth of clients,
+    """Returns the main metric's mean over clients, over examples and of the worst tenth of clients,
     its standard deviation over clients, and the mean of every further metric over the clients for
     which it is defined.
 
@@ -55,7 +55,8 @@ def numbers_of(problem: Problem, metrics: Metrics) -> dict[str, float]:
 
 
 def bands(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the mean of every number of the runs of one budget under its name, and of several runs
+    """Returns the mean of every number of the runs of one budget under its name, and of several
+    runs
     its percentiles under NAME_p5, ..."""
     share = torch.tensor(PERCENTILES, dtype=torch.float64) / 100
     row: dict[str, float] = {}

@@ -33,7 +33,7 @@ def check(
     schedule: Sampler | None = None,
     public: bool = False,
 ) -> str:
-    """Return a summary of the data, the automatic settings, and whether the noise allows sharing.
+    """Returns a summary of the data, the automatic settings, and whether the noise allows sharing.
 
     The latter depends on nu, the noise relative to what a client may contribute. Whether sharing
     helps depends also on how alike clients are, which no public fact says: a run measures it,
@@ -98,7 +98,7 @@ def check(
 
 
 def wide_ranges(data: FederatedDataset) -> str:
-    """Return which declared ranges of a table are much wider than its values, and what that costs;
+    """Returns which declared ranges of a table are much wider than its values, and what that costs;
     empty for none. It is computed from private records.
 
     Args:
@@ -145,7 +145,7 @@ def _times(values: Tensor) -> float:
 def _enough(
     data: FederatedDataset, privacy: Privacy, noise: float, given: Mapping[str, Any]
 ) -> str:
-    """Return at which epsilon or number of clients nu would be 1, where it is ``noise``."""
+    """Returns at which epsilon or number of clients nu would be 1, where it is ``noise``."""
 
     def excess(log_epsilon: float) -> float:
         at: Privacy = type(privacy)(epsilon=math.exp(log_epsilon), delta=privacy.delta)

@@ -42,7 +42,7 @@ class Checkpoint:
     tally: Tally = field(default_factory=Tally)
 
     def write(self, path: Path) -> None:
-        """Write one atomic safetensors file."""
+        """Writes one atomic safetensors file."""
         parts = {"public": self.public, "channel": self.channel}
         write_parts(
             path, parts, {name: value for name, value in vars(self).items() if name not in parts}
@@ -50,7 +50,7 @@ class Checkpoint:
 
     @classmethod
     def read(cls, path: Path) -> Checkpoint:
-        """Return the checkpoint at ``path``.
+        """Returns the checkpoint at ``path``.
 
         Raises:
             ResumeError: unreadable.
@@ -62,7 +62,7 @@ class Checkpoint:
 
     @classmethod
     def made_of(cls, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Checkpoint:
-        """Return the checkpoint of a file with these tensors and metadata.
+        """Returns the checkpoint of a file with these tensors and metadata.
 
         Raises:
             KeyError, ValueError, TypeError: they are not those of a checkpoint.
@@ -74,7 +74,7 @@ class Checkpoint:
         return cls(public=parts["public"], channel=parts["channel"], **notes)
 
     def check(self, path: Path, fingerprint: str) -> None:
-        """Refuse to continue another run from the checkpoint at ``path``.
+        """Refuses to continue another run from the checkpoint at ``path``.
 
         Raises:
             ResumeError: it was written by a run with other data, settings or execution.

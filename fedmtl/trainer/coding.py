@@ -53,7 +53,7 @@ class Coding:
 
     @classmethod
     def of(cls, data: FederatedDataset, loss: Loss, own_loss: Any = None) -> Coding | None:
-        """Return the coding of the data of a run; None of data that are no table, or have another
+        """Returns the coding of the data of a run; None of data that are no table, or have another
         transform than those of this package for tables.
 
         Args:
@@ -76,7 +76,8 @@ class Coding:
         return cls(schema, transform, odds, data.limit, link_of(loss))
 
     def features(self, rows: DataFrame | Table) -> Tensor:
-        """Return the features of raw rows, (n, width), with one warning of the values that are cut.
+        """Returns the features of raw rows, (n, width), with one warning of the values that are
+        cut.
 
         Raises:
             DataError: see :meth:`TableSchema.encode`.
@@ -90,7 +91,7 @@ class Coding:
         return features
 
     def check_odds(self) -> None:
-        """Raise :class:`ConfigError` if the outputs of the model have no meaning as
+        """Raises :class:`ConfigError` if the outputs of the model have no meaning as
         probabilities."""
         if self.odds is not None:
             return
@@ -102,7 +103,8 @@ class Coding:
         )
 
     def chances(self, outputs: Tensor) -> Tensor:
-        """Return the probabilities of the classes, float64 (n, classes), of the outputs of a model,
+        """Returns the probabilities of the classes, float64 (n, classes), of the outputs of a
+        model,
         (n, outputs)."""
         if self.odds == "softmax":
             return outputs.double().softmax(1)
@@ -110,7 +112,7 @@ class Coding:
         return torch.stack((1 - second, second), 1)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the coding as plain values, JSON-ready."""
+        """Returns the coding as plain values, JSON-ready."""
         transform = {"class": type(self.transform).__name__, **asdict(self.transform)}  # type: ignore[call-overload]
         limit = None if math.isinf(self.limit) else self.limit
         return {
@@ -123,7 +125,7 @@ class Coding:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Coding:
-        """Return the coding of plain values, which name no code and no file.
+        """Returns the coding of plain values, which name no code and no file.
 
         Raises:
             DataError: values that are not those of a coding.
@@ -169,7 +171,7 @@ class Predictor:
     coding: Coding
 
     def __call__(self, rows: DataFrame, *, probabilities: bool = False) -> Series | DataFrame:
-        """Return the prediction of every row: a number or the label of a class.
+        """Returns the prediction of every row: a number or the label of a class.
 
         Values beyond the public range of a column are cut there, and one warning counts them.
         Columns that the model does not take, such as the target, are left out.
@@ -200,7 +202,7 @@ class Predictor:
         return pd.Series(schema.decode(outputs), index=rows.index, name=schema.target)
 
     def outputs(self, features: Tensor) -> Tensor:
-        """Return the outputs of the model, (n, outputs), in its own units.
+        """Returns the outputs of the model, (n, outputs), in its own units.
 
         Args:
             features: of n rows, as :meth:`Coding.features` returns them.
@@ -244,7 +246,7 @@ class Predictor:
 
 
 def _warn_of_cuts(schema: TableSchema, table: Table) -> None:
-    """Warn once of all values that are cut at the ends of their ranges."""
+    """Warns once of all values that are cut at the ends of their ranges."""
     counts = schema.outside(table)
     if counts:
         many = ", ".join(f"{name!r} {count:,}" for name, count in counts.items())

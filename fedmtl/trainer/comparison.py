@@ -17,7 +17,7 @@ from .metrics import Metric
 
 
 def distribution(scores: Tensor, *, higher_is_better: bool) -> dict[str, float]:
-    """Return the mean, median, mean of the worst tenth and standard deviation of clients' scores,
+    """Returns the mean, median, mean of the worst tenth and standard deviation of clients' scores,
     and their number; NaN and 0 without any.
 
     The worst tenth are the ceil(n / 10) clients with the lowest scores, of an error those with the
@@ -41,7 +41,7 @@ def distribution(scores: Tensor, *, higher_is_better: bool) -> dict[str, float]:
 def compared(
     scores: Tensor, others: Tensor, *, higher_is_better: bool, resolution: float = 0.0
 ) -> Tensor:
-    """Return by client 1 where its score is better than the other one, 0 where they are equal and
+    """Returns by client 1 where its score is better than the other one, 0 where they are equal and
     -1 where it is worse, int64 (n,). What is not finite is worse than every number.
 
     Args:
@@ -64,7 +64,7 @@ def compared(
 def shares(
     scores: Tensor, others: Tensor, *, higher_is_better: bool, resolution: float = 0.0
 ) -> tuple[float, float, float]:
-    """Return the shares of the clients that score better, equal and worse than ``others``, see
+    """Returns the shares of the clients that score better, equal and worse than ``others``, see
     :func:`compared`."""
     signs = compared(scores, others, higher_is_better=higher_is_better, resolution=resolution)
     better, equal, worse = ((signs == sign).double().mean().item() for sign in (1, 0, -1))
@@ -95,14 +95,14 @@ class Stage:
 
     @property
     def left_out(self) -> set[str]:
-        """Return the clients that are in no comparison: those that diverged, or have no finite
+        """Returns the clients that are in no comparison: those that diverged, or have no finite
         loss."""
         losses = self.by_client.get("loss", {})
         return {*self.diverged, *(name for name, loss in losses.items() if not isfinite(loss))}
 
 
 def spread_of(scores: Mapping[str, float], metric: Metric) -> dict[str, float]:
-    """Return the :func:`~fedmtl.trainer.metrics.distribution` over the clients of ``scores``."""
+    """Returns the :func:`~fedmtl.trainer.metrics.distribution` over the clients of ``scores``."""
     values = torch.tensor(list(scores.values()), dtype=torch.float64)
     return distribution(values, higher_is_better=metric.higher_is_better)
 
@@ -110,7 +110,7 @@ def spread_of(scores: Mapping[str, float], metric: Metric) -> dict[str, float]:
 def beside(
     own: Stage, others: Stage, metric: Metric, dtype: torch.dtype
 ) -> tuple[float, float, float] | None:
-    """Return the shares of the clients that score better, equal and worse than with other models,
+    """Returns the shares of the clients that score better, equal and worse than with other models,
     of those that have a score with both, and whose training did not diverge; None without such a
     client.
 
@@ -128,7 +128,8 @@ def beside(
 
 
 def each_beside(own: Stage, others: Stage, metric: Metric, dtype: torch.dtype) -> dict[str, str]:
-    """Return ``"better"``, ``"equal"`` or ``"worse"`` for each client that :func:`beside` compares,
+    """Returns ``"better"``, ``"equal"`` or ``"worse"`` for each client that :func:`beside`
+    compares,
     by its id."""
     names, first, second = _of_both(own, others, metric)
     signs = compared(
@@ -139,7 +140,7 @@ def each_beside(own: Stage, others: Stage, metric: Metric, dtype: torch.dtype) -
 
 
 def verdict(own: Stage, others: Stage, metric: Metric, dtype: torch.dtype) -> str:
-    """Return a sentence on how many clients are better off than alone, which lose most, and the
+    """Returns a sentence on how many clients are better off than alone, which lose most, and the
     means; empty without a client to compare.
 
     Args:
@@ -181,7 +182,8 @@ def _means(mean: float, alone: float, metric: Metric, resolution: float) -> str:
 
 
 def _of_both(own: Stage, others: Stage, metric: Metric) -> tuple[list[str], Tensor, Tensor]:
-    """Return the clients that have a score with both, and whose training did not diverge, and these
+    """Returns the clients that have a score with both, and whose training did not diverge, and
+    these
     scores, float64 (k,) each."""
     first, second = (stage.by_client.get(metric.name, {}) for stage in (own, others))
     without = own.left_out | others.left_out

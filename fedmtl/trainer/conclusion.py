@@ -27,7 +27,7 @@ OUTSIDE = (
 
 
 def conclude(run: Run, state: State, step: int, stopped: str) -> Result:
-    """Return the result after the last step."""
+    """Returns the result after the last step."""
     problem = run.problem
     evaluated = run.evaluated
     runs, scored = run.evaluate(state, step)
@@ -84,7 +84,7 @@ def conclude(run: Run, state: State, step: int, stopped: str) -> Result:
 
 
 def with_finetuned(run: Run, result: Result, finetune: Personalization) -> Result:
-    """Return the result with the clients' finetuned models."""
+    """Returns the result with the clients' finetuned models."""
     options: dict[str, Any] = {
         "name": run.algorithm.name,
         "metrics": run.settings.asked_metrics,
@@ -98,7 +98,7 @@ def with_finetuned(run: Run, result: Result, finetune: Personalization) -> Resul
 
 
 def _untrained(run: Run, state: State) -> tuple[str, ...]:
-    """Return the ids of the evaluated clients that keep the model they started from: all their
+    """Returns the ids of the evaluated clients that keep the model they started from: all their
     local trainings diverged."""
     store = state.private
     clients = run.clients

@@ -14,7 +14,7 @@ _CHUNK = 4096  # test examples in memory at a time
 
 
 def constant_loss(problem: Problem) -> float | None:
-    """Return the least mean over clients of the test loss of a model that has the same outputs for
+    """Returns the least mean over clients of the test loss of a model that has the same outputs for
     every example; None for a loss of the caller's own, of which the least has no closed form."""
     test = problem.data.test
     loss = problem.loss
@@ -40,7 +40,7 @@ def constant_loss(problem: Problem) -> float | None:
 
 
 def own_constants(problem: Problem) -> dict[str, float]:
-    """Return each client's test error of predicting the mean of its own training targets as they
+    """Returns each client's test error of predicting the mean of its own training targets as they
     are stored, by id and in the target's own units; empty but for one real target an example, and
     of a quantile, which is no mean.
 

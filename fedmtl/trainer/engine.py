@@ -43,7 +43,7 @@ Schedule = Sampler | AsynchronousSchedule
 def bind_schedule(
     schedule: Schedule, data: FederatedDataset, canaries: int = 0
 ) -> BoundSampler | BoundSchedule:
-    """Return the schedule of the clients of ``data`` and of ``canaries`` behind them, by their
+    """Returns the schedule of the clients of ``data`` and of ``canaries`` behind them, by their
     number, or by the names and keys of the clients where they act one at a time."""
     if isinstance(schedule, AsynchronousSchedule):
         return schedule.bind(len(data), names=data.ids, keys=data.keys)
@@ -55,7 +55,7 @@ def bind_schedule(
 def releases_of(
     algorithm: Algorithm, problem: Problem, schedule: BoundSampler | BoundSchedule
 ) -> tuple[ReleasePlan | GradientPlan, ...]:
-    """Return every release of a run: the algorithm's own, and where records are protected the
+    """Returns every release of a run: the algorithm's own, and where records are protected the
     gradients of local training, whose number of steps and of records a step follows from the local
     solver. Rows of clients without data are among them if the algorithm accepts such clients.
 
@@ -101,7 +101,7 @@ def open_run(
     coins: NoiseSource | None = None,
     kind: type[Rounds | Activations] | None = None,
 ) -> Rounds | Activations:
-    """Return the channel of a run, with the canaries of its audit.
+    """Returns the channel of a run, with the canaries of its audit.
 
     Args:
         settings: of the run.
@@ -176,7 +176,7 @@ class Engine:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     def open(self, run: Run, resume: bool) -> Rounds | Activations:
-        """Return the channel of the run."""
+        """Returns the channel of the run."""
         return open_run(
             run.settings,
             run.problem,
@@ -187,15 +187,15 @@ class Engine:
         )
 
     def init(self, run: Run) -> State:
-        """Return the state before the first step."""
+        """Returns the state before the first step."""
         return run.algorithm.init(run.problem, run.settings.runs)
 
     def step(self, run: Run, state: State, block: Block) -> State:
-        """Return the state after a block that is charged."""
+        """Returns the state after a block that is charged."""
         return run.algorithm.step(run.problem, state, block, run.channel)
 
     def measure(self, run: Run, state: State) -> tuple[list[dict[str, float]], dict[str, Metrics]]:
-        """Return the numbers of every repetition, and the scores of the first one by model, those
+        """Returns the numbers of every repetition, and the scores of the first one by model, those
         of the personal models last; none where nothing is scored."""
         problem = run.problem
         algorithm = run.algorithm
@@ -229,7 +229,7 @@ class Engine:
         return numbers, scores | {"personal": each[0]}
 
     def models(self, run: Run, state: State) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the personal models (n, D) after the last step, and their parts by name; only the
+        """Returns the personal models (n, D) after the last step, and their parts by name; only the
         models (k, D) of clients that were drawn for evaluation."""
         problem = run.problem
         algorithm = run.algorithm

@@ -49,7 +49,7 @@ class Metrics:
 
     @classmethod
     def of(cls, table: Tensor, metrics: Sequence[Metric]) -> Metrics:
-        """Return the columns of a table (k, 3 + m): losses, scores, weights, and ``metrics``."""
+        """Returns the columns of a table (k, 3 + m): losses, scores, weights, and ``metrics``."""
         loss, score, weight, *others = table.unbind(1)
         return cls(
             loss,
@@ -59,7 +59,7 @@ class Metrics:
         )
 
     def by_client(self, problem: Problem) -> dict[str, dict[str, float]]:
-        """Return every metric of every client of the problem for which it is defined, by name and
+        """Returns every metric of every client of the problem for which it is defined, by name and
         id: the loss, the main metric, the nMSE of one real target, and the others."""
         tested = problem.data.test.counts > 0
         columns = {
@@ -83,7 +83,7 @@ class Metrics:
 
 
 def evaluated_clients(problem: Problem, count: int | None) -> tuple[Tensor, Problem]:
-    """Return the clients that are evaluated, int64 (k,), ascending, and the problem with the data
+    """Returns the clients that are evaluated, int64 (k,), ascending, and the problem with the data
     of these only.
 
     They are ``count`` clients that have test examples, drawn without replacement by the run's seed
@@ -103,7 +103,7 @@ def evaluated_clients(problem: Problem, count: int | None) -> tuple[Tensor, Prob
 
 
 def try_metrics(problem: Problem, metrics: Sequence[Metric]) -> None:
-    """Refuse metrics that do not take the outputs of the model, before anything is charged.
+    """Refuses metrics that do not take the outputs of the model, before anything is charged.
 
     Raises:
         ConfigError: one that raises, or does not return a number, on invented rows.
@@ -145,7 +145,7 @@ def evaluate_each(
 def _each_on_its_own(
     problem: Problem, rows: Tensor, clients: Tensor, metrics: Sequence[Metric]
 ) -> Tensor:
-    """Return the table (k, 3 + m) of model ``rows[i]`` (k, D) on the test examples of client
+    """Returns the table (k, 3 + m) of model ``rows[i]`` (k, D) on the test examples of client
     ``clients[i]`` (k,)."""
     test = problem.data.test
     counts = test.counts[clients]
@@ -173,7 +173,7 @@ def _each_on_its_own(
 
 
 def _common(problem: Problem, models: Tensor, clients: Tensor, metrics: Sequence[Metric]) -> Tensor:
-    """Return the tables (M, k, 3 + m) of M models (M, D) that ``clients``, int64 (k,), consecutive
+    """Returns the tables (M, k, 3 + m) of M models (M, D) that ``clients``, int64 (k,), consecutive
     positions, have in common, on the test examples of each."""
     test = problem.data.test
     count = len(models)
@@ -191,7 +191,8 @@ def _common(problem: Problem, models: Tensor, clients: Tensor, metrics: Sequence
 def _predicted(
     problem: Problem, models: Tensor, index: Tensor, columns: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return predictions and targets (K, B, ...), and losses, scores and weights, float64 (3, K, B)
+    """Returns predictions and targets (K, B, ...), and losses, scores and weights, float64 (3, K,
+    B)
     on the host.
 
     They are those of models (K, D) on the test examples ``index``, int64 (K, B), or (1, B) for all
@@ -211,7 +212,7 @@ def _predicted(
 
 
 def _unscored(clients: int, metrics: Sequence[Metric]) -> Tensor:
-    """Return the table of clients without examples: weights of 0, and no number else."""
+    """Returns the table of clients without examples: weights of 0, and no number else."""
     table = torch.full((clients, 3 + len(metrics)), torch.nan, dtype=torch.float64)
     table[:, 2] = 0.0
     return table
@@ -225,7 +226,7 @@ def _table(
     counts: Tensor,
     metrics: Sequence[Metric],
 ) -> Tensor:
-    """Return the mean losses and scores, the weights, and other metrics of k clients by M models,
+    """Returns the mean losses and scores, the weights, and other metrics of k clients by M models,
     (M, k, 3 + m).
 
     Args:
@@ -277,7 +278,7 @@ def per_example(
 def evaluate_models(
     problem: Problem, models: Tensor, asked: Sequence[Metric] = ()
 ) -> list[Metrics]:
-    """Return the test scores of M models of every client, (M, n, D); expanded along the clients
+    """Returns the test scores of M models of every client, (M, n, D); expanded along the clients
     where they have the same model: then several clients make a batch, which a rank takes in
     turn."""
     clients = torch.arange(problem.clients)

@@ -98,7 +98,7 @@ class Program(nn.Module):
 
 
 def _ends_of(column: Column) -> tuple[float, float]:
-    """Return the range of a column, of dates the first and the last in days since 1970-01-01; (0,
+    """Returns the range of a column, of dates the first and the last in days since 1970-01-01; (0,
     0) without one."""
     if column.period is not None:
         first, last = (
@@ -111,7 +111,7 @@ def _ends_of(column: Column) -> tuple[float, float]:
 
 
 def _features(column: Column, value: Tensor, ends: Tensor, *, whole: bool) -> tuple[Tensor, Tensor]:
-    """Return the features of a column, float64 (n, width), and the rows in which its value is
+    """Returns the features of a column, float64 (n, width), and the rows in which its value is
     accepted, bool (n, 1).
 
     Args:
@@ -145,7 +145,8 @@ def _features(column: Column, value: Tensor, ends: Tensor, *, whole: bool) -> tu
 
 
 def _dated(column: Column, days: Tensor, ends: Tensor) -> Tensor:
-    """Return the features of dates, float64 (n, 4), of whole days since 1970-01-01, float64 (n, 1).
+    """Returns the features of dates, float64 (n, 4), of whole days since 1970-01-01, float64 (n,
+    1).
 
     Years and months are counted from March on in periods of 400 years, which have 146,097 days
     each: a leap day is then the last day of its year, and the months before it follow one rule.
@@ -178,7 +179,7 @@ def _dated(column: Column, days: Tensor, ends: Tensor) -> Tensor:
 
 
 def _mapped(value: Tensor, low: Tensor | float, high: Tensor | float) -> Tensor:
-    """Return values, cut at the ends of a range and mapped from it to [-1, 1]."""
+    """Returns values, cut at the ends of a range and mapped from it to [-1, 1]."""
     return 2 * (torch.clamp(value, low, high) - low) / (high - low) - 1  # type: ignore[arg-type]
 
 
@@ -212,7 +213,7 @@ def _described(column: Column) -> dict[str, Any]:
 
 
 def check_path(path: Path) -> None:
-    """Raise :class:`ConfigError` unless a file's suffix is that of a program, and its packages are
+    """Raises :class:`ConfigError` unless a file's suffix is that of a program, and its packages are
     here."""
     if path.suffix not in SUFFIXES or path.is_dir():
         raise ConfigError(
@@ -232,7 +233,7 @@ def check_path(path: Path) -> None:
 
 
 def write_program(predictor: Predictor, path: Path) -> None:
-    """Write a model as a program.
+    """Writes a model as a program.
 
     Args:
         predictor: the model.
@@ -262,7 +263,7 @@ def write_program(predictor: Predictor, path: Path) -> None:
 
 
 def _exported(module: Program) -> torch.export.ExportedProgram:
-    """Return the program of any number of rows, without the places of its source."""
+    """Returns the program of any number of rows, without the places of its source."""
     rows = torch.zeros(3, len(module.coding.schema.columns), dtype=torch.float64)
     options: dict[str, Any] = {"dynamic_shapes": ({0: torch.export.Dim("n")},)}
     with torch.no_grad():
@@ -284,7 +285,7 @@ def _saved(program: torch.export.ExportedProgram, notes: str) -> bytes:
 
 
 def _onnx(program: torch.export.ExportedProgram, notes: str) -> bytes:
-    """Return the program as ONNX, with inputs and outputs by name, after one row has the same
+    """Returns the program as ONNX, with inputs and outputs by name, after one row has the same
     outputs from both.
 
     Raises:

@@ -33,7 +33,7 @@ sum. Neither are one release."""
 
 
 def fingerprint(problem: Problem, settings: Trainer, coins: NoiseSource | None = None) -> str:
-    """Return digests of everything the released numbers depend on: data, settings, start, seed and
+    """Returns digests of everything the released numbers depend on: data, settings, start, seed and
     execution.
 
     A release repeated under the same digest is the same release; under another it would be a new
@@ -147,7 +147,7 @@ def _foreign(value: Any) -> bool:
 
 
 def _code(code: types.CodeType) -> str:
-    """Return a digest of what a function computes, but for what it finds in its module."""
+    """Returns a digest of what a function computes, but for what it finds in its module."""
     ordered = (
         sorted(map(repr, part)) if isinstance(part, frozenset) else part for part in code.co_consts
     )

@@ -95,7 +95,7 @@ def trained(settings: Trainer, resume: bool, engine: Engine) -> Result:
 
 
 def _loose_delta(settings: Trainer) -> str | None:
-    """Return a warning of a delta above one over the number of protected clients or records, or
+    """Returns a warning of a delta above one over the number of protected clients or records, or
     None."""
     privacy = settings.privacies[0]
     if privacy is None:
@@ -107,7 +107,7 @@ def _loose_delta(settings: Trainer) -> str | None:
 
 
 def _as_baseline(settings: Trainer, algorithm: Algorithm, folder: Path | None) -> Trainer:
-    """Return the settings of a baseline in its own ``folder``. Of one that releases nothing no
+    """Returns the settings of a baseline in its own ``folder``. Of one that releases nothing no
     model decides on an early stop; and where each client fits its data once, there are no schedule,
     privacy and budgets."""
     changes: dict[str, Any] = {
@@ -130,7 +130,7 @@ def _as_baseline(settings: Trainer, algorithm: Algorithm, folder: Path | None) -
 
 
 def single_run(settings: Trainer, resume: bool, engine: Engine) -> Result:
-    """Return the result of one run, without baselines.
+    """Returns the result of one run, without baselines.
 
     Args:
         settings: of the run.

@@ -68,7 +68,7 @@ class RunFolder:
 
     @classmethod
     def of(cls, folder: str | Path | None) -> RunFolder | None:
-        """Return the folder of a run; None where it is saved nowhere."""
+        """Returns the folder of a run; None where it is saved nowhere."""
         if folder is None:
             return None
         return cls(Path(folder))
@@ -79,7 +79,7 @@ class RunFolder:
         return self.ledger.exists() or self.checkpoint.exists()
 
     def make(self) -> None:
-        """Make the folder of a run.
+        """Makes the folder of a run.
 
         Raises:
             ConfigError: no file can be written there, or it would be in the public part of another
@@ -104,7 +104,7 @@ class RunFolder:
 
     @contextmanager
     def claimed(self, *, resume: bool) -> Iterator[None]:
-        """Hold the folder for this block alone. A run writes nothing in a folder that it does not
+        """Holds the folder for this block alone. A run writes nothing in a folder that it does not
         hold.
 
         The claim is that of :func:`fedmtl._files.claimed` on ``private/``; what killed processes
@@ -142,12 +142,12 @@ class RunFolder:
             )
 
     def reopen(self) -> None:
-        """Remove the mark of a finished run, before a file of it changes: until they are all
+        """Removes the mark of a finished run, before a file of it changes: until they are all
         written, it has not."""
         (self.private / "result.json").unlink(missing_ok=True)
 
     def read_checkpoint(self) -> Checkpoint | None:
-        """Return the checkpoint of the run; None before the first.
+        """Returns the checkpoint of the run; None before the first.
 
         Raises:
             ResumeError: it cannot be read; or the ledger does not hold what it was written with,
@@ -167,15 +167,15 @@ class RunFolder:
         return checkpoint
 
     def baseline(self, name: str) -> RunFolder:
-        """Return the folder of a comparison run; private, because it is not released."""
+        """Returns the folder of a comparison run; private, because it is not released."""
         return RunFolder(self.private / "baselines" / name)
 
     def write_history(self, history: list[dict[str, Any]]) -> None:
-        """Write metrics.csv: the evaluations so far."""
+        """Writes metrics.csv: the evaluations so far."""
         write_bytes(self.private / "metrics.csv", csv_bytes(history))
 
     def write_lists(self) -> None:
-        """List every file of the finished run with its hash: those of ``private/``, the ledger
+        """Lists every file of the finished run with its hash: those of ``private/``, the ledger
         included, in ``private/manifest.json``, and those of ``public/`` with the hash of that list
         in ``public/manifest.json``, so that the hash of the latter, :attr:`seal`, stands for all of
         them.
@@ -203,11 +203,11 @@ class RunFolder:
 
     @property
     def seal(self) -> str:
-        """Return the hash of ``public/manifest.json``, 64 hexadecimal digits, to be published when
+        """Returns the hash of ``public/manifest.json``, 64 hexadecimal digits, to be published when
         a run has ended."""
         return sha256(self.public / MANIFEST)
 
 
 def sha256(path: Path) -> str:
-    """Return the hash of a file, 64 hexadecimal digits."""
+    """Returns the hash of a file, 64 hexadecimal digits."""
     return hashlib.sha256(path.read_bytes()).hexdigest()

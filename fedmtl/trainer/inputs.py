@@ -30,7 +30,7 @@ def is_auto(value: Any) -> bool:
 
 
 def as_data(data: Any) -> FederatedDataset:
-    """Return the dataset of a dataset, the name of one, or a mapping from client to (x, y) or
+    """Returns the dataset of a dataset, the name of one, or a mapping from client to (x, y) or
     Dataset."""
     if isinstance(data, FederatedDataset):
         return data
@@ -46,7 +46,7 @@ def as_data(data: Any) -> FederatedDataset:
 
 
 def as_model(model: Any) -> nn.Module | ModelFactory:
-    """Return the model that ``model`` stands for: a module, a factory, or the name of one, such as
+    """Returns the model that ``model`` stands for: a module, a factory, or the name of one, such as
     ``"mlp"``."""
     factories = {name: getattr(models, name) for name in _NAMED}
     if isinstance(model, str) and model in factories:
@@ -67,7 +67,7 @@ def as_model(model: Any) -> nn.Module | ModelFactory:
 
 
 def a_kind(value: Any) -> str:
-    """Say what a value is without printing it: it may be data."""
+    """Says what a value is without printing it: it may be data."""
     if value is None or isinstance(value, type):
         return repr(value)
     name = type(value).__name__

@@ -63,7 +63,7 @@ class Metric:
     own: bool = False
 
     def resolution(self, dtype: torch.dtype) -> float:
-        """Return the relative difference up to which two values are equal.
+        """Returns the relative difference up to which two values are equal.
 
         One model has values that differ in their rounding, by the way in which it was computed.
         Where more is better a metric of the registry is a ratio of whole numbers, rounded in
@@ -80,7 +80,7 @@ class Metric:
         return math.sqrt(torch.finfo(dtype).eps)
 
     def value(self, outputs: Tensor, targets: Tensor) -> float:
-        """Return the number; NaN where it is not defined or not finite, or where the caller's
+        """Returns the number; NaN where it is not defined or not finite, or where the caller's
         function raises, with a warning: a metric ends no run.
 
         Args:
@@ -175,7 +175,7 @@ def kind_of(spec: DataSpec) -> Kind:
 
 
 def main_metric(spec: DataSpec) -> Metric:
-    """Return ``mse`` for real targets, ``recall_at_5`` for more than 5 labels an example, else
+    """Returns ``mse`` for real targets, ``recall_at_5`` for more than 5 labels an example, else
     ``accuracy``."""
     kind = kind_of(spec)
     if kind in _NUMBERS:
@@ -186,14 +186,14 @@ def main_metric(spec: DataSpec) -> Metric:
 
 
 def further_metrics(asked: Sequence[Metric], spec: DataSpec) -> tuple[Metric, ...]:
-    """Return the metrics that are not measured in any case, as the loss, the main one and the nMSE
+    """Returns the metrics that are not measured in any case, as the loss, the main one and the nMSE
     of one real target are."""
     usual = ("loss", main_metric(spec).name, *(("nmse",) if kind_of(spec) == "number" else ()))
     return tuple(metric for metric in asked if metric.name not in usual)
 
 
 def check_metrics(metrics: Sequence[str | MetricFunction]) -> None:
-    """Refuse what is no metric, whatever the data.
+    """Refuses what is no metric, whatever the data.
 
     Raises:
         ConfigError: an unknown name, a function without a name, or a name twice.
@@ -217,7 +217,7 @@ def check_metrics(metrics: Sequence[str | MetricFunction]) -> None:
 def resolve_metrics(
     metrics: Sequence[str | MetricFunction], spec: DataSpec, name: str = "data"
 ) -> tuple[Metric, ...]:
-    """Return the metrics that were asked for.
+    """Returns the metrics that were asked for.
 
     Args:
         metrics: names, or functions with an attribute ``higher_is_better`` where less is better.
@@ -260,7 +260,7 @@ _WORDS: Mapping[Kind, str] = {
 def invented_rows(
     spec: DataSpec, outputs: tuple[int, ...], rows: int = 16
 ) -> tuple[Tensor, Tensor]:
-    """Return outputs (N, ...) and targets (N, ...) that come from no record, to try a metric on.
+    """Returns outputs (N, ...) and targets (N, ...) that come from no record, to try a metric on.
 
     Args:
         spec: of the data.

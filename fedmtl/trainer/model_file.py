@@ -16,7 +16,7 @@ from .tensor_files import write_tensors
 
 
 def bound_note(bound: RowBound | None) -> dict[str, str]:
-    """Return the metadata of the models of an algorithm that bounds features; none where it does
+    """Returns the metadata of the models of an algorithm that bounds features; none where it does
     not."""
     if bound is None:
         return {}
@@ -24,14 +24,14 @@ def bound_note(bound: RowBound | None) -> dict[str, str]:
 
 
 def write_model(path: Path, problem: Problem, row: Tensor, metadata: Mapping[str, str]) -> None:
-    """Write the complete state of the model ``row`` (D,), with ``metadata`` and those of
+    """Writes the complete state of the model ``row`` (D,), with ``metadata`` and those of
     :func:`model_state`."""
     state, names = model_state(problem, row)
     write_tensors(path, state, {**metadata, **names})
 
 
 def model_state(problem: Problem, row: Tensor) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return the complete state of the model ``row`` (D,), as ``load_state_dict`` takes it, and
+    """Returns the complete state of the model ``row`` (D,), as ``load_state_dict`` takes it, and
     metadata that name the tensors of it that are frozen and the further names of tied ones; none
     where none are."""
     module = problem.layout.load(copy.deepcopy(problem.module).to(dtype=row.dtype), row)

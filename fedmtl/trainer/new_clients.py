@@ -40,7 +40,7 @@ def personalize(
     folder: str | Path | None = None,
     factory: NamedFactory | None = None,
 ) -> Result:
-    """Return personal models of new clients, by finetuning a released model on each one's own
+    """Returns personal models of new clients, by finetuning a released model on each one's own
     training records: the result of a run of one round in which nobody trains, with the given model
     as ``shared``. Of a linear model the result has the baseline ``local`` beside it: what the
     clients have without the given model.

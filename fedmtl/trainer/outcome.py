@@ -96,7 +96,7 @@ def write_run(folder: RunFolder, result: Result, problem: Problem) -> None:
 def write_result(
     folder: RunFolder, result: Result, settings: dict[str, Any], data: FederatedDataset
 ) -> None:
-    """Write the plots, the clients with the baselines, and result.json, the mark of a finished
+    """Writes the plots, the clients with the baselines, and result.json, the mark of a finished
     run."""
     with uncollected():
         from .plots import plot_result
@@ -133,7 +133,7 @@ def read_result(
     model: nn.Module | ModelFactory | None = None,
     trust: Sequence[str] = (),
 ) -> Result:
-    """Return the result of a finished run, with its baselines.
+    """Returns the result of a finished run, with its baselines.
 
     Args:
         kind: its class.
@@ -178,7 +178,7 @@ def _fields(
     model: nn.Module | ModelFactory | None,
     trust: Sequence[str],
 ) -> dict[str, Any]:
-    """Return the fields of a result from its files, without the baselines."""
+    """Returns the fields of a result from its files, without the baselines."""
     network = outcome.pop("network")
     finetuned = outcome["finetuned"]
     for each in fields(kind):
@@ -322,7 +322,8 @@ def _network_of(
 
 
 def _tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return the tensors of a file by name, and its metadata; none of either where there is no such
+    """Returns the tensors of a file by name, and its metadata; none of either where there is no
+    such
     file.
 
     Raises:

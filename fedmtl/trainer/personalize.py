@@ -73,7 +73,7 @@ def held_out(
 
 
 def usual_finetuning(finetune: Personalization, problem: Problem) -> Personalization:
-    """Return the finetuning that kind ``"auto"`` stands for; others as they are."""
+    """Returns the finetuning that kind ``"auto"`` stands for; others as they are."""
     if not isinstance(finetune, Finetune) or finetune.kind != "auto":
         return finetune
     of_numbers = is_of_numbers(problem.loss)
@@ -98,7 +98,7 @@ def finetuned(
     validation: FederatedDataset | None = None,
     metrics: Sequence[Metric] = (),
 ) -> tuple[Models, Metrics]:
-    """Finetune personal models; return them with their scores, and these scores as tensors.
+    """Finetunes personal models; return them with their scores, and these scores as tensors.
 
     Args:
         trained: the models before.
@@ -200,7 +200,7 @@ NOTHING_SENT = (
 
 
 def not_covered(algorithm: Algorithm, privacy: Privacy | None) -> tuple[str, ...]:
-    """Return why nothing is charged for finetuned models, for the report; nothing without privacy,
+    """Returns why nothing is charged for finetuned models, for the report; nothing without privacy,
     but where new clients start from a model that an earlier run has released."""
     if isinstance(algorithm, Released):
         return (NOTHING_SENT,)
@@ -212,7 +212,7 @@ def not_covered(algorithm: Algorithm, privacy: Privacy | None) -> tuple[str, ...
 
 
 def terms_of(settings: Trainer) -> dict[str, Any] | None:
-    """Return the arguments of :func:`personalize` by which new clients make models of their own
+    """Returns the arguments of :func:`personalize` by which new clients make models of their own
     from the model of a run with these settings, without a choice, and its local solver, which they
     take where the run did not finetune; None where the algorithm has a loss of its own."""
     algorithm = settings.algorithm
@@ -264,7 +264,7 @@ class Released(Algorithm):
 
 
 def check_columns(old: TableSchema | None, new: TableSchema | None, name: str) -> None:
-    """Refuse a table of new clients whose columns become other features, or another target, than
+    """Refuses a table of new clients whose columns become other features, or another target, than
     those of the run.
 
     Args:
@@ -301,7 +301,7 @@ def check_columns(old: TableSchema | None, new: TableSchema | None, name: str) -
 
 
 def _differing(old: Any, new: Any) -> str:
-    """Return in words what a field of a dataclass is, and what it was in the run."""
+    """Returns in words what a field of a dataclass is, and what it was in the run."""
     fields = [field.name for field in dataclasses.fields(old)]
     field = next(name for name in fields if getattr(old, name) != getattr(new, name))
     values = [getattr(each, field) for each in (new, old)]
@@ -328,7 +328,7 @@ def alone(
     loss: str | Loss,
     trainable: Sequence[str] | None,
 ) -> tuple[Algorithm, ...]:
-    """Return the baseline ``local`` of new clients, which does not know the released model.
+    """Returns the baseline ``local`` of new clients, which does not know the released model.
 
     With a linear model of a real target and squared errors, or where clients average, it is the
     average of a client's own models; of classes, and of other losses of a real target, it is local

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 def plot_result(
     result: Result, folder: Path, *, format: str = "png", width: float | None = None
 ) -> list[Path]:
-    """Draw the scores of a run by round and by client, with the epsilon that it spent, or the bands
+    """Draws the scores of a run by round and by client, with the epsilon that it spent, or the
+    bands
     of its replicates.
 
     Args:

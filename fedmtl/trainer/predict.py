@@ -51,7 +51,7 @@ class Models:
         *,
         trust: Sequence[str] = (),
     ) -> Models:
-        """Return the models of a run.
+        """Returns the models of a run.
 
         Args:
             folder: see :func:`run_folder`; of a public part nothing is taken on trust.
@@ -77,7 +77,7 @@ class Models:
         return cls(place, predictor.coding, predictor, result)
 
     def predictor(self, client: str | None) -> Predictor:
-        """Return the model of a client, or for None the shared one.
+        """Returns the model of a client, or for None the shared one.
 
         Raises:
             ConfigError: there is none.
@@ -94,7 +94,7 @@ class Models:
 
     @property
     def owners(self) -> frozenset[str]:
-        """Return the clients that have a model of their own here."""
+        """Returns the clients that have a model of their own here."""
         return frozenset(() if self.result is None else self.result.owners)
 
 
@@ -105,7 +105,8 @@ def load_predictor(
     model: nn.Module | ModelFactory | None = None,
     trust: Sequence[str] = (),
 ) -> Predictor:
-    """Return a model of a run on raw rows of its table, from its folder, or the shared one from its
+    """Returns a model of a run on raw rows of its table, from its folder, or the shared one from
+    its
     public part alone.
 
     Args:
@@ -139,7 +140,7 @@ def load_predictor(
 
 
 def run_folder(folder: str | Path) -> Path:
-    """Return the folder whose files say what a run learned: of the run, or of its public part
+    """Returns the folder whose files say what a run learned: of the run, or of its public part
     without the rest.
 
     Args:
@@ -184,7 +185,7 @@ def read_rows(
     settings: Mapping[str, Any] | None = None,
     kept: Sequence[str] = (),
 ) -> Table:
-    """Return the rows of a file, which needs no target, with the client of each if the file names
+    """Returns the rows of a file, which needs no target, with the client of each if the file names
     it.
 
     Args:
@@ -225,7 +226,8 @@ def predicted(
     probabilities: bool = False,
     kept: Sequence[str] = (),
 ) -> Predictions:
-    """Return the predictions for the rows of a table: of each row by the model of its client, or by
+    """Returns the predictions for the rows of a table: of each row by the model of its client, or
+    by
     the shared one if the client has none or the table names none.
 
     Args:
@@ -303,7 +305,7 @@ def _outputs(
 def _by_model(
     models: Models, table: Table, client: str | None
 ) -> tuple[dict[str | None, np.ndarray], tuple[str, ...]]:
-    """Return the rows that each model predicts, int64, by its client or None for the shared one,
+    """Returns the rows that each model predicts, int64, by its client or None for the shared one,
     and the clients that have no model of their own."""
     everything = np.arange(len(table))
     if client is not None:

@@ -227,7 +227,8 @@ def _kept_whole(data: FederatedDataset, module: nn.Module, dtype: torch.dtype) -
 
 
 def _tried(module: nn.Module, x: Tensor, dtype: torch.dtype) -> Tensor | Exception:
-    """Return the outputs of a module for examples ``x`` on the CPU, or the error that it raises."""
+    """Returns the outputs of a module for examples ``x`` on the CPU, or the error that it
+    raises."""
     try:
         with torch.no_grad():
             outputs: Tensor = copy.deepcopy(module).to("cpu", dtype).eval()(x)
@@ -239,7 +240,7 @@ def _tried(module: nn.Module, x: Tensor, dtype: torch.dtype) -> Tensor | Excepti
 def _check_loss(
     loss: str | Loss, module: nn.Module, sample: Tensor, data: FederatedDataset
 ) -> None:
-    """Refuse a loss by name that compares the outputs of the model with as many targets, where
+    """Refuses a loss by name that compares the outputs of the model with as many targets, where
     there are others."""
     with torch.no_grad():
         shape = tuple(module(sample).shape[1:])
@@ -251,7 +252,8 @@ def _check_loss(
 
 
 def loss_of(loss: str | Loss, data: FederatedDataset) -> Loss:
-    """Return a loss by name, or the given one; of counts it knows whether the data have them mapped
+    """Returns a loss by name, or the given one; of counts it knows whether the data have them
+    mapped
     from a range."""
     found = resolve_loss(loss)
     if isinstance(found, Poisson):
@@ -260,7 +262,7 @@ def loss_of(loss: str | Loss, data: FederatedDataset) -> Loss:
 
 
 def _check_lookups(data: FederatedDataset, module: nn.Module) -> None:
-    """Refuse whole numbers that an embedding of the module has no row for, before the first round
+    """Refuses whole numbers that an embedding of the module has no row for, before the first round
     meets them.
 
     The module is tried on the least and the largest value at every place of an example; only where
@@ -305,7 +307,7 @@ def share_beyond(data: FederatedDataset, bound: RowBound) -> dict[str, float]:
 
 
 def _features(data: FederatedDataset, side: Side, **options: Any) -> Iterator[Tensor]:
-    """Return the features of all examples of a side, some at a time."""
+    """Returns the features of all examples of a side, some at a time."""
     indices = torch.arange(len(data.side(side))).split(_ROWS)
     return (data.gather(side, index, **options)[0] for index in indices if len(index))
 

@@ -40,7 +40,7 @@ def is_public_part(folder: Path) -> bool:
 
 
 def published_model(folder: Path) -> Predictor:
-    """Return the shared model of a run on raw rows, from the public part of its folder alone.
+    """Returns the shared model of a run on raw rows, from the public part of its folder alone.
 
     Args:
         folder: with ``columns.json`` and ``model.safetensors``.
@@ -106,7 +106,7 @@ def _network(values: Any) -> dict[str, Any]:
 
 
 def _built(network: Mapping[str, Any], coding: Coding, state: Mapping[str, Tensor]) -> nn.Module:
-    """Return the network without memory for its numbers.
+    """Returns the network without memory for its numbers.
 
     Raises:
         DataError: something else than a network, or one that is larger than ``state``.
@@ -134,7 +134,7 @@ def _built(network: Mapping[str, Any], coding: Coding, state: Mapping[str, Tenso
 
 
 def _factory(description: Any) -> NamedFactory:
-    """Return the factory of a network by its description, a mapping with a ``class``.
+    """Returns the factory of a network by its description, a mapping with a ``class``.
 
     Raises:
         DataError: a name that is no function of :mod:`fedmtl.models`, or settings that it does not
@@ -149,7 +149,7 @@ def _factory(description: Any) -> NamedFactory:
 
 
 def _restored(value: Any) -> Any:
-    """Return a value of the settings of a network, with the networks in it as factories."""
+    """Returns a value of the settings of a network, with the networks in it as factories."""
     if isinstance(value, list):
         return tuple(map(_restored, value))
     if not isinstance(value, dict):
@@ -176,7 +176,7 @@ def _restored(value: Any) -> Any:
 
 
 def _whole_numbers(value: Any, place: str) -> Iterator[tuple[str, int]]:
-    """Yield the whole numbers in settings, with their places."""
+    """Yields the whole numbers in settings, with their places."""
     if isinstance(value, dict):
         for name, inner in value.items():
             yield from _whole_numbers(inner, f"{place}.{name}")
@@ -188,7 +188,7 @@ def _whole_numbers(value: Any, place: str) -> Iterator[tuple[str, int]]:
 
 
 def _fill(module: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Put the tensors of a file into a network without numbers, in place.
+    """Puts the tensors of a file into a network without numbers, in place.
 
     Raises:
         DataError: other names, shapes or kinds of numbers than the network has, or numbers that are
@@ -220,7 +220,7 @@ def _kind(tensor: Tensor) -> str:
 
 
 def _few(names: Mapping[str, Any]) -> str:
-    """Return at most six names in one text."""
+    """Returns at most six names in one text."""
     some = list(names)[:6]
     more = len(names) - len(some)
     text = ", ".join(some) or "none"
@@ -230,7 +230,7 @@ def _few(names: Mapping[str, Any]) -> str:
 
 
 def _bound(metadata: Mapping[str, str]) -> RowBound | None:
-    """Return the bound on records of the model's metadata; None without one.
+    """Returns the bound on records of the model's metadata; None without one.
 
     Raises:
         DataError: something else.

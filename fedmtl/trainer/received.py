@@ -49,7 +49,7 @@ class Received:
         self._contents: dict[Path, bytes] = {}
 
     def content(self, path: Path, most: int = MOST_TEXT) -> bytes:
-        """Return the bytes of a file; the same ones whenever they are asked for.
+        """Returns the bytes of a file; the same ones whenever they are asked for.
 
         Args:
             path: of the file.
@@ -65,7 +65,8 @@ class Received:
         return self._contents[path]
 
     def digest(self, path: Path) -> str:
-        """Return the SHA-256 of a file, 64 hexadecimal digits: of :meth:`content` if that was read.
+        """Returns the SHA-256 of a file, 64 hexadecimal digits: of :meth:`content` if that was
+        read.
 
         Raises:
             DataError: see :meth:`content`.
@@ -82,7 +83,7 @@ class Received:
         return found.hexdigest()
 
     def text(self, path: Path) -> str:
-        """Return a file of text.
+        """Returns a file of text.
 
         Raises:
             DataError: see :meth:`content`, or a file that is not UTF-8.
@@ -93,7 +94,7 @@ class Received:
             raise DataError(f"{self.name(path)} is not UTF-8: {error}.") from error
 
     def json(self, path: Path, *, finite: bool = True) -> dict[str, Any]:
-        """Return the JSON object in a file, as :func:`~fedmtl._files.parse_json` does.
+        """Returns the JSON object in a file, as :func:`~fedmtl._files.parse_json` does.
 
         Raises:
             DataError: see :meth:`content`, or a file that holds something else.
@@ -108,7 +109,7 @@ class Received:
         return value
 
     def tensors(self, path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-        """Return the tensors of a safetensors file by name, and its metadata.
+        """Returns the tensors of a safetensors file by name, and its metadata.
 
         Raises:
             DataError: see :meth:`content`, or a file that is no safetensors file.
@@ -134,7 +135,7 @@ class Received:
 
     @contextmanager
     def _opened(self, path: Path, most: int) -> Iterator[IO[bytes]]:
-        """Open a file, and compare its size and time of change before and after."""
+        """Opens a file, and compare its size and time of change before and after."""
         name = self.name(path)
         try:
             real = path.resolve(strict=True)

@@ -179,7 +179,7 @@ class Result(Scored):
         return f"{count:,} {self.step}{'' if count == 1 else 's'}"
 
     def standard_error(self, metric: Metric) -> float:
-        """Return the standard error of the mean of a metric as that of all clients with something
+        """Returns the standard error of the mean of a metric as that of all clients with something
         to test on; 0 where all of them were evaluated, NaN for a single score."""
         if self.evaluated is None:
             return 0.0
@@ -229,7 +229,8 @@ class Result(Scored):
         device: str | None = None,
         folder: str | Path | None = None,
     ) -> Result:
-        """Return personal models of clients that took no part, which start from the released model,
+        """Returns personal models of clients that took no part, which start from the released
+        model,
         with their scores: what :func:`~fedmtl.personalize` returns, of a linear model with the
         baseline ``local`` beside it.
 
@@ -280,7 +281,7 @@ class Result(Scored):
         return personalize(model, data, **arguments)
 
     def to_frame(self) -> DataFrame:
-        """Return the scores as a data frame, also those of the baselines' models with their names
+        """Returns the scores as a data frame, also those of the baselines' models with their names
         before, such as ``local accuracy``; see :meth:`Scored.to_frame
         <fedmtl.trainer.Scored.to_frame>`."""
         frame = super().to_frame()

@@ -195,7 +195,7 @@ class Scored:
         return self.shared_by_client[self.metric]
 
     def to_frame(self) -> DataFrame:
-        """Return the scores as a data frame of pandas, not private: a row for each client that is
+        """Returns the scores as a data frame of pandas, not private: a row for each client that is
         scored.
 
         Columns are the metrics of the client's own model, such as ``accuracy``, and those of the
@@ -286,7 +286,7 @@ class Scored:
 
 
 def place_of(client: str | int, ids: Sequence[str]) -> int:
-    """Return the place of a client; a whole number stands for the text of its id.
+    """Returns the place of a client; a whole number stands for the text of its id.
 
     Raises:
         ConfigError: no client of that id.

@@ -11,7 +11,7 @@ RECALL_AT = 5
 
 
 def normalized(mse: Tensor, targets: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return normalized mean squared errors of tasks, and of all their examples taken as one task.
+    """Returns normalized mean squared errors of tasks, and of all their examples taken as one task.
 
     Args:
         mse: float64 (..., n), each task's mean squared error, such as ``evaluate_each(...).score``.
@@ -40,7 +40,7 @@ def normalized(mse: Tensor, targets: Tensor, offsets: Tensor) -> tuple[Tensor, T
 
 
 def example_scores(outputs: Tensor, y: Tensor) -> Tensor:
-    """Return the accuracy, or for floating targets the squared error, of every example of K
+    """Returns the accuracy, or for floating targets the squared error, of every example of K
     clients.
 
     Args:
@@ -60,7 +60,7 @@ def example_scores(outputs: Tensor, y: Tensor) -> Tensor:
 
 
 def found_labels(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the labels of every example that are among its 5 largest outputs, and the labels that
+    """Returns the labels of every example that are among its 5 largest outputs, and the labels that
     are there.
 
     Args:
@@ -107,7 +107,7 @@ def recall(outputs: Tensor, y: Tensor) -> float:
 
 
 def class_scores(outputs: Tensor) -> Tensor:
-    """Return the log-odds of every class against all others, float64 (N, C); of one logit itself.
+    """Returns the log-odds of every class against all others, float64 (N, C); of one logit itself.
 
     They order examples as the softmax probabilities do, without their rounding to 1.
 

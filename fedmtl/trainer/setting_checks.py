@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def check_settings(settings: Any) -> None:
-    """Refuse settings that are of another kind, or do not fit each other, whatever the data.
+    """Refuses settings that are of another kind, or do not fit each other, whatever the data.
 
     Args:
         settings: with the attributes of a :class:`~fedmtl.Trainer`; the data are not read.
@@ -47,7 +47,8 @@ def check_settings(settings: Any) -> None:
 
 
 def check_loss(settings: Any) -> None:
-    """Refuse a loss of real targets beside other targets, or beside an algorithm that does not take
+    """Refuses a loss of real targets beside other targets, or beside an algorithm that does not
+    take
     it.
 
     Args:
@@ -81,7 +82,7 @@ def check_loss(settings: Any) -> None:
 
 
 def _check_counts(data: FederatedDataset) -> None:
-    """Refuse targets that are no counts, or on a scale on which the loss of counts has no
+    """Refuses targets that are no counts, or on a scale on which the loss of counts has no
     meaning."""
     if data.target_scale == "log":
         raise ConfigError(
@@ -161,7 +162,7 @@ def _check_kinds(settings: Any) -> None:
 
 
 def check_schedule(algorithm: Algorithm, schedule: Any, privacy: Privacy | None) -> None:
-    """Refuse a schedule or a protected unit that the algorithm cannot have.
+    """Refuses a schedule or a protected unit that the algorithm cannot have.
 
     Raises:
         ConfigError: named.
@@ -191,7 +192,7 @@ def check_schedule(algorithm: Algorithm, schedule: Any, privacy: Privacy | None)
 
 
 def _check_replicates(settings: Any) -> None:
-    """Refuse several runs with impossible budgets, of an algorithm that cannot compute them as one
+    """Refuses several runs with impossible budgets, of an algorithm that cannot compute them as one
     program, with noise that is not simulated, without one budget to set, or with a setting of a
     single run."""
     algorithm = settings.algorithm
@@ -254,7 +255,7 @@ def _check_replicates(settings: Any) -> None:
 
 
 def check_declared(settings: Trainer) -> None:
-    """Refuse data whose classes or categories were read off the records where a run adds noise,
+    """Refuses data whose classes or categories were read off the records where a run adds noise,
     since they are the shape of the model that it publishes, and columns of a table without public
     ranges."""
     data = settings.data

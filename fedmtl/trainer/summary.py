@@ -182,7 +182,7 @@ def _warning(result: Result, stages: Sequence[Stage]) -> list[str]:
 
 
 def _tables(result: Result, stages: Sequence[Stage], reference: Stage | None) -> list[str]:
-    """Return a printed table for each metric, with a row for each of ``stages`` and a
+    """Returns a printed table for each metric, with a row for each of ``stages`` and a
     comparison with the ``reference``, and what the columns mean."""
     lines: list[str] = []
     for metric in result.shown:
@@ -231,7 +231,7 @@ def _tables(result: Result, stages: Sequence[Stage], reference: Stage | None) ->
 
 
 def remedy(result: Result, stages: Sequence[Stage]) -> str:
-    """Return which settings may make bad models better."""
+    """Returns which settings may make bad models better."""
     names = ["features and targets scaled to [-1, 1]"] * result.unscaled
     names += ["wider data.bounds of the target, which cut off most targets"] * (
         result.cut_targets > 0.5
@@ -252,7 +252,7 @@ def remedy(result: Result, stages: Sequence[Stage]) -> str:
 
 
 def _worse_than_constant(result: Result, stage: Stage) -> str:
-    """Return for how many clients models of a real target are worse than the mean of the
+    """Returns for how many clients models of a real target are worse than the mean of the
     client's own training targets, if it is more than half; of other models the mean loss, if it
     is above that of the best constant; else an empty text."""
     if "nmse" in stage.by_client:

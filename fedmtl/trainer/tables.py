@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def clients_frame(scored: Scored, ids: tuple[str, ...]) -> DataFrame:
-    """Return a row for each client: its scores as :meth:`Scored.to_frame` has them, and the model
+    """Returns a row for each client: its scores as :meth:`Scored.to_frame` has them, and the model
     that it chose."""
     frame = scored.to_frame().reindex(ids)
     if scored.finetuned is not None and scored.finetuned.chosen:
@@ -23,7 +23,7 @@ def clients_frame(scored: Scored, ids: tuple[str, ...]) -> DataFrame:
 
 
 def csv_bytes(rows: list[dict[str, Any]]) -> bytes:
-    """Return rows as CSV under the names of all their keys, as :func:`cell` writes texts; a cell
+    """Returns rows as CSV under the names of all their keys, as :func:`cell` writes texts; a cell
     that a row lacks is empty."""
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")

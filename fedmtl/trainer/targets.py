@@ -40,7 +40,7 @@ _SETTINGS = tuple(
 def resolved_target(
     target: str, trust: Sequence[str] = (), *, logger: bool = False
 ) -> Callable[..., Any]:
-    """Return the class or function that a file names.
+    """Returns the class or function that a file names.
 
     Nothing is imported before its name is checked, and what another module defines is refused by
     whatever name it is reached: ``fedmtl.trainer.folder.Path`` is not of this package.
@@ -74,7 +74,7 @@ def resolved_target(
 
 
 def restored(description: Any, trust: Sequence[str] = ()) -> Any:
-    """Return the settings that :func:`~fedmtl.trainer.fingerprint.describe` described: dataclasses
+    """Returns the settings that :func:`~fedmtl.trainer.fingerprint.describe` described: dataclasses
     class and fields, and factories of :mod:`fedmtl.models` by their functions and settings.
 
     Raises:

@@ -21,13 +21,13 @@ from .._files import (
 def write_tensors(
     path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Write tensors as safetensors, by :func:`write_bytes`: equal arguments give equal bytes."""
+    """Writes tensors as safetensors, by :func:`write_bytes`: equal arguments give equal bytes."""
     ready = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     write_bytes(path, _in_order(save(ready, metadata=dict(metadata or {}))))
 
 
 def _in_order(content: bytes) -> bytes:
-    """Return a safetensors file with its metadata in the order of their keys.
+    """Returns a safetensors file with its metadata in the order of their keys.
 
     The library keeps metadata in a hash map of Rust, whose order is drawn anew in every call.
     """
@@ -42,14 +42,14 @@ def _in_order(content: bytes) -> bytes:
 
 
 def split_header(content: bytes) -> tuple[dict[str, Any], int]:
-    """Return the header of a safetensors file, and where its tensors begin."""
+    """Returns the header of a safetensors file, and where its tensors begin."""
     start = 8 + int.from_bytes(content[:8], "little")
     header: dict[str, Any] = json.loads(content[8:start])
     return header, start
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return the tensors of a safetensors file by name, and its metadata.
+    """Returns the tensors of a safetensors file by name, and its metadata.
 
     Raises:
         OSError, SafetensorError: it cannot be read.
@@ -61,7 +61,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 def write_parts(
     path: Path, parts: Mapping[str, Mapping[str, Tensor]], notes: Mapping[str, Any]
 ) -> None:
-    """Write tensors by part and name, with notes of plain values and dataclasses of them, as one
+    """Writes tensors by part and name, with notes of plain values and dataclasses of them, as one
     safetensors file."""
     tensors = {
         f"{part}.{name}": row.clone()
@@ -72,7 +72,7 @@ def write_parts(
 
 
 def read_parts(path: Path, *names: str) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
-    """Return the tensors of the parts ``names`` and the notes that :func:`write_parts` wrote.
+    """Returns the tensors of the parts ``names`` and the notes that :func:`write_parts` wrote.
 
     Raises:
         OSError, SafetensorError, KeyError, ValueError: it cannot be read, or is another file.

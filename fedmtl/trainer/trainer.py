@@ -191,7 +191,7 @@ class Trainer:
             object.__setattr__(self, name, value)
 
     def _choose(self, left: list[str]) -> None:
-        """Fill in the automatic settings, ``left``."""
+        """Fills in the automatic settings, ``left``."""
         if "algorithm" not in left:
             missing = [name for name in left if name != "finetune"]
             if missing:
@@ -304,7 +304,7 @@ class Trainer:
         return all(privacy is None or privacy.noiseless for privacy in self.privacies)
 
     def problem(self, *, ranks: Ranks = SINGLE) -> Problem:
-        """Return the problem of a run, which ``ranks`` compute."""
+        """Returns the problem of a run, which ``ranks`` compute."""
         self.algorithm.check_data(self.data)
         place = self.device
         # in rounds
