@@ -54,7 +54,6 @@ def portable(error: Exception) -> Exception:
 
 def agreed(error: Exception) -> Exception:
     """Returns an error that every rank has, marked as such (pickling loses the mark): only the
-    first
-    rank prints it."""
+    first rank prints it."""
     error.agreed = True  # type: ignore[attr-defined]
     return error

@@ -56,8 +56,7 @@ def numbers_of(problem: Problem, metrics: Metrics) -> dict[str, float]:
 
 def bands(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Returns the mean of every number of the runs of one budget under its name, and of several
-    runs
-    its percentiles under NAME_p5, ..."""
+    runs its percentiles under NAME_p5, ..."""
     share = torch.tensor(PERCENTILES, dtype=torch.float64) / 100
     row: dict[str, float] = {}
     for name in runs[0]:

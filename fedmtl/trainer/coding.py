@@ -104,8 +104,7 @@ class Coding:
 
     def chances(self, outputs: Tensor) -> Tensor:
         """Returns the probabilities of the classes, float64 (n, classes), of the outputs of a
-        model,
-        (n, outputs)."""
+        model, (n, outputs)."""
         if self.odds == "softmax":
             return outputs.double().softmax(1)
         second = outputs.double()[:, 0].sigmoid()

@@ -129,8 +129,7 @@ def beside(
 
 def each_beside(own: Stage, others: Stage, metric: Metric, dtype: torch.dtype) -> dict[str, str]:
     """Returns ``"better"``, ``"equal"`` or ``"worse"`` for each client that :func:`beside`
-    compares,
-    by its id."""
+    compares, by its id."""
     names, first, second = _of_both(own, others, metric)
     signs = compared(
         first, second, higher_is_better=metric.higher_is_better, resolution=metric.resolution(dtype)
@@ -183,8 +182,7 @@ def _means(mean: float, alone: float, metric: Metric, resolution: float) -> str:
 
 def _of_both(own: Stage, others: Stage, metric: Metric) -> tuple[list[str], Tensor, Tensor]:
     """Returns the clients that have a score with both, and whose training did not diverge, and
-    these
-    scores, float64 (k,) each."""
+    these scores, float64 (k,) each."""
     first, second = (stage.by_client.get(metric.name, {}) for stage in (own, others))
     without = own.left_out | others.left_out
     both = [name for name in first if name in second and name not in without]

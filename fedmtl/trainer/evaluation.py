@@ -192,8 +192,7 @@ def _predicted(
     problem: Problem, models: Tensor, index: Tensor, columns: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns predictions and targets (K, B, ...), and losses, scores and weights, float64 (3, K,
-    B)
-    on the host.
+    B) on the host.
 
     They are those of models (K, D) on the test examples ``index``, int64 (K, B), or (1, B) for all
     of them; ``columns`` of them at once.

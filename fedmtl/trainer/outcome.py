@@ -72,7 +72,8 @@ def write_run(folder: RunFolder, result: Result, problem: Problem) -> None:
         }
         values = {name: release.value for name, release in result.released.items()}
         write_tensors(folder.public / "releases.safetensors", values, grids)
-    if result.personal.stride(0) != 0:  # a model of their own, not the shared one repeated
+    # A stride of 0 is the shared model, repeated for everybody: its file is there already.
+    if result.personal.stride(0) != 0:
         ids = json.dumps(result.owners)
         write_tensors(
             folder.private / "models.safetensors", {"models": result.personal}, {"ids": ids} | bound
@@ -84,6 +85,7 @@ def write_run(folder: RunFolder, result: Result, problem: Problem) -> None:
         write_bytes(folder.private / "replicates.csv", csv_bytes(result.replicates))
     write_json(folder.private / OUTCOME, _outcome(result, problem), indent=None)
     if result.coding is not None:
+        # Names and categories that were read off the records are private.
         if result.coding.schema.declared:
             part = folder.public
         else:
@@ -96,8 +98,14 @@ def write_run(folder: RunFolder, result: Result, problem: Problem) -> None:
 def write_result(
     folder: RunFolder, result: Result, settings: dict[str, Any], data: FederatedDataset
 ) -> None:
-    """Writes the plots, the clients with the baselines, and result.json, the mark of a finished
-    run."""
+    """Writes the plots, the scores by client and result.json, the mark of a finished run.
+
+    Args:
+        folder: of the run.
+        result: with its baselines.
+        settings: see :func:`table_settings`.
+        data: with the numbers of records that were trained on.
+    """
     with uncollected():
         from .plots import plot_result
 
@@ -124,6 +132,7 @@ def write_result(
     }
     names = [name for name in (result.algorithm, *result.baselines) if name in METHODS]
     summary["methods"] = {name: list(METHODS[name]) for name in names}
+    # Last: a folder with this file is that of a finished run.
     write_json(folder.private / "result.json", plain(summary))
 
 
@@ -136,8 +145,9 @@ def read_result(
     """Returns the result of a finished run, with its baselines.
 
     Args:
+        folder: of the run.
         kind: its class.
-        model: of the run, where its files do not say how it is built.
+        model: of the run, for files that do not say how it is built.
         trust: modules of which its files may name classes.
 
     Raises:
@@ -145,6 +155,7 @@ def read_result(
         ModelError: ``model`` does not have the parameters of the run's.
         DataError: a file that cannot be read.
     """
+    # A baseline is part of its run, whose result.json has the numbers of both.
     is_baseline = folder.root.parent.name == "baselines"
     for path in (folder.private / name for name in ("result.json", OUTCOME)[is_baseline:]):
         if not path.is_file():
@@ -162,7 +173,7 @@ def read_result(
     names: Any = ()
     if not is_baseline:
         names = read_json(folder.private / "result.json").get("baselines", ())
-    for name in names:
+    for name in names:  # a name that is a path would read another folder
         if name in ("", ".", "..") or "/" in name or "\\" in name:
             raise DataError(f"{folder.private / 'result.json'}: {name!r} is no name of a baseline.")
     return kind(
@@ -181,6 +192,7 @@ def _fields(
     """Returns the fields of a result from its files, without the baselines."""
     network = outcome.pop("network")
     finetuned = outcome["finetuned"]
+    # JSON has lists only.
     for each in fields(kind):
         if isinstance(outcome.get(each.name), list) and str(each.type).startswith("tuple"):
             outcome[each.name] = tuple(outcome[each.name])
@@ -195,7 +207,7 @@ def _fields(
     state = _tensors(folder.public / MODEL)[0]
     module, factory = _network_of(network, state, model)
     shared = None
-    if state:
+    if state:  # the file has frozen parameters too, which a row of a model has not
         shared = torch.cat([state[name].reshape(-1) for name in network["names"]])
     personal = _tensors(folder.private / "models.safetensors")[0].get("models")
     if personal is None and shared is not None:
@@ -226,7 +238,7 @@ def _coding(folder: RunFolder) -> Coding | None:
     runs of earlier versions.
 
     Raises:
-        DataError: a file that says something else.
+        DataError: a file that has no coding in it.
     """
     for part in (folder.private, folder.public):
         path = part / COLUMNS
@@ -251,10 +263,11 @@ def _outcome(result: Result, problem: Problem) -> dict[str, Any]:
         isinstance(value, str) for value in (terms["loss"], *terms["metrics"])
     ):
         terms = None  # functions of the caller's own
+    finetuning = None
+    if finetuned is not None:
+        finetuning = vars(finetuned) | {"settings": describe(finetuned.settings)}
     return values | {
-        "finetuned": None
-        if finetuned is None
-        else vars(finetuned) | {"settings": describe(finetuned.settings)},
+        "finetuned": finetuning,
         "bound": describe(result.bound),
         "asked": [{"name": metric.name, "up": metric.higher_is_better} for metric in result.asked],
         "terms": describe(terms),
@@ -323,8 +336,7 @@ def _network_of(
 
 def _tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Returns the tensors of a file by name, and its metadata; none of either where there is no
-    such
-    file.
+    such file.
 
     Raises:
         ConfigError: it cannot be read.
@@ -359,7 +371,7 @@ def table_settings(settings: Trainer, module: nn.Module | None) -> dict[str, Any
     if settings.audit is not None:
         names.append("audit")
     configuration = {name: describe(getattr(settings, name)) for name in names}
-    assert module is not None  # which only results that were loaded can lack
+    assert module is not None  # only a loaded result may lack it
     size = sum(parameter.numel() for parameter in module.parameters())
     configuration["model"] = {
         "class": type(module).__name__,

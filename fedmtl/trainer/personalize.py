@@ -55,14 +55,22 @@ _HOLD_OUT_SEED = 1 << 40  # of the validation records: other draws than those of
 def held_out(
     data: FederatedDataset, finetune: Personalization | None
 ) -> tuple[FederatedDataset, FederatedDataset | None]:
-    """The data of the run, and those with the clients' validation records as test side, where they
-    choose.
+    """Returns the data to train on, and the validation data of a choice between models.
 
     The split of a client depends only on its own id and number of records; one with a single record
     trains on it.
+
+    Args:
+        data: of the run.
+        finetune: the settings; None for no finetuning.
+
+    Returns:
+        The data without the validation records, and the data with these as test side; None if no
+        client chooses.
     """
     if finetune is None or not finetune.validation:
         return data, None
+    # Test records stay unseen: a choice on them would make the scores of the run too good.
     where = f"{data.name} (validation)"
     fit, validation = cut(
         data.train, data.ids, test_fraction=finetune.validation, seed=_HOLD_OUT_SEED, where=where
@@ -73,12 +81,17 @@ def held_out(
 
 
 def usual_finetuning(finetune: Personalization, problem: Problem) -> Personalization:
-    """Returns the finetuning that kind ``"auto"`` stands for; others as they are."""
+    """Returns the finetuning that kind ``"auto"`` stands for; others as they are.
+
+    Classes are pulled to the start by a divergence of predictions, numbers by the distance of
+    weights, and linear models of real targets are averages of models.
+    """
     if not isinstance(finetune, Finetune) or finetune.kind != "auto":
         return finetune
     of_numbers = is_of_numbers(problem.loss)
     if problem.loss not in (mse, half_mse) and not of_numbers:
         return replace(finetune, kind="kl")
+    # A divergence needs classes. Averages need squared errors, in closed form, and no choice.
     pulled = replace(finetune, kind="mean")
     if finetune.start == "personal" or finetune.validation or of_numbers:
         return pulled
@@ -98,15 +111,18 @@ def finetuned(
     validation: FederatedDataset | None = None,
     metrics: Sequence[Metric] = (),
 ) -> tuple[Models, Metrics]:
-    """Finetunes personal models; return them with their scores, and these scores as tensors.
+    """Finetunes personal models and scores them.
 
     Args:
         trained: the models before.
         problem: the data, with the records that clients train on.
         finetune: the settings.
         name: of what is finetuned, for warnings.
-        validation: the data with validation records as test side, where clients choose.
+        validation: the data with validation records as test side; None if clients do not choose.
         metrics: to measure beside the usual ones.
+
+    Returns:
+        ``trained`` with the finetuned models and their scores, and the scores as tensors.
 
     Raises:
         ConfigError: ``start="shared"`` and no shared model.
@@ -128,6 +144,7 @@ def finetuned(
         reached = problem.spread(
             lambda own: finetune.reach(problem, rows_at(start, own), own), everyone
         )
+    # A client's row is its model, and behind it the weights of the models that it averaged.
     reached, weights = reached.split([problem.dimension, len(finetune.parts)], 1)
     models["finetuned"], diverging = settled(reached, start)
     final = models["finetuned"]
@@ -135,6 +152,7 @@ def finetuned(
     measured = scored("finetuned", final)
     if validation is not None:
         assert isinstance(finetune, Finetune)  # no other one has a choice
+        # The third candidate owes nothing to the run: a client that sharing harms can leave.
         local = replace(finetune, kind="vanilla")
         models["local"] = problem.spread(
             lambda own: local.train(problem, problem.initial, own), everyone
@@ -161,7 +179,7 @@ def finetuned(
 
 
 def rows_at(models: Tensor, clients: Tensor) -> Tensor:
-    """The models of ``clients``, int64 (k,), of (n, D); one (D,) for all as it is."""
+    """Returns the models of ``clients``, int64 (k,), of (n, D); one (D,) for all as it is."""
     if models.dim() == 1:
         return models
     return models[clients.to(models.device)]
@@ -170,9 +188,13 @@ def rows_at(models: Tensor, clients: Tensor) -> Tensor:
 def _chosen(
     problem: Problem, models: Mapping[str, Tensor], validation: FederatedDataset
 ) -> tuple[Tensor, dict[str, str]]:
-    """Each client's model of the least mean loss on its own validation records, the finetuned one
-    without any."""
+    """Returns each client's model of the least mean loss on its own validation records, (n, D),
+    and the name of that model by client.
+
+    A client without such records keeps the finetuned model.
+    """
     everyone = torch.arange(problem.clients)
+    # The first of equal losses is taken, and a client without records has none.
     names = ["finetuned", *(n for n in models if n != "finetuned")]
     judged = replace(problem, data=validation)
 
@@ -200,8 +222,12 @@ NOTHING_SENT = (
 
 
 def not_covered(algorithm: Algorithm, privacy: Privacy | None) -> tuple[str, ...]:
-    """Returns why nothing is charged for finetuned models, for the report; nothing without privacy,
-    but where new clients start from a model that an earlier run has released."""
+    """Returns the sentence of the report on the models that are finetuned after the run; none
+    without privacy.
+
+    Models of new clients have one also without privacy of their own: they start from a model that
+    an earlier run has released.
+    """
     if isinstance(algorithm, Released):
         return (NOTHING_SENT,)
     if privacy is None:
@@ -212,17 +238,18 @@ def not_covered(algorithm: Algorithm, privacy: Privacy | None) -> tuple[str, ...
 
 
 def terms_of(settings: Trainer) -> dict[str, Any] | None:
-    """Returns the arguments of :func:`personalize` by which new clients make models of their own
-    from the model of a run with these settings, without a choice, and its local solver, which they
-    take where the run did not finetune; None where the algorithm has a loss of its own."""
+    """Returns the arguments of :func:`personalize` for new clients of a run; None if the algorithm
+    has a loss of its own.
+
+    They leave out a choice on validation records, and have the local solver of the algorithm, for
+    a run that did not finetune.
+    """
     algorithm = settings.algorithm
     finetune = settings.finetune
     if algorithm.loss is not None:
         return None
     values = {name: getattr(settings, name) for name in ("loss", "seed", "dtype")}
-    if finetune is None:
-        finetune = None
-    else:
+    if finetune is not None:
         finetune = finetune.of_new_clients()
     return {
         "finetune": finetune,
@@ -275,7 +302,7 @@ def check_columns(old: TableSchema | None, new: TableSchema | None, name: str) -
     Raises:
         DataError: the first column that differs, with both codings.
     """
-    if old is None or new is None:
+    if old is None or new is None:  # data that are no table have no names to compare
         return
     names = [[column.name for column in schema.columns] for schema in (old, new)]
     remedy = (
@@ -292,6 +319,7 @@ def check_columns(old: TableSchema | None, new: TableSchema | None, name: str) -
         if one != other:
             differing = _differing(one, other)
             raise DataError(f"{name}: the column {one.name!r} has {differing}{remedy}.")
+    # Two tables may differ in their columns of clients, and in who declared the ranges.
     targets = [
         replace(schema, columns=(), target="", client=None, form=None, declared=True)
         for schema in (old, new)
@@ -343,6 +371,7 @@ def alone(
         loss: that they minimize.
         trainable: names of the parameters that are trained; None for all.
     """
+    # From zero, frozen parameters would be another model than the one that is compared.
     frozen = trainable is not None or not all(
         parameter.requires_grad for parameter in model.parameters()
     )

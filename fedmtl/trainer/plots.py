@@ -19,8 +19,7 @@ def plot_result(
     result: Result, folder: Path, *, format: str = "png", width: float | None = None
 ) -> list[Path]:
     """Draws the scores of a run by round and by client, with the epsilon that it spent, or the
-    bands
-    of its replicates.
+    bands of its replicates.
 
     Args:
         result: of the run.

@@ -106,8 +106,7 @@ def load_predictor(
     trust: Sequence[str] = (),
 ) -> Predictor:
     """Returns a model of a run on raw rows of its table, from its folder, or the shared one from
-    its
-    public part alone.
+    its public part alone.
 
     Args:
         folder: of the run; or its ``public`` part or a copy of it, which may come from somebody
@@ -227,8 +226,7 @@ def predicted(
     kept: Sequence[str] = (),
 ) -> Predictions:
     """Returns the predictions for the rows of a table: of each row by the model of its client, or
-    by
-    the shared one if the client has none or the table names none.
+    by the shared one if the client has none or the table names none.
 
     Args:
         models: of a run.

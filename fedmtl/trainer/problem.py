@@ -253,8 +253,7 @@ def _check_loss(
 
 def loss_of(loss: str | Loss, data: FederatedDataset) -> Loss:
     """Returns a loss by name, or the given one; of counts it knows whether the data have them
-    mapped
-    from a range."""
+    mapped from a range."""
     found = resolve_loss(loss)
     if isinstance(found, Poisson):
         return replace(found, mapped=data.target_range is not None)

@@ -230,9 +230,8 @@ class Result(Scored):
         folder: str | Path | None = None,
     ) -> Result:
         """Returns personal models of clients that took no part, which start from the released
-        model,
-        with their scores: what :func:`~fedmtl.personalize` returns, of a linear model with the
-        baseline ``local`` beside it.
+        model, with their scores: what :func:`~fedmtl.personalize` returns, of a linear model with
+        the baseline ``local`` beside it.
 
         Each new client trains on its own records and sends nothing. So it costs no epsilon: what
         the clients of the run may lose is bounded by that of the released model, whatever is

@@ -48,8 +48,7 @@ def check_settings(settings: Any) -> None:
 
 def check_loss(settings: Any) -> None:
     """Refuses a loss of real targets beside other targets, or beside an algorithm that does not
-    take
-    it.
+    take it.
 
     Args:
         settings: with the attributes of a :class:`~fedmtl.Trainer`.
