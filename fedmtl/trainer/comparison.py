@@ -15,6 +15,11 @@ from .._rounding import number_text
 from .._text import shown
 from .metrics import Metric
 
+_LOSERS = 3  # clients that a verdict names: those that lose most
+_SMALL = 0.0095  # a share that is written with a decimal
+ByClient = Mapping[str, Mapping[str, float]]
+"""Metric -> client -> number, without the clients for which it is not defined."""
+
 
 def distribution(scores: Tensor, *, higher_is_better: bool) -> dict[str, float]:
     """Returns the mean, median, mean of the worst tenth and standard deviation of clients' scores,
@@ -41,11 +46,13 @@ def distribution(scores: Tensor, *, higher_is_better: bool) -> dict[str, float]:
 def compared(
     scores: Tensor, others: Tensor, *, higher_is_better: bool, resolution: float = 0.0
 ) -> Tensor:
-    """Returns by client 1 where its score is better than the other one, 0 where they are equal and
-    -1 where it is worse, int64 (n,). What is not finite is worse than every number.
+    """Returns the sign of each client's gain, int64 (n,): 1 if its score is better than the other
+    one, 0 if they are equal and -1 if it is worse. A score that is not finite is worse than every
+    number.
 
     Args:
-        scores, others: (n,).
+        scores: (n,).
+        others: (n,).
         higher_is_better: False for errors.
         resolution: relative difference up to which two scores are equal, see
             :meth:`Metric.resolution`.
@@ -57,6 +64,7 @@ def compared(
         torch.where(torch.isfinite(values), sign * values.double(), -1e300)
         for values in (scores, others)
     )
+    # One model has other last bits on another path; rounding is no gain and no loss.
     equal = (own - other).abs() <= resolution * torch.maximum(own.abs(), other.abs())
     return torch.where(equal, 0, torch.where(own > other, 1, -1))
 
@@ -71,21 +79,16 @@ def shares(
     return better, equal, worse
 
 
-_LOSERS = 3  # clients that a verdict names
-_SMALL = 0.0095  # a share that is written with a decimal
-ByClient = Mapping[str, Mapping[str, float]]
-"""Metric -> client -> number, without the clients for which it is not defined."""
-
-
 @dataclass(frozen=True)
 class Stage:
-    """Models that are scored, one a client.
+    """The scores of one kind of model of a run, such as the shared or the finetuned one.
 
     Args:
-        label: what they are.
-        by_client: their scores.
-        epsilon: that they cost.
-        diverged: ids of clients whose training did, and who have the model that it started from.
+        label: in tables.
+        by_client: the scores by metric and id.
+        epsilon: the privacy cost.
+        diverged: ids of the clients whose training diverged; they have the model that it started
+            from.
     """
 
     label: str
@@ -95,14 +98,13 @@ class Stage:
 
     @property
     def left_out(self) -> set[str]:
-        """Returns the clients that are in no comparison: those that diverged, or have no finite
-        loss."""
+        """The clients that are in no comparison: those that diverged, or have no finite loss."""
         losses = self.by_client.get("loss", {})
         return {*self.diverged, *(name for name, loss in losses.items() if not isfinite(loss))}
 
 
 def spread_of(scores: Mapping[str, float], metric: Metric) -> dict[str, float]:
-    """Returns the :func:`~fedmtl.trainer.metrics.distribution` over the clients of ``scores``."""
+    """Returns the :func:`~fedmtl.trainer.comparison.distribution` over the clients of ``scores``."""
     values = torch.tensor(list(scores.values()), dtype=torch.float64)
     return distribution(values, higher_is_better=metric.higher_is_better)
 
@@ -110,12 +112,14 @@ def spread_of(scores: Mapping[str, float], metric: Metric) -> dict[str, float]:
 def beside(
     own: Stage, others: Stage, metric: Metric, dtype: torch.dtype
 ) -> tuple[float, float, float] | None:
-    """Returns the shares of the clients that score better, equal and worse than with other models,
-    of those that have a score with both, and whose training did not diverge; None without such a
-    client.
+    """Returns the shares of the clients that score better, equal and worse than with other models;
+    None without a client to compare.
+
+    Only clients count that have a score with both, and whose training did not diverge.
 
     Args:
-        own, others: scores.
+        own: scores.
+        others: scores of the other models.
         metric: that is compared.
         dtype: of the models, which decides when two scores are equal.
     """
@@ -139,11 +143,12 @@ def each_beside(own: Stage, others: Stage, metric: Metric, dtype: torch.dtype) -
 
 
 def verdict(own: Stage, others: Stage, metric: Metric, dtype: torch.dtype) -> str:
-    """Returns a sentence on how many clients are better off than alone, which lose most, and the
-    means; empty without a client to compare.
+    """Returns the comparison with local training in one sentence: the shares of the clients that
+    gain and lose, the clients that lose most, and the means; empty without a client to compare.
 
     Args:
-        own, others: scores, of the models that clients have together and alone.
+        own: scores of the models of the run.
+        others: scores of local training.
         metric: that is compared.
         dtype: of the models, which decides when two scores are equal.
     """
@@ -158,6 +163,7 @@ def verdict(own: Stage, others: Stage, metric: Metric, dtype: torch.dtype) -> st
         f"{worse:.0%} worse"
     )
     if worse:
+        # An infinite error is the largest loss; a NaN would sort before it.
         loss = (second - first if up else first - second).nan_to_num(nan=inf)
         most = loss.argsort(descending=True, stable=True)[: min(_LOSERS, round(worse * len(names)))]
         text += f" (most: {', '.join(shown(names[place]) for place in most.tolist())})"
@@ -173,6 +179,7 @@ def _means(mean: float, alone: float, metric: Metric, resolution: float) -> str:
         what = f"mean error ({metric.name})"
     if abs(mean - alone) <= resolution * max(abs(mean), abs(alone)):
         return f"the {what} is the same"
+    # The share of an error means the same in any unit; an accuracy has no such scale.
     if metric.higher_is_better or not (isfinite(mean) and 0 < alone < inf):
         return f"the {what} is {number_text(mean)}, alone {number_text(alone)}"
     share = abs(mean / alone - 1)
@@ -181,8 +188,8 @@ def _means(mean: float, alone: float, metric: Metric, resolution: float) -> str:
 
 
 def _of_both(own: Stage, others: Stage, metric: Metric) -> tuple[list[str], Tensor, Tensor]:
-    """Returns the clients that have a score with both, and whose training did not diverge, and
-    these scores, float64 (k,) each."""
+    """Returns the clients that are compared, those with both scores and no divergence, and these
+    scores, float64 (k,) each."""
     first, second = (stage.by_client.get(metric.name, {}) for stage in (own, others))
     without = own.left_out | others.left_out
     both = [name for name in first if name in second and name not in without]

@@ -43,11 +43,15 @@ Schedule = Sampler | AsynchronousSchedule
 def bind_schedule(
     schedule: Schedule, data: FederatedDataset, canaries: int = 0
 ) -> BoundSampler | BoundSchedule:
-    """Returns the schedule of the clients of ``data`` and of ``canaries`` behind them, by their
-    number, or by the names and keys of the clients where they act one at a time."""
+    """Returns the schedule of the clients of ``data``, and of ``canaries`` behind them.
+
+    Samplers are bound to the number of clients, clocks to their names and keys.
+    """
     if isinstance(schedule, AsynchronousSchedule):
         return schedule.bind(len(data), names=data.ids, keys=data.keys)
-    if schedule == PoissonSampling() and len(data) < USUAL_COHORT:  # with canaries as without
+    # Fewer clients than a cohort all take part. Canaries do not count: an audited run has the
+    # schedule of the run that it is about.
+    if schedule == PoissonSampling() and len(data) < USUAL_COHORT:
         return FullParticipation().bind(len(data) + canaries)
     return schedule.bind(len(data) + canaries)
 
@@ -55,9 +59,11 @@ def bind_schedule(
 def releases_of(
     algorithm: Algorithm, problem: Problem, schedule: BoundSampler | BoundSchedule
 ) -> tuple[ReleasePlan | GradientPlan, ...]:
-    """Returns every release of a run: the algorithm's own, and where records are protected the
-    gradients of local training, whose number of steps and of records a step follows from the local
-    solver. Rows of clients without data are among them if the algorithm accepts such clients.
+    """Returns the plans of all releases of a run: the algorithm's own, and under record privacy the
+    gradients of local training.
+
+    The steps of local training and the records of a step follow from the local solver. Rows of
+    clients without data are among the rows if the algorithm accepts such clients.
 
     Raises:
         ConfigError: records are protected, and the algorithm does not train locally.
@@ -77,6 +83,7 @@ def releases_of(
             f"RecordPrivacy protects the gradients of local training, but {algorithm.name} has no "
             "local solver; use pmtl, ditto, fedavg or fedprox."
         )
+    # Each training of a client in a round takes local steps of its own, which are charged for.
     trainings = max((plan.trainings for plan in plans if isinstance(plan, ReleasePlan)), default=1)
     gradients = GradientPlan(
         ids=tuple(problem.data.ids),
@@ -101,19 +108,21 @@ def open_run(
     coins: NoiseSource | None = None,
     kind: type[Rounds | Activations] | None = None,
 ) -> Rounds | Activations:
-    """Returns the channel of a run, with the canaries of its audit.
+    """Returns the open channel of a run, with the canaries of its audit.
 
     Args:
         settings: of the run.
         problem: of the run.
-        fingerprint, resume, kind: see :func:`~fedmtl.privacy.open_channel`.
-        sampler: who takes part, in place of the settings' schedule.
+        fingerprint: see :func:`~fedmtl.privacy.open_channel`.
+        sampler: in place of the settings' schedule.
         ledger: its file; None keeps charges in memory, as those of replicates, which are
             simulations, are in any case.
+        resume: see :func:`~fedmtl.privacy.open_channel`.
+        kind: see :func:`~fedmtl.privacy.open_channel`.
         coins: source of the noise and of cohorts, in place of the seed's.
 
     Raises:
-        ConfigError: clients without training examples where the algorithm has no use for them.
+        ConfigError: clients without training examples, if the algorithm does not accept them.
     """
     algorithm = settings.algorithm
     bound = sampler or settings.bound
@@ -135,7 +144,7 @@ def open_run(
         )
         kind = audit.channel_class(settings, plans)
     if isinstance(bound, BoundSampler):
-        # cohorts do not depend on the order of the data
+        # The draw follows the order of the clients' keys, so the order of the data does not matter.
         order = torch.argsort(problem.data.keys, stable=True)
         # canaries come behind the clients
         order = torch.cat([order, torch.arange(len(order), bound.n)])
@@ -162,13 +171,15 @@ def open_run(
 
 @dataclass(kw_only=True)
 class Engine:
-    """Where the clients of a run compute: in this process, or each in one of its ranks.
+    """The execution of the clients' part of a run: in this process, or in one of its ranks each.
+
+    A subclass computes it elsewhere, such as on the nodes of a network.
 
     Args:
         ranks: the processes that were started; a run of one may start others.
-        coins: where the noise and the cohorts come from, in place of the seed; all that is public
-            stays that of the seed, and nothing is logged, nor are local trainings counted.
-        facts: what the run's report has in place of the facts of its channel.
+        coins: source of the noise and the cohorts, in place of the seed; all that is public stays
+            that of the seed, and nothing is logged, nor are local trainings counted.
+        facts: replace those of the channel in the run's report.
     """
 
     ranks: Ranks = SINGLE
@@ -195,8 +206,10 @@ class Engine:
         return run.algorithm.step(run.problem, state, block, run.channel)
 
     def measure(self, run: Run, state: State) -> tuple[list[dict[str, float]], dict[str, Metrics]]:
-        """Returns the numbers of every repetition, and the scores of the first one by model, those
-        of the personal models last; none where nothing is scored."""
+        """Returns the numbers of every replicate, and the scores of the first one by model.
+
+        The personal models come last. Nothing is scored by an engine without the data.
+        """
         problem = run.problem
         algorithm = run.algorithm
         evaluated = run.evaluated
@@ -215,6 +228,7 @@ class Engine:
             else:
                 own = partial(algorithm.personalize, problem, state)
                 each = [evaluate_each(problem, own, run.clients, metrics)]
+        # Most methods have no objective, and gathering the clients' states is expensive.
         if type(algorithm).objective is not Algorithm.objective:
             state = State(state.public, problem.gathered(state.private))
         objective = algorithm.objective(problem, state)
@@ -229,8 +243,12 @@ class Engine:
         return numbers, scores | {"personal": each[0]}
 
     def models(self, run: Run, state: State) -> tuple[Tensor, dict[str, Tensor]]:
-        """Returns the personal models (n, D) after the last step, and their parts by name; only the
-        models (k, D) of clients that were drawn for evaluation."""
+        """Returns the personal models (n, D) after the last step, and their decomposition in the
+        method's paper by name.
+
+        If clients were drawn for evaluation, they are the models (k, D) of these, without a
+        decomposition.
+        """
         problem = run.problem
         algorithm = run.algorithm
         clients = run.clients
@@ -251,5 +269,6 @@ def _is_everyones(run: Run, model: Tensor | None, state: State) -> bool:
     once."""
     if model is None or state.private.fields:
         return False
+    # Two clients show it: a view of one row has a stride of 0, whatever the number of clients.
     rows = run.algorithm.personalize(run.problem, state, run.clients[:2])
     return (len(rows) == 1 or rows.stride(0) == 0) and torch.equal(rows[0], model.to(rows))

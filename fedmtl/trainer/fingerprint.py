@@ -33,11 +33,16 @@ sum. Neither are one release."""
 
 
 def fingerprint(problem: Problem, settings: Trainer, coins: NoiseSource | None = None) -> str:
-    """Returns digests of everything the released numbers depend on: data, settings, start, seed and
-    execution.
+    """Returns digests of everything that the released numbers depend on: data, settings, start,
+    seed and execution.
 
     A release repeated under the same digest is the same release; under another it would be a new
     one.
+
+    Args:
+        problem: the data that are trained on, the model and the executor.
+        settings: of the run.
+        coins: source of the noise and the cohorts, in place of the seed's.
     """
     alike = problem.initial.device.type == "cpu"
     parts = {
@@ -61,27 +66,31 @@ def fingerprint(problem: Problem, settings: Trainer, coins: NoiseSource | None =
     frozen = problem.layout.frozen(problem.module)
     if frozen:
         parts["frozen parameters"] = {name: _digest(value) for name, value in frozen.items()}
+    # Settings that most runs lack have no entry, so that their digests stay those of older runs.
     if settings.runs > 1:
         parts["replicates"] = describe((settings.replicates, settings.epsilons))
     if coins is not None:
         parts["coins"] = describe(coins)
     if settings.audit is not None:
         parts["audit"] = describe(settings.audit)
+    # Operations of one thread on a CPU give the same bits in any number of processes.
     if problem.ranks.size > 1 and not (alike and torch.get_num_threads() == 1):
-        parts["ranks"] = problem.ranks.size  # numbers agree up to rounding
+        parts["ranks"] = problem.ranks.size
     return fingerprint_of(parts)
 
 
 def describe(value: Any, within: tuple[Any, ...] = ()) -> Any:
-    """A JSON-ready description of settings: dataclasses by class and fields, factories of
-    :mod:`fedmtl.models` by function and settings, arrays by a digest, functions by their qualified
-    name, the caller's own also by their code, and by the values that they are bound to or close
-    over, other objects by class and attributes.
+    """Returns a description of settings that is ready for JSON.
+
+    Dataclasses are described by class and fields, factories of :mod:`fedmtl.models` by function and
+    settings, arrays by a digest, functions by their qualified name, the caller's own also by their
+    code and by the values that they are bound to or close over, other objects by class and
+    attributes.
 
     Args:
-        value: what is described.
-        within: the objects whose attribute ``value`` is, directly or not; one that comes again is
-            named only.
+        value: a setting.
+        within: the objects of which ``value`` is an attribute, directly or not; one that comes
+            again is named only.
     """
     if isinstance(value, np.generic):
         value = value.item()
@@ -102,6 +111,7 @@ def describe(value: Any, within: tuple[Any, ...] = ()) -> Any:
         return _digest(value)
     qualified = getattr(value, "__qualname__", type(value).__qualname__)
     name = f"{getattr(value, '__module__', '')}.{qualified}"
+    # An object that refers to itself would be described without an end.
     if any(value is outer for outer in within):
         state = {}
     else:
@@ -128,6 +138,7 @@ def _state(value: Any) -> dict[str, Any]:
         return {name: part for name, part in parts.items() if part}
     if isinstance(value, type):
         return {}
+    # Two versions of a class of the caller's may have the same name and other methods.
     if _foreign(type(value)):
         methods = vars(type(value)).items()
     else:
@@ -147,7 +158,8 @@ def _foreign(value: Any) -> bool:
 
 
 def _code(code: types.CodeType) -> str:
-    """Returns a digest of what a function computes, but for what it finds in its module."""
+    """Returns a digest of a function's code, without the globals that it reads."""
+    # A set of constants has another order in every process.
     ordered = (
         sorted(map(repr, part)) if isinstance(part, frozenset) else part for part in code.co_consts
     )

@@ -68,6 +68,7 @@ class Models:
             shared = published_model(place)
             return cls(place, shared.coding, shared)
         result = Result.load(place, model, trust=trust)
+        # Without a shared model any client's has the coding.
         first = None
         if result.shared is None:
             first = result.owners[0]
@@ -77,7 +78,7 @@ class Models:
         return cls(place, predictor.coding, predictor, result)
 
     def predictor(self, client: str | None) -> Predictor:
-        """Returns the model of a client, or for None the shared one.
+        """Returns the model of a client; for None the shared one.
 
         Raises:
             ConfigError: there is none.
@@ -94,7 +95,7 @@ class Models:
 
     @property
     def owners(self) -> frozenset[str]:
-        """Returns the clients that have a model of their own here."""
+        """The clients that have a model of their own here."""
         return frozenset(() if self.result is None else self.result.owners)
 
 
@@ -105,8 +106,7 @@ def load_predictor(
     model: nn.Module | ModelFactory | None = None,
     trust: Sequence[str] = (),
 ) -> Predictor:
-    """Returns a model of a run on raw rows of its table, from its folder, or the shared one from
-    its public part alone.
+    """Returns a model of a run on raw rows of its table; of a public part alone the shared one.
 
     Args:
         folder: of the run; or its ``public`` part or a copy of it, which may come from somebody
@@ -139,8 +139,7 @@ def load_predictor(
 
 
 def run_folder(folder: str | Path) -> Path:
-    """Returns the folder whose files say what a run learned: of the run, or of its public part
-    without the rest.
+    """Returns the folder of the files of a run: its own, or its public part without the rest.
 
     Args:
         folder: of the run; its ``private`` part, which stands for the run; its ``public`` part, or
@@ -156,6 +155,7 @@ def run_folder(folder: str | Path) -> Path:
         )
     if place.name == "private" and (place.parent / "public").is_dir():
         return place.parent
+    # Somebody who was given the public part may have put it into a folder of its own.
     if is_public_part(place / "public") and not (place / "private").exists():
         return place / "public"
     return place
@@ -184,13 +184,12 @@ def read_rows(
     settings: Mapping[str, Any] | None = None,
     kept: Sequence[str] = (),
 ) -> Table:
-    """Returns the rows of a file, which needs no target, with the client of each if the file names
-    it.
+    """Returns the rows of a file, with the client of each if the file names it.
 
     Args:
-        path: a .csv, .tsv (both also .gz) or .parquet file.
+        path: a .csv, .tsv (both also .gz) or .parquet file; it needs no target.
         schema: of the columns.
-        settings: of :data:`FORM`, in the place of how the table of the run was written.
+        settings: of :data:`FORM`, in place of the form of the run's table.
         kept: further columns, as they are written.
 
     Raises:
@@ -201,10 +200,12 @@ def read_rows(
     form: dict[str, Any] = {}
     if schema.form is not None and is_text:
         form = asdict(schema.form)
+        # The form has an empty text for no comments, which the reader would look for.
         form["comment"] = schema.form.comment or None
         if ".tsv" in Path(path).name.lower():
             form["separator"] = None
     numbers = {column.name for column in schema.columns if column.kind == "number"}
+    # Ids and categories stay texts: 007 is no 7.
     texts = schema.written
     texts += [
         name
@@ -225,13 +226,15 @@ def predicted(
     probabilities: bool = False,
     kept: Sequence[str] = (),
 ) -> Predictions:
-    """Returns the predictions for the rows of a table: of each row by the model of its client, or
-    by the shared one if the client has none or the table names none.
+    """Returns the predictions for the rows of a table.
+
+    The model of a row is that of its client, or the shared one if the client has none or the table
+    names none.
 
     Args:
         models: of a run.
         table: as :func:`read_rows` returns it.
-        client: whose model predicts all rows, whatever the table says.
+        client: whose model predicts all rows, whatever the table says; None for the table's own.
         probabilities: of the classes, beside the most likely one.
         kept: columns of the table that are returned beside the predictions.
 
@@ -243,7 +246,7 @@ def predicted(
     import pandas as pd
 
     schema = models.coding.schema
-    if probabilities:
+    if probabilities:  # refused before the rows are computed
         models.coding.check_odds()
     table.check_columns(list(kept), "kept ")
     groups, unknown = _by_model(models, table, client)
@@ -304,10 +307,15 @@ def _by_model(
     models: Models, table: Table, client: str | None
 ) -> tuple[dict[str | None, np.ndarray], tuple[str, ...]]:
     """Returns the rows that each model predicts, int64, by its client or None for the shared one,
-    and the clients that have no model of their own."""
+    and the clients that have no model of their own.
+
+    Raises:
+        ConfigError: the run has no shared model, and the table names no clients.
+        DataError: the run has no shared model, and a client has none either.
+    """
     everything = np.arange(len(table))
     if client is not None:
-        models.predictor(client)
+        models.predictor(client)  # refuses a client without a model
         return {client: everything}, ()
     if table.client_of is None:
         if models.shared is None:

@@ -51,7 +51,7 @@ class Result(Scored):
             round and budget, with means (``loss``, and so on) and percentiles (``loss_p5``,
             ``loss_p25``, ``loss_p50``, ``loss_p75``, ``loss_p95``); ``final`` is that of the last
             budget, and the models and the scores by client are those of the first run.
-        step: what a round is: ``"round"``, or ``"activation"`` where clients act one at a time.
+        step: ``"round"``, or ``"activation"`` if clients act one at a time.
         released: in secure mode, the last value of every release with the public grid on which it
             lies.
         chosen: settings that were ``"auto"``, and what public rows and bounds made of them.
@@ -61,19 +61,20 @@ class Result(Scored):
             there; not private.
         unscaled: whether the first training records have features or real targets far outside of
             [-1, 1]; not private.
-        trained: whether a local training ended in a finite model; True where none is counted.
-        terms: the arguments of :func:`~fedmtl.personalize` by which new clients make models of
-            their own, see :meth:`adapt`; ``None`` where they are not known.
-        parts: what a method's paper writes the models with, by its letters: ``"P"`` and ``"Q"`` (n,
-            D) of PP-DMTL, one row a client, with P + Q the personal models; ``"covariance"`` and
-            ``"map"`` (d, d) of MP-MTL, the last ones that were released, with ``"P"`` and ``"Q"``
-            where its tasks have both; ``"directions"`` and ``"excess"`` of a private prior (and of
-            MP-MTL with one release). Empty where only some clients are evaluated.
-        tested: how many clients have something to test on.
+        trained: whether a local training ended in a finite model; True if none is counted.
+        terms: the arguments of :func:`~fedmtl.personalize` for new clients, see :meth:`adapt`;
+            ``None`` if they are not known.
+        parts: the decomposition of the models in the method's paper, by its letters: ``"P"`` and
+            ``"Q"`` (n, D) of PP-DMTL, one row a client, with P + Q the personal models;
+            ``"covariance"`` and ``"map"`` (d, d) of MP-MTL, the last ones that were released, with
+            ``"P"`` and ``"Q"`` if its tasks have both; ``"directions"`` and ``"excess"`` of a
+            private prior (and of MP-MTL with one release). Empty if only some clients are
+            evaluated.
+        tested: number of clients with test examples.
         constants: the test error of predicting the mean of a client's own training targets, by id;
             only of one real target an example.
         constant: the least mean test loss of a model whose outputs are the same for every example;
-            ``None`` where it has no closed form, as of a loss of the caller's own.
+            ``None`` if it has no closed form, as of a loss of the caller's own.
 
     Example:
         >>> from fedmtl import FullParticipation, Local, LocalSGD, Trainer, load_data, models
@@ -155,7 +156,7 @@ class Result(Scored):
 
     @property
     def epsilon(self) -> float:
-        """What was spent."""
+        """The epsilon that was spent, see :attr:`privacy`."""
         return self.privacy.epsilon
 
     def __repr__(self) -> str:
@@ -172,42 +173,49 @@ class Result(Scored):
 
     @property
     def length(self) -> str:
-        """How many rounds or activations there were; none where clients adapt what was released."""
+        """The number of rounds or activations, in words; 0 for new clients, who only finetune."""
         count = 0
         if self.algorithm != "released":
             count = self.final["round"]
         return f"{count:,} {self.step}{'' if count == 1 else 's'}"
 
     def standard_error(self, metric: Metric) -> float:
-        """Returns the standard error of the mean of a metric as that of all clients with something
-        to test on; 0 where all of them were evaluated, NaN for a single score."""
+        """Returns the standard error of the mean of a metric over the evaluated clients, as an
+        estimate of the mean over all clients with test examples.
+
+        It is that of a sample without replacement: 0 if all of them were evaluated; NaN for a
+        single score.
+        """
         if self.evaluated is None:
             return 0.0
         scores = self.by_client[metric.name]
-        if (count := len(scores)) < 2:
+        count = len(scores)
+        if count < 2:
             return math.nan
+        # The correction for a finite population: a sample of everybody has no error.
         left = 1 - len(self.evaluated) / self.tested  # the share that was not drawn
         return spread_of(scores, metric)["spread"] * math.sqrt(left / (count - 1))
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Mean over clients of every metric of their own models; those that were asked for, the
-        loss, the main one."""
+        """The means over clients of the metrics of their own models, by name: of the loss, the main
+        metric, and those that were asked for."""
         return {name: self.final[name] for name in self.by_client if name in self.final}
 
     @property
     def diverged(self) -> int:
-        """How many clients' own models have a loss that is not finite, of those that are scored."""
+        """The number of scored clients whose own models have a loss that is not finite."""
         return sum(not math.isfinite(loss) for loss in self.by_client["loss"].values())
 
     @property
     def diverged_trainings(self) -> int:
-        """How many local trainings ended in a model that is not finite, which was dropped."""
+        """The number of local trainings that ended in a model that is not finite, and was
+        dropped."""
         return sum(int(row.get("diverged_trainings", 0)) for row in self.history)
 
     @property
     def lost(self) -> str:
-        """Why nothing was learned; empty where something was."""
+        """The reason why nothing was learned; empty if something was."""
         if not self.trained or self.stopped == "diverged":
             what = (
                 f"{'nearly ' * self.trained}every local training ended in a model that is not "
@@ -229,14 +237,13 @@ class Result(Scored):
         device: str | None = None,
         folder: str | Path | None = None,
     ) -> Result:
-        """Returns personal models of clients that took no part, which start from the released
-        model, with their scores: what :func:`~fedmtl.personalize` returns, of a linear model with
-        the baseline ``local`` beside it.
+        """Returns personal models of clients that took no part in the run, finetuned from the
+        released model, with their scores; see :func:`~fedmtl.personalize`.
 
-        Each new client trains on its own records and sends nothing. So it costs no epsilon: what
-        the clients of the run may lose is bounded by that of the released model, whatever is
-        computed from it later; and of the new clients nobody learns anything as long as their
-        models and scores stay with them. A new client that gives away its model or a score reveals
+        Each new client trains on its own records and sends nothing, so this costs no epsilon. The
+        privacy loss of the clients of the run is bounded by the epsilon of the released model,
+        whatever is computed from it later. Nobody learns anything about a new client as long as its
+        model and its scores stay with it. A client that gives away its model or a score reveals
         that, without noise.
 
         Args:
@@ -272,6 +279,7 @@ class Result(Scored):
             finetune = terms["finetune"]
         if finetune is None and terms["local"] is not None:
             finetune = Finetune(local=terms["local"])
+        # New clients train as those of the run did, or the scores could not be compared.
         arguments = {name: terms[name] for name in ("loss", "metrics", "seed", "dtype")}
         arguments["finetune"] = finetune
         arguments["device"] = device or str(self.personal.device)
@@ -280,16 +288,18 @@ class Result(Scored):
         return personalize(model, data, **arguments)
 
     def to_frame(self) -> DataFrame:
-        """Returns the scores as a data frame, also those of the baselines' models with their names
-        before, such as ``local accuracy``; see :meth:`Scored.to_frame
-        <fedmtl.trainer.Scored.to_frame>`."""
+        """Returns the scores as a data frame; see :meth:`Scored.to_frame
+        <fedmtl.trainer.Scored.to_frame>`.
+
+        Columns of a baseline begin with its name, such as ``local accuracy``.
+        """
         frame = super().to_frame()
         return frame.join(
             [run.to_frame().add_prefix(f"{name} ") for name, run in self.baselines.items()]
         )
 
     def shared_model(self) -> nn.Module:
-        """The released model, in evaluation mode.
+        """Returns the released model, in evaluation mode.
 
         Raises:
             ConfigError: the algorithm has none.
@@ -300,29 +310,30 @@ class Result(Scored):
 
     @property
     def bands(self) -> list[dict[str, Any]]:
-        """The last row of the history of each budget; only one without ``replicates``."""
+        """The last rows of the history, one for each budget; a single one without
+        ``replicates``."""
         return [row for row in self.history if row["round"] == self.final["round"]]
 
     def numbers(self, local: Result | None = None) -> dict[str, Any]:
-        """The summary's numbers, as plain values.
+        """Returns the numbers of the summary as plain values.
 
         Args:
-            local: what every client has without the others; None for the baseline ``"local"``,
-                where there is one.
+            local: the baseline that the run is compared with; None for its own ``"local"``, if it
+                has one.
         """
         return numbers_of_result(self, local)
 
     def summary(self) -> str:
-        """The printed summary: accuracy over clients, comparisons, and the privacy block."""
+        """Returns the printed summary: scores over clients, comparisons, and the privacy block."""
         return summary_of(self)
 
     def stages(self, name: str, *, shared: bool = False) -> list[Stage]:
-        """The scores of the run's personal models, as trained, and finetuned where they were; first
-        those of the shared model, if it is asked for and another.
+        """Returns the scores of the personal models in the order in which they were made: as
+        trained, then finetuned.
 
         Args:
             name: of the run.
-            shared: whether the shared model is among them.
+            shared: puts the shared model first, if it is another one.
         """
         trained = self.scores["personal"]
         stages = [Stage(name, trained, self.epsilon, self.untrained)]
@@ -340,8 +351,8 @@ class Result(Scored):
 
     @property
     def beside_local(self) -> tuple[float, float, float] | None:
-        """Shares of the clients whose personal model scores better than, as, and worse than the
-        local one; None without the baseline ``"local"``, or a client to compare."""
+        """The shares of the clients whose personal model scores better than, as, and worse than
+        the local one; None without the baseline ``"local"``, or a client to compare."""
         local = self.baselines.get("local")
         if local is None:
             return None
@@ -351,8 +362,8 @@ class Result(Scored):
 
     @property
     def than_local(self) -> dict[str, str]:
-        """Whether a client's own model is ``"better"``, ``"equal"`` or ``"worse"`` than its local
-        one, by its id; empty without the baseline ``"local"``."""
+        """The comparison of each client's own model with its local one, by id: ``"better"``,
+        ``"equal"`` or ``"worse"``; empty without the baseline ``"local"``."""
         local = self.baselines.get("local")
         if local is None:
             return {}
@@ -362,9 +373,11 @@ class Result(Scored):
 
     @property
     def verdict(self) -> str:
-        """One sentence on how many clients are better off than alone, and which lose most; empty
-        without the baseline ``"local"``, or of several runs."""
+        """The comparison with local training in one sentence: the shares of the clients that gain
+        and lose, and the largest losses. Empty without the baseline ``"local"``, and for
+        replicates."""
         local = self.baselines.get("local")
+        # Scores by client are those of the first replicate only.
         if local is None or self.replicates is not None:
             return ""
         own = self.stages(self.algorithm)[-1]

@@ -60,14 +60,14 @@ class Finetuned:
 
     @property
     def choices(self) -> dict[str, float]:
-        """The share of the clients that chose each model, the most frequent first."""
+        """The shares of the clients that chose each model, the most frequent one first."""
         return {
             name: count / len(self.chosen)
             for name, count in Counter(self.chosen.values()).most_common()
         }
 
     def numbers(self) -> dict[str, Any]:
-        """Plain values for tables."""
+        """Returns the fields as plain values, by the names of result.json."""
         numbers: dict[str, Any] = {"finetune": self.settings.kind, "finetuned_from": self.start}
         numbers |= {name: getattr(self, name) for name in ("better", "equal", "worse")}
         numbers["finetuning_diverged"] = len(self.diverged)
@@ -75,9 +75,9 @@ class Finetuned:
         return numbers | {f"chose_{name}": share for name, share in self.choices.items()}
 
     def lines(self) -> list[str]:
-        """The lines of the summary."""
+        """Returns the lines of the summary."""
         lines = [f"  finetuning: {self.settings.text()}, from the {self.start} model"]
-        if not isnan(self.equal):
+        if not isnan(self.equal):  # NaN if no client has a score with both models
             three = percent((self.better, self.equal, self.worse))
             lines.append(
                 f"    better/equal/worse than the {self.start} model for {three} % of the clients"
@@ -105,20 +105,20 @@ class Scored:
 
     Attributes:
         ids: of the clients.
-        personal: (n, D), the clients' models; only of those in ``evaluated`` where some were drawn,
-            (k, D).
+        personal: (n, D), the clients' models; (k, D), of those in ``evaluated``, if some were
+            drawn.
         scores: of every model on each client's test examples, by model, metric and id, without the
             clients for which a metric is not defined, such as those without test examples:
             ``scores["shared"]["auc"]["client-7"]``. The models are ``"shared"``, the released one,
-            if there is one; ``"personal"``; where the clients finetuned ``"finetuned"``; and where
-            each chose one of these on validation records, ``"local"``, trained alone, and
-            ``"chosen"``. The last ones are those of ``personal``.
+            if there is one; ``"personal"``; ``"finetuned"`` if the clients finetuned; and
+            ``"local"``, trained alone, and ``"chosen"`` if each chose one of these on validation
+            records. The last ones are those of ``personal``.
         shared: (D,), the released model, if there is one.
         metric: the main one: ``"accuracy"``, ``"mse"`` or, for many labels an example,
             ``"recall_at_5"``.
         asked: the metrics that were asked for.
         data_name: of the data.
-        module: the network; ``None`` where files do not say how it is built.
+        module: the network; ``None`` if files do not say how it is built.
         factory: of :mod:`fedmtl.models`, that built the network; ``None`` for another one.
         bound: on the features of a record, for an algorithm that has one: records were scaled down
             to it for training and for every score, and the models of :meth:`model_for` do so
@@ -129,13 +129,13 @@ class Scored:
             :meth:`model_for`.
         folder: of the run, if any.
         evaluated: ids of the clients that were drawn for evaluation (``evaluate_clients``);
-            ``None`` where all are.
+            ``None`` if all are.
         untrained: ids of the evaluated clients that keep a model of their own which is still the
             one that they started from, since each of their local trainings diverged; they are in no
             comparison.
-        finetuned: what finetuning did, where the clients finetuned.
-        coding: how raw rows of the table that the data are from become inputs of the models, and
-            outputs predictions; ``None`` of other data.
+        finetuned: the outcome of finetuning; ``None`` without one.
+        coding: of raw rows of the table that the data are from as inputs of the models, and of
+            outputs as predictions; ``None`` for other data.
     """
 
     ids: tuple[str, ...]
@@ -160,6 +160,7 @@ class Scored:
     def by_client(self) -> ByClient:
         """The scores of each client's own model, by metric and id:
         ``by_client["auc"]["client-7"]``."""
+        # Models are scored in the order in which they are made; the last ones are kept.
         return list(self.scores.values())[-1]
 
     @property
@@ -195,12 +196,11 @@ class Scored:
         return self.shared_by_client[self.metric]
 
     def to_frame(self) -> DataFrame:
-        """Returns the scores as a data frame of pandas, not private: a row for each client that is
-        scored.
+        """Returns the scores as a data frame of pandas, not private.
 
-        Columns are the metrics of the client's own model, such as ``accuracy``, and those of the
-        shared one and of the others that it had, with their names before: ``shared accuracy``,
-        ``personal model accuracy``.
+        It has a row for each client that is scored. Columns are the metrics of the client's own
+        model, such as ``accuracy``, and those of the other models with the model's name before,
+        such as ``shared accuracy`` and ``personal model accuracy``.
         """
         import pandas as pd
 
@@ -217,7 +217,7 @@ class Scored:
         return pd.DataFrame(scores, index=pd.Index(list(self.personal_accuracy), name="client"))
 
     def model_for(self, client: str | int) -> nn.Module:
-        """A client's personal model, in evaluation mode.
+        """Returns the personal model of a client, in evaluation mode.
 
         Raises:
             ConfigError: no client of that id, or one that was not evaluated.
@@ -229,10 +229,10 @@ class Scored:
         return self._module(self.personal[place_of(client, self.owners)])
 
     def predictor(self, client: str | int | None = None) -> Predictor:
-        """A model on raw rows of a table: of a client, or the shared one.
+        """Returns a model on raw rows of a table: that of a client, or the shared one.
 
         Args:
-            client: whose personal model predicts; ``None`` for the shared one.
+            client: id of the client; ``None`` for the shared model.
 
         Raises:
             ConfigError: data that were no table, no client of that id, one that was not evaluated,
@@ -262,6 +262,7 @@ class Scored:
                 )
             return Predictor(self._module(self.shared), self.coding)
         if id_of(client) not in self.owners and self.shared is not None:
+            # A client that came later has no model of its own, and can still be served.
             try:
                 self.model_for(client)
             except ConfigError as error:
@@ -271,11 +272,13 @@ class Scored:
         return Predictor(self.model_for(client), self.coding)
 
     def _module(self, row: Tensor) -> nn.Module:
+        """Returns the network at the parameters (D,), with the bounds that it was scored with."""
         if self.module is None:
             raise ConfigError(
                 f"{self.folder} does not say how its model is built, which was none of "
                 "fedmtl.models; give it: Result.load(folder, model=...)."
             )
+        # A caller may train the module that it gets; the result keeps its own.
         module = copy.deepcopy(self.module).to(device=row.device, dtype=row.dtype)
         Layout.of(module).load(module, row)
         if self.bound is not None:
@@ -293,7 +296,7 @@ def place_of(client: str | int, ids: Sequence[str]) -> int:
     """
     if (name := id_of(client)) in ids:
         return ids.index(name)
-    # of a million it would take minutes
+    # The similarity of a million ids would take minutes.
     close = difflib.get_close_matches(str(client), ids[:10_000], n=1)
     hint = ""
     if close:

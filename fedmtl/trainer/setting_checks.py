@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def check_settings(settings: Any) -> None:
-    """Refuses settings that are of another kind, or do not fit each other, whatever the data.
+    """Refuses settings of another kind, and settings that do not fit each other whatever the data.
 
     Args:
         settings: with the attributes of a :class:`~fedmtl.Trainer`; the data are not read.
@@ -40,6 +40,7 @@ def check_settings(settings: Any) -> None:
         ConfigError: named.
     """
     _check_kinds(settings)
+    # An automatic algorithm is chosen by the data, and its baselines after it.
     if not (is_auto(settings.algorithm) or is_auto(settings.baselines)):
         named_baselines(settings.baselines, settings.algorithm)
     check_metrics(settings.metrics)
@@ -60,6 +61,7 @@ def check_loss(settings: Any) -> None:
     if not is_of_numbers(settings.loss):
         return
     found = resolve_loss(settings.loss)
+    # Automatic settings are measured for squared errors and for classes only.
     name = name_of(found)
     data = settings.data
     algorithm = settings.algorithm
@@ -83,11 +85,13 @@ def check_loss(settings: Any) -> None:
 def _check_counts(data: FederatedDataset) -> None:
     """Refuses targets that are no counts, or on a scale on which the loss of counts has no
     meaning."""
+    # Outputs would be logarithms of logarithms.
     if data.target_scale == "log":
         raise ConfigError(
             "loss is 'poisson', whose outputs are logarithms already; leave "
             "data.target_scale=log out."
         )
+    # A public range from 0 on says it without a look at the records.
     if data.target_range is None:
         part = data.train
         accepted = "with the loss 'poisson' targets are counts from 0 on."
@@ -100,6 +104,7 @@ def _check_counts(data: FederatedDataset) -> None:
 
 
 def _check_kinds(settings: Any) -> None:
+    """Refuses a setting that is an object of another kind."""
     algorithm = settings.algorithm
     finetune = settings.finetune
     local, optimizer = (getattr(algorithm, name, None) for name in ("local", "server_optimizer"))
@@ -138,6 +143,7 @@ def _check_kinds(settings: Any) -> None:
         if not isinstance(value, kinds) and not (name in AUTO and is_auto(value)):
             raise ConfigError(f"{name} is {value!r}; give {accepted}.")
     if not is_auto(settings.schedule):
+        # Every automatic algorithm goes in rounds, as this one does.
         check_schedule(
             ProximalPoint() if is_auto(algorithm) else algorithm,
             settings.schedule,
@@ -191,7 +197,7 @@ def check_schedule(algorithm: Algorithm, schedule: Any, privacy: Privacy | None)
 
 
 def _check_replicates(settings: Any) -> None:
-    """Refuses several runs with impossible budgets, of an algorithm that cannot compute them as one
+    """Refuses replicates with impossible budgets, of an algorithm that cannot compute them as one
     program, with noise that is not simulated, without one budget to set, or with a setting of a
     single run."""
     algorithm = settings.algorithm
@@ -201,6 +207,7 @@ def _check_replicates(settings: Any) -> None:
         listed = (
             isinstance(epsilons, Sequence) and not isinstance(epsilons, str) and len(epsilons) > 0
         )
+        # A bool is a number in Python, and True would be a budget of 1.
         real = listed and all(
             isinstance(v, numbers.Real) and not isinstance(v, bool) and float(v) > 0
             for v in epsilons
@@ -240,6 +247,7 @@ def _check_replicates(settings: Any) -> None:
             f"replicates: {algorithm.name} cannot compute {count} runs as one program; accepted: "
             f"{able}. Others are swept: fedmtl -m seed=1,2,3."
         )
+    # Each replicate releases the same records once more, and none is charged for.
     if privacy is not None and privacy.source != "seeded":
         raise ConfigError(
             f"replicates: {count} runs on the same records are a simulation, and cost {count} "
@@ -254,9 +262,12 @@ def _check_replicates(settings: Any) -> None:
 
 
 def check_declared(settings: Trainer) -> None:
-    """Refuses data whose classes or categories were read off the records where a run adds noise,
-    since they are the shape of the model that it publishes, and columns of a table without public
-    ranges."""
+    """Refuses, in a run with noise, classes or categories that were read off the records, and
+    columns of a table without public ranges.
+
+    The number of classes and of categories is the shape of the model, which is published without
+    noise.
+    """
     data = settings.data
     if not data.inferred or settings.noiseless:
         return
@@ -271,6 +282,7 @@ def check_declared(settings: Trainer) -> None:
     published = (
         "came from the records, and would be published without noise as the shape of the model"
     )
+    # The sentence has a part for each kind of what is missing, and the same in both languages.
     problems = [f"{' and '.join(shape)} {published}"] * bool(shape)
     problems += [f"no public range is declared for {', '.join(map(repr, numbers))}"] * bool(numbers)
     words = ["data.classes=K"] * classes
