@@ -104,7 +104,7 @@ class Stage:
 
 
 def spread_of(scores: Mapping[str, float], metric: Metric) -> dict[str, float]:
-    """Returns the :func:`~fedmtl.trainer.comparison.distribution` over the clients of ``scores``."""
+    """Returns the :func:`distribution` of a metric over the clients of ``scores``."""
     values = torch.tensor(list(scores.values()), dtype=torch.float64)
     return distribution(values, higher_is_better=metric.higher_is_better)
 

@@ -39,6 +39,7 @@ from fedmtl._files import write_bytes
 from fedmtl.audit.verification import verify
 from fedmtl.cli.run import Job
 from fedmtl.errors import ConfigError, DataError, ModelError, ResumeError
+from fedmtl.models.networks import NamedFactory
 from fedmtl.privacy.chain import Head, read_chain
 from fedmtl.trainer.checkpoint import Checkpoint
 from fedmtl.trainer.fingerprint import describe
@@ -339,6 +340,8 @@ def same(a: Any, b: Any) -> bool:
         return isinstance(b, Tensor) and a.dtype == b.dtype and torch.equal(a, b)
     if isinstance(a, nn.Module):
         return repr(a) == repr(b)
+    if isinstance(a, NamedFactory):  # a partial is equal to itself only
+        return describe(a) == describe(b)
     if isinstance(a, dict):
         return (
             isinstance(b, dict) and a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
