@@ -363,7 +363,7 @@ class CanaryRounds(_Planted, Rounds):
         return drawn[drawn < self.canaries.first]
 
     def begin(self, step: int, members: Tensor) -> None:
-        everybody = self._draw(step)
+        everybody = super().draw(step)
         super().begin(
             step,
             torch.cat([members.cpu().reshape(-1), everybody[everybody >= self.canaries.first]]),

@@ -8,10 +8,6 @@ of the sum's sensitivity, division by a public constant.
 
 R replicates of a run, each with its own noise (and its own clients, where these act one at a time),
 are computed at once; they are simulations, and an epsilon is that of one of them.
-
-Over several ranks every rank has a channel, and hands it the rows of its own clients. Only the
-first rank draws cohorts, has the account and adds noise; a step begins, and a value is released, at
-all ranks at once.
 """
 
 from __future__ import annotations
@@ -23,7 +19,6 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from ..ranks import SINGLE, Ranks
 from .account import Account
 from .chain import Head
 from .gradients import GradientPlan
@@ -46,7 +41,6 @@ class Channel(ABC):
         replicates: R, the replicates that are released at once.
         ledger_name: of the ledger, for the report.
         notes: what else no epsilon covers.
-        ranks: the processes that compute the run; the account of all but the first is empty.
         on_grid: in secure mode, the last value of every release with its grid, by name.
         records: what clients release of their own records, where the unit is one record; else None.
     """
@@ -59,7 +53,6 @@ class Channel(ABC):
         *,
         ledger_name: str = "none",
         notes: tuple[str, ...] = (),
-        ranks: Ranks = SINGLE,
     ) -> None:
         self.settings = settings
         self.account = account
@@ -73,7 +66,6 @@ class Channel(ABC):
         self.replicates = len(sources)
         self.ledger_name = ledger_name
         self.notes = notes
-        self.ranks = ranks
         self.on_grid: dict[str, GridValue] = {}
         self.records: Records | None = None
 
@@ -138,7 +130,7 @@ class Channel(ABC):
         Raises:
             ResumeError: charges of earlier steps are missing.
         """
-        self.ranks.share(lambda: self.account.start(step))
+        self.account.start(step)
 
     @abstractmethod
     def noise_std(self, name: str) -> Tensor:
@@ -198,7 +190,7 @@ class Channel(ABC):
     def charge_remaining(self, done: int) -> None:
         """Stop after ``done`` steps because of what was released: everything planned is charged,
         see the account."""
-        self.ranks.share(lambda: self.account.charge_remaining(done))
+        self.account.charge_remaining(done)
 
     def close(self) -> None:
         """End cleanly; idempotent."""

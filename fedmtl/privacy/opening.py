@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from .activations import Activations
 from .gradients import GradientPlan
 from .ledger import Ledger, read_header
 from .noise.sources import NoiseSource, SecureSource, SeededSource
+from .ranked import RankedRounds
 from .record_terms import terms_of_records
 from .release import ReleasePlan
 from .replicates import check_replicates, settings_of
@@ -99,7 +100,7 @@ def open_channel(
         sampler = schedule
         _check_rounds(settings, rows, sampler, steps, replicates, order)
         # Settings of records need a gradient, which a run that releases nothing does not have.
-        if not plans:  # a run that releases nothing has no gradient to noise
+        if not plans:
             settings = tuple(each for each in settings if isinstance(each, ClientPrivacy))
     opening = _Opening(
         settings=settings,
@@ -112,18 +113,23 @@ def open_channel(
         fingerprint=fingerprint,
         resume=resume,
         notes=notes,
-        options={"ranks": ranks},
+        options={},
         order=order,
         kind=kind,
     )
-    # One process calibrates and keeps the ledger; several share one header.
-    if ranks.size == 1:
-        return opening.channel(_header(ledger_path, resume), ledger_path)
-    # The first rank calibrates and keeps the ledger. The others read its header, as a resume does.
+    if ranks.size > 1:
+        return _opened_at_ranks(opening, ranks, ledger_path)
+    return opening.channel(_header(ledger_path, resume), ledger_path)
+
+
+def _opened_at_ranks(opening: _Opening, ranks: Ranks, path: Path | None) -> Rounds | Activations:
+    """Returns the channel of this rank. The first one calibrates and keeps the ledger; the others
+    read its header, as a resumed run does."""
+    ranked = replace(opening, kind=RankedRounds, options={"ranks": ranks})
     first: list[Rounds | Activations] = []
 
     def open_first() -> dict[str, Any]:
-        first.append(opening.channel(_header(ledger_path, resume), ledger_path))
+        first.append(ranked.channel(_header(path, opening.resume), path))
         ledger = first[0].account.ledger
         if ledger is None:
             return {}
@@ -133,7 +139,7 @@ def open_channel(
     header = ranks.share(open_first)
     if ranks.first:
         return first[0]
-    return opening.channel(header, None)
+    return ranked.channel(header, None)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -116,9 +116,6 @@ class Rounds(Channel):
         Raises:
             BudgetExhausted: a fixed cohort can no longer be filled under its cap.
         """
-        return self.ranks.share(lambda: self._draw(step))
-
-    def _draw(self, step: int) -> Tensor:
         self.account.start(step)
         if step not in self._drawn:
             self._drawn[step] = self._sample(step)
@@ -148,7 +145,7 @@ class Rounds(Channel):
             ResumeError: charges of earlier steps are missing.
         """
         clients = members.cpu().reshape(-1)
-        use = self.ranks.share(lambda: self._charge(step, clients))
+        use = self._charge(step, clients)
         if self._adaptive is not None:
             for name, norm in self._adaptive.advance().items():
                 self.releases[name] = self.releases[name].clipped_at(norm)
@@ -196,7 +193,7 @@ class Rounds(Channel):
                 A row with a NaN or infinity counts as zero and the denominator stays; an empty
                 cohort still releases noise.
             clients: (k,) int64, positions of the clients that the rows are of, each in the cohort,
-                and once over all ranks.
+                and once.
 
         Returns:
             ``(sum_k clip(rows_k) + noise) / m``: (D,) float64 on the CPU; (D, D) for a symmetric
@@ -209,8 +206,7 @@ class Rounds(Channel):
         """
         receipt = self._begun(name)
         self._check_rows(name, rows, clients, receipt)
-        everyone = torch.cat(self.ranks.gather(clients.cpu().reshape(-1)))
-        mechanisms = receipt.spend(name, everyone)
+        mechanisms = receipt.spend(name, self._senders(clients))
         sent = rows
         if isinstance(rows, Tensor):
             sent = self._hidden(name, rows, clients, receipt.step)
@@ -234,12 +230,12 @@ class Rounds(Channel):
 
         Args:
             mechanisms: the release, with the noise of each replicate.
-            rows: of the clients of this rank, or their sum.
+            rows: of the clients, or their sum.
             clients: int64 (k,), whose rows they are.
             step: number of the round.
         """
         total = self._sum(mechanisms[0], rows, clients)
-        return self.ranks.share(lambda: self._noised_sum(mechanisms, total, step))
+        return self._noised_sum(mechanisms, total, step)
 
     def total(self, name: str) -> RowTotal | None:
         """Return a new sum for the round that has begun, to which rows are added as they are made.
@@ -273,29 +269,27 @@ class Rounds(Channel):
         """Returns an empty sum of the rows of one release of the round that has begun."""
         return RowTotal(release.dimension, clip, sum_width(clip.bound, self.sampler.n))
 
-    def _sum(self, release: Release, rows: Message, clients: Tensor) -> Tensor:
-        """Return the clipped sum of the rows of a cohort, complete on the first rank only; ignore
-        it on others.
+    def _senders(self, clients: Tensor) -> Tensor:
+        """Returns the clients of whom there are rows, int64 (k,) on the CPU."""
+        return clients.cpu().reshape(-1)
 
-        That of vectors is exact, so the ranks add up their own. Matrices are summed at the first
-        rank, from all rows in the order of the clients.
-        """
+    def _sum(self, release: Release, rows: Message, clients: Tensor) -> Tensor:
+        """Returns the clipped sum of the rows of a cohort; that of vectors is exact."""
         if isinstance(rows, RowTotal):
-            return self.ranks.sum(rows.sum())
-        clip = release.clip
-        form = release.form
-        if form == "vector":
-            if clip is not None:
-                bound = clip.bound
-            else:
-                own = max(map(largest_norm, self._each(rows)))
-                bound = max(self.ranks.gather(own))
-            width = sum_width(bound, self.sampler.n)
-            return self.ranks.sum(contributions(rows, clip, form, width))
-        if self.ranks.size > 1:
-            each = self.ranks.gather((clients, rows.detach().cpu()))
-            clients, rows = (torch.cat(parts) for parts in zip(*each, strict=True))
-        return contributions(rows[..., torch.argsort(clients.to(rows.device)), :], clip, form)
+            return rows.sum()
+        if release.form == "vector":
+            width = sum_width(self._largest(release, rows), self.sampler.n)
+            return contributions(rows, release.clip, release.form, width)
+        # Products of matrices round, so the rows stand in the order of the clients.
+        ordered = rows[..., torch.argsort(clients.to(rows.device)), :]
+        return contributions(ordered, release.clip, release.form)
+
+    def _largest(self, release: Release, rows: Tensor) -> float:
+        """Returns the bound on a row that sets the grid of the sum: C, or without a clip the
+        largest norm."""
+        if release.clip is not None:
+            return release.clip.bound
+        return max(map(largest_norm, self._each(rows)))
 
     def _hidden(self, name: str, rows: Tensor, clients: Tensor, step: int) -> Tensor:
         """Returns the rows as the server gets them: with noise of their own if clients add some."""
@@ -390,13 +384,16 @@ class Rounds(Channel):
 
     def _adapt(self, adaptive: AdaptiveClip, release: Release, rows: Tensor, step: int) -> None:
         """Releases the fraction of rows that were not clipped; the next clip norm follows it."""
-        total = self.ranks.sum(adaptive.count(rows, release))
+        total = self._count(adaptive, release, rows)
         adaptive.follow(release, self._fraction(adaptive, release, total, step))
+
+    def _count(self, adaptive: AdaptiveClip, release: Release, rows: Tensor) -> Tensor:
+        return adaptive.count(rows, release)
 
     def _fraction(
         self, adaptive: AdaptiveClip, release: Release, total: Tensor, step: int
     ) -> Tensor:
-        return self.ranks.share(lambda: adaptive.fraction(total, release, self.source, step))
+        return adaptive.fraction(total, release, self.source, step)
 
     def _check_rows(self, name: str, rows: Message, clients: Tensor, receipt: Receipt) -> None:
         """Refuses rows of another shape than the release has, and sums that it did not make."""

@@ -114,13 +114,13 @@ def test_misuse_is_refused() -> None:
         channel.release("other", torch.ones(k, 5), ranks)
     with pytest.raises(PrivacyError, match="each client once"):
         channel.release("update", torch.ones(k, 5), ranks[[0] * k])
-    alone = channel.ranks
-    channel.ranks = SimpleNamespace(
-        size=2, first=True, gather=lambda _: [ranks[:2], ranks[1:3]]
-    )  # of two processes
+    processes = SimpleNamespace(
+        size=2, first=True, share=lambda make: make(), gather=lambda _: [ranks[:2], ranks[1:3]]
+    )
+    ranked = door(NOISED, ranks=processes)
+    ranked.begin(0, ranked.draw(0))
     with pytest.raises(PrivacyError, match="each client once"):
-        channel.release("update", torch.ones(2, 5), ranks[:2])
-    channel.ranks = alone
+        ranked.release("update", torch.ones(2, 5), ranks[:2])
     channel.release("update", torch.ones(k, 5), ranks)
     with pytest.raises(PrivacyError, match="already"):
         channel.release("update", torch.ones(k, 5), ranks)
