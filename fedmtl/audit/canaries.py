@@ -25,7 +25,7 @@ them.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -369,10 +369,7 @@ class CanaryRounds(_Planted, Rounds):
             torch.cat([members.cpu().reshape(-1), everybody[everybody >= self.canaries.first]]),
         )
 
-    def _value(
-        self, mechanisms: Sequence[Release], rows: Message, clients: Tensor, step: int
-    ) -> Tensor:
-        release = mechanisms[0]
+    def _value(self, release: Release, rows: Message, clients: Tensor, step: int) -> Tensor:
         cohort = self._begun(release.name).clients
         rest = self._sum(release, rows, clients)
         positions = self.canaries.sending(cohort) + self.canaries.first
@@ -381,7 +378,7 @@ class CanaryRounds(_Planted, Rounds):
                 rows.add(position, row)
         else:
             rows = torch.cat([rows, *(row.to(rows) for row in self._added(release, step))])
-        value = super()._value(mechanisms, rows, torch.cat([clients.cpu(), positions]), step)
+        value = super()._value(release, rows, torch.cat([clients.cpu(), positions]), step)
         if release.form == "symmetric":
             rest = smat(rest)
         self.canaries.observe(release, step, cohort, value * self.denominator - rest)

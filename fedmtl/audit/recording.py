@@ -82,8 +82,7 @@ class RecordedRounds(_Recorded, Rounds):
     def release(self, name: str, rows: Message, clients: Tensor) -> Tensor:
         value = super().release(name, rows, clients)
         if self.tap is not None and isinstance(rows, Tensor):
-            for each in self._each(rows):
-                self.tap(self._begun(name).step, name, clients, each)
+            self.tap(self._begun(name).step, name, clients, rows)
         return value
 
     def _new_total(self, release: Release, clip: Clip) -> RowTotal:
@@ -106,15 +105,12 @@ class RecordedRounds(_Recorded, Rounds):
             self.note(step, f"{name}/rows", hidden)
         return hidden
 
-    def _value(
-        self, mechanisms: Sequence[Release], rows: Message, clients: Tensor, step: int
-    ) -> Tensor:
-        name = mechanisms[0].name
+    def _value(self, release: Release, rows: Message, clients: Tensor, step: int) -> Tensor:
         if self._forces_rows:
-            value = self.replayed(step, name)
+            value = self.replayed(step, release.name)
         else:
-            value = super()._value(mechanisms, rows, clients, step)
-        self.note(step, name, value)
+            value = super()._value(release, rows, clients, step)
+        self.note(step, release.name, value)
         return value
 
     def _fraction(

@@ -22,7 +22,7 @@ from .noise.sources import NoiseSource, SecureSource, SeededSource
 from .ranked import RankedRounds
 from .record_terms import terms_of_records
 from .release import ReleasePlan
-from .replicates import check_replicates, settings_of
+from .replicates import ReplicatedRounds, check_replicates, settings_of
 from .rounds import Rounds
 from .row_terms import check_rows, terms_of_rows
 from .samplers import BoundSampler
@@ -211,7 +211,7 @@ class _Opening:
             return make(
                 terms.settings, account, self.sources, schedule=str(self.schedule), **options
             )
-        make = self.kind or Rounds
+        make = self.kind or (Rounds if len(self.sources) == 1 else ReplicatedRounds)
         return make(terms.settings, account, self.sources, order=self.order, **options)
 
     def _terms(self, prior: Mapping[str, Any]) -> Terms:

@@ -8,7 +8,6 @@ for any number of them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -18,6 +17,7 @@ from torch import Tensor
 from ..ranks import Ranks
 from .adaptive import AdaptiveClip
 from .clip import RowTotal
+from .noise.sources import NoiseSource
 from .release import Release
 from .rounds import Message, Rounds
 
@@ -65,8 +65,10 @@ class RankedRounds(Rounds):
         everyone, all_rows = (torch.cat(parts) for parts in zip(*each, strict=True))
         return super()._sum(release, all_rows, everyone)
 
-    def _noised_sum(self, mechanisms: Sequence[Release], total: Tensor, step: int) -> Tensor:
-        return self._ranks.share(partial(super()._noised_sum, mechanisms, total, step))
+    def _noised_sum(
+        self, release: Release, total: Tensor, step: int, source: NoiseSource
+    ) -> Tensor:
+        return self._ranks.share(partial(super()._noised_sum, release, total, step, source))
 
     def _count(self, adaptive: AdaptiveClip, release: Release, rows: Tensor) -> Tensor:
         return self._ranks.sum(super()._count(adaptive, release, rows))

@@ -20,20 +20,21 @@ class Receipt:
 
     Args:
         step: number of the round; it addresses the noise.
+        use: number of this use of the budget, from 0, if everybody is charged for each round.
         clients: int64 (k,), the cohort that is charged.
-        mechanisms: by name, the releases of the round for each replicate, with the clip norm and
-            the noise of this use.
+        mechanisms: by name, the releases of the round with the clip norm and the noise of this use.
     """
 
     def __init__(
-        self, step: int, clients: Tensor, mechanisms: Mapping[str, tuple[Release, ...]]
+        self, step: int, use: int, clients: Tensor, mechanisms: Mapping[str, Release]
     ) -> None:
         self.step = step
+        self.use = use
         self.clients = clients
         self.mechanisms = mechanisms
         self._spent: set[str] = set()
 
-    def spend(self, name: str, clients: Tensor) -> tuple[Release, ...]:
+    def spend(self, name: str, clients: Tensor) -> Release:
         """Pays for one release.
 
         Args:
@@ -41,7 +42,7 @@ class Receipt:
             clients: int64 (k,), of whom there are rows: each in the cohort, and each once.
 
         Returns:
-            The mechanism of each replicate.
+            The mechanism.
 
         Raises:
             PrivacyError: the release happened already, or there are rows of clients that were not

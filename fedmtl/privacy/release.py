@@ -150,17 +150,16 @@ class Release(ReleasePlan):
                 "supported; use GaussianNoise or L2LaplaceNoise, or release the diagonal."
             )
 
-    def check_rows(self, rows: Tensor, replicates: int = 1) -> None:
+    def check_rows(self, rows: Tensor, *lead: int) -> None:
         """Refuses rows that are not those of this release.
 
         Args:
-            rows: (k, D) float rows; (R, k, D) of R > 1 replicates.
-            replicates: R.
+            rows: (k, D) float rows, behind further axes ``lead``.
+            lead: their sizes.
 
         Raises:
             PrivacyError: another shape, or whole numbers.
         """
-        lead = (replicates,) if replicates > 1 else ()
         expected = (*lead, *rows.shape[-2:-1], self.dimension)
         if rows.shape != expected or len(expected) != 2 + len(lead) or not rows.is_floating_point():
             shape = ", ".join(str(n) for n in (*lead, "k", self.dimension))

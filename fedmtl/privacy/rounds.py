@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -149,20 +148,12 @@ class Rounds(Channel):
         if self._adaptive is not None:
             for name, norm in self._adaptive.advance().items():
                 self.releases[name] = self.releases[name].clipped_at(norm)
-        mechanisms = {name: self._mechanisms(name, use) for name in self.releases}
-        self._receipt = Receipt(step, clients, mechanisms)
+        mechanisms = {name: release.weighted(use) for name, release in self.releases.items()}
+        self._receipt = Receipt(step, use, clients, mechanisms)
         self._totals = {}
         self.local = None
         if self.records is not None:
             self.local = self._local_steps(step, clients)
-
-    def _mechanisms(self, name: str, use: int) -> tuple[Release, ...]:
-        """Returns a release of the use numbered ``use``, with the noise of each replicate."""
-        release = self.releases[name]
-        if self.prices is None or self.replicates == 1:
-            return (release.weighted(use),) * self.replicates
-        multipliers = np.broadcast_to(self.prices.by_account[:, 0], self.replicates).tolist()
-        return tuple(release.with_multiplier(each).weighted(use) for each in multipliers)
 
     def _local_steps(self, step: int, clients: Tensor) -> LocalSteps:
         """Returns the local steps of a round that is charged."""
@@ -189,7 +180,7 @@ class Rounds(Channel):
         Args:
             name: a declared release, once a round.
             rows: (k, D) float rows of the cohort's clients, any float dtype and device; k may be 0;
-                (R, k, D) of R > 1 replicates; or the sum that they were added to, of :meth:`total`.
+                or the sum that they were added to, of :meth:`total`.
                 A row with a NaN or infinity counts as zero and the denominator stays; an empty
                 cohort still releases noise.
             clients: (k,) int64, positions of the clients that the rows are of, each in the cohort,
@@ -197,7 +188,7 @@ class Rounds(Channel):
 
         Returns:
             ``(sum_k clip(rows_k) + noise) / m``: (D,) float64 on the CPU; (D, D) for a symmetric
-            release; (R, D) or (R, D, D) for R > 1 replicates.
+            release.
 
         Raises:
             PrivacyError: an undeclared name, a second release of the name in this round, no round
@@ -206,13 +197,13 @@ class Rounds(Channel):
         """
         receipt = self._begun(name)
         self._check_rows(name, rows, clients, receipt)
-        mechanisms = receipt.spend(name, self._senders(clients))
+        mechanism = receipt.spend(name, self._senders(clients))
         sent = rows
         if isinstance(rows, Tensor):
             sent = self._hidden(name, rows, clients, receipt.step)
-        value = self._value(mechanisms, sent, clients, receipt.step)
+        value = self._value(mechanism, sent, clients, receipt.step)
         if self._adaptive is not None and isinstance(rows, Tensor):
-            self._adapt(self._adaptive, mechanisms[0], rows, receipt.step)
+            self._adapt(self._adaptive, mechanism, rows, receipt.step)
         return value
 
     def _begun(self, name: str) -> Receipt:
@@ -223,25 +214,23 @@ class Rounds(Channel):
             )
         return self._receipt
 
-    def _value(
-        self, mechanisms: Sequence[Release], rows: Message, clients: Tensor, step: int
-    ) -> Tensor:
+    def _value(self, release: Release, rows: Message, clients: Tensor, step: int) -> Tensor:
         """Returns the noised sum of the rows over the public denominator, as :meth:`release` does.
 
         Args:
-            mechanisms: the release, with the noise of each replicate.
+            release: with the noise of this use.
             rows: of the clients, or their sum.
             clients: int64 (k,), whose rows they are.
             step: number of the round.
         """
-        total = self._sum(mechanisms[0], rows, clients)
-        return self._noised_sum(mechanisms, total, step)
+        total = self._sum(release, rows, clients)
+        return self._noised_sum(release, total, step, self.source)
 
     def total(self, name: str) -> RowTotal | None:
         """Return a new sum for the round that has begun, to which rows are added as they are made.
         :meth:`release` takes only the last one, so that rows of an attempt that failed are in no
-        release. Returns None if the release needs the single rows: short ones, those of replicates,
-        matrices, and with an adaptive clip or noise that clients add.
+        release. Returns None if the release needs the single rows: short ones, matrices, and with
+        an adaptive clip or noise that clients add.
 
         Args:
             name: a declared release.
@@ -252,13 +241,7 @@ class Rounds(Channel):
         release = self._declared(name)
         clip = release.clip
         short = not are_long(release.dimension)
-        if (
-            clip is None
-            or self._receipt is None
-            or self.replicates > 1
-            or release.form != "vector"
-            or short
-        ):
+        if clip is None or self._receipt is None or release.form != "vector" or short:
             return None
         if name in self.rows or self._adaptive is not None:
             return None
@@ -289,20 +272,14 @@ class Rounds(Channel):
         largest norm."""
         if release.clip is not None:
             return release.clip.bound
-        return max(map(largest_norm, self._each(rows)))
+        return largest_norm(rows)
 
     def _hidden(self, name: str, rows: Tensor, clients: Tensor, step: int) -> Tensor:
         """Returns the rows as the server gets them: with noise of their own if clients add some."""
         noise = self.rows.get(name)
         if noise is None or self.rows_are_noised:
             return rows
-        each = [
-            noise.added(item, clients, step, of)
-            for item, of in zip(self._each(rows), self.sources, strict=True)
-        ]
-        if self.replicates == 1:
-            return each[0]
-        return torch.stack(each)
+        return noise.added(rows, clients, step, self.source)
 
     def clip(self, name: str, rows: Tensor) -> Tensor:
         """Return each row as :meth:`release` counts it, for clients that keep what they sent; the
@@ -310,12 +287,12 @@ class Rounds(Channel):
 
         Args:
             name: a declared release.
-            rows: (k, D) float rows, (R, k, D) of R > 1 repetitions.
+            rows: (k, D) float rows.
 
         Returns:
             The shape, dtype and device of ``rows``.
         """
-        self._declared(name).check_rows(rows, self.replicates)
+        self._check_shape(self._declared(name), rows)
         return clip_rows(rows.reshape(-1, rows.shape[-1]), self.releases[name].clip).reshape(
             rows.shape
         )
@@ -347,40 +324,23 @@ class Rounds(Channel):
         self._declared(name)
         if self._receipt is None:
             raise PrivacyError(f"Release {name!r}: no step has begun, so its noise is not known.")
-        stds = [release.noise_std for release in self._receipt.mechanisms[name]]
-        return torch.tensor(stds, dtype=torch.float64)
+        return torch.tensor([self._receipt.mechanisms[name].noise_std], dtype=torch.float64)
 
-    def _noised_sum(self, mechanisms: Sequence[Release], total: Tensor, step: int) -> Tensor:
-        """Adds the noise of each replicate to its sum, and divides by the public denominator.
-
-        Args:
-            mechanisms: the release, with the noise of each replicate.
-            total: (size,) sum; (R, size) of R > 1 replicates. The noise is added in place.
-            step: number of the round.
-
-        Returns:
-            The values, in the form that is released.
-        """
-        name = mechanisms[0].name
-        totals = self._each(total)
-        for release, source, each in zip(mechanisms, self.sources, totals, strict=True):
-            if release.noise is None:
-                continue
+    def _noised_sum(
+        self, release: Release, total: Tensor, step: int, source: NoiseSource
+    ) -> Tensor:
+        """Adds the noise to a sum (size,), divides by the public denominator, and returns the value
+        in the form that is released."""
+        if release.noise is not None:
             noise, width = self._noise.of(release, source, step)
-            each.copy_(noised(each, noise, width))
+            total = noised(total, noise, width)
             if width is not None:
-                self.on_grid[name] = GridValue(
-                    step, each / self.denominator, width, self.denominator
-                )
+                value = total / self.denominator
+                self.on_grid[release.name] = GridValue(step, value, width, self.denominator)
         value = total / self.denominator
-        if mechanisms[0].form == "symmetric":
+        if release.form == "symmetric":
             return smat(value)
         return value
-
-    def _each(self, values: Tensor) -> Sequence[Tensor]:
-        if self.replicates == 1:
-            return (values,)
-        return values.unbind()
 
     def _adapt(self, adaptive: AdaptiveClip, release: Release, rows: Tensor, step: int) -> None:
         """Releases the fraction of rows that were not clipped; the next clip norm follows it."""
@@ -398,7 +358,7 @@ class Rounds(Channel):
     def _check_rows(self, name: str, rows: Message, clients: Tensor, receipt: Receipt) -> None:
         """Refuses rows of another shape than the release has, and sums that it did not make."""
         if isinstance(rows, Tensor):
-            self._declared(name).check_rows(rows, self.replicates)
+            self._check_shape(self._declared(name), rows)
             count = rows.shape[-2]
         else:
             count = len(rows.clients)
@@ -412,6 +372,9 @@ class Rounds(Channel):
             raise PrivacyError(
                 f"Release {name!r} needs one row from each client, and each client once."
             )
+
+    def _check_shape(self, release: Release, rows: Tensor) -> None:
+        release.check_rows(rows)
 
     def _declared(self, name: str) -> Release:
         if name not in self.releases:

@@ -1277,7 +1277,11 @@ def _ends_by_the_rows(_, self, step):
 
 
 # what is kept of a release for the public file is the sum without its noise
-_sum_on_the_grid = edit(Rounds._noised_sum, "step, each / self", "step, (each - noise) / self")
+_sum_on_the_grid = edit(
+    Rounds._noised_sum,
+    "GridValue(step, value",
+    "GridValue(step, (total - noise) / self.denominator",
+)
 
 
 # The algorithm
