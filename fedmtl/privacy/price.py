@@ -205,11 +205,11 @@ class Price:
 
 @lru_cache(maxsize=1024)
 def _multiplier(price: Price, budget: float, uses: int) -> float:
-    def cost(multiplier: float, coarsen: float) -> float:
+    def spent(multiplier: float, coarsen: float) -> float:
         return price.epsilon(uses, multiplier, coarsen=coarsen)
 
     return smallest_multiplier(
-        cost, target=budget, delta=price.delta, what=f"{uses * price.sums} steps"
+        spent, target=budget, delta=price.delta, what=f"{uses * price.sums} steps"
     )
 
 
