@@ -12,8 +12,10 @@ import pytest
 import torch
 from scipy import stats
 
+import fedmtl.privacy.local_steps
 import fedmtl.privacy.records
 import fedmtl.privacy.rounds
+import fedmtl.privacy.sum_noise
 import fedmtl.trainer.run
 from fedmtl import (
     FedAvg,
@@ -327,13 +329,13 @@ def test_canary_records_stand_behind_the_records_that_are_trained_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Where records are withheld for validation, positions behind those left would be records of the next client."""
-    sums, noised = [], fedmtl.privacy.records.LocalSteps._noised
+    sums, noised = [], fedmtl.privacy.local_steps.LocalSteps._noised
 
     def noted(self, total, clients, steps):
         sums[-1].append((clients, total.clone()))
         return noised(self, total, clients, steps)
 
-    monkeypatch.setattr(fedmtl.privacy.records.LocalSteps, "_noised", noted)
+    monkeypatch.setattr(fedmtl.privacy.local_steps.LocalSteps, "_noised", noted)
     solver = LocalSGD(lr=0.2, batch_size=8)
     finetune = Finetune(kind="vanilla", local=solver, validation=0.3)
     changed = {
