@@ -307,7 +307,7 @@ CELLS = {
     )
 }  # fmt: skip
 
-STALE = ("comparison", "pp_dmtl")
+STALE = ("pp_dmtl",)
 """Studies with scores of before the noise of a client's records was drawn in another order: to be computed again."""
 
 

@@ -37,16 +37,21 @@ NOTE = "The best of each kind at every epsilon. Training alone and public rows r
 @dataclass(frozen=True)
 class Source:
     """A study: its folder, what epsilon protects there, the commands that compute its scores, and words in the titles
-    of settings in which epsilon protects something else."""
+    of settings in which epsilon protects something else, or that have other commands."""
 
     folder: str
     unit: str
     commands: tuple[str, ...]
     others: tuple[tuple[str, str], ...] = ()
+    apart: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     def unit_of(self, setting: str) -> str:
         """Return what epsilon protects in ``setting``."""
         return next((unit for words, unit in self.others if words in setting), self.unit)
+
+    def commands_of(self, setting: str) -> tuple[str, ...]:
+        """Return the commands that compute the scores of ``setting``."""
+        return next((found for words, found in self.apart if words in setting), self.commands)
 
 
 SOURCES = (
@@ -55,6 +60,12 @@ SOURCES = (
         "a client",
         ("comparison/run.py --femnist FILE --school FILE",),
         others=(("epsilon of a pupil", "a record"),),
+        apart=(
+            (
+                "epsilon of a pupil",
+                ('comparison/run.py --chosen --studies "school records" --school FILE',),
+            ),
+        ),
     ),
     Source("adapters", "a client", ("adapters/run.py --femnist FILE",)),
     Source("starts", "a client", ("starts/run.py", "starts/femnist.py --femnist FILE")),
@@ -162,7 +173,8 @@ def sections(scores: dict[str, list[Score]]) -> str:
             seeds = len({score.seed for score in own})
             small = max(abs(score.score) for score in own) < 0.1
             commands = "\n".join(
-                f"    python benchmarks/reproduce/{command}" for command in source.commands
+                f"    python benchmarks/reproduce/{command}"
+                for command in source.commands_of(setting)
             )
             parts.append(
                 f"### {setting}\n\n{way}; {seeds} seeds; epsilon protects {source.unit_of(setting)}. "
