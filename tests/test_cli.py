@@ -22,17 +22,13 @@ from omegaconf import OmegaConf
 
 from fedmtl import cli
 from fedmtl._files import write_bytes
-from fedmtl.cli.config import (
-    build,
-    combinations,
-    compose,
-    resolve,
-    settings,
-    with_absolute_paths,
-    write_config,
-)
+from fedmtl.cli.build import build, settings
+from fedmtl.cli.config import compose, resolve
 from fedmtl.cli.names import choices
-from fedmtl.cli.run import Process, train_one, unlike
+from fedmtl.cli.overrides import combinations
+from fedmtl.cli.process import Process
+from fedmtl.cli.run import train_one, unlike
+from fedmtl.cli.stored import with_absolute_paths, write_config
 from fedmtl.errors import ConfigError, FedmtlError
 from fedmtl.trainer import callbacks
 
@@ -986,7 +982,7 @@ def test_a_sweep_runs_every_combination_and_goes_on_after_a_kill(
         begun.append(list(run))
         write_config(folder, run, config)
 
-    monkeypatch.setattr("fedmtl.cli.config.write_config", noted)
+    monkeypatch.setattr("fedmtl.cli.run.write_config", noted)
     done = command(*words, "hydra.sweep.dir=multirun/a/b", cwd=tmp_path)
     assert begun
     assert not any("hydra" in word for run in begun for word in run)

@@ -11,8 +11,9 @@ from omegaconf import OmegaConf
 from fedmtl import cli
 from fedmtl._files import read_yaml, yaml_text
 from fedmtl.cli.check import _literal
-from fedmtl.cli.config import changed, compose, resolve, stored_config, write_config
+from fedmtl.cli.config import compose, resolve
 from fedmtl.cli.names import EXTRA
+from fedmtl.cli.stored import changed, stored_config, write_config
 
 SPECIAL = [
     *("${oc.env:SECRET}", "${seed}", "${", "$", "a${}", r"\${x}", r"\\${x}", r"\\\${x", "${${a}:b}", "x: ${y}"),

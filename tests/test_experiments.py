@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from fedmtl import cli
-from fedmtl.cli.config import compose, resolve, settings
+from fedmtl.cli.build import settings
+from fedmtl.cli.config import compose, resolve
 from tests.data.rows import write_csv
 from tests.data.test_hospital import stays
 

@@ -7,8 +7,8 @@ import pytest
 import yaml
 from safetensors.torch import load_file
 
-from fedmtl.cli.commands import candidate_configs
 from fedmtl.cli.main import main
+from fedmtl.cli.search import candidate_configs
 from fedmtl.privacy import SeededSource, draw_repetitions
 from fedmtl.search.run import SearchRun
 

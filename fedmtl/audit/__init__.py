@@ -3,7 +3,6 @@
     print(table(audit_trainer(Trainer(...))))   # every release, and the run around them
     verify("outputs/my-run").text()             # the files of a finished run, without its data
     Trainer(..., audit=Interval(canaries=200))  # a lower bound on epsilon, measured in the run
-    itself
 
 No check proves privacy; each can only refute what the ledger's event claims. :func:`audit_channel`
 checks the releases alone, through the production path, and :func:`audit_trainer` the whole run: the
@@ -19,17 +18,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .claim import Claim
+    from .claims import Claims
     from .findings import Finding, any_refuted, table
     from .lower_bound import Interval
     from .release_suite import CHECKS, Effort, audit_channel
     from .run_suite import audit_trainer
-    from .setup import Claim, Claims, Clocks, Setup
+    from .setup import Clocks, Setup
     from .verification import Verification, verify
 
 _MODULES = {
     "CHECKS": "release_suite",
-    "Claim": "setup",
-    "Claims": "setup",
+    "Claim": "claim",
+    "Claims": "claims",
     "Clocks": "setup",
     "Effort": "release_suite",
     "Finding": "findings",

@@ -21,10 +21,11 @@ from ..privacy.accounting.library import TOLERANCE
 from ..privacy.activations import Activations
 from ..privacy.reporting import privacy_report
 from ..privacy.rounds import Rounds
+from .claim import event_of, weighted
 from .findings import Finding, exact, skipped, too_large
 from .lines import Reading, differences, spread
 from .play import activation, rounds, silence, stated_multiplier
-from .setup import ACTIVATIONS, CLIENTS, MOST_ELEMENTS, Clocks, Setup, event_of, weighted
+from .setup import ACTIVATIONS, CLIENTS, MOST_ELEMENTS, Clocks, Setup
 
 _OTHER = "{} is {} in the price, and {} in the settings or public facts"
 _SLACK = 1 + 1e-6

@@ -16,9 +16,11 @@ import torch
 
 from ..privacy.activations import Activations
 from ..privacy.rounds import Rounds
+from .claim import GRADIENTS
 from .findings import Finding, exact, low_p, skipped
-from .play import Sample, played
-from .setup import CLIENTS, GRADIENTS, Setup
+from .play import played
+from .samples import Sample
+from .setup import CLIENTS, Setup
 from .statistics import LEAST, seeds, unrelated, unrelated_p
 
 # fewest numbers of consecutive releases that are joined for a comparison; most rows compared

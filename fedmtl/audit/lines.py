@@ -15,7 +15,7 @@ import numpy as np
 
 from ..privacy.accounting.library import library_epsilon
 from ..privacy.price import Price
-from .setup import composition
+from .claim import composition
 
 _UNLIMITED = 1 << 62
 _ACCOUNTS = 2**24  # of a run, at most

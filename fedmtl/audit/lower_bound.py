@@ -20,7 +20,8 @@ from .._check import Checked, Count, Fraction
 from ..errors import ConfigError, PrivacyError
 from ..privacy import Activations, GradientPlan, Price, ReleasePlan, Rounds
 from ..trainer.hooks import RunAudit
-from .canaries import Canaries, CanaryActivations, CanaryRounds, RecordCanaries, RecordCanaryRounds
+from .canaries import Canaries, CanaryRounds
+from .record_canaries import CanaryActivations, RecordCanaries, RecordCanaryRounds
 
 if TYPE_CHECKING:
     from ..trainer.trainer import Trainer

@@ -9,7 +9,7 @@ import numpy as np
 from scipy import special
 
 from .findings import Finding, low_p, skipped
-from .play import Sample
+from .samples import Sample
 from .setup import Setup
 from .statistics import energy_p, kolmogorov_p, normal_p
 

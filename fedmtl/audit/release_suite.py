@@ -7,14 +7,16 @@ from dataclasses import dataclass, replace
 
 from .._check import Checked, Count, one_of
 from .charges import charges
+from .claim import ROWS
 from .findings import Finding, skipped
 from .freshness import freshness
 from .grid import on_public_grids
 from .noise import noise_laws
-from .play import Sample, gathered
+from .play import gathered
 from .sampler import beside_noise, sampler
+from .samples import Sample
 from .sensitivity import exact_sums, sensitivity
-from .setup import MOST_ELEMENTS, ROWS, Setup
+from .setup import MOST_ELEMENTS, Setup
 from .statistics import auditor, seeds
 
 CHECKS = (

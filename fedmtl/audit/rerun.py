@@ -31,8 +31,8 @@ from ..trainer.fit import fitted
 from ..trainer.folder import MANIFEST, RunFolder
 from ..trainer.tensor_files import read_tensors
 from ..trainer.trainer import Trainer
-from .play import coordinates
 from .recording import RecordedActivations, RecordedRounds, Recording
+from .samples import coordinates
 
 if TYPE_CHECKING:
     from ..trainer.run import Run

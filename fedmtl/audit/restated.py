@@ -37,9 +37,11 @@ from ..privacy.row_noise import row_key, rows_text
 from ..privacy.samplers import BoundAsked, BoundCyclic, BoundFixed, BoundFull, BoundPoisson
 from ..privacy.settings import ClientPrivacy, RecordPrivacy
 from ..trainer.personalize import CLIENT_LEVEL, RECORD_LEVEL
+from .claim import Claim
+from .claims import Claims
 from .lines import Reading
 from .lower_bound import Interval
-from .setup import Claim, Claims, Setup
+from .setup import Setup
 
 _SAMPLERS = {
     sampler.__name__: sampler

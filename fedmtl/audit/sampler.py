@@ -21,9 +21,11 @@ import numpy as np
 import torch
 from scipy import sparse, special
 
+from .claim import GRADIENTS
 from .findings import LEVEL, Finding, exact, low_p, skipped
-from .play import MARKED, Released, Sample, played, silence
-from .setup import GRADIENTS, MOST_ELEMENTS, Setup
+from .play import played, silence
+from .samples import MARKED, Released, Sample
+from .setup import MOST_ELEMENTS, Setup
 from .statistics import auditor, extreme_p, from_binomial, normal_p, seeds, unrelated
 
 _Subsets: TypeAlias = sparse.csr_array

@@ -13,9 +13,11 @@ import torch
 from torch import Tensor
 
 from ..privacy.settings import ClientPrivacy
+from .claim import GRADIENTS, Claim
 from .findings import Finding, exact, skipped, too_large
-from .play import Sample, Sent, decorrelated, played, silence
-from .setup import CLIENTS, GRADIENTS, MOST_ELEMENTS, Claim, Setup
+from .play import Sent, played, silence
+from .samples import Sample, decorrelated
+from .setup import CLIENTS, MOST_ELEMENTS, Setup
 
 _COHORT = 256
 _EVERY_CLIENT = 64

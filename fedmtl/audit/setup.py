@@ -1,45 +1,33 @@
-"""What is audited (how to open a channel of the run) and what is claimed (by the price that is
-charged).
-
-A claim is read off the price, which is data, and public facts: the scale of the noise on a sum of
-rows is z S / m, on a sum of gradients of single records z S / (q n_i), where z and q are of the
-price, S follows from the clip norm of the settings and from how neighbours differ, and n_i is the
-client's number of records at the time.
-"""
+"""How an audit opens a channel of the run, and the public facts of that run."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-from dp_accounting import dp_event
 from torch import Tensor
 
-from ..privacy.accounting.composition import epsilon
-from ..privacy.accounting.knorm import KNormDpEvent
-from ..privacy.accounting.losses import ReplacedPoissonDpEvent
 from ..privacy.activations import Activations
 from ..privacy.gradients import GradientPlan
 from ..privacy.opening import open_channel
-from ..privacy.price import Price
 from ..privacy.prices import Prices
 from ..privacy.quantile import QuantileClip
 from ..privacy.release import Form, ReleasePlan
 from ..privacy.rounds import Rounds
 from ..privacy.samplers import BoundAsked, BoundCyclic, BoundFixed, BoundSampler, Relation
 from ..privacy.settings import Privacy, RecordPrivacy
+from .claim import expected_cohort
+from .claims import Claims
 from .recording import RecordedActivations, RecordedRounds
 
-GRADIENTS = "gradients"
-ROWS = "rows of "
 CLIENTS = 12
 ACTIVATIONS = 2000
 """Clients examined one by one, and activations of one channel, at most."""
+
 
 MOST_ELEMENTS = 1 << 22
 
@@ -282,294 +270,3 @@ class Setup:
                 return min(1.0, plan.batch_size / n)
             return 1.0
         return float(np.broadcast_to(plan.rate, len(plan.ids))[client])
-
-
-@dataclass(frozen=True, kw_only=True)
-class Claim:
-    """What the price of a release says, without the arithmetic of the channel.
-
-    Attributes:
-        law: name of the law of the noise.
-        multiplier: scale of the noise over the sensitivity.
-        bound: C, the clip norm in the settings (of the first step, where it adapts).
-        relation: how the rows of neighbours differ: ``"replace"`` for random cohorts of a fixed
-            size, and for zero-out if clients without data send rows.
-        norm: of the sensitivity that this law needs.
-        form: what is released of the rows.
-        size: noised coordinates.
-        denominator: m, the public constant that divides the sum; of gradients q n_i.
-        sampled: probability of a Poisson-sampled price, else None.
-        bands: of noise that is correlated over rounds, C w is independent noise of this multiplier;
-            empty where noise is independent as it is.
-    """
-
-    law: str
-    multiplier: float
-    bound: float
-    relation: Relation
-    norm: Literal["l1", "l2"]
-    form: Form = "vector"
-    size: int
-    denominator: float
-    sampled: float | None = None
-    bands: tuple[float, ...] = ()
-
-    @property
-    def sensitivity(self) -> float:
-        """Return S, from the clip norm and the relation: C, doubled for replace-one. Of outer
-        products w w^T, C^2; for replace-one the farthest are orthogonal, at sqrt(2) C^2 in the L2
-        norm and 2 C^2 in the L1 norm."""
-        if self.form == "vector":
-            return self.bound * (2.0 if self.relation == "replace" else 1.0)
-        farther = 2.0
-        if self.norm != "l1":
-            farther = math.sqrt(2.0)
-        return self.bound**2 * (farther if self.relation == "replace" else 1.0)
-
-    @property
-    def scale(self) -> float:
-        """Return the scale of the noise on the released mean: the standard deviation, for the
-        Gaussian."""
-        return self.multiplier * self.sensitivity / self.denominator
-
-    @property
-    def std(self) -> float:
-        """Return the root mean square of a coordinate of the noise on the sum."""
-        # of a symmetric matrix with as many coordinates
-        side = (math.sqrt(8 * self.size + 1) - 1) / 2
-        units = {
-            "gaussian": 1.0,
-            "laplace": math.sqrt(2),
-            "l2_laplace": math.sqrt(self.size + 1),
-            "wishart": math.sqrt(side + 1),  # of the published MP-MTL, its mean included
-        }
-        unit = units[self.law]
-        return unit * self.multiplier * self.sensitivity
-
-    @property
-    def width(self) -> float:
-        """Return the public width of the grid of the noised sum in secure mode."""
-        if self.form == "vector":
-            bound = self.bound
-        else:
-            bound = self.bound**2
-        std = self.std
-        if self.bands:
-            bound = bound / (2 * len(self.bands))
-            std = std / self.bands[0]
-        return width_of(
-            bound, self.norm, self.size, std * (2.0**-40 if self.law == "gaussian" else 2.0**-20)
-        )
-
-
-class Claims:
-    """What is claimed of every release; false where no noise is claimed.
-
-    Args:
-        setup: public facts.
-        prices: what the account charges, or None.
-        bands: of noise that is correlated over rounds, by release.
-
-    Attributes:
-        names: the releases: those of rows, ``"gradients"``, or ``"rows of <name>"``.
-    """
-
-    def __init__(
-        self,
-        setup: Setup,
-        prices: Prices | None,
-        bands: Mapping[str, tuple[float, ...]] | None = None,
-    ) -> None:
-        self._setup = setup
-        self._prices = prices
-        self._bands = bands or {}
-        self._made: dict[tuple[str, int, int], Claim] = {}
-        self.names: tuple[str, ...] = tuple(plan.name for plan in setup.releases)
-        if setup.gradients is not None:
-            self.names = (GRADIENTS,)
-        elif setup.rows:
-            self.names = (f"{ROWS}{setup.rows}",)
-
-    @property
-    def accounts(self) -> range:
-        """Return the accounts with prices of their own: one for each client where the unit is a
-        record, else one."""
-        return range(1 if self._setup.gradients is None else len(self._setup.sizes))
-
-    def charged(self, uses: np.ndarray) -> np.ndarray:
-        """Return (m,) the uses of these accounts, from those of all: where clients share a price,
-        the most."""
-        if self._setup.gradients is None:
-            return uses.max(keepdims=True)
-        return uses
-
-    def __bool__(self) -> bool:
-        return bool(self.names) and self._prices is not None
-
-    @property
-    def prices(self) -> Prices:
-        """Returns the prices of the account."""
-        assert self._prices is not None
-        return self._prices
-
-    @property
-    def refuted(self) -> str | None:
-        """Return why the published accounting that is charged does not hold; None where it does."""
-        return self.prices.refuted
-
-    def price(self, client: int = 0) -> tuple[Price, float]:
-        """Return the price of an account, of ``client`` where the unit is a record, and its noise
-        multiplier."""
-        kind = self.prices.kind[0, 0 if self._setup.gradients is None else client]
-        return self.prices.kinds[kind], self.prices.multipliers[kind]
-
-    def of(self, name: str, client: int = 0, use: int = 0) -> Claim:
-        """Return the claim on a release.
-
-        Args:
-            name: of the release, or ``"<name>/count"`` for the count of its unclipped clients.
-            client: whose account, where the unit is a record; with all its records.
-            use: number of the use, from 0; beyond an allocation the last one. Of a clip norm that
-                adapts the first.
-        """
-        key = name, client, use
-        if key not in self._made:
-            self._made[key] = self._claim(*key)
-        return self._made[key]
-
-    def _claim(self, name: str, client: int, use: int) -> Claim:
-        setup = self._setup
-        adaptive = self._setup.adaptive
-        if name.endswith("/count"):  # which one client moves by 1/2, or by 1 where it is replaced
-            assert adaptive is not None
-            bound = 1.0 if self._exchanged(name.removesuffix("/count")) else 0.5
-            claim = replace(
-                self.of(name.removesuffix("/count")), law="gaussian", norm="l2", size=1, bound=bound
-            )
-            return replace(
-                claim, relation="add_remove", multiplier=count_std(adaptive, setup.sampler) / bound
-            )
-        price, multiplier = (None, 0.0) if self._prices is None else self.price(client)
-        if price is None:
-            law = setup.privacy.mechanism
-        else:
-            law = price.mechanism
-        if price is None or price.sampled == 1:
-            sampled = None
-        else:
-            sampled = price.sampled
-        if price is not None:
-            multiplier = weighted(price, multiplier, use)
-        form = setup.form(name)
-        d = setup.dimension(name)
-        if adaptive is not None and price is not None:  # the count takes its part
-            count = count_std(adaptive, setup.sampler) / (1.0 if self._exchanged(name) else 0.5)
-            multiplier = (multiplier**-2 - count**-2) ** -0.5
-        return Claim(
-            law=law,
-            multiplier=multiplier,
-            bound=setup.privacy.initial_norm,
-            relation="replace" if self._exchanged(name) else setup.relation,
-            norm="l1" if law == "laplace" and form != "symmetric" else "l2",
-            form=form,
-            size=d * (d + 1) // 2 if form == "symmetric" else d,
-            denominator=setup.denominator(client, sampled),
-            sampled=sampled,
-            bands=self._bands.get(name, ()),
-        )
-
-    def _exchanged(self, name: str) -> bool:
-        """Returns True if neighbours have two rows in a release instead of one or none. That is
-        so if a unit is replaced, or if the data of a client are replaced by nothing and clients
-        without data send rows."""
-        setup = self._setup
-        if setup.gradients is not None or setup.rows or setup.relation != "zero_out":
-            return setup.relation == "replace"
-        return setup.release(name).without_data
-
-    def facts(self, client: int = 0) -> dict[str, Any]:
-        """Returns the price facts of an account that follow from the settings and public facts."""
-        setup = self._setup
-        of_records = self._setup.gradients is not None
-        return {
-            "mechanism": "l2_laplace" if setup.rows else setup.privacy.mechanism,
-            "sizes": tuple(self.of(name, client).size for name in self.names),
-            "delta": setup.delta,
-            "sampled": setup.rate(client),
-            "replaced": setup.one_at_a_time,
-            "sums": int(setup.records.local_steps[client]) if of_records else 1,
-            "bands": max([1, *map(len, self._bands.values())]),
-        }
-
-    def spent(self, client: int, uses: int) -> float:
-        """Return epsilon of an account after ``uses``, at the delta of the settings; see
-        :func:`composition`."""
-        parts = [(event, count) for event, count in composition(*self.price(client), uses) if count]
-        if not parts:
-            return 0.0
-        whole, count = (
-            parts[0]
-            if len(parts) == 1
-            else (dp_event.ComposedDpEvent([event for event, _ in parts]), 1)
-        )
-        return epsilon(whole, count, self._setup.delta)
-
-
-def weighted(price: Price, multiplier: float, use: int) -> float:
-    """Return the noise multiplier of a use, of the last one beyond an allocation."""
-    if price.weights is None:
-        return multiplier
-    return multiplier / price.weights[min(use, len(price.weights) - 1)]
-
-
-def composition(price: Price, multiplier: float, uses: int) -> list[tuple[Any, int]]:
-    """Return the events of ``uses``, with their numbers; uses beyond an allocation are taken for
-    the last one."""
-    if price.weights is None:
-        return [(event_of(price, multiplier), uses * price.sums)]
-    return [(event_of(price, weighted(price, multiplier, use)), price.sums) for use in range(uses)]
-
-
-def event_of(price: Price, multiplier: float) -> Any:
-    """Return the ``dp_accounting`` event of one noised sum with noise of ``multiplier``, of all its
-    releases; a multiplier of 0 is no noise."""
-    if multiplier == 0:
-        return dp_event.NonPrivateDpEvent()
-    events: list[Any] = [dp_event.LaplaceDpEvent(multiplier) for _ in price.sizes]
-    if price.mechanism == "gaussian":  # of the concatenated vector
-        events = [dp_event.GaussianDpEvent(sum(multiplier**-2.0 for _ in price.sizes) ** -0.5)]
-    elif price.mechanism == "l2_laplace":
-        events = [KNormDpEvent(1 / multiplier, size) for size in price.sizes]
-    if len(events) == 1:
-        event = events[0]
-    else:
-        event = dp_event.ComposedDpEvent(events)
-    if price.sampled == 1:
-        return event
-    return (ReplacedPoissonDpEvent if price.replaced else dp_event.PoissonSampledDpEvent)(
-        price.sampled, event
-    )
-
-
-def width_of(bound: float, norm: str, size: int, most: float) -> float:
-    """Return the largest power of two that is at most C 2^-21 over the spread of a cell, and at
-    most ``most``."""
-    if norm == "l1":
-        spread = float(size)
-    else:
-        spread = math.sqrt(size)
-    return 2.0 ** math.floor(math.log2(min(bound / spread * 2.0**-21, most)))
-
-
-def expected_cohort(sampler: BoundSampler) -> float:
-    """Return m, from the setting and not from the sampler's own property."""
-    cohort = getattr(sampler, "cohort", None)
-    return float(sampler.n if cohort is None else cohort)
-
-
-def count_std(adaptive: QuantileClip, sampler: BoundSampler) -> float:
-    """Return the standard deviation of the noise on the count of unclipped clients: as set, or m /
-    20."""
-    if adaptive.count_noise is None:
-        return expected_cohort(sampler) / 20
-    return adaptive.count_noise

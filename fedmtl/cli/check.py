@@ -16,12 +16,14 @@ from .._files import yaml_text
 from .._text import shown
 from ..errors import ConfigError
 from ..report.tables import write_text
-from .config import Config, compose, made, resolve, settings, with_automatic
+from .build import made, settings
+from .config import Config, compose, resolve
 from .output import show
-from .run import command_parser
+from .overrides import with_automatic
+from .parsers import command_parser
 
 if TYPE_CHECKING:
-    from ..data.readers.columns import Summary
+    from ..data.readers.summary import Summary
 
 MISSING = "???"
 _REFERENCE = re.compile(r"(\\*)\$\{")
@@ -96,7 +98,8 @@ def _draft(node: Config) -> None:
     Columns that look like ids, and constants, leave the features unless their bounds are declared.
     Columns with missing values become those of data.missing.
     """
-    from ..data.readers.columns import Summary, Table
+    from ..data.readers.columns import Table
+    from ..data.readers.summary import Summary
     from ..data.readers.table import feature_columns
 
     written: dict[str, Any] = {

@@ -1,20 +1,23 @@
 r"""Train private, personalized models of federated clients, from the command line.
 
-usage: fedmtl [KEY=VALUE ...]            train; without settings: private personal models of
-embedded digits
+usage: fedmtl [KEY=VALUE ...]            train; without settings: personal models of embedded digits
        fedmtl visits.csv client=ward target=days   train on a table; fedmtl check drafts its bounds
-       first fedmtl -m [KEY=A,B,C ...]         train every combination
-       fedmtl report FOLDER...           a table and a plot of runs; --html: one page; --format,
-       --width: for a paper fedmtl search KEY=A,B,C ...       choose the best combination under one
-       privacy budget fedmtl resume FOLDER              continue an interrupted run, sweep or search
+       fedmtl -m [KEY=A,B,C ...]         train every combination
+       fedmtl report FOLDER...           a table and a plot of runs; --html: one page;
+                                         --format, --width: for a paper
+       fedmtl search KEY=A,B,C ...       choose the best combination under one privacy budget
+       fedmtl resume FOLDER              continue an interrupted run, sweep or search
        fedmtl adapt FOLDER [KEY=VALUE]   models of new clients, from the released model of a run
        fedmtl audit [KEY=VALUE ...]      check by experiment what a configuration claims;
-       --interval: measure epsilon fedmtl predict FOLDER new.csv     the target of new rows of a
-       table, in its units; --client, --probabilities fedmtl export FOLDER model.onnx   a model of a
-       table as a program that needs no fedmtl; or model.pt2 fedmtl check data=... [KEY=VALUE] say
-       before training whether the noise allows sharing fedmtl verify FOLDER              what the
-       files of a finished run confirm torchrun --nproc-per-node=4 -m fedmtl [-m] [KEY=VALUE ...]
-       train, sweep or resume in several processes
+                                         --interval: measure epsilon
+       fedmtl predict FOLDER new.csv     the target of new rows of a table, in its units;
+                                         --client, --probabilities
+       fedmtl export FOLDER model.onnx   a model of a table as a program that needs no fedmtl;
+                                         or model.pt2
+       fedmtl check data=... [KEY=VALUE] say before training whether the noise allows sharing
+       fedmtl verify FOLDER              what the files of a finished run confirm
+       torchrun --nproc-per-node=4 -m fedmtl [-m] [KEY=VALUE ...]
+                                         train, sweep or resume in several processes
 
 examples
   fedmtl privacy.epsilon=2 rounds=200
@@ -22,8 +25,7 @@ examples
   fedmtl privacy=none                              no clipping, no noise
   fedmtl -m algorithm=pmtl,fedavg finetune=kl privacy.epsilon=1,2,4,8 baselines=[local]
   fedmtl experiment=pmtl_femnist data.root=/path/to/femnist.zip
-  fedmtl algorithm=pp_dmtl replicates=100 epsilons=[1,3,10]     percentile bands, as one batched
-  program
+  fedmtl algorithm=pp_dmtl replicates=100 epsilons=[1,3,10]     bands, as one batched program
 
 common settings
   rounds, seed, replicates, epsilons, baselines, metrics, device, execution
@@ -34,8 +36,9 @@ options
   -m, --multirun      run every combination of listed values
   --cfg job           print all settings and stop; with --resolve: what references lead to
   --config-dir DIR    a folder with your own groups, searched first; every command takes it
-  --trust MODULE      call what files name in this module too, such as an algorithm of yours; every
-  command takes it --debug             show tracebacks
+  --trust MODULE      call what files name in this module too, such as an algorithm of yours;
+                      every command takes it
+  --debug             show tracebacks
   --version, --help
 
 exit codes
@@ -57,12 +60,16 @@ from typing import TYPE_CHECKING
 
 from .. import __version__
 from ..errors import ConfigError, first_line
+from .adapt import adapt
 from .check import check
-from .commands import adapt, audit, report, resume, search, verify
+from .commands import audit, report, resume, verify
 from .names import EXTRA, TRUST, choices, unknown
 from .output import lost, outputs, say, show
+from .parsers import USAGE, Parser
 from .predict import export, predict
-from .run import FAILED, INTERRUPTED, REFUSED, USAGE, Parser, Process, train
+from .process import FAILED, INTERRUPTED, REFUSED, Process
+from .run import train
+from .search import search
 from .words import understood
 
 if TYPE_CHECKING:

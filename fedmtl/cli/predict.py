@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING, Any
 from .._files import write_bytes
 from .._text import cell, shown
 from ..errors import ConfigError
-from . import config as conf
+from . import build
+from .around import printed_log
+from .folders import short
 from .names import TRUST, unknown
 from .output import say, show
-from .run import command_parser, printed_log, short
+from .parsers import command_parser
+from .stored import stored_config
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -135,13 +138,13 @@ def _models(folder: Path) -> Models:
     place = run_folder(folder)
     model = None
     if (place / "private" / "config.yaml").is_file():
-        config = conf.stored_config(place)
+        config = stored_config(place)
         settings = config.get("model")
         target = ""
         if isinstance(settings, Mapping):
             target = str(settings.get("_target_") or "")
         if target and not target.startswith("fedmtl.models."):
-            model = conf.settings(config | {"device": "cpu", "logger": {}})["model"]
+            model = build.settings(config | {"device": "cpu", "logger": {}})["model"]
     return Models.of(place, model, trust=TRUST.get())
 
 

@@ -340,3 +340,18 @@ def checked(
     accepted = f"with {classes} classes a label must be in 0..{classes - 1}{two}"
     checks.refuse((y < 0) | (y >= classes), y, side.offsets, ids, where, "y", accepted)
     return replace(side, y=y.to(torch.uint8) if classes == 2 and y.ndim > 1 else y)
+
+
+def check_side(part: Examples, side: str, clients: int, classes: int | None, name: str) -> None:
+    """Check that one side of the dataset ``name`` has its ``clients``, test examples, and targets
+    that fit the number of ``classes``."""
+    where = f"{name} ({side})"
+    if len(part.offsets) != clients + 1:
+        raise DataError(f"{where}: examples of {len(part.offsets) - 1} clients, but {clients} ids.")
+    if side == "test" and not len(part):
+        raise DataError(f"{name}: no client has test examples; at least one client needs some.")
+    if classes is None and not part.y.is_floating_point():
+        raise DataError(
+            f"{where}: field 'y' has dtype {part.y.dtype} and classes is None (regression); "
+            "give floating targets, or the number of classes."
+        )

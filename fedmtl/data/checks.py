@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import is_dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 from .._check import id_of
 from ..errors import DataError
 from .rows import take
+from .units import SCALES
 
 T = TypeVar("T")
 logger = logging.getLogger("fedmtl")
@@ -70,6 +72,23 @@ def check_like(value: Tensor, other: Tensor, where: str, field: str, of: str = "
             f"{where}: field {field!r} is {value.dtype} {tuple(value.shape[1:])}, but "
             f"{other.dtype} {tuple(other.shape[1:])} {of}; they must agree."
         )
+
+
+def check_transform(transform: Any, name: str) -> None:
+    """Check that the transform of the dataset ``name`` is a callable instance of a dataclass, whose
+    fields are in the dataset's fingerprint."""
+    if not is_dataclass(transform) or isinstance(transform, type) or not callable(transform):
+        raise DataError(
+            f"{name}: transform is {transform!r}; it must be a frozen dataclass with __call__."
+        )
+
+
+def check_target_scale(scale: str, ends: tuple[float, float] | None, name: str) -> None:
+    """Check the scale of a dataset's targets, of which a logarithm needs a range above 0."""
+    if scale not in SCALES:
+        raise DataError(f"{name}: target_scale is {scale!r}; accepted: {', '.join(SCALES)}.")
+    if scale == "log" and (ends is None or not ends[0] > 0):
+        raise DataError(f"{name}: target_scale is 'log'; it needs a target_range above 0.")
 
 
 def check_lengths(x: Tensor, y: Tensor, where: str) -> None:

@@ -3,11 +3,9 @@ padding."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import InitVar, asdict, dataclass, is_dataclass, replace
+from dataclasses import InitVar, asdict, dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,11 +15,22 @@ from torch import Tensor
 from .._check import id_of
 from ..errors import ConfigError, DataError
 from . import checks, rows
-from .assemble import Pair, check_options, checked, choose, infer_classes, pool, read_clients, stack
+from .assemble import (
+    Pair,
+    check_options,
+    check_side,
+    checked,
+    choose,
+    infer_classes,
+    pool,
+    read_clients,
+    stack,
+)
 from .examples import SIDES, DataSpec, Domain, Examples, Side, client_keys, cut, pixel_domain
+from .fingerprint import digest
 from .grouping import group_rows, splits_of
 from .transforms import Affine, Bounded, Cast, Integers, Packed, RowBound, Transform, describe
-from .units import SCALES, TargetScale, in_units
+from .units import TargetScale, in_units
 
 if TYPE_CHECKING:
     from .readers.schema import TableSchema
@@ -109,54 +118,23 @@ class FederatedDataset:
             if (values := getattr(self, name)) is not None:
                 object.__setattr__(self, name, tuple(values))
         checks.check_ids(self.ids, self.name)
-        transform = self.transform
-        if not is_dataclass(transform) or isinstance(transform, type) or not callable(transform):
-            raise DataError(
-                f"{self.name}: transform is {transform!r}; it must be a frozen "
-                "dataclass with __call__."
-            )
-        if self.target_scale not in SCALES:
-            raise DataError(
-                f"{self.name}: target_scale is {self.target_scale!r}; accepted: "
-                f"{', '.join(SCALES)}."
-            )
-        if self.target_scale == "log" and (
-            self.target_range is None or not self.target_range[0] > 0
-        ):
-            raise DataError(f"{self.name}: target_scale is 'log'; it needs a target_range above 0.")
+        checks.check_transform(self.transform, self.name)
+        checks.check_target_scale(self.target_scale, self.target_range, self.name)
         for name in SIDES:
-            self._check_side(name)
+            check_side(self.side(name), name, len(self), self.classes, self.name)
         for name in (*SIDES, "public") if verify else ():
             part = getattr(self, name)
-            if part is not None:
-                if name != "public":
-                    ids = self.ids
-                else:
-                    ids = ["public"] * (len(part.offsets) - 1)
-                object.__setattr__(
-                    self, name, checked(part, self.classes, ids, f"{self.name} ({name})")
-                )
+            if part is None:
+                continue
+            ids = self.ids
+            if name == "public":
+                ids = ("public",) * (len(part.offsets) - 1)
+            part = checked(part, self.classes, ids, f"{self.name} ({name})")
+            object.__setattr__(self, name, part)
         checks.check_like(self.test.x, self.train.x, f"{self.name} (test)", "x")
         if self.public is not None:
             checks.check_like(self.public.x, self.train.x, f"{self.name} (public)", "x")
             checks.check_like(self.public.y, self.train.y, f"{self.name} (public)", "y")
-
-    def _check_side(self, side: Side) -> None:
-        part = self.side(side)
-        where = f"{self.name} ({side})"
-        if len(part.offsets) != len(self) + 1:
-            raise DataError(
-                f"{where}: examples of {len(part.offsets) - 1} clients, but {len(self)} ids."
-            )
-        if side == "test" and not len(part):
-            raise DataError(
-                f"{self.name}: no client has test examples; at least one client needs some."
-            )
-        if self.classes is None and not part.y.is_floating_point():
-            raise DataError(
-                f"{where}: field 'y' has dtype {part.y.dtype} and classes is None (regression); "
-                "give floating targets, or the number of classes."
-            )
 
     def __repr__(self) -> str:
         spec = self.spec
@@ -444,7 +422,6 @@ class FederatedDataset:
 
     @cached_property
     def _fingerprint(self) -> str:
-        digest = hashlib.blake2b(digest_size=16)
         header: dict[str, Any] = {
             "ids": self.ids,
             "classes": self.classes,
@@ -452,18 +429,10 @@ class FederatedDataset:
         }
         if self.domain is not None:
             header["domain"] = asdict(self.domain)
-        digest.update(json.dumps(header, sort_keys=True).encode())
-        for side in (*SIDES, "public") if self.public is not None else SIDES:
-            for field in ("x", "y", "offsets"):
-                for name, tensor in rows.components(getattr(getattr(self, side), field)).items():
-                    digest.update(
-                        f"{side}_{field}{name} {tensor.dtype} {tuple(tensor.shape)}".encode()
-                    )
-                    for start, stop in checks.chunks(tensor):
-                        digest.update(
-                            tensor[start:stop].cpu().contiguous().view(torch.uint8).numpy().data
-                        )
-        return digest.hexdigest()
+        parts = {"train": self.train, "test": self.test}
+        if self.public is not None:
+            parts["public"] = self.public
+        return digest(header, parts)
 
 
 def _scaled(

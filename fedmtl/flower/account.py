@@ -52,11 +52,7 @@ class NodeAccount:
     """
 
     def __init__(
-        self,
-        trainer: Trainer,
-        population: Problem,
-        problem: Problem,
-        folder: RunFolder,
+        self, trainer: Trainer, population: Problem, problem: Problem, folder: RunFolder
     ) -> None:
         self.trainer = trainer
         self.problem = problem

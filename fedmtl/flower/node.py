@@ -56,10 +56,7 @@ _OWN_AFFAIR = ("execution", "threads", "device", "version of torch")
 
 
 def client_app(
-    trainer: Trainer,
-    records: ReadRecords,
-    *,
-    folder: str | Path = "nodes",
+    trainer: Trainer, records: ReadRecords, *, folder: str | Path = "nodes"
 ) -> ClientApp:
     """Makes the Flower ``ClientApp`` of a node, which has the records of one client.
 
@@ -154,11 +151,7 @@ class Node:
     """
 
     def __init__(
-        self,
-        trainer: Trainer,
-        name: str,
-        records: Callable[[], Any],
-        folder: Path,
+        self, trainer: Trainer, name: str, records: Callable[[], Any], folder: Path
     ) -> None:
         self.name = name
         self.folder = folder / folder_name(name)
@@ -224,11 +217,7 @@ class Node:
         return pack({}, rows=answer.parts["rows"])
 
     def _repeated(
-        self,
-        content: RecordDict,
-        answer: Answer | None,
-        step: int,
-        asked: str,
+        self, content: RecordDict, answer: Answer | None, step: int, asked: str
     ) -> Answer | None:
         """Returns the answer to a round that was answered before, to be received anew; else None.
 

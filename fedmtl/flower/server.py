@@ -86,13 +86,7 @@ def server_app(trainer: Trainer, *, patience: Positive = 600.0, gather: float = 
     return app
 
 
-def serve(
-    trainer: Trainer,
-    grid: Grid,
-    *,
-    patience: float = 600.0,
-    gather: float = 60.0,
-) -> Result:
+def serve(trainer: Trainer, grid: Grid, *, patience: float = 600.0, gather: float = 60.0) -> Result:
     """Runs the rounds over the nodes of a grid.
 
     Args:

@@ -3,12 +3,4 @@
 from .graph import Graph, knn_cosine
 from .settings import Complete, EdgesFile, GraphSettings, KNNCosine, Ring
 
-__all__ = [
-    "Complete",
-    "EdgesFile",
-    "Graph",
-    "GraphSettings",
-    "KNNCosine",
-    "Ring",
-    "knn_cosine",
-]
+__all__ = ["Complete", "EdgesFile", "Graph", "GraphSettings", "KNNCosine", "Ring", "knn_cosine"]

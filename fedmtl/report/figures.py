@@ -164,11 +164,7 @@ def plot_clients(
 
 
 def plot_frontier(
-    groups: pd.DataFrame,
-    path: Path,
-    *,
-    metric: str = "accuracy",
-    paper: float | None = None,
+    groups: pd.DataFrame, path: Path, *, metric: str = "accuracy", paper: float | None = None
 ) -> Path:
     """Draws ``metric`` against epsilon, a line for each method.
 

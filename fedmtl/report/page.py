@@ -75,10 +75,7 @@ def run_page(run: Path, rows: pd.DataFrame) -> str:
 
 
 def sweep_page(
-    rows: pd.DataFrame,
-    left_out: Mapping[Path, str],
-    figure: Path | None,
-    target: Path,
+    rows: pd.DataFrame, left_out: Mapping[Path, str], figure: Path | None, target: Path
 ) -> str:
     """Returns the page of several runs as HTML.
 

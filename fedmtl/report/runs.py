@@ -323,11 +323,7 @@ def _replicates(file: Path, result: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _row(
-    file: Path,
-    outcome: dict[str, Any],
-    settings: dict[str, str],
-    *,
-    comparison: bool,
+    file: Path, outcome: dict[str, Any], settings: dict[str, str], *, comparison: bool
 ) -> dict[str, Any]:
     """Returns one row of the frame, without the run's folder, label and experiment."""
     name = outcome.get("algorithm")

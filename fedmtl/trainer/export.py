@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from .._files import write_bytes
-from ..data.readers.schema import Column
+from ..data.readers.column_coding import Column
 from ..errors import ConfigError, ModelError, first_line
 from .coding import Coding, Predictor
 

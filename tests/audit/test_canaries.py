@@ -17,8 +17,9 @@ from fedmtl import (
     QuantileClip,
     RecordPrivacy,
 )
-from fedmtl.audit.canaries import Canaries, CanaryActivations, CanaryRounds, RecordCanaries
+from fedmtl.audit.canaries import Canaries, CanaryRounds
 from fedmtl.audit.guesses import guess, refuted
+from fedmtl.audit.record_canaries import CanaryActivations, RecordCanaries
 from fedmtl.errors import PrivacyError
 from fedmtl.privacy import GradientPlan, ReleasePlan, open_channel
 from fedmtl.privacy.accounting.composition import trade_off

@@ -12,7 +12,8 @@ from fedmtl.audit import CHECKS, Claim, Effort, Finding, Setup, any_refuted, aud
 from fedmtl.audit.findings import exact, low_p, skipped, too_large
 from fedmtl.audit.freshness import _lags
 from fedmtl.audit.noise import noise_law
-from fedmtl.audit.play import standardized, turns
+from fedmtl.audit.play import turns
+from fedmtl.audit.samples import standardized
 from fedmtl.audit.sensitivity import adversaries
 from fedmtl.audit.statistics import (
     correlations,

@@ -30,7 +30,8 @@ from fedmtl import (
     models,
 )
 from fedmtl.audit.verification import CONFIRMED, FAILED, OPEN, Verification, verify
-from fedmtl.cli.config import build, compose, resolve
+from fedmtl.cli.build import build
+from fedmtl.cli.config import compose, resolve
 from fedmtl.data import load_synthetic_tasks
 from fedmtl.errors import DataError
 from fedmtl.graphs import Ring

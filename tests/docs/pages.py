@@ -23,8 +23,9 @@ import pytest
 from omegaconf import OmegaConf
 
 from fedmtl import cli
-from fedmtl.cli.config import combinations, compose
+from fedmtl.cli.config import compose
 from fedmtl.cli.names import EXTRA, TRUST
+from fedmtl.cli.overrides import combinations
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

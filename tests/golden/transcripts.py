@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedmtl.cli.config import build, compose, resolve
+from fedmtl.cli.build import build
+from fedmtl.cli.config import compose, resolve
 
 FILE = Path(__file__).parent / "transcripts.json"
 _DIGITS = "data.clients=24 model=mlp model.hidden=5 schedule.cohort=6 rounds=5 privacy.delta=1e-5"

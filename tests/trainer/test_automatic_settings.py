@@ -36,8 +36,8 @@ from fedmtl import (
     models,
 )
 from fedmtl.algorithms import cohort
-from fedmtl.cli.config import with_automatic
 from fedmtl.cli.main import main
+from fedmtl.cli.overrides import with_automatic
 from fedmtl.cli.run import unlike
 from fedmtl.contrib import LocalAverage
 from fedmtl.contrib.automatic import automatic, noise_of

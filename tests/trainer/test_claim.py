@@ -21,7 +21,7 @@ from fedmtl import (
     models,
 )
 from fedmtl._files import CLAIM, claimed, write_bytes
-from fedmtl.cli.run import claimed_sweep, new_folder
+from fedmtl.cli.folders import claimed_sweep, new_folder
 from fedmtl.errors import ConfigError
 from fedmtl.ranks import Ranks
 from fedmtl.trainer.folder import RunFolder

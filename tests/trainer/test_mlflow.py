@@ -6,7 +6,8 @@ from unittest.mock import MagicMock, call
 
 import pytest
 
-from fedmtl.cli.config import build, compose, resolve
+from fedmtl.cli.build import build
+from fedmtl.cli.config import compose, resolve
 from fedmtl.errors import ConfigError
 from fedmtl.trainer.callbacks import MLflow
 

@@ -18,7 +18,8 @@ import numpy as np
 from run import DELTA, HERE, both, write
 
 from fedmtl.audit.guesses import Guesses, refuted
-from fedmtl.cli.config import build, compose, resolve
+from fedmtl.cli.build import build
+from fedmtl.cli.config import compose, resolve
 from fedmtl.privacy.accounting.pld import TradeOff
 from fedmtl.report.canvas import drawing
 

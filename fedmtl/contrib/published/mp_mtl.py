@@ -63,10 +63,7 @@ class PublishedMPMTL(MPMTL):
     title = "MP-MTL, published"
 
     def resolve_auto(
-        self,
-        problem: Problem,
-        schedule: Any,
-        privacy: Sequence[Any],
+        self, problem: Problem, schedule: Any, privacy: Sequence[Any]
     ) -> PublishedMPMTL:
         """Fills in the ``"auto"`` settings, see :class:`MPMTL`.
 

@@ -74,10 +74,7 @@ class PublishedPeerToPeer(PeerToPeer):
             raise PrivacyError(f"p2p_published adds Laplace noise: {given}.")
 
     def given_noise(
-        self,
-        problem: Problem,
-        caps: np.ndarray,
-        privacy: RecordPrivacy,
+        self, problem: Problem, caps: np.ndarray, privacy: RecordPrivacy
     ) -> dict[str, Any]:
         """Returns the fields of :class:`PeerToPeer`, and the claim of Theorem 1."""
         self.check_law(privacy)

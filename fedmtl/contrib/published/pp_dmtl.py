@@ -128,11 +128,7 @@ class PublishedPPDMTL(PPDMTL):
         return state
 
     def _query_noise(
-        self,
-        problem: Problem,
-        acted: Tensor,
-        tasks: Tensor,
-        channel: Activations,
+        self, problem: Problem, acted: Tensor, tasks: Tensor, channel: Activations
     ) -> Tensor:
         """Returns z1 (R, p) of density exp(-b1 ||z||_2).
 

@@ -1,4 +1,4 @@
-"""Tables and their columns as arrays, with errors that name the file, the row and the column."""
+"""Tables of rows, with errors that name the file, the row and the column."""
 
 from __future__ import annotations
 
@@ -14,41 +14,21 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
-from ..._rounding import rounded_down, rounded_up
 from ...errors import ConfigError, DataError
 from ..partition import Partition, Parts
 from ..rows import by_number
-from .delimited import (
-    DECIMAL_COMMA,
-    DECIMAL_POINT,
-    SUFFIXES,
-    Format,
-    check_distinct,
-    check_source,
-    format_of,
-    line_of,
-    read_text,
-    unreadable,
-)
+from .delimited import check_distinct, check_source, line_of, read_text
+from .encoding import unreadable
+from .text_format import DECIMAL_COMMA, DECIMAL_POINT, SUFFIXES, Format, format_of
 
 if TYPE_CHECKING:
     import pandas as pd
+
 
 Read = TypeVar("Read")
 # letters and bytes that are printed
 _LONGEST = 80
 _FEW = 16
-_FEWEST = 20  # distinct values of a column of ids, at least
-_MOST = 50  # categories of a column in a draft
-_CODES = 12  # distinct whole numbers that may stand for categories
-_SKEWED = 1.5  # the mean of a skewed column over its median
-MARKS = frozenset({"", "NA", "N/A", "n/a", "NaN", "nan", "null", "?"})
-"""Texts that stand for missing values."""
-ISO_DATE = r"\d{4}-\d{2}-\d{2}([T ].*)?"
-"""A pattern of dates, which a time of the day may follow."""
-
-MOST_CLASSES = 20
-"""Whole numbers are taken as classes without being told so only if they are below this number."""
 
 
 def find_file(root: str | Path, names: Sequence[str]) -> Path:
@@ -375,117 +355,6 @@ def codes(values: np.ndarray, categories: Sequence[str]) -> np.ndarray:
     import pandas as pd
 
     return pd.Index(list(categories)).get_indexer(pd.Index(values))
-
-
-def holds_amounts(values: np.ndarray) -> bool:
-    """Returns True if the whole numbers of a target (n,) are amounts, such as days, and not the
-    numbers of classes: some are not in 0 .. 19, and they are not all -1 and +1."""
-    if values.dtype.kind not in "iu":
-        return False
-    outside = (values < 0) | (values >= MOST_CLASSES)
-    return bool(outside.any() and not (abs(values) == 1).all())
-
-
-def looks_like_id(values: pd.Series) -> bool:
-    """Returns True if most texts of a column (n,) occur once, or if whole numbers count its
-    rows."""
-    import pandas as pd
-
-    kinds = values.nunique()
-    count = values.count()
-    if kinds <= _FEWEST:
-        return False
-    if not pd.api.types.is_numeric_dtype(values.dtype):
-        return bool(kinds > count / 2)
-    whole = pd.api.types.is_integer_dtype(values.dtype)
-    return bool(whole and kinds == count and values.max() - values.min() < 2 * count)
-
-
-class Summary:
-    """What a column (n,) seems to hold, by its private values: numbers, dates, or categories.
-
-    Texts are numbers where more than half spell some, and the others are marks of missing values,
-    such as NA, or too many for categories. True and false are categories.
-
-    Attributes:
-        numeric: whether the column holds numbers.
-        whole: whether these are whole.
-        kinds: the distinct values as texts, sorted.
-        bounds: a draft of its public bounds: a range, whose ends are rounded away from it to three
-            digits unless they are whole, or the categories.
-        text: the same in words.
-        dates: the values are dates; their bounds are then whole years.
-        missing: the number of missing values.
-        distinct: the numbers are whole, and no two of them are alike.
-        coded: the numbers are whole, and 3 to 12 of them are distinct, as where they stand for
-            categories.
-        skewed: all numbers are above 0, many are distinct, and their mean is far above their
-            median.
-        doubt: why it is no feature and no target, or an empty text.
-        remedy: what makes it one.
-    """
-
-    def __init__(self, values: pd.Series) -> None:
-        import pandas as pd
-
-        lists = values.dtype == object and not values.map(pd.api.types.is_scalar).all()
-        if lists or pd.api.types.is_bool_dtype(values.dtype):
-            values = values.astype(str)
-        elif pd.api.types.is_datetime64_any_dtype(values.dtype):
-            values = values.map(str, na_action="ignore")
-        elif not pd.api.types.is_numeric_dtype(values.dtype):
-            numbers = pd.to_numeric(values, errors="coerce")
-            others = set(values[numbers.isna()].dropna())
-            if (
-                others
-                and numbers.count() > values.count() / 2
-                and (others <= MARKS or values.nunique() > _MOST)
-            ):
-                values = numbers
-        self.numeric = pd.api.types.is_numeric_dtype(values.dtype)
-        texts = {str(value) for value in values.dropna().unique()} - MARKS
-        self.dates = (
-            bool(texts) and not self.numeric and all(re.fullmatch(ISO_DATE, text) for text in texts)
-        )
-        if self.dates:
-            values = values.mask(values.isin(list(MARKS)))
-        self.missing = int(values.isna().sum())
-        self.kinds = sorted(map(str, values.dropna().unique()))
-        self.whole = pd.api.types.is_integer_dtype(values.dtype)
-        self.bounds = list[Any](self.kinds)
-        self.text = f"{len(self.kinds):,} categories"
-        if self.numeric and self.kinds:
-            low = values.min()
-            high = values.max()
-            self.text = f"{low:g} to {high:g}"
-            self.bounds = [float(rounded_down(low)), float(rounded_up(high, 3))]
-            if self.whole:
-                self.bounds = [int(low), int(high)]
-        whole = self.numeric and bool((values.dropna().to_numpy(dtype=np.float64) % 1 == 0).all())
-        self.distinct = whole and len(self.kinds) == values.count()
-        self.coded = whole and not self.distinct and 3 <= len(self.kinds) <= _CODES
-        many = self.numeric and len(self.kinds) > MOST_CLASSES
-        self.skewed = bool(many and values.min() > 0 and values.mean() > _SKEWED * values.median())
-        if self.dates:
-            first = self.kinds[0][:10]
-            last = self.kinds[-1][:10]
-            self.text = f"{first} to {last}, dates"
-            self.bounds = [f"{first[:4]}-01-01", f"{last[:4]}-12-31"]
-        self.doubt = self._doubt(values)
-        self.remedy = "declare its data.bounds"
-        commas = [kind for kind in self.kinds if re.fullmatch(DECIMAL_COMMA, kind)]
-        if not self.numeric and len(commas) > len(self.kinds) / 2:
-            self.doubt = "has numbers with a decimal comma"
-            self.remedy = "give data.decimal=comma"
-
-    def _doubt(self, values: pd.Series) -> str:
-        if not self.dates and looks_like_id(values):
-            return "looks like an id of rows"
-        if len(self.kinds) < 2:
-            return "is a constant"
-        if not self.numeric and not self.dates and len(self.kinds) > _MOST:
-            return f"has more than {_MOST} categories"
-        return ""
 
 
 def check_texts(option: str, texts: Sequence[str]) -> list[str]:

@@ -27,7 +27,8 @@ from ..loaders import reader
 from ..rows import by_number
 from ..transforms import SHRINK
 from .columns import Table, find_file, loaded
-from .delimited import AS_WRITTEN, Format
+from .delimited import AS_WRITTEN
+from .text_format import Format
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -20,10 +20,12 @@ from ..loaders import reader
 from ..partition import Partition, Parts
 from ..transforms import Integers, Transform
 from ..units import SCALES, TargetScale
-from .columns import MOST_CLASSES, Summary, Table, check_texts, holds_amounts, looks_like_id
+from .column_coding import Column, declared_column
+from .columns import Table, check_texts
 from .delimited import is_unnamed
-from .schema import Column, TableSchema, declared_column
+from .schema import TableSchema
 from .splits import by_time
+from .summary import MOST_CLASSES, Summary, holds_amounts, looks_like_id
 
 if TYPE_CHECKING:
     import pandas as pd

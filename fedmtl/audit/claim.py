@@ -1,0 +1,162 @@
+"""The claim about one release and the law of its noise, from the price that is charged.
+
+A claim is read off the price, which is data, and public facts: the scale of the noise on a sum of
+rows is z S / m, on a sum of gradients of single records z S / (q n_i). z and q are of the price, S
+follows from the clip norm of the settings and from how neighbours differ, and n_i is the client's
+number of records at the time."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from dp_accounting import dp_event
+
+from ..privacy.accounting.knorm import KNormDpEvent
+from ..privacy.accounting.losses import ReplacedPoissonDpEvent
+from ..privacy.price import Price
+from ..privacy.quantile import QuantileClip
+from ..privacy.release import Form
+from ..privacy.samplers import BoundSampler, Relation
+
+GRADIENTS = "gradients"
+ROWS = "rows of "
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """What the price of a release says, without the arithmetic of the channel.
+
+    Attributes:
+        law: name of the law of the noise.
+        multiplier: scale of the noise over the sensitivity.
+        bound: C, the clip norm in the settings (of the first step, where it adapts).
+        relation: how the rows of neighbours differ: ``"replace"`` for random cohorts of a fixed
+            size, and for zero-out if clients without data send rows.
+        norm: of the sensitivity that this law needs.
+        form: what is released of the rows.
+        size: noised coordinates.
+        denominator: m, the public constant that divides the sum; of gradients q n_i.
+        sampled: probability of a Poisson-sampled price, else None.
+        bands: of noise that is correlated over rounds, C w is independent noise of this multiplier;
+            empty where noise is independent as it is.
+    """
+
+    law: str
+    multiplier: float
+    bound: float
+    relation: Relation
+    norm: Literal["l1", "l2"]
+    form: Form = "vector"
+    size: int
+    denominator: float
+    sampled: float | None = None
+    bands: tuple[float, ...] = ()
+
+    @property
+    def sensitivity(self) -> float:
+        """Return S, from the clip norm and the relation: C, doubled for replace-one. Of outer
+        products w w^T, C^2; for replace-one the farthest are orthogonal, at sqrt(2) C^2 in the L2
+        norm and 2 C^2 in the L1 norm."""
+        if self.form == "vector":
+            return self.bound * (2.0 if self.relation == "replace" else 1.0)
+        farther = 2.0
+        if self.norm != "l1":
+            farther = math.sqrt(2.0)
+        return self.bound**2 * (farther if self.relation == "replace" else 1.0)
+
+    @property
+    def scale(self) -> float:
+        """Return the scale of the noise on the released mean: the standard deviation, for the
+        Gaussian."""
+        return self.multiplier * self.sensitivity / self.denominator
+
+    @property
+    def std(self) -> float:
+        """Return the root mean square of a coordinate of the noise on the sum."""
+        # of a symmetric matrix with as many coordinates
+        side = (math.sqrt(8 * self.size + 1) - 1) / 2
+        units = {
+            "gaussian": 1.0,
+            "laplace": math.sqrt(2),
+            "l2_laplace": math.sqrt(self.size + 1),
+            "wishart": math.sqrt(side + 1),  # of the published MP-MTL, its mean included
+        }
+        unit = units[self.law]
+        return unit * self.multiplier * self.sensitivity
+
+    @property
+    def width(self) -> float:
+        """Return the public width of the grid of the noised sum in secure mode."""
+        if self.form == "vector":
+            bound = self.bound
+        else:
+            bound = self.bound**2
+        std = self.std
+        if self.bands:
+            bound = bound / (2 * len(self.bands))
+            std = std / self.bands[0]
+        return width_of(
+            bound, self.norm, self.size, std * (2.0**-40 if self.law == "gaussian" else 2.0**-20)
+        )
+
+
+def weighted(price: Price, multiplier: float, use: int) -> float:
+    """Return the noise multiplier of a use, of the last one beyond an allocation."""
+    if price.weights is None:
+        return multiplier
+    return multiplier / price.weights[min(use, len(price.weights) - 1)]
+
+
+def composition(price: Price, multiplier: float, uses: int) -> list[tuple[Any, int]]:
+    """Return the events of ``uses``, with their numbers; uses beyond an allocation are taken for
+    the last one."""
+    if price.weights is None:
+        return [(event_of(price, multiplier), uses * price.sums)]
+    return [(event_of(price, weighted(price, multiplier, use)), price.sums) for use in range(uses)]
+
+
+def event_of(price: Price, multiplier: float) -> Any:
+    """Return the ``dp_accounting`` event of one noised sum with noise of ``multiplier``, of all its
+    releases; a multiplier of 0 is no noise."""
+    if multiplier == 0:
+        return dp_event.NonPrivateDpEvent()
+    events: list[Any] = [dp_event.LaplaceDpEvent(multiplier) for _ in price.sizes]
+    if price.mechanism == "gaussian":  # of the concatenated vector
+        events = [dp_event.GaussianDpEvent(sum(multiplier**-2.0 for _ in price.sizes) ** -0.5)]
+    elif price.mechanism == "l2_laplace":
+        events = [KNormDpEvent(1 / multiplier, size) for size in price.sizes]
+    if len(events) == 1:
+        event = events[0]
+    else:
+        event = dp_event.ComposedDpEvent(events)
+    if price.sampled == 1:
+        return event
+    return (ReplacedPoissonDpEvent if price.replaced else dp_event.PoissonSampledDpEvent)(
+        price.sampled, event
+    )
+
+
+def width_of(bound: float, norm: str, size: int, most: float) -> float:
+    """Return the largest power of two that is at most C 2^-21 over the spread of a cell, and at
+    most ``most``."""
+    if norm == "l1":
+        spread = float(size)
+    else:
+        spread = math.sqrt(size)
+    return 2.0 ** math.floor(math.log2(min(bound / spread * 2.0**-21, most)))
+
+
+def expected_cohort(sampler: BoundSampler) -> float:
+    """Return m, from the setting and not from the sampler's own property."""
+    cohort = getattr(sampler, "cohort", None)
+    return float(sampler.n if cohort is None else cohort)
+
+
+def count_std(adaptive: QuantileClip, sampler: BoundSampler) -> float:
+    """Return the standard deviation of the noise on the count of unclipped clients: as set, or m /
+    20."""
+    if adaptive.count_noise is None:
+        return expected_cohort(sampler) / 20
+    return adaptive.count_noise

@@ -1,0 +1,171 @@
+"""The claims about all releases of a run, made from its setup and its prices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from dp_accounting import dp_event
+
+from ..privacy.accounting.composition import epsilon
+from ..privacy.price import Price
+from ..privacy.prices import Prices
+from .claim import GRADIENTS, ROWS, Claim, composition, count_std, weighted
+
+if TYPE_CHECKING:
+    from .setup import Setup
+
+
+class Claims:
+    """What is claimed of every release; false where no noise is claimed.
+
+    Args:
+        setup: public facts.
+        prices: what the account charges, or None.
+        bands: of noise that is correlated over rounds, by release.
+
+    Attributes:
+        names: the releases: those of rows, ``"gradients"``, or ``"rows of <name>"``.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        prices: Prices | None,
+        bands: Mapping[str, tuple[float, ...]] | None = None,
+    ) -> None:
+        self._setup = setup
+        self._prices = prices
+        self._bands = bands or {}
+        self._made: dict[tuple[str, int, int], Claim] = {}
+        self.names: tuple[str, ...] = tuple(plan.name for plan in setup.releases)
+        if setup.gradients is not None:
+            self.names = (GRADIENTS,)
+        elif setup.rows:
+            self.names = (f"{ROWS}{setup.rows}",)
+
+    @property
+    def accounts(self) -> range:
+        """Return the accounts with prices of their own: one for each client where the unit is a
+        record, else one."""
+        return range(1 if self._setup.gradients is None else len(self._setup.sizes))
+
+    def charged(self, uses: np.ndarray) -> np.ndarray:
+        """Return (m,) the uses of these accounts, from those of all: where clients share a price,
+        the most."""
+        if self._setup.gradients is None:
+            return uses.max(keepdims=True)
+        return uses
+
+    def __bool__(self) -> bool:
+        return bool(self.names) and self._prices is not None
+
+    @property
+    def prices(self) -> Prices:
+        """Returns the prices of the account."""
+        assert self._prices is not None
+        return self._prices
+
+    @property
+    def refuted(self) -> str | None:
+        """Return why the published accounting that is charged does not hold; None where it does."""
+        return self.prices.refuted
+
+    def price(self, client: int = 0) -> tuple[Price, float]:
+        """Return the price of an account, of ``client`` where the unit is a record, and its noise
+        multiplier."""
+        kind = self.prices.kind[0, 0 if self._setup.gradients is None else client]
+        return self.prices.kinds[kind], self.prices.multipliers[kind]
+
+    def of(self, name: str, client: int = 0, use: int = 0) -> Claim:
+        """Return the claim on a release.
+
+        Args:
+            name: of the release, or ``"<name>/count"`` for the count of its unclipped clients.
+            client: whose account, where the unit is a record; with all its records.
+            use: number of the use, from 0; beyond an allocation the last one. Of a clip norm that
+                adapts the first.
+        """
+        key = name, client, use
+        if key not in self._made:
+            self._made[key] = self._claim(*key)
+        return self._made[key]
+
+    def _claim(self, name: str, client: int, use: int) -> Claim:
+        setup = self._setup
+        adaptive = self._setup.adaptive
+        if name.endswith("/count"):  # which one client moves by 1/2, or by 1 where it is replaced
+            assert adaptive is not None
+            bound = 1.0 if self._exchanged(name.removesuffix("/count")) else 0.5
+            claim = replace(
+                self.of(name.removesuffix("/count")), law="gaussian", norm="l2", size=1, bound=bound
+            )
+            return replace(
+                claim, relation="add_remove", multiplier=count_std(adaptive, setup.sampler) / bound
+            )
+        price, multiplier = (None, 0.0) if self._prices is None else self.price(client)
+        if price is None:
+            law = setup.privacy.mechanism
+        else:
+            law = price.mechanism
+        if price is None or price.sampled == 1:
+            sampled = None
+        else:
+            sampled = price.sampled
+        if price is not None:
+            multiplier = weighted(price, multiplier, use)
+        form = setup.form(name)
+        d = setup.dimension(name)
+        if adaptive is not None and price is not None:  # the count takes its part
+            count = count_std(adaptive, setup.sampler) / (1.0 if self._exchanged(name) else 0.5)
+            multiplier = (multiplier**-2 - count**-2) ** -0.5
+        return Claim(
+            law=law,
+            multiplier=multiplier,
+            bound=setup.privacy.initial_norm,
+            relation="replace" if self._exchanged(name) else setup.relation,
+            norm="l1" if law == "laplace" and form != "symmetric" else "l2",
+            form=form,
+            size=d * (d + 1) // 2 if form == "symmetric" else d,
+            denominator=setup.denominator(client, sampled),
+            sampled=sampled,
+            bands=self._bands.get(name, ()),
+        )
+
+    def _exchanged(self, name: str) -> bool:
+        """Returns True if neighbours have two rows in a release instead of one or none. That is
+        so if a unit is replaced, or if the data of a client are replaced by nothing and clients
+        without data send rows."""
+        setup = self._setup
+        if setup.gradients is not None or setup.rows or setup.relation != "zero_out":
+            return setup.relation == "replace"
+        return setup.release(name).without_data
+
+    def facts(self, client: int = 0) -> dict[str, Any]:
+        """Returns the price facts of an account that follow from the settings and public facts."""
+        setup = self._setup
+        of_records = self._setup.gradients is not None
+        return {
+            "mechanism": "l2_laplace" if setup.rows else setup.privacy.mechanism,
+            "sizes": tuple(self.of(name, client).size for name in self.names),
+            "delta": setup.delta,
+            "sampled": setup.rate(client),
+            "replaced": setup.one_at_a_time,
+            "sums": int(setup.records.local_steps[client]) if of_records else 1,
+            "bands": max([1, *map(len, self._bands.values())]),
+        }
+
+    def spent(self, client: int, uses: int) -> float:
+        """Return epsilon of an account after ``uses``, at the delta of the settings; see
+        :func:`composition`."""
+        parts = [(event, count) for event, count in composition(*self.price(client), uses) if count]
+        if not parts:
+            return 0.0
+        whole, count = (
+            parts[0]
+            if len(parts) == 1
+            else (dp_event.ComposedDpEvent([event for event, _ in parts]), 1)
+        )
+        return epsilon(whole, count, self._setup.delta)

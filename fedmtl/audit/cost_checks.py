@@ -1,0 +1,151 @@
+"""Checks of the privacy cost: the charges in the ledger, epsilon by dp-accounting, the budget and
+the lower bounds of the canaries."""
+
+from __future__ import annotations
+
+import math
+
+from .._rounding import rounded_down, rounded_up
+from ..privacy.accounting.library import TOLERANCE
+from ..privacy.price import Price
+from .finished_run import Answer, FinishedRun, NotCovered
+from .lines import differences, spread
+from .lower_bound import with_bounds
+
+_SLACK = 1e-6  # relative, of figures that were computed in two ways
+_ROWS = "row noise of "
+_KINDS = 20  # kinds of clients whose epsilon is computed again
+
+
+def check_charges(run: FinishedRun) -> Answer:
+    header = run.header
+    result = run.result
+    if header is None:
+        return None
+    if run.secret:
+        raise NotCovered("a search: its runs have ledgers of their own, which stay private")
+    steps = run.ledger.by_step
+    remaining = run.ledger.remaining
+    wrong = run.ledger.problems()
+    done = int(result["rounds"])
+    if sum(0 <= step < done for step in steps) < done:
+        wrong.append(f"{done} steps are done, and not all of them are charged")
+    if run.checkpoint is not None and run.checkpoint.step != done:
+        wrong.append(f"result.json has {done} rounds, the checkpoint {run.checkpoint.step}")
+    if result.get("stopped") == "early" and remaining is None:
+        wrong.append("the run stopped early, and the steps that were planned are not charged")
+    planned = result.get("planned_rounds")
+    if planned is not None and steps and max(steps) >= planned:
+        wrong.append(f"step {max(steps)} is charged, and {planned} were planned")
+    stated = run.report.get("releases")
+    releases = run.ledger.releases
+    if stated != releases:
+        wrong.append(f"privacy.json has {stated} releases, the ledger charges {releases}")
+    if bool(run.report.get("remaining_charged")) != (remaining is not None):
+        wrong.append(
+            "privacy.json and the ledger differ in whether the rest was charged after an early stop"
+        )
+    text = f"{len(run.ledger.steps):,} steps, in order and each once"
+    if run.ledger.by_client:
+        what = "participations" if "schedule" in header else "activations"
+        text += f"; at most {int(run.ledger.uses.max(initial=0))} {what} of one client"
+    if header.get("bands"):
+        text += (
+            f", {len(header['bands'])} rounds between them at least, over which noise is correlated"
+        )
+    return wrong, text + (
+        ", the rest after an early stop included" if remaining is not None else ""
+    )
+
+
+def check_epsilon(run: FinishedRun) -> Answer:
+    """Compose the price of all charged uses of each kind of account by dp-accounting."""
+    claim = run.report.get("epsilon")
+    header = run.header
+    if header is None:
+        where = run.report.get("elsewhere")
+        if claim == "inf":
+            return [], "infinite: no protection is claimed" + (f" here, {where}" if where else "")
+        if claim == 0 and not run.report.get("names"):
+            return [], "0: nothing is released"
+        why = "there is no ledger whose chain holds"
+        if run.result.get("replicates"):
+            why = "repetitions are simulations, whose charges are not kept"
+        raise NotCovered(f"{why}, so there is nothing to compute it from")
+    if run.secret:
+        raise NotCovered("that of a search is not computed again")
+    if header["refuted"] is not None:
+        if claim != "inf" and run.ledger.uses.any():
+            wrong = [f"epsilon is {claim}, and the accounting is refuted"]
+        else:
+            wrong = []
+        return wrong, "infinite: the published accounting does not hold"
+    if not isinstance(claim, (int, float)):
+        return [f"epsilon is {claim!r} in privacy.json; a ledger charges a finite one"], ""
+    charged = run.ledger.most_charged
+    tested = spread(charged, _KINDS)
+    bounds = [run.ledger.library_epsilon(account, float(claim)) for account in tested]
+    least = max((bound for bound in bounds if bound is not None), default=None if bounds else 0.0)
+    if least is None:
+        raise NotCovered(
+            "dp-accounting does not have this law of noise, so it is not computed again"
+        )
+    among = ""
+    if len(tested) != len(charged):
+        among = f" (the largest of {len(tested):,} of {len(charged):,} kinds)"
+    text = f"{least:.6g}{among} by dp-accounting, {rounded_up(claim, 6)} in privacy.json"
+    return [text] if claim < least * (1 - TOLERANCE) - 1e-9 else [], text
+
+
+def check_budget(run: FinishedRun) -> Answer:
+    claim = run.report.get("epsilon")
+    budget = run.report.get("budget")
+    if run.chain is None or run.secret:
+        return None
+    if not isinstance(claim, (int, float)) or not isinstance(budget, (int, float)):
+        return None
+    text = f"epsilon {rounded_up(claim, 6)} of a budget of {rounded_up(budget, 6)}"
+    return [text] if claim > budget * (1 + _SLACK) else [], text
+
+
+def check_interval(run: FinishedRun) -> Answer:
+    """Compute the lower bounds again from the guesses in the report, and the price and the uses in
+    the ledger."""
+    interval = run.report.get("interval")
+    header = run.header
+    if interval is None:
+        return None
+    if header is None:
+        raise NotCovered(
+            "the price and the uses that bounds are made of are in the ledger, which is not here"
+        )
+    account = interval["account"]
+    uses = {
+        "uses": int(run.ledger.uses[account]),
+        "delta": header["delta"],
+        "claimed": run.report.get("epsilon"),
+    }
+    wrong = differences(
+        interval, uses, "{} of the interval is {!r}, and {!r} in the ledger or the report"
+    )
+    again = with_bounds(
+        interval | uses, Price.from_dict(run.ledger.kinds[run.ledger.kind_of[account]]["price"])
+    )
+    pairs = [(interval["measured"], again["measured"])]
+    for stated, made in zip(interval["observers"], again["observers"], strict=True):
+        bounds = zip(stated["bounds"], made["bounds"], strict=True)
+        pairs += [(bound["epsilon"], other["epsilon"]) for bound, other in bounds]
+    if not all(math.isclose(stated, made, rel_tol=_SLACK) for stated, made in pairs):
+        wrong.append("the bounds are not those of the guesses")
+    least = rounded_down(interval["measured"])
+    text = f"epsilon is at least {least} by the guesses on {interval['canaries']:,} canaries"
+    return wrong, f"{text}, at {100 * interval['confidence']:.4g}%"
+
+
+def check_row_noise(run: FinishedRun) -> Answer:
+    names = [key.removeprefix(_ROWS) for key in run.header or () if key.startswith(_ROWS)]
+    if names:
+        raise NotCovered(
+            f"the account of the noise on rows of {', '.join(names)} is not computed again"
+        )
+    return None

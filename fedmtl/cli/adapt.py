@@ -1,0 +1,137 @@
+"""``fedmtl adapt``: personal models of new clients, from the released model of a run."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import shlex
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+import yaml
+
+from ..errors import ConfigError
+from . import build
+from .config import Config
+from .folders import new_folder
+from .names import TRUST
+from .output import say, show
+from .overrides import of_place
+from .parsers import command_parser
+from .stored import changed, stored_config
+
+_COLUMNS = (
+    "client",
+    "target",
+    "features",
+    "one_hot",
+    "bounds",
+    "missing",
+    "target_scale",
+    "labels",
+    "classes",
+)
+# what these are unless they are set
+_USUAL: tuple[object, ...] = (None, [], {}, "infer", "refuse", "linear", "random")
+# settings of a run that its new clients may have
+_ADAPTED = ("data", "finetune", "metrics", "device", "seed")
+
+
+def adapt(words: list[str]) -> int:
+    """Make personal models of clients that took no part in a run, from its released model.
+
+    Every new client finetunes the model in public/ on its own records and sends nothing, so this
+    costs no epsilon. Model, loss and finetuning are those of the run unless given; features and
+    classes must be coded as those of the run. Of a table all settings are kept that are not given,
+    such as its columns and bounds.
+
+    examples, where RUN is a folder such as outputs/2025-01-31/12-00-00
+      fedmtl adapt RUN data.clients=20 data.seed=1   new clients of the same source
+      fedmtl adapt RUN new.csv                       of another table with these columns
+      fedmtl adapt RUN new.csv client=who            whose clients another column names
+      fedmtl adapt RUN finetune=mean finetune.lam=0.5 metrics=[auc]
+    """
+    parser = command_parser(adapt, f"of {', '.join(_ADAPTED)}", folder=True)
+    goes = "where the files go; default outputs/DATE/TIME"
+    parser.add_argument("--out", type=Path, help=goes)
+    options = parser.parse_intermixed_args(words)
+    out = options.out
+    if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
+        state = "has files already" if out.is_dir() else "is a file"
+        raise ConfigError(f"--out is {out}, which {state}; choose another folder.")
+    options.overrides, kept = _of_the_same_table(options)
+    config = _adapted_config(options)
+    if kept:
+        say(f"as in the run: {kept}")
+
+    from ..trainer.result import Result
+
+    objects = build.settings(config)
+    if objects["finetune"] is None and of_place(options.overrides, "finetune"):
+        raise ConfigError(
+            "finetune is none, but new clients have nothing to do without; leave it "
+            "out, or choose one."
+        )
+    data = build.made(config["data"], "data")
+    # an automatic model is a factory in the files
+    model = None
+    if objects["model"] != "auto":
+        model = objects["model"]
+    run = Result.load(options.folder, model, trust=TRUST.get())
+    run.shared_model()  # of a run that has none nothing can start
+    if not of_place(options.overrides, "data"):
+        raise ConfigError(
+            "no setting of data is given, so these would be the clients of the run; say where the "
+            "new ones are, such as data.clients=20 data.seed=1, or the path of a table, new.csv."
+        )
+    finetune = None
+    if of_place(options.overrides, "finetune"):
+        finetune = objects["finetune"]
+    terms = run.terms and {**run.terms, "metrics": objects["metrics"], "seed": config["seed"]}
+    with new_folder("outputs") if out is None else nullcontext(out) as place:
+        adapted = replace(run, terms=terms).adapt(
+            data, finetune=finetune, device=config["device"], folder=place
+        )
+    public = "public/   the released model, covered by the epsilon of the run it comes from"
+    private = "private/  covered by no epsilon: clients.csv, result.json, models.safetensors"
+    show(f"{adapted.summary()}\n\nSaved in {place}\n  {public}\n  {private}")
+    return 0
+
+
+def _of_the_same_table(options: argparse.Namespace) -> tuple[list[str], str]:
+    """Return the settings that are typed, without ``data=table`` beside a run on a table, whose
+    settings are kept, and those that are kept as they are typed; empty of other data."""
+    typed = list(options.overrides)
+    stored = stored_config(options.folder).get("data") or {}
+    if not str(stored.get("_target_")).endswith(".read_table") or not of_place(typed, "data"):
+        return typed, ""
+    words = [word for word in typed if word != "data=table"]
+    if any(word.startswith("data=") for word in words):
+        return typed, ""
+    given = {word.partition("=")[0].lstrip("+") for word in words}
+    names = [
+        name for name in _COLUMNS if stored.get(name) not in _USUAL and f"data.{name}" not in given
+    ]
+    return words, " ".join(shlex.quote(f"data.{name}={_flow(stored[name])}") for name in names)
+
+
+def _flow(value: object) -> str:
+    """Return a setting in one line, as it is typed."""
+    return yaml.safe_dump(
+        value, default_flow_style=True, width=math.inf, allow_unicode=True, sort_keys=False
+    ).split("\n")[0]
+
+
+def _adapted_config(options: argparse.Namespace) -> Config:
+    """The settings of the run, with those of the new clients in their place."""
+    folder: Path = options.folder
+    config = stored_config(folder)
+    if "search" in config:
+        raise ConfigError(
+            f"{folder} holds a search; use fedmtl.personalize with the model in its public/ folder."
+        )
+    if not (folder / "private" / "result.json").is_file():
+        raise ConfigError(f"{folder} has not finished; continue it with fedmtl resume {folder}.")
+    config = changed({"metrics": []} | config, options.overrides, _ADAPTED)
+    return config | {"baselines": [], "replicates": 1, "epsilons": None}

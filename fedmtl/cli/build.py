@@ -1,0 +1,192 @@
+"""The objects of a resolved configuration, as a program would make them, named by ``_target_``."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from .._check import check_values
+from ..errors import ConfigError, FedmtlError, first_line
+from ..report._settings import flat
+from .config import GROUPS, Config
+from .defaults import named
+from .names import nearest
+from .overrides import no_setting
+
+if TYPE_CHECKING:
+    from ..trainer import Trainer
+
+
+_OF_THE_COMMAND = ("answers", "logger")  # settings of a run that are no argument of a trainer
+
+
+def settings(config: Config) -> Config:
+    """Return the objects of a resolved configuration that need no data; everything that can be
+    checked is checked.
+
+    Returns:
+        Arguments for :class:`fedmtl.Trainer`, without ``data`` and ``folder``.
+
+    Raises:
+        ConfigError: an impossible value.
+    """
+    from .. import models
+    from ..trainer import Trainer
+    from ..trainer.problem import resolve_device
+    from ..trainer.setting_checks import check_settings
+
+    objects = {name: value for name, value in config.items() if name not in _OF_THE_COMMAND}
+    _check_arguments(Trainer, objects, "")
+    model = dict(config["model"])
+    fix = model.pop("fix", False)
+    lora = model.pop("lora", None)
+    objects = {
+        name: made(value, name)
+        for name, value in (objects | {"model": model}).items()
+        if name != "data"
+    }
+    if not isinstance(fix, bool):
+        raise ConfigError(f"model.fix is {fix!r}; accepted: true or false.")
+    if fix:
+        objects["model"] = models.fix(objects["model"])
+    if lora is not None:
+        if not isinstance(lora, dict):
+            raise ConfigError(
+                f"model.lora is {lora!r}; give a mapping of its settings, such as "
+                "model.lora.rank=VALUE."
+            )
+        objects["model"] = made(lora | {"model": objects["model"]}, "model.lora")
+    objects |= {name: objects[name] or () for name in ("baselines", "metrics")}
+    for name in (
+        ("algorithm", "schedule", "model", "rounds") if objects["algorithm"] is None else ()
+    ):
+        objects[name] = "auto" if objects[name] is None else objects[name]
+    with _by_key({"Trainer": ""}):
+        check_values(Trainer, objects)
+        check_settings(SimpleNamespace(**objects, callbacks=(), folder=None))
+    resolve_device(config["device"])
+    return objects
+
+
+def made(node: Any, place: str) -> Any:
+    """Return the object of a mapping with ``_target_``, its parts made before it; other values as
+    they are.
+
+    Args:
+        node: resolved; a mapping whose ``_target_`` is null describes None, and so does a group
+            without settings.
+        place: its dotted key.
+
+    Raises:
+        ConfigError: a ``_target_`` that is neither of this package nor of a module in
+            :data:`~fedmtl.cli.names.TRUST`, or one that does not take its settings.
+    """
+    if isinstance(node, list):
+        return [made(value, place) for value in node]
+    if not isinstance(node, Mapping):
+        return node
+    if node.get("_target_", "" if place not in GROUPS else None) is None:
+        for name in node.keys() - {"_target_"}:
+            raise ConfigError(
+                f"{place}.{name} means nothing here: {place} is none; choose another "
+                f"{place}=OPTION."
+            )
+        return None
+    parts = {
+        str(name): made(value, f"{place}.{name}")
+        for name, value in node.items()
+        if name != "_target_"
+    }
+    if "_target_" not in node:
+        return parts
+    target = named(str(node["_target_"]), place)
+    _check_arguments(target, parts, place)
+    with _by_key({target.__name__: place}, place):
+        if isinstance(target, type) and dataclasses.is_dataclass(target):
+            # before checks of its own, which may compare a text with a number
+            check_values(target, parts)
+        return target(**parts)
+
+
+def _check_arguments(made: Any, values: Config, place: str) -> None:
+    """Refuse an argument that a class or function does not have.
+
+    Args:
+        made: the class or function.
+        values: of the arguments by name.
+        place: the dotted key of what it makes; empty for the trainer.
+
+    Raises:
+        ConfigError: the setting by its key, with the nearest ones.
+    """
+    parameters = inspect.signature(made).parameters
+    free = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    for name in (name for name in values if name not in parameters and not free):
+        key, *near = (
+            f"{place}.{key}".lstrip(".") for key in (name, *nearest(name, list(parameters)))
+        )
+        raise no_setting(key, list(parameters), near, f" of {made.__name__}")
+
+
+@contextmanager
+def _by_key(places: Mapping[str, str], place: str = "") -> Iterator[None]:
+    """Let errors in this block name settings by their keys: ``privacy.epsilon`` for
+    ``ClientPrivacy.epsilon``.
+
+    Args:
+        places: the dotted key of what is made, by its class or function.
+        place: that of the only one, by which errors that name no setting are found.
+
+    Raises:
+        FedmtlError: as it was raised; ConfigError for any other error of ``place``.
+    """
+    try:
+        yield
+    except FedmtlError as error:
+        name, _, rest = str(error).partition(".")
+        if name not in places and not place:
+            raise
+        if name in places:
+            text = f"{places[name]}.{rest}"
+        else:
+            text = f"{place}: {error}"
+        raise type(error)(text.lstrip(".")) from error
+    except Exception as error:
+        if not place:
+            raise
+        raise ConfigError(f"{place}: {first_line(error)}.") from error
+
+
+def by_key(objects: Mapping[str, Any]) -> AbstractContextManager[None]:
+    """Let errors in a block name the settings of these arguments of a trainer by their keys."""
+    return _by_key(
+        {type(value).__name__: name for name, value in objects.items()} | {"Trainer": ""}
+    )
+
+
+def build(config: Config, folder: Path) -> Trainer:
+    """Return the trainer of a resolved configuration, for which the data are read.
+
+    Raises:
+        FedmtlError: an impossible value or malformed data, named by its key, file, client or field.
+    """
+    from ..trainer import Trainer
+
+    objects = settings(config)
+    logger = dict(config.get("logger") or {})
+    if logger.get("folder") is not None:
+        logger["folder"] = str(folder / logger["folder"])
+    if "parameters" in logger:
+        logger["parameters"] = flat(config) | (logger["parameters"] or {})
+    callback = made(logger, "logger")
+    data = made(config["data"], "data")
+    callbacks = []
+    if callback is not None:
+        callbacks.append(callback)
+    with by_key(objects):
+        return Trainer(data=data, folder=folder, callbacks=callbacks, **objects)

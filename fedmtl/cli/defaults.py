@@ -1,0 +1,149 @@
+"""Configuration files with the defaults of what they name.
+
+Hydra's source of files, :class:`Defaults`, completes a file under ``configs/``, which lists what
+differs from the signature of its ``_target_``: every setting has a key that Hydra can override,
+sweep and print. A file makes nothing but what :func:`fedmtl.trainer.targets.resolved_target` lets
+it name, and of Hydra's own settings it has those that :func:`fedmtl.cli.received.check_file` lets
+it have."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from hydra._internal.core_plugins.file_config_source import FileConfigSource
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.plugins import Plugins
+from hydra.plugins.config_source import ConfigResult
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+from omegaconf import DictConfig, OmegaConf
+
+from .._imports import uncollected
+from ..errors import ConfigError
+from .names import TRUST, config_folders
+from .received import check_file
+
+VERSION = "1.3"  # of Hydra, as whose behaviour a later one takes
+# arguments that are no settings of their class
+_OF_PROGRAMS = ("folder", "callbacks", "transform", "model")
+
+
+class Defaults(FileConfigSource):
+    """Configuration files in a folder, with the defaults of what they name."""
+
+    @staticmethod
+    def scheme() -> str:
+        return "fedmtl"
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        result = super().load_config(config_path)
+        check_file(Path(self.path), self._normalize_file_name(config_path), result)
+        folder = Path(config_path).parent.as_posix().replace("/", ".").strip(".")
+        assert isinstance(result.config, DictConfig)
+        add_defaults(result.config, "" if result.header.get("package") else folder)
+        return result
+
+
+class Folders(SearchPathPlugin):
+    """Makes Hydra search the user's folder, then the package's."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        for folder in config_folders():
+            search_path.append("fedmtl", f"{Defaults.scheme()}://{folder.resolve()}")
+
+
+def register() -> None:
+    """Register both with Hydra."""
+    Plugins.instance().register(Defaults)
+    Plugins.instance().register(Folders)
+
+
+def load(group: str, option: str) -> DictConfig:
+    """Return the settings of one option of a group as its file has them, with the defaults."""
+    for folder in config_folders():
+        if (folder / group / f"{option}.yaml").is_file():
+            source = Defaults("fedmtl", f"{Defaults.scheme()}://{folder}")
+            config: Any = source.load_config(f"{group}/{option}.yaml").config
+            return config.get(group) or config  # type: ignore[no-any-return]
+    return OmegaConf.create()
+
+
+def add_defaults(node: DictConfig, place: str) -> None:
+    """Add the arguments that a mapping does not list, in place; those of the mappings in it, too.
+
+    An argument without a default is ``???``, Hydra's mark of a value that is required, and the seed
+    of a part is that of the run.
+
+    Args:
+        node: it describes an object if it has a ``_target_``.
+        place: its dotted key.
+
+    Raises:
+        ConfigError: a ``_target_`` that a file may not name.
+    """
+    for name in (str(name) for name in node if name != "defaults"):
+        if isinstance(node._get_node(name), DictConfig):
+            add_defaults(node[name], f"{place}.{name}".lstrip("."))
+    if (target := node.get("_target_")) is None:
+        return
+    made = named(target, place)
+    chosen = _chosen(node)
+    for name, parameter in inspect.signature(made).parameters.items():
+        default = _default(made, parameter)
+        if name not in (*node, *chosen, *_OF_PROGRAMS) and _is_plain(default):
+            if isinstance(default, tuple):
+                value = list(default)
+            else:
+                value = default
+            node[name] = "${seed}" if name == "seed" and place else value
+        if isinstance(node._get_node(name), DictConfig) and "Mapping" in str(parameter.annotation):
+            OmegaConf.set_struct(node[name], False)  # the keys are free
+
+
+def _chosen(node: DictConfig) -> list[str]:
+    """Return the keys of a file that its list of ``defaults`` fills, such as ``local`` for
+    ``solver@local: sgd``."""
+    entries = (entry for entry in node.get("defaults") or () if isinstance(entry, DictConfig))
+    return [re.split("[@/.]", str(key))[-1] for entry in entries for key in entry]
+
+
+def _default(made: Any, parameter: inspect.Parameter) -> Any:
+    """Return the default of a parameter; of one that is required, ``???``."""
+    if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
+        return parameter
+    field = getattr(made, "__dataclass_fields__", {}).get(parameter.name)
+    if field is not None and field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    if parameter.default is parameter.empty:
+        return "???"
+    return parameter.default
+
+
+def _is_plain(value: Any) -> bool:
+    """Returns True if a configuration file can hold the value."""
+    if isinstance(value, tuple):
+        return all(map(_is_plain, value))
+    return value is None or value == {} or isinstance(value, (bool, int, float, str))
+
+
+def named(target: str, place: str) -> Any:
+    """Return the class or function that a configuration names at ``place``; the trainer at its
+    root.
+
+    Raises:
+        ConfigError: one that a file may not name, or that cannot be imported.
+    """
+    # else the process is another's, or began before
+    with uncollected(frozen="torch" not in sys.modules):
+        from ..trainer import Trainer
+        from ..trainer.targets import resolved_target
+    if not place:
+        return Trainer
+    try:
+        return resolved_target(target, TRUST.get(), logger=place == "logger")
+    except ConfigError as error:
+        raise ConfigError(f"{place}._target_ is {error}") from error

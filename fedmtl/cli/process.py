@@ -1,0 +1,114 @@
+"""The process of a command, one or one of several of a launch: its errors in one line, and its exit
+code."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .._files import remove_empty
+from ..errors import ConfigError, DataError, FedmtlError, ModelError, PrivacyError, ResumeError
+from .folders import short
+from .output import say
+
+if TYPE_CHECKING:
+    from ..ranks import Ranks
+
+
+# exit codes
+FAILED = 1
+REFUSED = 2
+INTERRUPTED = 130
+_REQUEST = (ConfigError, DataError, ModelError, PrivacyError)  # the user's to fix, before training
+
+
+@dataclass
+class Process:
+    """This process, one or one of several of a launch, and how its errors are printed.
+
+    Args:
+        debug: whether errors are raised, for their traceback.
+        ranks: of a launch of several processes.
+        codes: the exit codes so far.
+    """
+
+    debug: bool = False
+    ranks: Ranks | None = None
+    codes: list[int] = field(default_factory=list)
+
+    @property
+    def writes(self) -> bool:
+        """Whether it is the one that writes and prints."""
+        return self.ranks is None or self.ranks.first
+
+    def agree(self) -> AbstractContextManager[None]:
+        """Raise at all ranks what the block raises at any."""
+        if self.ranks is None:
+            return nullcontext()
+        return self.ranks.agree()
+
+    @contextmanager
+    def claimed(self, folder: Path, *, resume: bool = False) -> Iterator[None]:
+        """Hold the folder of a run for the block, for all ranks.
+
+        Args:
+            folder: of the run.
+            resume: whether a run that has begun there is continued.
+
+        Raises:
+            ConfigError: another process holds it, or a run has begun there that is not continued.
+        """
+        from ..trainer.folder import RunFolder
+
+        run = RunFolder(folder)
+        with ExitStack() as stack:
+            for empty in (folder.parent.parent, folder.parent, folder) if self.writes else ():
+                stack.callback(remove_empty, empty)
+            with self.agree():
+                try:
+                    if self.writes:
+                        stack.enter_context(run.claimed(resume=resume))
+                except ResumeError as error:
+                    held = (
+                        f"{short(folder)} already holds a run; continue it with fedmtl resume "
+                        f"{short(folder)}"
+                    )
+                    raise ConfigError(f"{held}, or choose another folder.") from error
+            yield
+
+    @contextmanager
+    def errors(self, job: object = None) -> Iterator[None]:
+        """Print an error in one line and keep its exit code, unless ``debug`` asks for the
+        traceback.
+
+        Args:
+            job: of a sweep, named in the line. An error that the other ranks do not have ends this
+                process: they wait for it in that job, and hear that it has ended.
+        """
+        try:
+            yield
+        except Exception as error:
+            agreed = getattr(error, "agreed", False)
+            ends = job is not None and self.ranks is not None and not agreed
+            if self.debug and not ends:
+                raise
+            if self.ranks is None:
+                rank = int(os.environ.get("RANK", "0"))
+            else:
+                rank = self.ranks.rank
+            text = " ".join(str(error).split())
+            foreign = not isinstance(error, FedmtlError)
+            if foreign or ends:
+                text = f"{type(error).__name__}: {text}"
+            if foreign and not ends:
+                text += " (--debug shows the traceback)"
+            if rank == 0 or not agreed:  # else the first rank prints it
+                where = f"{job}: " * (job is not None) + f"rank {rank}: " * (rank > 0 or ends)
+                say(f"error: {where}{text}")
+            if ends:
+                raise SystemExit(FAILED) from error
+            self.codes.append(REFUSED if isinstance(error, _REQUEST) else FAILED)

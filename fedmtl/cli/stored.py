@@ -1,0 +1,164 @@
+"""The configuration in the folder of a run: written for a resume, read again, and changed where
+that is allowed."""
+
+from __future__ import annotations
+
+import copy
+import os
+import shlex
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from .._files import read_yaml, yaml_text
+from .._text import shown
+from ..errors import ConfigError
+from ..report.tables import write_text
+from .config import Config, compose, resolve
+from .overrides import of_place, parse
+
+_PATHS = (
+    *("data.root", "data.path", "data.images", "data.cache", "data.counts"),
+    *("graph.root", "graph.path", "algorithm.clusters", "latency.source"),
+)
+
+
+def write_config(folder: Path, words: Sequence[str], config: Config) -> None:
+    """Write the configuration that a resume reads, under the command that it came from, with paths
+    that lead to the same files from everywhere."""
+    text = yaml_text(with_absolute_paths(config))
+    write_text(
+        folder / "private" / "config.yaml", f"# {shown(shlex.join(['fedmtl', *words]))}\n{text}"
+    )
+
+
+def with_absolute_paths(node: Any, place: str = "") -> Any:
+    """Return a resolved configuration in which the paths of data, clusters, graphs and latencies
+    are absolute."""
+    if isinstance(node, dict):
+        return {name: with_absolute_paths(value, f"{place}.{name}") for name, value in node.items()}
+    if place.endswith(_PATHS) and isinstance(node, str):
+        return os.path.abspath(node)
+    return node
+
+
+def stored_config(folder: Path) -> Config:
+    """Return the settings that the command has stored in the folder of a run.
+
+    Raises:
+        ConfigError: there are none, or only a part of them.
+    """
+    stored = folder / "private" / "config.yaml"
+    if not stored.is_file():
+        raise ConfigError(f"{folder} holds no run of this command: {stored} is missing.")
+    config = read_yaml(stored)
+    if not isinstance(config, dict) or not config.keys() & {"algorithm", "search"}:
+        raise ConfigError(
+            f"{stored} has no 'algorithm', and was cut off or changed; restore it, "
+            "or start a new run."
+        )
+    return {str(key): value for key, value in config.items()}
+
+
+def with_logger(config: Config, folder: Path, overrides: Sequence[str]) -> Config:
+    """Return the stored settings of a run with its logger, which writes into the folder of the run
+    or where these overrides say: a file does not say where else numbers of private data go.
+
+    Args:
+        config: as ``private/config.yaml`` has it.
+        folder: of the run.
+        overrides: settings of the logger that the user gives anew.
+
+    Raises:
+        ConfigError: another setting, or a stored place outside of the run that is not given anew.
+    """
+    config = changed(config, overrides, ("logger",))
+    typed = {text.partition("=")[0] for text in overrides}
+    for key, value in () if "logger" in typed else _places_elsewhere(config, folder, typed):
+        raise ConfigError(
+            f"logger.{key} of {folder / 'private' / 'config.yaml'} is {value!r}, which is not in "
+            "the folder of the run, and a file does not say where else a run writes. If you chose "
+            f"it, give it again: fedmtl resume {folder} logger.{key}=VALUE; logger=none resumes "
+            "without."
+        )
+    return config
+
+
+def check_logger(config: Config, folder: Path, overrides: Sequence[str]) -> None:
+    """Refuse a logger that writes or sends elsewhere than into the folder of the run, unless the
+    user has typed where: a file does not say where numbers of private data go.
+
+    Args:
+        config: resolved.
+        folder: of the run.
+        overrides: as typed.
+
+    Raises:
+        ConfigError: the place, by its key.
+    """
+    typed = {override.get_key_element().lstrip("+~") for override in parse(overrides)}
+    for key, value in _places_elsewhere(config, folder, typed):
+        raise ConfigError(
+            f"logger.{key} is {value!r} in a file, which is not in the folder of the run, and a "
+            "file does not say where else a run writes. If you choose it, give it on the command "
+            f"line: logger.{key}=VALUE."
+        )
+
+
+def _places_elsewhere(
+    config: Config, folder: Path, typed: Collection[str]
+) -> Iterator[tuple[str, Any]]:
+    """Yield the settings of a logger, with their values, that lead out of the folder of a run and
+    are not ``typed``."""
+    logger = config.get("logger") or {}
+    root = folder.resolve()
+    for key in ("folder", "tracking_uri"):
+        value = logger.get(key)
+        inside = (
+            key == "folder"
+            and isinstance(value, str)
+            and (root / value).resolve().is_relative_to(root)
+        )
+        if not (value is None or inside or f"logger.{key}" in typed):
+            yield key, value
+
+
+def changed(config: Config, overrides: Sequence[str], places: Sequence[str]) -> Config:
+    """Return stored settings with some changed: a group by another option, or one of its settings.
+
+    Args:
+        config: as stored.
+        overrides: as typed.
+        places: the groups and settings that may change.
+
+    Raises:
+        ConfigError: an override of something else.
+    """
+    for text in overrides:
+        if not any(of_place([text], place) for place in places):
+            kept = ", ".join(f"{place}=... and {place}.KEY=..." for place in places)
+            raise ConfigError(
+                f"{text} is not taken here: settings stay as they are stored, except {kept}."
+            )
+    own = {place: of_place(overrides, place) for place in places}
+    chosen = {
+        place: texts
+        for place, texts in own.items()
+        if any(text.startswith(f"{place}=") for text in texts)
+    }
+    new = {place: resolve(compose(texts))[place] for place, texts in chosen.items()}
+    values = copy.deepcopy(config | new)
+    for override in parse(overrides):
+        if override.key_or_group.partition(".")[0] not in chosen:
+            _set(values, override.key_or_group, override.value())
+    return values
+
+
+def _set(values: Config, key: str, value: Any) -> None:
+    """Set a value of nested mappings, in place, by its dotted key."""
+    *places, name = key.split(".")
+    for place in places:
+        if not isinstance(values.get(place), dict):
+            values[place] = {}
+        values = values[place]
+    values[name] = value
