@@ -223,7 +223,11 @@ class Cohort:
         in a round.
 
         Args:
-            solver, start, lam, anchor, mixture: see :meth:`train`.
+            solver: see :meth:`train`.
+            start: see :meth:`train`.
+            lam: see :meth:`train`.
+            anchor: see :meth:`train`.
+            mixture: see :meth:`train`.
             trained: (k, D), to which the models themselves are written. None: they are not needed.
 
         Returns:
@@ -287,37 +291,58 @@ class Cohort:
             tally.diverged += not_finite(run.mixture.models)
 
     def _train_on_batches(self, run: LocalTraining) -> Trained:
-        """Trains on batches, by local SGD."""
-        problem = self.problem
-        executor = problem.executor
+        """Trains on batches, by local SGD.
+
+        Clients with batches of one width share a stack, in their lanes, so that no client's last
+        bits depend on the numbers of examples of others; see :mod:`fedmtl.local.batches`.
+        """
         steps = run.solver.step_counts(self.examples)
         widths = batch_widths(self.examples, run.solver.batch_size)
-        rank = self.ids.cpu()  # position of each client among the participants of the round
-        if self.members is not None:
-            members, order = torch.sort(self.members)
-            rank = order[torch.searchsorted(members, rank)]
-        # clients with batches of one width share a stack
+        rank = self._ranks()
         for width in widths[steps > 0].unique().tolist():
             alike = ((widths == width) & (steps > 0)).nonzero()[:, 0]
-            grain = grain_of(width, executor.chunk)
-            members, real = places(steps[alike], rank[alike] % LANES, grain)
-            block = plannable(int(steps[alike].max()), width, grain)
-            for place, used in zip(alike[members].split(block), real.split(block), strict=True):
-                plan = plan_batches(
-                    problem.data,
-                    run.solver,
-                    self.ids[place],
-                    seed=problem.seed,
-                    round=run.round,
-                    steps=torch.where(used, steps[place], 0),  # a filler never finishes
-                    width=width,
-                    grain=grain,
-                )
-                # stacks of the executor's size, each trained to its end
-                for part in executor.slices(len(place), grain=grain):
-                    batches = run.on_batches(executor.stack, plan.part(part), place[part])
-                    yield from run.train(executor.stack, place[part], batches)
+            yield from self._train_alike(run, alike, steps, rank, width)
         yield from _idle(run, steps)
+
+    def _ranks(self) -> Tensor:
+        """Returns the position of each client among the participants of the round, int64 (k,)."""
+        rank = self.ids.cpu()
+        if self.members is None:
+            return rank
+        members, order = torch.sort(self.members)
+        return order[torch.searchsorted(members, rank)]
+
+    def _train_alike(
+        self, run: LocalTraining, alike: Tensor, steps: Tensor, rank: Tensor, width: int
+    ) -> Trained:
+        """Trains clients with batches of one width.
+
+        Args:
+            run: the local training.
+            alike: int64 (m,), their places in the cohort.
+            steps: int64 (k,), local steps of the whole cohort.
+            rank: int64 (k,), see :meth:`_ranks`.
+            width: columns of every batch.
+        """
+        executor = self.problem.executor
+        grain = grain_of(width, executor.chunk)
+        members, real = places(steps[alike], rank[alike] % LANES, grain)
+        block = plannable(int(steps[alike].max()), width, grain)
+        for place, used in zip(alike[members].split(block), real.split(block), strict=True):
+            plan = plan_batches(
+                self.problem.data,
+                run.solver,
+                self.ids[place],
+                seed=self.problem.seed,
+                round=run.round,
+                steps=torch.where(used, steps[place], 0),  # a filler never finishes
+                width=width,
+                grain=grain,
+            )
+            # stacks of the executor's size, each trained to its end
+            for part in executor.slices(len(place), grain=grain):
+                batches = run.on_batches(executor.stack, plan.part(part), place[part])
+                yield from run.train(executor.stack, place[part], batches)
 
     def _train_on_records(self, run: LocalTraining) -> Trained:
         """Trains by DP-SGD on the local steps that are charged."""

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from ..data import FederatedDataset
     from .solver import LocalSolver
 
-_CLIENT_BITS = 20
-_PLANNED = 1 << 24
+_CLIENT_BITS = 20  # of the keys by which examples are sorted: the number of the client
+_PLANNED = 1 << 24  # row numbers of 8 bytes that are planned at once
 
 
 @dataclass(frozen=True)
@@ -127,22 +127,48 @@ def plan_batches(
         data: the clients' data, of each at least one example.
         solver: says how many steps each client makes, and on how many examples.
         clients: int64 (k,).
-        seed, round: address the permutations.
+        seed: addresses the permutations.
+        round: addresses the permutations.
         steps: int64 (k,), local steps in place of the solver's.
         width: B, columns of every batch, at least the largest batch of a client; None: that of the
             widest client.
         grain: see :class:`BatchPlan`.
     """
     counts = data.train.counts[clients]
-    first = data.train.offsets[clients]
-    keys = data.keys[clients]
     if steps is None:
         steps = solver.step_counts(counts)
-    batch_size = solver.batch_size
-    per_epoch = batches_per_epoch(counts, batch_size)
     size = width or 0
     if not size and len(counts):
-        size = int(batch_widths(counts, batch_size).max())
+        size = int(batch_widths(counts, solver.batch_size).max())
+    epoch, within, lengths = _steps_of(counts, steps, solver.batch_size, size)
+    if solver.batch_size is None:
+        # Every batch has all of a client's examples, so their order does not matter.
+        epoch = torch.zeros_like(epoch)
+        rows = _flat_rows(data, clients)[2][None]
+    else:
+        epochs = int(epoch.max()) + 1 if epoch.numel() else 1
+        rows = _permuted_rows(data, clients, seed, round, epochs)
+    start = torch.cumsum(counts, 0) - counts
+    index = rows.flatten()[(epoch * rows.shape[1] + start)[..., None] + within]
+    return BatchPlan(data.keys[clients], steps, index, lengths, grain)
+
+
+def _steps_of(
+    counts: Tensor, steps: Tensor, batch_size: int | None, size: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the batches of S local steps of k clients as places among a client's examples.
+
+    Args:
+        counts: int64 (k,), examples of each client.
+        steps: int64 (k,), local steps; S is the largest.
+        batch_size: of the solver; None for all examples.
+        size: B, columns of every batch.
+
+    Returns:
+        The epoch of a step, int64 (S, k); the places in that epoch, int64 (S, k, B); and how many
+        of these are no padding, int64 (S, k).
+    """
+    per_epoch = batches_per_epoch(counts, batch_size)
     most = 0
     if len(counts):
         most = int(steps.max())
@@ -155,24 +181,35 @@ def plan_batches(
     column = torch.arange(size)
     # Padding reads the first example of the batch; its weight is 0.
     within = begin[..., None] + torch.where(column < lengths[..., None], column, 0)
+    return epoch, within, lengths
+
+
+def _flat_rows(data: FederatedDataset, clients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns, for the N examples of ``clients`` one after another, int64 (N,) each: the client's
+    place in ``clients``, the example's place among the client's, and its row in the flat data."""
+    counts = data.train.counts[clients]
     start = torch.cumsum(counts, 0) - counts
     segment = torch.repeat_interleave(torch.arange(len(counts)), counts)
     place = torch.arange(len(segment)) - start[segment]
-    rows = first[segment] + place
-    orders = [rows]  # of every step, where a batch has all of a client's examples
-    if batch_size is None:
-        epoch = torch.zeros_like(epoch)
-    elif most:
-        orders = []
-        for number in range(int(epoch.max()) + 1):
-            bits = keyed_bits(derive_key(seed, f"batches/{number}"), keys[segment], round, place)
-            # One sort for all clients: the client in the upper bits, random bits in the lower ones.
-            order = torch.argsort(
-                (segment << (63 - _CLIENT_BITS)) | (bits >> _CLIENT_BITS), stable=True
-            )
-            orders.append(rows[order])
-    index = torch.cat(orders)[(epoch * len(rows) + start)[..., None] + within]
-    return BatchPlan(keys, steps, index, lengths, grain)
+    return segment, place, data.train.offsets[clients][segment] + place
+
+
+def _permuted_rows(
+    data: FederatedDataset, clients: Tensor, seed: int, round: int, epochs: int
+) -> Tensor:
+    """Returns the rows of the N examples of ``clients``, each client's in the order of each epoch,
+    int64 (epochs, N)."""
+    segment, place, rows = _flat_rows(data, clients)
+    keys = data.keys[clients][segment]
+    orders = []
+    for number in range(epochs):
+        bits = keyed_bits(derive_key(seed, f"batches/{number}"), keys, round, place)
+        # One sort for all clients: the client in the upper bits, random bits in the lower ones.
+        order = torch.argsort(
+            (segment << (63 - _CLIENT_BITS)) | (bits >> _CLIENT_BITS), stable=True
+        )
+        orders.append(rows[order])
+    return torch.stack(orders)
 
 
 def batches_per_epoch(counts: Tensor, batch_size: int | None) -> Tensor:

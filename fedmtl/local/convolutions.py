@@ -135,12 +135,15 @@ class Convolution:
     def finished(
         self, parameters: Views, columns: Tensor, filters: Tensor, product: Tensor
     ) -> Tape:
-        """Pool, add the bias and apply the function: in this order there is least to do, and the
-        values are the same. Of equal ones the first of a window is the largest, as PyTorch has it.
+        """Returns the layer's values from its product: pooled, with the bias, under the function.
+
+        In this order there is least to do, and the values are the same. Of equal ones the first of
+        a window is the largest, as PyTorch has it.
 
         Args:
             parameters: of the copy.
-            columns, filters: are remembered.
+            columns: remembered for the gradient.
+            filters: remembered for the gradient.
             product: (H, B, W, O), overwritten.
         """
         value = product

@@ -167,11 +167,12 @@ class Perceptron:
             values: what that returned.
             signal: (K, B, ...), the gradient by the output.
             target: (K, D), may be padded, and may be ``rows``.
-            keep, rate: of gradient descent with decay; 0 and -1 write the gradients.
-            inward: whether the gradient by the input is asked for.
+            keep: 1 less the decay of a step of gradient descent; 0 to write the gradients.
+            rate: step size; -1 to write the gradients.
+            inward: asks for the gradient by the input.
 
         Returns:
-            That gradient, (K, B, inputs), where it is asked for.
+            The gradient by the input, (K, B, inputs), if it is asked for.
         """
         signal = signal.reshape(values[-1].shape)
         parameters = self.layout.views(rows)
@@ -208,7 +209,8 @@ def output_gradient(
 
     Args:
         loss: one value per example.
-        outputs, targets: (K, B, ...).
+        outputs: (K, B, ...).
+        targets: (K, B, ...).
         weight: (K, B), of the examples; 0 of padding.
         extra: outputs -> what is added to the losses, (K, B).
     """

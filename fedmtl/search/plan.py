@@ -159,11 +159,12 @@ def plan_search(
     candidates: Mapping[str, Trainer], *, mean: float, shape: float, score_noise: float
 ) -> SearchPlan:
     """Calibrates the noise of every candidate such that the whole search costs at most the budget,
-    and log how loud it is.
+    and logs the signal-to-noise ratio.
 
     Args:
         candidates: checked by :func:`check_candidates`.
-        mean, shape: of the number of repetitions, see :mod:`fedmtl.privacy.accounting.selection`.
+        mean: of the number of repetitions, see :mod:`fedmtl.privacy.accounting.selection`.
+        shape: of the law of that number.
         score_noise: standard deviation of the noise on a mean score.
 
     Raises:
@@ -251,8 +252,10 @@ def _least_score_noise(target: float, delta: float, mean: float, shape: float) -
     ``target``; infinite where there is none.
 
     Args:
-        target, delta: of all scores.
-        mean, shape: of the number of repetitions.
+        target: epsilon of all scores.
+        delta: of all scores.
+        mean: of the number of repetitions.
+        shape: of the law of that number.
     """
     try:
         return calibrate_selection(

@@ -12,11 +12,13 @@ from .evaluation import Metrics
 from .metrics import kind_of, main_metric
 from .scores import normalized
 
-PERCENTILES = (5, 25, 50, 75, 95)
+PERCENTILES = (5, 25, 50, 75, 95)  # of replicates, in the history
 
 
 def summarize(problem: Problem, scores: Metrics, prefix: str = "") -> dict[str, float]:
-    """Returns the main metric's mean over clients, over examples and of the worst tenth of clients,
+    """Returns the aggregates of scores over clients by name.
+
+    They are the main metric's mean over clients, over examples and of the worst tenth of clients,
     its standard deviation over clients, and the mean of every further metric over the clients for
     which it is defined.
 

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from .result import Result
 
 _LINE_SECONDS = 10.0  # between the lines of a run without a terminal
-# that MLflow takes at once, and letters of one
+# Limits of MLflow: parameters in one call, and letters of one parameter.
 _PARAMETERS = 100
 _LONGEST_PARAMETER = 500
 
 
 class Callback:
-    """What can be done around the loop; every method does nothing unless overridden.
+    """Hooks around the loop of a run; every method does nothing unless it is overridden.
 
     A callback must not write private numbers where observers can see them.
 
@@ -56,18 +56,27 @@ class Callback:
     """
 
     def on_start(self, name: str, rounds: int, step: int) -> None:
-        """Before the first event of this process: the method's name, planned rounds, rounds already
-        done."""
+        """Called before the first event of this process.
+
+        Args:
+            name: of the method.
+            rounds: planned.
+            step: rounds that are done already, of a run that is resumed.
+        """
 
     def on_event(self, block: Block, state: State) -> None:
-        """After each round, or block of activations: ``block.step`` is the number of its last
-        step."""
+        """Called after each round, or block of activations.
+
+        Args:
+            block: the cohort, or the activations; ``block.step`` is the number of its last step.
+            state: after it.
+        """
 
     def on_evaluate(self, row: Mapping[str, Any]) -> None:
-        """After each evaluation: one row of the history."""
+        """Called after each evaluation with a row of the history."""
 
     def on_end(self, result: Result | None) -> None:
-        """After the last event; ``None`` when the run was interrupted."""
+        """Called after the last event; with ``None`` if the run was interrupted."""
 
 
 class ProgressBar(Callback):
@@ -113,7 +122,7 @@ class ProgressBar(Callback):
         numbers += f"  epsilon {epsilon}"
         self._bar.update(self._task, numbers=numbers)
         now = time.monotonic()
-        # of each budget
+        # Replicates have a row for each budget: the lines of one round belong together.
         due = row["round"] in (self._round, self._rounds) or now - self._printed >= _LINE_SECONDS
         if not self._live and due:
             self._printed = now
@@ -182,7 +191,7 @@ class MLflow(Callback):
     ) -> None:
         if folder is None and tracking_uri is None:
             raise ConfigError("MLflow needs folder, for its database, or tracking_uri.")
-        # before the import; nothing is sent unasked
+        # Before the import, which reads it: nothing is sent unasked.
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         try:
             import mlflow
@@ -211,6 +220,7 @@ class MLflow(Callback):
         if mlflow.get_experiment_by_name(self._experiment) is None:
             mlflow.create_experiment(self._experiment, artifact_location=artifacts)
         mlflow.set_experiment(self._experiment)
+        # A resumed run goes on in the record that it began, by the id that it wrote there.
         if step and before is not None and before.is_file():
             mlflow.start_run(run_id=before.read_text())
             return
@@ -235,8 +245,8 @@ def _missing(extra: str) -> ConfigError:
 
 
 def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
-    """The finite numbers of a row; where a round has a row for each budget, the budget is part of
-    their names."""
+    """Returns the finite numbers of a row by name; names begin with the budget if a round has a row
+    for each budget."""
     budget = row.get("budget")
     prefix = ""
     if budget is not None:

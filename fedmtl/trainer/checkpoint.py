@@ -19,7 +19,7 @@ from .tensor_files import parts_of, read_tensors, write_parts
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The state after ``step`` events, and the history so far.
+    """The state of a run after a number of steps, from which it continues to the same bits.
 
     Attributes:
         step: number of events done.
@@ -27,7 +27,8 @@ class Checkpoint:
         clients: the files of the clients' own tensors, with their numbers of rows.
         history: evaluated rounds.
         fingerprint: of the data, settings and execution the state belongs to.
-        channel: what the channel carries from one step to the next: public tensors.
+        channel: public tensors that the channel carries from one step to the next, such as
+            adaptive clip norms.
         ledger: end of the ledger's chain when this was written; None without a ledger.
         tally: local trainings so far, and those that diverged.
     """
@@ -42,7 +43,7 @@ class Checkpoint:
     tally: Tally = field(default_factory=Tally)
 
     def write(self, path: Path) -> None:
-        """Writes one atomic safetensors file."""
+        """Writes one safetensors file, whole or not at all."""
         parts = {"public": self.public, "channel": self.channel}
         write_parts(
             path, parts, {name: value for name, value in vars(self).items() if name not in parts}
@@ -53,7 +54,7 @@ class Checkpoint:
         """Returns the checkpoint at ``path``.
 
         Raises:
-            ResumeError: unreadable.
+            ResumeError: a file that cannot be read, or is no checkpoint.
         """
         try:
             return cls.made_of(*read_tensors(path))
@@ -79,6 +80,7 @@ class Checkpoint:
         Raises:
             ResumeError: it was written by a run with other data, settings or execution.
         """
+        # Other settings under the same ledger would be releases that nobody has charged.
         if self.fingerprint != fingerprint:
             names = (
                 ", ".join(differing(self.fingerprint, fingerprint))

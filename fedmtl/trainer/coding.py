@@ -25,20 +25,20 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("fedmtl")
 _TRANSFORMS: dict[str, type] = {kind.__name__: kind for kind in (Cast, Affine, Integers)}
-_ROWS = 1 << 14  # of one batch
+_ROWS = 1 << 14  # of one batch: predictions of a large table fit into memory
 
 Odds = Literal["softmax", "sigmoid"]
-"""What makes probabilities of a model's outputs."""
+"""The function from a model's outputs to probabilities."""
 
 
 @dataclass(frozen=True)
 class Coding:
-    """How raw rows of a table become the inputs of a model, and its outputs predictions.
+    """The coding of raw rows of a table as inputs of a model, and of its outputs as predictions.
 
     Args:
         schema: from columns to features, and from outputs to the target's values.
         transform: from features to inputs.
-        odds: from outputs to probabilities of classes; None where the loss of the run gives them no
+        odds: from outputs to probabilities of classes; None if the loss of the run gives them no
             such meaning.
         limit: public bound on predictions, in the units in which targets are stored; infinite for
             none.
@@ -53,8 +53,8 @@ class Coding:
 
     @classmethod
     def of(cls, data: FederatedDataset, loss: Loss, own_loss: Any = None) -> Coding | None:
-        """Returns the coding of the data of a run; None of data that are no table, or have another
-        transform than those of this package for tables.
+        """Returns the coding of the data of a run; None for data that are no table, or whose
+        transform is none of this package's for tables.
 
         Args:
             data: of the run.
@@ -66,6 +66,7 @@ class Coding:
             transform = transform.inner
         if data.schema is None or type(transform) not in _TRANSFORMS.values():
             return None
+        # A hinge loss has classes too, but its outputs are no log-odds.
         odds: Odds | None = None
         if data.classes is not None and own_loss in (None, "logistic"):
             if loss is cross_entropy:
@@ -107,13 +108,14 @@ class Coding:
         model, (n, outputs)."""
         if self.odds == "softmax":
             return outputs.double().softmax(1)
+        # One output is the log-odds of the second class.
         second = outputs.double()[:, 0].sigmoid()
         return torch.stack((1 - second, second), 1)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the coding as plain values, JSON-ready."""
         transform = {"class": type(self.transform).__name__, **asdict(self.transform)}  # type: ignore[call-overload]
-        limit = None if math.isinf(self.limit) else self.limit
+        limit = None if math.isinf(self.limit) else self.limit  # JSON has no infinity
         return {
             "table": self.schema.to_dict(),
             "transform": transform,
@@ -132,6 +134,7 @@ class Coding:
         names = ("table", "transform", "odds", "limit", "link")
         if not set(names) <= set(values):
             raise DataError(f"it must have {', '.join(names)}.")
+        # The file may come from somebody else: each value is one of a list, or in a range.
         limit = values["limit"]
         link = values["link"]
         odds = values["odds"]
@@ -228,6 +231,7 @@ class Predictor:
             ) from error
         outputs = torch.cat(parts)
         outputs = outputs.reshape(len(outputs), -1)
+        # Two classes may have an output each, or one output for the second.
         accepted = [1]
         if schema.classes is not None:
             accepted = sorted({schema.classes, 1 if schema.classes == 2 else schema.classes})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..algorithms.base import State
 from ..algorithms.finetune import Personalization
@@ -27,11 +27,19 @@ OUTSIDE = (
 
 
 def conclude(run: Run, state: State, step: int, stopped: str) -> Result:
-    """Returns the result after the last step."""
+    """Returns the result after the last step, without baselines and finetuning.
+
+    Args:
+        run: with an open channel.
+        state: after the last step.
+        step: number of steps done.
+        stopped: why they ended, see :meth:`Run.ends`.
+    """
     problem = run.problem
     evaluated = run.evaluated
     runs, scored = run.evaluate(state, step)
     tally = run.tally()
+    # Rank 0 alone keeps the account and the grids of releases.
     report, released = run.ranks.share(
         lambda: (privacy_report(run.channel), dict(run.channel.on_grid))
     )
@@ -41,9 +49,9 @@ def conclude(run: Run, state: State, step: int, stopped: str) -> Result:
     audit = run.settings.audit
     if audit is not None:
         model = run.algorithm.shared(state)
-        if model is None or run.algorithm.one_at_a_time:
-            change = None
-        else:
+        change = None
+        # Canaries of rounds are looked for in the sum of all updates of the shared model.
+        if model is not None and not run.algorithm.one_at_a_time:
             change = model - problem.initial
         interval = audit.certificate(run.channel, report.epsilon, change)
         report = replace(report, interval=interval, outside=(*report.outside, audit.outside))
@@ -84,13 +92,17 @@ def conclude(run: Run, state: State, step: int, stopped: str) -> Result:
 
 
 def with_finetuned(run: Run, result: Result, finetune: Personalization) -> Result:
-    """Returns the result with the clients' finetuned models."""
-    options: dict[str, Any] = {
-        "name": run.algorithm.name,
-        "metrics": run.settings.asked_metrics,
-    }
+    """Returns the result with the finetuned models of the clients and their scores.
+
+    The channel is closed: finetuning sends nothing, and its models are in no release.
+    """
     result, measured = finetuned(
-        result, run.evaluated, finetune, validation=run.plan.validation, **options
+        result,
+        run.evaluated,
+        finetune,
+        name=run.algorithm.name,
+        validation=run.plan.validation,
+        metrics=run.settings.asked_metrics,
     )
     outside = (*result.privacy.outside, *not_covered(run.algorithm, run.settings.privacy))
     final = result.final | numbers_of(run.evaluated, measured)
@@ -98,10 +110,11 @@ def with_finetuned(run: Run, result: Result, finetune: Personalization) -> Resul
 
 
 def _untrained(run: Run, state: State) -> tuple[str, ...]:
-    """Returns the ids of the evaluated clients that keep the model they started from: all their
-    local trainings diverged."""
+    """Returns the ids of the evaluated clients whose local trainings all diverged: they keep the
+    model that they started from."""
     store = state.private
     clients = run.clients
+    # Only clients with models of their own keep these flags.
     if not {"seen", "trained"} <= set(store.fields):
         return ()
     lost = run.problem.spread(

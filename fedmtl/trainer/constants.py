@@ -15,23 +15,26 @@ _CHUNK = 4096  # test examples in memory at a time
 
 def constant_loss(problem: Problem) -> float | None:
     """Returns the least mean over clients of the test loss of a model that has the same outputs for
-    every example; None for a loss of the caller's own, of which the least has no closed form."""
+    every example; None for a loss of the caller's own, of which the least has no closed form.
+
+    It is the entropy of the mean label for cross-entropies, and the variance of the targets for
+    squared errors.
+    """
     test = problem.data.test
     loss = problem.loss
     if loss not in LOSSES.values():
         return None
+    # The mean over clients of means over examples weighs an example by its client's number of them.
     weights = (1 / test.counts.double() / (test.counts > 0).sum()).repeat_interleave(test.counts)
     mean = torch.zeros(())
     square = torch.zeros(())
     for index in torch.arange(len(weights)).split(_CHUNK):
         y = take(test.y, index.to(test.y.device)).cpu()
-        y = (
-            F.one_hot(y.long(), problem.data.spec.classes or 0) if loss is cross_entropy else y
-        ).double()
-        mean, square = (
-            total + torch.tensordot(weights[index], part, 1)
-            for total, part in ((mean, y), (square, y * y))
-        )
+        if loss is cross_entropy:
+            y = F.one_hot(y.long(), problem.data.spec.classes or 0)
+        y = y.double()
+        mean = mean + torch.tensordot(weights[index], y, 1)
+        square = square + torch.tensordot(weights[index], y * y, 1)
     if loss is cross_entropy:
         return float(torch.special.entr(mean).sum())
     if loss is binary_cross_entropy:
@@ -40,11 +43,11 @@ def constant_loss(problem: Problem) -> float | None:
 
 
 def own_constants(problem: Problem) -> dict[str, float]:
-    """Returns each client's test error of predicting the mean of its own training targets as they
-    are stored, by id and in the target's own units; empty but for one real target an example, and
-    of a quantile, which is no mean.
+    """Returns each client's test error of predicting the mean of its own training targets, by id
+    and in the target's own units.
 
-    Clients without records on both sides are left out.
+    It is empty for other data than one real target an example, and for a quantile, which is no
+    mean. Clients without records on both sides are left out.
     """
     data = problem.data
     if kind_of(data.spec) != "number" or isinstance(problem.loss, Quantile):

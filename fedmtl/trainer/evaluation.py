@@ -31,15 +31,14 @@ _ELEMENTS = 1 << 22  # of one batch of several models
 
 @dataclass(frozen=True)
 class Metrics:
-    """Per-client numbers.
+    """The scores of one model a client.
 
     Attributes:
         loss: float64 (k,), mean loss over a client's own examples; NaN without any.
-        score: float64 (k,), the main metric of a client's own examples; NaN where ``weight`` is 0.
-        weight: float64 (k,), what is behind each score: a number of examples, or for recall of
-            labels that are there.
-        others: float64 (k,) by name, the metrics that were asked for; NaN where they are not
-            defined.
+        score: float64 (k,), the main metric of a client's own examples; NaN if ``weight`` is 0.
+        weight: float64 (k,), the number of examples behind each score, or for recall of labels
+            that are there.
+        others: float64 (k,) by name, the metrics that were asked for; NaN if they are not defined.
     """
 
     loss: Tensor
@@ -59,8 +58,11 @@ class Metrics:
         )
 
     def by_client(self, problem: Problem) -> dict[str, dict[str, float]]:
-        """Returns every metric of every client of the problem for which it is defined, by name and
-        id: the loss, the main metric, the nMSE of one real target, and the others."""
+        """Returns the metrics of the problem's clients by name and id: the loss, the main metric,
+        the nMSE of one real target, and the others.
+
+        A client for which a metric is not defined is left out of it.
+        """
         tested = problem.data.test.counts > 0
         columns = {
             "loss": (self.loss, tested),
@@ -87,13 +89,14 @@ def evaluated_clients(problem: Problem, count: int | None) -> tuple[Tensor, Prob
     of these only.
 
     They are ``count`` clients that have test examples, drawn without replacement by the run's seed
-    and the clients' ids; all clients where it is None or not below the number of those.
+    and the clients' ids; all clients if it is None or not below the number of those.
     """
     tested = problem.data.test.counts > 0
     if count is None or count >= int(tested.sum()):
         return torch.arange(problem.clients), problem
     key = derive_key(problem.seed, "evaluated clients")
     bits = keyed_bits(key, problem.data.keys, 0, torch.zeros_like(problem.data.keys))
+    # The smallest keyed numbers are a draw that does not depend on the order of the data.
     bits[~tested] = torch.iinfo(bits.dtype).max
     clients = bits.topk(count, largest=False).indices.sort().values
     owner = None
@@ -122,13 +125,15 @@ def evaluate_each(
     clients: Tensor,
     asked: Sequence[Metric] = (),
 ) -> Metrics:
-    """The model of each of ``clients``, int64 (k,), on its own test examples, a block of clients at
-    a time; of several ranks each computes its own clients.
+    """Returns the scores of each client's model on its own test examples.
+
+    Blocks of clients are computed one after another, and of several ranks each computes its own
+    clients.
 
     Args:
         problem: data, loss and executor.
         models: int64 (m,) clients -> (m, D).
-        clients: who is evaluated.
+        clients: int64 (k,), those that are evaluated.
         asked: metrics to measure beside the loss and the score.
     """
     metrics = further_metrics(asked, problem.data.spec)
@@ -152,7 +157,7 @@ def _each_on_its_own(
     first = test.offsets[clients]
     widths = batch_widths(counts, None) * (counts > 0)
     table = _unscored(len(clients), metrics)
-    # a client's own number of examples decides its shapes
+    # A client's own number of examples decides its shapes, and so its last bits.
     for width in widths[widths > 0].unique().tolist():
         alike = (widths == width).nonzero()[:, 0]
         grain = grain_of(width, problem.executor.chunk)

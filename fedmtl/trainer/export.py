@@ -61,7 +61,8 @@ class Program(nn.Module):
             units = schema.target_range
             if self.log:
                 units = (math.log(units[0]), math.log(units[1]))
-        self._ends: Tensor  # tensors, since ONNX has numbers in the code as float32
+        # Tensors, since ONNX has numbers in the code as float32.
+        self._ends: Tensor
         self._units: Tensor
         self.register_buffer("_ends", torch.tensor(ends, dtype=torch.float64))
         self.register_buffer("_units", torch.tensor(units, dtype=torch.float64))
@@ -76,6 +77,7 @@ class Program(nn.Module):
             features, valid = _features(column, value, self._ends[place], whole=schema.integers)
             parts.append(features)
             accepted.append(valid)
+        # A program cannot raise for one row of many, so a bad row has no prediction.
         valid = torch.cat(accepted, 1).all(1)
         kind = torch.int64 if schema.integers else torch.float32
         stored = torch.cat(parts, 1).to(kind)
@@ -130,6 +132,7 @@ def _features(column: Column, value: Tensor, ends: Tensor, *, whole: bool) -> tu
         if column.signs:
             features = 2 * torch.where(valid, value, 0.0) - 1
     else:
+        # NaN in the arithmetic below would reach every column of the row.
         valid = value.abs() < math.inf
         value = torch.where(valid, value, 0.0)
         if whole and column.kind == "number":
@@ -213,8 +216,11 @@ def _described(column: Column) -> dict[str, Any]:
 
 
 def check_path(path: Path) -> None:
-    """Raises :class:`ConfigError` unless a file's suffix is that of a program, and its packages are
-    here."""
+    """Refuses the path of a program.
+
+    Raises:
+        ConfigError: another suffix than those of programs, or a package that is not here.
+    """
     if path.suffix not in SUFFIXES or path.is_dir():
         raise ConfigError(
             f"{path} is no program to write; give a file that ends in {' or '.join(SUFFIXES)}."
@@ -244,6 +250,7 @@ def write_program(predictor: Predictor, path: Path) -> None:
         ModelError: a model that cannot be exported.
     """
     check_path(path)
+    # The caller's model stays on its device, with its gradients.
     module = copy.deepcopy(Program(predictor)).cpu().eval().requires_grad_(False)
     notes = json.dumps(described(predictor.coding))
     with warnings.catch_warnings():
@@ -264,14 +271,16 @@ def write_program(predictor: Predictor, path: Path) -> None:
 
 def _exported(module: Program) -> torch.export.ExportedProgram:
     """Returns the program of any number of rows, without the places of its source."""
+    # One row would be taken for a fixed number of rows.
     rows = torch.zeros(3, len(module.coding.schema.columns), dtype=torch.float64)
     options: dict[str, Any] = {"dynamic_shapes": ({0: torch.export.Dim("n")},)}
     with torch.no_grad():
         try:
             program = torch.export.export(module, (rows,), strict=False, **options)
-        # of any kind; a strict one also takes models with len(x), but more slowly
+        # Errors are of any kind. A strict export also takes models with len(x), but more slowly.
         except Exception:
             program = torch.export.export(module, (rows,), strict=True, **options)
+    # The paths of this machine's source are nobody's business, and equal models have equal files.
     for node in program.graph.nodes:
         for name in ("stack_trace", "nn_module_stack", "source_fn_stack", "torch_fn"):
             node.meta.pop(name, None)
@@ -279,6 +288,7 @@ def _exported(module: Program) -> torch.export.ExportedProgram:
 
 
 def _saved(program: torch.export.ExportedProgram, notes: str) -> bytes:
+    """Returns the program as a file of ``torch.export``."""
     content = io.BytesIO()
     torch.export.save(program, content, extra_files={NOTES: notes})
     return content.getvalue()

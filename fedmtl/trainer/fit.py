@@ -34,13 +34,18 @@ logger = logging.getLogger("fedmtl")
 
 
 def fitted(settings: Trainer, resume: bool, engine: Engine) -> Result:
-    """Claims the folder of a run, trains the run and its baselines, and returns the result; see
-    :meth:`Trainer.fit <fedmtl.Trainer.fit>`.
+    """Returns the result of a run with its baselines; see :meth:`Trainer.fit <fedmtl.Trainer.fit>`.
+
+    The folder is claimed for this process and its ranks.
 
     Args:
         settings: of the run.
-        resume: whether to continue the run in the folder.
-        engine: where its clients compute.
+        resume: True to continue the run in the folder.
+        engine: computes its clients' part.
+
+    Raises:
+        ConfigError: ``ranks`` of another kind, or a folder that another process holds.
+        ResumeError: nothing to resume, or a run that would be overwritten.
     """
     ranks = engine.ranks
     folder = RunFolder.of(settings.folder)
@@ -51,6 +56,7 @@ def fitted(settings: Trainer, resume: bool, engine: Engine) -> Result:
     if folder is None and resume:
         raise ResumeError("There is nothing to resume without a folder.")
     with ExitStack() as stack:
+        # One claim stands for all ranks, and an error of it is an error of all.
         with ranks.agree():
             if folder is not None and ranks.first:
                 stack.enter_context(folder.claimed(resume=resume))
@@ -58,8 +64,12 @@ def fitted(settings: Trainer, resume: bool, engine: Engine) -> Result:
 
 
 def trained(settings: Trainer, resume: bool, engine: Engine) -> Result:
-    """Trains a run and its baselines in a folder that is claimed, and returns the result; see
-    :func:`fitted`."""
+    """Returns the result of a run with its baselines, in a folder that is claimed; see
+    :func:`fitted`.
+
+    Raises:
+        TrainingError: a run without noise learned nothing.
+    """
     ranks = engine.ranks
     folder = RunFolder.of(settings.folder)
     schedule = settings.schedule
@@ -71,6 +81,7 @@ def trained(settings: Trainer, resume: bool, engine: Engine) -> Result:
     if warning is not None and ranks.first:
         logger.warning("%s", warning)
     result = single_run(settings, resume, engine)
+    # How a run with noise ends must say nothing about the data, so it returns its result.
     if result.lost and settings.noiseless:
         raise TrainingError(result.lost)
     comparison = {}
@@ -85,7 +96,7 @@ def trained(settings: Trainer, resume: bool, engine: Engine) -> Result:
             comparison[name] = baseline
     result = replace(result, baselines=comparison)
     if folder is not None:
-        # with the numbers of records that were trained on
+        # The table of clients has the numbers of records that were trained on.
         data, _ = held_out(settings.data, settings.finetune)
         ranks.share(
             lambda: write_result(folder, result, table_settings(settings, result.module), data)
@@ -95,8 +106,11 @@ def trained(settings: Trainer, resume: bool, engine: Engine) -> Result:
 
 
 def _loose_delta(settings: Trainer) -> str | None:
-    """Returns a warning of a delta above one over the number of protected clients or records, or
-    None."""
+    """Returns a warning of a delta above one over the number of protected clients or records; None
+    if it is below.
+
+    Such a delta allows a mechanism that publishes one client, or one record, as it is.
+    """
     privacy = settings.privacies[0]
     if privacy is None:
         return None
@@ -107,19 +121,20 @@ def _loose_delta(settings: Trainer) -> str | None:
 
 
 def _as_baseline(settings: Trainer, algorithm: Algorithm, folder: Path | None) -> Trainer:
-    """Returns the settings of a baseline in its own ``folder``. Of one that releases nothing no
-    model decides on an early stop; and where each client fits its data once, there are no schedule,
-    privacy and budgets."""
+    """Returns the settings of a baseline in its own ``folder``: those of the run, without what does
+    not apply to it."""
     changes: dict[str, Any] = {
         "algorithm": algorithm,
         "folder": folder,
         "baselines": (),
         "callbacks": (),
+        "audit": None,
     }
-    changes["audit"] = None
+    # Without a release there is no shared model that stops moving, and none to start from.
     if isinstance(algorithm, Local | LocalFit | LocalAverage):
         changes["early_stopping"] = None
         changes["finetune"] = None
+    # A fit is made once, of a client's own records, and sends nothing.
     if isinstance(algorithm, LocalFit | LocalAverage):
         changes["schedule"] = FullParticipation()
         changes["privacy"] = None
@@ -134,12 +149,13 @@ def single_run(settings: Trainer, resume: bool, engine: Engine) -> Result:
 
     Args:
         settings: of the run.
-        resume: continue the run in the folder, if there is one.
-        engine: where its clients compute.
+        resume: True to continue the run in the folder, if there is one.
+        engine: computes its clients' part.
     """
     with engine.ranks.agree():
         problem = settings.problem(ranks=engine.ranks)
         count = processes(settings, problem)
+    # Threads pay off for large cohorts of large models only; one event is one client's otherwise.
     cohort = 1.0
     products = math.inf
     if isinstance(settings.bound, BoundSampler):

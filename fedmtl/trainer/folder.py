@@ -68,14 +68,14 @@ class RunFolder:
 
     @classmethod
     def of(cls, folder: str | Path | None) -> RunFolder | None:
-        """Returns the folder of a run; None where it is saved nowhere."""
+        """Returns the folder of a run; None for a run that is not saved."""
         if folder is None:
             return None
         return cls(Path(folder))
 
     @property
     def started(self) -> bool:
-        """Whether a run has begun here."""
+        """True if a run has begun here."""
         return self.ledger.exists() or self.checkpoint.exists()
 
     def make(self) -> None:
@@ -104,14 +104,13 @@ class RunFolder:
 
     @contextmanager
     def claimed(self, *, resume: bool) -> Iterator[None]:
-        """Holds the folder for this block alone. A run writes nothing in a folder that it does not
-        hold.
+        """Holds the folder for the block. A run writes nothing in a folder that it does not hold.
 
         The claim is that of :func:`fedmtl._files.claimed` on ``private/``; what killed processes
         have left of files is removed.
 
         Args:
-            resume: whether a run that has begun here is continued.
+            resume: True to continue a run that has begun here.
 
         Raises:
             ConfigError: another run holds the folder; or see :meth:`make`.
@@ -130,7 +129,7 @@ class RunFolder:
                     f"folder is {str(self.root)!r}, in which another process is running; choose "
                     "another folder, or wait until it has ended."
                 ) from error
-            self._refuse_started(resume)  # in the meantime
+            self._refuse_started(resume)  # another process may have run here in the meantime
             for part in (self.public, self.private):
                 remove_temporary(part)
             yield
@@ -142,8 +141,7 @@ class RunFolder:
             )
 
     def reopen(self) -> None:
-        """Removes the mark of a finished run, before a file of it changes: until they are all
-        written, it has not."""
+        """Removes the mark of a finished run, before a file of it changes."""
         (self.private / "result.json").unlink(missing_ok=True)
 
     def read_checkpoint(self) -> Checkpoint | None:
@@ -167,7 +165,7 @@ class RunFolder:
         return checkpoint
 
     def baseline(self, name: str) -> RunFolder:
-        """Returns the folder of a comparison run; private, because it is not released."""
+        """Returns the folder of a baseline's run; private, because it is not released."""
         return RunFolder(self.private / "baselines" / name)
 
     def write_history(self, history: list[dict[str, Any]]) -> None:
@@ -175,10 +173,11 @@ class RunFolder:
         write_bytes(self.private / "metrics.csv", csv_bytes(history))
 
     def write_lists(self) -> None:
-        """Lists every file of the finished run with its hash: those of ``private/``, the ledger
-        included, in ``private/manifest.json``, and those of ``public/`` with the hash of that list
-        in ``public/manifest.json``, so that the hash of the latter, :attr:`seal`, stands for all of
-        them.
+        """Writes the lists of the files of a finished run with their hashes.
+
+        ``private/manifest.json`` has those of ``private/``, the ledger included;
+        ``public/manifest.json`` has those of ``public/`` and the hash of the private list. So the
+        hash of the public list, :attr:`seal`, stands for all files.
 
         The private list has a random number of its own: its hash is published, and must not tell
         one guess at the private files from another.
@@ -188,7 +187,7 @@ class RunFolder:
         if chain.digests:
             run = chain.digests[0]
         for part in (self.private, self.public):
-            # not itself, nor what changes
+            # A list cannot have its own hash, and the heads of a ledger change.
             unlisted = {part / MANIFEST, part / CLAIM, *part.glob("*.head")}
             names = sorted(
                 path.name for path in part.iterdir() if path.is_file() and path not in unlisted
@@ -203,8 +202,8 @@ class RunFolder:
 
     @property
     def seal(self) -> str:
-        """Returns the hash of ``public/manifest.json``, 64 hexadecimal digits, to be published when
-        a run has ended."""
+        """The hash of ``public/manifest.json``, 64 hexadecimal digits, to be published when a run
+        has ended."""
         return sha256(self.public / MANIFEST)
 
 

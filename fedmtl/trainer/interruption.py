@@ -14,12 +14,12 @@ def held_interruption() -> Iterator[Callable[[], bool]]:
     """Holds back the first SIGINT until the event that is being computed is over; a second one
     interrupts at once.
 
-    Only where SIGINT would raise KeyboardInterrupt, in the main thread: other handlers stay as they
-    are.
+    It does so only if SIGINT would raise KeyboardInterrupt, in the main thread: other handlers stay
+    as they are.
 
     Yields:
-        A function that returns whether it came. The caller raises KeyboardInterrupt when it is
-        safe.
+        A function that returns True after the first SIGINT. The caller raises KeyboardInterrupt
+        when it is safe.
     """
     came: list[int] = []
 
@@ -28,6 +28,7 @@ def held_interruption() -> Iterator[Callable[[], bool]]:
             raise KeyboardInterrupt
         came.append(number)
 
+    # Python lets only the main thread set a handler, and a host program may have its own.
     main = threading.current_thread() is threading.main_thread()
     if not main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield lambda: False

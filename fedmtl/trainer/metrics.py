@@ -80,11 +80,13 @@ class Metric:
         return math.sqrt(torch.finfo(dtype).eps)
 
     def value(self, outputs: Tensor, targets: Tensor) -> float:
-        """Returns the number; NaN where it is not defined or not finite, or where the caller's
-        function raises, with a warning: a metric ends no run.
+        """Returns the number; NaN if it is not defined or not finite.
+
+        It is NaN too, with a warning, if the caller's function raises: a metric ends no run.
 
         Args:
-            outputs, targets: (N, ...) each, N >= 1.
+            outputs: (N, ...), N >= 1.
+            targets: (N, ...).
         """
         try:
             value = self.number(outputs, targets)
@@ -99,7 +101,8 @@ class Metric:
         """Returns the value of the function.
 
         Args:
-            outputs, targets: (N, ...) each, N >= 1.
+            outputs: (N, ...), N >= 1.
+            targets: (N, ...).
 
         Raises:
             ConfigError: a function of the caller's that raises, or returns something else than a
@@ -175,8 +178,8 @@ def kind_of(spec: DataSpec) -> Kind:
 
 
 def main_metric(spec: DataSpec) -> Metric:
-    """Returns ``mse`` for real targets, ``recall_at_5`` for more than 5 labels an example, else
-    ``accuracy``."""
+    """Returns the main metric of such data: ``mse`` for real targets, ``recall_at_5`` for more than
+    5 labels an example, otherwise ``accuracy``."""
     kind = kind_of(spec)
     if kind in _NUMBERS:
         return REGISTRY["mse"]
@@ -186,8 +189,8 @@ def main_metric(spec: DataSpec) -> Metric:
 
 
 def further_metrics(asked: Sequence[Metric], spec: DataSpec) -> tuple[Metric, ...]:
-    """Returns the metrics that are not measured in any case, as the loss, the main one and the nMSE
-    of one real target are."""
+    """Returns the metrics beside those of every run: the loss, the main one and the nMSE of one
+    real target."""
     usual = ("loss", main_metric(spec).name, *(("nmse",) if kind_of(spec) == "number" else ()))
     return tuple(metric for metric in asked if metric.name not in usual)
 
@@ -220,7 +223,8 @@ def resolve_metrics(
     """Returns the metrics that were asked for.
 
     Args:
-        metrics: names, or functions with an attribute ``higher_is_better`` where less is better.
+        metrics: names, or functions; one for which less is better has the attribute
+            ``higher_is_better = False``.
         spec: of the data.
         name: of the data, for the message.
 
@@ -232,10 +236,8 @@ def resolve_metrics(
     resolved = []
     for asked in metrics:
         if not isinstance(asked, str):
-            better, column = (
-                bool(getattr(asked, "higher_is_better", True)),
-                f"{CUSTOM}{asked.__name__}",
-            )  # type: ignore[attr-defined]
+            better = bool(getattr(asked, "higher_is_better", True))
+            column = f"{CUSTOM}{asked.__name__}"  # type: ignore[attr-defined]
             resolved.append(Metric(column, asked, better, own=True))
         elif kind not in REGISTRY[asked].kinds:
             accepted = ", ".join(other.name for other in REGISTRY.values() if kind in other.kinds)

@@ -16,16 +16,22 @@ from .tensor_files import write_tensors
 
 
 def bound_note(bound: RowBound | None) -> dict[str, str]:
-    """Returns the metadata of the models of an algorithm that bounds features; none where it does
-    not."""
+    """Returns the metadata of the models of an algorithm that bounds features; empty without a
+    bound."""
     if bound is None:
         return {}
     return {"bound": json.dumps(asdict(bound))}
 
 
 def write_model(path: Path, problem: Problem, row: Tensor, metadata: Mapping[str, str]) -> None:
-    """Writes the complete state of the model ``row`` (D,), with ``metadata`` and those of
-    :func:`model_state`."""
+    """Writes the complete state of a model, with ``metadata`` and those of :func:`model_state`.
+
+    Args:
+        path: of the file.
+        problem: with the module and its layout.
+        row: (D,), the parameters that are trained.
+        metadata: texts by name.
+    """
     state, names = model_state(problem, row)
     write_tensors(path, state, {**metadata, **names})
 
@@ -35,7 +41,7 @@ def model_state(problem: Problem, row: Tensor) -> tuple[dict[str, Tensor], dict[
     metadata that name the tensors of it that are frozen and the further names of tied ones; none
     where none are."""
     module = problem.layout.load(copy.deepcopy(problem.module).to(dtype=row.dtype), row)
-    # with what get_extra_state returns, which is the same for all and stays in the code
+    # A state may hold what get_extra_state returns: no tensor, the same for all, and in the code.
     whole = module.state_dict()
     state = {name: value.clone() for name, value in whole.items() if isinstance(value, Tensor)}
     frozen = list(problem.layout.frozen(module))

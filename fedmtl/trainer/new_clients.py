@@ -40,10 +40,12 @@ def personalize(
     folder: str | Path | None = None,
     factory: NamedFactory | None = None,
 ) -> Result:
-    """Returns personal models of new clients, by finetuning a released model on each one's own
-    training records: the result of a run of one round in which nobody trains, with the given model
-    as ``shared``. Of a linear model the result has the baseline ``local`` beside it: what the
-    clients have without the given model.
+    """Returns personal models of new clients, each finetuned from a released model on the client's
+    own training records.
+
+    The result is that of a run of one round in which nobody trains, with the given model as
+    ``shared``. With a linear model it has the baseline ``local``: models of the clients without the
+    given one.
 
     Nothing is sent: the new clients' data cost no epsilon as long as their models stay with them,
     and those of the clients of the run are covered by the epsilon of the released model. Beside a
@@ -57,7 +59,13 @@ def personalize(
             be started from.
         trainable: names of the parameters that are trained, as of :class:`~fedmtl.Trainer`; a model
             that came from a result remembers its own, with None.
-        loss, metrics, seed, device, dtype, execution, folder: as of :class:`~fedmtl.Trainer`.
+        loss: as of :class:`~fedmtl.Trainer`.
+        metrics: as of :class:`~fedmtl.Trainer`.
+        seed: as of :class:`~fedmtl.Trainer`.
+        device: as of :class:`~fedmtl.Trainer`.
+        dtype: as of :class:`~fedmtl.Trainer`.
+        execution: as of :class:`~fedmtl.Trainer`.
+        folder: as of :class:`~fedmtl.Trainer`.
         factory: that built the model, such as ``models.mlp()``, for the files of ``folder``, which
             then say how the models are built; None leaves that out.
 
@@ -83,11 +91,12 @@ def personalize(
     if finetune is None:
         finetune = Finetune()
     bound = None
-    # predictions are cut off where they are scored, not in training
+    # Predictions are cut off for scores only; in training the gradient would vanish there.
     if isinstance(model, BoundedOutputs):
         limit: float = model.limit
         model = model.model
         data = replace(data, limit=min(data.limit, limit), verify=False)
+    # The bound on records is the algorithm's, which scales them once for all clients.
     if isinstance(model, BoundedInputs):
         bound = model.bound
         model = model.model

@@ -41,6 +41,7 @@ def plot_result(
                 budget = f"epsilon {rounded_up(row['budget'], 6)}"
             lines.setdefault(f"{title_of(name)}, {budget}", []).append(row)
         return [figures.plot_rounds(lines, folder / f"bands.{format}", **about)]
+    # A server scores nobody, and has nothing to draw.
     if not any(math.isfinite(row[metric]) for row in result.history):
         return []
     runs = {name: result, **result.baselines}
@@ -57,6 +58,7 @@ def plot_result(
     stages += [stage for label, run in result.baselines.items() for stage in run.stages(label)]
     main = result.shown[0]
     dtype = result.personal.dtype
+    # Clients without test examples have no bar.
     ids = list(result.personal_accuracy)
     scores = {stage.label: [stage.by_client[metric][client] for client in ids] for stage in stages}
     shares = {stage.label: beside(stages[0], stage, main, dtype) for stage in stages[1:]}

@@ -37,7 +37,7 @@ from ..ranks import SINGLE, Ranks
 from .trials import check_own_loss, trial_batches, trial_targets
 
 SIDES: tuple[Side, ...] = ("train", "test")
-_ROWS = 1 << 16
+_ROWS = 1 << 16  # of one piece of the data, where all of them are looked at
 logger = logging.getLogger("fedmtl")
 
 
@@ -213,10 +213,11 @@ def _executor(
 
 
 def _kept_whole(data: FederatedDataset, module: nn.Module, dtype: torch.dtype) -> FederatedDataset:
-    """The data with their whole numbers as they are stored, where an embedding of the module looks
-    them up and no transform says otherwise; else the data as they are."""
+    """Returns the data with their whole numbers as they are stored, if an embedding of the module
+    looks them up and no transform says otherwise; otherwise the data as they are."""
     if type(data.transform) is not Cast or data.train.x.is_floating_point():
         return data
+    # A module may take real numbers and have an embedding of something else, so it is tried.
     whole = replace(data, transform=Integers())
     stored, converted = (
         _tried(module, some.spec.sample(2, dtype), dtype) for some in (whole, data)
@@ -240,8 +241,8 @@ def _tried(module: nn.Module, x: Tensor, dtype: torch.dtype) -> Tensor | Excepti
 def _check_loss(
     loss: str | Loss, module: nn.Module, sample: Tensor, data: FederatedDataset
 ) -> None:
-    """Refuses a loss by name that compares the outputs of the model with as many targets, where
-    there are others."""
+    """Refuses a loss that compares each output of the model with a target if their numbers
+    differ: the operations of torch would broadcast one over the other."""
     with torch.no_grad():
         shape = tuple(module(sample).shape[1:])
     if math.prod(shape) != math.prod(data.spec.targets):
@@ -252,8 +253,8 @@ def _check_loss(
 
 
 def loss_of(loss: str | Loss, data: FederatedDataset) -> Loss:
-    """Returns a loss by name, or the given one; of counts it knows whether the data have them
-    mapped from a range."""
+    """Returns the function of a loss by name, or the given one. A loss of counts also knows whether
+    the data have them mapped from a range."""
     found = resolve_loss(loss)
     if isinstance(found, Poisson):
         return replace(found, mapped=data.target_range is not None)
@@ -264,9 +265,8 @@ def _check_lookups(data: FederatedDataset, module: nn.Module) -> None:
     """Refuses whole numbers that an embedding of the module has no row for, before the first round
     meets them.
 
-    The module is tried on the least and the largest value at every place of an example; only where
-    it fails there, as it may where it computes what it looks up from several places, on all
-    examples.
+    The module is tried on the least and the largest value at every place of an example. If it fails
+    there, it is tried on all examples: it may compute what it looks up from several places.
     """
     for side in SIDES:
         parts = list(_features(data, side, device="cpu"))
@@ -286,10 +286,16 @@ def _check_lookups(data: FederatedDataset, module: nn.Module) -> None:
 
 
 def coded_for(data: FederatedDataset, *losses: str | Loss | None) -> FederatedDataset:
-    """The data as two classes where a logistic or hinge loss, of the run or of its algorithm, has
-    floating targets 0 and 1, or -1 and +1; else the data as they are. Under these losses the
-    targets decide then whether there are classes, which a run with noise refuses, whatever they
-    are."""
+    """Returns the data with floating targets 0 and 1, or -1 and +1, as two classes, if a loss is
+    logistic or a hinge; otherwise the data as they are.
+
+    The targets decide then whether there are classes. A run with noise refuses that in any case, or
+    its refusal would tell something about them.
+
+    Args:
+        data: of all clients.
+        losses: of the run and of its algorithm.
+    """
     logistic = ("binary_cross_entropy", binary_cross_entropy, *TWO_CLASS_LOSSES)
     if data.classes is not None or not any(loss in logistic for loss in losses):
         return data
@@ -297,8 +303,8 @@ def coded_for(data: FederatedDataset, *losses: str | Loss | None) -> FederatedDa
 
 
 def share_beyond(data: FederatedDataset, bound: RowBound) -> dict[str, float]:
-    """The share of the training and of the test records that a bound on features scales down, by
-    side; computed on the records without noise, and so not private."""
+    """Returns the shares of the training and of the test records that a bound on features scales
+    down, by side. They are computed on the records without noise, and are not private."""
     beyond = {
         side: sum(int(bound.exceeded(x).sum()) for x in _features(data, side)) for side in SIDES
     }
@@ -306,7 +312,7 @@ def share_beyond(data: FederatedDataset, bound: RowBound) -> dict[str, float]:
 
 
 def _features(data: FederatedDataset, side: Side, **options: Any) -> Iterator[Tensor]:
-    """Returns the features of all examples of a side, some at a time."""
+    """Returns the features of all examples of a side, a piece at a time."""
     indices = torch.arange(len(data.side(side))).split(_ROWS)
     return (data.gather(side, index, **options)[0] for index in indices if len(index))
 
@@ -314,15 +320,15 @@ def _features(data: FederatedDataset, side: Side, **options: Any) -> Iterator[Te
 def natural_loss(
     data: FederatedDataset, module: nn.Module, sample: Tensor, dtype: torch.dtype
 ) -> str:
-    """Squared error for real targets; for classes the logistic loss of one output or of several
-    labels, else cross-entropy."""
+    """Returns the name of the loss ``"auto"``: squared error for real targets; for classes the
+    logistic loss of one output or of several labels, otherwise cross-entropy."""
     if data.classes is None:
         return "mse"
     if data.spec.labels:
         return "binary_cross_entropy"
     if data.classes > 2:
         return "cross_entropy"
-    # of an error the check of the module says what is wrong
+    # A module that fails here is refused later, with the shape of an example.
     outputs = _tried(module, sample, dtype)
     single = isinstance(outputs, Tensor) and outputs.shape[1:].numel() == 1
     if single:
@@ -331,8 +337,10 @@ def natural_loss(
 
 
 def resolve_device(device: str, ranks: Ranks = SINGLE) -> torch.device:
-    """``"auto"`` is the first GPU, else the CPU; of several ranks on a machine each takes the next
-    GPU.
+    """Returns the device of a run.
+
+    ``"auto"`` is the first GPU, or the CPU without one. Of several ranks on a machine each takes
+    the next GPU.
 
     Raises:
         ConfigError: the device does not exist here.
@@ -343,7 +351,7 @@ def resolve_device(device: str, ranks: Ranks = SINGLE) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         place = torch.device(device)
-        # which clips and sums need, and mps lacks
+        # Clips and sums need float64, which mps lacks.
         torch.zeros(1, dtype=torch.float64, device=place)
     except (RuntimeError, AssertionError, TypeError) as error:
         here = ["auto", "cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 NO_FORK = (
     "a run has others on Linux only, and where there is no GPU (torchrun starts them anywhere)"
 )
-_FEW_CLIENTS = 8  # of a round, for a process
+_FEW_CLIENTS = 8  # of a round, for a process: the work of fewer does not pay for its start
 
 
 def in_one_process(settings: Trainer) -> str:
@@ -31,13 +31,13 @@ def in_one_process(settings: Trainer) -> str:
 
 
 def processes(settings: Trainer, problem: Problem) -> int:
-    """Returns the number of processes that compute a run: the number that is asked for;
-    otherwise one for each core if clients train models of their own for long, and at most one
-    for 8 clients of a round.
+    """Returns the number of processes that compute a run.
+
+    It is the number that is asked for; otherwise one for each core if clients train models of their
+    own, and at most one for 8 clients of a round.
 
     Raises:
-        ConfigError: several, of a run with several replicates, or with canaries, or whose clients
-            act one at a time.
+        ConfigError: several processes for replicates, canaries, or clients that act one at a time.
     """
     algorithm = settings.algorithm
     schedule = settings.bound
@@ -60,6 +60,7 @@ def processes(settings: Trainer, problem: Problem) -> int:
         raise ConfigError(f"execution.processes is {asked}, but {reason}; leave it out.")
     if not ranks.may_fork or kind or not isinstance(schedule, BoundSampler):
         return 1
+    # What is computed for all clients at once has the threads of one process.
     if algorithm.local is None or algorithm.all_at_once or problem.initial.device.type != "cpu":
         return asked or 1
     return asked or min(

@@ -47,7 +47,7 @@ def published_model(folder: Path) -> Predictor:
 
     Raises:
         ConfigError: a run whose public files do not say how its model is built or takes raw rows.
-        DataError: a file that cannot be read, or says something else.
+        DataError: a file that cannot be read, or has other contents.
     """
     received = Received(folder)
     for name, why in (
@@ -67,6 +67,8 @@ def published_model(folder: Path) -> Predictor:
 
 
 def _published_model(received: Received, folder: Path) -> Predictor:
+    """Returns the model of a public part with both files."""
+    # Nothing in these files is trusted: they may come from somebody else.
     received.content(folder / COLUMNS, _MOST_TEXT)
     values = received.json(folder / COLUMNS)
     try:
@@ -88,6 +90,7 @@ def _published_model(received: Received, folder: Path) -> Predictor:
     if not math.isinf(coding.limit) or coding.link != "identity":
         module = BoundedOutputs(module, coding.limit, coding.link)
     predictor = Predictor(module.eval(), coding)
+    # A row of zeros finds tensors that do not fit each other before a caller does.
     try:
         predictor.outputs(torch.zeros(1, coding.schema.width))
     except (RuntimeError, IndexError, TypeError, ValueError) as error:
@@ -112,6 +115,8 @@ def _built(network: Mapping[str, Any], coding: Coding, state: Mapping[str, Tenso
         DataError: something else than a network, or one that is larger than ``state``.
     """
     settings = network["made"]
+    # A file could ask for more memory than there is; an honest one has no setting above the number
+    # of its parameters.
     most = max(sum(value.numel() for value in state.values()), 1)
     for place, number in _whole_numbers(settings, "network.made"):
         limit = most
@@ -210,6 +215,7 @@ def _fill(module: nn.Module, state: Mapping[str, Tensor]) -> None:
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():
             raise DataError(f"{MODEL}: {name} has numbers that are not finite.")
     module.load_state_dict(dict(state), assign=True)
+    # Buffers that are no part of the state, and still have no numbers, would fail in forward.
     for name, left in (*module.named_parameters(), *module.named_buffers()):
         if left.is_meta:
             raise DataError(f"{MODEL} does not have {name}, which the network needs.")
@@ -233,7 +239,7 @@ def _bound(metadata: Mapping[str, str]) -> RowBound | None:
     """Returns the bound on records of the model's metadata; None without one.
 
     Raises:
-        DataError: something else.
+        DataError: no bound in it.
     """
     if "bound" not in metadata:
         return None

@@ -29,7 +29,7 @@ MOST_TEXT = 1 << 30
 MOST_TENSORS = 1 << 34
 """Bytes of a file of tensors that is read, at most."""
 
-_MOST_HASHED = 1 << 40
+_MOST_HASHED = 1 << 40  # bytes of a file of which only the digest is taken
 _MOST_HEADER = 100_000_000  # of a safetensors file, as its library has it
 _PIECE = 1 << 20
 _FLAGS = os.O_RDONLY
@@ -49,7 +49,8 @@ class Received:
         self._contents: dict[Path, bytes] = {}
 
     def content(self, path: Path, most: int = MOST_TEXT) -> bytes:
-        """Returns the bytes of a file; the same ones whenever they are asked for.
+        """Returns the bytes of a file; the same ones whenever they are asked for, so that what was
+        checked is what is used.
 
         Args:
             path: of the file.
@@ -135,7 +136,11 @@ class Received:
 
     @contextmanager
     def _opened(self, path: Path, most: int) -> Iterator[IO[bytes]]:
-        """Opens a file, and compare its size and time of change before and after."""
+        """Opens a file, and refuses one that changes while it is open.
+
+        A link out of the folder, a pipe or a device could be read for ever, or be a file that is
+        none of the sender's.
+        """
         name = self.name(path)
         try:
             real = path.resolve(strict=True)

@@ -11,7 +11,7 @@ RECALL_AT = 5
 
 
 def normalized(mse: Tensor, targets: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns normalized mean squared errors of tasks, and of all their examples taken as one task.
+    """Returns the normalized mean squared errors of tasks, and of all their examples as one task.
 
     Args:
         mse: float64 (..., n), each task's mean squared error, such as ``evaluate_each(...).score``.
@@ -19,9 +19,9 @@ def normalized(mse: Tensor, targets: Tensor, offsets: Tensor) -> tuple[Tensor, T
         offsets: int64 (n + 1,); task t has the examples ``offsets[t]:offsets[t + 1]``.
 
     Returns:
-        float64 (..., n), each task's error over the variance of its own targets, NaN where they do
-        not vary or where there are none; and float64 (...), squared errors of all examples over
-        their squared distances from the common mean, NaN where no target varies.
+        float64 (..., n), each task's error over the variance of its own targets, NaN if they do
+        not vary or there are none; and float64 (...), squared errors of all examples over
+        their squared distances from the common mean, NaN if no target varies.
     """
     y = targets.double()
     counts = offsets.diff()
@@ -32,6 +32,7 @@ def normalized(mse: Tensor, targets: Tensor, offsets: Tensor) -> tuple[Tensor, T
 
     mean = sums(y) / counts
     variance = sums((y - mean[owner]).square()) / counts
+    # Equal targets have a variance of rounding errors, which is not always 0.
     varies = sums((y != y[offsets[:-1].repeat_interleave(counts)]).double()) > 0
     task = torch.where(varies, mse / variance, torch.nan)
     spread = (y - y.mean()).square().sum()
@@ -60,11 +61,12 @@ def example_scores(outputs: Tensor, y: Tensor) -> Tensor:
 
 
 def found_labels(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the labels of every example that are among its 5 largest outputs, and the labels that
-    are there.
+    """Returns the numbers of labels of every example that are among its 5 largest outputs, and of
+    all its labels.
 
     Args:
-        outputs, y: (K, B, T) each, T > 5.
+        outputs: (K, B, T), T > 5.
+        y: (K, B, T), labels 0 and 1.
 
     Returns:
         Two numbers of labels, float64 (K, B).
@@ -83,7 +85,7 @@ def _residuals(outputs: Tensor, y: Tensor) -> Tensor:
 
 
 def _guess(outputs: Tensor) -> Tensor:
-    """Predicted classes (...): of one logit (..., 1), or of one a class (..., C)."""
+    """Returns the predicted classes (...) of one logit (..., 1), or of one a class (..., C)."""
     if outputs.shape[-1] == 1:
         return (outputs[..., 0] > 0).long()
     return outputs.argmax(-1)
@@ -122,8 +124,12 @@ def class_scores(outputs: Tensor) -> Tensor:
 
 
 def _columns_auc(scores: Tensor, there: Tensor) -> float:
-    """Mean area under the ROC curve, by the sum of the positive examples' ranks, of the columns (N,
-    T) in which both classes occur; NaN if there is none."""
+    """Returns the mean area under the ROC curve of the columns (N, T) in which both classes occur;
+    NaN if there is none.
+
+    The area is that of the Mann-Whitney statistic: the sum of the positive examples' ranks, with
+    equal scores at their mean rank.
+    """
     from scipy.stats import rankdata
 
     positive = there.numpy() > 0.5
@@ -139,6 +145,7 @@ def auc(outputs: Tensor, y: Tensor) -> float:
     if y.dim() > 1:
         return _columns_auc(outputs.double().reshape(len(y), -1), y.reshape(len(y), -1))
     scores = class_scores(outputs)
+    # Of one logit only the second class has a score; the first one would have the same area.
     if scores.shape[1] > 1:
         classes = torch.arange(scores.shape[1])
     else:
@@ -151,7 +158,8 @@ def micro_auc(outputs: Tensor, y: Tensor) -> float:
 
 
 def _counts(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """True positives, predicted and true examples of every class or label, float64 (C,) each."""
+    """Returns the numbers of true positives, predicted and true examples of every class or label,
+    float64 (C,) each."""
     if y.dim() > 1:
         guess = (outputs.reshape(len(y), -1) > 0).double()
         true = (y.reshape(len(y), -1) > 0.5).double()
@@ -166,6 +174,7 @@ def _counts(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def f1(outputs: Tensor, y: Tensor) -> float:
     both, guessed, true = _counts(outputs, y)
+    # A class that is neither there nor predicted has no F1, and is not held against the model.
     defined = guessed + true > 0
     return float((2 * both[defined] / (guessed + true)[defined]).mean())
 

@@ -11,7 +11,7 @@ from .._check import Checked, Count, NonNegative
 
 @dataclass(frozen=True, kw_only=True)
 class EarlyStopping(Checked):
-    """Stop when the shared model has stopped moving away from where it started.
+    """The rule that stops a run whose shared model no longer moves away from its start.
 
     The rule looks at ``distance``, the L2 norm of the released shared model minus the public start,
     at every evaluation. It is a function of the releases only, so a stopped run is post-processing
@@ -38,6 +38,7 @@ class EarlyStopping(Checked):
     def stops(self, history: Sequence[Mapping[str, Any]]) -> bool:
         """Returns True if a run with this history stops. It is a pure function of the history,
         so a resumed run decides the same."""
+        # A diverged model has the distance NaN, which is no best, and never an increase.
         values = [float(row["distance"]) for row in history]
         if len(values) <= self.patience:
             return False

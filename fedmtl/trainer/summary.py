@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .result import Result
 
 
-_COLUMNS = 3  # bands beside each other
+_COLUMNS = 3  # bands beside each other, as wide as a terminal
 
 
 def numbers_of_result(result: Result, local: Result | None = None) -> dict[str, Any]:
@@ -91,6 +91,7 @@ def _numbers_of_metric(result: Result, metric: Metric, local: Result | None) -> 
 def summary_of(result: Result) -> str:
     """Returns the printed summary: scores over clients, comparisons, and the privacy block."""
     clients = f"{len(result.ids):,} clients"
+    # Counts of what the scores below are of: most readers take them for those of everybody.
     scored = len(result.personal_accuracy)
     if result.evaluated is not None:
         clients += f" ({len(result.evaluated):,} of them evaluated)"
@@ -182,41 +183,16 @@ def _warning(result: Result, stages: Sequence[Stage]) -> list[str]:
 
 
 def _tables(result: Result, stages: Sequence[Stage], reference: Stage | None) -> list[str]:
-    """Returns a printed table for each metric, with a row for each of ``stages`` and a
-    comparison with the ``reference``, and what the columns mean."""
+    """Returns the printed tables, one for each metric, and the meaning of their columns.
+
+    Args:
+        result: of the run.
+        stages: the rows.
+        reference: that each row is compared with; None for no comparison.
+    """
     lines: list[str] = []
     for metric in result.shown:
-        names = ("mean", "median", "worst_tenth", "spread")
-        rows = [[metric.name, "mean", "median", "tenth", "spread"]]
-        if reference is None:
-            rows[0] += ["epsilon"]
-        else:
-            rows[0] += [f"than {reference.label}", "epsilon"]
-        for stage in stages:
-            spread = spread_of(stage.by_client[metric.name], metric)
-            row = [stage.label, *(number_text(spread[key], spread["mean"]) for key in names)]
-            if reference is not None:
-                itself = stage.by_client is reference.by_client
-                compared = None
-                if not itself:
-                    compared = beside(stage, reference, metric, result.personal.dtype)
-                row.append("-" if compared is None else percent(compared))
-            rows.append([*row, rounded_up(stage.epsilon, 3)])
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        for label, *cells in rows:
-            line = "".join(
-                f"  {cell:>{width}}" for cell, width in zip(cells, widths[1:], strict=True)
-            )
-            lines.append(f"  {label:<{widths[0]}}{line}")
-        defined = [len(stage.by_client[metric.name]) for stage in stages]
-        clients = len(result.owners)
-        if min(defined) < clients:
-            most = ""
-            if max(defined) > min(defined):
-                most = f" to {max(defined):,}"
-            lines.append(
-                f"  ({metric.name}: defined for {min(defined):,}{most} of {clients:,} clients)"
-            )
+        lines += _table(result, metric, stages, reference)
     lines.append("  tenth: mean over the tenth of the clients with the worst scores")
     meaning = ""
     if reference is not None:
@@ -230,8 +206,49 @@ def _tables(result: Result, stages: Sequence[Stage], reference: Stage | None) ->
     )
 
 
+def _table(
+    result: Result, metric: Metric, stages: Sequence[Stage], reference: Stage | None
+) -> list[str]:
+    """Returns the lines of the table of one metric; see :func:`_tables`."""
+    names = ("mean", "median", "worst_tenth", "spread")
+    rows = [[metric.name, "mean", "median", "tenth", "spread"]]
+    if reference is not None:
+        rows[0].append(f"than {reference.label}")
+    rows[0].append("epsilon")
+    for stage in stages:
+        spread = spread_of(stage.by_client[metric.name], metric)
+        row = [stage.label, *(number_text(spread[key], spread["mean"]) for key in names)]
+        if reference is not None:
+            compared = None
+            # Beside itself a model is equal for everybody, which says nothing.
+            if stage.by_client is not reference.by_client:
+                compared = beside(stage, reference, metric, result.personal.dtype)
+            row.append("-" if compared is None else percent(compared))
+        rows.append([*row, rounded_up(stage.epsilon, 3)])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for label, *cells in rows:
+        line = "".join(f"  {cell:>{width}}" for cell, width in zip(cells, widths[1:], strict=True))
+        lines.append(f"  {label:<{widths[0]}}{line}")
+    defined = [len(stage.by_client[metric.name]) for stage in stages]
+    clients = len(result.owners)
+    if min(defined) < clients:
+        most = ""
+        if max(defined) > min(defined):
+            most = f" to {max(defined):,}"
+        lines.append(
+            f"  ({metric.name}: defined for {min(defined):,}{most} of {clients:,} clients)"
+        )
+    return lines
+
+
 def remedy(result: Result, stages: Sequence[Stage]) -> str:
-    """Returns which settings may make bad models better."""
+    """Returns the advice on settings that may make bad models better; empty without one.
+
+    Args:
+        result: of the run.
+        stages: the bad models.
+    """
     names = ["features and targets scaled to [-1, 1]"] * result.unscaled
     names += ["wider data.bounds of the target, which cut off most targets"] * (
         result.cut_targets > 0.5
@@ -240,6 +257,7 @@ def remedy(result: Result, stages: Sequence[Stage]) -> str:
     names += ["a smaller algorithm.local.lr"] * (
         result.terms is not None and result.terms["local"] is not None
     )
+    # A pull to a shared model that is bad keeps a client from a good one of its own.
     pulled = result.finetuned is not None and result.finetuned.settings.kind in (
         "kl",
         "vanilla",
@@ -252,9 +270,12 @@ def remedy(result: Result, stages: Sequence[Stage]) -> str:
 
 
 def _worse_than_constant(result: Result, stage: Stage) -> str:
-    """Returns for how many clients models of a real target are worse than the mean of the
-    client's own training targets, if it is more than half; of other models the mean loss, if it
-    is above that of the best constant; else an empty text."""
+    """Returns the warning of models that are worse than a constant; empty if they are not.
+
+    Models of a real target are compared with the mean of each client's own training targets, and
+    are bad if they are worse for more than half of the clients. Others are bad if their mean loss
+    is above that of the best constant outputs.
+    """
     if "nmse" in stage.by_client:
         own = Stage("own mean", {result.metric: result.constants})
         compared = beside(stage, own, REGISTRY[result.metric], result.personal.dtype)
@@ -273,6 +294,7 @@ def _worse_than_constant(result: Result, stage: Stage) -> str:
 
 
 def _several_runs(result: Result) -> list[str]:
+    """Returns the lines of replicates: the bands of each budget, some columns at a time."""
     assert result.replicates is not None
     rows = result.bands
     names = [
@@ -300,6 +322,7 @@ def _several_runs(result: Result) -> list[str]:
 
 
 def _shares(shortened: Mapping[str, float], bound: RowBound) -> str:
+    """Returns the shares of records that were scaled down, by side, in words."""
     shares = ", ".join(f"{share:.1%} ({side})" for side, share in shortened.items())
     return (
         f"{shares} scaled down to {bound.norm.upper()} norm {bound.bound:g}, for training and "
@@ -308,5 +331,6 @@ def _shares(shortened: Mapping[str, float], bound: RowBound) -> str:
 
 
 def _band(row: Mapping[str, Any], name: str) -> str:
+    """Returns the mean of a number over replicates with its 5th and 95th percentile."""
     low, high = (number_text(row.get(f"{name}_p{mark}", float("nan"))) for mark in (5, 95))
     return number_text(row[name]) + (f" [{low}, {high}]" if f"{name}_p5" in row else "")

@@ -15,7 +15,12 @@ if TYPE_CHECKING:
 
 def clients_frame(scored: Scored, ids: tuple[str, ...]) -> DataFrame:
     """Returns a row for each client: its scores as :meth:`Scored.to_frame` has them, and the model
-    that it chose."""
+    that it chose.
+
+    Args:
+        scored: models with their scores.
+        ids: of all clients; those without a score have empty cells.
+    """
     frame = scored.to_frame().reindex(ids)
     if scored.finetuned is not None and scored.finetuned.chosen:
         frame["chosen"] = frame.index.map(scored.finetuned.chosen.get)
@@ -23,8 +28,11 @@ def clients_frame(scored: Scored, ids: tuple[str, ...]) -> DataFrame:
 
 
 def csv_bytes(rows: list[dict[str, Any]]) -> bytes:
-    """Returns rows as CSV under the names of all their keys, as :func:`cell` writes texts; a cell
-    that a row lacks is empty."""
+    """Returns rows as CSV under the names of all their keys; a cell that a row lacks is empty.
+
+    Texts are written by :func:`cell`, since a spreadsheet would compute a name that begins as a
+    formula.
+    """
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     names = list(dict.fromkeys(name for row in rows for name in row))

@@ -54,6 +54,7 @@ def resolved_target(
     Raises:
         ConfigError: something else, or a name that cannot be imported.
     """
+    # The check comes before the import, which would run the module's code.
     module, _, name = target.rpartition(".")
     trusted = _within(module, trust)
     public = not any(part.startswith("_") for part in target.split("."))
@@ -74,8 +75,14 @@ def resolved_target(
 
 
 def restored(description: Any, trust: Sequence[str] = ()) -> Any:
-    """Returns the settings that :func:`~fedmtl.trainer.fingerprint.describe` described: dataclasses
-    class and fields, and factories of :mod:`fedmtl.models` by their functions and settings.
+    """Returns settings from their description by :func:`~fedmtl.trainer.fingerprint.describe`.
+
+    Dataclasses are made of their class and fields, and factories of :mod:`fedmtl.models` of their
+    functions and settings.
+
+    Args:
+        description: plain values.
+        trust: names of modules of which classes may be made.
 
     Raises:
         ConfigError: an object that its description does not give back, or a class that is neither
@@ -94,6 +101,7 @@ def restored(description: Any, trust: Sequence[str] = ()) -> Any:
             "fedmtl.models",
             *trust,
         )
+        # A description has the class without its module: files outlive the layout of a package.
         place = next((place for place in places if hasattr(import_module(place), name)), None)
         if place is None:
             raise ConfigError(
@@ -129,6 +137,7 @@ def _may_be_named(value: Any, name: str, logger: bool) -> bool:
 
 
 def _refused(target: str) -> ConfigError:
+    """Returns the refusal of a name, with the option that would allow it."""
     root = target.split(".")[0]
     hint = f" If you trust the code of {root}, say so: --trust {root}, in Python trust=[{root!r}]."
     return ConfigError(

@@ -21,7 +21,14 @@ from .._files import (
 def write_tensors(
     path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Writes tensors as safetensors, by :func:`write_bytes`: equal arguments give equal bytes."""
+    """Writes tensors as safetensors, by :func:`write_bytes`: equal arguments give equal bytes.
+
+    Args:
+        path: of the file.
+        tensors: by name.
+        metadata: texts by name.
+    """
+    # The library refuses views, and tensors that share memory.
     ready = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     write_bytes(path, _in_order(save(ready, metadata=dict(metadata or {}))))
 
@@ -42,7 +49,10 @@ def _in_order(content: bytes) -> bytes:
 
 
 def split_header(content: bytes) -> tuple[dict[str, Any], int]:
-    """Returns the header of a safetensors file, and where its tensors begin."""
+    """Returns the header of a safetensors file, and the place at which its tensors begin.
+
+    The first 8 bytes are the length of the header, a JSON text.
+    """
     start = 8 + int.from_bytes(content[:8], "little")
     header: dict[str, Any] = json.loads(content[8:start])
     return header, start

@@ -179,19 +179,21 @@ class Trainer:
         self._set(data=coded_for(self.data, self.loss, self.algorithm.loss))
         if self.audit is not None:
             self.audit.check(self)
-        _ = self.bound  # refuses a schedule that these clients cannot have
+        # These are made here for their refusals: a run must not fail after hours.
+        _ = self.bound
         _ = self.comparisons
         if self.epsilons is not None:
             self._set(epsilons=tuple(map(float, self.epsilons)))
         check_declared(self)
-        _ = self.asked_metrics  # refuses metrics that these data cannot have
+        _ = self.asked_metrics
 
     def _set(self, **values: Any) -> None:
+        """Replaces fields by what they stand for, while the trainer is made; later it is frozen."""
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
     def _choose(self, left: list[str]) -> None:
-        """Fills in the automatic settings, ``left``."""
+        """Fills in the automatic settings ``left``, by public facts of the data."""
         if "algorithm" not in left:
             missing = [name for name in left if name != "finetune"]
             if missing:
@@ -199,7 +201,7 @@ class Trainer:
                     f"{', '.join(missing)} must be given beside an algorithm; only "
                     "'auto' chooses them."
                 )
-            self._set(**dict.fromkeys(left))
+            self._set(**dict.fromkeys(left))  # no finetuning
             return
         set_here = {
             name: getattr(self, name)
@@ -210,10 +212,10 @@ class Trainer:
         logger.info("%s", chosen.text())
         if self.progress:
             print(chosen.text(), file=sys.stderr)
-        warnings = [
-            unscaled(self.data),
-            chosen.outlook() if chosen.noise > 4 and not chosen.network else "",
-        ]
+        warnings = [unscaled(self.data)]
+        # From 4 times a contribution on, noise left little to share in the runs that were measured.
+        if chosen.noise > 4 and not chosen.network:
+            warnings.append(chosen.outlook())
         for text in filter(None, warnings):
             logger.warning("%s", text)
         self._set(**{name: getattr(chosen, name) for name in (*left, "privacy")})
@@ -227,10 +229,9 @@ class Trainer:
     @cached_property
     def bound(self) -> BoundSampler | BoundSchedule:
         """The schedule of the clients of the data, and of canaries behind them."""
-        of_records = isinstance(self.privacy, RecordPrivacy)
-        if self.audit is None or of_records:
-            canaries = 0
-        else:
+        canaries = 0
+        # Canaries of records are in the data of the clients, who take part as before.
+        if self.audit is not None and not isinstance(self.privacy, RecordPrivacy):
             canaries = self.audit.canaries
         bound: BoundSampler | BoundSchedule = self.algorithm.scheduled(
             bind_schedule(self.schedule, self.data, canaries)
@@ -244,9 +245,11 @@ class Trainer:
 
     @property
     def _alone(self) -> LocalAverage | None:
-        """What clients can do alone, tuned on their own records, with a linear model of one real
-        target, whatever the algorithm; None for other models and losses, for which it is local
-        training."""
+        """The baseline ``"local"`` of a linear model of one real target: the average of a client's
+        own models, tuned on its own records.
+
+        It is None for other models and losses, whose baseline is local training.
+        """
         if (
             "local" not in self.baselines
             or kind_of(self.data.spec) != "number"
@@ -267,7 +270,7 @@ class Trainer:
 
     @property
     def runs(self) -> int:
-        """M, the number of runs: R at each of the epsilons.
+        """M, the number of replicates: R at each of the epsilons.
 
         Run m = e R + r is repetition r at the e-th epsilon, with its own schedule and its own
         noise, both drawn from (seed, m). The data, their split and the public starting point are
@@ -277,7 +280,7 @@ class Trainer:
 
     @cached_property
     def privacies(self) -> tuple[Privacy | None, ...]:
-        """The privacy of each of the M runs; a single one where all have the same."""
+        """The privacy of each of the M runs; a single one if all have the same."""
         if self.privacy is None or self.epsilons is None:
             return (self.privacy,)
         each = [replace(self.privacy, epsilon=epsilon) for epsilon in self.epsilons]
@@ -285,8 +288,8 @@ class Trainer:
 
     @property
     def budgets(self) -> list[tuple[float | None, slice]]:
-        """Each budget with the runs that have it; None without one, the largest of several
-        owners'."""
+        """The budgets with the runs that have them; None without a budget, and of budgets by client
+        the largest one."""
         size = self.replicates
         if self.epsilons is not None:
             return [
@@ -294,20 +297,24 @@ class Trainer:
                 for e, epsilon in enumerate(self.epsilons)
             ]
         epsilon = None if self.privacy is None else self.privacy.epsilon
-        return [
-            (max(epsilon.values()) if isinstance(epsilon, Mapping) else epsilon, slice(0, size))
-        ]
+        if isinstance(epsilon, Mapping):
+            epsilon = max(epsilon.values())
+        return [(epsilon, slice(0, size))]
 
     @cached_property
     def noiseless(self) -> bool:
-        """Whether no repetition has noise, so that nothing is protected."""
+        """True if no run has noise, so that nothing is protected."""
         return all(privacy is None or privacy.noiseless for privacy in self.privacies)
 
     def problem(self, *, ranks: Ranks = SINGLE) -> Problem:
-        """Returns the problem of a run, which ``ranks`` compute."""
+        """Returns the problem of a run, which ``ranks`` compute.
+
+        Raises:
+            ConfigError, DataError, ModelError: see :func:`~fedmtl.trainer.problem.build_problem`.
+        """
         self.algorithm.check_data(self.data)
         place = self.device
-        # in rounds
+        # DP-SGD is for gradients that are sent in rounds: activations have noise of their own.
         sends = not self.algorithm.one_at_a_time and not isinstance(self.algorithm, Local)
         if self.algorithm.on_host:
             resolve_device(place, ranks)  # refuses one that is not there
@@ -328,8 +335,8 @@ class Trainer:
         return build_problem(self.data, self.model, settings, ranks)
 
     def resolved(self, problem: Problem) -> Trainer:
-        """This trainer with what its algorithm chooses from public rows and bounds (``"auto"``)
-        filled in."""
+        """Returns this trainer with the settings that its algorithm chooses from public rows and
+        bounds (``"auto"``)."""
         bound = None
         if isinstance(self.bound, BoundSchedule):
             bound = self.bound
@@ -347,32 +354,24 @@ class Trainer:
         return replace(self, algorithm=algorithm, finetune=finetune)
 
     def first_run(self) -> Trainer:
-        """The first repetition at the first epsilon, as a run of its own, without baselines,
+        """Returns the first replicate at the first epsilon as a run of its own, without baselines,
         canaries and folder."""
-        privacy = self.privacies[0]
-        return replace(
-            self,
-            replicates=1,
-            epsilons=None,
-            privacy=privacy,
-            audit=None,
-            baselines=(),
-            folder=None,
-        )
+        one: dict[str, Any] = {"replicates": 1, "epsilons": None, "privacy": self.privacies[0]}
+        return replace(self, **one, audit=None, baselines=(), folder=None)
 
     def fit(self, *, resume: bool = False, ranks: Ranks | None = None) -> Result:
-        """Train, evaluate and save.
+        """Trains, evaluates and saves the run and its baselines.
 
         Args:
+            resume: continue the run in ``folder`` from its last checkpoint. Of a run in secure mode
+                resume a single copy of the folder: every copy would release under the same charges.
             ranks: the processes that compute the run jointly, each of which calls this; None for
                 those that torchrun started, or of the program's process group. ``Ranks()`` is a
                 single process.
-            resume: continue the run in ``folder`` from its last checkpoint. Of a run in secure mode
-                resume a single copy of the folder: every copy would release under the same charges.
 
         Returns:
-            The result, with those of the baselines; the same at every rank, of which only the first
-            writes.
+            The result, with those of the baselines; the same at every rank. Only the first rank
+            writes files.
 
         Raises:
             ResumeError: the folder holds a run and ``resume`` is false, or a run that does not

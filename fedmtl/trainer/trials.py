@@ -16,6 +16,7 @@ from ..local.losses import Loss
 def trial_batches(spec: DataSpec, dtype: torch.dtype) -> list[Tensor]:
     """Returns batches of two made-up examples (2, *shape): whole numbers 0 and 1, or real ones of
     both signs, of one sign, and zeros, in this order."""
+    # Not the data: a module that is tried on them could tell something about them by failing.
     generator = torch.Generator().manual_seed(0)
     uniform = torch.rand((2, *spec.shape), generator=generator, dtype=torch.float64)
     zeros = spec.sample(2, dtype)

@@ -67,7 +67,8 @@ def minimize(
 
     Args:
         loss: of the records, not the hinge; y in {-1, +1} for the logistic one.
-        x, y: (n, p) and (n,) float64, finite, n at least 1.
+        x: (n, p) float64, finite, n at least 1.
+        y: (n,) float64, finite.
         ridge: above 0.
         base: (p,); None: 0.
         box: bound on ||theta||_inf.
@@ -114,7 +115,8 @@ def fit_own(
 
     Args:
         loss: squared or logistic.
-        x, y: (n, p) and (n,), the raw records of one client; nothing leaves it.
+        x: (n, p), the raw records of one client; nothing leaves it.
+        y: (n,), their targets.
         shared: (p,), or (k, p), those of k replicates.
         tau: above 0, so that the minimum exists.
         penalty: g, see :data:`~fedmtl.local.proximal.PENALTIES`.
