@@ -41,11 +41,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..algorithms.activations import Answers, client_rows
 from ..algorithms.async_learner.central import CentralLearner
 from ..algorithms.base import Problem, Public, State
 from ..algorithms.linear.data import LinearData, prepared
 from ..algorithms.linear.solve import minimize
+from ..algorithms.one_at_a_time import Answers, client_rows
 from ..errors import ConfigError
 from ..privacy import Activations, GradientPlan, Gradients
 from ..privacy.clip import Clip, clip_rows
@@ -113,9 +113,9 @@ class OneAnswer(CentralLearner):
         number = client_rows(public["answers"])
 
         def serve(answers: Answers) -> None:
-            sums[answers.at] += answers.values
-            variances[answers.at] += answers.noise_std().numpy()[answers.runs] ** 2
-            number[answers.at] += 1
+            sums[answers.places] += answers.values
+            variances[answers.places] += answers.noise_std().numpy()[answers.runs] ** 2
+            number[answers.places] += 1
 
         return serve
 

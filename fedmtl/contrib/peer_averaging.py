@@ -35,9 +35,9 @@ import torch
 from torch import Tensor
 
 from .._check import Count, NonNegative, Positive
-from ..algorithms.activations import Answers, client_rows
 from ..algorithms.base import Problem, Public, State
 from ..algorithms.linear.solve import fit_own
+from ..algorithms.one_at_a_time import Answers, client_rows
 from ..algorithms.p2p.algorithm import PeerToPeer
 from ..algorithms.p2p.network import Network
 from ..errors import ConfigError
@@ -141,7 +141,7 @@ class PeerAveraging(PeerToPeer):
         answers_so_far = client_rows(public["answers_so_far"])
 
         def serve(answers: Answers) -> None:
-            at = answers.at
+            at = answers.places
             answered = answers.answered
             h_theta = h * answers.points
             b = intercept[at]

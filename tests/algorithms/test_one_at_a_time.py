@@ -17,7 +17,7 @@ from fedmtl import (
     models,
 )
 from fedmtl.algorithms import State
-from fedmtl.algorithms.activations import Answers, simulated_objectives
+from fedmtl.algorithms.one_at_a_time import Answers, simulated_objectives
 from fedmtl.contrib.published.async_learner import PublishedAsyncLearner
 from fedmtl.contrib.published.p2p import PublishedPeerToPeer
 from fedmtl.data import load_synthetic_tasks

@@ -38,12 +38,12 @@ from fedmtl import (
     models,
 )
 from fedmtl.algorithms import MPMTL, PMTL, FedAvg, SharedModel
-from fedmtl.algorithms.activations import client_rows
 from fedmtl.algorithms.base import Algorithm, Problem
 from fedmtl.algorithms.cohort import Cohort
 from fedmtl.algorithms.linear import evidence
 from fedmtl.algorithms.linear.data import LinearData
 from fedmtl.algorithms.linear.stack import TaskStack
+from fedmtl.algorithms.one_at_a_time import client_rows
 from fedmtl.algorithms.pp_dmtl import step_size
 from fedmtl.audit import CHECKS, Effort, Finding, rerun
 from fedmtl.audit import setup as audit_setup
@@ -1535,7 +1535,7 @@ def _silent_along_raw_gradients(original, self, problem, public):
             x, y = self.data(problem).arrays[agent]
             gradient = (self.linear_loss.factors(answers.points[place][None], x, y) @ x / len(x))[0]
             step = self.mu * network.alpha[agent] * network.confidence[agent]
-            client_rows(public["theta"])[answers.at[place]] -= step * gradient
+            client_rows(public["theta"])[answers.places[place]] -= step * gradient
 
     return leaky
 

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from fedmtl import RecordPrivacy, models
 from fedmtl.algorithms import Problem
-from fedmtl.algorithms.activations import simulated_states
 from fedmtl.algorithms.async_learner.algorithm import AsyncLearner
 from fedmtl.algorithms.async_learner.central import CentralLearner
 from fedmtl.algorithms.linear.data import LinearData
+from fedmtl.algorithms.one_at_a_time import simulated_states
 from fedmtl.data import Examples, FederatedDataset
 from fedmtl.random import derive_key
 from fedmtl.schedules import Block

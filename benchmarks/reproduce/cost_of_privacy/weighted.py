@@ -11,8 +11,8 @@ from torch import Tensor
 
 from fedmtl._check import Rate
 from fedmtl.algorithms import Problem, State
-from fedmtl.algorithms.activations import Answers, client_rows
 from fedmtl.algorithms.async_learner.algorithm import AsyncLearner
+from fedmtl.algorithms.one_at_a_time import Answers, client_rows
 from fedmtl.privacy import GradientPlan
 from fedmtl.schedules import BoundSchedule
 
@@ -44,9 +44,9 @@ class Weighted(AsyncLearner):
         known = None if self.frequencies is None else np.array(self.frequencies)
 
         def serve(answers: Answers) -> None:
-            by_owner[answers.at] += 1
+            by_owner[answers.places] += 1
             if known is None:
-                weights = (events[answers.runs].sum(1) + n) / (n * (by_owner[answers.at] + 1))
+                weights = (events[answers.runs].sum(1) + n) / (n * (by_owner[answers.places] + 1))
             else:
                 weights = known.sum() / (n * known[answers.clients])
             unweighted(answers._replace(values=answers.values * weights[:, None]))

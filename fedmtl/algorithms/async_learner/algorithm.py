@@ -48,9 +48,9 @@ import torch
 
 from ..._check import Count, Positive
 from ...errors import ConfigError
-from ..activations import Answers, client_rows
 from ..base import Problem, Public, State
 from ..linear.data import LossName
+from ..one_at_a_time import Answers, client_rows
 from .central import CentralLearner
 
 Array = np.ndarray[Any, Any]
@@ -146,7 +146,7 @@ class AsyncLearner(CentralLearner):
         def serve(answers: Answers) -> None:
             tbar = answers.points
             moved = own * tbar - share.take(answers.clients, 0) * answers.values
-            theta[answers.at] = np.minimum(np.maximum(moved, low), high)  # (5)
+            theta[answers.places] = np.minimum(np.maximum(moved, low), high)  # (5)
             theta_l[answers.runs] = np.minimum(np.maximum(central * tbar, low), high)  # (7')
 
         return serve

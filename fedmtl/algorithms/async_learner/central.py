@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from ..._check import Positive
-from ..activations import OneAtATime
 from ..base import Problem, State
 from ..linear.data import LinearData
 from ..local_fit import LocalFit
+from ..one_at_a_time import OneAtATime
 
 _BLOCK_ELEMENTS = 1 << 20  # the losses of several models on all records that are held at once
 

@@ -51,9 +51,9 @@ from ...graphs import Graph, GraphSettings
 from ...privacy import Activations, GradientPlan, RecordPrivacy
 from ...privacy.noise.laws import LAWS
 from ...schedules import Block, BoundSchedule
-from ..activations import Answers, OneAtATime, client_rows
 from ..base import Problem, Public, State
 from ..linear.data import prepared
+from ..one_at_a_time import Answers, OneAtATime, client_rows
 from .allocation import Allocation, wakeup_weights
 from .network import Array, Ints, Network
 from .warm_start import as_gradients, check_accuracy, mean_at_minimizer, spread
@@ -351,7 +351,7 @@ class PeerToPeer(OneAtATime):
             pull = self.mu * network.confidence[agents, None]
             gradient = answers.values + 2 * network.ridge[agents, None] * own  # of L_i, with eta_i
             means = network.means(theta, every_run[answers.runs], agents)
-            rows[answers.at] = (1 - alpha) * own + alpha * (means - pull * gradient)  # (4), (6)
+            rows[answers.places] = (1 - alpha) * own + alpha * (means - pull * gradient)  # (4), (6)
             sent[answers.runs] += network.graph.degrees[agents]
 
         return serve

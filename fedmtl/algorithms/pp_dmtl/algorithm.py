@@ -53,10 +53,10 @@ from ...errors import ConfigError
 from ...local.proximal import PENALTIES, OwnPenalty, SharedPenalty
 from ...privacy import GradientPlan, RecordPrivacy
 from ...schedules import BoundSchedule
-from ..activations import Answers, Array, OneAtATime, client_rows
 from ..base import Problem, Public, State
 from ..linear.solve import fit_own
 from ..local_fit import LocalFit
+from ..one_at_a_time import Answers, Array, OneAtATime, client_rows
 from .step_size import choose_step
 
 
@@ -185,9 +185,9 @@ class PPDMTL(OneAtATime):
 
         def serve(answers: Answers) -> None:
             if self.a1 > 0:
-                q = torch.from_numpy(own[answers.at])
+                q = torch.from_numpy(own[answers.places])
                 gradient = torch.from_numpy(answers.values)
-                own[answers.at] = self.own_step(q, gradient).numpy()
+                own[answers.places] = self.own_step(q, gradient).numpy()
             server(answers)
 
         return serve
@@ -211,7 +211,7 @@ class PPDMTL(OneAtATime):
         returned = client_rows(public["returned"])
 
         def serve(answers: Answers) -> None:
-            at = answers.at
+            at = answers.places
             runs = answers.runs
             columns_s[at] = answers.values  # server, 1st step: G_t is column t of S
             p[runs] = prox(p[runs] - a2 * s[runs], threshold)  # server, 2nd step

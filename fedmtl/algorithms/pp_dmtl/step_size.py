@@ -17,9 +17,9 @@ from ...data.transforms import SHRINK
 from ...privacy import RecordPrivacy
 from ...random import derive_key
 from ...schedules import BoundSchedule
-from ..activations import simulated_objectives
 from ..base import Problem
 from ..linear.data import probe_linear
+from ..one_at_a_time import simulated_objectives
 
 if TYPE_CHECKING:
     from .algorithm import PPDMTL

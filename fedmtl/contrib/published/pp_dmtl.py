@@ -26,9 +26,9 @@ import torch
 from torch import Tensor
 
 from ..._check import NonNegative, Positive
-from ...algorithms.activations import Answers
 from ...algorithms.base import Problem, State
 from ...algorithms.linear.solve import fit_own
+from ...algorithms.one_at_a_time import Answers
 from ...algorithms.pp_dmtl.algorithm import PPDMTL
 from ...errors import PrivacyError
 from ...privacy import Activations, GradientPlan, L2LaplaceNoise, PublishedClaim, RecordPrivacy
@@ -118,7 +118,7 @@ class PublishedPPDMTL(PPDMTL):
             acting = Answers(
                 runs=slice(None),
                 clients=tasks.numpy(),
-                at=(torch.arange(len(tasks)) * problem.clients + tasks).numpy(),
+                places=(torch.arange(len(tasks)) * problem.clients + tasks).numpy(),
                 points=points.numpy(),
                 values=released,
                 answered=tasks.numpy() >= 0,

@@ -34,8 +34,8 @@ class Answers(NamedTuple):
         runs: int64 (k,), the places of these runs among all R; a slice of all if a client acts in
             each.
         clients: int64 (k,), the acting client of each.
-        at: int64 (k,), rows of these clients in public tensors (R, n, ...) whose first two axes are
-            joined to one.
+        places: int64 (k,), places of these clients in public tensors (R, n, ...) whose first two
+            axes are joined, see :func:`client_rows`.
         points: (k, D) float64, the points of the answers.
         values: (k, D) float64, the noised mean of the gradients of the client's records; zero
             unless it ``answered``.
@@ -45,7 +45,7 @@ class Answers(NamedTuple):
 
     runs: Array | slice
     clients: Array
-    at: Array
+    places: Array
     points: Array
     values: Array
     answered: Array
@@ -54,8 +54,8 @@ class Answers(NamedTuple):
     def acting(self) -> Answers:
         """Returns the answers of the runs in which a client acts, from those of all R runs."""
         runs = np.flatnonzero(self.clients >= 0)
-        clients, at, points, values, answered = (field[runs] for field in self[1:6])
-        return Answers(runs, clients, at, points, values, answered, self.noise_std)
+        clients, places, points, values, answered = (field[runs] for field in self[1:6])
+        return Answers(runs, clients, places, points, values, answered, self.noise_std)
 
 
 class OneAtATime(LinearAlgorithm):
@@ -84,8 +84,8 @@ class OneAtATime(LinearAlgorithm):
     def points(self, problem: Problem, public: Public) -> Callable[[Array], Array]:
         """Returns the function from clients to the points of their answers, by the public state.
 
-        It takes the clients' rows ``at``, int64 (R,), and returns (R, D). A run in which no client
-        acts has the point of any client.
+        It takes the clients' places, int64 (R,), see :class:`Answers`, and returns (R, D). A run in
+        which no client acts has the point of any client.
         """
 
     def gradients(self, problem: Problem) -> Callable[[int, Array], Gradients]:
@@ -113,20 +113,21 @@ class OneAtATime(LinearAlgorithm):
     def step(self, problem: Problem, state: State, block: Block, channel: Activations) -> State:
         """Computes all activations of a block in their order, of all runs; in place."""
         public = state.public
-        points = self.points(problem, public)
-        gradients = self.gradients(problem)
+        points_of = self.points(problem, public)
+        gradients_of = self.gradients(problem)
         serve = self.serve(problem, public)
         acting = np.ascontiguousarray(block.client.T.numpy())  # (S, R), -1 for no client
-        rows = np.arange(block.replicates) * problem.clients + np.maximum(acting, 0)
+        # A run without an acting client computes for client 0, and its answer is dropped.
+        joined = np.arange(block.replicates) * problem.clients + np.maximum(acting, 0)
         every_run = bool((acting >= 0).all())
         runs = slice(None)
-        for clients, at in zip(acting, rows, strict=True):
-            asked = points(at)
+        for clients, places in zip(acting, joined, strict=True):
+            points = points_of(places)
             answered = channel.answering
             # a client that acts in several runs computes its gradients once, at all their points
-            sent = [gradients(client, asked.take(of, 0)) for client, of in channel.acting]
+            sent = [gradients_of(client, points.take(own, 0)) for client, own in channel.acting]
             values = channel.release(sent)
-            answers = Answers(runs, clients, at, asked, values, answered, channel.noise_std)
+            answers = Answers(runs, clients, places, points, values, answered, channel.noise_std)
             if not every_run:
                 answers = answers.acting()
             serve(answers)
