@@ -31,6 +31,7 @@ def check_layers(module: nn.Module) -> None:
     Raises:
         ModelError: batch normalization, or an embedding with an option that mixes examples.
     """
+    # What mixes examples gives one record a way into the gradients of others, past their clips.
     for name, child in module.named_modules():
         if isinstance(child, _BatchNorm):
             raise ModelError(
@@ -103,6 +104,7 @@ def _check_exchangeable(name: str, layer: nn.Module) -> None:
             f"{where} is pruned by torch.nn.utils.prune, with which it cannot be copied; make the "
             "weights permanent with torch.nn.utils.prune.remove(layer, name)."
         )
+    # The gradient of such a tensor leads to the parameters of the module, not of a client's copy.
     for attribute, value in vars(layer).items():
         if isinstance(value, Tensor) and value.grad_fn is not None:
             raise ModelError(
@@ -122,7 +124,7 @@ def _check_tensor(name: str, tensor: Tensor) -> None:
         raise ModelError(
             f"Buffer {name!r} is lazy, and lazy buffers cannot be copied; use a layer with a shape."
         )
-    if is_lazy(tensor):
+    if is_lazy(tensor):  # it has neither a shape nor numbers yet
         return
     if tensor.is_complex():
         raise ModelError(f"{name!r} has complex numbers; use two real tensors instead.")
@@ -134,6 +136,7 @@ def _check_tensor(name: str, tensor: Tensor) -> None:
         raise ModelError(
             f"Parameter {name!r} has values that are not finite; start from finite ones."
         )
+    # A clip bounds the gradients that torch computes; a hook would change them afterwards.
     if tensor._backward_hooks or tensor._post_accumulate_grad_hooks:
         raise ModelError(
             f"Parameter {name!r} has a hook on its gradient, which the copies of clients do not "
@@ -159,9 +162,11 @@ def with_shapes(module: nn.Module, sample: Tensor, seed: int) -> nn.Module:
         return module
     module = copy.deepcopy(module)
     mode = module.training
+    # The start is a function of the run's seed, and the program's own generator stays as it is.
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
         try:
+            # In evaluation: dropout would draw, and layers with statistics would change them.
             module.eval()(torch.zeros_like(sample))
         except Exception as error:
             raise ModelError(
@@ -215,9 +220,11 @@ def prepare_module(
         dtype = sample.dtype
     ready = copy.deepcopy(module).to(sample.device, dtype).train()
     set_trainable(ready, trainable)
+    # Keyed masks depend on the record alone, whoever else is in the batch.
     swap_dropout(ready, seed)
     before = tensors_of(ready)
     result = _tried(ready, sample)
+    # The two modes may run other code, and scores are of the second.
     _tried(ready.eval(), sample)
     check_unchanged(ready.train(), before)
     _check_outputs(result, sample, outputs)
@@ -318,6 +325,7 @@ def same(first: Tensor, second: Tensor, tolerance: float) -> bool:
     equal = first == second
     if not first.is_floating_point():
         return bool(equal.all())
+    # Two paths that overflow alike are the same function.
     equal |= first.isnan() & second.isnan()
     if tolerance > 0.0:
         size = torch.maximum(first.abs(), second.abs()).nan_to_num(0.0, 0.0, 0.0)

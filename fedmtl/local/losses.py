@@ -69,6 +69,7 @@ class Huber:
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Returns the losses, (N, ...), (N, ...) -> (N,)."""
         errors = (_shaped(outputs, targets) - targets).abs()
+        # One formula for both branches: e^2 / 2 within delta, delta (e - delta / 2) beyond.
         inside = errors.clamp(max=self.delta)
         return (inside * (errors - inside / 2)).reshape(len(targets), -1).mean(1)
 
@@ -114,6 +115,7 @@ class Poisson:
         counts = targets
         if self.mapped:
             counts = (targets + 1) / 2
+        # A mean of any sign of the output is positive; log(y!) does not depend on the model.
         return (outputs.exp() - counts * outputs).reshape(len(targets), -1).mean(1)
 
     @property

@@ -81,6 +81,7 @@ class PrecisionBlock:
         """Returns the product of a matrix of this form with the block of flat ``rows``: (K, D) ->
         (K, size)."""
         matrix = self.part.matrix(rows)
+        # P = c I - V (c - a) V^T: a product with (p, r) matrices, and none with (p, p).
         v = self.directions.expand(len(rows), -1, -1)
         product = across[:, None, None] * matrix
         return self.part.flat(
@@ -107,6 +108,7 @@ class Precision:
         """Returns (I + step P)^-1 w for every row w: (K, D) -> (K, D)."""
         product = rows / (1.0 + step * self.strength)
         for block in self.blocks:
+            # A function of P has the same directions, and the function of each eigenvalue.
             along = 1.0 / (1.0 + step * block.along)
             across = 1.0 / (1.0 + step * block.across)
             product[:, block.part.places] = block.scaled(rows, along, across)

@@ -49,7 +49,7 @@ class LocalSolver(Checked, ABC):
         return self.lr * self.decay ** (round // self.decay_every)
 
     def step_counts(self, counts: Tensor) -> Tensor:
-        """Local steps of clients with ``counts`` examples: int64 (k,) -> (k,)."""
+        """Returns the local steps of clients with ``counts`` examples, int64 (k,) -> (k,)."""
         if self.steps is not None:
             return torch.full_like(counts, self.steps)
         return self.epochs * batches_per_epoch(counts, self.batch_size)
@@ -104,6 +104,7 @@ class LocalSGD(LocalSolver):
     weight_decay: NonNegative = 0.0
 
     def check(self, lam: float) -> None:
+        # A step multiplies the distance to the anchor by 1 - lr lam, below -1 from 2 on.
         if not self.proximal and self.lr * lam >= 2.0:
             raise ConfigError(
                 f"lr * lam = {self.lr:g} * {lam:g} = {self.lr * lam:g}: from 2 on, the anchor "
@@ -116,6 +117,7 @@ class LocalSGD(LocalSolver):
     ) -> StackedOptimizer:
         lr = self.lr_at(round)
         decay = self.weight_decay
+        # Without momentum a step needs no state, and is fused with the backward pass.
         rule: Rule | None = None
         if self.momentum:
             factory = partial(
@@ -160,6 +162,7 @@ class BackoffSGD(LocalSolver):
     ] = 0.9
 
     def check(self, lam: float) -> None:
+        # The gradient of a batch changes from step to step, and says nothing about the last step.
         if self.proximal or self.batch_size is not None:
             raise ConfigError(
                 "BackoffSGD judges a step by the gradient of all of a client's examples after it; "
@@ -216,6 +219,7 @@ class LocalOptimizer(LocalSolver):
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of(self, ELEMENTWISE, optimizer_name=self.optimizer_name)
+        # Options that do not fit are refused here, and not by the first client of a run.
         try:
             torch_rule(torch.zeros(1, 1), self._factory(self.lr))(torch.zeros(1, 1))
         except (TypeError, ValueError, RuntimeError) as error:

@@ -123,6 +123,7 @@ def _objections(trainer: Trainer) -> Iterator[str]:
             "settings."
         )
     if trainer.evaluate_clients is not None:
+        # The sensitivity of a score is that of a mean over all clients.
         yield "evaluate_clients is set, but a search scores all clients; leave it out."
     if trainer.runs > 1:
         yield "replicates and epsilons make several runs; a search draws its own."
@@ -130,6 +131,7 @@ def _objections(trainer: Trainer) -> Iterator[str]:
 
 def _accounted(trainer: Trainer) -> dict[str, Any]:
     """Returns the settings that enter the accounting."""
+    # Noise is in units of the clip norm, which therefore enters no price.
     fields = [
         field.name for field in dataclasses.fields(ClientPrivacy) if field.name != "clip_norm"
     ]
@@ -196,7 +198,7 @@ def plan_search(
         sensitivity = 2 * SCORE_BOUND
     score = dp_event.GaussianDpEvent(score_noise * n / sensitivity)
     largest = max(plans.values(), key=lambda declared: sum(plan.size for plan in declared))
-    # of Gaussian noise the sizes may differ
+    # The price of Gaussian noise does not depend on the sizes; other noise has equal ones.
     price = step_price(largest, sampler, privacy, delta=delta)
 
     def candidate(multiplier: float) -> Any:
@@ -235,6 +237,7 @@ def plan_search(
         )
         with _named(name):
             marks[name], reports[name] = _opened(name, trainers[name], problems[name])
+    # Calibration ends within a tolerance, so what it reached is computed, not what was asked for.
     reached = selection_epsilon(candidate(z), within_delta, mean=mean, shape=shape)
     return SearchPlan(
         trainers=trainers,
@@ -324,9 +327,11 @@ def _run_budget(price: Price, multiplier: float, uses: int, *, per_participation
 
 
 def _opened(name: str, trainer: Trainer, problem: Problem) -> tuple[str, PrivacyReport]:
-    """Returns the run's fingerprint and its channel's report before the first step, and log how
-    loud its noise is: a line a repetition would tell how many there are. Refuses what the run would
-    refuse."""
+    """Returns the run's fingerprint and the report of its channel before the first step.
+
+    It refuses what the run would refuse, and logs the signal-to-noise ratio once: a line for each
+    repetition would tell their number.
+    """
     assert isinstance(trainer.bound, BoundSampler)
     with operation_threads(trainer.bound.denominator * problem.dimension):
         mark = fingerprint(problem, trainer)
@@ -340,6 +345,7 @@ def _opened(name: str, trainer: Trainer, problem: Problem) -> tuple[str, Privacy
 
 
 def _client_privacy(trainer: Trainer) -> ClientPrivacy:
+    """Returns the privacy of a candidate that was checked."""
     assert isinstance(trainer.privacy, ClientPrivacy)
     return trainer.privacy
 

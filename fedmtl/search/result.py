@@ -41,7 +41,7 @@ class SearchResult:
     """The outcome of a search.
 
     Attributes:
-        chosen: name of the candidate with the best noised score; None where nothing is released.
+        chosen: name of the candidate with the best noised score; None if nothing is released.
         score: its noised score, released.
         best: the chosen run; its ``privacy``, ``epsilon`` and history carry the epsilon of the
             whole search.

@@ -139,6 +139,7 @@ class PrivateSearch(Checked):
             raise ResumeError("There is nothing to resume without a folder.")
         if root is None:
             return searched(self, resume)
+        # Two processes in one folder would release two choices under one charge.
         with root.claimed(resume=resume):
             return searched(self, resume)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..algorithms import Algorithm
 from ..algorithms.base import BASELINES
@@ -55,9 +55,10 @@ def _made(item: str | Algorithm, algorithm: Algorithm, exact: Algorithm | None) 
     if isinstance(item, str) and item in BASELINES:
         if item == "local" and exact is not None:
             return exact
+        kind: Any = BASELINES[item]
         if algorithm.local is None:
-            return BASELINES[item]()
-        return BASELINES[item](local=algorithm.local)
+            return kind()  # type: ignore[no-any-return]
+        return kind(local=algorithm.local)  # type: ignore[no-any-return]
     if not isinstance(item, Algorithm):
         names = f"{', '.join(sorted(BASELINES))}, or algorithm objects"
         raise ConfigError(f"baselines has {item!r}; accepted: {names}.")

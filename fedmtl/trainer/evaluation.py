@@ -180,6 +180,7 @@ def _each_on_its_own(
 def _common(problem: Problem, models: Tensor, clients: Tensor, metrics: Sequence[Metric]) -> Tensor:
     """Returns the tables (M, k, 3 + m) of M models (M, D) that ``clients``, int64 (k,), consecutive
     positions, have in common, on the test examples of each."""
+    # One batch of all clients' examples: the models are the same, and a call is expensive.
     test = problem.data.test
     count = len(models)
     index = torch.arange(int(test.offsets[clients[0]]), int(test.offsets[clients[-1] + 1]))
@@ -251,6 +252,7 @@ def _table(
         for place, (own, labels) in enumerate(
             zip(whole.split(sizes, 1), true.split(sizes), strict=True)
         ):
+            # A function of the caller's is not asked about a client without examples.
             for model in range(len(own)) if len(labels) else ():
                 row = [metric.value(own[model], labels) for metric in metrics]
                 others[:, model, place] = torch.tensor(row, dtype=torch.float64)

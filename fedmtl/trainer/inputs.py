@@ -48,6 +48,7 @@ def as_data(data: Any) -> FederatedDataset:
 def as_model(model: Any) -> nn.Module | ModelFactory:
     """Returns the model that ``model`` stands for: a module, a factory, or the name of one, such as
     ``"mlp"``."""
+    # Factories that need no settings: a name alone says which network it is.
     factories = {name: getattr(models, name) for name in _NAMED}
     if isinstance(model, str) and model in factories:
         return factories[model]()  # type: ignore[no-any-return]

@@ -143,6 +143,7 @@ class Result(Scored):
             raise ConfigError(
                 f"folder is {folder!r}; give the path of a finished run, as text or Path."
             )
+        # A result without its private part would have no scores and no personal models.
         if is_public_part(Path(folder)):
             raise ConfigError(
                 f"{folder} is the public part of a run, and a result is all of it; give the folder "
@@ -175,7 +176,7 @@ class Result(Scored):
     def length(self) -> str:
         """The number of rounds or activations, in words; 0 for new clients, who only finetune."""
         count = 0
-        if self.algorithm != "released":
+        if self.algorithm != "released":  # whose one round trains nobody
             count = self.final["round"]
         return f"{count:,} {self.step}{'' if count == 1 else 's'}"
 
@@ -293,6 +294,7 @@ class Result(Scored):
 
         Columns of a baseline begin with its name, such as ``local accuracy``.
         """
+        # The run's own clients decide the rows: a baseline may have scored others.
         frame = super().to_frame()
         return frame.join(
             [run.to_frame().add_prefix(f"{name} ") for name, run in self.baselines.items()]

@@ -300,7 +300,7 @@ class Run:
                 counts["distance"] = float((model - self.problem.initial).norm())
         runs: list[dict[str, Any]] = []
         for budget, members in settings.budgets:
-            row = {"round": step, "time": when}
+            row: dict[str, Any] = {"round": step, "time": when}
             if settings.runs > 1:
                 row["budget"] = budget
             # The replicates of a budget differ in their cohorts, and so in what they have spent.

@@ -73,6 +73,7 @@ def prepare(asked: Trainer, problem: Problem, coins: NoiseSource | None = None) 
     # Records are scored as they are trained on.
     data, validation = held_out(problem.data.bounded(bound), settings.finetune)
     problem = replace(problem, data=data)
+    # The same clients at every evaluation and in every baseline, which can then be compared.
     clients, evaluated = evaluated_clients(problem, asked.evaluate_clients)
     if validation is not None and len(clients) < problem.clients:
         validation = validation.take_clients(clients)
