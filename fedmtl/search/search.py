@@ -120,7 +120,7 @@ class PrivateSearch(Checked):
         )
 
     def fit(self, *, resume: bool = False) -> SearchResult:
-        """Runs every repetition, choose, and save what is released.
+        """Runs every repetition, chooses the best one, and saves what is released.
 
         Args:
             resume: continue the search in ``folder``. In seeded mode the result is that of an
