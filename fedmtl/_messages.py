@@ -24,7 +24,7 @@ class _Pickler(pickle.Pickler):
 
 
 def packed(value: Any) -> Tensor:
-    """Returns an object as bytes, uint8 (N,): their number, then its pickle, and zeros up to
+    """Returns an object as bytes, uint8 (N,): their number, its pickle, and zeros up to
     :data:`SHORT` bytes."""
     file = io.BytesIO(bytes(8))
     file.seek(8)
@@ -36,15 +36,17 @@ def packed(value: Any) -> Tensor:
 
 
 def size_of(message: Tensor) -> int:
+    """Returns the number of bytes of a message that count, from its first 8 bytes."""
     return int(message[:8].view(torch.int64))
 
 
 def unpacked(message: Tensor) -> Any:
+    """Returns the object of a message from another rank of this run."""
     return pickle.loads(message[8 : size_of(message)].numpy().data)
 
 
 def portable(error: Exception) -> Exception:
-    """Returns the error, or one with its text where it cannot be pickled for other ranks."""
+    """Returns the error; one with its text if it cannot be pickled for other ranks."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:

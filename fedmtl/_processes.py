@@ -67,8 +67,10 @@ def _kill(child: int) -> None:
 
 
 def _ended(child: int) -> int:
-    """Waits until a process has ended, and return its exit code; 0 where the program does not keep
-    it."""
+    """Waits until a process has ended, and returns its exit code.
+
+    It is 0 if the program does not keep exit codes, by ignoring SIGCHLD.
+    """
     try:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     except ChildProcessError:

@@ -48,17 +48,17 @@ class Ranks:
     """The place of this process among those of a run; the default is a run of one process.
 
     All ranks call the same methods in the same order. An error of a method that names no other rank
-    is that of this process; where another rank is lost, every method raises TrainingError.
+    is that of this process. If another rank is lost, every method raises TrainingError.
 
     Attributes:
         rank: of this process, in [0, size).
         size: number of processes.
         group: their process group; None for a single one.
         local: number of this process on its machine.
-        beside: how many processes the launch started on this machine.
-        begins: whether the launch's process group was made with this, and not by the program
+        beside: number of processes that the launch started on this machine.
+        begins: True if the launch's process group was made with this, and not by the program
             before.
-        may_fork: whether a run of this single process may start more of them.
+        may_fork: True if a run of this single process may start more of them.
     """
 
     rank: int = 0
@@ -72,8 +72,9 @@ class Ranks:
     @classmethod
     def of_launch(cls) -> Ranks:
         """Returns the ranks that torchrun (or another launcher that sets RANK and WORLD_SIZE)
-        started, or those of the process group that the program has made; a single one, which may
-        start others, without either.
+        started, or those of the process group that the program has made.
+
+        Without either it is a single one, which may start others.
 
         Raises:
             ConfigError: torch was built without gloo, what the environment says of the launch is
@@ -106,6 +107,7 @@ class Ranks:
             raise ConfigError("A run over several processes needs a build of torch with gloo.")
         rank = dist.get_rank()
         size = dist.get_world_size()
+        # A launcher that says nothing of machines is taken to be on one.
         local = int(os.environ.get("LOCAL_RANK", rank))
         beside = int(os.environ.get("LOCAL_WORLD_SIZE", size))
         return cls(rank, size, dist.new_group(backend="gloo", timeout=_WAIT), local, beside, begins)
@@ -185,20 +187,27 @@ class Ranks:
 
     @property
     def first(self) -> bool:
-        """Returns True at rank 0."""
+        """True at rank 0, which draws, charges, adds noise and writes."""
         return self.rank == 0
 
     def leave(self) -> None:
-        """Ends this process's part in a launch, when it has nothing more to ask or to answer:
-        threads that still wait for the others when the process ends would abort it. A group that
-        the program made itself stays."""
+        """Ends this process's part in a launch, when it has nothing more to ask or to answer.
+
+        A group that the program made itself stays.
+        """
+        # Threads of a group that still wait when the process ends would abort it.
         if self.begins:
             dist.destroy_process_group()
 
     def owners(self, work: Tensor) -> Tensor:
-        """Returns the rank of every client, int64 (n,): they are dealt out in the order of their
-        expected ``work`` (n,), back and forth, so that the ranks have about as much to do. No
-        number of a run depends on it."""
+        """Returns the rank of every client, int64 (n,). No number of a run depends on it.
+
+        Clients are dealt out back and forth in the order of their work, so that the ranks have
+        about as much to do.
+
+        Args:
+            work: (n,), expected of each client, in any unit.
+        """
         order = torch.argsort(work, descending=True, stable=True)
         there_and_back = torch.cat([torch.arange(self.size), torch.arange(self.size).flip(0)])
         owner = torch.empty(len(work), dtype=torch.int64)
@@ -206,9 +215,10 @@ class Ranks:
         return owner
 
     def sum(self, values: Tensor) -> Tensor:
-        """Returns the sum over ranks. It is complete on rank 0 only; ignore it on others. It is
-        exact where all partial sums are, as those of :func:`fedmtl.privacy.clip.clipped_sum`, and
-        then the same for any number of ranks.
+        """Returns the sum over ranks at rank 0; ignore it on others.
+
+        It is exact if all partial sums are, as those of
+        :func:`fedmtl.privacy.clip.clipped_sum`, and then the same for any number of ranks.
 
         Args:
             values: float64, the same shape everywhere; overwritten.
@@ -219,8 +229,11 @@ class Ranks:
         return values
 
     def share(self, make: Callable[[], T]) -> T:
-        """Returns the value of ``make`` at every rank; it is called at rank 0 alone. Its error,
-        or that of pickling the value, is raised at every rank. Tensors arrive on the CPU."""
+        """Returns the value of ``make`` at every rank; it is called at rank 0 alone.
+
+        Its error, or that of pickling the value, is raised at every rank. Tensors arrive on the
+        CPU.
+        """
         if self.size == 1:
             return make()
         outcome: tuple[Any, Exception | None] = None, None
@@ -232,6 +245,7 @@ class Ranks:
             except Exception as raised:
                 outcome = None, portable(raised)
                 message = packed(outcome)
+        # The others learn the length from the first part: most values fit into it.
         with self._reached():
             dist.broadcast(message[:SHORT], 0, group=self.group)
             if (size := size_of(message)) > SHORT:
@@ -253,6 +267,7 @@ class Ranks:
             dist.all_gather(heads, mine[:SHORT], group=self.group)
             sizes = [size_of(head) for head in heads]
             if (longest := max(sizes)) > SHORT:
+                # Gathered parts have one length, so the shorter ones are padded.
                 wide = torch.nn.functional.pad(mine[SHORT:], (0, longest - len(mine)))
                 rests = [torch.empty_like(wide) for _ in heads]
                 dist.all_gather(rests, wide, group=self.group)
@@ -263,8 +278,8 @@ class Ranks:
         """Returns rows from all ranks in one tensor, at every rank.
 
         Args:
-            rows: (k, ...) those of this rank, the same dtype and further sizes everywhere.
-            places: int64 (k,) where they belong.
+            rows: (k, ...), those of this rank, the same dtype and further sizes everywhere.
+            places: int64 (k,), their places among all rows.
             count: n, rows in all; every place is that of one rank.
 
         Returns:
@@ -282,14 +297,19 @@ class Ranks:
                 part = mine.new_empty(len(where), *rows.shape[1:])
             if self.size > 1 and part.numel():
                 with self._reached():
+                    # As bytes: gloo does not know every dtype.
                     dist.broadcast(part.view(-1).view(torch.uint8), rank, group=self.group)
             joined[where] = part
         return joined.to(rows.device)
 
     @contextmanager
     def agree(self) -> Iterator[None]:
-        """At the end of the block, which has no other operation of all ranks, raise at every rank
-        the error that the block had at the lowest rank that has one."""
+        """Makes an error of one rank that of all: the error of the lowest rank that has one is
+        raised at every rank at the end of the block.
+
+        The block has no other operation of all ranks: a rank with an error would not take part in
+        it, and the others would wait.
+        """
         error: Exception | None = None
         try:
             yield
@@ -305,6 +325,7 @@ class Ranks:
 
     @contextmanager
     def _reached(self) -> Iterator[None]:
+        """Raises TrainingError for a rank that is lost during the block."""
         try:
             yield
         except RuntimeError as error:

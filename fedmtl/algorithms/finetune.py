@@ -286,9 +286,7 @@ def _examples_at_once(problem: Problem) -> int:
 
 
 def own_gradients(
-    problem: Problem,
-    models: Tensor,
-    clients: Tensor,
+    problem: Problem, models: Tensor, clients: Tensor
 ) -> Iterator[tuple[int, Tensor]]:
     """Yields the gradients of each client's own training records at its model.
 

@@ -12,10 +12,7 @@ from .base import Problem
 
 
 def own_losses(
-    problem: Problem,
-    models: Tensor,
-    clients: Tensor,
-    side: Literal["train", "test"],
+    problem: Problem, models: Tensor, clients: Tensor, side: Literal["train", "test"]
 ) -> Tensor:
     """Returns the mean loss of each model on the records of its client.
 

@@ -25,11 +25,7 @@ class AsynchronousSchedule(ABC):
     """Settings that become a :class:`BoundSchedule` once the clients are known."""
 
     def bind(
-        self,
-        clients: int,
-        *,
-        names: Sequence[str] | None = None,
-        keys: Tensor | None = None,
+        self, clients: int, *, names: Sequence[str] | None = None, keys: Tensor | None = None
     ) -> BoundSchedule:
         """Returns the schedule of ``clients`` clients.
 
@@ -229,10 +225,7 @@ def _each(name: str, value: Any) -> dict[str, Any]:
 
 
 def _check_length(
-    settings: object,
-    events: int | None,
-    name: str,
-    caps: int | Sequence[int] | None,
+    settings: object, events: int | None, name: str, caps: int | Sequence[int] | None
 ) -> None:
     """Refuses the lengths of a run that are no whole numbers, or a run without an end."""
     if events is None and caps is None:

@@ -122,6 +122,7 @@ def personalize(
         baselines=alone(model, data, finetune, loss, trainable),
         progress=False,
     )
+    # New clients have no model yet, and no choice between models of the run.
     if finetune.start == "personal" or finetune.validation:
         raise ConfigError(
             "new clients start from the given model: Finetune.start and validation "

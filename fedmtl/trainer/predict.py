@@ -277,6 +277,7 @@ def _outputs(
     import pandas as pd
 
     schema = models.coding.schema
+    # Once for all models: a warning of values that are cut counts those of the whole table.
     features = models.coding.features(table)
     values: Any = np.zeros(len(table), dtype=object)
     chances = np.zeros((len(table), len(schema.names)))
@@ -325,6 +326,7 @@ def _by_model(
                 "client of each row; add it, or say whose model predicts with --client NAME."
             )
         return {None: everything}, ()
+    # A model is loaded once for all rows of its client.
     names, place = np.unique(table.client_of, return_inverse=True)
     owners = models.owners
     known = np.array([name in owners for name in names.tolist()], dtype=bool)

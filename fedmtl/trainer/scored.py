@@ -222,6 +222,7 @@ class Scored:
         Raises:
             ConfigError: no client of that id, or one that was not evaluated.
         """
+        # Its model exists in the run, but was not kept: say so, and not that there is no client.
         if self.evaluated is not None and client in self.ids and client not in self.evaluated:
             raise ConfigError(
                 f"Client {client!r} is not one of the {len(self.evaluated):,} that were evaluated."

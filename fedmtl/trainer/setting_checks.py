@@ -158,6 +158,7 @@ def _check_kinds(settings: Any) -> None:
             f"finetune keeps the loss of the run, but {algorithm.name} has a loss of its own; use "
             "finetune=none."
         )
+    # A class in place of an object would fail at its first call, after the first charge.
     listed = isinstance(settings.callbacks, Iterable)
     if not listed or not all(isinstance(callback, Callback) for callback in settings.callbacks):
         raise ConfigError(
@@ -253,6 +254,7 @@ def _check_replicates(settings: Any) -> None:
             f"replicates: {count} runs on the same records are a simulation, and cost {count} "
             "times the epsilon of one; they need privacy.source='seeded'."
         )
+    # These look at one model of one run.
     for name in ("baselines", "early_stopping", "evaluate_clients", "finetune"):  # of a single run
         value = getattr(settings, name)
         if not (value is None or is_auto(value) or value in ((), [])):

@@ -110,7 +110,7 @@ def summary_of(result: Result) -> str:
         lines = _several_runs(result)
     if result.lost:
         lines += [f"  {result.lost}"]
-    if result.chosen:
+    if result.chosen:  # first, since all that follows depends on it
         text = "; ".join(f"{name} {value_text(value)}" for name, value in result.chosen.items())
         lines = [f"chosen from public rows and bounds: {text}", "", *lines]
     return "\n".join([head, "", *lines, "", result.privacy.text()])
@@ -285,6 +285,7 @@ def _worse_than_constant(result: Result, stage: Stage) -> str:
             f"{stage.label} (for {compared[2]:.0%} of the clients, than the mean of their "
             "own training targets)"
         )
+    # Losses of one model differ in rounding, which must not raise a warning.
     mean = spread_of(stage.by_client["loss"], REGISTRY["loss"])["mean"]
     if result.constant is None or not mean > result.constant * (
         1 + REGISTRY["loss"].resolution(result.personal.dtype)
@@ -307,7 +308,7 @@ def _several_runs(result: Result) -> list[str]:
     names = [name for name in dict.fromkeys(names) if name in rows[0]]
     lines = [
         "not private (computed on the clients' data): "
-        f"mean of {len(result.replicates) // len(rows)} runs, and 5th to 95th percentile",
+        f"mean of {len(result.replicates) // len(rows)} runs, and 5th to 95th percentile"
     ]
     for part in (names[i : i + _COLUMNS] for i in range(0, len(names), _COLUMNS)):
         lines.append(

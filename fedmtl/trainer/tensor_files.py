@@ -12,10 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from .._files import (
-    parse_json,
-    write_bytes,
-)
+from .._files import parse_json, write_bytes
 
 
 def write_tensors(

@@ -11,12 +11,4 @@ from .evidence import own_ridges
 from .solve import Minimum, fit_own, minimize
 from .stack import TaskStack
 
-__all__ = [
-    "LinearData",
-    "LinearLoss",
-    "Minimum",
-    "TaskStack",
-    "fit_own",
-    "minimize",
-    "own_ridges",
-]
+__all__ = ["LinearData", "LinearLoss", "Minimum", "TaskStack", "fit_own", "minimize", "own_ridges"]

@@ -178,11 +178,7 @@ class LinearData:
 
     @classmethod
     def of_data(
-        cls,
-        data: FederatedDataset,
-        examples: Examples | None = None,
-        *,
-        bias: bool = False,
+        cls, data: FederatedDataset, examples: Examples | None = None, *, bias: bool = False
     ) -> LinearData:
         """Returns the same for a linear model with or without a bias, without a trainer."""
         check_classes(data)

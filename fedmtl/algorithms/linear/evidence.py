@@ -72,10 +72,7 @@ def own_ridges(tasks: TaskStack, ridge: float, scale: Tensor | None = None) -> T
 
 
 def _quadratic(
-    tasks: TaskStack,
-    i: int,
-    ridge: float,
-    within: Array,
+    tasks: TaskStack, i: int, ridge: float, within: Array
 ) -> tuple[Array, Array, float | None]:
     """Returns S^T X^T X S / n, S^T X^T y / n and mean y^2 of task i.
 

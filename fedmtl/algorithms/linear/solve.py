@@ -102,12 +102,7 @@ def minimize(
 
 
 def fit_own(
-    loss: LinearLoss,
-    x: Tensor,
-    y: Tensor,
-    shared: Tensor,
-    tau: float,
-    penalty: OwnPenalty,
+    loss: LinearLoss, x: Tensor, y: Tensor, shared: Tensor, tau: float, penalty: OwnPenalty
 ) -> Tensor:
     """Fits a client's own part q of a model for one shared model or several.
 
@@ -139,12 +134,7 @@ def fit_own(
 
 
 def _fit_proximal(
-    loss: LinearLoss,
-    x: Array,
-    y: Array,
-    tau: float,
-    base: Array,
-    penalty: OwnPenalty,
+    loss: LinearLoss, x: Array, y: Array, tau: float, base: Array, penalty: OwnPenalty
 ) -> Array:
     """Minimizes L(q) + tau g(q) over q (p,) by accelerated proximal gradient steps."""
     try:
@@ -358,10 +348,7 @@ def _direction(hessian: Array, theta: Array, gradient: Array, box: float) -> Arr
 
 
 def accelerated(
-    step: Callable[[Array], Array],
-    start: Array,
-    steps: int,
-    tolerance: float = 0.0,
+    step: Callable[[Array], Array], start: Array, steps: int, tolerance: float = 0.0
 ) -> Array:
     """Makes proximal gradient steps of m problems with Nesterov's momentum.
 

@@ -299,10 +299,7 @@ class MPMTL(TaskAlgorithm):
     def local_baseline(self) -> LocalFit:
         """Returns the tasks' own fits W^(0), with which a run starts."""
         return LocalFit(
-            loss=self.loss,
-            ridge=self._start_ridge,
-            row_norm=self.row_norm,
-            target=self.target,
+            loss=self.loss, ridge=self._start_ridge, row_norm=self.row_norm, target=self.target
         )
 
     def objective(self, problem: Problem, state: State) -> Tensor:

@@ -177,10 +177,7 @@ class PeerToPeer(OneAtATime):
         return (replace(plan, notes=self.notes(problem), given_noise=given_noise),)
 
     def given_noise(
-        self,
-        problem: Problem,
-        caps: np.ndarray,
-        privacy: RecordPrivacy,
+        self, problem: Problem, caps: np.ndarray, privacy: RecordPrivacy
     ) -> dict[str, Any]:
         """Returns the fields of the plan that depend on the privacy settings: the allocation.
 
@@ -207,10 +204,7 @@ class PeerToPeer(OneAtATime):
             )
 
     def weights(
-        self,
-        problem: Problem,
-        caps: np.ndarray,
-        privacy: RecordPrivacy,
+        self, problem: Problem, caps: np.ndarray, privacy: RecordPrivacy
     ) -> list[np.ndarray]:
         """Returns the weights of the releases of every agent, (caps[i],) of mean 1.
 
@@ -294,11 +288,7 @@ class PeerToPeer(OneAtATime):
         return super().step(problem, state, block.window(first, len(block)), channel)
 
     def _release_own(
-        self,
-        problem: Problem,
-        public: Public,
-        block: Block,
-        channel: Activations,
+        self, problem: Problem, public: Public, block: Block, channel: Activations
     ) -> None:
         """Lets agents release their own models, Theta^loc with noise, one after another."""
         network = self.network(problem)

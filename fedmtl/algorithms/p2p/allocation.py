@@ -35,11 +35,7 @@ Allocation = Positive | Literal["uniform", "optimal", "paper"]
 
 
 def wakeup_weights(
-    policy: Allocation,
-    wakeups: int,
-    contraction: float,
-    *,
-    root: Literal[3, 4] = 4,
+    policy: Allocation, wakeups: int, contraction: float, *, root: Literal[3, 4] = 4
 ) -> Array:
     """Returns weights of an agent's wake-ups, of mean 1: twice the weight is half the noise.
 

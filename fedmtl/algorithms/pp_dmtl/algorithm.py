@@ -261,10 +261,7 @@ class PPDMTL(OneAtATime):
         return (replace(plan, rate=self.batch_rate),)
 
     def resolve_auto(
-        self,
-        problem: Problem,
-        schedule: BoundSchedule,
-        privacy: Sequence[Any],
+        self, problem: Problem, schedule: BoundSchedule, privacy: Sequence[Any]
     ) -> PPDMTL:
         """Fills in the ``"auto"`` settings from public bounds, sizes and the schedule.
 

@@ -65,13 +65,7 @@ def choose_step(
         allowed = max(1, int(2 / (step * smooth) * (1 + 1e-9)) - 1)
         candidate = replace(algorithm, a2=step, delay=allowed)
         values = simulated_objectives(
-            candidate,
-            synthetic,
-            schedule,
-            block,
-            privacy,
-            seed=seed,
-            parts=_PARTS,
+            candidate, synthetic, schedule, block, privacy, seed=seed, parts=_PARTS
         )
         objective = math.inf  # of a run that diverges
         if values.isfinite().all():
