@@ -336,7 +336,13 @@ class Algorithm(Checked):
         raise NotImplementedError(f"{name} does not say what the personal models are.")
 
     def personalize(self, problem: Problem, state: State, clients: Tensor) -> Tensor:
-        """Returns the personal models (k, D) of ``clients``, int64 (k,)."""
+        """Returns the personal models of ``clients``, (k, D).
+
+        Args:
+            problem: of the run.
+            state: after any event.
+            clients: int64 (k,).
+        """
         own = state.private.gather_all(clients)
         return self.personal(Cohort(problem, clients, state.public, own))
 
@@ -358,9 +364,14 @@ class Algorithm(Checked):
         return {}
 
     def models(self, problem: Problem, state: State, clients: Tensor) -> Tensor:
-        """Returns the personal models of ``clients``, int64 (k,), in every replicate, (R, k, D).
+        """Returns the personal models of ``clients`` in every replicate, (R, k, D).
 
-        Only methods that compute several runs as one program have it.
+        Only methods that compute replicates as one program have it.
+
+        Args:
+            problem: of the run.
+            state: after any event.
+            clients: int64 (k,).
         """
         raise NotImplementedError(f"{type(self).__name__} computes one run at a time.")
 
@@ -376,5 +387,9 @@ class Algorithm(Checked):
         """Returns the training objective of every replicate, (R,) float64; None by default.
 
         It reads records without noise, so it is not private.
+
+        Args:
+            problem: of the run.
+            state: after any event, with the tensors of all clients.
         """
         return None

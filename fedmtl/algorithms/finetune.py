@@ -67,6 +67,11 @@ class Personalization(Checked, ABC):
 
         The weights of the :attr:`parts` follow the parameters, (k, D + parts). A model that has
         diverged is not finite here.
+
+        Args:
+            problem: of the run.
+            start: (D,) or (k, D), the models before.
+            clients: int64 (k,).
         """
 
     def check(self, problem: Problem) -> None:

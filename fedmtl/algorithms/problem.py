@@ -113,7 +113,9 @@ class Problem:
     def spread(self, work: Callable[[Tensor], Tensor], clients: Tensor) -> Tensor:
         """Returns ``work(clients)``, a row for each client (k, ...), at every rank.
 
-        Each rank calls ``work`` with its own clients.
+        Args:
+            work: int64 (m,) clients -> (m, ...); each rank calls it with its own clients.
+            clients: int64 (k,).
         """
         if self.owner is None:
             return work(clients)

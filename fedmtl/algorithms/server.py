@@ -62,6 +62,11 @@ class ServerOptimizer(Checked):
     def step(self, public: Mapping[str, Tensor], name: str, update: Tensor) -> dict[str, Tensor]:
         """Moves ``public[name]`` (D,) by one step.
 
+        Args:
+            public: the public state, with the optimizer's own tensors.
+            name: of the shared model in it.
+            update: (D,), the noised mean update of the clients.
+
         Returns:
             The new public state, which includes the optimizer's.
         """

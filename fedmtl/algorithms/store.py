@@ -92,7 +92,12 @@ class ClientStore:
         self._rows = dict(self._zero)
 
     def gather(self, name: str, ids: Tensor) -> Tensor:
-        """Returns a copy of the rows of ``ids``, int64 (k,) -> (k, *shape)."""
+        """Returns a copy of rows, (k, *shape).
+
+        Args:
+            name: of the field.
+            ids: int64 (k,), clients of this rank.
+        """
         line = self._line[ids.cpu()].long()
         held = self._rows[name]
         in_memory = line >= self._length
@@ -130,15 +135,23 @@ class ClientStore:
         return self.gather_all(self.members)[name]
 
     def scatter(self, name: str, ids: Tensor, rows: Tensor) -> None:
-        """Replaces the rows of ``ids``, int64 (k,), all different, by ``rows`` (k, *shape)."""
+        """Replaces the rows of clients in a field.
+
+        Args:
+            name: of the field.
+            ids: int64 (k,), all different.
+            rows: (k, *shape).
+        """
         if len(ids) == len(self.members):
             rows = rows.detach().clone()  # the rows of all clients are taken without a copy
         self.scatter_all(ids, {name: rows})
 
     def scatter_all(self, ids: Tensor, rows: Mapping[str, Tensor]) -> None:
-        """Replaces the rows of ``ids`` in every field of ``rows``, (k, *shape) each.
+        """Replaces the rows of clients in several fields.
 
-        The tensors are the store's own then.
+        Args:
+            ids: int64 (k,), all different.
+            rows: by field, (k, *shape) each; the tensors are the store's own then.
         """
         ids = ids.cpu()
         if not rows:

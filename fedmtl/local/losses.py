@@ -22,7 +22,7 @@ LINKS: tuple[Link, ...] = get_args(Link)
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Softmax cross-entropy in nats: logits (N, C), int64 labels (N,) -> (N,)."""
+    """Returns the softmax cross-entropy in nats: logits (N, C), int64 labels (N,) -> (N,)."""
     return F.cross_entropy(outputs, targets, reduction="none")
 
 
@@ -34,19 +34,20 @@ def _shaped(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def mse(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Squared error, averaged over an example's outputs: (N, ...), (N, ...) -> (N,)."""
+    """Returns the squared error, averaged over an example's outputs: (N, ...), (N, ...) -> (N,)."""
     outputs = _shaped(outputs, targets)
     return (outputs - targets).square().reshape(len(targets), -1).mean(1)
 
 
 def half_mse(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Half of :func:`mse`, whose gradient is error times derivative: (N, ...), (N, ...) -> (N,)."""
+    """Returns half of :func:`mse`, whose gradient is error times derivative:
+    (N, ...), (N, ...) -> (N,)."""
     return 0.5 * mse(outputs, targets)
 
 
 def binary_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Logistic loss in nats, averaged over an example's labels: logits (N, ...), {0, 1} (N, ...) ->
-    (N,)."""
+    """Returns the logistic loss in nats, averaged over an example's labels:
+    logits (N, ...), {0, 1} (N, ...) -> (N,)."""
     outputs = _shaped(outputs, targets)
     loss = F.binary_cross_entropy_with_logits(outputs, targets.to(outputs.dtype), reduction="none")
     return loss.reshape(len(targets), -1).mean(1)
@@ -135,16 +136,26 @@ LOSSES: dict[str, Loss] = {
 
 
 def softmax_divergence(outputs: Tensor, others: Tensor) -> Tensor:
-    """KL(p || q) + KL(q || p) of the classes' probabilities, in nats: logits (N, C) twice ->
-    (N,)."""
+    """Returns the symmetrized divergence KL(p || q) + KL(q || p) of classes' probabilities, in
+    nats, (N,).
+
+    Args:
+        outputs: (N, C), logits of p.
+        others: (N, C), logits of q.
+    """
     log_p = outputs.log_softmax(-1)
     log_q = others.log_softmax(-1)
     return ((log_p.exp() - log_q.exp()) * (log_p - log_q)).reshape(len(outputs), -1).sum(1)
 
 
 def bernoulli_divergence(outputs: Tensor, others: Tensor) -> Tensor:
-    """KL(p || q) + KL(q || p) of probabilities of labels, averaged over the labels: logits (N, ...)
-    twice -> (N,)."""
+    """Returns the symmetrized divergence KL(p || q) + KL(q || p) of labels' probabilities, averaged
+    over the labels, in nats, (N,).
+
+    Args:
+        outputs: (N, ...), logits of p.
+        others: (N, ...), logits of q.
+    """
     gap = (outputs.sigmoid() - others.sigmoid()) * (outputs - others)
     return gap.reshape(len(outputs), -1).mean(1)
 
@@ -214,8 +225,12 @@ def link_of(loss: Loss) -> Link:
 
 
 def linked(outputs: Tensor, link: Link) -> Tensor:
-    """Returns the predictions that the outputs of a model stand for, as targets are stored, of the
-    same shape."""
+    """Returns the predictions of a model, in the units in which targets are stored.
+
+    Args:
+        outputs: of the model, of any shape.
+        link: see :func:`link_of`.
+    """
     if link == "exp":
         return outputs.exp()
     if link == "exp of share":
@@ -288,7 +303,12 @@ def name_of(loss: str | Loss) -> str:
 
 
 def example_losses(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
-    """Per-example losses of stacked batches: (K, B, ...), (K, B, ...) -> (K, B).
+    """Returns the losses of the examples of stacked batches, (K, B).
+
+    Args:
+        loss: of one batch, (N, ...), (N, ...) -> (N,).
+        outputs: (K, B, ...).
+        targets: (K, B, ...).
 
     Raises:
         ConfigError: a loss of the caller's own that fails, or does not return one value per

@@ -70,10 +70,13 @@ class StackedModule:
         self.rows = like.new_zeros(capacity, padded)[:, : self.layout.dimension]
 
     def load(self, start: Tensor, count: int, *, place: Tensor | None = None) -> Tensor:
-        """Sets the first ``count`` copies to ``start``, (D,) or (count, D); returns that (count, D)
-        view of ``rows``.
+        """Sets the parameters of the first copies, and returns them as a view of ``rows``,
+        (count, D).
 
-        With ``place``, int64 (count,), copy i is set to row ``place[i]`` of ``start`` (n, D).
+        Args:
+            start: (D,) or (count, D); (n, D) with ``place``.
+            count: number of copies.
+            place: int64 (count,), the row of ``start`` for each copy; None for its own.
         """
         if count > len(self.rows):
             self._allocate(self.rows, count)
@@ -85,7 +88,7 @@ class StackedModule:
         return rows
 
     def forward(self, x: Tensor, *, address: Tensor | None = None) -> Tensor:
-        """Training-mode outputs of the first K copies on their own batches.
+        """Returns the training-mode outputs of the first K copies on their own batches.
 
         Args:
             x: (K, B, ...).
@@ -113,7 +116,7 @@ class StackedModule:
 
     @torch.no_grad()
     def predict(self, rows: Tensor, x: Tensor) -> Tensor:
-        """Evaluation-mode outputs.
+        """Returns the evaluation-mode outputs of copies with given parameters.
 
         Args:
             rows: (K, D) parameters, one row a copy.
@@ -127,8 +130,12 @@ class StackedModule:
     def dropout_buffers(
         self, address: Tensor | None, first: Tensor | None = None
     ) -> dict[str, Tensor]:
-        """The buffers of the dropout layers, by name, for a functional call; see
-        :class:`KeyedDropout`."""
+        """Returns the buffers of the dropout layers by name, for a functional call.
+
+        Args:
+            address: see :class:`KeyedDropout`; None without dropout.
+            first: see :class:`KeyedDropout`.
+        """
         inputs = {"address": address, "first": first}
         return {
             f"{name}.{buffer}": value

@@ -72,7 +72,12 @@ class StackedOptimizer:
 
     @torch.no_grad()
     def step(self, active: int, gradient: Gradient) -> None:
-        """Moves the first ``active`` rows by one step; all others keep every bit."""
+        """Moves the leading rows by one step; all others keep every bit.
+
+        Args:
+            active: A, the number of rows that move.
+            gradient: of the losses at these rows.
+        """
         if self.rule is None and not isinstance(self.lam, (Tensor, Precision)):
             self._descend(active, gradient, self.lam)
             return

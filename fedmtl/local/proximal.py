@@ -18,17 +18,17 @@ from ..errors import ConfigError
 
 
 def l1_norm(x: Tensor) -> Tensor:
-    """Sum of |x_ij|: (..., m, n) -> (...)."""
+    """Returns the sum of |x_ij|: (..., m, n) -> (...)."""
     return x.abs().sum(dim=(-2, -1))
 
 
 def row_norm(x: Tensor) -> Tensor:
-    """Sum over rows of their Euclidean norms: (..., m, n) -> (...)."""
+    """Returns the sum over rows of their Euclidean norms: (..., m, n) -> (...)."""
     return x.norm(dim=-1).sum(dim=-1)
 
 
 def column_norm(x: Tensor) -> Tensor:
-    """Sum over columns of their Euclidean norms: (..., m, n) -> (...)."""
+    """Returns the sum over columns of their Euclidean norms: (..., m, n) -> (...)."""
     return x.norm(dim=-2).sum(dim=-1)
 
 
@@ -38,12 +38,12 @@ def half_squared_norm(x: Tensor) -> Tensor:
 
 
 def nuclear_norm(x: Tensor) -> Tensor:
-    """Sum of singular values: (..., m, n) -> (...)."""
+    """Returns the sum of singular values: (..., m, n) -> (...)."""
     return torch.linalg.svdvals(x).sum(dim=-1)
 
 
 def prox_l1(x: Tensor, t: float) -> Tensor:
-    """Soft threshold: sign(x) max(|x| - t, 0)."""
+    """Applies the soft threshold, the operator of :func:`l1_norm`: sign(x) max(|x| - t, 0)."""
     return x - x.clamp(-t, t)
 
 
@@ -71,7 +71,7 @@ def prox_nuclear(x: Tensor, t: float) -> Tensor:
     x. If D is the rounding error of G and of its decomposition, the entry of x (f(G + D) - f(G))
     between a singular direction i of x and an eigenvector j of G + D is s_i f[w_i, w'_j] D_ij, and
     s_i |f[w_i, w'_j]| <= 1 / (2 t) whichever of the two lie above the threshold: the result is off
-    by at most ||D||_F / (2 t). Where that may be more than 1e-9 ||x||_F, x itself is decomposed.
+    by at most ||D||_F / (2 t). If that may be more than 1e-9 ||x||_F, x itself is decomposed.
 
     Raises:
         ConfigError: x holds numbers that are not finite.
@@ -99,8 +99,8 @@ def prox_nuclear(x: Tensor, t: float) -> Tensor:
 
 
 def shrinkage(norm: Tensor, t: float) -> Tensor:
-    """max(0, 1 - t / norm), and 0 where the norm is 0: the factor that brings a length ``norm`` to
-    ``norm - t``."""
+    """Returns the factor that brings a length ``norm`` to ``norm - t``: max(0, 1 - t / norm), and 0
+    for a length of 0."""
     return torch.where(norm > t, 1.0 - t / norm, 0.0)
 
 

@@ -56,8 +56,13 @@ class LocalSolver(Checked, ABC):
 
     @staticmethod
     def check_given(owner: object, solver: object, lam: float = 0.0, name: str = "local") -> None:
-        """Refuses what an algorithm has as its field ``name`` that is no solver, or cannot follow a
-        strength ``lam``.
+        """Refuses a field of an algorithm that is no solver, or that cannot follow a strength.
+
+        Args:
+            owner: the algorithm.
+            solver: its field.
+            lam: strength of the pull to an anchor.
+            name: of the field.
 
         Raises:
             ConfigError: naming the class of ``owner``.
@@ -76,8 +81,14 @@ class LocalSolver(Checked, ABC):
     def optimizer(
         self, rows: Tensor, *, round: int, lam: Strength = 0.0, anchor: Tensor | None = None
     ) -> StackedOptimizer:
-        """Returns the optimizer of one local run over ``rows`` (k, D), which pulls them to an
-        anchor."""
+        """Returns the optimizer of one local run.
+
+        Args:
+            rows: (k, D), the parameters that it moves.
+            round: addresses the step size.
+            lam: strength of the pull to the anchor, see :class:`StackedOptimizer`.
+            anchor: (D,) or (k, D); None without a pull.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)
