@@ -1,7 +1,7 @@
 """Which examples each client uses at each local step: dense batches from ragged clients, and where
 clients stand in a stack, so that the arithmetic of one does not show how many examples another has.
 
-Numbers of examples are private where the protected unit is a client; who takes part is no client's
+Numbers of examples are private if the protected unit is a client; who takes part is no client's
 data. Clients are nevertheless stacked by their numbers of local steps, because those that have
 finished then need not be computed. In exact arithmetic the grouping has no effect. In floating
 point a client's numbers could differ in their last bits by
@@ -223,7 +223,7 @@ def batch_widths(counts: Tensor, batch_size: int | None) -> Tensor:
     """Returns the width of the batches of clients with ``counts`` examples, each of them by its own
     count: int64 (k,) -> (k,).
 
-    ``batch_size``, and for fewer examples, or where that is ``None``, the next of 16, 32, 48, 64,
+    ``batch_size``, and for fewer examples, or if that is ``None``, the next of 16, 32, 48, 64,
     96, 128, 192, ...
     """
     wide = counts.clamp(min=16)

@@ -23,7 +23,7 @@ from .losses import Loss, example_losses
 
 # of the largest output: a batch and its examples have other rounding, in bfloat16 up to 1 %
 _APART = 0.02
-_AGAIN = 1e-5  # one batch twice has the same rounding, but where threads share a sum
+_AGAIN = 1e-5  # one batch twice has the same rounding, except if threads share a sum
 _MOVE = 0.05  # how far parameters are moved for the second trial; a start with zeros hides much
 _SEED = 20211
 

@@ -71,7 +71,7 @@ class Convolution:
     function: Function | None = None
 
     def size(self, height: int, width: int) -> tuple[int, int] | None:
-        """Returns height and width of the output for those of the input; None where there is none,
+        """Returns height and width of the output for those of the input; None if there is none,
         or a pool leaves something over."""
         sides = (height, width)
         high, wide = (
@@ -242,8 +242,8 @@ class ConvolutionalNetwork:
 
     @classmethod
     def of(cls, module: nn.Module, layout: Layout) -> ConvolutionalNetwork | None:
-        """Returns the network that a module computes in training mode; None where it is no such
-        network, or where a parameter is frozen, occurs twice, or has a hook."""
+        """Returns the network that a module computes in training mode; None if it is no such
+        network, or if a parameter is frozen, occurs twice, or has a hook."""
         parts = flat_parts(module, (nn.Conv2d, nn.MaxPool2d))
         names = names_of(module, layout)
         if parts is None or names is None:
@@ -349,7 +349,7 @@ class ConvolutionalNetwork:
 
 def _spread(signal: Tensor, wins: Tensor, dim: int) -> Tensor:
     """Returns the gradient by two neighbours, side by side in a new dimension, from that by the
-    larger of them: the second gets it where it is larger, else the first."""
+    larger of them: the second gets it if it is larger, otherwise the first."""
     pair = signal.new_empty(*signal.shape[:dim], 2, *signal.shape[dim:])
     first, second = pair.unbind(dim)
     torch.ops.aten.threshold_backward(signal, wins, 0, grad_input=second)

@@ -54,7 +54,7 @@ class Execution(Checked):
 
     Args:
         chunk: clients computed in one batched program, at most; ``None`` takes on a CPU 8 of a
-            network of convolutions, or 1 where it has 2**16 parameters or more, and of a perceptron
+            network of convolutions, or 1 if it has 2**16 parameters or more, and of a perceptron
             as many as have 3 MiB of parameters but at least 4; else as many as would have about 1
             GiB of parameters if none of the model's were frozen. Local training takes fewer than 4
             one by one, and without padding.
@@ -63,7 +63,7 @@ class Execution(Checked):
             others are copies of this process (by ``fork``, on Linux), and end with the run.
             ``None`` takes, on a CPU, the number of available cores for networks of convolutions and
             for perceptrons of 2**15 parameters or more, at most one for 8 clients of a round; and 1
-            for all other models, and where the run needs a single process.
+            for all other models, and if the run needs a single process.
 
     Example:
         >>> from fedmtl import Execution

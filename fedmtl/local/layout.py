@@ -71,12 +71,12 @@ class Layout:
 
     @property
     def last(self) -> str:
-        """The module that holds the last parameter, or that parameter, where it belongs to no
-        module of a name."""
+        """The name of the module that holds the last parameter, or of that parameter if its module
+        has no name."""
         return self.names[-1].rpartition(".")[0] or self.names[-1]
 
     def flatten(self, module: nn.Module) -> Tensor:
-        """The module's trainable parameters as a new (D,) tensor."""
+        """Returns the module's trainable parameters as a new (D,) tensor."""
         named = dict(module.named_parameters())
         return torch.cat([named[name].detach().reshape(-1) for name in self.names])
 
@@ -162,7 +162,7 @@ def _by_all_names(module: nn.Module) -> list[tuple[tuple[str, ...], nn.Parameter
 
 
 def set_trainable(module: nn.Module, patterns: Sequence[str] | None) -> None:
-    """Sets ``requires_grad`` of every parameter, in place: true where a pattern names it, and
+    """Sets ``requires_grad`` of every parameter, in place: True if a pattern names it, and
     nowhere else.
 
     Args:

@@ -27,7 +27,7 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def _shaped(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Returns the outputs in the shape of the targets, where they are as many."""
+    """Returns the outputs in the shape of the targets, if they are as many."""
     if outputs.numel() == targets.numel():
         return outputs.reshape(targets.shape)
     return outputs

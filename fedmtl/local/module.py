@@ -28,7 +28,7 @@ class StackedModule:
 
     Args:
         module: prepared by :func:`fedmtl.local.prepare_module`; its structure is copied, and its
-            parameters only where they are on another device or in another dtype.
+            parameters only if they are on another device or in another dtype.
         capacity: number of copies to allocate; grows when more are loaded.
         device, dtype: of parameters and computation.
 

@@ -26,7 +26,7 @@ class StackedOptimizer:
 
     Args:
         rows: (K, D) parameters.
-        rule: of an update of these rows, such as :func:`torch_rule`; None where it is gradient
+        rule: of an update of these rows, such as :func:`torch_rule`; None for gradient
             descent with weight decay.
         lr: step size eta.
         decay: weight decay of gradient descent.

@@ -193,7 +193,7 @@ def _by_piece(
 
 def _rows_of(stack: StackedModule, place: Tensor, copies: Tensor) -> Tensor:
     """Returns the parameters (p, D) of ``copies``, int64 (p,), at the alignment of the stack: a
-    view where these follow one another."""
+    view if these follow one another."""
     first = int(copies[0])
     last = int(copies[-1])
     if last - first + 1 == len(copies) and bool((copies.diff() == 1).all()):

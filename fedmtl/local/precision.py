@@ -23,7 +23,7 @@ class Part:
 
     Attributes:
         name: of the parameter.
-        first: where it begins in a flat row of all parameters.
+        first: place at which it begins in a flat row of all parameters.
         shape: (rows, columns).
         columns: whether the side of interest is that of the columns (inputs), not of the rows
             (outputs).

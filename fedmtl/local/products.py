@@ -99,8 +99,8 @@ class Perceptron:
 
     @classmethod
     def of(cls, module: nn.Module, layout: Layout) -> Perceptron | None:
-        """Returns the perceptron that a module computes in training mode; None where it is no such
-        network, or where a parameter is frozen, occurs twice, or has a hook."""
+        """Returns the perceptron that a module computes in training mode; None if it is no such
+        network, or if a parameter is frozen, occurs twice, or has a hook."""
         parts = flat_parts(module)
         names = names_of(module, layout)
         if parts is None or names is None:
@@ -111,7 +111,7 @@ class Perceptron:
     def of_parts(
         cls, parts: list[nn.Module], names: dict[int, str], layout: Layout
     ) -> Perceptron | None:
-        """Returns the perceptron of consecutive :func:`flat_parts`; None where they make none."""
+        """Returns the perceptron of consecutive :func:`flat_parts`; None if they make none."""
         layers: list[Linear] = []
         flattens = False
         for part in parts:
@@ -132,7 +132,7 @@ class Perceptron:
 
     def forward(self, rows: Tensor, x: Tensor) -> list[Tensor] | None:
         """Returns the input as vectors (K, B, inputs) and the output of every layer (K, B,
-        outputs); None where the input is no batch of vectors of this size, or of another dtype."""
+        outputs); None if the input is no batch of vectors of this size, or of another dtype."""
         value = x
         if self.flattens and x.dim() > 3:
             value = x.flatten(2)
@@ -227,7 +227,7 @@ def output_gradient(
 
 
 def names_of(module: nn.Module, layout: Layout) -> dict[int, str] | None:
-    """Returns the name of each parameter by its identity; None where one is frozen or occurs
+    """Returns the name of each parameter by its identity; None if one is frozen or occurs
     twice."""
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     tied = any(len(names) > 1 for names in layout.all_names)
@@ -240,7 +240,7 @@ def flat_parts(
     module: nn.Module, others: tuple[type[nn.Module], ...] = ()
 ) -> list[nn.Module] | None:
     """Returns the linear layers, elementwise functions and flattenings of nested ``nn.Sequential``,
-    and modules of the ``others``; None where there is anything else, or a hook."""
+    and modules of the ``others``; None if there is anything else, or a hook."""
     if any(
         (
             module._forward_hooks,

@@ -132,7 +132,7 @@ class LocalTraining:
         loss: one value per example.
         solver: names the optimizer and its step size.
         round: addresses the step size and dropout masks.
-        start: (D,) or (n, D), where the clients start.
+        start: (D,) or (n, D), the models before training.
         lam, anchor: the pull (lam / 2) ||w - anchor||^2, anchor (D,) or (n, D); lam may be a tensor
             (D,) or (n, D) with one strength for each coordinate, or a precision matrix.
         divergence: what the pull measures in place of the squared distance of the parameters: a
@@ -228,7 +228,7 @@ class LocalTraining:
             yield PlainStep(active, batch.done, stack, self.loss, x, y, weight, address, pull)
 
     def _frozen(self, rows: Tensor) -> Tensor | None:
-        """Returns the coordinates that stay, int64; None where all are moving."""
+        """Returns the coordinates that stay, int64; None if all are moving."""
         if self.moving is None or bool(self.moving.all()):
             return None
         return (~self.moving).nonzero()[:, 0].to(rows.device)

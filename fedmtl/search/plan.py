@@ -145,7 +145,7 @@ def _accounted(trainer: Trainer) -> dict[str, Any]:
 
 
 def _check_equal(facts: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raises :class:`ConfigError` where a candidate differs from the first one."""
+    """Raises :class:`ConfigError` if a candidate differs from the first one."""
     first = next(iter(facts))
     for name, own in facts.items():
         for field, value in own.items():
@@ -252,7 +252,7 @@ def plan_search(
 
 def _least_score_noise(target: float, delta: float, mean: float, shape: float) -> float:
     """Returns the smallest noise multiplier with which the scores of a search alone cost at most
-    ``target``; infinite where there is none.
+    ``target``; infinite if there is none.
 
     Args:
         target: epsilon of all scores.
@@ -352,7 +352,7 @@ def _client_privacy(trainer: Trainer) -> ClientPrivacy:
 
 @contextmanager
 def _named(name: str) -> Iterator[None]:
-    """Let errors inside the block name the candidate."""
+    """Adds the name of the candidate to errors of the block."""
     try:
         yield
     except FedmtlError as error:

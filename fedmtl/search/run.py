@@ -145,15 +145,15 @@ class SearchRun:
         return SeededSource(self.seed, index + 1)
 
     def _clear(self, index: int) -> None:
-        """Takes away what an interruption has left of a repetition without a score, where its noise
+        """Takes away what an interruption has left of a repetition without a score, if its noise
         cannot be drawn again."""
         place = self._place(index)
         if place is not None and self.secure and place.root.exists():
             shutil.rmtree(place.root)
 
     def _train(self, index: int, candidate: int) -> Result:
-        """Returns the run of one repetition, from where it stopped; nothing is left to do in one
-        that has ended."""
+        """Returns the run of one repetition, from its last checkpoint on; one that has ended is only
+        read."""
         name = self.names[candidate]
         trainer = self.plan.trainers[name]  # has no folder of its own
         place = self._place(index)

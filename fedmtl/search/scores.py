@@ -10,7 +10,7 @@ def client_scores(values: Tensor, bound: float | None) -> Tensor:
     """Returns each client's score in [0, 1].
 
     Args:
-        values: (n,) test accuracies, or mean squared errors where there is a bound.
+        values: (n,) test accuracies, or mean squared errors if there is a bound.
         bound: b of ``1 - min(mse, b) / b``, or None for accuracies.
 
     Returns:

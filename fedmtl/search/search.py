@@ -52,9 +52,9 @@ class PrivateSearch(Checked):
             ``inf`` Poisson (which may release nothing).
         score_noise: standard deviation of the noise on a score, above 0. A score is the mean over
             all clients of the test metric of the client's own model.
-        score_bound: where the metric is a mean squared error, the public b of the score
+        score_bound: for a metric that is a mean squared error, the public b of the score
             ``1 - min(mse, b) / b``.
-        folder: where the search is kept; ``None`` keeps nothing.
+        folder: in which the search is kept; ``None`` keeps nothing.
         progress: print one line for each repetition on standard error. Private, as the scores are.
 
     Raises:

@@ -175,7 +175,7 @@ class MLflow(Callback):
     Args:
         folder: of the database; keep it private. None with ``tracking_uri``.
         experiment: its name.
-        tracking_uri: where MLflow keeps it instead, such as one database for all runs of a sweep.
+        tracking_uri: of another database, such as one for all runs of a sweep; None for ``folder``.
         parameters: settings of the run by name, logged as they are.
 
     Raises:

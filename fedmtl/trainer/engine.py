@@ -1,5 +1,5 @@
-"""How the releases of a run are opened, and where its clients compute: in this process and its
-ranks."""
+"""The engine of a run: its channel of releases is opened, and its clients compute in this process
+and its ranks."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ Kind = Literal["classes", "labels", "many labels", "numbers", "number"]
 """What is predicted: one class, up to 5 labels, more labels, several real targets, or one."""
 MetricFunction = Callable[[Tensor, Tensor], float]
 """(outputs (N, ...), targets (N, ...)) of the N >= 1 test rows of one client, on the CPU -> a
-number; NaN where it is not defined."""
+number; NaN if it is not defined."""
 
 
 @dataclass(frozen=True)

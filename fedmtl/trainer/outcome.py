@@ -335,8 +335,7 @@ def _network_of(
 
 
 def _tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Returns the tensors of a file by name, and its metadata; none of either where there is no
-    such file.
+    """Returns the tensors of a file by name, and its metadata; nothing without such a file.
 
     Raises:
         ConfigError: it cannot be read.

@@ -358,7 +358,7 @@ def alone(
 ) -> tuple[Algorithm, ...]:
     """Returns the baseline ``local`` of new clients, which does not know the released model.
 
-    With a linear model of a real target and squared errors, or where clients average, it is the
+    With a linear model of a real target and squared errors, or if clients average, it is the
     average of a client's own models; of classes, and of other losses of a real target, it is local
     training from zero by the solver of the finetuning. There is none with a network, whose own
     training would need a starting point that is not the released model, with a loss of the caller's

@@ -40,13 +40,13 @@ class Result(Scored):
         algorithm: its name.
         privacy: everything the epsilon depends on.
         history: one mapping per evaluated round.
-        final: the last row of the history; where clients finetuned, with the numbers of the final
-            models.
+        final: the last row of the history; with the numbers of the final models if clients
+            finetuned.
         stopped: ``"rounds"``, or ``"budget"`` when the privacy budget ended the run, ``"early"``
             when it stopped improving, ``"diverged"`` when a run without noise did so in its first
             rounds.
         baselines: results of the comparison runs, by name.
-        replicates: where several runs were computed as one program, the last numbers of each: its
+        replicates: of several runs that were computed as one program, the last numbers of each: its
             ``budget``, its ``repetition`` and the numbers. ``history`` then has a row for each
             round and budget, with means (``loss``, and so on) and percentiles (``loss_p5``,
             ``loss_p25``, ``loss_p50``, ``loss_p75``, ``loss_p95``); ``final`` is that of the last
@@ -128,7 +128,7 @@ class Result(Scored):
         Args:
             folder: of the run.
             model: as of :class:`~fedmtl.Trainer`; needed for modules only (:meth:`model_for`,
-                :meth:`shared_model`, :meth:`adapt`), and only where the run's was no factory of
+                :meth:`shared_model`, :meth:`adapt`), and only if the run's was no factory of
                 :mod:`fedmtl.models`.
             trust: names of modules, such as that of an algorithm of your own, of which a class that
                 the files name is imported and made; beside them only settings and networks of this
@@ -251,8 +251,8 @@ class Result(Scored):
             data: of the new clients, as :class:`~fedmtl.Trainer` takes them, coded as those of the
                 run (features, classes).
             finetune: how; ``None`` for the settings of the run, without a choice on validation
-                records, or where the run did not finetune for :class:`~fedmtl.Finetune` with the
-                local solver of the algorithm. The released model is where everybody starts.
+                records, or if the run did not finetune for :class:`~fedmtl.Finetune` with the
+                local solver of the algorithm. Everybody starts from the released model.
             device: as of :class:`~fedmtl.Trainer`; ``None`` for that of the released model.
             folder: as of :class:`~fedmtl.Trainer`.
 

@@ -44,13 +44,13 @@ class Run:
 
     Args:
         plan: what is settled before the first step.
-        engine: where clients compute.
+        engine: computes the clients' part.
 
     Attributes:
         settings, problem, clients, evaluated, fingerprint: see :class:`RunPlan`.
         ranks: the processes that compute the run.
         algorithm: with the settings that it chose itself.
-        folder: where the run is saved; None for nowhere.
+        folder: in which the run is saved; None for a run that is not.
         ledger: the file of its charges; None without a folder.
         channel: its releases; open while it runs.
         stop: number of steps of the whole run.

@@ -39,7 +39,7 @@ class Finetuned:
     Attributes:
         settings: of the finetuning.
         start: ``"shared"`` or ``"personal"``, the model that every client started from.
-        chosen: name of the model that each client chose; empty where they did not choose.
+        chosen: name of the model that each client chose; empty if they did not choose.
         better, equal, worse: shares of the clients whose final model scores better than, as, or
             worse than the model that finetuning started from; of those whose finetuning did not
             diverge, NaN without any.

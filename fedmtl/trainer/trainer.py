@@ -75,8 +75,8 @@ class Trainer:
             targets) -> (N,).
         seed: of the starting point, the batches and dropout; in seeded mode also of the cohorts and
             the noise.
-        folder: where the run is saved, with the tensors that clients keep; ``None`` saves nothing
-            and keeps these tensors and the ledger in memory.
+        folder: in which the run is saved, with the tensors that clients keep; ``None`` keeps these
+            tensors and the ledger in memory, and saves nothing.
         baselines: comparison methods, by name (``"local"``, ``"pmtl"``, or a method with one shared
             model, such as ``"fedavg"`` or ``"ditto"``, with this algorithm's local solver) or as
             algorithms; ``"auto"`` takes local training with FedAvg or PMTL, for linear models the
