@@ -152,8 +152,8 @@ class SearchRun:
             shutil.rmtree(place.root)
 
     def _train(self, index: int, candidate: int) -> Result:
-        """Returns the run of one repetition, from its last checkpoint on; one that has ended is only
-        read."""
+        """Returns the run of one repetition, from its last checkpoint on; nothing of a run that has
+        ended is computed again."""
         name = self.names[candidate]
         trainer = self.plan.trainers[name]  # has no folder of its own
         place = self._place(index)
