@@ -12,7 +12,6 @@ from dp_accounting import gaussian_mechanism
 from fedmtl.privacy import (
     ClientPrivacy,
     CyclicCohorts,
-    FullParticipation,
     GaussianNoise,
     RecordPrivacy,
     ReleasePlan,
@@ -88,16 +87,28 @@ def test_whole_noise_is_never_below_the_multiplier(monkeypatch: pytest.MonkeyPat
             assert least <= Fraction(drawn[-1]) <= least + 2
 
 
-def test_two_releases_of_a_round_have_noise_of_their_own() -> None:
-    plans = tuple(ReleasePlan(name=name, dimension=5) for name in ("a", "b"))
-    privacy = ClientPrivacy(clip_norm=1.5, noise_multiplier=2.0)
-    channel = open_channel(privacy, plans, FullParticipation().bind(3), seed=4, steps=2)
-    for step in range(2):
-        channel.begin(step, channel.draw(step))
-        for name in ("a", "b"):
-            value = channel.release(name, torch.zeros(3, 5), torch.arange(3))
-            expected = SeededSource(4).normal(f"noise/{name}", step, 5) * 2.0 * 1.5 / 3
-            np.testing.assert_allclose(value.numpy(), expected, rtol=1e-12)
+@pytest.mark.parametrize("count", [None, 3])
+def test_two_releases_of_a_round_have_noise_of_their_own(count: int | None) -> None:
+    """Independent in every round, or correlated over three: C w = z, by the inverse of C."""
+    steps = 5
+    plans = tuple(ReleasePlan(name=name, dimension=4) for name in ("a", "b"))
+    privacy = ClientPrivacy(clip_norm=1.5, noise_multiplier=2.0, bands=count)
+    channel = open_channel(privacy, plans, CyclicCohorts(2).bind(6), seed=4, steps=steps)
+    found = {"a": [], "b": []}
+    for step in range(steps):
+        cohort = channel.draw(step)
+        channel.begin(step, cohort)
+        for name, values in found.items():
+            values.append(channel.release(name, torch.zeros(2, 4), cohort).numpy())
+    bands = [1.0]
+    if count is not None:
+        raw = np.array([1.0, 1 / 2, 3 / 8])  # (1 - x)^(-1/2)
+        bands = (raw / np.linalg.norm(raw)).tolist()
+    matrix = sum(c * np.eye(steps, k=-lag) for lag, c in enumerate(bands))
+    for name, values in found.items():
+        z = [SeededSource(4).normal(f"noise/{name}", step, 4) for step in range(steps)]
+        expected = np.linalg.solve(matrix, np.stack(z)) * 2.0 * 1.5 / 2
+        np.testing.assert_allclose(np.stack(values), expected, rtol=1e-9)
 
 
 def test_what_whole_noise_costs_is_in_epsilon_and_in_delta() -> None:

@@ -104,6 +104,45 @@ def test_noise_and_drawn_records_belong_to_the_key_of_a_client() -> None:
     np.testing.assert_array_equal(found[:2], found[2:])
 
 
+def test_which_records_are_drawn_says_nothing_of_the_noise_beside_them() -> None:
+    """As many coordinates as records: were the coins those of the noise, drawn ones would have the tails of it."""
+    n, uses = 500, 4
+    x = [torch.zeros(n, n, dtype=torch.float64)]
+    channel = door(PURE, x=x, caps=(uses,), rate=0.5)
+    channel.begin(0, torch.zeros(1, uses, dtype=torch.int64))
+    sizes = []
+    drawn = []
+    for _ in range(uses):
+        drawn.append(channel.members(0, np.zeros(1, dtype=np.int64))[0])
+        sizes.append(np.abs(released(channel, 1)[0]))
+    drawn = np.concatenate(drawn)
+    sizes = np.concatenate(sizes)
+    apart = sizes[drawn].mean() / sizes[~drawn].mean()
+    assert abs(math.log(apart)) < 6 * 2 / math.sqrt(n * uses)
+
+
+def test_no_factor_moves_a_sum_by_more_than_the_clip() -> None:
+    for mechanism, order in (("laplace", 1), ("gaussian", 2)):
+        channel = door(replace(PURE, mechanism=mechanism, delta=1e-5))
+        for client, count in enumerate(COUNTS):
+            for factor in (1e300, -1e300, 7.0):
+                alone = factor * np.eye(count)
+                sums = channel.records.of_factors(client, alone)
+                assert np.linalg.norm(sums, ord=order, axis=1).max() <= 0.5
+
+
+@pytest.mark.parametrize("changed", [{"counts": (5, 20, 61)}, {"caps": (4, 4, 5)}])
+def test_a_secure_ledger_is_not_continued_with_other_public_numbers(
+    changed: dict, tmp_path: Path
+) -> None:
+    privacy = RecordPrivacy(clip_norm=0.5, noise_multiplier=2.0, delta=1e-5, source="secure")
+    path = tmp_path / "ledger.jsonl"
+    door(privacy, ledger_path=path).close()
+    door(privacy, ledger_path=path, resume=True).close()
+    with pytest.raises(ResumeError, match="was written with"):
+        door(privacy, ledger_path=path, resume=True, **changed)
+
+
 # Rounds
 
 
