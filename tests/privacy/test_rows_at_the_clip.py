@@ -1,0 +1,58 @@
+"""Rows that are a little longer than the clip norm end within its margin, by every program that clips."""
+
+import numpy as np
+import pytest
+import torch
+
+from fedmtl.privacy import Clip
+from fedmtl.privacy.clip import RowTotal, clip_rows, clipped_sum, sum_width
+from fedmtl.privacy.sums import clipped_segment_sums, contributions
+
+BOUND = 0.7
+MOST = BOUND * (1 - 2.0**-21)  # half of the margin is left for rounding
+
+
+@pytest.mark.parametrize("dimension", [3, 1 << 14])  # of which long rows are added one by one
+@pytest.mark.parametrize("norm", ["l1", "l2"])
+def test_no_row_is_left_beyond_the_margin(norm: str, dimension: int) -> None:
+    """From twice the norm down to 2^-40 of it above the norm."""
+    order = 1 if norm == "l1" else 2
+    clip = Clip(BOUND, norm)
+    row = np.random.default_rng(0).standard_normal(dimension)
+    row *= BOUND / np.linalg.norm(row, ord=order)
+    width = sum_width(BOUND, 1)
+    for power in range(0, 41, 2):
+        longer = torch.from_numpy(row * (1 + 2.0**-power))[None]
+        total = RowTotal(dimension, clip, width)
+        total.add(torch.tensor([0]), longer)
+        of_records = clipped_segment_sums(
+            longer, torch.tensor([0]), 1, clip, width=torch.tensor([width], dtype=torch.float64)
+        )
+        for made in (clipped_sum(longer, clip), total.sum(), of_records, clip_rows(longer, clip)):
+            length = np.linalg.norm(made.numpy().ravel(), ord=order)
+            assert BOUND * (1 - 2.0**-19) < length <= MOST
+            assert (np.abs(made.numpy().ravel()) <= np.abs(longer.numpy().ravel())).all()
+    if norm == "l2" and dimension < 10:
+        square = contributions(100 * longer, clip, "symmetric")
+        assert np.linalg.norm(square.numpy()) <= BOUND * MOST
+
+
+def test_a_client_that_is_added_twice_is_named_twice() -> None:
+    """So that a release finds it."""
+    total = RowTotal(2, Clip(BOUND), sum_width(BOUND, 3))
+    for client in (2, 0, 2):
+        total.add(torch.tensor([client]), torch.ones(1, 2))
+    assert total.clients == [0, 2, 2]
+
+
+def test_a_coordinate_never_grows_on_the_grid() -> None:
+    """A width of 1/8 leaves nothing of 0.1: rounded to the nearest multiple it would be 0.125."""
+    row = torch.tensor([[0.1, -0.1]], dtype=torch.float64)
+    width = 0.125
+    total = RowTotal(2, Clip(BOUND), width)
+    total.add(torch.tensor([0]), row)
+    of_records = clipped_segment_sums(
+        row, torch.tensor([0]), 1, Clip(BOUND), width=torch.tensor([width], dtype=torch.float64)
+    )
+    for made in (clipped_sum(row, Clip(BOUND), width), total.sum(), of_records):
+        assert not made.any()
