@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import errno
 import io
+import itertools
 import json
 import os
 import re
@@ -355,8 +356,20 @@ def test_every_option_of_every_group_composes() -> None:
     for group, options in choices().items():
         for option, words in options.items():
             assert words, f"{group}/{option}.yaml has no comment to open with"
-            if "/" not in group and group != "algorithm":
-                objects(f"{group}={option}", *needed.get(option, []))
+    for experiment in choices()["experiment"]:
+        objects(f"experiment={experiment}", *needed.get(experiment, []))
+    # whose clients act one at a time, which goes with fewer options of the other groups
+    apart = {"clocks", "latency", "synchronous", "trace"}
+    for schedule in apart:
+        objects(f"schedule={schedule}", *needed[schedule])
+    # one of each other group in each composition, until all have had their turn
+    groups = ("data", "finetune", "logger", "model", "privacy", "schedule")
+    assert {*groups, "algorithm", "experiment"} == {group for group in choices() if "/" not in group}
+    turns = [sorted(choices()[group].keys() - apart) for group in groups]
+    for chosen in itertools.zip_longest(*turns):
+        named = {group: one for group, one in zip(groups, chosen, strict=True) if one}
+        further = [word for one in named.values() for word in needed.get(one, [])]
+        objects(*(f"{group}={one}" for group, one in named.items()), *dict.fromkeys(further))
 
 
 def test_data_options_are_those_of_the_readers() -> None:
