@@ -69,6 +69,8 @@ def drawn_records(trainer: Trainer, *, seed: int) -> list[Finding]:
         }
         tried += len(chosen)
         for number in range(_TRIES):
+            if not chosen:
+                break  # every record moves its sum
             changed = moves(step, torch.tensor(list(chosen.values()), dtype=torch.int64), number)
             chosen = {client: place for client, place in chosen.items() if client not in changed}
         still += len(chosen)
