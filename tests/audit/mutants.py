@@ -303,10 +303,15 @@ def trainer_of(algorithm: str, configuration: str) -> Trainer:
     )
 
 
-def audit(trainer: Trainer, seed: int = 0, checks: tuple[str, ...] = CHECKS) -> list[Finding]:
-    """A small audit."""
+def audit(
+    trainer: Trainer, seed: int = 0, checks: tuple[str, ...] = CHECKS, share: float = 1.0
+) -> list[Finding]:
+    """A small audit, which draws a share of the noise and of the cohorts that others do."""
     clocked = trainer.algorithm.one_at_a_time
-    effort = replace(CLOCKED_EFFORT if clocked else EFFORT, checks=checks)
+    whole = CLOCKED_EFFORT if clocked else EFFORT
+    effort = Effort(
+        noise=round(share * whole.noise), cohorts=round(share * whole.cohorts), checks=checks
+    )
     return audit_trainer(
         trainer, seed=seed, rounds=20 if clocked else min(3, trainer.rounds), effort=effort
     )
@@ -351,7 +356,11 @@ class Mutant:
 
 
 def caught(
-    mutant: Mutant, algorithm: str, configuration: str, checks: tuple[str, ...] = CHECKS
+    mutant: Mutant,
+    algorithm: str,
+    configuration: str,
+    checks: tuple[str, ...] = CHECKS,
+    share: float = 1.0,
 ) -> list[str]:
     """The checks that refute the mutant in a configuration of an algorithm; figures of ``private/`` are not drawn."""
     trainer = trainer_of(algorithm, configuration)
@@ -360,7 +369,8 @@ def caught(
             patch.setattr(figures, private, lambda *of, **named: None)
         forget_multipliers(patch)
         mutant.apply(patch, trainer)
-        return [finding.check for finding in audit(trainer, checks=checks) if finding.refuted]
+        found = audit(trainer, checks=checks, share=share)
+        return [finding.check for finding in found if finding.refuted]
 
 
 def _set(place: Any, name: str, value: Any) -> _Patch:

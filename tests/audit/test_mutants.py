@@ -22,6 +22,8 @@ ALIKE = {
 """Methods in rounds whose channel is that of another one, where clients are protected."""
 RUNNING = ("transcript", "independence")
 """Checks that run the method; the others are given its channel."""
+FEW = 0.25
+"""Of the noise and of the cohorts, with which most of the mutants are found."""
 
 
 def every_case(mutants: list[Mutant]) -> list:
@@ -79,6 +81,10 @@ def test_a_no_op_passes_every_check(mutant: Mutant, algorithm: str, configuratio
 def test_a_mutant_is_caught_by_the_checks_that_should(
     mutant: Mutant, algorithm: str, configuration: str
 ) -> None:
-    found = caught(mutant, algorithm, configuration, mutant.kinds)
-    print(f"{algorithm}, {configuration}, {mutant.name}: {', '.join(found)}")
-    assert any(check.startswith(mutant.caught_by) for check in found), found
+    """One that a small audit finds, as it finds most, needs no whole one."""
+    for share in (FEW, 1.0):
+        found = caught(mutant, algorithm, configuration, mutant.kinds, share)
+        print(f"{algorithm}, {configuration}, {mutant.name}: {', '.join(found)}")
+        if any(check.startswith(mutant.caught_by) for check in found):
+            return
+    raise AssertionError(f"caught by {found}")
