@@ -71,12 +71,13 @@ METHODS |= {
 
 
 def setting(name: str, dtype: str = "float64"):
-    """A method, a problem of eleven clients, and a start."""
+    """A method, a problem of eleven clients and a start; of averages, which fit every client apart, of five."""
     model = {
         "average, softmax": models.softmax_regression(),
         "average, numbers": models.linear_regression(),
     }
-    data = regression(11) if name == "average, numbers" else ragged_classification(11)
+    clients = 5 if name.startswith("average") else 11
+    data = regression(clients) if name == "average, numbers" else ragged_classification(clients)
     given = model.get(name, models.mlp(hidden=5))
     problem = build_problem(data, given, ProblemSettings(rounds=1, dtype=dtype))
     return METHODS[name], problem, problem.initial + 0.05
