@@ -364,7 +364,9 @@ def test_every_option_of_every_group_composes() -> None:
         objects(f"schedule={schedule}", *needed[schedule])
     # one of each other group in each composition, until all have had their turn
     groups = ("data", "finetune", "logger", "model", "privacy", "schedule")
-    assert {*groups, "algorithm", "experiment"} == {group for group in choices() if "/" not in group}
+    assert {*groups, "algorithm", "experiment"} == {
+        group for group in choices() if "/" not in group
+    }
     turns = [sorted(choices()[group].keys() - apart) for group in groups]
     for chosen in itertools.zip_longest(*turns):
         named = {group: one for group, one in zip(groups, chosen, strict=True) if one}
