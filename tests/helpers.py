@@ -5,7 +5,7 @@ import torch
 from scipy import optimize, special
 
 from fedmtl.data import FederatedDataset
-from fedmtl.privacy import BoundSampler, Price
+from fedmtl.privacy import BoundSampler, PrivacyCost
 from fedmtl.privacy.accounting.composition import renyi_curve
 from fedmtl.privacy.accounting.pld import LossLaw
 
@@ -46,10 +46,10 @@ def regression(
 
 def price_of(
     sampler: BoundSampler, delta: float, *, releases: int = 1, mechanism: str = "gaussian"
-) -> Price:
-    """The price of steps with releases of one number each, under the sampler's own law."""
+) -> PrivacyCost:
+    """The cost of steps with releases of one number each, under the sampler's own law."""
     sampled = sampler.probability if sampler.amplified else 1.0
-    return Price(mechanism=mechanism, sizes=(1,) * releases, delta=delta, sampled=sampled)
+    return PrivacyCost(mechanism=mechanism, sizes=(1,) * releases, delta=delta, sampled=sampled)
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:

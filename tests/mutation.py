@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fedmtl.privacy import price
+from fedmtl.privacy import cost
 
 
 def edit(function: Callable[..., Any], line: str, broken: str) -> Callable[..., None]:
@@ -29,7 +29,7 @@ def edit(function: Callable[..., Any], line: str, broken: str) -> Callable[..., 
 def forget_multipliers(patch: pytest.MonkeyPatch) -> None:
     """Calibrate anew while the patch lasts: noise multipliers that sound code made are not those of broken code, nor
     the other way round."""
-    patch.setattr(price, "_multiplier", cache(price._multiplier.__wrapped__))
+    patch.setattr(cost, "_multiplier", cache(cost._multiplier.__wrapped__))
 
 
 @cache

@@ -55,7 +55,7 @@ REQUIRED: dict[str, dict[str, Any]] = {  # fields without a default, and those t
 }
 NO_SETTINGS = {  # base classes, and those that hold what a run has made, not what a user has set
     "CentralLearner", "SharedModels", "ChannelAccount", "Effort", "Graph", "EdgesFile", "GradientPlan", "NoiseLaw",
-    "Packed", "Price", "RandomLatency", "OneAnswer", "Release", "LocalSolver", "Clip", "Examples", "FederatedDataset",
+    "Packed", "PrivacyCost", "RandomLatency", "OneAnswer", "Release", "LocalSolver", "Clip", "Examples", "FederatedDataset",
     "BoundSchedule", "ReleasePlan",
 }  # fmt: skip
 COUNT = (0, -1, 2.5, math.nan, True, "other", None)

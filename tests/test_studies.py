@@ -280,7 +280,7 @@ def epsilon_interval(module: Module) -> None:
     )
     (row,) = rows("epsilon_interval", "broken.csv", run="noise halved")
     assert run.broken() == [{"run": "noise halved", "1000 at 1": row["1000 at 1"]}]
-    run.PRICES = {kind: run.PRICES[kind]}
+    run.COSTS = {kind: run.COSTS[kind]}
     for found, row in zip(
         run.coverage(), rows("epsilon_interval", "cover.csv", run=kind), strict=True
     ):

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from fedmtl.algorithms.linear.data import LinearData
 from fedmtl.algorithms.linear.stack import TaskStack
-from fedmtl.privacy import L2LaplaceNoise, NoiseLaw, NoiseSource, Price
+from fedmtl.privacy import L2LaplaceNoise, NoiseLaw, NoiseSource, PrivacyCost
 
 from .mp_mtl import bounded_tasks
 
@@ -79,7 +79,9 @@ class TaskBudget:
             else (self.epsilon, self.delta)
         )
         return L2LaplaceNoise(
-            Price(mechanism="l2_laplace", sizes=(dimension,), delta=delta).multiplier(epsilon, uses)
+            PrivacyCost(mechanism="l2_laplace", sizes=(dimension,), delta=delta).multiplier(
+                epsilon, uses
+            )
         )
 
     def replaced(self, counts: Tensor) -> Tensor:

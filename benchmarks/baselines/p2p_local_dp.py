@@ -24,7 +24,7 @@ from fedmtl._check import positive
 from fedmtl.algorithms.linear.data import LinearData, LinearLoss
 from fedmtl.data import RowBound
 from fedmtl.errors import ConfigError
-from fedmtl.privacy import Price, RecordPrivacy
+from fedmtl.privacy import PrivacyCost, RecordPrivacy
 from fedmtl.privacy.accounting.composition import epsilon as epsilon_of
 from fedmtl.privacy.noise.laws import LAWS, NoiseLaw
 from fedmtl.privacy.noise.sources import SeededSource
@@ -123,8 +123,8 @@ def perturb_records(
     count, width = vectors.shape
     delta = privacy.resolved_delta(count)
 
-    price = Price(mechanism=privacy.mechanism, sizes=(width,), delta=delta)
-    law = LAWS[privacy.mechanism](price.multiplier(float(privacy.epsilon), 1))
+    cost = PrivacyCost(mechanism=privacy.mechanism, sizes=(width,), delta=delta)
+    law = LAWS[privacy.mechanism](cost.multiplier(float(privacy.epsilon), 1))
     source = SeededSource(seed, replicate)
     noise = law.draw_rows(source, "local-dp/record", 0, torch.arange(count), width)
     released = torch.from_numpy(vectors.numpy() + 2 * bound * noise)

@@ -170,7 +170,7 @@ def simulated_states(
     # a channel without a ledger: simulated noise on public records costs nothing
     channel = open_channel(settings, plans, "simulated", seed=seed, replicates=runs)
     assert isinstance(channel, Activations)
-    lengths = torch.from_numpy(channel.account.fitting(block.clients.numpy()))
+    lengths = torch.from_numpy(channel.accountant.fitting(block.clients.numpy()))
     # (R, S, 1): after the end of its budget no client acts in a run
     within = (torch.arange(events) < lengths[:, None])[:, :, None]
     block = replace(block, clients=torch.where(within, block.clients, -1))

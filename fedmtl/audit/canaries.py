@@ -14,7 +14,7 @@ Under replace-one the coin chooses between a row and its negative. An epsilon ag
 a lower bound on that of the run as it was made, so of its clip, sum, noise, sampling and charges
 together.
 
-Where the unit is one record, canaries are records of clients that have the same price. Their
+Where the unit is one record, canaries are records of clients that have the same cost. Their
 gradients are in every local step of DP-SGD, and in every activation of a client that acts one at a
 time, what the rows of canary clients are in a round.
 

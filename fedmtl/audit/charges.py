@@ -27,7 +27,7 @@ from .lines import Reading, differences, spread
 from .play import activation, rounds, silence, stated_multiplier
 from .setup import ACTIVATIONS, CLIENTS, MOST_ELEMENTS, Clocks, Setup
 
-_OTHER = "{} is {} in the price, and {} in the settings or public facts"
+_OTHER = "{} is {} in the cost, and {} in the settings or public facts"
 _SLACK = 1 + 1e-6
 _STEPS = 20  # of a run whose ledger is read back
 _EXAMINED = 6  # accounts of one run that are computed again
@@ -39,7 +39,7 @@ clients; None where the block must be refused."""
 
 def charges(setup: Setup, seed: int) -> list[Finding]:
     """Make all checks of the accounting: of noise on rows, whose account no ledger has, those of
-    its price."""
+    its cost."""
     if setup.rows:
         return [_prices(setup, seed), _budgets(setup, np.array([_paid(setup, seed)]))]
     wrong, ledger = _steps(setup, seed)
@@ -56,11 +56,11 @@ def charges(setup: Setup, seed: int) -> list[Finding]:
     return [*findings, _by_library(setup, ledger)]
 
 
-# What a price says
+# What a cost says
 
 
 def _prices(setup: Setup, seed: int) -> Finding:
-    """Check that the prices agree with the settings, the public facts, and the noise that the
+    """Check that the costs agree with the settings, the public facts, and the noise that the
     channel says it adds, in the first use of every account, the last and one between."""
     channel = setup.open(seed)
     claims = setup.claims
@@ -70,12 +70,12 @@ def _prices(setup: Setup, seed: int) -> Finding:
             f"the clip norm is {channel.bound:g}, the settings have {setup.privacy.initial_norm:g}"
         )
     for k in claims.accounts:
-        price, multiplier = claims.price(k)
+        cost, multiplier = claims.cost(k)
         if setup.gradients is None:
             cap = setup.steps
         else:
             cap = int(channel.caps[k])
-        of_account = differences(vars(price), claims.facts(k), _OTHER)
+        of_account = differences(vars(cost), claims.facts(k), _OTHER)
         if (
             setup.gradients is not None
             and setup.records.x is not None
@@ -88,14 +88,14 @@ def _prices(setup: Setup, seed: int) -> Finding:
                 stated = stated_multiplier(setup, channel, name, k, use)
                 if not math.isclose(stated, claim.multiplier, rel_tol=1e-9):
                     of_account.append(
-                        f"{name} has noise {stated:.6g} in use {use}, the price "
+                        f"{name} has noise {stated:.6g} in use {use}, the cost "
                         f"{claim.multiplier:.6g}"
                     )
-            charged = claims.prices.event(k, use)
-            due = event_of(price, weighted(price, multiplier, use))
+            charged = claims.costs.event(k, use)
+            due = event_of(cost, weighted(cost, multiplier, use))
             # uses of unequal weight may cost the same in total
             if claims.refuted is None and charged != due:
-                of_account.append(f"the event of use {use} is {charged}, its price makes {due}")
+                of_account.append(f"the event of use {use} is {charged}, its cost makes {due}")
         wrong += [
             f"{setup.name(k)}: {what}" if setup.gradients is not None else what
             for what in of_account
@@ -179,7 +179,7 @@ def _misstated(setup: Setup, channel: Rounds | Activations, ledger: Reading) -> 
     wrong = list[str]()
     report = privacy_report(channel)
     uses = ledger.uses.tolist()
-    if channel.account.uses[0].tolist() != uses:
+    if channel.accountant.uses[0].tolist() != uses:
         wrong.append("the account has other uses than the ledger")
     if report.releases != ledger.releases:
         wrong.append(f"{ledger.releases} releases happened, the report has {report.releases}")
@@ -193,7 +193,7 @@ def _misstated(setup: Setup, channel: Rounds | Activations, ledger: Reading) -> 
             f"delta is {report.delta} in the report, the settings have {rounded_up(setup.delta, 6)}"
         )
     stated = {
-        f"account {k}": float(epsilon) for k, epsilon in enumerate(channel.account.epsilons()[0])
+        f"account {k}": float(epsilon) for k, epsilon in enumerate(channel.accountant.epsilons()[0])
     }
     spent = {f"account {k}": setup.claims.spent(k, used) for k, used in enumerate(uses)}
     stated["the report"] = report.epsilon
@@ -214,7 +214,7 @@ def _blocks(setup: Setup, channel: Rounds | Activations, seed: int) -> Iterator[
                 cohort = channel.draw(step)
             except BudgetExhausted:
                 return
-            yield step, cohort, [sorted(cohort.tolist()) if channel.account.by_client else [-1]]
+            yield step, cohort, [sorted(cohort.tolist()) if channel.accountant.by_client else [-1]]
         return
     assert isinstance(setup.schedule, Clocks)
     end = 0
@@ -322,7 +322,7 @@ def _budgets(setup: Setup, uses: np.ndarray) -> Finding:
 
 def _by_library(setup: Setup, ledger: Reading) -> Finding:
     """Check that no epsilon after what a ledger charges an account is below what dp-accounting
-    makes of its price."""
+    makes of its cost."""
     check = "charges: epsilon by dp-accounting"
     worst = -1.0
     text = ""
@@ -355,7 +355,7 @@ def _by_library(setup: Setup, ledger: Reading) -> Finding:
 
 def planned_epsilon(setup: Setup, seed: int) -> float:
     """Return epsilon of all planned steps, or of every client up to its cap."""
-    account = setup.open(seed).account
+    account = setup.open(seed).accountant
     claims = setup.claims
     if claims.refuted is not None:
         return math.inf

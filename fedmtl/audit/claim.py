@@ -1,7 +1,7 @@
-"""The claim about one release and the law of its noise, from the price that is charged.
+"""The claim about one release and the law of its noise, from the cost that is charged.
 
-A claim is read off the price, which is data, and public facts: the scale of the noise on a sum of
-rows is z S / m, on a sum of gradients of single records z S / (q n_i). z and q are of the price, S
+A claim is read off the cost, which is data, and public facts: the scale of the noise on a sum of
+rows is z S / m, on a sum of gradients of single records z S / (q n_i). z and q are of the cost, S
 follows from the clip norm of the settings and from how neighbours differ, and n_i is the client's
 number of records at the time."""
 
@@ -15,7 +15,7 @@ from dp_accounting import dp_event
 
 from ..privacy.accounting.knorm import KNormDpEvent
 from ..privacy.accounting.losses import ReplacedPoissonDpEvent
-from ..privacy.price import Price
+from ..privacy.cost import PrivacyCost
 from ..privacy.quantile import QuantileClip
 from ..privacy.release import Form
 from ..privacy.samplers import BoundSampler, Relation
@@ -26,7 +26,7 @@ ROWS = "rows of "
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """What the price of a release says, without the arithmetic of the channel.
+    """What the cost of a release says, without the arithmetic of the channel.
 
     Attributes:
         law: name of the law of the noise.
@@ -38,7 +38,7 @@ class Claim:
         form: what is released of the rows.
         size: noised coordinates.
         denominator: m, the public constant that divides the sum; of gradients q n_i.
-        sampled: probability of a Poisson-sampled price, else None.
+        sampled: probability of a Poisson-sampled cost, else None.
         bands: of noise that is correlated over rounds, C w is independent noise of this multiplier;
             empty where noise is independent as it is.
     """
@@ -102,39 +102,39 @@ class Claim:
         )
 
 
-def weighted(price: Price, multiplier: float, use: int) -> float:
+def weighted(cost: PrivacyCost, multiplier: float, use: int) -> float:
     """Return the noise multiplier of a use, of the last one beyond an allocation."""
-    if price.weights is None:
+    if cost.weights is None:
         return multiplier
-    return multiplier / price.weights[min(use, len(price.weights) - 1)]
+    return multiplier / cost.weights[min(use, len(cost.weights) - 1)]
 
 
-def composition(price: Price, multiplier: float, uses: int) -> list[tuple[Any, int]]:
+def composition(cost: PrivacyCost, multiplier: float, uses: int) -> list[tuple[Any, int]]:
     """Return the events of ``uses``, with their numbers; uses beyond an allocation are taken for
     the last one."""
-    if price.weights is None:
-        return [(event_of(price, multiplier), uses * price.sums)]
-    return [(event_of(price, weighted(price, multiplier, use)), price.sums) for use in range(uses)]
+    if cost.weights is None:
+        return [(event_of(cost, multiplier), uses * cost.sums)]
+    return [(event_of(cost, weighted(cost, multiplier, use)), cost.sums) for use in range(uses)]
 
 
-def event_of(price: Price, multiplier: float) -> Any:
+def event_of(cost: PrivacyCost, multiplier: float) -> Any:
     """Return the ``dp_accounting`` event of one noised sum with noise of ``multiplier``, of all its
     releases; a multiplier of 0 is no noise."""
     if multiplier == 0:
         return dp_event.NonPrivateDpEvent()
-    events: list[Any] = [dp_event.LaplaceDpEvent(multiplier) for _ in price.sizes]
-    if price.mechanism == "gaussian":  # of the concatenated vector
-        events = [dp_event.GaussianDpEvent(sum(multiplier**-2.0 for _ in price.sizes) ** -0.5)]
-    elif price.mechanism == "l2_laplace":
-        events = [KNormDpEvent(1 / multiplier, size) for size in price.sizes]
+    events: list[Any] = [dp_event.LaplaceDpEvent(multiplier) for _ in cost.sizes]
+    if cost.mechanism == "gaussian":  # of the concatenated vector
+        events = [dp_event.GaussianDpEvent(sum(multiplier**-2.0 for _ in cost.sizes) ** -0.5)]
+    elif cost.mechanism == "l2_laplace":
+        events = [KNormDpEvent(1 / multiplier, size) for size in cost.sizes]
     if len(events) == 1:
         event = events[0]
     else:
         event = dp_event.ComposedDpEvent(events)
-    if price.sampled == 1:
+    if cost.sampled == 1:
         return event
-    return (ReplacedPoissonDpEvent if price.replaced else dp_event.PoissonSampledDpEvent)(
-        price.sampled, event
+    return (ReplacedPoissonDpEvent if cost.replaced else dp_event.PoissonSampledDpEvent)(
+        cost.sampled, event
     )
 
 

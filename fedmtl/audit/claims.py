@@ -1,4 +1,4 @@
-"""The claims about all releases of a run, made from its setup and its prices."""
+"""The claims about all releases of a run, made from its setup and its costs."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 from dp_accounting import dp_event
 
 from ..privacy.accounting.composition import epsilon
-from ..privacy.price import Price
-from ..privacy.prices import Prices
+from ..privacy.cost import PrivacyCost
+from ..privacy.costs import PrivacyCosts
 from .claim import GRADIENTS, ROWS, Claim, composition, count_std, weighted
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ class Claims:
 
     Args:
         setup: public facts.
-        prices: what the account charges, or None.
+        costs: what the account charges, or None.
         bands: of noise that is correlated over rounds, by release.
 
     Attributes:
@@ -33,11 +33,11 @@ class Claims:
     def __init__(
         self,
         setup: Setup,
-        prices: Prices | None,
+        costs: PrivacyCosts | None,
         bands: Mapping[str, tuple[float, ...]] | None = None,
     ) -> None:
         self._setup = setup
-        self._prices = prices
+        self._prices = costs
         self._bands = bands or {}
         self._made: dict[tuple[str, int, int], Claim] = {}
         self.names: tuple[str, ...] = tuple(plan.name for plan in setup.releases)
@@ -48,12 +48,12 @@ class Claims:
 
     @property
     def accounts(self) -> range:
-        """Return the accounts with prices of their own: one for each client where the unit is a
+        """Return the accounts with costs of their own: one for each client where the unit is a
         record, else one."""
         return range(1 if self._setup.gradients is None else len(self._setup.sizes))
 
     def charged(self, uses: np.ndarray) -> np.ndarray:
-        """Return (m,) the uses of these accounts, from those of all: where clients share a price,
+        """Return (m,) the uses of these accounts, from those of all: where clients share a cost,
         the most."""
         if self._setup.gradients is None:
             return uses.max(keepdims=True)
@@ -63,21 +63,21 @@ class Claims:
         return bool(self.names) and self._prices is not None
 
     @property
-    def prices(self) -> Prices:
-        """Returns the prices of the account."""
+    def costs(self) -> PrivacyCosts:
+        """Returns the costs of the account."""
         assert self._prices is not None
         return self._prices
 
     @property
     def refuted(self) -> str | None:
         """Return why the published accounting that is charged does not hold; None where it does."""
-        return self.prices.refuted
+        return self.costs.refuted
 
-    def price(self, client: int = 0) -> tuple[Price, float]:
-        """Return the price of an account, of ``client`` where the unit is a record, and its noise
+    def cost(self, client: int = 0) -> tuple[PrivacyCost, float]:
+        """Return the cost of an account, of ``client`` where the unit is a record, and its noise
         multiplier."""
-        kind = self.prices.kind[0, 0 if self._setup.gradients is None else client]
-        return self.prices.kinds[kind], self.prices.multipliers[kind]
+        kind = self.costs.kind[0, 0 if self._setup.gradients is None else client]
+        return self.costs.kinds[kind], self.costs.multipliers[kind]
 
     def of(self, name: str, client: int = 0, use: int = 0) -> Claim:
         """Return the claim on a release.
@@ -105,20 +105,20 @@ class Claims:
             return replace(
                 claim, relation="add_remove", multiplier=count_std(adaptive, setup.sampler) / bound
             )
-        price, multiplier = (None, 0.0) if self._prices is None else self.price(client)
-        if price is None:
+        cost, multiplier = (None, 0.0) if self._prices is None else self.cost(client)
+        if cost is None:
             law = setup.privacy.mechanism
         else:
-            law = price.mechanism
-        if price is None or price.sampled == 1:
+            law = cost.mechanism
+        if cost is None or cost.sampled == 1:
             sampled = None
         else:
-            sampled = price.sampled
-        if price is not None:
-            multiplier = weighted(price, multiplier, use)
+            sampled = cost.sampled
+        if cost is not None:
+            multiplier = weighted(cost, multiplier, use)
         form = setup.form(name)
         d = setup.dimension(name)
-        if adaptive is not None and price is not None:  # the count takes its part
+        if adaptive is not None and cost is not None:  # the count takes its part
             count = count_std(adaptive, setup.sampler) / (1.0 if self._exchanged(name) else 0.5)
             multiplier = (multiplier**-2 - count**-2) ** -0.5
         return Claim(
@@ -144,7 +144,7 @@ class Claims:
         return setup.release(name).without_data
 
     def facts(self, client: int = 0) -> dict[str, Any]:
-        """Returns the price facts of an account that follow from the settings and public facts."""
+        """Returns the cost facts of an account that follow from the settings and public facts."""
         setup = self._setup
         of_records = self._setup.gradients is not None
         return {
@@ -160,7 +160,7 @@ class Claims:
     def spent(self, client: int, uses: int) -> float:
         """Return epsilon of an account after ``uses``, at the delta of the settings; see
         :func:`composition`."""
-        parts = [(event, count) for event, count in composition(*self.price(client), uses) if count]
+        parts = [(event, count) for event, count in composition(*self.cost(client), uses) if count]
         if not parts:
             return 0.0
         whole, count = (

@@ -7,7 +7,7 @@ import math
 
 from .._rounding import rounded_down, rounded_up
 from ..privacy.accounting.library import TOLERANCE
-from ..privacy.price import Price
+from ..privacy.cost import PrivacyCost
 from .finished_run import Answer, FinishedRun, NotCovered
 from .lines import differences, spread
 from .lower_bound import with_bounds
@@ -59,7 +59,7 @@ def check_charges(run: FinishedRun) -> Answer:
 
 
 def check_epsilon(run: FinishedRun) -> Answer:
-    """Compose the price of all charged uses of each kind of account by dp-accounting."""
+    """Compose the cost of all charged uses of each kind of account by dp-accounting."""
     claim = run.report.get("epsilon")
     header = run.header
     if header is None:
@@ -109,7 +109,7 @@ def check_budget(run: FinishedRun) -> Answer:
 
 
 def check_interval(run: FinishedRun) -> Answer:
-    """Compute the lower bounds again from the guesses in the report, and the price and the uses in
+    """Compute the lower bounds again from the guesses in the report, and the cost and the uses in
     the ledger."""
     interval = run.report.get("interval")
     header = run.header
@@ -117,7 +117,7 @@ def check_interval(run: FinishedRun) -> Answer:
         return None
     if header is None:
         raise NotCovered(
-            "the price and the uses that bounds are made of are in the ledger, which is not here"
+            "the cost and the uses that bounds are made of are in the ledger, which is not here"
         )
     account = interval["account"]
     uses = {
@@ -129,7 +129,8 @@ def check_interval(run: FinishedRun) -> Answer:
         interval, uses, "{} of the interval is {!r}, and {!r} in the ledger or the report"
     )
     again = with_bounds(
-        interval | uses, Price.from_dict(run.ledger.kinds[run.ledger.kind_of[account]]["price"])
+        interval | uses,
+        PrivacyCost.from_dict(run.ledger.kinds[run.ledger.kind_of[account]]["price"]),
     )
     pairs = [(interval["measured"], again["measured"])]
     for stated, made in zip(interval["observers"], again["observers"], strict=True):

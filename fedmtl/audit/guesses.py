@@ -3,15 +3,15 @@
 m canaries (clients or records with chosen data) are each in or out of one run by a fair coin that
 the run does not know; for replaced units the coin chooses between two values. An attacker reads a
 score of each canary off what the run publishes, guesses coins and may abstain. If the run is as its
-:class:`~fedmtl.privacy.price.Price` says with noise multiplier z, flipping the coin of a canary
-obeys the trade-off curve of that price: ``P(E) <= F_z(Q(E))`` for every event E and the laws P and
-Q of what is published under its two values, given all other coins (F_z: see
+:class:`~fedmtl.privacy.cost.PrivacyCost` says with noise multiplier z, flipping the coin of a
+canary obeys the trade-off curve of that cost: ``P(E) <= F_z(Q(E))`` for every event E and the laws
+P and Q of what is published under its two values, given all other coins (F_z: see
 :class:`~fedmtl.privacy.accounting.trade_off.TradeOff`). Too many right guesses refute it. The
 lower bound is the epsilon of the smallest multiplier that they refute at the confidence, found by
 bisection: more noise makes F_z smaller, and more guesses surprising. In a sound run the bound
 exceeds the epsilon of the run with a probability of at most one minus the confidence.
 
-Everything else of the claim enters through its price: the law of the noise, the number of uses,
+Everything else of the claim enters through its cost: the law of the noise, the number of uses,
 sampling by a secret coin (the canaries are drawn as all units are) and the neighbour relation. So
 the bound is at the delta of the claim, and comparable with it.
 
@@ -71,7 +71,7 @@ from .._check import Fraction, Rate, check_arguments
 from ..errors import ConfigError
 from ..privacy.accounting.composition import trade_off
 from ..privacy.accounting.trade_off import TradeOff
-from ..privacy.price import Price
+from ..privacy.cost import PrivacyCost
 
 SHARE = 0.1  # of the canaries that are guessed where any are allowed: good from 1,000 canaries on
 _PRECISION = 1e-4
@@ -137,20 +137,20 @@ def guess(scores: np.ndarray, coins: np.ndarray, share: Rate = 1.0) -> Guesses:
 @check_arguments
 def lower_bound(
     guesses: Guesses,
-    price: Price,
+    cost: PrivacyCost,
     uses: int,
     *,
     confidence: Fraction = 0.95,
     independent: bool = False,
 ) -> float:
-    """Return the lower bound on the epsilon of ``uses`` uses at the delta of ``price``.
+    """Return the lower bound on the epsilon of ``uses`` uses at the delta of ``cost``.
 
     It is 0 if the guesses refute nothing, and holds with probability ``confidence`` over the run
     and its coins; the module gives the theorems.
 
     Args:
         guesses: right and made; with ``independent`` every canary is guessed.
-        price: of the account that is charged for the canaries. Its weights, sampling and sums stay
+        cost: of the account that is charged for the canaries. Its weights, sampling and sums stay
             as they are; its noise multiplier is what is tested.
         uses: that are charged.
         confidence: above 0 and below 1.
@@ -159,22 +159,20 @@ def lower_bound(
     Raises:
         ConfigError: a confidence outside (0, 1), or abstentions where canaries are taken for
             independent.
-        PrivacyError: more uses than the price has, or a price without a loss distribution.
+        PrivacyError: more uses than the cost has, or a cost without a loss distribution.
     """
 
     def rejected(multiplier: float) -> bool:
-        return refuted(
-            guesses, trade_off(price.after(uses, multiplier), 1), confidence, independent
-        )
+        return refuted(guesses, trade_off(cost.after(uses, multiplier), 1), confidence, independent)
 
-    if not uses * price.sums or not refuted(
+    if not uses * cost.sums or not refuted(
         guesses, TradeOff.of_epsilon(0.0, 0.0), confidence, independent
     ):
         return 0.0
     multiplier = _smallest(rejected)
     if math.isinf(multiplier):
         return 0.0
-    return price.epsilon(uses, multiplier)
+    return cost.epsilon(uses, multiplier)
 
 
 def refuted(

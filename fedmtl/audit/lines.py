@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ..privacy.accounting.library import library_epsilon
-from ..privacy.price import Price
+from ..privacy.cost import PrivacyCost
 from .claim import composition
 
 _UNLIMITED = 1 << 62
@@ -111,7 +111,7 @@ class Reading:
         header: the first line.
         steps: step, and the clients that it is charged to, or None where it is charged to all.
         remaining: uses to which the charge was raised after an early stop, or None.
-        kinds: the kinds of accounts, each with its ``price``, ``multiplier`` and ``cap``.
+        kinds: the kinds of accounts, each with its ``cost``, ``multiplier`` and ``cap``.
         kind_of: (m,) int64, the kind of each account: a single one where all clients are charged
             for every step.
         caps: (m,) int64, most uses of each account.
@@ -208,7 +208,7 @@ class Reading:
         does not have the law of the noise; ``near`` is the epsilon that it is compared with."""
         kind = self.kinds[self.kind_of[account]]
         uses = int(self.uses[account])
-        events = composition(Price.from_dict(kind["price"]), kind["multiplier"], uses)
+        events = composition(PrivacyCost.from_dict(kind["price"]), kind["multiplier"], uses)
         return library_epsilon(events, self.header["delta"], near)
 
     def _cohorts(self) -> list[str]:
@@ -246,7 +246,7 @@ class Reading:
         return problems
 
     def _bands(self) -> list[str]:
-        """Returns the correlations of noise that the price does not cover: bands whose squares
+        """Returns the correlations of noise that the cost does not cover: bands whose squares
         add up to more than 1, or more of them than rounds between two turns of a client."""
         bands = self.header.get("bands") or ()
         problems = list[str]()

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from .._check import Checked, Count, Fraction
 from ..errors import ConfigError, PrivacyError
-from ..privacy import Activations, GradientPlan, Price, ReleasePlan, Rounds
+from ..privacy import Activations, GradientPlan, PrivacyCost, ReleasePlan, Rounds
 from ..trainer.hooks import RunAudit
 from .canaries import Canaries, CanaryRounds
 from .record_canaries import CanaryActivations, RecordCanaries, RecordCanaryRounds
@@ -84,12 +84,12 @@ class Interval(Checked, RunAudit):
         return CanaryRounds
 
     def plant(self, settings: Trainer, channel: Any, own: Tensor) -> None:
-        prices = channel.prices
-        if not channel.releases_anything or prices is None:
+        costs = channel.costs
+        if not channel.releases_anything or costs is None:
             raise ConfigError(
                 f"audit measures what is released, and {settings.algorithm.name} releases nothing."
             )
-        if prices.refuted is not None:
+        if costs.refuted is not None:
             raise PrivacyError(
                 f"Canaries measure a claimed epsilon, and {settings.algorithm.name} has none that "
                 "holds; leave audit out."
@@ -103,12 +103,12 @@ class Interval(Checked, RunAudit):
             _plant_records(channel, own, settings.seed)
 
     def certificate(self, channel: Any, epsilon: float, change: Tensor | None) -> dict[str, Any]:
-        prices = channel.prices
-        spent = channel.account.spent[0]
+        costs = channel.costs
+        spent = channel.accountant.spent[0]
         planted = channel.canaries
         record: dict[str, Any] = {
             "claimed": epsilon,
-            "delta": prices.delta,
+            "delta": costs.delta,
             "confidence": self.confidence,
         }
         scores = {RELEASES: planted.scores}
@@ -132,17 +132,17 @@ class Interval(Checked, RunAudit):
         record["account"] = account
         record["uses"] = int(spent[account])
         record["observers"] = _observers(planted, scores, dependence)
-        kinds = np.broadcast_to(prices.kind[0], spent.shape)
-        return with_bounds(record, prices.kinds[kinds[account]])
+        kinds = np.broadcast_to(costs.kind[0], spent.shape)
+        return with_bounds(record, costs.kinds[kinds[account]])
 
 
 def _plant_records(channel: Any, own: Tensor, seed: int) -> None:
     """Adds canaries that are records of clients."""
     records = channel.records
     channel.canaries = RecordCanaries(records.plan, own, records.law, channel.bound, seed)
-    if len(np.unique(channel.prices.kind[0][channel.canaries.clients])) > 1:
+    if len(np.unique(channel.costs.kind[0][channel.canaries.clients])) > 1:
         raise PrivacyError(
-            "Canaries join clients of one price; give one epsilon to all clients, "
+            "Canaries join clients of one cost; give one epsilon to all clients, "
             "or leave audit out."
         )
     if isinstance(channel, Activations):
@@ -189,14 +189,14 @@ def _observers(
     return observers
 
 
-def with_bounds(record: Mapping[str, Any], price: Price) -> dict[str, Any]:
+def with_bounds(record: Mapping[str, Any], cost: PrivacyCost) -> dict[str, Any]:
     """Return a certificate with the epsilon of every bound, computed from its guesses; that of the
     first bound of the first observer stands under ``measured``, since the largest of several would
     hold with less confidence.
 
     Args:
         record: with the guesses, and with or without epsilons.
-        price: of a use in the run.
+        cost: of a use in the run.
     """
     from .guesses import Guesses, lower_bound
 
@@ -207,7 +207,7 @@ def with_bounds(record: Mapping[str, Any], price: Price) -> dict[str, Any]:
             guesses = Guesses(stated["right"], stated["made"], stated["canaries"])
             options = {"confidence": record["confidence"], "independent": stated["independent"]}
             bounds.append(
-                stated | {"epsilon": lower_bound(guesses, price, record["uses"], **options)}
+                stated | {"epsilon": lower_bound(guesses, cost, record["uses"], **options)}
             )
         observers.append({**observer, "bounds": bounds})
     return {**record, "measured": observers[0]["bounds"][0]["epsilon"], "observers": observers}

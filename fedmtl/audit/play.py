@@ -162,7 +162,7 @@ def _sums(
     noted = list[tuple[int, str, Tensor]]()
     channel.record = noted
     for step, cohort in rounds(setup, channel, start, stop):
-        use = channel.account.steps_charged - 1
+        use = channel.accountant.steps_charged - 1
         drawn = np.sort(cohort.numpy())
         for plan in channel.plans:
             rows, who = sent(plan.name, step, cohort)
@@ -232,7 +232,7 @@ def _activations(
     else:
         caps = np.where(np.isin(np.arange(len(channel.caps)), who), channel.caps, 0)
     order = turns(np.where(setup.sizes > 0, caps, 0), stop)
-    uses = channel.account.participations[0].copy()
+    uses = channel.accountant.participations[0].copy()
     at = min(start, int(uses.sum()))
     channel.start(at)
     made = Sample(setup.records.dimension)

@@ -1,6 +1,6 @@
 """Canaries that are records of clients, and the channels in which they take part.
 
-They belong to clients that have the same price. Their gradients are in every local step of DP-SGD,
+They belong to clients that have the same cost. Their gradients are in every local step of DP-SGD,
 and in every activation of a client that acts one at a time, what the rows of canary clients are in
 a round. The attack is that of :mod:`fedmtl.audit.canaries`."""
 
@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from ..privacy.activations import Activations, Window
+from ..privacy.dp_sgd import LocalSteps
 from ..privacy.gradients import GradientPlan
-from ..privacy.local_steps import LocalSteps
 from ..privacy.noise.laws import NoiseLaw
 from ..privacy.rounds import Rounds
 from ..random import derive_key

@@ -21,7 +21,7 @@ from ..privacy.activations import Window
 from ..privacy.adaptive import AdaptiveClip
 from ..privacy.channel import Channel
 from ..privacy.clip import Clip, RowTotal, sum_width
-from ..privacy.local_steps import LocalSteps
+from ..privacy.dp_sgd import LocalSteps
 from ..privacy.records import GRADIENT
 from ..privacy.rounds import Message
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import fields
 from typing import Any
 
-from ..privacy.price import normalized
+from ..privacy.cost import normalized
 from ..privacy.record_terms import OF_RECORDS
 from ..privacy.report import PrivacyReport
 from .finished_run import Answer, FinishedRun, NotCovered
@@ -65,7 +65,7 @@ def check_settings(run: FinishedRun) -> Answer:
         wrong += differences(
             schedule, assumed, "{} of the schedule is {!r} in the ledger, its sampler makes {!r}"
         )
-    text = "{} of the price is {!r} in the ledger, its settings and schedule make {!r}"
+    text = "{} of the cost is {!r} in the ledger, its settings and schedule make {!r}"
     for kind in run.ledger.kinds:
         weights = kind["price"]["weights"]
         if weights is None or "releases" in header:

@@ -177,7 +177,7 @@ class _Watching(Engine):
             channel.replay(self.replay)
         if channel.records is not None:
             channel.records.coins = [self.secret]
-        elif not channel.account.by_client:
+        elif not channel.accountant.by_client:
             channel.sources = [self.secret]
         return channel
 

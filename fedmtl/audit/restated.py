@@ -1,7 +1,7 @@
 """The report of a run, derived again from its ledger: every field of ``privacy.json`` that the
 ledger decides.
 
-The header has the settings, the schedule, the releases and the prices, the lines have the charges.
+The header has the settings, the schedule, the releases and the costs, the lines have the charges.
 What an adaptive clip norm was at the end is in the checkpoint; that clients finetuned their models,
 in ``result.json``.
 """
@@ -17,10 +17,10 @@ import numpy as np
 
 from ..contrib.published import mp_mtl as _published  # noqa: F401  (registers the law of noise of its ledgers)
 from ..privacy.accounting.library import TOLERANCE
+from ..privacy.cost import PrivacyCost
+from ..privacy.costs import PrivacyCosts
 from ..privacy.noise.banded import Bands
 from ..privacy.noise.laws import LAWS
-from ..privacy.price import Price
-from ..privacy.prices import Prices
 from ..privacy.quantile import QuantileClip
 from ..privacy.records import GRADIENT
 from ..privacy.release import ReleasePlan
@@ -47,7 +47,7 @@ _SAMPLERS = {
     sampler.__name__: sampler
     for sampler in (BoundPoisson, BoundFixed, BoundCyclic, BoundFull, BoundAsked)
 }
-_MOST_PRICES = 200  # distinct prices of which epsilon is computed
+_MOST_COSTS = 200  # distinct costs of which epsilon is computed
 _MOST_SUMS = 1 << 20  # noised sums of one account of which epsilon is computed
 
 
@@ -140,8 +140,8 @@ def _costs(ledger: Reading) -> Restated:
     names = ("epsilon", "by_client", "claimed")
     pairs, index = np.unique(np.stack([ledger.kind_of, ledger.uses]), axis=1, return_inverse=True)
     sums = [ledger.kinds[kind]["price"]["sums"] * uses for kind, uses in pairs.T.tolist()]
-    if len(sums) > _MOST_PRICES or max(sums) > _MOST_SUMS:
-        return Restated({}, dict.fromkeys(names, "too many prices or uses to compute them again"))
+    if len(sums) > _MOST_COSTS or max(sums) > _MOST_SUMS:
+        return Restated({}, dict.fromkeys(names, "too many costs or uses to compute them again"))
     each = np.array([_epsilon(ledger.kinds[kind], uses) for kind, uses in pairs.T.tolist()])
     of_clients = None
     worst = each[index.ravel()]
@@ -164,7 +164,7 @@ def _costs(ledger: Reading) -> Restated:
 
 
 def _epsilon(kind: Mapping[str, Any], uses: int) -> float:
-    return Price.from_dict(kind["price"]).epsilon(uses, kind["multiplier"])
+    return PrivacyCost.from_dict(kind["price"]).epsilon(uses, kind["multiplier"])
 
 
 def _of_clients(ledger: Reading, beside: Beside) -> Restated:
@@ -307,8 +307,8 @@ def _server(ledger: Reading) -> str | None:
                 delta = header["delta"]
             else:
                 delta = asked["delta"]
-            price = Price(mechanism="l2_laplace", sizes=(dimension,), delta=delta)
-            texts.append(rows_text(price, multiplier, uses))
+            cost = PrivacyCost(mechanism="l2_laplace", sizes=(dimension,), delta=delta)
+            texts.append(rows_text(cost, multiplier, uses))
     return "; ".join(texts) or None
 
 
@@ -335,11 +335,11 @@ def _outside(header: Mapping[str, Any], beside: Beside) -> Restated:
 
 def claimed(header: Mapping[str, Any]) -> tuple[Setup, Claims]:
     """Return the settings, the schedule and the releases in the header of a ledger, and what is
-    claimed of these by the price in it."""
+    claimed of these by the cost in it."""
     settings = dict(header["privacy"])
     facts = header["schedule"]
     kind = header["kinds"][0]
-    price = Price.from_dict(kind["price"])
+    cost = PrivacyCost.from_dict(kind["price"])
     if isinstance(settings["clip_norm"], dict):
         settings["clip_norm"] = QuantileClip(**settings["clip_norm"])
     sampler = _SAMPLERS[facts["class"]]
@@ -348,7 +348,7 @@ def claimed(header: Mapping[str, Any]) -> tuple[Setup, Claims]:
             name=name,
             form=form,
             dimension=dimension,
-            allocation=price.weights,
+            allocation=cost.weights,
             without_data=name in header.get("without_data", ()),
         )
         for name, form, dimension in header["releases"]
@@ -359,10 +359,10 @@ def claimed(header: Mapping[str, Any]) -> tuple[Setup, Claims]:
         schedule=sampler(**{setting.name: facts.get(setting.name) for setting in fields(sampler)}),
         steps=1,
     )
-    prices = Prices((price,), (kind["multiplier"],), np.zeros((1, 1), dtype=np.int64))
+    costs = PrivacyCosts((cost,), (kind["multiplier"],), np.zeros((1, 1), dtype=np.int64))
     return setup, Claims(
         setup,
-        prices,
+        costs,
         dict.fromkeys((plan.name for plan in plans), tuple(header.get("bands") or ())),
     )
 

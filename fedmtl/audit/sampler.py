@@ -1,7 +1,7 @@
 """Check 5, the sampler's law: cohorts, and the records that take part in a release, are what the
 charged event says.
 
-A price that is not amplified counts on no secret coin: all take part, or who does is public and
+A cost that is not amplified counts on no secret coin: all take part, or who does is public and
 charged for it. Then there is no law to check, and only that who takes part says nothing of the
 noise of the same release.
 

@@ -12,9 +12,9 @@ import numpy as np
 from torch import Tensor
 
 from ..privacy.activations import Activations
+from ..privacy.costs import PrivacyCosts
 from ..privacy.gradients import GradientPlan
 from ..privacy.opening import open_channel
-from ..privacy.prices import Prices
 from ..privacy.quantile import QuantileClip
 from ..privacy.release import Form, ReleasePlan
 from ..privacy.rounds import Rounds
@@ -216,18 +216,19 @@ class Setup:
         """Returns the claims about the releases, which do not depend on the seed."""
         channel = self.open(0)
         if not isinstance(channel, Rounds) or self.gradients is not None:
-            return Claims(self, channel.account.prices)
+            return Claims(self, channel.accountant.costs)
         if self.rows:
             noise = channel.rows[self.rows]
             return Claims(
-                self, Prices((noise.price,), (noise.multiplier,), np.zeros((1, 1), dtype=np.int64))
+                self,
+                PrivacyCosts((noise.cost,), (noise.multiplier,), np.zeros((1, 1), dtype=np.int64)),
             )
         bands = {
             name: r.bands.coefficients
             for name, r in channel.releases.items()
             if r.bands is not None
         }
-        return Claims(self, channel.account.prices, bands)
+        return Claims(self, channel.accountant.costs, bands)
 
     def name(self, client: int) -> str:
         """Returns the name of a client in findings."""

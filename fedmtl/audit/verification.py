@@ -1,7 +1,7 @@
 """Check a finished run by its files: the hashes of the files, the chain of its ledger, every
 charge, epsilon by dp-accounting, and released values on their grid.
 
-Nothing is computed from data. The lines of the ledger are counted by code of the audit; the price
+Nothing is computed from data. The lines of the ledger are counted by code of the audit; the cost
 of a use is made anew from the settings, the schedule and the releases in the ledger's header, and
 dp-accounting composes it where it has the law of the noise. A check is a line: confirmed, failed or
 not covered. A confirmed line says that the files agree with one another: with the whole folder at

@@ -107,7 +107,7 @@ class NodeAccount:
         """Yields the channel of the answers and their open ledger, None if they are free."""
         if self.records is not None:
             with closing(self._of_records(self.records)) as channel:
-                yield channel, channel.account.ledger
+                yield channel, channel.accountant.ledger
         elif self.channel.rows:
             with self._of_rows() as ledger:
                 yield self.channel, ledger

@@ -13,13 +13,13 @@ from .accounting.selection import draw_repetitions
 from .activations import Activations
 from .channel import Channel
 from .clip import Clip, clip_rows, clipped_sum
+from .cost import PrivacyCost
+from .dp_sgd import LocalSteps
 from .gradients import GradientPlan, PublishedClaim
 from .ledger import Ledger
-from .local_steps import LocalSteps
 from .noise.laws import GaussianNoise, L2LaplaceNoise, LaplaceNoise, NoiseLaw
 from .noise.sources import NoiseSource, SecureSource, SeededSource
 from .opening import open_channel
-from .price import Price
 from .quantile import QuantileClip
 from .receipt import Receipt
 from .records import Gradients
@@ -57,8 +57,8 @@ __all__ = [
     "NoiseLaw",
     "NoiseSource",
     "PoissonSampling",
-    "Price",
     "Privacy",
+    "PrivacyCost",
     "PrivacyReport",
     "PublishedClaim",
     "PureDpEvent",

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..errors import PrivacyError
-from .account import Account
+from .accountant import PrivacyAccountant
 from .channel import Channel
 from .gradients import GradientPlan
 from .noise.grid import GridValue, noised
@@ -70,7 +70,7 @@ class Activations(Channel):
     def __init__(
         self,
         settings: tuple[Privacy, ...],
-        account: Account,
+        account: PrivacyAccountant,
         sources: Sequence[NoiseSource],
         *,
         gradients: GradientPlan,
@@ -121,7 +121,7 @@ class Activations(Channel):
                 "could be used twice."
             )
         acting = self._acting(members.numpy().reshape(members.shape[:2]))
-        uses = self.account.charge(first, acting[:, :, None])
+        uses = self.accountant.charge(first, acting[:, :, None])
         assert uses is not None
         self._window = self._prepared(first, acting, uses[:, :, 0])
         self._place = first
@@ -140,7 +140,7 @@ class Activations(Channel):
             )
         clients = np.where(self.records.plan.counts[clients] > 0, clients, -1)
         if self.records.plan.at_cap == "silent":
-            clients = self.account.within_caps(clients[:, :, None])[:, :, 0]
+            clients = self.accountant.within_caps(clients[:, :, None])[:, :, 0]
         return clients
 
     def _prepared(self, first: int, acting: np.ndarray, uses: np.ndarray) -> Window:
@@ -229,7 +229,7 @@ class Activations(Channel):
         window = self._window
         if window is None or self._place <= window.first:
             raise PrivacyError("No activation has been released, so its noise is not known.")
-        if self.prices is None:
+        if self.costs is None:
             return torch.zeros(self.replicates, dtype=torch.float64)
         at = self._place - 1 - window.first
         unit = self.records.law.std(1.0, self.records.plan.dimension)
@@ -265,7 +265,7 @@ class Activations(Channel):
     def _noised(self, total: np.ndarray, start: int, window: Window) -> np.ndarray:
         """Return means, with their noise, of sums (R, D) at place ``start`` of the window."""
         divisors = window.divisors[start]
-        if self.prices is None:
+        if self.costs is None:
             return total / divisors
         if not window.drawn <= start < window.drawn + len(window.noise):
             self._draw_noise(window, start)

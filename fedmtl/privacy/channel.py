@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from .account import Account
+from .accountant import PrivacyAccountant
 from .chain import Head
 from .gradients import GradientPlan
 from .noise.grid import GridValue
@@ -36,7 +36,7 @@ class Channel(ABC):
         privacy: the settings, of replicates those with the largest epsilon; None without privacy.
         mechanism: name of the law of the noise; None without privacy.
         account: what has been charged.
-        prices: what it costs; None without noise.
+        costs: what it costs; None without noise.
         sources: of the noise and cohorts of each replicate.
         replicates: R, the replicates that are released at once.
         ledger_name: of the ledger, for the report.
@@ -48,15 +48,15 @@ class Channel(ABC):
     def __init__(
         self,
         settings: tuple[Privacy, ...],
-        account: Account,
+        account: PrivacyAccountant,
         sources: Sequence[NoiseSource],
         *,
         ledger_name: str = "none",
         notes: tuple[str, ...] = (),
     ) -> None:
         self.settings = settings
-        self.account = account
-        self.prices = account.prices
+        self.accountant = account
+        self.costs = account.costs
         self.sources = list(sources)
         self.privacy: Privacy | None = None
         self.mechanism: str | None = None
@@ -87,7 +87,7 @@ class Channel(ABC):
     @property
     def noised(self) -> bool:
         """Whether anything is noised."""
-        return self.prices is not None
+        return self.costs is not None
 
     @property
     def noise_multipliers(self) -> np.ndarray | None:
@@ -97,24 +97,24 @@ class Channel(ABC):
             (m,) float64 for m accounts, 1 if all clients share one; (R, m) if replicates have
             budgets of their own; None without noise.
         """
-        if self.prices is None:
+        if self.costs is None:
             return None
-        if len(self.prices.by_account) > 1:
-            return self.prices.by_account
-        return self.prices.by_account[0]
+        if len(self.costs.by_account) > 1:
+            return self.costs.by_account
+        return self.costs.by_account[0]
 
     @property
     def noise_multiplier(self) -> float | None:
         """Returns the largest z of all accounts and replicates; None without noise."""
-        if self.prices is None:
+        if self.costs is None:
             return None
-        return max(self.prices.multipliers)
+        return max(self.costs.multipliers)
 
     @property
     def caps(self) -> np.ndarray:
         """Return (n,) int64, the most uses of each client."""
-        assert self.account.caps is not None
-        return self.account.caps
+        assert self.accountant.caps is not None
+        return self.accountant.caps
 
     @property
     @abstractmethod
@@ -130,7 +130,7 @@ class Channel(ABC):
         Raises:
             ResumeError: charges of earlier steps are missing.
         """
-        self.account.start(step)
+        self.accountant.start(step)
 
     @abstractmethod
     def noise_std(self, name: str) -> Tensor:
@@ -143,7 +143,7 @@ class Channel(ABC):
     @property
     def delta(self) -> float | None:
         """Return the delta of every epsilon here, or None without noise."""
-        return self.account.delta
+        return self.accountant.delta
 
     @property
     def epsilons(self) -> np.ndarray:
@@ -151,7 +151,7 @@ class Channel(ABC):
         clients; infinite without noise, 0 when nothing has been released."""
         if not self.releases_anything:
             return np.zeros(self.replicates)
-        return np.broadcast_to(self.account.epsilons().max(1, initial=0.0), self.replicates)
+        return np.broadcast_to(self.accountant.epsilons().max(1, initial=0.0), self.replicates)
 
     @property
     def epsilon(self) -> float:
@@ -162,36 +162,36 @@ class Channel(ABC):
         """Return the epsilon of ``uses`` rounds (of participations of every client, where these are
         charged)."""
         if self.releases_anything:
-            return self.account.epsilon_at(uses)
+            return self.accountant.epsilon_at(uses)
         return 0.0
 
     def _records_of(self, plan: GradientPlan) -> Records:
         """Return the noised sums of gradients of a plan."""
-        return Records(plan, self.sources, self.prices, bound=self.bound, mechanism=self.mechanism)
+        return Records(plan, self.sources, self.costs, bound=self.bound, mechanism=self.mechanism)
 
     # Its end
 
     def state(self) -> dict[str, Tensor]:
         """Returns the state that a checkpoint must keep: charges of replicates, which no file
         holds, and adaptive clip norms."""
-        return self.account.state()
+        return self.accountant.state()
 
     def restore(self, state: dict[str, Tensor]) -> None:
         """Continue from :meth:`state`."""
-        self.account.restore(state)
+        self.accountant.restore(state)
 
     def sync(self) -> Head | None:
         """Return the end of the ledger's chain of hashes once all of it is on the disk; None where
         no file is kept."""
-        if self.account.ledger is None:
+        if self.accountant.ledger is None:
             return None
-        return self.account.ledger.sync()
+        return self.accountant.ledger.sync()
 
     def charge_remaining(self, done: int) -> None:
         """Stop after ``done`` steps because of what was released: everything planned is charged,
         see the account."""
-        self.account.charge_remaining(done)
+        self.accountant.charge_remaining(done)
 
     def close(self) -> None:
         """End cleanly; idempotent."""
-        self.account.close()
+        self.accountant.close()

@@ -28,9 +28,9 @@ from torch import Tensor
 
 from .._check import given, positive_int
 from ..errors import ConfigError, PrivacyError
+from .cost import PrivacyCost, normalized
+from .costs import Demand, PrivacyCosts, calibrated
 from .noise.laws import Norm
-from .price import Price, normalized
-from .prices import Demand, Prices, calibrated
 from .settings import RecordPrivacy
 
 RecordRelation = Literal["zero_out", "replace"]
@@ -133,13 +133,13 @@ class GradientPlan:
     def with_canaries(self, canaries: int) -> GradientPlan:
         """Return this plan with about ``canaries`` records more, equally many of every client that
         has the most common number of records, or of uses where each has a cap of its own, so that
-        these clients have one price."""
+        these clients have one cost."""
         if self.caps is None:
             sizes = self.counts
         else:
             sizes = self.caps * (self.counts > 0)
         numbers, clients = np.unique(sizes, return_counts=True)
-        # Clients of one size have one price, so all canaries measure the same claim.
+        # Clients of one size have one cost, so all canaries measure the same claim.
         group = sizes == numbers[clients == clients.max()].max()
         return replace(self, counts=self.counts + group * max(1, round(canaries / group.sum())))
 
@@ -277,14 +277,14 @@ def whole_numbers(name: str, values: Any, clients: int) -> np.ndarray:
 # What the releases cost
 
 
-def record_prices(
+def record_costs(
     privacy: Sequence[RecordPrivacy],
     plan: GradientPlan,
     caps: np.ndarray,
     delta: float,
     *,
     header: Mapping[str, Any] | None = None,
-) -> tuple[Prices, np.ndarray]:
+) -> tuple[PrivacyCosts, np.ndarray]:
     """Calibrate the noise of every kind of client.
 
     Args:
@@ -296,7 +296,7 @@ def record_prices(
             it if the rest differs.
 
     Returns:
-        The prices of all clients, and int64 (n,) the most uses of each: fewer than ``caps`` where a
+        The costs of all clients, and int64 (n,) the most uses of each: fewer than ``caps`` where a
         fixed noise multiplier and a budget are given.
 
     Raises:
@@ -311,8 +311,8 @@ def record_prices(
         )
 
     @cache
-    def price(rate: float, sums: int, weights: tuple[float, ...] | None) -> Price:
-        return Price(
+    def cost(rate: float, sums: int, weights: tuple[float, ...] | None) -> PrivacyCost:
+        return PrivacyCost(
             mechanism=privacy[0].mechanism,
             sizes=(plan.dimension,),
             delta=delta,
@@ -323,7 +323,7 @@ def record_prices(
         )
 
     uses = map(
-        price, plan.rates.tolist(), plan.local_steps.tolist(), _weights(plan.allocation, caps)
+        cost, plan.rates.tolist(), plan.local_steps.tolist(), _weights(plan.allocation, caps)
     )
     accounts = list(zip(uses, caps.tolist(), strict=True))
     asked = [
@@ -358,7 +358,7 @@ def _weights(
                 f"The allocation of client {client} has shape {array.shape}; it may "
                 f"act {cap} times."
             )
-        # Equal weights are no weights: their price is shared with the clients that have none.
+        # Equal weights are no weights: their cost is shared with the clients that have none.
         equal = cap == 0 or bool((array == array[0]).all() and 0 < array[0] < math.inf)
         by_client.append(None if equal else scaled(tuple(array.tolist())))
     return by_client

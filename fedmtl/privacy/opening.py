@@ -14,7 +14,7 @@ from torch import Tensor
 from .._check import positive_int
 from ..errors import ConfigError, PrivacyError
 from ..ranks import SINGLE, Ranks
-from .account import Account
+from .accountant import PrivacyAccountant
 from .activations import Activations
 from .gradients import GradientPlan
 from .ledger import Ledger, read_header
@@ -130,7 +130,7 @@ def _opened_at_ranks(opening: _Opening, ranks: Ranks, path: Path | None) -> Roun
 
     def open_first() -> dict[str, Any]:
         first.append(ranked.channel(_header(path, opening.resume), path))
-        ledger = first[0].account.ledger
+        ledger = first[0].accountant.ledger
         if ledger is None:
             return {}
         header: dict[str, Any] = json.loads(json.dumps(ledger.header))
@@ -191,10 +191,10 @@ class _Opening:
             assert gradients is not None  # clients that act one at a time release nothing else
             clients = len(gradients.ids)
         ledger = self._ledger(terms, clients, outside, path)
-        account = Account(
+        account = PrivacyAccountant(
             clients,
             steps=self.steps,
-            prices=terms.prices,
+            costs=terms.costs,
             budget=self._budget(),
             caps=terms.caps,
             ledger=ledger,

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from ..errors import PrivacyError
-from .gradients import GradientPlan, record_prices
+from .costs import PrivacyCosts
+from .gradients import GradientPlan, record_costs
 from .noise.grid import check_drawable
 from .noise.laws import LAWS
 from .noise.sources import NoiseSource
-from .prices import Prices
 from .release import ReleasePlan, bind_releases
 from .samplers import BoundSampler
 from .settings import Privacy, RecordPrivacy
@@ -63,9 +63,9 @@ def terms_of_records(
         return terms if sampler is None else replace(terms, caps=caps_of(sampler.capped(steps)))
     assert terms.caps is not None
     delta = records[0].resolved_delta(int(plan.counts.sum()))
-    prices, caps = record_prices(records, plan, terms.caps, delta, header=prior)
-    _check_noise(prices, plan, records[0], sources[0])
-    return replace(terms, caps=caps, prices=prices)
+    costs, caps = record_costs(records, plan, terms.caps, delta, header=prior)
+    _check_noise(costs, plan, records[0], sources[0])
+    return replace(terms, caps=caps, costs=costs)
 
 
 def _check_plans(
@@ -95,7 +95,7 @@ def _common_facts(plan: GradientPlan) -> dict[str, Any]:
 
 
 def _terms_of_activations(records: tuple[RecordPrivacy, ...], plan: GradientPlan) -> Terms:
-    """Returns the terms, without prices, of clients that act one at a time."""
+    """Returns the terms, without costs, of clients that act one at a time."""
     return Terms(
         settings=records,
         caps=plan.caps,
@@ -111,7 +111,7 @@ def _terms_of_rounds(
     sampler: BoundSampler,
     steps: int,
 ) -> Terms:
-    """Returns the terms, without prices, of rounds in which clients train by DP-SGD."""
+    """Returns the terms, without costs, of rounds in which clients train by DP-SGD."""
     _check_post_processing(rows)
     return Terms(
         settings=records,
@@ -126,13 +126,13 @@ def _terms_of_rounds(
 
 
 def _check_noise(
-    prices: Prices, plan: GradientPlan, privacy: RecordPrivacy, source: NoiseSource
+    costs: PrivacyCosts, plan: GradientPlan, privacy: RecordPrivacy, source: NoiseSource
 ) -> None:
     """Refuses noise that the source cannot draw. The largest is that of the least weight."""
-    largest = max(prices.multipliers)
+    largest = max(costs.multipliers)
     if largest == 0:
         return
-    least = min(weight for price in prices.kinds for weight in price.weights or (1.0,))
+    least = min(weight for cost in costs.kinds for weight in cost.weights or (1.0,))
     bound = privacy.initial_norm
     check_drawable(
         LAWS[privacy.mechanism](largest / least),

@@ -3,7 +3,7 @@
 Gradients of a client's records are multiples of its rows, of which the factors are enough, or any
 tensors. A sum is over all records of its client, or over a secret Poisson subset of them. The
 client and the number of its sums so far address the subset and the noise, whoever else takes part.
-That holds in rounds, where clients make the local steps of DP-SGD (:mod:`.local_steps`), and where
+That holds in rounds, where clients make the local steps of DP-SGD (:mod:`.dp_sgd`), and where
 they act one at a time (:class:`~fedmtl.privacy.Activations`).
 """
 
@@ -18,11 +18,11 @@ from torch import Tensor
 
 from ..errors import ConfigError
 from .clip import MARGIN, Clip, sum_width
+from .costs import PrivacyCosts
 from .gradients import GradientPlan
 from .noise.grid import client_noise
 from .noise.laws import LAWS, Norm
 from .noise.sources import NoiseSource, client_tails
-from .prices import Prices
 from .sums import clipped_segment_sums
 
 GRADIENT = "gradient"
@@ -59,12 +59,12 @@ class Records:
     Args:
         plan: rows, numbers of records, rates, keys, and the length of a gradient.
         sources: of the noise and of the coins, one for each repetition.
-        prices: of the accounts; None without noise.
+        costs: of the accounts; None without noise.
         bound: C on the norm of a gradient; infinite for none.
         mechanism: name of the law of the noise; None without privacy.
 
     Attributes:
-        plan, sources, prices, bound: see above.
+        plan, sources, costs, bound: see above.
         coins: sources of the secret subsets, those of the noise; an audit sets others.
         norm: in which gradients are clipped.
         clip: of a gradient; None without a bound.
@@ -76,13 +76,13 @@ class Records:
         self,
         plan: GradientPlan,
         sources: Sequence[NoiseSource],
-        prices: Prices | None,
+        costs: PrivacyCosts | None,
         *,
         bound: float,
         mechanism: str | None,
     ) -> None:
         self.plan = plan
-        self.prices = prices
+        self.costs = costs
         self.bound = bound
         self.counts = plan.counts
         self.law = LAWS[mechanism or "gaussian"](1.0)
@@ -280,13 +280,13 @@ class Records:
     def scales(self, clients: Array, numbers: Array) -> Array:
         """Return the scale of the noise on sums ``numbers`` of ``clients``, (R, S) both: (R, S)
         float64; 0 without noise and of client -1."""
-        if self.prices is None:
+        if self.costs is None:
             return np.zeros(clients.shape)
         if self.plan.relation == "replace":
             moved = 2 * self.bound
         else:
             moved = self.bound
-        return moved * self.prices.of_uses(clients, numbers)
+        return moved * self.costs.of_uses(clients, numbers)
 
     def noise(
         self, clients: Tensor, numbers: Tensor, scales: Tensor

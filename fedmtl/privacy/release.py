@@ -16,10 +16,10 @@ from torch import Tensor
 from .._check import one_of, positive_int
 from ..errors import ConfigError, PrivacyError
 from .clip import Clip
+from .cost import PrivacyCost
 from .noise.banded import Bands
 from .noise.laws import LAWS, NoiseLaw
 from .noise.symmetric import outer_sensitivity
-from .price import Price
 from .quantile import QuantileClip, split_multiplier
 from .samplers import BoundSampler, Relation
 from .settings import ClientPrivacy
@@ -247,7 +247,7 @@ class Release(ReleasePlan):
         return replace(self, clip=None if self.clip is None else replace(self.clip, bound=bound))
 
 
-def step_price(
+def step_cost(
     plans: tuple[ReleasePlan, ...],
     sampler: BoundSampler,
     privacy: ClientPrivacy,
@@ -255,7 +255,7 @@ def step_price(
     delta: float,
     most: int | None = None,
     bands: Bands | None = None,
-) -> Price:
+) -> PrivacyCost:
     """Returns the privacy cost of the steps, each with all its releases.
 
     Args:
@@ -289,7 +289,7 @@ def step_price(
             "An allocation of the budget needs a fixed clip norm; "
             "ClientPrivacy.clip_norm is a number."
         )
-    return Price(
+    return PrivacyCost(
         mechanism=privacy.mechanism,
         sizes=tuple(plan.size for plan in plans),
         delta=delta,

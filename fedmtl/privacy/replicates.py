@@ -88,10 +88,10 @@ class ReplicatedRounds(Rounds):
     def _each(self, name: str) -> list[Release]:
         """Returns the release of the round that has begun, with the noise of each replicate."""
         receipt = self._begun(name)
-        if self.prices is None:
+        if self.costs is None:
             return [receipt.mechanisms[name]] * self.replicates
         # One multiplier is that of all; with budgets of their own each has one.
-        multipliers = np.broadcast_to(self.prices.by_account[:, 0], self.replicates).tolist()
+        multipliers = np.broadcast_to(self.costs.by_account[:, 0], self.replicates).tolist()
         release = self.releases[name]
         return [release.with_multiplier(each).weighted(receipt.use) for each in multipliers]
 

@@ -9,9 +9,9 @@ import numpy as np
 
 from .activations import Activations
 from .channel import Channel
+from .costs import PrivacyCosts
 from .gradients import GradientPlan
 from .noise.laws import LAWS, NoiseLaw
-from .prices import Prices
 from .quantile import QuantileClip
 from .records import GRADIENT, Records
 from .report import (
@@ -58,11 +58,11 @@ def signal_to_noise(channel: Rounds | Activations) -> SignalToNoise | None:
         None without noise, and for clients that act one at a time: no single figure says how loud
         their noise is.
     """
-    if channel.prices is None or isinstance(channel, Activations):
+    if channel.costs is None or isinstance(channel, Activations):
         return None
     if channel.records is not None:
         size = channel.records.plan.dimension
-        std = np.median(channel.prices.by_account[0] / channel.records.plan.expected)
+        std = np.median(channel.costs.by_account[0] / channel.records.plan.expected)
         norm = float(std) * channel.records.law.std(channel.bound, size) * math.sqrt(size)
         return SignalToNoise(norm, channel.bound, what="gradient")
     loudest = max(
@@ -81,7 +81,7 @@ def signal_to_noise(channel: Rounds | Activations) -> SignalToNoise | None:
 
 def _common_facts(channel: Rounds | Activations) -> dict[str, Any]:
     """Returns the fields of the report that every run has."""
-    account = channel.account
+    account = channel.accountant
     epsilon = 0.0
     if channel.releases_anything:
         epsilon = float(account.epsilons(spent=True).max())
@@ -98,7 +98,7 @@ def _common_facts(channel: Rounds | Activations) -> dict[str, Any]:
         "ledger": channel.ledger_name,
         "remaining_charged": account.remaining_charged,
         **_clipping_facts(channel),
-        **_accounting_facts(channel.prices),
+        **_accounting_facts(channel.costs),
     }
 
 
@@ -119,10 +119,10 @@ def _clipping_facts(channel: Channel) -> dict[str, Any]:
     }
 
 
-def _accounting_facts(prices: Prices | None) -> dict[str, Any]:
-    if prices is None:
+def _accounting_facts(costs: PrivacyCosts | None) -> dict[str, Any]:
+    if costs is None:
         return {"refuted": None, "accountant": "none"}
-    return {"refuted": prices.refuted, "accountant": "pld"}
+    return {"refuted": costs.refuted, "accountant": "pld"}
 
 
 def _law(channel: Channel) -> type[NoiseLaw]:
@@ -141,14 +141,14 @@ def _numerics(channel: Channel) -> str:
 
 def _claimed(channel: Rounds | Activations) -> float | None:
     """Returns the figure of a published accounting that does not hold; None if none is used."""
-    prices = channel.prices
-    if prices is not None and isinstance(channel, Activations):
+    costs = channel.costs
+    if costs is not None and isinstance(channel, Activations):
         published = channel.records.plan.published
         if published is not None:
-            return max(map(published.claim, prices.by_account.ravel()))
-    if prices is None or prices.refuted is None:
+            return max(map(published.claim, costs.by_account.ravel()))
+    if costs is None or costs.refuted is None:
         return None
-    account = channel.account
+    account = channel.accountant
     if account.by_client:
         return account.claimed_at(account.spent[0])
     return account.claimed_at(int(account.spent.max()))
@@ -159,7 +159,7 @@ def _claimed(channel: Rounds | Activations) -> float | None:
 
 def _row_facts(channel: Rounds) -> dict[str, Any]:
     """Returns the fields of a run that releases sums over rows, whose unit is a client."""
-    account = channel.account
+    account = channel.accountant
     releases = tuple(channel.releases.values())
     charged = account.steps_charged
     if not account.by_client:
@@ -195,8 +195,8 @@ def _range_of_multipliers(channel: Rounds) -> str:
     text = ""
     if channel.bands is not None:
         text += f", correlated over {len(channel.bands)} rounds"
-    if channel.prices is not None:
-        each = channel.prices.by_account[:, 0]
+    if channel.costs is not None:
+        each = channel.costs.by_account[:, 0]
         if each.min() < each.max():
             text += f" of multipliers {each.min():.5g} to {each.max():.5g} by budget"
     return text
@@ -223,7 +223,7 @@ def _rounds_text(channel: Rounds) -> str:
     text = channel.sampler.describe()
     if not channel.noised:
         return text
-    if channel.account.by_client:
+    if channel.accountant.by_client:
         text += "; not amplified, a client is charged for each participation"
     weights = [weight for plan in channel.plans for weight in plan.allocation or ()]
     if weights:
@@ -244,7 +244,7 @@ def _rounds_text(channel: Rounds) -> str:
 
 def _record_facts(channel: Channel, records: Records) -> dict[str, Any]:
     """Returns the fields of a run whose unit is a record."""
-    account = channel.account
+    account = channel.accountant
     plan = records.plan
     facts: dict[str, Any] = {
         "unit": "record",
@@ -257,7 +257,7 @@ def _record_facts(channel: Channel, records: Records) -> dict[str, Any]:
     if channel.privacy is not None:
         facts["outside"] = _clipping_facts(channel)["outside"] + RECORDS_OUTSIDE
         facts["clipping"] = f"{records.norm.upper()} norm of the gradient of one record"
-    if channel.prices is not None and channel.prices.refuted is None:
+    if channel.costs is not None and channel.costs.refuted is None:
         worst = account.epsilons(spent=True).max(0)
         facts["by_client"] = float(worst.min()), float(np.median(worst)), float(worst.max())
     return facts
@@ -286,18 +286,18 @@ def _clocks_text(channel: Activations) -> str:
             f", and at most {most} of one client release something: later ones read no "
             "record and cost nothing"
         )
-    prices = channel.prices
-    if prices is not None and any(price.weights is not None for price in prices.kinds):
+    costs = channel.costs
+    if costs is not None and any(cost.weights is not None for cost in costs.kinds):
         text += "; activations have public weights, and noise in inverse proportion"
     return text
 
 
 def _range_by_client(channel: Activations) -> str:
     """Returns the range of multipliers of the clients that act, in words."""
-    if channel.prices is None:
+    if channel.costs is None:
         return ""
     acting = (channel.caps > 0) & (channel.records.plan.counts > 0)
-    each = channel.prices.by_account[:, acting]
+    each = channel.costs.by_account[:, acting]
     if not each.size or each.min() == each.max():
         return ""
     return f" of multipliers {each.min():.5g} to {each.max():.5g} by client"

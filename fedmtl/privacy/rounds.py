@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError, PrivacyError
-from .account import Account
+from .accountant import PrivacyAccountant
 from .adaptive import AdaptiveClip
 from .channel import Channel
 from .clip import Clip, RowTotal, are_long, clip_rows, largest_norm, sum_width
+from .dp_sgd import LocalSteps
 from .gradients import GradientPlan
-from .local_steps import LocalSteps
 from .noise.banded import Bands
 from .noise.grid import GridValue, noised
 from .noise.sources import NoiseSource
@@ -55,7 +55,7 @@ class Rounds(Channel):
     def __init__(
         self,
         settings: tuple[Privacy, ...],
-        account: Account,
+        account: PrivacyAccountant,
         sources: Sequence[NoiseSource],
         *,
         sampler: BoundSampler,
@@ -115,14 +115,14 @@ class Rounds(Channel):
         Raises:
             BudgetExhausted: a fixed cohort can no longer be filled under its cap.
         """
-        self.account.start(step)
+        self.accountant.start(step)
         if step not in self._drawn:
             self._drawn[step] = self._sample(step)
         return self._drawn[step].clone()
 
     def _sample(self, step: int) -> Tensor:
-        uses = torch.from_numpy(self.account.participations[0])
-        caps = self.account.caps
+        uses = torch.from_numpy(self.accountant.participations[0])
+        caps = self.accountant.caps
         clients = self._order[
             self.sampler.draw(step, self.source.coins("cohort", step), uses[self._order])
         ]
@@ -170,9 +170,9 @@ class Rounds(Channel):
                 "holds for that cohort only. Call draw(step) first."
             )
         self._receipt = self.local = None
-        self.account.charge(step, clients.numpy()[None, None])
+        self.accountant.charge(step, clients.numpy()[None, None])
         del self._drawn[step]
-        return self.account.steps_charged - 1
+        return self.accountant.steps_charged - 1
 
     def release(self, name: str, rows: Message, clients: Tensor) -> Tensor:
         """Return a public value: clip, sum over the cohort, noise, divide.

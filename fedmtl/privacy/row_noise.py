@@ -21,10 +21,10 @@ from .._check import Checked, Fraction, Positive
 from .._rounding import rounded_up
 from ..errors import PrivacyError
 from .clip import clip_rows
+from .cost import PrivacyCost
 from .noise.grid import client_noise, noised
 from .noise.laws import L2LaplaceNoise
 from .noise.sources import NoiseSource
-from .price import Price
 from .release import Release, ReleasePlan
 
 
@@ -51,12 +51,12 @@ class BoundRowNoise:
     Attributes:
         release: whose clip bounds a row.
         multiplier: scale of the noise over the sensitivity 2 C.
-        price: of its uses.
+        cost: of its uses.
     """
 
     release: Release
     multiplier: float
-    price: Price
+    cost: PrivacyCost
 
     @property
     def sensitivity(self) -> float:
@@ -65,7 +65,7 @@ class BoundRowNoise:
 
     def epsilon_at(self, uses: int) -> float:
         """Return the epsilon of each client against the server after ``uses``."""
-        return self.price.epsilon(uses, self.multiplier)
+        return self.cost.epsilon(uses, self.multiplier)
 
     def added(self, rows: Tensor, clients: Tensor, step: int, source: NoiseSource) -> Tensor:
         """Return the clipped rows with noise: (k, D) -> (k, D) float64 on the CPU.
@@ -93,14 +93,14 @@ class BoundRowNoise:
 
     def text(self, uses: int) -> str:
         """Return one line for the report."""
-        return rows_text(self.price, self.multiplier, uses)
+        return rows_text(self.cost, self.multiplier, uses)
 
 
-def rows_text(price: Price, multiplier: float, uses: int) -> str:
-    """Return one line for the report on noise of this price and ``multiplier`` after ``uses``."""
+def rows_text(cost: PrivacyCost, multiplier: float, uses: int) -> str:
+    """Return one line for the report on noise of this cost and ``multiplier`` after ``uses``."""
     return (
-        f"epsilon {rounded_up(price.epsilon(uses, multiplier))} at delta = "
-        f"{rounded_up(price.delta, 3)} for the data of one client against the server (relation "
+        f"epsilon {rounded_up(cost.epsilon(uses, multiplier))} at delta = "
+        f"{rounded_up(cost.delta, 3)} for the data of one client against the server (relation "
         f"replace): l2_laplace on its row, multiplier {multiplier:.5g}"
     )
 
@@ -136,13 +136,13 @@ def bind_rows(
                 f"Release {plan.name!r}: noise on rows needs rows that are clipped in the L2 norm."
             )
 
-        price = Price(
+        cost = PrivacyCost(
             mechanism="l2_laplace",
             sizes=(plan.dimension,),
             delta=delta if asked.delta is None else asked.delta,
         )
-        z = prior.get(row_key(plan.name)) or price.multiplier(asked.epsilon, steps)
-        bound[plan.name] = BoundRowNoise(release, z, price)
+        z = prior.get(row_key(plan.name)) or cost.multiplier(asked.epsilon, steps)
+        bound[plan.name] = BoundRowNoise(release, z, cost)
     return bound
 
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 from ..errors import PrivacyError
+from .cost import PrivacyCost
+from .costs import Demand, calibrated
 from .noise.banded import Bands
 from .noise.grid import check_drawable
 from .noise.laws import LAWS
 from .noise.sources import NoiseSource, SeededSource
-from .price import Price
-from .prices import Demand, calibrated
-from .release import Release, ReleasePlan, bind_releases, step_price
+from .release import Release, ReleasePlan, bind_releases, step_cost
 from .row_noise import bind_rows, refuse_rows, row_facts
 from .samplers import BoundSampler
 from .settings import ClientPrivacy, Privacy
@@ -48,7 +48,7 @@ def terms_of_rows(
         return _without_noise(privacy, plans, sampler)
     delta = privacy.resolved_delta(sampler.n)
     bands = _bands(privacy, plans, sampler, steps)
-    price = step_price(
+    cost = step_cost(
         plans,
         sampler,
         privacy,
@@ -56,23 +56,23 @@ def terms_of_rows(
         most=_most_uses(plans, sampler, steps, len(sources)),
         bands=bands,
     )
-    _check_allocation(price, sampler)
+    _check_allocation(cost, sampler)
     sampler = sampler.capped(steps)
     uses = steps if sampler.cap is None else sampler.cap
     accounts = sampler.n if sampler.per_participation else 1
     demands = [
-        [Demand(price, each.epsilon, each.noise_multiplier, uses)] * accounts for each in each_one
+        [Demand(cost, each.epsilon, each.noise_multiplier, uses)] * accounts for each in each_one
     ]
-    prices, affordable = calibrated(demands, prior, refuted=LAWS[privacy.mechanism].refuted)
+    costs, affordable = calibrated(demands, prior, refuted=LAWS[privacy.mechanism].refuted)
     if sampler.per_participation:
         sampler = sampler.with_cap(int(affordable[0]))
-    releases = bind_releases(plans, sampler, privacy, max(prices.multipliers), bands)
-    _check_noise(releases, price, sources[0])
+    releases = bind_releases(plans, sampler, privacy, max(costs.multipliers), bands)
+    _check_noise(releases, cost, sources[0])
     rows = bind_rows(plans, releases, steps, delta, prior)
     return Terms(
         settings=(privacy,),
         caps=caps_of(sampler),
-        prices=prices,
+        costs=costs,
         facts=_facts(plans, sampler, bands) | row_facts(plans, rows),
         options={"sampler": sampler, "releases": releases, "rows": rows},
     )
@@ -98,7 +98,7 @@ def _without_noise(
 def _most_uses(
     plans: Sequence[ReleasePlan], sampler: BoundSampler, steps: int, replicates: int
 ) -> int | None:
-    """Returns the number of uses beyond which the price allows none; None without a limit.
+    """Returns the number of uses beyond which the cost allows none; None without a limit.
 
     Noise on rows, and the noise of each replicate, is calibrated to the planned steps.
     """
@@ -109,8 +109,8 @@ def _most_uses(
     return None
 
 
-def _check_allocation(price: Price, sampler: BoundSampler) -> None:
-    if sampler.per_participation and price.weights is not None:
+def _check_allocation(cost: PrivacyCost, sampler: BoundSampler) -> None:
+    if sampler.per_participation and cost.weights is not None:
         raise PrivacyError(
             "An allocation of the budget over the steps needs everybody to be charged for each "
             f"step; {sampler.describe()} charges a client for the steps it took part in. Use "
@@ -118,9 +118,9 @@ def _check_allocation(price: Price, sampler: BoundSampler) -> None:
         )
 
 
-def _check_noise(releases: Mapping[str, Release], price: Price, source: NoiseSource) -> None:
+def _check_noise(releases: Mapping[str, Release], cost: PrivacyCost, source: NoiseSource) -> None:
     """Refuses noise that the source cannot draw. The largest is that of the least weight."""
-    least = min(price.weights or (1.0,))
+    least = min(cost.weights or (1.0,))
     for release in releases.values():
         if release.noise is None:
             continue

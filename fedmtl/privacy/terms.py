@@ -1,4 +1,4 @@
-"""The terms on which a channel is opened: noise, prices, and the header of the ledger."""
+"""The terms on which a channel is opened: noise, costs, and the header of the ledger."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .prices import Prices
+from .costs import PrivacyCosts
 from .samplers import BoundSampler
 from .settings import Privacy
 
@@ -21,28 +21,28 @@ class Terms:
         settings: the privacy of all replicates, or of each.
         caps: int64 (n,), the most uses of each client, where clients have accounts of their own;
             else None.
-        prices: what uses cost; None where nothing is noised.
-        facts: what the header of the ledger has beside the settings and the prices.
+        costs: what uses cost; None where nothing is noised.
+        facts: what the header of the ledger has beside the settings and the costs.
         options: of :class:`Rounds` or :class:`Activations`.
     """
 
     settings: tuple[Privacy, ...]
     caps: np.ndarray | None
-    prices: Prices | None = None
+    costs: PrivacyCosts | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
     options: dict[str, Any]
 
     @property
     def header(self) -> dict[str, Any] | None:
         """Return the header of the ledger; None where nothing is charged."""
-        if self.prices is None:
+        if self.costs is None:
             return None
         about = {
             "privacy": asdict(self.settings[0]),
-            "delta": self.prices.delta,
-            "refuted": self.prices.refuted,
+            "delta": self.costs.delta,
+            "refuted": self.costs.refuted,
         }
-        return {**about, **self.facts, **self.prices.header(self.caps)}
+        return {**about, **self.facts, **self.costs.header(self.caps)}
 
 
 def caps_of(sampler: BoundSampler) -> np.ndarray | None:

@@ -23,7 +23,7 @@ from ..local import operation_threads
 from ..privacy import (
     BoundSampler,
     ClientPrivacy,
-    Price,
+    PrivacyCost,
     PrivacyReport,
     ReleasePlan,
     calibrate_selection,
@@ -33,7 +33,7 @@ from ..privacy.accounting.selection import most_repetitions
 from ..privacy.events import dp_event
 from ..privacy.noise.discrete import slack
 from ..privacy.noise.laws import LAWS
-from ..privacy.release import step_price
+from ..privacy.release import step_cost
 from ..privacy.reporting import privacy_report, signal_to_noise
 from ..trainer.engine import open_run
 from ..trainer.fingerprint import describe, fingerprint
@@ -131,7 +131,7 @@ def _objections(trainer: Trainer) -> Iterator[str]:
 
 def _accounted(trainer: Trainer) -> dict[str, Any]:
     """Returns the settings that enter the accounting."""
-    # Noise is in units of the clip norm, which therefore enters no price.
+    # Noise is in units of the clip norm, which therefore enters no cost.
     fields = [
         field.name for field in dataclasses.fields(ClientPrivacy) if field.name != "clip_norm"
     ]
@@ -187,7 +187,7 @@ def plan_search(
             problems[name] = trainer.problem()
             every = trainer.algorithm.plan(problems[name], sampler)
             plans[name] = tuple(plan for plan in every if isinstance(plan, ReleasePlan))
-    # One price holds for all candidates only if their releases are alike.
+    # One cost holds for all candidates only if their releases are alike.
     _check_equal({name: _released(name, plans[name], privacy) for name in candidates})
     sampler = sampler.capped(first.rounds)
     uses = first.rounds
@@ -198,18 +198,18 @@ def plan_search(
         sensitivity = 2 * SCORE_BOUND
     score = dp_event.GaussianDpEvent(score_noise * n / sensitivity)
     largest = max(plans.values(), key=lambda declared: sum(plan.size for plan in declared))
-    # The price of Gaussian noise does not depend on the sizes; other noise has equal ones.
-    price = step_price(largest, sampler, privacy, delta=delta)
+    # The cost of Gaussian noise does not depend on the sizes; other noise has equal ones.
+    cost = step_cost(largest, sampler, privacy, delta=delta)
 
     def candidate(multiplier: float) -> Any:
-        return dp_event.ComposedDpEvent([price.after(uses, multiplier), score])
+        return dp_event.ComposedDpEvent([cost.after(uses, multiplier), score])
 
     runs = most_repetitions(mean, shape)
 
     def rounded(value: float) -> float:
         """Returns the part of an epsilon that noise in whole numbers, of all runs and scores,
         adds."""
-        return price.slack(uses * runs, value) + slack(runs, value)
+        return cost.slack(uses * runs, value) + slack(runs, value)
 
     # Noise in whole numbers adds to delta as well as to epsilon.
     within_delta = delta / (1 + rounded(0.0))
@@ -226,7 +226,7 @@ def plan_search(
             f"A search over runs with schedule {sampler.describe()}: {error}"
         ) from error
     # A run stops by itself at the planned steps, by a budget that holds no further one.
-    budget = _run_budget(price, z, uses, per_participation=sampler.per_participation)
+    budget = _run_budget(cost, z, uses, per_participation=sampler.per_participation)
     trainers: dict[str, Trainer] = {}
     marks: dict[str, str] = {}
     reports: dict[str, PrivacyReport] = {}
@@ -312,12 +312,14 @@ def _released(name: str, plans: tuple[ReleasePlan, ...], privacy: ClientPrivacy)
     }
 
 
-def _run_budget(price: Price, multiplier: float, uses: int, *, per_participation: bool) -> float:
+def _run_budget(
+    cost: PrivacyCost, multiplier: float, uses: int, *, per_participation: bool
+) -> float:
     """Returns epsilon of the steps of one run, such that one more step would exceed it."""
-    budget = price.epsilon(uses, multiplier)
-    more = math.inf  # the price has no further step
-    if uses != price.most:
-        more = price.epsilon(uses + 1, multiplier)
+    budget = cost.epsilon(uses, multiplier)
+    more = math.inf  # the cost has no further step
+    if uses != cost.most:
+        more = cost.epsilon(uses + 1, multiplier)
     if budget <= 0 or (more <= budget and not per_participation):
         raise PrivacyError(
             f"Epsilon of the {uses} steps of one run is {rounded_up(budget, 6)}, so it cannot "

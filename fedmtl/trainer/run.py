@@ -103,7 +103,7 @@ class Run:
         with closing(self.channel):
             state, step = self._start(checkpoint)
             result = self._train(state, step)
-        ledger = self.channel.account.ledger
+        ledger = self.channel.accountant.ledger
         # A seal over the ledger has to cover that last line.
         result = replace(result, privacy=ranks.share(lambda: result.privacy.with_ledger(ledger)))
         if self.settings.finetune is not None:

@@ -161,14 +161,14 @@ def test_half_of_the_noise_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert close(norms, expected_norms(3.0, 0.5, 0.4))
 
 
-# Its price
+# Its cost
 
 
 @pytest.mark.parametrize("share", [0.1, 1 / 3])
 def test_pure_budgets_are_split_as_asked(share: float) -> None:
     clients = OPENING.repeat(1, 4)
     _, channel = run(method(warm_start=share), agents(), clients, PURE)
-    each = [channel.channel.prices.event(2, use).epsilon for use in range(4)]
+    each = [channel.channel.costs.event(2, use).epsilon for use in range(4)]
     assert each[0] == pytest.approx(3.0 * share, rel=1e-4)
     assert each[1:] == pytest.approx([3.0 * (1 - share) / 3] * 3, rel=1e-4)
     assert channel.epsilon == pytest.approx(3.0, rel=1e-4)
@@ -266,7 +266,7 @@ def test_wakeups_go_on_from_the_start() -> None:
 def test_peers_that_release_once_have_one_release_more() -> None:
     once = PeerAveraging(row_norm=1.0, graph=random_graph(N), lam=LAM, warm_start=0.25)
     _, channel = run(once, agents(), OPENING.repeat(1, 4), PURE)
-    assert channel.channel.account.uses.tolist() == [[2] * N]
+    assert channel.channel.accountant.uses.tolist() == [[2] * N]
     assert channel.epsilon == pytest.approx(3.0, rel=1e-4)
 
 

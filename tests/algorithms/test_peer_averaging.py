@@ -72,7 +72,7 @@ def test_runs_are_the_slow_loop(loss: str, releases: int, lam: float | str) -> N
     about = {"releases": releases, "mu": 0.7, "lam": lam, "curvature": 0.9, "power": 2.0}
     for privacy in (CLIP_ONLY, GAUSSIAN):
         whole, channel = run(algorithm, problem, clients, privacy)
-        assert (channel.account.uses <= releases).all()
+        assert (channel.accountant.uses <= releases).all()
         for r in range(3):
             given = None
             if privacy is GAUSSIAN:  # noise and all, as it was released
@@ -92,8 +92,8 @@ def test_all_of_the_budget_is_in_the_releases_and_nothing_else_is_charged() -> N
     for releases in (1, 4):
         algorithm = PeerAveraging(row_norm=1.0, graph=Ring(), releases=releases)
         _, channel = run(algorithm, problem, clients, GAUSSIAN, pieces=5)
-        assert channel.account.uses.tolist() == [[releases] * N]
-        assert channel.account.epsilons()[0] == pytest.approx(2.0, rel=1e-3)
+        assert channel.accountant.uses.tolist() == [[releases] * N]
+        assert channel.accountant.epsilons()[0] == pytest.approx(2.0, rel=1e-3)
         z = channel.channel.noise_multipliers[0]
         accountant = pld.PLDAccountant()
         accountant.compose(dp_event.GaussianDpEvent(float(z)), releases)

@@ -72,8 +72,8 @@ from fedmtl.privacy import (
     SecureSource,
     SeededSource,
     clip,
+    costs,
     opening,
-    prices,
     quantile,
     records,
     release,
@@ -83,15 +83,15 @@ from fedmtl.privacy import (
     samplers,
     sums,
 )
-from fedmtl.privacy.account import Account
+from fedmtl.privacy.accountant import PrivacyAccountant
 from fedmtl.privacy.accounting import composition
 from fedmtl.privacy.adaptive import AdaptiveClip
 from fedmtl.privacy.clip import RowTotal
+from fedmtl.privacy.cost import PrivacyCost
+from fedmtl.privacy.costs import PrivacyCosts
 from fedmtl.privacy.ledger import Ledger
 from fedmtl.privacy.noise import grid, laws, symmetric
 from fedmtl.privacy.noise.banded import Bands, CorrelatedNoise
-from fedmtl.privacy.price import Price
-from fedmtl.privacy.prices import Prices
 from fedmtl.privacy.receipt import Receipt
 from fedmtl.privacy.records import Records
 from fedmtl.report import figures
@@ -601,7 +601,7 @@ _silent_when_empty = edit(
     "return value * float(isinstance(rows, RowTotal) or len(rows) > 0)",
 )
 _silent_without_gradients = edit(
-    Activations._noised, "if self.prices is None", "if self.prices is None or not total.any()"
+    Activations._noised, "if self.costs is None", "if self.costs is None or not total.any()"
 )
 _in_the_loop = partial(edit, Activations._draw_noise, "drawn.numpy()")
 _in_pairs = _in_the_loop(
@@ -1038,25 +1038,29 @@ def _closer_turns(_, self, step, coins, uses=None):
 
 # Charges
 
-_charge = Account.charge
+_charge = PrivacyAccountant.charge
 
 
 _charged_at_clip = edit(Release.sensitivity.fget, "* (2.0 if", "* (1.0 if")
-_event_at_clip = edit(Price.event, "= multiplier", "= 2 * multiplier")
-_half_the_rate = edit(Price.event, "sampled(self.sampled,", "sampled(self.sampled / 2,")
+_event_at_clip = edit(PrivacyCost.event, "= multiplier", "= 2 * multiplier")
+_half_the_rate = edit(PrivacyCost.event, "sampled(self.sampled,", "sampled(self.sampled / 2,")
 _weights_uncharged = edit(
-    Price.event, "(1.0 if self.weights is None else self.weights[use])", "1.0"
+    PrivacyCost.event, "(1.0 if self.weights is None else self.weights[use])", "1.0"
 )
 _weights_without_noise = edit(
-    Prices.of_uses, "if all(price.weights is None for price in self.kinds)", "if True"
+    PrivacyCosts.of_uses, "if all(cost.weights is None for cost in self.kinds)", "if True"
 )
-_weights_in_reverse = edit(Prices.of_uses, "first + uses", "first + 7 - uses")
+_weights_in_reverse = edit(PrivacyCosts.of_uses, "first + uses", "first + 7 - uses")
 _allocation_without_noise = _set(Release, "weighted", lambda self, weight: self)
 _count_for_free = _set(release, "split_multiplier", lambda z, count: z)
-_past_the_budget = edit(Prices.affordable, "self.multipliers[kind])", "self.multipliers[kind]) + 1")
-_past_the_cap = edit(Account._check_caps, "before >= caps[members]", "before > caps[members]")
+_past_the_budget = edit(
+    PrivacyCosts.affordable, "self.multipliers[kind])", "self.multipliers[kind]) + 1"
+)
+_past_the_cap = edit(
+    PrivacyAccountant._check_caps, "before >= caps[members]", "before > caps[members]"
+)
 _charged_when_refused = edit(
-    Account._check_caps,
+    PrivacyAccountant._check_caps,
     "if past.any():",
     "if past.any():\n            self.participations = np.minimum(self.participations + 1, self.caps)",
 )
@@ -1064,20 +1068,22 @@ _charged_when_refused = edit(
 
 def _free_past_the_cap(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     """Clients at their caps release, and only the charge takes them for silent."""
-    silent = Account.within_caps
-    patch.setattr(Account, "within_caps", lambda self, members: members)
+    silent = PrivacyAccountant.within_caps
+    patch.setattr(PrivacyAccountant, "within_caps", lambda self, members: members)
     patch.setattr(
-        Account, "charge", lambda self, first, members: _charge(self, first, silent(self, members))
+        PrivacyAccountant,
+        "charge",
+        lambda self, first, members: _charge(self, first, silent(self, members)),
     )
 
 
 def _silent_one_later(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-    edit(Account.within_caps, "(members) <", "(members) <=")(patch, trainer)
+    edit(PrivacyAccountant.within_caps, "(members) <", "(members) <=")(patch, trainer)
     _past_the_cap(patch, trainer)
 
 
 _charged_once_a_block = edit(
-    Account.charge,
+    PrivacyAccountant.charge,
     "np.add.at(self.participations.reshape(-1), places[places >= 0], 1)",
     "self.participations.reshape(-1)[places[places >= 0]] += 1",
 )
@@ -1089,7 +1095,7 @@ _begun_again = edit(
 _another_client = edit(
     Ledger.charge, "cohorts[new", "[[(k + 1) % 5 for k in one] for one in cohorts][new"
 )
-_calibrated_for_less = edit(Price.multiplier, "uses)", "uses - 1)")
+_calibrated_for_less = edit(PrivacyCost.multiplier, "uses)", "uses - 1)")
 
 
 def _charged_after(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
@@ -1110,7 +1116,7 @@ def _charged_after(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     patch.setattr(Ledger, "_append", late)
 
 
-_stop_uncharged = _set(Account, "charge_remaining", lambda self, done: None)
+_stop_uncharged = _set(PrivacyAccountant, "charge_remaining", lambda self, done: None)
 
 
 def _accountant_halved(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
@@ -1119,34 +1125,34 @@ def _accountant_halved(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     patch.setattr(composition, "_epsilon", lambda *of: whole(*of) / 2)
 
 
-@_instead(Account, "epsilons")
+@_instead(PrivacyAccountant, "epsilons")
 def _stated_at_another_delta(original, self, **options):
     """Noise and budget are those of the delta that is stated; the epsilon beside it is that of a hundred times it."""
-    prices = self.prices
-    self.prices = replace(
-        prices, kinds=tuple(replace(kind, delta=100 * kind.delta) for kind in prices.kinds)
+    costs = self.costs
+    self.costs = replace(
+        costs, kinds=tuple(replace(kind, delta=100 * kind.delta) for kind in costs.kinds)
     )
     try:
         return original(self, **options)
     finally:
-        self.prices = prices
+        self.costs = costs
 
 
-_priced = partial(edit, prices.calibrated, "tuple(demand.price for")
+_priced = partial(edit, costs.calibrated, "tuple(demand.cost for")
 _local_steps_charged_once = _priced(
-    "tuple(__import__('dataclasses').replace(demand.price, sums=1) for"
+    "tuple(__import__('dataclasses').replace(demand.cost, sums=1) for"
 )
 _steps_for_nothing = edit(LocalSteps.numbers, "made = self", "return self")
 _allocation_ignored_in_charge = _priced(
     "tuple(__import__('dataclasses').replace("
-    "demand.price, weights=(1.0,) * len(demand.price.weights)) for"
+    "demand.cost, weights=(1.0,) * len(demand.cost.weights)) for"
 )
 
 
 def _past_the_allocation(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     """Steps beyond the allocation are let through, with the noise of its last use."""
     weight = ReleasePlan.weight
-    patch.setattr(Account, "_room", lambda self, charged, wanted: wanted)
+    patch.setattr(PrivacyAccountant, "_room", lambda self, charged, wanted: wanted)
     patch.setattr(
         ReleasePlan,
         "weight",
@@ -1156,12 +1162,12 @@ def _past_the_allocation(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
 
 def _rows_charged_once(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     """Noise on rows is calibrated to one use, and its epsilon is that of one."""
-    multiplier, epsilon_at = Price.multiplier, row_noise.BoundRowNoise.epsilon_at
+    multiplier, epsilon_at = PrivacyCost.multiplier, row_noise.BoundRowNoise.epsilon_at
 
     def once(self, budget, uses):
         return multiplier(self, budget, 1 if self.mechanism == "l2_laplace" else uses)
 
-    patch.setattr(Price, "multiplier", once)
+    patch.setattr(PrivacyCost, "multiplier", once)
     patch.setattr(
         row_noise.BoundRowNoise, "epsilon_at", lambda self, uses: epsilon_at(self, min(uses, 1))
     )
@@ -1551,7 +1557,7 @@ def _silent_along_raw_gradients(original, self, problem, public):
 
 
 _caps_before_the_block = edit(
-    Account.within_caps,
+    PrivacyAccountant.within_caps,
     "(self._before(members) <",
     "(self.participations[0][members] <",
 )

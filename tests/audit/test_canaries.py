@@ -298,7 +298,7 @@ def test_bounds_of_sound_activations_exceed_the_claim_as_rarely_as_stated(rate):
     for seed in range(runs):
         canaries, channel = activated(rate=rate, each=40, noise=1.0, seed=seed)
         assert canaries.dependence() is None
-        curve = trade_off(channel.prices.kinds[0].after(3, 1.0), 1)
+        curve = trade_off(channel.costs.kinds[0].after(3, 1.0), 1)
         above += refuted(
             guess(canaries.scores.numpy(), canaries.coins.numpy()), curve, independent=True
         )

@@ -9,7 +9,7 @@ import pytest
 
 from fedmtl import EarlyStopping, FullParticipation, RecordPrivacy
 from fedmtl.audit.lines import Reading
-from fedmtl.privacy.price import Price
+from fedmtl.privacy.cost import PrivacyCost
 
 from ..trainer.settings import DELTA, NOISE
 from .test_verification import both, change, failed, lists, rewrite, run
@@ -18,10 +18,10 @@ Line = dict[str, Any]
 
 
 def header(sampler: str, n: int, cohort: int, cap: int | None, *, free: bool = True) -> Line:
-    price = Price(mechanism="gaussian", sizes=(3,), delta=1e-5)
+    cost = PrivacyCost(mechanism="gaussian", sizes=(3,), delta=1e-5)
     by_client = sampler in ("BoundFixed", "BoundCyclic")
     return {
-        "kinds": [{"price": price.to_dict(), "multiplier": 4.0, "cap": cap}],
+        "kinds": [{"price": cost.to_dict(), "multiplier": 4.0, "cap": cap}],
         "accounts": n if by_client else 1,
         "schedule": {"class": sampler, "n": n, "cohort": cohort, "per_participation": by_client},
         "releases": [["update", "vector", 3]],

@@ -12,10 +12,10 @@ from fedmtl.errors import ConfigError, PrivacyError
 from fedmtl.privacy.accounting.composition import trade_off
 from fedmtl.privacy.accounting.losses import PureDpEvent
 from fedmtl.privacy.accounting.trade_off import TradeOff
+from fedmtl.privacy.cost import PrivacyCost
 from fedmtl.privacy.events import dp_event
-from fedmtl.privacy.price import Price
 
-GAUSSIAN = Price(mechanism="gaussian", sizes=(10,), delta=1e-5)
+GAUSSIAN = PrivacyCost(mechanism="gaussian", sizes=(10,), delta=1e-5)
 
 
 def gaussian_scores(multiplier, m, rng):
@@ -207,7 +207,7 @@ class TestIndependentCanaries:
         """The exact law of the number of right guesses at the epsilon that the bound names has the level's mass."""
         bound = lower_bound(
             Guesses(90, 120, 120),
-            Price(mechanism="laplace", sizes=(1,), delta=0.0),
+            PrivacyCost(mechanism="laplace", sizes=(1,), delta=0.0),
             1,
             independent=True,
         )
@@ -236,26 +236,31 @@ class TestLowerBounds:
         assert 0 < surer < epsilons[3]
 
     @pytest.mark.parametrize(
-        ("price", "uses"),
+        ("cost", "uses"),
         [
             (GAUSSIAN, 20),
-            (Price(mechanism="gaussian", sizes=(10, 3), delta=1e-5, sampled=0.1), 100),
-            (Price(mechanism="gaussian", sizes=(10,), delta=1e-5, sampled=0.1, replaced=True), 100),
-            (Price(mechanism="laplace", sizes=(10,), delta=1e-6), 5),
-            (Price(mechanism="l2_laplace", sizes=(10,), delta=1e-6, sampled=0.2, sums=3), 5),
-            (Price(mechanism="gaussian", sizes=(10,), delta=1e-5, weights=(0.5, 1.5)), 2),
+            (PrivacyCost(mechanism="gaussian", sizes=(10, 3), delta=1e-5, sampled=0.1), 100),
+            (
+                PrivacyCost(
+                    mechanism="gaussian", sizes=(10,), delta=1e-5, sampled=0.1, replaced=True
+                ),
+                100,
+            ),
+            (PrivacyCost(mechanism="laplace", sizes=(10,), delta=1e-6), 5),
+            (PrivacyCost(mechanism="l2_laplace", sizes=(10,), delta=1e-6, sampled=0.2, sums=3), 5),
+            (PrivacyCost(mechanism="gaussian", sizes=(10,), delta=1e-5, weights=(0.5, 1.5)), 2),
         ],
     )
-    def test_prices(self, price, uses):
+    def test_prices(self, cost, uses):
         """The bound is the epsilon of a multiplier, on whose two sides the guesses are refuted and are not."""
         guesses = Guesses(70, 100, 100)
         for independent in (True, False):
-            bound = lower_bound(guesses, price, uses, independent=independent)
+            bound = lower_bound(guesses, cost, uses, independent=independent)
             for multiplier, refutes in [
-                (price.multiplier(bound * 0.99, uses), True),
-                (price.multiplier(bound * 1.01, uses), False),
+                (cost.multiplier(bound * 0.99, uses), True),
+                (cost.multiplier(bound * 1.01, uses), False),
             ]:
-                curve = trade_off(price.after(uses, multiplier), 1)
+                curve = trade_off(cost.after(uses, multiplier), 1)
                 assert refuted(guesses, curve, 0.95, independent) == refutes
 
     def test_tight_where_the_field_can_be(self):
@@ -291,9 +296,9 @@ class TestLowerBounds:
         assert lower_bound(Guesses(50, 100, 100), GAUSSIAN, 3, independent=independent) == 0
 
     def test_more_uses_than_the_price_has(self):
-        price = Price(mechanism="gaussian", sizes=(1,), delta=1e-5, most=3)
+        cost = PrivacyCost(mechanism="gaussian", sizes=(1,), delta=1e-5, most=3)
         with pytest.raises(PrivacyError, match="4 uses were charged"):
-            lower_bound(Guesses(90, 100, 100), price, 4)
+            lower_bound(Guesses(90, 100, 100), cost, 4)
 
 
 class TestGuess:
@@ -307,8 +312,8 @@ class TestGuess:
     def test_less_noise_than_claimed_is_refuted_under_sampling(self):
         """The log likelihood ratio of the claim is then far below 0 for canaries that are in, too."""
         rate, rounds, rng = 0.2, 20, np.random.default_rng(0)
-        price = Price(mechanism="gaussian", sizes=(1,), delta=1e-5, sampled=rate)
-        z, coins = price.multiplier(4.0, rounds), rng.random(1000) < 0.5
+        cost = PrivacyCost(mechanism="gaussian", sizes=(1,), delta=1e-5, sampled=rate)
+        z, coins = cost.multiplier(4.0, rounds), rng.random(1000) < 0.5
 
         def scores(noise: float) -> np.ndarray:
             part = (rng.random((rounds, 1000)) < rate) * coins + rng.normal(
@@ -317,7 +322,7 @@ class TestGuess:
             return np.logaddexp(np.log1p(-rate), np.log(rate) + (part - 0.5) / z**2).sum(0)
 
         bounds = [
-            lower_bound(guess(scores(noise), coins), price, rounds, independent=True)
+            lower_bound(guess(scores(noise), coins), cost, rounds, independent=True)
             for noise in (z, z / 2)
         ]
         assert bounds[0] < 4.0 < bounds[1]
@@ -342,7 +347,7 @@ def test_more_right_guesses_than_sampling_explains_at_any_noise_are_refuted_down
     most, whatever the noise is: 120 of 200 refute all of it."""
     rate = 5 / 212
     assert stats.binom.sf(119, 200, 1 - (1 - rate) ** 3 / 2) < 0.05
-    price = Price(mechanism=mechanism, sizes=(10,), delta=1e-5, sampled=rate)
+    cost = PrivacyCost(mechanism=mechanism, sizes=(10,), delta=1e-5, sampled=rate)
     for right in (120, 200):
-        bound = lower_bound(Guesses(right, 200, 200), price, 3, independent=True)
-        assert bound == pytest.approx(price.epsilon(3, 2.0**-5), rel=1e-3)
+        bound = lower_bound(Guesses(right, 200, 200), cost, 3, independent=True)
+        assert bound == pytest.approx(cost.epsilon(3, 2.0**-5), rel=1e-3)

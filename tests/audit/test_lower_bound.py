@@ -12,7 +12,7 @@ import pytest
 import torch
 from scipy import stats
 
-import fedmtl.privacy.local_steps
+import fedmtl.privacy.dp_sgd
 import fedmtl.privacy.records
 import fedmtl.privacy.rounds
 import fedmtl.privacy.sum_noise
@@ -284,7 +284,7 @@ def test_activations_without_one_claim_for_all_canaries_are_refused():
         interval(algorithm=PublishedMPMTL(row_norm=1.0, lam=0.05), **tasks)
     budgets = {name: 1.0 + k for k, name in enumerate(TASKS.ids)}
     with pytest.raises(
-        PrivacyError, match="Canaries join clients of one price; give one epsilon to all clients"
+        PrivacyError, match="Canaries join clients of one cost; give one epsilon to all clients"
     ):
         one_at_a_time("learner", privacy=replace(LAPLACE, epsilon=budgets), **ACTIVATIONS).fit()
 
@@ -329,13 +329,13 @@ def test_canary_records_stand_behind_the_records_that_are_trained_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Where records are withheld for validation, positions behind those left would be records of the next client."""
-    sums, noised = [], fedmtl.privacy.local_steps.LocalSteps._noised
+    sums, noised = [], fedmtl.privacy.dp_sgd.LocalSteps._noised
 
     def noted(self, total, clients, steps):
         sums[-1].append((clients, total.clone()))
         return noised(self, total, clients, steps)
 
-    monkeypatch.setattr(fedmtl.privacy.local_steps.LocalSteps, "_noised", noted)
+    monkeypatch.setattr(fedmtl.privacy.dp_sgd.LocalSteps, "_noised", noted)
     solver = LocalSGD(lr=0.2, batch_size=8)
     finetune = Finetune(kind="vanilla", local=solver, validation=0.3)
     changed = {

@@ -358,7 +358,7 @@ def kind(**changes: Any) -> Callable[[Lines], Lines]:
 
 
 def priced(**changes: Any) -> Callable[[Lines], Lines]:
-    """Another price than the settings make."""
+    """Another cost than the settings make."""
     return lambda lines: kind(price=lines[0]["kinds"][0]["price"] | changes)(lines)
 
 
@@ -366,7 +366,7 @@ def schedule(**changes: Any) -> Callable[[Lines], Lines]:
     return lambda lines: header(schedule=lines[0]["schedule"] | changes)(lines)
 
 
-PRICES = {
+COSTS = {
     "mechanism": "laplace",
     "sampled": 0.01,
     "delta": 0.1,
@@ -411,8 +411,8 @@ LEDGERS: dict[str, tuple[str, str, Callable[[Lines], Lines]]] = {
         lambda lines: [*lines, {"kind": "refund", "session": 1}],
     ),
     **{
-        f"price, {key}": ("settings", f"{key} of the price", priced(**{key: one}))
-        for key, one in PRICES.items()
+        f"price, {key}": ("settings", f"{key} of the cost", priced(**{key: one}))
+        for key, one in COSTS.items()
     },
 }
 

@@ -22,7 +22,7 @@ from fedmtl.privacy import (
 from fedmtl.privacy.accounting import composition
 from fedmtl.privacy.accounting.calibration import smallest_multiplier
 from fedmtl.privacy.accounting.composition import renyi_curve
-from fedmtl.privacy.price import Price
+from fedmtl.privacy.cost import PrivacyCost
 from tests.helpers import gaussian_epsilon, price_of
 
 Gaussian, Poisson = dp_accounting.GaussianDpEvent, dp_accounting.PoissonSampledDpEvent
@@ -99,14 +99,14 @@ def test_pld_is_below_the_library_s_rdp_and_monotone() -> None:
 
 
 def test_the_affordable_uses_are_all_that_fit() -> None:
-    price, event = price_of(PoissonSampling(10).bind(100), 1e-5), Poisson(0.1, Gaussian(1.5))
-    most = price.affordable(3.0, 1.5)
+    cost, event = price_of(PoissonSampling(10).bind(100), 1e-5), Poisson(0.1, Gaussian(1.5))
+    most = cost.affordable(3.0, 1.5)
     assert epsilon(event, most, 1e-5) <= 3.0 < epsilon(event, most + 1, 1e-5)
     limits = (0, 1, most - 1, most, most + 9)
-    assert [price.affordable(3.0, 1.5, limit) for limit in limits] == [
+    assert [cost.affordable(3.0, 1.5, limit) for limit in limits] == [
         min(most, limit) for limit in limits
     ]
-    assert price.affordable(1e-3, 1.5) == 0
+    assert cost.affordable(1e-3, 1.5) == 0
 
 
 # Exact two-step hockey-stick divergences on a grid: the arguments of the samplers' docstring, in numbers.
@@ -164,12 +164,12 @@ def test_stateful_clients_cost_no_more_under_poisson_sampling(name: str) -> None
 # From epsilon to noise and back
 
 
-def price(mechanism: str, size: int, delta: float, sampled: float = 1.0) -> Price:
-    return Price(mechanism=mechanism, sizes=(size,), delta=delta, sampled=sampled)
+def cost(mechanism: str, size: int, delta: float, sampled: float = 1.0) -> PrivacyCost:
+    return PrivacyCost(mechanism=mechanism, sizes=(size,), delta=delta, sampled=sampled)
 
 
 @pytest.mark.parametrize(
-    ("price", "target", "uses"),
+    ("cost", "target", "uses"),
     [
         (price_of(PoissonSampling(100).bind(1000), 1e-5), 4.0, 100),
         (price_of(PoissonSampling(20).bind(200), 1e-5), 0.1, 1000),
@@ -179,16 +179,18 @@ def price(mechanism: str, size: int, delta: float, sampled: float = 1.0) -> Pric
         (price_of(FullParticipation().bind(5), 1e-5), 2.0, 12),
         (price_of(FixedCohort(10).bind(100), 1e-5, releases=2), 2.0, 3),
         *(
-            (price(*law[:2], delta, *law[2:]), target, uses)
+            (cost(*law[:2], delta, *law[2:]), target, uses)
             for law in (("laplace", 1), ("l2_laplace", 465), ("l2_laplace", 20, 0.2))
             for target, delta, uses in ((1.0, 1e-5, 50), (6.0, 1e-3, 1), (0.05, 1e-9, 400))
         ),
     ],
 )
-def test_the_target_is_met_and_nothing_is_wasted(price: Price, target: float, uses: int) -> None:
-    z = price.multiplier(target, uses)
-    assert price.epsilon(uses, z) <= target
-    assert price.epsilon(uses, z * (1 - 1e-4)) > target
+def test_the_target_is_met_and_nothing_is_wasted(
+    cost: PrivacyCost, target: float, uses: int
+) -> None:
+    z = cost.multiplier(target, uses)
+    assert cost.epsilon(uses, z) <= target
+    assert cost.epsilon(uses, z * (1 - 1e-4)) > target
 
 
 def test_an_unreachable_target_is_refused() -> None:
@@ -199,12 +201,12 @@ def test_an_unreachable_target_is_refused() -> None:
 
 def test_calibration_takes_few_evaluations() -> None:
     sampler = PoissonSampling(100).bind(1003)
-    price = price_of(sampler, 1e-5)
+    cost = price_of(sampler, 1e-5)
     before = composition._epsilon.cache_info().misses
-    z = price.multiplier(4.0, 100)
+    z = cost.multiplier(4.0, 100)
     assert composition._epsilon.cache_info().misses - before <= 30
     before = composition._epsilon.cache_info().misses
-    assert replace(price).multiplier(4.0, 100) == z
+    assert replace(cost).multiplier(4.0, 100) == z
     assert composition._epsilon.cache_info().misses == before
 
 

@@ -60,7 +60,7 @@ def test_caps_are_hard_and_nothing_is_charged_beyond_them() -> None:
         BudgetExhausted, match="client 0 would take part 3 times, above its cap of 2"
     ):
         channel.begin(3, torch.tensor([[1, 0]]))
-    assert channel.account.uses.tolist() == [[2, 1, 0]]
+    assert channel.accountant.uses.tolist() == [[2, 1, 0]]
     channel.begin(3, torch.tensor([[1, -1]]))
     assert bool(channel.release(nothing).any())
     assert not channel.release(nothing).any(), "nobody acts, nothing is released"
@@ -76,8 +76,8 @@ def test_pure_epsilons_add_up_to_each_clients_budget() -> None:
         np.array([2 / 0.5, 5 / 1.0, 8 / 4.0]), rel=1e-4
     )
     channel.begin(0, torch.tensor([[0, 0, 1, 1, 1, 1, 1, *[2] * 8]]))
-    assert channel.account.epsilons()[0] == pytest.approx(np.array([0.5, 1.0, 4.0]), rel=1e-4)
-    assert (channel.account.epsilons() <= np.array([0.5, 1.0, 4.0])).all()
+    assert channel.accountant.epsilons()[0] == pytest.approx(np.array([0.5, 1.0, 4.0]), rel=1e-4)
+    assert (channel.accountant.epsilons() <= np.array([0.5, 1.0, 4.0])).all()
     report = channel.report
     assert (report.unit, report.relation, report.delta) == ("record", "replace", 0.0)
     assert report.releases == 15
@@ -138,7 +138,7 @@ def test_ledger_and_crash_and_resume(tmp_path: Path) -> None:
     values = [first.release(ones) for _ in range(3)]
     first.begin(3, torch.tensor([[2, 2, 1]]))
     first.release(ones)
-    first.account.ledger._file.close()  # killed
+    first.accountant.ledger._file.close()  # killed
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [line["cohorts"] for line in lines if line["kind"] == "charge"] == [
         [[0], [1], [2]],
@@ -146,14 +146,14 @@ def test_ledger_and_crash_and_resume(tmp_path: Path) -> None:
     ]
     second = opened()
     second.start(2)  # a checkpoint after two activations; the next block is cut elsewhere
-    assert second.account.uses.tolist() == [[1, 1, 0]]
+    assert second.accountant.uses.tolist() == [[1, 1, 0]]
     second.begin(2, torch.tensor([[2, 2, 2, 1, 0]]))
     assert torch.equal(second.release(ones), values[2])
-    assert second.account.uses.tolist() == [[2, 2, 3]]
+    assert second.accountant.uses.tolist() == [[2, 2, 3]]
     second.close()
     third = opened()
     third.start(2)
-    assert third.account.uses.tolist() == [[1, 1, 0]]
+    assert third.accountant.uses.tolist() == [[1, 1, 0]]
     assert third.report.epsilon == pytest.approx(
         2.0 / 9 * 3
     )  # seven answers were seen, three of them client 2's
@@ -336,18 +336,18 @@ def test_pure_budgets_are_divided_in_proportion_to_the_weights() -> None:
         np.full(3, 4 / 2.0), rel=1e-4
     )  # mean weight 1: z = cap / epsilon
     channel.begin(0, torch.tensor([[0, 0, 2]]))
-    assert channel.account.epsilons()[0] == pytest.approx([2 * 3 / 16, 0, 2 * 5 / 12], rel=1e-4)
+    assert channel.accountant.epsilons()[0] == pytest.approx([2 * 3 / 16, 0, 2 * 5 / 12], rel=1e-4)
     for _ in range(3):
         channel.release(nothing)
     channel.begin(3, torch.tensor([[0, 0, 1, 1, 1, 1, 2, 2, 2]]))
-    assert channel.account.epsilons()[0] == pytest.approx([2.0] * 3, rel=1e-4)
-    assert (channel.account.epsilons() <= 2.0).all()
+    assert channel.accountant.epsilons()[0] == pytest.approx([2.0] * 3, rel=1e-4)
+    assert (channel.accountant.epsilons() <= 2.0).all()
 
 
 def test_equal_weights_are_no_weights() -> None:
     plain, weighted = door(), door(allocation=[np.full(4, 7.0)] * 3)
     assert np.array_equal(plain.noise_multipliers, weighted.noise_multipliers)
-    assert {price.weights for price in weighted.prices.kinds} == {None}
+    assert {cost.weights for cost in weighted.costs.kinds} == {None}
 
 
 def test_a_fixed_multiplier_caps_by_the_weights_in_order() -> None:
@@ -399,7 +399,7 @@ def test_clients_without_data_are_nobody() -> None:
     channel = door(counts=(5, 0, 60))
     channel.begin(0, torch.tensor([[1, 0, 1]]))
     assert [bool(channel.release(ones).any()) for _ in range(3)] == [False, True, False]
-    assert channel.account.uses.tolist() == [[1, 0, 0]]
+    assert channel.accountant.uses.tolist() == [[1, 0, 0]]
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from fedmtl.privacy import (
     open_channel,
     privacy_report,
 )
-from fedmtl.privacy.price import Price, normalized
+from fedmtl.privacy.cost import PrivacyCost, normalized
 from fedmtl.privacy.row_noise import RowNoise
 from tests.helpers import l2_laplace_losses
 
@@ -97,7 +97,7 @@ def test_different_uses_compose_as_the_library_does(
     library = PLDAccountant()
     for w in WEIGHTS:
         library.compose(event(3.0 / w))
-    ours = Price(
+    ours = PrivacyCost(
         mechanism=mechanism, sizes=(1,), delta=1e-5, sampled=sampled, weights=WEIGHTS
     ).epsilon(8, 3.0)
     assert ours == pytest.approx(library.get_epsilon(1e-5), rel=rel)
@@ -106,10 +106,10 @@ def test_different_uses_compose_as_the_library_does(
 def test_different_k_norm_uses_against_samples_of_their_losses() -> None:
     epsilons, d, samples = np.linspace(0.2, 1.4, 7), 5, 200_000
     weights = normalized(epsilons.tolist())
-    price = Price(mechanism="l2_laplace", sizes=(d,), delta=1e-2, weights=weights)
-    assert price.event(1 / float(np.mean(epsilons)), 2).epsilon == pytest.approx(float(epsilons[2]))
+    cost = PrivacyCost(mechanism="l2_laplace", sizes=(d,), delta=1e-2, weights=weights)
+    assert cost.event(1 / float(np.mean(epsilons)), 2).epsilon == pytest.approx(float(epsilons[2]))
     losses = sum(l2_laplace_losses(e, d, samples, seed=use) for use, e in enumerate(epsilons))
-    value = price.epsilon(7, 1 / float(np.mean(epsilons)))
+    value = cost.epsilon(7, 1 / float(np.mean(epsilons)))
     excess = np.maximum(-np.expm1(value - losses), 0.0)
     assert abs(excess.mean() - 1e-2) < 5 * excess.std() / math.sqrt(samples) + 1e-5
 
@@ -151,7 +151,7 @@ def test_a_crash_in_secure_mode_takes_the_next_uses_of_the_allocation(tmp_path: 
     first = opened(privacy, plan(weights=weights), ledger_path=tmp_path / "l")
     step(first, 0)
     loud = float(first.noise_std("c"))
-    first.account.ledger._file.close()  # the process dies with use 0 charged
+    first.accountant.ledger._file.close()  # the process dies with use 0 charged
     again = opened(privacy, plan(weights=weights), ledger_path=tmp_path / "l", resume=True)
     step(again, 0)
     assert float(again.noise_std("c")) == pytest.approx(loud * weights[0] / weights[1])
@@ -173,9 +173,9 @@ def test_a_crash_in_secure_mode_does_not_outspend_the_noise_on_rows(
     for session in range(3):
         channel = opened(fixed, noisy, steps=3, ledger_path=path, resume=session > 0)
         step(channel, 0)
-        assert channel.rows["c"].epsilon_at(channel.account.ledger.charged) <= 1.0
-        channel.account.ledger._file.close()
-        channel.account.ledger._file = None
+        assert channel.rows["c"].epsilon_at(channel.accountant.ledger.charged) <= 1.0
+        channel.accountant.ledger._file.close()
+        channel.accountant.ledger._file = None
     channel = opened(fixed, noisy, steps=3, ledger_path=path, resume=True)
     with pytest.raises(BudgetExhausted):
         step(channel, 0)

@@ -94,7 +94,7 @@ SCHEDULES = {
 def test_the_noise_of_the_count_and_the_update_are_charged_at_these_sensitivities(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both are what the one Gaussian release of the price is split into; rows move by C, or by 2 C."""
+    """Both are what the one Gaussian release of the cost is split into; rows move by C, or by 2 C."""
     schedule, without_data, count_moves, row_moves = SCHEDULES[name]
     clip = QuantileClip(initial=NORM, count_noise=3.0)
     privacy = ClientPrivacy(clip_norm=clip, noise_multiplier=1.5, delta=1e-5)

@@ -23,7 +23,7 @@ from fedmtl.privacy import (
     FullParticipation,
     GradientPlan,
     PoissonSampling,
-    Price,
+    PrivacyCost,
     RecordPrivacy,
     ReleasePlan,
     epsilon,
@@ -271,13 +271,13 @@ def test_epsilon_of_composed_discrete_noise():
 
 
 def test_what_is_charged_is_gaussian_noise_and_the_slack():
-    price = Price(mechanism="gaussian", sizes=(10**6, 100), delta=1e-5, sampled=0.1)
-    plain = epsilon(price.event(2.0), 50, 1e-5)
-    assert price.epsilon(50, 2.0) >= plain + slack(3 * 50 * 1_000_100, plain)
-    assert plain < price.epsilon(50, 2.0) < plain + 1e-11
-    assert price.epsilon(0, 2.0) == 0
-    assert price.epsilon(50, 0.0) == math.inf
-    other = replace(price, mechanism="laplace", sizes=(10**6,))
+    cost = PrivacyCost(mechanism="gaussian", sizes=(10**6, 100), delta=1e-5, sampled=0.1)
+    plain = epsilon(cost.event(2.0), 50, 1e-5)
+    assert cost.epsilon(50, 2.0) >= plain + slack(3 * 50 * 1_000_100, plain)
+    assert plain < cost.epsilon(50, 2.0) < plain + 1e-11
+    assert cost.epsilon(0, 2.0) == 0
+    assert cost.epsilon(50, 0.0) == math.inf
+    other = replace(cost, mechanism="laplace", sizes=(10**6,))
     assert other.epsilon(50, 2.0) == epsilon(other.event(2.0), 50, 1e-5)
 
 
@@ -388,8 +388,8 @@ def test_records_whose_noise_is_too_large_are_refused():
 def test_bands_and_small_releases_have_all_their_numbers_counted():
     """A use meets the noise of as many rounds as there are bands; a count, and the score of a search, are beside it."""
     privacy = replace(SECURE, bands=4)
-    price = opened(privacy, [plan(50)], CyclicCohorts(cohort=2).bind(8), 8).prices.kinds[0]
-    assert price.bands == 4
-    assert price.slack(3, 1.0) == slack(3 * 50 * 3 * 4, 1.0)
-    least = Price(mechanism="gaussian", sizes=(1,), delta=1e-5)
+    cost = opened(privacy, [plan(50)], CyclicCohorts(cohort=2).bind(8), 8).costs.kinds[0]
+    assert cost.bands == 4
+    assert cost.slack(3, 1.0) == slack(3 * 50 * 3 * 4, 1.0)
+    least = PrivacyCost(mechanism="gaussian", sizes=(1,), delta=1e-5)
     assert least.slack(1, 0.0) >= slack(3, 0.0)

@@ -69,21 +69,21 @@ def advance(channel, start: int, stop: int) -> list[torch.Tensor]:
 
 def crash(channel) -> None:
     """The process is gone: the system closes its files, and nothing else happens."""
-    channel.account.ledger._file.close()
+    channel.accountant.ledger._file.close()
 
 
 def test_seeded_replay_is_charged_once(path: Path) -> None:
     whole = advance(door(None), 0, STEPS)
     first = door(path)
     values = advance(first, 0, 13)
-    assert first.account.ledger.charged == int(first.account.uses.max()) == 13
+    assert first.accountant.ledger.charged == int(first.accountant.uses.max()) == 13
     crash(first)
     second = door(path, resume=True)
     assert (
-        int(second.account.uses.max()) == 13
+        int(second.accountant.uses.max()) == 13
     )  # until it says where it continues, all of it may have been released
     replayed = advance(second, 10, STEPS)
-    assert second.account.ledger.charged == int(second.account.uses.max()) == STEPS
+    assert second.accountant.ledger.charged == int(second.accountant.uses.max()) == STEPS
     second.close()
     assert all(torch.equal(a, b) for a, b in zip(whole, values[:10] + replayed, strict=True))
     assert privacy_report(second).epsilon == second.epsilon_at(STEPS)
@@ -99,7 +99,7 @@ def test_charges_of_two_sessions_do_not_stand_for_steps_that_none_has_charged(pa
     with pytest.raises(ResumeError, match=r"continues at step 7.*step 4 is not charged"):
         late.start(7)
     late.start(4)
-    assert late.account.ledger.charged == 8
+    assert late.accountant.ledger.charged == 8
 
 
 def test_seeded_replay_on_other_data_is_refused(path: Path) -> None:
@@ -129,11 +129,11 @@ def test_a_torn_last_line_is_dropped(path: Path, torn: bytes) -> None:
     whole = path.read_bytes()
     path.write_bytes(whole + torn)
     second = door(path, resume=True)
-    assert second.account.ledger.charged == 5
+    assert second.accountant.ledger.charged == 5
     advance(second, 5, 9)
     second.close()
     assert path.read_bytes().startswith(whole + b'{"kind":"open","session":2,"previous":')
-    assert door(path, resume=True).account.ledger.charged == 9
+    assert door(path, resume=True).accountant.ledger.charged == 9
 
 
 def test_damage_before_the_last_line_is_refused(path: Path) -> None:
@@ -257,20 +257,20 @@ def test_a_run_that_stops_early_again_after_a_crash_is_charged_to_its_end(
     first.start(0)
     advance(first, 0, 20)
     first.charge_remaining(20)
-    assert first.account.spent.max() == STEPS
+    assert first.accountant.spent.max() == STEPS
     crash(first)
     second = door(path, source=source, resume=True)
     second.start(10)
     advance(second, 10, 20)
     second.charge_remaining(20)
     charged = STEPS + 10 * (source == "secure")
-    assert second.account.spent.max() == charged
-    assert second.epsilon == second.account.claimed_at(charged)
+    assert second.accountant.spent.max() == charged
+    assert second.epsilon == second.accountant.claimed_at(charged)
     crash(second)
     third = door(path, source=source, resume=True)
     third.start(20)  # it has stopped, and is resumed again
     third.charge_remaining(20)
-    assert third.account.spent.max() == charged
+    assert third.accountant.spent.max() == charged
     crash(third)
 
 
@@ -373,7 +373,7 @@ def test_a_head_file_that_lags_behind_is_no_fault(path: Path) -> None:
     crash(channel)
     head_file(path).write_bytes(older)
     again = door(path, resume=True, source="secure")
-    assert again.account.ledger.charged == 20
+    assert again.accountant.ledger.charged == 20
     assert head_file(path).read_bytes() != older
 
 

@@ -19,8 +19,8 @@ from fedmtl.privacy import (
     SeededSource,
     open_channel,
 )
+from fedmtl.privacy.cost import PrivacyCost
 from fedmtl.privacy.noise import laws
-from fedmtl.privacy.price import Price
 
 from .activations import D, nothing, open_activations, rows
 
@@ -114,10 +114,10 @@ def test_two_releases_of_a_round_have_noise_of_their_own(count: int | None) -> N
 def test_what_whole_noise_costs_is_in_epsilon_and_in_delta() -> None:
     """N 2^-80 (epsilon + 1100) / 3 more for the N numbers of all sums, with a count and a score beside each, and
     delta (1 + that of epsilon = 0): of so many numbers that it can be seen."""
-    price = Price(mechanism="gaussian", sizes=(2**46,), delta=1e-5, sums=4, bands=8)
+    cost = PrivacyCost(mechanism="gaussian", sizes=(2**46,), delta=1e-5, sums=4, bands=8)
     uses = 2**20
     each = 3 * 2**46 * 4 * 8 * uses * 2.0**-80 / 3
     assert each * 1100 > 1
     whole = 1e-5 / (1 + each * 1100)
     plain = gaussian_mechanism.get_epsilon_gaussian(2.0**12 / math.sqrt(4 * uses), whole)
-    assert price.epsilon(uses, 2.0**12) == pytest.approx(plain + each * (plain + 1100), rel=1e-9)
+    assert cost.epsilon(uses, 2.0**12) == pytest.approx(plain + each * (plain + 1100), rel=1e-9)

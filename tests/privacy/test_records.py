@@ -211,7 +211,7 @@ def test_accounts_are_what_dp_accounting_says_of_each_client() -> None:
     channel = door(NOISED, rounds=3)
     for step in range(3):
         begin(channel, step)
-    found = channel.account.epsilons()[0]
+    found = channel.accountant.epsilons()[0]
     for k, n in enumerate(COUNTS):
         event = dp_event.GaussianDpEvent(1.7)
         if n > BATCH:
@@ -231,7 +231,7 @@ def test_clients_reach_the_budgets_of_their_own() -> None:
     channel = door(RecordPrivacy(clip_norm=0.5, epsilon=budgets, delta=1e-5))
     for step in range(4):
         begin(channel, step)
-    found = channel.account.epsilons()[0]
+    found = channel.accountant.epsilons()[0]
     wanted = np.array(list(budgets.values()))
     assert (found <= wanted).all()
     assert found == pytest.approx(wanted, rel=1e-3)
@@ -242,8 +242,8 @@ def test_the_budget_is_a_hard_cap_on_each_client() -> None:
     privacy = RecordPrivacy(clip_norm=0.5, noise_multiplier=4.0, epsilon=6.0, delta=1e-5)
     channel = door(privacy, rounds=40)
     drawn = [begin(channel, step) for step in range(40)]
-    uses = channel.account.participations[0]
-    cost = channel.account.prices
+    uses = channel.accountant.participations[0]
+    cost = channel.accountant.costs
     assert cost.epsilons(uses).max() <= 6.0
     for k in range(5):  # one more participation would not fit
         more = uses.copy()
@@ -314,8 +314,8 @@ def test_nobody_takes_part_more_often_than_the_cap() -> None:
     cap = 13  # 30 x 2 / 5 = 12 on average, and one more
     for step in range(30):
         begin(channel, step)
-    assert channel.account.participations.max() <= cap
-    assert (channel.account.caps == cap).all()
+    assert channel.accountant.participations.max() <= cap
+    assert (channel.accountant.caps == cap).all()
 
 
 def test_clip_only_adds_no_noise_and_promises_nothing() -> None:
@@ -346,7 +346,7 @@ def test_the_ledger_names_who_took_part(tmp_path: Path) -> None:
         NOISED, sampler=FixedCohort(2), ledger_path=tmp_path / "ledger.jsonl", resume=True
     )
     resumed.start(2)
-    assert resumed.account.participations.sum() == 4
+    assert resumed.accountant.participations.sum() == 4
     assert resumed.draw(2) is not None
 
 
@@ -376,7 +376,7 @@ def test_more_rounds_do_not_raise_the_caps_of_a_secure_ledger(tmp_path: Path) ->
     longer = door(privacy, rounds=9, ledger_path=tmp_path / "ledger.jsonl", resume=True)
     for step in range(1, 9):
         begin(longer, step)
-    assert longer.account.participations.tolist() == [[3] * 5]
+    assert longer.accountant.participations.tolist() == [[3] * 5]
     assert 1.9 < privacy_report(longer).epsilon <= 2.0
 
 

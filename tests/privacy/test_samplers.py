@@ -106,7 +106,7 @@ def test_fixed_cohorts_charge_participations_under_a_cap() -> None:
     door = fixed(5)
     assert door.sampler.max_uses == 3  # 5 x 4 / 10 = 2 on average, one more at most
     uses = play(door, 5)
-    assert uses.max() == int(door.account.uses.max()) <= 3
+    assert uses.max() == int(door.accountant.uses.max()) <= 3
     assert door.epsilon == pytest.approx(gaussian_epsilon(uses.max() ** 0.5 / 5.0, 1e-5), rel=1e-6)
     assert "not amplified" in privacy_report(door).sampler
     assert privacy_report(door).relation == "replace"
@@ -116,8 +116,8 @@ def test_nobody_passes_the_cap() -> None:
     door = fixed(8, max_uses=2)  # 20 places in all: five full cohorts at the very most
     with pytest.raises(BudgetExhausted, match="fewer than 2 times"):
         play(door, 8)
-    assert 3 * 4 <= int(door.account.participations.sum()) <= 5 * 4
-    assert int(door.account.uses.max()) <= 2
+    assert 3 * 4 <= int(door.accountant.participations.sum()) <= 5 * 4
+    assert int(door.accountant.uses.max()) <= 2
     assert door.epsilon <= door.epsilon_at(2)
 
 
@@ -130,7 +130,7 @@ def test_turns_are_public_and_charged_to_those_whose_turn_it_is() -> None:
     uses = play(door, 7)
     assert uses.sum() == 28
     assert set(uses) == {2, 3}  # 7 x 4 / 10 = 2.8
-    assert door.sampler.cap == uses.max() == int(door.account.uses.max())
+    assert door.sampler.cap == uses.max() == int(door.accountant.uses.max())
     report = privacy_report(door)
     assert report.relation == "zero_out"
     assert door.releases["update"].sensitivity == 1.0

@@ -176,7 +176,7 @@ def test_answers_are_charged_as_subsampled_and_calibrated_to_the_budget() -> Non
             "less noise for the same budget"
         )
         channel.begin(0, torch.tensor([[0] * 6 + [1]]))
-        found = channel.account.epsilons()[0]
+        found = channel.accountant.epsilons()[0]
         assert 1.999 < found[0] <= 2.0
         if mechanism == "laplace":
             pure = math.log1p(Q * math.expm1(1 / channel.noise_multipliers[0]))

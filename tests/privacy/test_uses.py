@@ -74,8 +74,8 @@ def test_a_client_past_its_cap_is_silent_and_free() -> None:
     for first, (clients, loud) in enumerate(zip(blocks, speaks, strict=True)):
         channel.begin(5 * first, torch.tensor([clients]))
         assert released(channel, 5).any(1).tolist() == [bool(one) for one in loud]
-    assert channel.account.uses.tolist() == [[2, 3, 0]]
-    assert channel.account.epsilons()[0] == pytest.approx([2.0, 2.0, 0.0], rel=1e-4)
+    assert channel.accountant.uses.tolist() == [[2, 3, 0]]
+    assert channel.accountant.epsilons()[0] == pytest.approx([2.0, 2.0, 0.0], rel=1e-4)
 
 
 def test_repetitions_with_budgets_of_their_own_have_noise_of_their_own() -> None:
@@ -214,7 +214,7 @@ def test_a_fixed_multiplier_and_a_budget_give_the_cap_of_clients_in_rounds() -> 
     with suppress(BudgetExhausted):
         for step in range(20):
             channel.begin(step, channel.draw(step))
-    assert channel.account.uses.max() == 5
+    assert channel.accountant.uses.max() == 5
     assert privacy_report(channel).epsilon == pytest.approx(gaussian_epsilon(4.0, 5), rel=1e-9)
 
 
@@ -224,7 +224,7 @@ def test_after_an_early_stop_every_client_has_spent_its_cap() -> None:
     channel.begin(0, channel.draw(0))
     assert channel.epsilon == pytest.approx(gaussian_epsilon(4.0, 1), rel=1e-9)
     channel.charge_remaining(1)
-    assert channel.account.spent.tolist() == [[3] * 4]
+    assert channel.accountant.spent.tolist() == [[3] * 4]
     whole = pytest.approx(gaussian_epsilon(4.0, 3), rel=1e-9)
     assert channel.epsilon == whole
     assert privacy_report(channel).epsilon == whole
@@ -247,7 +247,7 @@ def test_a_ledger_keeps_an_early_stop(source: str, tmp_path: Path) -> None:
     first.close()
     again = opened(privacy, ledger_path=tmp_path / "ledger.jsonl", resume=True)
     again.start(1)
-    assert again.account.spent.tolist() == [[6]]
+    assert again.accountant.spent.tolist() == [[6]]
     assert again.epsilon == pytest.approx(gaussian_epsilon(5.0, 6), rel=1e-9)
     again.close()
 

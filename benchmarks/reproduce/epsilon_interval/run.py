@@ -18,17 +18,17 @@ from scipy import stats
 
 from fedmtl.audit.guesses import SHARE, Guesses, guess, lower_bound, refuted
 from fedmtl.privacy.accounting.composition import trade_off
-from fedmtl.privacy.price import Price
+from fedmtl.privacy.cost import PrivacyCost
 from fedmtl.report.canvas import drawing
 
 HERE = Path(__file__).parent
 EPSILONS, CANARIES, DELTA = (1.0, 2.0, 4.0, 8.0), (1_000, 10_000), 1e-5
 RATE, ROUNDS = 0.2, 20
-PRICES = {
-    "one Gaussian sum": (Price(mechanism="gaussian", sizes=(1,), delta=DELTA), 1),
-    "one Laplace sum": (Price(mechanism="laplace", sizes=(1,), delta=0.0), 1),
+COSTS = {
+    "one Gaussian sum": (PrivacyCost(mechanism="gaussian", sizes=(1,), delta=DELTA), 1),
+    "one Laplace sum": (PrivacyCost(mechanism="laplace", sizes=(1,), delta=0.0), 1),
     "20 Gaussian sums, sampled at 0.2": (
-        Price(mechanism="gaussian", sizes=(1,), delta=DELTA, sampled=RATE),
+        PrivacyCost(mechanism="gaussian", sizes=(1,), delta=DELTA, sampled=RATE),
         ROUNDS,
     ),
 }
@@ -148,8 +148,8 @@ def once(kind: str, z: float, m: int, rng: np.random.Generator) -> tuple[np.ndar
 
 @cache
 def bound(kind: str, guesses: Guesses, independent: bool) -> float:
-    price, uses = PRICES[kind]
-    return lower_bound(guesses, price, uses, independent=independent)
+    cost, uses = COSTS[kind]
+    return lower_bound(guesses, cost, uses, independent=independent)
 
 
 def both(
@@ -168,10 +168,10 @@ def write(name: str, rows: list[dict[str, object]]) -> None:
 
 def tightness(runs: int = 40) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
-    for kind, (price, uses) in PRICES.items():
+    for kind, (cost, uses) in COSTS.items():
         for m in CANARIES:
             for epsilon in EPSILONS:
-                rng, z = np.random.default_rng(m), price.multiplier(epsilon, uses)
+                rng, z = np.random.default_rng(m), cost.multiplier(epsilon, uses)
                 pairs = [both(*once(kind, z, m, rng)) for _ in range(runs)]
                 row: dict[str, object] = {"run": kind, "canaries": m, "epsilon": epsilon}
                 for side, name in enumerate(("independent", "any")):
@@ -186,10 +186,10 @@ def tightness(runs: int = 40) -> list[dict[str, object]]:
 
 def coverage(runs: int = 400, m: int = 1_000) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
-    for kind, (price, uses) in PRICES.items():
+    for kind, (cost, uses) in COSTS.items():
         for epsilon in (1.0, 4.0):
-            rng, z = np.random.default_rng(7), price.multiplier(epsilon, uses)
-            curve = trade_off(price.after(uses, z), 1)
+            rng, z = np.random.default_rng(7), cost.multiplier(epsilon, uses)
+            curve = trade_off(cost.after(uses, z), 1)
             above = np.zeros(2, int)
             for _ in range(runs):
                 above += [
@@ -205,14 +205,14 @@ def coverage(runs: int = 400, m: int = 1_000) -> list[dict[str, object]]:
 
 def broken(runs: int = 10) -> list[dict[str, object]]:
     """Count runs of ten whose bound passes the claim, for independent canaries and for any."""
-    price, uses = PRICES[SAMPLED]
+    cost, uses = COSTS[SAMPLED]
     rows: list[dict[str, object]] = []
     for name, (draw, attack) in BROKEN.items():
         row: dict[str, object] = {"run": name}
         for m in CANARIES:
             for epsilon in EPSILONS:
-                rng, z = np.random.default_rng(m), price.multiplier(epsilon, uses)
-                curve, passed = trade_off(price.after(uses, z), 1), np.zeros(2, int)
+                rng, z = np.random.default_rng(m), cost.multiplier(epsilon, uses)
+                curve, passed = trade_off(cost.after(uses, z), 1), np.zeros(2, int)
                 for _ in range(runs):
                     coins = rng.random(m) < 0.5
                     guesses = both(attack(draw(coins, z, rng), z), coins)
@@ -228,7 +228,7 @@ def main() -> None:
     table = tightness()
     write("table.csv", table)
     with drawing(HERE / "interval.png", 11.0, 4.0) as figure:
-        for axis, kind in zip(figure.subplots(1, len(PRICES)), PRICES, strict=True):
+        for axis, kind in zip(figure.subplots(1, len(COSTS)), COSTS, strict=True):
             for m in CANARIES:
                 rows = [row for row in table if row["run"] == kind and row["canaries"] == m]
                 for name in ("independent", "any"):

@@ -29,7 +29,7 @@ from torch import Tensor
 from fedmtl.algorithms.mp_mtl import MPMTL
 from fedmtl.contrib.published.mp_mtl import PublishedMPMTL
 from fedmtl.data import FederatedDataset
-from fedmtl.privacy import Price
+from fedmtl.privacy import PrivacyCost
 from fedmtl.report.canvas import drawing, styles_of
 
 CLAIMED, PERCENTS = (1.0, 10.0), (10, 20, 30)
@@ -101,9 +101,9 @@ def unsound(score: Score) -> Score:
 
 def refuted(epsilon: float) -> float:
     """The least delta at which Wishart noise could hold over the ten releases: 1 - exp(-sum of the epsilon_t)."""
-    price = Price(mechanism="wishart", sizes=(1,), delta=DELTA)
-    z = price.multiplier(epsilon, ROUNDS)
-    assert price.epsilon(ROUNDS, z) <= epsilon
+    cost = PrivacyCost(mechanism="wishart", sizes=(1,), delta=DELTA)
+    z = cost.multiplier(epsilon, ROUNDS)
+    assert cost.epsilon(ROUNDS, z) <= epsilon
     return -math.expm1(-ROUNDS / z)
 
 

@@ -36,7 +36,7 @@ from fedmtl.algorithms.linear.data import LinearData, LinearLoss  # noqa: E402
 from fedmtl.algorithms.linear.solve import fit_own, minimize  # noqa: E402
 from fedmtl.data import FederatedDataset, TargetAngles  # noqa: E402
 from fedmtl.data.readers.movielens import user_ratings  # noqa: E402
-from fedmtl.privacy import Price  # noqa: E402
+from fedmtl.privacy import PrivacyCost  # noqa: E402
 
 SEEDS = tuple(range(8))
 WAKEUPS = 30  # of an agent that releases once
@@ -394,7 +394,7 @@ def expander(n: int) -> Array:
 def multiplier(epsilon: float) -> float:
     """The noise multiplier of one Gaussian release."""
 
-    return Price(mechanism="gaussian", sizes=(1,), delta=DELTA).multiplier(epsilon, 1)
+    return PrivacyCost(mechanism="gaussian", sizes=(1,), delta=DELTA).multiplier(epsilon, 1)
 
 
 def propagation(counts: Array, product: float) -> Array:

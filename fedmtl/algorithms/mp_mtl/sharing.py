@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ...local.proximal import SharedPenalty, shrinkage
-from ...privacy.price import normalized
+from ...privacy.cost import normalized
 from ...privacy.release import Form
 from ..base import Released
 

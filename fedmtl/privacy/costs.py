@@ -1,4 +1,4 @@
-"""Prices: what the uses of every account of a run cost, and the calibration of their noise."""
+"""Privacy costs of all accounts of a run, and the calibration of their noise."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from .._rounding import rounded_up
 from ..errors import ConfigError
-from .price import Price
+from .cost import PrivacyCost
 
 
 @dataclass(frozen=True)
@@ -20,13 +20,13 @@ class Demand:
     """The noise that settings ask for in one account.
 
     Args:
-        price: of the uses.
+        cost: of the uses.
         budget: epsilon; infinite for no noise, None for no limit.
         multiplier: z; None for the smallest one that meets the budget.
         uses: planned number of uses, at least 0.
     """
 
-    price: Price
+    cost: PrivacyCost
     budget: float | None
     multiplier: float | None
     uses: int
@@ -47,30 +47,30 @@ class Demand:
         if self.multiplier is None:
             assert self.budget is not None
             # An account of no use has a multiplier, too: that of a single sum.
-            return self.price.single().multiplier(self.budget, max(1, self.uses)), self.uses
+            return self.cost.single().multiplier(self.budget, max(1, self.uses)), self.uses
         if self.budget is None:
             return float(self.multiplier), self.uses
-        fitting = self.price.affordable(self.budget, self.multiplier, self.uses)
-        if fitting < min(self.uses, 1) and not self.price.replaced:
+        fitting = self.cost.affordable(self.budget, self.multiplier, self.uses)
+        if fitting < min(self.uses, 1) and not self.cost.replaced:
             raise ConfigError(
                 f"noise_multiplier {self.multiplier:g} spends more than epsilon = "
                 f"{rounded_up(self.budget, 6)}{of} in one round at delta = "
-                f"{rounded_up(self.price.delta, 6)}. Raise noise_multiplier or epsilon, or leave "
+                f"{rounded_up(self.cost.delta, 6)}. Raise noise_multiplier or epsilon, or leave "
                 "the former out."
             )
         return float(self.multiplier), fitting
 
 
 @dataclass(frozen=True, eq=False)
-class Prices:
-    """The prices of all accounts of a run: those of one kind have the same price and noise
+class PrivacyCosts:
+    """The costs of all accounts of a run: those of one kind have the same cost and noise
     multiplier.
 
     One account means that everybody is charged for every step, n accounts that every client has its
     own.
 
     Attributes:
-        kinds: distinct prices.
+        kinds: distinct costs.
         multipliers: z of each kind, at a weight of 1; 0 is no noise.
         kind: int64 (P, m), the kind of every account; P is 1, or R where repetitions have settings
             of their own.
@@ -78,7 +78,7 @@ class Prices:
             infinite.
     """
 
-    kinds: tuple[Price, ...]
+    kinds: tuple[PrivacyCost, ...]
     multipliers: tuple[float, ...]
     kind: np.ndarray
     refuted: str | None = None
@@ -131,8 +131,8 @@ class Prices:
             for k in range(len(self.kinds))
         ]
         kinds = [
-            {"price": price.to_dict(), "multiplier": z, "cap": cap}
-            for price, z, cap in zip(self.kinds, self.multipliers, most, strict=True)
+            {"price": cost.to_dict(), "multiplier": z, "cap": cap}
+            for cost, z, cap in zip(self.kinds, self.multipliers, most, strict=True)
         ]
         if len(kinds) > 1:
             several = {"kind_of": self.kind[0].tolist()}
@@ -152,7 +152,7 @@ class Prices:
         if len(self.kind) > 1:
             rows = np.arange(len(accounts))[:, None]
         multipliers = np.where(accounts >= 0, self.by_account[rows, accounts], 0.0)
-        if all(price.weights is None for price in self.kinds):
+        if all(cost.weights is None for cost in self.kinds):
             return multipliers
         start, weights = self._weights
         first = start[self.kind[0][accounts]]
@@ -166,10 +166,10 @@ class Prices:
         it has none."""
         start = np.full(len(self.kinds), -1)
         weights = [1.0]
-        for k, price in enumerate(self.kinds):
-            if price.weights:
+        for k, cost in enumerate(self.kinds):
+            if cost.weights:
                 start[k] = len(weights)
-                weights += price.weights
+                weights += cost.weights
         return start, np.array(weights)
 
 
@@ -179,7 +179,7 @@ def calibrated(
     *,
     ids: Sequence[str] = (),
     refuted: str | None = None,
-) -> tuple[Prices, np.ndarray]:
+) -> tuple[PrivacyCosts, np.ndarray]:
     """Calibrates the noise of every kind of account. Accounts of equal demands are of one kind.
 
     Args:
@@ -187,10 +187,10 @@ def calibrated(
         header: of the ledger that is resumed: its noise and caps are taken, and the ledger refuses
             it if the rest differs. Empty without one.
         ids: of the accounts, for errors.
-        refuted: see :class:`Prices`.
+        refuted: see :class:`PrivacyCosts`.
 
     Returns:
-        The prices, and int64 (m,), how many uses of each account its budget affords.
+        The costs, and int64 (m,), how many uses of each account its budget affords.
 
     Raises:
         ConfigError: a budget that cannot be met.
@@ -208,14 +208,14 @@ def calibrated(
         noise = [
             demand.met(_account_name(ids, kind == number)) for demand, number in numbers.items()
         ]
-    prices = Prices(
-        tuple(demand.price for demand in numbers),
+    costs = PrivacyCosts(
+        tuple(demand.cost for demand in numbers),
         tuple(multiplier for multiplier, _ in noise),
         kind,
         refuted,
     )
     uses = np.array([uses for _, uses in noise], dtype=np.int64)
-    return prices, uses[kind[0]]
+    return costs, uses[kind[0]]
 
 
 def _account_name(ids: Sequence[str], members: np.ndarray) -> str:

@@ -1,10 +1,10 @@
-"""Prices: what the uses of an account cost at a noise multiplier, and which multiplier a budget
-affords.
+"""Privacy cost: epsilon of the uses of an account at a noise multiplier, and the multiplier that a
+budget affords.
 
 A use is a round, or what a client does when it takes part: an activation, or all its local steps.
 Everything that is said about epsilon (calibration, the budget of a run, its report, its ledger, a
-search and the audit) is composed from a :class:`Price`, which is plain data and stands as JSON in
-the header of the ledger.
+search and the audit) is composed from a :class:`PrivacyCost`, which is plain data and stands as
+JSON in the header of the ledger.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MANY = 1 << 40  # uses that no run makes
 
 
 @dataclass(frozen=True, kw_only=True)
-class Price:
+class PrivacyCost:
     """What the uses of one account cost, as a function of the noise multiplier z (scale of the
     noise over the sensitivity).
 
@@ -168,8 +168,8 @@ class Price:
         """
         return _multiplier(self, float(budget), uses)
 
-    def single(self) -> Price:
-        """Returns this price, at least one sum a use."""
+    def single(self) -> PrivacyCost:
+        """Returns this cost, at least one sum a use."""
         return replace(self, sums=max(1, self.sums))
 
     def to_dict(self) -> dict[str, Any]:
@@ -178,11 +178,11 @@ class Price:
         return values | {key: list(each) for key, each in values.items() if isinstance(each, tuple)}
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Price:
-        """Return the price that :meth:`to_dict` wrote.
+    def from_dict(cls, values: Mapping[str, Any]) -> PrivacyCost:
+        """Return the cost that :meth:`to_dict` wrote.
 
         Raises:
-            TypeError, KeyError: values that are no price.
+            TypeError, KeyError: values that are no cost.
         """
         own: dict[str, Any] = {
             key: tuple(each) if isinstance(each, list) else each for key, each in values.items()
@@ -204,12 +204,12 @@ class Price:
 
 
 @lru_cache(maxsize=1024)
-def _multiplier(price: Price, budget: float, uses: int) -> float:
+def _multiplier(cost: PrivacyCost, budget: float, uses: int) -> float:
     def spent(multiplier: float, coarsen: float) -> float:
-        return price.epsilon(uses, multiplier, coarsen=coarsen)
+        return cost.epsilon(uses, multiplier, coarsen=coarsen)
 
     return smallest_multiplier(
-        spent, target=budget, delta=price.delta, what=f"{uses * price.sums} steps"
+        spent, target=budget, delta=cost.delta, what=f"{uses * cost.sums} steps"
     )
 
 

@@ -16,17 +16,17 @@ from torch import Tensor
 
 from .._rounding import rounded_up
 from ..errors import BudgetExhausted, ConfigError, PrivacyError, ResumeError
+from .costs import PrivacyCosts
 from .ledger import Ledger
-from .prices import Prices
 
 
-class Account:
+class PrivacyAccountant:
     """The charges of a run, or of R repetitions of it, against its budgets.
 
     Args:
         clients: n, the population.
         steps: planned number of steps.
-        prices: what uses cost, or None where nothing is noised (epsilon is then infinite).
+        costs: what uses cost, or None where nothing is noised (epsilon is then infinite).
         budget: epsilon that ends the run, or None.
         caps: (n,) int64, the most participations of each client, where these are counted, and
             charged where there is a ledger; None: everybody is charged for every step.
@@ -43,7 +43,7 @@ class Account:
         clients: int,
         *,
         steps: int,
-        prices: Prices | None = None,
+        costs: PrivacyCosts | None = None,
         budget: float | None = None,
         caps: np.ndarray | None = None,
         ledger: Ledger | None = None,
@@ -54,7 +54,7 @@ class Account:
             raise PrivacyError(
                 "A ledger holds the charges of one run; repetitions are simulations without one."
             )
-        self.prices = prices
+        self.costs = costs
         self.budget = budget
         self.caps = caps
         self.ledger = ledger
@@ -70,9 +70,9 @@ class Account:
     @property
     def delta(self) -> float | None:
         """Return the delta of every epsilon, or None where nothing is noised."""
-        if self.prices is None:
+        if self.costs is None:
             return None
-        return self.prices.delta
+        return self.costs.delta
 
     @property
     def steps_charged(self) -> int:
@@ -116,15 +116,15 @@ class Account:
             uses = self.spent
         else:
             uses = self.uses
-        if self.prices is None or self.prices.refuted is not None:
+        if self.costs is None or self.costs.refuted is not None:
             # Something without noise was released, or nothing was.
             return np.where(uses > 0, math.inf, 0.0)
-        return self.prices.epsilons(uses)
+        return self.costs.epsilons(uses)
 
     def epsilon_at(self, uses: np.ndarray | int) -> float:
         """Return the largest epsilon after ``uses``, (m,) or of everybody: infinite where the
         accounting is refuted."""
-        refuted = self.prices is not None and self.prices.refuted is not None
+        refuted = self.costs is not None and self.costs.refuted is not None
         if refuted and np.any(uses):
             return math.inf
         return self.claimed_at(uses)
@@ -133,9 +133,9 @@ class Account:
         """Return the accountant's largest epsilon after ``uses``, whether it is refuted or not."""
         if not np.any(uses):
             return 0.0
-        if self.prices is None:
+        if self.costs is None:
             return math.inf
-        return self.prices.epsilon(uses)
+        return self.costs.epsilon(uses)
 
     # Charging
 
@@ -311,9 +311,9 @@ class Account:
 
     def _room(self, charged: int, wanted: int) -> int:
         """Returns the number of steps among ``wanted`` more ones that fit the budget."""
-        if self.prices is None:
+        if self.costs is None:
             return wanted
-        most = self.prices.most
+        most = self.costs.most
         if most is not None:
             wanted = max(0, min(wanted, most - charged))
         if self.budget is None:
@@ -328,7 +328,7 @@ class Account:
                 # Costs grow with uses: if all planned ones fit, none of them needs an accountant.
                 self._fitting = planned
             else:
-                self._fitting = self.prices.affordable(self.budget)
+                self._fitting = self.costs.affordable(self.budget)
         return min(wanted, self._fitting - charged)
 
 

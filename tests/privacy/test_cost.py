@@ -6,7 +6,7 @@ from dp_accounting import dp_event
 from dp_accounting.pld import PLDAccountant
 from scipy import integrate, optimize, stats
 
-from fedmtl.privacy import Price
+from fedmtl.privacy import PrivacyCost
 
 
 @pytest.mark.parametrize("sampled", [1.0, 0.2])
@@ -20,16 +20,16 @@ def test_releases_of_one_use_are_one_gaussian_release_under_one_coin(
     if sampled < 1:
         event = dp_event.PoissonSampledDpEvent(sampled, event)
     expected = PLDAccountant().compose(event, 6).get_epsilon(1e-5)
-    price = Price(
+    cost = PrivacyCost(
         mechanism="gaussian", sizes=tuple(range(1, releases + 1)), delta=1e-5, sampled=sampled
     )
-    assert price.epsilon(6, multiplier) == pytest.approx(expected, rel=2e-3)
+    assert cost.epsilon(6, multiplier) == pytest.approx(expected, rel=2e-3)
 
 
 def test_every_release_of_a_use_costs_by_its_own_size() -> None:
     """Noise of a length that grows with the size: a release of one number is not one of fifty, whichever is first."""
     first, second, short, long = (
-        Price(mechanism="l2_laplace", sizes=sizes, delta=1e-5).epsilon(3, 4.0)
+        PrivacyCost(mechanism="l2_laplace", sizes=sizes, delta=1e-5).epsilon(3, 4.0)
         for sizes in ((1, 50), (50, 1), (1, 1), (50, 50))
     )
     assert first == pytest.approx(second, rel=1e-6)
@@ -54,9 +54,9 @@ def test_a_record_that_is_replaced_in_a_secret_subset_costs_what_the_integral_sa
         return float(integrate.trapezoid(np.maximum(one - np.exp(epsilon) * other, 0.0), x)) - delta
 
     expected = optimize.brentq(excess, 0.0, 5.0)
-    price = Price(mechanism="gaussian", sizes=(4,), delta=delta, sampled=rate, replaced=True)
-    assert price.epsilon(1, multiplier) == pytest.approx(expected, rel=2e-3)
-    removed = Price(mechanism="gaussian", sizes=(4,), delta=delta, sampled=rate).epsilon(
+    cost = PrivacyCost(mechanism="gaussian", sizes=(4,), delta=delta, sampled=rate, replaced=True)
+    assert cost.epsilon(1, multiplier) == pytest.approx(expected, rel=2e-3)
+    removed = PrivacyCost(mechanism="gaussian", sizes=(4,), delta=delta, sampled=rate).epsilon(
         1, multiplier
     )
     assert removed != pytest.approx(expected, rel=0.02)
