@@ -48,11 +48,12 @@ def ridge(x: Array, y: Array, curvature: float, pull: float, anchor: Array | flo
 
 
 def test_losses_of_a_record() -> None:
-    z = torch.from_numpy(RNG.normal(size=(5, 3)))
+    rng = np.random.default_rng(1)
+    z = torch.from_numpy(rng.normal(size=(5, 3)))
     labels, bits, reals = (
         torch.tensor([0, 2, 1, 1, 0]),
         (z > 0.2).long(),
-        torch.from_numpy(RNG.normal(size=(5, 3))),
+        torch.from_numpy(rng.normal(size=(5, 3))),
     )
     probabilities = np.exp(z.numpy()) / np.exp(z.numpy()).sum(1, keepdims=True)
     both = np.where(bits.numpy() == 1, np.log1p(np.exp(-z.numpy())), np.log1p(np.exp(z.numpy())))
@@ -81,7 +82,7 @@ def test_losses_of_a_real_target() -> None:
 
 def test_divergences_of_two_predictions() -> None:
     """Of ``finetune=kl``: Kullback-Leibler divergences in both directions, a mean over several outputs."""
-    z, other = (torch.from_numpy(RNG.normal(size=(5, 3))) for _ in range(2))
+    z, other = torch.from_numpy(np.random.default_rng(2).normal(size=(2, 5, 3)))
     laws = {
         "cross_entropy": lambda z: Categorical(logits=z),
         "binary_cross_entropy": lambda z: Bernoulli(logits=z),

@@ -13,7 +13,7 @@ from scipy import optimize
 from fedmtl import PeerAveraging, PoissonClocks, Trainer, models
 from fedmtl.algorithms import PeerToPeer
 from fedmtl.algorithms.linear.data import LinearLoss
-from fedmtl.algorithms.p2p.warm_start import mean_at_minimizer
+from fedmtl.algorithms.p2p.warm_start import accuracy, mean_at_minimizer
 from fedmtl.contrib.published.p2p import PublishedPeerToPeer, composed
 from fedmtl.data import Examples
 from fedmtl.errors import ConfigError, PrivacyError
@@ -293,3 +293,10 @@ def test_what_a_warm_start_needs_is_said() -> None:
         run(method(lam=1e-12), agents(), OPENING.repeat(1, 2), PURE)
     with pytest.raises(ConfigError, match="both local_start and warm_start"):
         PublishedPeerToPeer(graph=random_graph(N), warm_start=0.1, local_start=True)
+
+
+def test_fits_that_end_early_move_a_sum_by_half_of_the_margin_at_most() -> None:
+    """Those of two neighbours; the other half of 2^-20 C is for the grid and for rounding."""
+    for bound in (0.4, 3.0):
+        for records in (1, 50, 10**6):
+            assert 2 * records * accuracy(bound, records) <= bound * 2.0**-21 * (1 + 1e-12)

@@ -176,3 +176,10 @@ def test_a_resume_with_more_local_steps_is_another_price_and_refused(source: str
             clients=CLIENTS,
             resume=True,
         )
+
+
+def test_every_training_has_all_its_steps_and_every_step_is_charged() -> None:
+    """Two trainings of Ditto in one round, each of two epochs of batches of four of every client."""
+    steps = sum(2 * math.ceil(n / 4) for n in DATA.train.counts.tolist())
+    report = run_of(algorithm=Ditto(local=SOLVER), rounds=1, eval_every=1).privacy
+    assert report.releases == 2 * steps
