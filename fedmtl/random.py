@@ -63,7 +63,10 @@ def philox(key: int | Words, c0: Words, c1: Any, c2: Words, c3: Words) -> tuple[
 
     Args:
         key: 64-bit key; an array of 64-bit keys broadcasts against the counters.
-        c0, c1, c2, c3: counter words in ``[0, 2**32)``, broadcastable; c1 also a number.
+        c0: first counter word in ``[0, 2**32)``; the words broadcast.
+        c1: second counter word, an array or a number.
+        c2: third counter word.
+        c3: fourth counter word.
 
     Returns:
         Four arrays of random words in ``[0, 2**32)``, of the kind that was given.

@@ -104,8 +104,9 @@ def played(
     Args:
         setup: of the run.
         channel: an open one.
-        start, stop: the first step, and after the last one; activations before ``start`` happen
-            where they are not charged yet, and are left out.
+        start: the first step; activations before it happen if they are not charged yet, and are
+            left out.
+        stop: the step after the last one.
         sent: what the clients hand to releases; None for nothing, see :func:`silence`. Noise that
             is correlated over rounds is then returned as what is independent, in the middle of a
             run without the rounds that earlier ones enter.

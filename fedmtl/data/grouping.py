@@ -75,7 +75,9 @@ def group_rows(
     Args:
         table: has ``column_names``, or ``columns`` as a table of pandas has, and its item at a name
             is that column, a value a row.
-        client, target, features: names of columns.
+        client: name of the column with the clients.
+        target: name of the column with the targets.
+        features: names of the columns with the inputs.
         where: names the table in messages.
         length: to which lists of whole numbers are padded with 0, and cut; None for rows of one
             shape.

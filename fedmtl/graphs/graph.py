@@ -47,7 +47,8 @@ class Graph:
         One that is given in both orders is one pair, with the larger weight.
 
         Args:
-            first, second: places, (m,) each, without repeats.
+            first: (m,) places of one end of each edge.
+            second: (m,) places of the other end; no pair is repeated.
             weight: one for each pair, or one for all.
             ids: of the graph.
         """

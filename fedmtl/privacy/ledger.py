@@ -153,8 +153,8 @@ class Ledger:
         disk. Steps that are charged already are not charged again in seeded mode.
 
         Args:
-            first, end: consecutive steps; in a file they follow those that this session has
-                charged.
+            first: the first step; in a file it follows those that this session has charged.
+            end: the step after the last one.
             cohorts: for each step, the clients that take part, where participations are charged.
 
         Raises:

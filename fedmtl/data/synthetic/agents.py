@@ -55,7 +55,8 @@ def load_synthetic_agents(
     Args:
         agents: n.
         features: p, at least 2.
-        least, most: of the numbers of training examples.
+        least: smallest number of training examples of an agent.
+        most: largest one.
         test_examples: of every agent.
         flip: share of wrong training labels, below 1.
         seed: of all draws.

@@ -107,8 +107,10 @@ def calibrate_selection(
     Args:
         candidate: the event of one candidate under a noise multiplier; more noise must not cost
             more.
-        target, delta: of the whole search.
-        mean, shape: as for :func:`selection_epsilon`.
+        target: epsilon of the whole search.
+        delta: of the whole search.
+        mean: as for :func:`selection_epsilon`.
+        shape: as for :func:`selection_epsilon`.
 
     Raises:
         ConfigError: the target cannot be reached (with many repetitions the bound has a floor).

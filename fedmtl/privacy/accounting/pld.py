@@ -68,7 +68,8 @@ def from_cells(
     Args:
         width: grid width h.
         first: losses of cell i lie in [h (first + i), h (first + i + 1)].
-        p, q: (n,) probabilities of the cells under P and Q.
+        p: (n,) probabilities of the cells under P.
+        q: (n,) probabilities of the cells under Q.
         below: probability under P of the losses below the first cell.
         above: probabilities under P and Q of the losses above the last cell.
     """

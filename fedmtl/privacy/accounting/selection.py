@@ -54,7 +54,8 @@ def selection_curve(
     Args:
         orders: (m,) orders, all above 1.
         candidate: (m,) divergences e(a) of one candidate.
-        mean, shape: as for :func:`selection_event`.
+        mean: as for :func:`selection_event`.
+        shape: as for :func:`selection_event`.
 
     Returns:
         (m,) divergences: by Theorem 2
@@ -114,7 +115,8 @@ def most_repetitions(mean: float, shape: float) -> int:
     """Return a number that K exceeds with a probability below exp(-1000).
 
     Args:
-        mean, shape: as for :func:`selection_event`.
+        mean: as for :func:`selection_event`.
+        shape: as for :func:`selection_event`.
     """
     if math.isinf(shape):
         return math.ceil(math.e**2 * mean + 1000)  # P(K > k) <= exp(-mean) (e mean / k)^k
@@ -127,7 +129,8 @@ def draw_repetitions(source: Coins | np.random.Generator, mean: float, shape: fl
     Args:
         source: coins of a noise source (they are privacy coins), or a NumPy generator for
             simulation.
-        mean, shape: as for :func:`selection_event`.
+        mean: as for :func:`selection_event`.
+        shape: as for :func:`selection_event`.
 
     Returns:
         Number of candidates to run; 0 is possible under Poisson only.

@@ -91,7 +91,11 @@ def check_drawable(
     """Refuse noise that is too large beside the grid to be drawn in whole numbers, in secure mode.
 
     Args:
-        law, source, size, sensitivity, bound: as for :func:`release_noise`.
+        law: of the noise, with its multiplier.
+        source: seeded or secure.
+        size: D, noised coordinates.
+        sensitivity: S, of the sum.
+        bound: C, on one contribution to the sum.
 
     Raises:
         PrivacyError: its standard deviation is more than 2**47 - 1 widths of the grid.
@@ -123,7 +127,8 @@ def release_noise(
     Args:
         law: of the noise, with its multiplier.
         source: seeded or secure.
-        purpose, step: which address seeded noise.
+        purpose: name of the release, which addresses seeded noise.
+        step: number of the step, which addresses seeded noise.
         size: D, noised coordinates.
         sensitivity: S, of the sum.
         bound: C, on one contribution to the sum.
@@ -153,11 +158,14 @@ def client_noise(
     """Draw the noise on a sum of each of several clients, in several repetitions.
 
     Args:
-        law, purpose, size, bound: as for :func:`release_noise`.
+        law: as for :func:`release_noise`.
         sources: of each of R repetitions; only one where it is secure.
-        steps, keys: int64 (S, R), numbers of the sums and keys of the clients, which address seeded
-            noise.
+        purpose: name of the release, which addresses seeded noise.
+        steps: int64 (S, R), numbers of the sums, which address seeded noise.
+        keys: int64 (S, R), keys of the clients, which address seeded noise.
+        size: D, noised coordinates of each sum.
         sensitivity: float64 (S, R).
+        bound: C, on one contribution to a sum.
 
     Returns:
         (S, R, D) float64, and the widths of the grids (S, R); None in seeded mode.

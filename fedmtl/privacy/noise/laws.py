@@ -141,7 +141,9 @@ class NoiseLaw(Checked, ABC):
         of the rounded noise smoother than the doubles it comes from.
 
         Args:
-            source, purpose, step: where the bits come from.
+            source: of the random bits.
+            purpose: name of the release, which addresses seeded bits.
+            step: number of the step, which addresses seeded bits.
             shape: (size,) of one vector, or (k, size) of several, each with the law of one.
             cells: the sensitivity in cells of the grid.
 
