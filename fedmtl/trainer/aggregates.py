@@ -43,7 +43,13 @@ def summarize(problem: Problem, scores: Metrics, prefix: str = "") -> dict[str, 
 
 
 def numbers_of(problem: Problem, metrics: Metrics) -> dict[str, float]:
-    """Returns the numbers of a row of the history from the scores of all clients, (n,) each."""
+    """Returns the numbers of a row of the history: the mean loss, the aggregates of the scores, and
+    for one real target the nMSE of tasks and of all examples as one task.
+
+    Args:
+        problem: whose clients are scored.
+        metrics: the scores of all clients, (n,) each.
+    """
     numbers = {"loss": float(metrics.loss[problem.data.test.counts > 0].mean())} | summarize(
         problem, metrics
     )

@@ -75,7 +75,11 @@ class Checkpoint:
         return cls(public=parts["public"], channel=parts["channel"], **notes)
 
     def check(self, path: Path, fingerprint: str) -> None:
-        """Refuses to continue another run from the checkpoint at ``path``.
+        """Refuses to continue another run from this checkpoint.
+
+        Args:
+            path: of the checkpoint, for the message.
+            fingerprint: of the run that is to go on.
 
         Raises:
             ResumeError: it was written by a run with other data, settings or execution.

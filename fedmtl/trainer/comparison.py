@@ -72,8 +72,8 @@ def compared(
 def shares(
     scores: Tensor, others: Tensor, *, higher_is_better: bool, resolution: float = 0.0
 ) -> tuple[float, float, float]:
-    """Returns the shares of the clients that score better, equal and worse than ``others``, see
-    :func:`compared`."""
+    """Returns the shares of the clients that score better, equal and worse than with ``others``;
+    for the arguments see :func:`compared`."""
     signs = compared(scores, others, higher_is_better=higher_is_better, resolution=resolution)
     better, equal, worse = ((signs == sign).double().mean().item() for sign in (1, 0, -1))
     return better, equal, worse
@@ -132,8 +132,8 @@ def beside(
 
 
 def each_beside(own: Stage, others: Stage, metric: Metric, dtype: torch.dtype) -> dict[str, str]:
-    """Returns ``"better"``, ``"equal"`` or ``"worse"`` for each client that :func:`beside`
-    compares, by its id."""
+    """Returns ``"better"``, ``"equal"`` or ``"worse"`` by client; for the arguments and the clients
+    see :func:`beside`."""
     names, first, second = _of_both(own, others, metric)
     signs = compared(
         first, second, higher_is_better=metric.higher_is_better, resolution=metric.resolution(dtype)

@@ -95,6 +95,11 @@ def with_finetuned(run: Run, result: Result, finetune: Personalization) -> Resul
     """Returns the result with the finetuned models of the clients and their scores.
 
     The channel is closed: finetuning sends nothing, and its models are in no release.
+
+    Args:
+        run: that has ended.
+        result: of the run.
+        finetune: the settings.
     """
     result, measured = finetuned(
         result,

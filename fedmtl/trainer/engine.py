@@ -46,6 +46,11 @@ def bind_schedule(
     """Returns the schedule of the clients of ``data``, and of ``canaries`` behind them.
 
     Samplers are bound to the number of clients, clocks to their names and keys.
+
+    Args:
+        schedule: of rounds or of activations.
+        data: of the clients.
+        canaries: number of canaries that are clients.
     """
     if isinstance(schedule, AsynchronousSchedule):
         return schedule.bind(len(data), names=data.ids, keys=data.keys)
@@ -64,6 +69,11 @@ def releases_of(
 
     The steps of local training and the records of a step follow from the local solver. Rows of
     clients without data are among the rows if the algorithm accepts such clients.
+
+    Args:
+        algorithm: with its settings.
+        problem: of the run.
+        schedule: bound to the clients.
 
     Raises:
         ConfigError: records are protected, and the algorithm does not train locally.
@@ -187,7 +197,12 @@ class Engine:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     def open(self, run: Run, resume: bool) -> Rounds | Activations:
-        """Returns the channel of the run."""
+        """Returns the open channel of a run.
+
+        Args:
+            run: with its plan.
+            resume: True to continue the ledger in the run's folder.
+        """
         return open_run(
             run.settings,
             run.problem,
@@ -202,13 +217,23 @@ class Engine:
         return run.algorithm.init(run.problem, run.settings.runs)
 
     def step(self, run: Run, state: State, block: Block) -> State:
-        """Returns the state after a block that is charged."""
+        """Returns the state after a block.
+
+        Args:
+            run: with an open channel, which has charged the block.
+            state: before the block; it may be changed in place.
+            block: a round, or activations.
+        """
         return run.algorithm.step(run.problem, state, block, run.channel)
 
     def measure(self, run: Run, state: State) -> tuple[list[dict[str, float]], dict[str, Metrics]]:
         """Returns the numbers of every replicate, and the scores of the first one by model.
 
         The personal models come last. Nothing is scored by an engine without the data.
+
+        Args:
+            run: with its evaluated clients.
+            state: that is scored.
         """
         problem = run.problem
         algorithm = run.algorithm
@@ -248,6 +273,10 @@ class Engine:
 
         If clients were drawn for evaluation, they are the models (k, D) of these, without a
         decomposition.
+
+        Args:
+            run: with its evaluated clients.
+            state: after the last step.
         """
         problem = run.problem
         algorithm = run.algorithm

@@ -48,7 +48,12 @@ class Metrics:
 
     @classmethod
     def of(cls, table: Tensor, metrics: Sequence[Metric]) -> Metrics:
-        """Returns the columns of a table (k, 3 + m): losses, scores, weights, and ``metrics``."""
+        """Returns the scores that are the columns of a table.
+
+        Args:
+            table: float64 (k, 3 + m): losses, scores, weights, and further metrics.
+            metrics: the m further ones.
+        """
         loss, score, weight, *others = table.unbind(1)
         return cls(
             loss,
@@ -90,6 +95,10 @@ def evaluated_clients(problem: Problem, count: int | None) -> tuple[Tensor, Prob
 
     They are ``count`` clients that have test examples, drawn without replacement by the run's seed
     and the clients' ids; all clients if it is None or not below the number of those.
+
+    Args:
+        problem: of the run.
+        count: k; None for all clients.
     """
     tested = problem.data.test.counts > 0
     if count is None or count >= int(tested.sum()):
@@ -107,6 +116,10 @@ def evaluated_clients(problem: Problem, count: int | None) -> tuple[Tensor, Prob
 
 def try_metrics(problem: Problem, metrics: Sequence[Metric]) -> None:
     """Refuses metrics that do not take the outputs of the model, before anything is charged.
+
+    Args:
+        problem: with the model and the shape of the data.
+        metrics: those that were asked for.
 
     Raises:
         ConfigError: one that raises, or does not return a number, on invented rows.
@@ -262,11 +275,16 @@ def _table(
 def per_example(
     problem: Problem, outputs: Tensor, predictions: Tensor, y: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Loss, score and weight of every example: (K, B, ...) three times -> float64 (K, B) three
-    times.
+    """Returns the loss, the score and the weight of every example, float64 (K, B) each.
 
     The score of several examples is the sum of their scores over that of their weights, which are
     1, or for recall the number of labels that are there.
+
+    Args:
+        problem: with the loss and the units of the targets.
+        outputs: (K, B, ...), of K models.
+        predictions: (K, B, ...), made of the outputs.
+        y: (K, B, ...), the targets.
     """
     losses = example_losses(problem.loss, outputs, y).to(torch.float64)
     if problem.data.spec.labels > RECALL_AT:
@@ -284,9 +302,16 @@ def per_example(
 def evaluate_models(
     problem: Problem, models: Tensor, asked: Sequence[Metric] = ()
 ) -> list[Metrics]:
-    """Returns the test scores of M models of every client, (M, n, D); expanded along the clients
-    where they have the same model: then several clients make a batch, which a rank takes in
-    turn."""
+    """Returns the test scores of M models of every client.
+
+    If the clients have the same model, several of them make a batch, and the ranks take batches in
+    turn.
+
+    Args:
+        problem: data, loss and executor.
+        models: (M, n, D); expanded along the clients if they have the same model.
+        asked: metrics to measure beside the loss and the score.
+    """
     clients = torch.arange(problem.clients)
     ranks = problem.ranks
     common = len(clients) == 1 or models.stride(1) == 0

@@ -64,8 +64,8 @@ def fitted(settings: Trainer, resume: bool, engine: Engine) -> Result:
 
 
 def trained(settings: Trainer, resume: bool, engine: Engine) -> Result:
-    """Returns the result of a run with its baselines, in a folder that is claimed; see
-    :func:`fitted`.
+    """Returns the result of a run with its baselines, in a folder that is claimed; for the
+    arguments see :func:`fitted`.
 
     Raises:
         TrainingError: a run without noise learned nothing.

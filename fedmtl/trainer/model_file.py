@@ -37,9 +37,15 @@ def write_model(path: Path, problem: Problem, row: Tensor, metadata: Mapping[str
 
 
 def model_state(problem: Problem, row: Tensor) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Returns the complete state of the model ``row`` (D,), as ``load_state_dict`` takes it, and
-    metadata that name the tensors of it that are frozen and the further names of tied ones; none
-    where none are."""
+    """Returns the complete state of a model, as ``load_state_dict`` takes it, and its metadata.
+
+    The metadata have ``frozen``, the names of frozen tensors, and ``tied``, every further name of a
+    tied tensor with its first one; each only if there are any.
+
+    Args:
+        problem: with the module and its layout.
+        row: (D,), the parameters that are trained.
+    """
     module = problem.layout.load(copy.deepcopy(problem.module).to(dtype=row.dtype), row)
     # A state may hold what get_extra_state returns: no tensor, the same for all, and in the code.
     whole = module.state_dict()

@@ -58,7 +58,13 @@ file."""
 
 def write_run(folder: RunFolder, result: Result, problem: Problem) -> None:
     """Writes the models, the metrics and the privacy report of one run, and the description of its
-    network."""
+    network.
+
+    Args:
+        folder: of the run.
+        result: without baselines.
+        problem: with the module, its layout and its dtype.
+    """
     write_json(folder.public / "privacy.json", result.privacy.to_dict())
     bound = bound_note(result.bound)
     if result.shared is not None:
@@ -349,7 +355,12 @@ def _tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def table_settings(settings: Trainer, module: nn.Module | None) -> dict[str, Any]:
-    """Returns the settings that a table of runs shows, and those that distinguish its runs."""
+    """Returns the settings that a table of runs shows, and those that distinguish its runs.
+
+    Args:
+        settings: of the run.
+        module: its network.
+    """
     values: dict[str, Any] = {
         "seed": settings.seed,
         "planned_rounds": settings.rounds,

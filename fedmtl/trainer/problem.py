@@ -339,8 +339,12 @@ def natural_loss(
 def resolve_device(device: str, ranks: Ranks = SINGLE) -> torch.device:
     """Returns the device of a run.
 
-    ``"auto"`` is the first GPU, or the CPU without one. Of several ranks on a machine each takes
-    the next GPU.
+    Of several ranks on a machine each takes the next GPU.
+
+    Args:
+        device: a name as of :class:`torch.device`, or ``"auto"`` for the first GPU, or the CPU
+            without one.
+        ranks: the processes of the run.
 
     Raises:
         ConfigError: the device does not exist here.

@@ -36,6 +36,10 @@ def processes(settings: Trainer, problem: Problem) -> int:
     It is the number that is asked for; otherwise one for each core if clients train models of their
     own, and at most one for 8 clients of a round.
 
+    Args:
+        settings: of the run.
+        problem: on the ranks that were started.
+
     Raises:
         ConfigError: several processes for replicates, canaries, or clients that act one at a time.
     """

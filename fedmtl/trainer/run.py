@@ -279,7 +279,8 @@ class Run:
     def evaluate(self, state: State, step: int) -> tuple[list[dict[str, Any]], dict[str, Metrics]]:
         """Scores the models and adds what was measured to the history.
 
-        The history gets one row; of replicates one row for each budget.
+        The history gets one row; of replicates one row for each budget. A row of the same step is
+        replaced.
 
         Returns:
             The numbers of each replicate, with its budget and its number among those of the

@@ -170,6 +170,11 @@ def _check_kinds(settings: Any) -> None:
 def check_schedule(algorithm: Algorithm, schedule: Any, privacy: Privacy | None) -> None:
     """Refuses a schedule or a protected unit that the algorithm cannot have.
 
+    Args:
+        algorithm: with its settings.
+        schedule: of rounds or of activations.
+        privacy: of the run; None without noise.
+
     Raises:
         ConfigError: named.
     """

@@ -68,8 +68,13 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 def write_parts(
     path: Path, parts: Mapping[str, Mapping[str, Tensor]], notes: Mapping[str, Any]
 ) -> None:
-    """Writes tensors by part and name, with notes of plain values and dataclasses of them, as one
-    safetensors file."""
+    """Writes tensors by part and name as one safetensors file.
+
+    Args:
+        path: of the file.
+        parts: tensors by part and name.
+        notes: plain values, and dataclasses of them, by name.
+    """
     tensors = {
         f"{part}.{name}": row.clone()
         for part, named in parts.items()
