@@ -95,6 +95,7 @@ class ProgressBar(Callback):
             TimeRemainingColumn(compact=True),
             console=Console(stderr=True),
         )
+        # A bar in a file would be thousands of lines.
         self._live = self._bar.console.is_terminal
 
     def on_start(self, name: str, rounds: int, step: int) -> None:

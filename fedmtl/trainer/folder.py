@@ -63,7 +63,7 @@ class RunFolder:
         self.private = root / "private"
         self.ledger = self.private / "ledger.jsonl"
         self.checkpoint = self.private / "checkpoint.safetensors"
-        # files of the clients' own tensors, which the checkpoint names
+        # Files of the clients' own tensors; the checkpoint names those that are its own.
         self.clients = self.private / "clients"
 
     @classmethod
@@ -94,6 +94,7 @@ class RunFolder:
             )
         try:
             self.private.mkdir(parents=True, exist_ok=True)
+            # A run must not find out after hours that it cannot write.
             with TemporaryFile(dir=self.private):
                 pass
         except OSError as error:
@@ -120,6 +121,7 @@ class RunFolder:
         existed = self.root.exists()
         self.make()
         with ExitStack() as stack:
+            # A run that is refused leaves no empty folder behind.
             if not existed:
                 stack.callback(remove_empty, self.root)
             try:

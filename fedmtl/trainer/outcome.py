@@ -69,6 +69,7 @@ def write_run(folder: RunFolder, result: Result, problem: Problem) -> None:
     bound = bound_note(result.bound)
     if result.shared is not None:
         write_model(folder.public / MODEL, problem, result.shared, bound)
+    # The grid goes with a value: who verifies a release must see that the value lies on it.
     if result.released:
         grids = {
             name: json.dumps(
@@ -121,6 +122,7 @@ def write_result(
     frame.insert(1, "test_examples", data.test.counts.numpy())
     if result.than_local:
         frame.insert(2, "than local", frame.index.map(result.than_local.get))
+    # Ids come from the data, and a spreadsheet would compute one that begins as a formula.
     frame = frame.rename(index=cell, columns=cell)
     if "chosen" in frame:
         frame["chosen"] = frame["chosen"].map(cell)

@@ -130,7 +130,7 @@ def _built(
         isinstance(model, nn.Module)
         and isinstance(data.transform, Packed)
         and not isinstance(model, NamedInputs)
-    ):
+    ):  # several inputs are stored in one row, which the caller's module does not know
         model = NamedInputs(model, data.transform)
     module = build_module(model, data.spec, settings.seed)
     if any(isinstance(child, (nn.Embedding, nn.EmbeddingBag)) for child in module.modules()):

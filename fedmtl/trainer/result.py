@@ -344,6 +344,7 @@ class Result(Scored):
             and self.shared_by_client is not None
             and self.shared_by_client[self.metric] != trained[self.metric]
         ):
+            # Methods without models of the clients' own have one row, not two equal ones.
             stages.insert(0, Stage(f"{name}, shared", self.shared_by_client, self.epsilon))
         if self.finetuned is not None:
             stages.append(

@@ -204,6 +204,7 @@ class Scored:
         """
         import pandas as pd
 
+        # The last models are the client's own, whose columns have no name of a model.
         *others, _ = self.scores
         models = {"": self.by_client} | {
             "shared " if name == "shared" else f"{name} model ": self.scores[name]

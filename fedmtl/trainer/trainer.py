@@ -256,6 +256,7 @@ class Trainer:
             or self.trainable is not None
         ):
             return None
+        # Averages are least squares in closed form.
         squared = self.algorithm.loss is None and self.loss in ("auto", "mse", "half_mse")
         if not squared or self.algorithm.one_at_a_time or self.runs > 1:
             return None
