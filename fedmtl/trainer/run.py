@@ -99,12 +99,12 @@ class Run:
             if resume:
                 checkpoint = ranks.share(folder.read_checkpoint)
         self.channel = self.engine.open(self, resume)
-        # The ledger gets its last line when the channel closes, also after an interruption.
+        # The ledger is closed in any case, so that an interrupted run can go on.
         with closing(self.channel):
             state, step = self._start(checkpoint)
             result = self._train(state, step)
         ledger = self.channel.accountant.ledger
-        # A seal over the ledger has to cover that last line.
+        # The report names the end of the ledger, which is final only now.
         result = replace(result, privacy=ranks.share(lambda: result.privacy.with_ledger(ledger)))
         if self.settings.finetune is not None:
             result = with_finetuned(self, result, self.settings.finetune)
@@ -126,7 +126,7 @@ class Run:
             self._restore(state, checkpoint)
             step = checkpoint.step
             tally = checkpoint.tally
-        # Also if no round is left to draw: it checks the ledger against the checkpoint.
+        # Also if no round is left to draw: it reports what was spent, and misses no charge.
         self.channel.start(step)
         # An engine with coins of its own repeats a run, whose trainings were counted before.
         if self.engine.coins is None:
@@ -395,6 +395,6 @@ class Run:
                 tally=tally,
             ).write(folder.checkpoint)
         )
-        # Files of an earlier checkpoint may go now that no checkpoint names them.
+        # The new checkpoint is on the disk, and nothing names the files of the one before.
         state.private.commit(folder.clients, files)
         self.saved = time.monotonic()
