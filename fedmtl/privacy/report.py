@@ -212,15 +212,15 @@ class PrivacyReport:
             if self.outside and not self.names:
                 return [outside]
             return []
+        return [*self._figures(), *self._conditions(), outside]
+
+    def _figures(self) -> list[tuple[str, str]]:
+        """Returns the lines on epsilon, and on other figures beside it."""
         at = ""
         if self.delta is not None:
             at = f" at delta = {rounded_up(self.delta, 3)}"
-        rows = [
-            (
-                "epsilon",
-                f"{rounded_up(self.epsilon)}{at}" if self.elsewhere is None else self.elsewhere,
-            )
-        ]
+        # A server that keeps no accounts has no figure of its own.
+        rows = [("epsilon", self.elsewhere or f"{rounded_up(self.epsilon)}{at}")]
         if self.search is not None:
             rows += searched_rows(self.search)
         if self.interval is not None:
@@ -231,14 +231,14 @@ class PrivacyReport:
         if self.claimed is not None:
             rows.append(("claimed", f"{rounded_up(self.claimed)}{at}, by the published accounting"))
         if self.remaining_charged:
-            rows.append(
-                (
-                    "stopped",
-                    "early, because of what was released: charged as all the planned rounds",
-                )
-            )
+            early = "early, because of what was released: charged as all the planned rounds"
+            rows.append(("stopped", early))
         if self.refuted is not None:
             rows.append(("refuted", self.refuted))
+        return rows
+
+    def _conditions(self) -> list[tuple[str, str]]:
+        """Returns the lines on what epsilon depends on."""
         noise = "none"
         if self.noise_multiplier is not None:
             noise = f"{self.mechanism}, multiplier {self.noise_multiplier:.5g}"
@@ -248,20 +248,20 @@ class PrivacyReport:
         if self.elsewhere is not None:
             noise = f"{self.mechanism}, of each node's own"
             budget = "each node's own"
+        records = [] if self.records is None else [("records", grouped(self.records))]
+        server = [] if self.server is None else [("server", self.server)]
         return [
-            *rows,
             ("budget", budget),
             ("protects", f"unit {self.unit}, relation {self.relation}, observer {self.observer}"),
             ("clients", grouped(self.sampler)),
-            *([("records", grouped(self.records))] if self.records is not None else []),
+            *records,
             ("releases", f"{self.releases:,} ({', '.join(self.names) or 'nothing is released'})"),
             ("clip norm", f"{self.clip_norm:g} ({self.clipping})"),
             ("noise", noise),
-            *([("server", self.server)] if self.server is not None else []),
+            *server,
             ("accountant", self.accountant),
             ("noise source", f"{self.source}, {self.numerics}"),
             ("ledger", self.ledger),
-            outside,
         ]
 
     def text(self) -> str:

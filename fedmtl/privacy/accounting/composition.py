@@ -212,34 +212,50 @@ def _flat(event: Any, times: int) -> Iterator[tuple[Any, int]]:
         if event.count > 0:
             yield from _flat(event.event, times * event.count)
     elif isinstance(event, dp_event.PoissonSampledDpEvent):
-        q = event.sampling_probability
-        if not 0 <= q <= 1:
-            raise PrivacyError(f"{event}: the sampling probability is {q}; it must be in [0, 1].")
-        parts = elementary(event.event)
-        if q == 1:
-            yield from ((part, times * count) for part, count in parts)
-        elif parts and q > 0:
-            if isinstance(parts[0][0], dp_event.NonPrivateDpEvent):
-                yield parts[0]
-            elif len(parts) == 1 and parts[0][1] == 1:
-                yield dp_event.PoissonSampledDpEvent(q, parts[0][0]), times
-            else:
-                yield dp_event.PoissonSampledDpEvent(q, _joined(parts)), times
+        yield from _sampled_parts(event, times)
     elif isinstance(event, dp_event.RepeatAndSelectDpEvent):
-        parts = elementary(event.event)
-        if parts and isinstance(parts[0][0], dp_event.NonPrivateDpEvent):
-            yield parts[0]
-        else:
-            yield dp_event.RepeatAndSelectDpEvent(_joined(parts), event.mean, event.shape), times
+        yield from _selected_parts(event, times)
     elif isinstance(event, dp_event.NoOpDpEvent):
         return
     elif isinstance(event, dp_event.DpEvent):
-        noise = getattr(event, "noise_multiplier", 1.0)
-        if not noise >= 0:
-            raise PrivacyError(f"{event}: the noise multiplier is {noise}; it must be at least 0.")
-        yield (dp_event.NonPrivateDpEvent(), 1) if noise == 0 else (event, times)
+        yield _single_part(event, times)
     else:
         raise PrivacyError(f"{event!r} is not a dp_accounting event.")
+
+
+def _sampled_parts(event: Any, times: int) -> Iterator[tuple[Any, int]]:
+    q = event.sampling_probability
+    if not 0 <= q <= 1:
+        raise PrivacyError(f"{event}: the sampling probability is {q}; it must be in [0, 1].")
+    parts = elementary(event.event)
+    if not parts or q == 0:
+        return
+    if q == 1:
+        yield from ((part, times * count) for part, count in parts)
+    elif isinstance(parts[0][0], dp_event.NonPrivateDpEvent):
+        # Sampling hides nothing of a release without noise: at some delta its epsilon is infinite.
+        yield parts[0]
+    elif len(parts) == 1 and parts[0][1] == 1:
+        yield dp_event.PoissonSampledDpEvent(q, parts[0][0]), times
+    else:
+        yield dp_event.PoissonSampledDpEvent(q, _joined(parts)), times
+
+
+def _selected_parts(event: Any, times: int) -> Iterator[tuple[Any, int]]:
+    parts = elementary(event.event)
+    if parts and isinstance(parts[0][0], dp_event.NonPrivateDpEvent):
+        yield parts[0]
+    else:
+        yield dp_event.RepeatAndSelectDpEvent(_joined(parts), event.mean, event.shape), times
+
+
+def _single_part(event: Any, times: int) -> tuple[Any, int]:
+    noise = getattr(event, "noise_multiplier", 1.0)
+    if not noise >= 0:
+        raise PrivacyError(f"{event}: the noise multiplier is {noise}; it must be at least 0.")
+    if noise == 0:
+        return dp_event.NonPrivateDpEvent(), 1
+    return event, times
 
 
 def _joined(parts: Parts) -> Any:
