@@ -1,8 +1,21 @@
 """``python -m fedmtl`` is the ``fedmtl`` command."""
 
+from __future__ import annotations
+
 import sys
 
-from .cli.main import main
+from .errors import MissingExtra
+
+
+def main() -> int:
+    """Runs the command and returns its exit code, 2 if its packages are not installed."""
+    try:
+        from .cli import main as command
+    except MissingExtra as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return command()
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -16,6 +16,10 @@ class ConfigError(FedmtlError, ValueError):
     """A setting has an impossible value; the message names the setting and what is accepted."""
 
 
+class MissingExtra(ConfigError, ImportError):
+    """A package of an extra is not installed; the message has the line for pip."""
+
+
 class ModelError(FedmtlError, ValueError):
     """A model cannot be personalized as it stands; the message names the layer."""
 

@@ -9,7 +9,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from fedmtl import cli
-from fedmtl._files import read_yaml, yaml_text
+from fedmtl._yaml import read_yaml, yaml_text
 from fedmtl.cli.check import _literal
 from fedmtl.cli.config import compose, resolve
 from fedmtl.cli.names import EXTRA

@@ -1,5 +1,8 @@
 """The command line: ``fedmtl``."""
 
-from .main import main
+from .._extras import extras
+
+with extras():
+    from .main import main
 
 __all__ = ["main"]

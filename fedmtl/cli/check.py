@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from .._files import yaml_text
 from .._text import shown
+from .._yaml import yaml_text
 from ..errors import ConfigError
 from ..report.tables import write_text
 from .build import made, settings

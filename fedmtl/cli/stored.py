@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from .._files import read_yaml, yaml_text
 from .._text import shown
+from .._yaml import read_yaml, yaml_text
 from ..errors import ConfigError
 from ..report.tables import write_text
 from .config import Config, compose, resolve

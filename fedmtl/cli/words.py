@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from .._extras import vision_models
 from ..errors import ConfigError
 
 _TABLE = re.compile(r"(data=)?([^=]+\.(csv|csv\.gz|tsv|tsv\.gz|parquet))", re.IGNORECASE)
@@ -69,6 +70,4 @@ def _is_of_torchvision(name: str) -> bool:
     like one."""
     if not re.fullmatch(r"[a-z]+_?[a-z]*\d+[a-z0-9_]*", name):
         return False
-    from torchvision.models import list_models
-
-    return name in list_models()
+    return name in vision_models.list_models()

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._extras import pandas as pd
 from ..errors import ConfigError, DataError
 from . import checks
 from .arrays import as_tensor, stack_rows
@@ -86,8 +87,6 @@ def group_rows(
         DataError: a missing column, an empty client, or rows that do not agree.
         ConfigError: an impossible length.
     """
-    import pandas as pd
-
     names: Any = getattr(table, "column_names", None)
     if isinstance(table, pd.DataFrame):
         names = list(table.columns)

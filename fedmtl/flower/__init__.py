@@ -24,13 +24,11 @@ Guarantees:
 
 from __future__ import annotations
 
-try:
-    import flwr  # noqa: F401
-except ImportError as error:
-    raise ImportError('fedmtl.flower needs Flower: pip install "fedmtl[flower]".') from error
+from .._extras import extras
 
-from .node import client_app
-from .population import population
-from .server import server_app
+with extras():
+    from .node import client_app
+    from .population import population
+    from .server import server_app
 
 __all__ = ["client_app", "population", "server_app"]

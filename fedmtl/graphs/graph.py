@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.sparse import csr_array, issparse
 
 from .._check import Count, check_arguments
+from .._extras import neighbors
 from ..errors import ConfigError
 
 Array = NDArray[np.float64]
@@ -177,8 +178,6 @@ def knn_cosine(vectors: Any, k: Count, ids: Sequence[str]) -> Graph:
         ConfigError: other than one row an agent, an agent whose vector is zero or not finite, or k
             is not in [1, n - 1].
     """
-    from sklearn.neighbors import kneighbors_graph  # takes a second to import
-
     rows = vectors
     if not issparse(vectors):
         rows = np.asarray(vectors)
@@ -198,5 +197,5 @@ def knn_cosine(vectors: Any, k: Count, ids: Sequence[str]) -> Graph:
             f"knn_cosine.k is {k:,} for {len(ids):,} agents; it must be below their number."
         )
     # One of two agents near the other is enough; the larger weight is 1.
-    nearest = kneighbors_graph(rows, k, metric="cosine")
+    nearest = neighbors.kneighbors_graph(rows, k, metric="cosine")
     return Graph(nearest.maximum(nearest.T), tuple(ids))

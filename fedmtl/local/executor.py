@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from threadpoolctl import ThreadpoolController
 from torch import nn
 
 from .._check import Checked, Count
+from .._extras import installed, threadpoolctl
 from .batches import LANES, max_clients
 from .layout import Layout
 from .module import StackedModule
@@ -178,14 +178,14 @@ def operation_threads(elements: float, products: float = math.inf) -> Iterator[N
         elements: numbers that a typical operation of PyTorch moves, such as cohort size times
             parameters.
         products: numbers in the larger factor of a typical product of NumPy, whose threads are
-            others.
+            others. They take one thread if threadpoolctl is installed.
     """
     # Handing a small operation to other threads costs more than the operation.
     before = torch.get_num_threads()
     if elements < _SMALL:
         torch.set_num_threads(1)
     limit: AbstractContextManager[Any] = nullcontext()
-    if products < _SMALL:
+    if products < _SMALL and installed("threadpoolctl"):
         limit = _numpy_products().limit(limits=1)
     try:
         with limit:
@@ -195,11 +195,10 @@ def operation_threads(elements: float, products: float = math.inf) -> Iterator[N
 
 
 @functools.cache
-def _numpy_products() -> ThreadpoolController:
+def _numpy_products() -> threadpoolctl.ThreadpoolController:
     """Returns the libraries by which NumPy and SciPy compute products; to look for them takes
     long."""
-    libraries: ThreadpoolController = ThreadpoolController().select(user_api="blas")
-    return libraries
+    return threadpoolctl.ThreadpoolController().select(user_api="blas")
 
 
 def available_cores() -> int:

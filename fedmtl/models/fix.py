@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from torch import nn
 
 from ..errors import ConfigError
@@ -45,11 +42,9 @@ def _replace(module: nn.Module, made: dict[nn.Module, nn.Module]) -> None:
     for name, child in list(module._modules.items()):
         if child is None:
             continue
-        if type(child) in (nn.RNN, nn.LSTM, nn.GRU) and not getattr(child, "proj_size", 0):
-            build: Callable[[Any], nn.Module] = _recurrent
-        elif type(child) is nn.MultiheadAttention:
-            build = _attention
-        else:
+        kind = type(child)
+        recurrent = kind in (nn.RNN, nn.LSTM, nn.GRU) and not getattr(child, "proj_size", 0)
+        if not recurrent and kind is not nn.MultiheadAttention:
             # Layers within other modules, such as those of a transformer.
             _replace(child, made)
             continue
@@ -61,47 +56,17 @@ def _replace(module: nn.Module, made: dict[nn.Module, nn.Module]) -> None:
                     f"fix.model has a layer {name!r} of which some parameters are frozen and "
                     "others not; fix the model first, and freeze by trainable=[...]."
                 )
-            layer = build(child).to(next(child.parameters()))
+            layer = _of_opacus(child).to(next(child.parameters()))
             # Parameters have the same names and shapes in both, so outputs stay the same.
             layer.load_state_dict(child.state_dict())
             made[child] = layer.requires_grad_(moving.pop()).train(child.training)
         setattr(module, name, made[child])
 
 
-def _recurrent(layer: nn.Module) -> nn.Module:
-    from opacus.layers import DPGRU, DPLSTM, DPRNN
+def _of_opacus(layer: nn.Module) -> nn.Module:
+    """Returns a layer of Opacus with the settings of a recurrent or an attention layer."""
+    from .opacus_layers import attention, recurrent
 
-    names = [
-        "input_size",
-        "hidden_size",
-        "num_layers",
-        "bias",
-        "batch_first",
-        "dropout",
-        "bidirectional",
-    ]
-    kinds = {
-        nn.RNN: (DPRNN, [*names, "nonlinearity"]),
-        nn.LSTM: (DPLSTM, names),
-        nn.GRU: (DPGRU, names),
-    }
-    kind, named = kinds[type(layer)]
-    made: nn.Module = kind(**{name: getattr(layer, name) for name in named})
-    return made
-
-
-def _attention(layer: nn.MultiheadAttention) -> nn.Module:
-    from opacus.layers import DPMultiheadAttention
-
-    from .attention import BatchFirstAttention
-
-    kind = DPMultiheadAttention
-    if layer.batch_first:
-        kind = BatchFirstAttention
-    made: nn.Module = kind(
-        embed_dim=layer.embed_dim, num_heads=layer.num_heads, dropout=layer.dropout,
-        bias=layer.in_proj_bias is not None, add_bias_kv=layer.bias_k is not None,
-        add_zero_attn=layer.add_zero_attn,
-        kdim=layer.kdim, vdim=layer.vdim,
-    )  # fmt: skip
-    return made
+    if isinstance(layer, nn.MultiheadAttention):
+        return attention(layer)
+    return recurrent(layer)

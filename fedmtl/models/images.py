@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from .._check import Count, check_arguments
+from .._extras import load, vision_models
 from ..data.examples import DataSpec
 from ..errors import ConfigError, ModelError
 from .networks import factory
@@ -109,9 +110,7 @@ def torchvision_model(
     # Data that are no images are refused before the library is imported.
     channels, _, _ = _image(spec, "torchvision_model", 1)
 
-    from torchvision import models
-
-    accepted = models.list_models(module=models)
+    accepted = vision_models.list_models(module=load(vision_models))
     if name not in accepted:
         raise ConfigError(f"torchvision_model.name is {name!r}; accepted: {', '.join(accepted)}.")
     try:
@@ -119,7 +118,7 @@ def torchvision_model(
         # pretrained ones have the classes of other images; the last layer is replaced
         if weights is not None:
             start = {"weights": weights}
-        module: nn.Module = models.get_model(name, **start, **options)
+        module: nn.Module = vision_models.get_model(name, **start, **options)
     except (TypeError, ValueError, KeyError, OSError) as error:
         raise ConfigError(
             f"torchvision_model: {name!r} with weights={weights!r} cannot be made: {error}."

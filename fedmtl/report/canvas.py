@@ -13,17 +13,19 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-from matplotlib import rc_context, rcParams
-from matplotlib.artist import Artist
-from matplotlib.axes import Axes
-from matplotlib.backend_bases import get_registered_canvas_class
-from matplotlib.colors import to_hex, to_rgb
-from matplotlib.figure import Figure
-from matplotlib.text import Text
-
+from .._extras import extras
 from .._files import write_bytes
 from ..errors import ConfigError
 from ._names import METHODS
+
+with extras():
+    from matplotlib import rc_context, rcParams
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.backend_bases import get_registered_canvas_class
+    from matplotlib.colors import to_hex, to_rgb
+    from matplotlib.figure import Figure
+    from matplotlib.text import Text
 
 __all__ = [
     "FORMATS",

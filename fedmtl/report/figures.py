@@ -14,9 +14,8 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator, NullLocator, PercentFormatter
 
+from .._extras import ticker
 from .._rounding import number_text, percent, rounded_down, rounded_up
 from ..errors import ConfigError, DataError
 from ._names import UNITS, title_of
@@ -25,6 +24,7 @@ from .tables import DEVIATION, data_text
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.axes import Axes
     from numpy.typing import NDArray
 
 NOT_PRIVATE = "Measured on the clients' own test data: not private, not covered by epsilon."
@@ -106,7 +106,7 @@ def plot_rounds(
         if not several:
             _epsilon_line(axes["epsilon"], history, measured)
         figure.axes[-1].set(xlabel=step, xlim=(0, last_round))
-        figure.axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
+        figure.axes[-1].xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
         legend_above(figure)
     return path
 
@@ -146,7 +146,7 @@ def plot_clients(
             ylabel=metric.replace("_", " "),
             xlim=(0, 1),
         )
-        axes.xaxis.set_major_formatter(PercentFormatter(1.0))
+        axes.xaxis.set_major_formatter(ticker.PercentFormatter(1.0))
         layer = _MAIN_LAYER  # of the method of interest
         for name, column in scores.items():
             values = np.asarray(column, dtype=np.float64)
@@ -263,7 +263,7 @@ def _epsilon_line(axes: Axes, history: History, measured: float | None) -> None:
     Without privacy the panel has a line of text instead.
     """
     axes.set_ylabel("epsilon")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
     rounds, epsilons = _column(history, "epsilon")
     # an infinite epsilon has no point in the column
     if not rounds or len(rounds) < len(history):
@@ -321,7 +321,7 @@ def _share_bars(axes: Axes, shares: Shares, name: str) -> None:
     axes.set_xlabel(fill(f"clients for whom {name} is better/equal/worse", 46))
     axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=3)
     axes.grid(False)
-    axes.xaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.xaxis.set_major_formatter(ticker.PercentFormatter(1.0))
     axes.spines["left"].set_visible(False)
 
 
@@ -371,7 +371,7 @@ def _frontier_panel(axes: Axes, groups: pd.DataFrame, metric: str, styles: Style
     epsilons = sorted(groups.loc[groups["on_axis"], "epsilon"]) or [1.0]
     axes.set_xscale("log")
     axes.set_xlim(epsilons[0] / 1.25, epsilons[-1] * 1.25)
-    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_minor_locator(ticker.NullLocator())
     ticks = legible_ticks(epsilons, axes.bbox.width / axes.figure.dpi)
     axes.set_xticks(ticks, [rounded_up(tick, 3) for tick in ticks])
     for label, same in groups.groupby("label", sort=False):

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from .. import __version__
+from .._extras import jinja2
 from .._files import read_json
 from .._rounding import number_text, rounded_up
 from .._text import shown_lines
@@ -163,20 +164,17 @@ def _epsilon_text(epsilon: float) -> str:
 
 
 def _page(rows: pd.DataFrame, **parts: Any) -> str:
-    # imported here, since a report without a page needs no jinja2
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
     groups = grouped(rows)
     table, caption = table_of(groups)
     if "worst tenth" in table:
         worst = "worst tenth: mean over the tenth of the clients with the worst scores"
         caption.append(f"{worst}; spread: standard deviation")
-    folder = FileSystemLoader(Path(__file__).parent)
+    folder = jinja2.FileSystemLoader(Path(__file__).parent)
     # texts of a run folder may come from anyone: all of them are escaped, and a misspelt name fails
-    templates = Environment(
+    templates = jinja2.Environment(
         loader=folder,
         autoescape=True,
-        undefined=StrictUndefined,
+        undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         finalize=_finalized,

@@ -13,7 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .._files import read_json, read_yaml
+from .._extras import pandas as pd
+from .._files import read_json
 from .._text import shown
 from ..errors import DataError
 from ._names import register_stored, title_of
@@ -106,8 +107,6 @@ def frame(folders: Iterable[str | os.PathLike[str]]) -> DataFrame:
     Raises:
         DataError: no run is finished, or a file cannot be read.
     """
-    import pandas as pd
-
     places = [Path(folder) for folder in folders]
     runs = find_runs(places)
     finished = [run for run, reason in runs.items() if not reason]
@@ -177,6 +176,9 @@ def configuration(run: Path, result: Mapping[str, Any]) -> dict[str, str]:
     file = run / "private" / "config.yaml"
     if not file.is_file():
         return flat(result.get("configuration") or {})
+    # of the command alone: a run from Python has its settings in its result
+    from .._yaml import read_yaml
+
     stored = read_yaml(file)
     # the file of a search is its plan, which no single run was computed with
     if not isinstance(stored, dict) or "search" in stored:

@@ -8,16 +8,14 @@ from __future__ import annotations
 import math
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from .._extras import pandas as pd
 from .._files import write_bytes
 from .._rounding import number_text, percent, rounded_up
 from .._text import cell
 from ._names import CHOICE_NOT_COVERED
 from .runs import KIND, MAIN, METRICS, PRINTED, THAN_LOCAL, metrics_of, settings_of
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 TITLE = "Scores over clients, on private test data: not covered by epsilon"
 SHARES = "% than local +/=/-"
@@ -34,8 +32,6 @@ def grouped(rows: pd.DataFrame) -> pd.DataFrame:
         1; 0 for a single run). Its epsilon is the largest of the averaged ones, which agree to six
         decimals.
     """
-    import pandas as pd
-
     metrics = metrics_of(rows)
     lines = []
     for _, same in rows.groupby(["experiment", rows["epsilon"].round(6), "delta"], dropna=False):
@@ -72,12 +68,10 @@ def main_metric(rows: pd.DataFrame) -> str | None:
 
 def data_text(group: pd.Series) -> str:
     """Returns the data's name and number of clients; results on different data do not compare."""
-    from pandas import notna
-
     words = []
-    if notna(group["data"]):
+    if pd.notna(group["data"]):
         words.append(str(group["data"]))
-    if notna(group["clients"]):
+    if pd.notna(group["clients"]):
         words.append(f"{group['clients']:,.0f} clients")
     return ", ".join(words)
 
@@ -92,8 +86,6 @@ def table_of(groups: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
         A row for each group, with the mean and, over several seeds, the standard deviation of each
         metric; and the lines of the caption, with the columns that are the same in all groups.
     """
-    import pandas as pd
-
     columns = {
         "method": list(groups["label"]),
         "data": [data_text(group) or "-" for _, group in groups.iterrows()],

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
+from .._extras import console, installed, load, mlflow, progress, tensorboard
 from .._files import write_bytes
 from .._rounding import number_text, rounded_up
 from ..errors import ConfigError
@@ -82,34 +81,39 @@ class Callback:
 class ProgressBar(Callback):
     """A bar with round, loss, accuracy, epsilon spent and time left, on standard error.
 
-    Without a terminal it prints lines instead: that of the last evaluation, and before it one about
-    every ten seconds.
+    Without a terminal, or without rich, it prints lines instead: that of the last evaluation, and
+    before it one about every ten seconds.
     """
 
     def __init__(self) -> None:
-        self._bar = Progress(
-            TextColumn("{task.description:>8}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[numbers]}"),
-            TimeRemainingColumn(compact=True),
-            console=Console(stderr=True),
-        )
+        self._bar: progress.Progress | None = None
+        if not installed("rich"):
+            return
+        place = console.Console(stderr=True)
         # A bar in a file would be thousands of lines.
-        self._live = self._bar.console.is_terminal
+        if place.is_terminal:
+            self._bar = progress.Progress(
+                progress.TextColumn("{task.description:>8}"),
+                progress.BarColumn(bar_width=24),
+                progress.MofNCompleteColumn(),
+                progress.TextColumn("{task.fields[numbers]}"),
+                progress.TimeRemainingColumn(compact=True),
+                console=place,
+            )
 
     def on_start(self, name: str, rounds: int, step: int) -> None:
-        if self._live:
-            self._bar.start()
         self._name = name
         self._began = time.monotonic()
         self._rounds = rounds
         self._printed = self._began
         self._round = 0
-        self._task = self._bar.add_task(name, total=rounds, completed=step, numbers="")
+        if self._bar is not None:
+            self._bar.start()
+            self._task = self._bar.add_task(name, total=rounds, completed=step, numbers="")
 
     def on_event(self, block: Block, state: State) -> None:
-        self._bar.update(self._task, completed=block.step + 1)
+        if self._bar is not None:
+            self._bar.update(self._task, completed=block.step + 1)
 
     def on_evaluate(self, row: Mapping[str, Any]) -> None:
         metric = next(name for name in METRICS if name in row)
@@ -121,11 +125,13 @@ class ProgressBar(Callback):
             f"{number_text(row[metric])}"
         )
         numbers += f"  epsilon {epsilon}"
-        self._bar.update(self._task, numbers=numbers)
+        if self._bar is not None:
+            self._bar.update(self._task, numbers=numbers)
+            return
         now = time.monotonic()
         # Replicates have a row for each budget: the lines of one round belong together.
         due = row["round"] in (self._round, self._rounds) or now - self._printed >= _LINE_SECONDS
-        if not self._live and due:
+        if due:
             self._printed = now
             self._round = row["round"]
             budget = ""
@@ -135,10 +141,10 @@ class ProgressBar(Callback):
                 f"{self._name} {row['round']}/{self._rounds}{budget}  {numbers}  "
                 f"{now - self._began:.0f} s"
             )
-            self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
+            print(line, file=sys.stderr)
 
     def on_end(self, result: Result | None) -> None:
-        if self._live:
+        if self._bar is not None:
             self._bar.stop()
 
 
@@ -151,12 +157,7 @@ class TensorBoard(Callback):
     """
 
     def __init__(self, folder: str | Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise _missing("tensorboard") from error
-
-        self._writer = SummaryWriter(str(folder))
+        self._writer = tensorboard.SummaryWriter(str(folder))
 
     def on_evaluate(self, row: Mapping[str, Any]) -> None:
         for key, value in _numbers(row).items():
@@ -180,7 +181,7 @@ class MLflow(Callback):
         parameters: settings of the run by name, logged as they are.
 
     Raises:
-        ConfigError: neither a folder nor a URI, or MLflow is not here.
+        ConfigError: neither a folder nor a URI, or MLflow is not installed.
     """
 
     def __init__(
@@ -194,12 +195,7 @@ class MLflow(Callback):
             raise ConfigError("MLflow needs folder, for its database, or tracking_uri.")
         # Before the import, which reads it: nothing is sent unasked.
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-        try:
-            import mlflow
-        except ImportError as error:
-            raise _missing("mlflow") from error
-
-        self._mlflow = mlflow
+        load(mlflow)
         self._parameters = dict(parameters or {})
         if folder is None or tracking_uri is not None:
             self._folder = None
@@ -209,7 +205,6 @@ class MLflow(Callback):
         self._uri = tracking_uri
 
     def on_start(self, name: str, rounds: int, step: int) -> None:
-        mlflow = self._mlflow
         artifacts = None
         before = None
         if self._folder is not None:
@@ -233,16 +228,10 @@ class MLflow(Callback):
             mlflow.log_params(dict(texts[first : first + _PARAMETERS]))
 
     def on_evaluate(self, row: Mapping[str, Any]) -> None:
-        self._mlflow.log_metrics(_numbers(row), step=int(row["round"]))
+        mlflow.log_metrics(_numbers(row), step=int(row["round"]))
 
     def on_end(self, result: Result | None) -> None:
-        self._mlflow.end_run("KILLED" if result is None else "FINISHED")
-
-
-def _missing(extra: str) -> ConfigError:
-    return ConfigError(
-        f'logger={extra} needs a package that is not here: pip install "fedmtl[{extra}]".'
-    )
+        mlflow.end_run("KILLED" if result is None else "FINISHED")
 
 
 def _numbers(row: Mapping[str, Any]) -> dict[str, float]:

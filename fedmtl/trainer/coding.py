@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
+from .._extras import pandas as pd
 from ..data import Affine, Cast, FederatedDataset, Integers, Transform
 from ..data.readers.columns import Table
 from ..data.readers.schema import TableSchema
@@ -191,8 +192,6 @@ class Predictor:
                 or an unknown category, each with the row.
             ConfigError: probabilities of a model whose outputs have no such meaning.
         """
-        import pandas as pd
-
         schema = self.coding.schema
         if probabilities:
             self.coding.check_odds()

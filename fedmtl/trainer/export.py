@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from .._extras import load, onnx, onnxruntime, onnxscript
 from .._files import write_bytes
 from ..data.readers.column_coding import Column
 from ..errors import ConfigError, ModelError, first_line
@@ -226,16 +227,8 @@ def check_path(path: Path) -> None:
             f"{path} is no program to write; give a file that ends in {' or '.join(SUFFIXES)}."
         )
     if path.suffix == ".onnx":
-        try:
-            import onnx  # noqa: F401
-            import onnxruntime  # noqa: F401
-            import onnxscript  # noqa: F401
-        except ImportError as error:
-            raise ConfigError(
-                f"{path} is ONNX, which needs a package that is not here: pip install "
-                '"fedmtl[export]"; a file that '
-                "ends in .pt2 needs none."
-            ) from error
+        for package in (onnx, onnxruntime, onnxscript):
+            load(package)
 
 
 def write_program(predictor: Predictor, path: Path) -> None:
@@ -301,8 +294,6 @@ def _onnx(program: torch.export.ExportedProgram, notes: str) -> bytes:
     Raises:
         ModelError: others.
     """
-    import onnxruntime
-
     (sample, *_), _ = program.example_inputs
     expected = program.module()(sample[:1])
     made = torch.onnx.export(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .._extras import pandas as pd
 from ..data.readers.columns import Table
 from ..data.readers.schema import TableSchema
 from ..errors import ConfigError, DataError
@@ -243,8 +244,6 @@ def predicted(
             outputs have no such meaning, or a name of ``kept`` that the predictions have.
         DataError: see :meth:`Predictor.__call__`.
     """
-    import pandas as pd
-
     schema = models.coding.schema
     if probabilities:  # refused before the rows are computed
         models.coding.check_odds()
@@ -274,8 +273,6 @@ def _outputs(
         groups: the rows of each model, int64, see :func:`_by_model`.
         probabilities: adds a column for each class.
     """
-    import pandas as pd
-
     schema = models.coding.schema
     # Once for all models: a warning of values that are cut counts those of the whole table.
     features = models.coding.features(table)

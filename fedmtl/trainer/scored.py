@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from .._check import id_of
+from .._extras import pandas as pd
 from .._rounding import percent
 from .._text import shown
 from ..algorithms.finetune import Personalization
@@ -202,8 +203,6 @@ class Scored:
         model, such as ``accuracy``, and those of the other models with the model's name before,
         such as ``shared accuracy`` and ``personal model accuracy``.
         """
-        import pandas as pd
-
         # The last models are the client's own, whose columns have no name of a model.
         *others, _ = self.scores
         models = {"": self.by_client} | {

@@ -2,7 +2,6 @@
 
 import io
 import json
-import sys
 from pathlib import Path
 
 import h5py
@@ -271,12 +270,3 @@ def test_malformed_files_are_refused_with_file_row_and_column(tmp_path, case):
     write, message = BAD[case]
     with pytest.raises(DataError, match=message):
         read_femnist(write(tmp_path))
-
-
-def test_without_h5py_one_line_says_what_to_install(tmp_path, monkeypatch):
-    file = write_h5(tmp_path / "x.h5", writers({"a": 2}))
-    monkeypatch.setitem(sys.modules, "h5py", None)
-    with pytest.raises(
-        DataError, match=r'x\.h5 is HDF5, which needs .*: pip install "fedmtl\[h5\]"'
-    ):
-        read_femnist(file)

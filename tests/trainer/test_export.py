@@ -1,6 +1,5 @@
 """Models as programs: raw rows of numbers in, the predictions of the run's models out, without this package."""
 
-import builtins
 import json
 
 import numpy as np
@@ -230,19 +229,6 @@ def test_what_cannot_be_written_is_refused_in_one_sentence(tmp_path, monkeypatch
     predict = trained(models.linear_regression()).predictor()
     with pytest.raises(ConfigError, match=r"ends in \.pt2 or \.onnx"):
         write_program(predict, tmp_path / "model.pt")
-
-    def missing(name, *arguments):
-        if name.startswith("onnx"):
-            raise ImportError(name)
-        return real(name, *arguments)
-
-    real = builtins.__import__
-    monkeypatch.setattr(builtins, "__import__", missing)
-    with pytest.raises(
-        ConfigError, match=r'not here: pip install "fedmtl\[export\]"; a file that ends in \.pt2'
-    ):
-        write_program(predict, tmp_path / "model.onnx")
-    monkeypatch.undo()
 
     def refused(*arguments, **options):
         raise RuntimeError("a branch\non data")

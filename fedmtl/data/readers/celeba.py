@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from ..._check import check_arguments
+from ..._extras import vision_data
 from ...errors import ConfigError, DataError, first_line
 from ..dataset import FederatedDataset
 from ..loaders import reader
@@ -224,11 +225,9 @@ def _shown(fields: Sequence[str]) -> str:
 def _notes(folder: Path) -> tuple[str, ...]:
     """Return a note of the lists that are not the original ones, by the checksums that torchvision
     knows."""
-    from torchvision.datasets import CelebA
-    from torchvision.datasets.utils import check_md5
-
-    sums = {name: md5 for _, md5, name in CelebA.file_list}
-    others = [name for name in (IDENTITIES, ATTRIBUTES) if not check_md5(folder / name, sums[name])]
+    sums = {name: md5 for _, md5, name in vision_data.CelebA.file_list}
+    listed = (IDENTITIES, ATTRIBUTES)
+    others = [n for n in listed if not vision_data.utils.check_md5(folder / n, sums[n])]
     if not others:
         return ()
     return (f"not the original CelebA: {' and '.join(others)} have other checksums",)

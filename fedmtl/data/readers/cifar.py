@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ..._check import check_arguments
+from ..._extras import vision_data
 from ...errors import DataError, first_line
 from ..dataset import FederatedDataset
 from ..examples import pixel_domain
@@ -69,9 +70,7 @@ def read_cifar(
 def _pool(root: Path, classes: int, *, train: bool) -> tuple[np.ndarray, np.ndarray]:
     """Return images (N, 3, 32, 32) uint8 and labels (N,) int64 of the files, whose checksums
     torchvision verifies."""
-    from torchvision.datasets import CIFAR10, CIFAR100
-
-    kind = CIFAR10 if classes == 10 else CIFAR100
+    kind = vision_data.CIFAR10 if classes == 10 else vision_data.CIFAR100
     try:
         pool = kind(root.parent if root.name == kind.base_folder else root, train=train)
     except (RuntimeError, OSError) as error:

@@ -7,17 +7,15 @@ import math
 import re
 from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
+from ..._extras import pandas as pd
 from ...errors import ConfigError
 from ..units import mapped
 from .columns import Table, check_texts, codes
 from .summary import ISO_DATE, MARKS
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Kind = Literal["number", "categories", "dates"]
 Advice = Callable[["pd.Series", str], str]

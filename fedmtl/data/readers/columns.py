@@ -10,20 +10,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
+from ..._extras import pandas as pd
+from ..._extras import parquet
 from ...errors import ConfigError, DataError
 from ..partition import Partition, Parts
 from ..rows import by_number
 from .delimited import check_distinct, check_source, line_of, read_text
 from .encoding import unreadable
 from .text_format import DECIMAL_COMMA, DECIMAL_POINT, SUFFIXES, Format, format_of
-
-if TYPE_CHECKING:
-    import pandas as pd
-
 
 Read = TypeVar("Read")
 # letters and bytes that are printed
@@ -104,8 +102,6 @@ class Table:
                 or no rows.
             ConfigError: settings that are impossible, or are not those of a file of text.
         """
-        import pandas as pd
-
         if isinstance(source, (str, Path)):
             check_source(source)
             file = Path(source)
@@ -158,8 +154,6 @@ class Table:
     def refuse(self, wrong: np.ndarray, column: str, accepted: str) -> None:
         """Raise :class:`DataError` for the first row of ``column`` that is ``wrong``, bool (n,), if
         there is one."""
-        import pandas as pd
-
         if not wrong.any():
             return
         row = int(wrong.argmax())
@@ -204,8 +198,6 @@ class Table:
         Raises:
             DataError: a text, an infinity, a value that is missing or outside.
         """
-        import pandas as pd
-
         series = self.frame[column]
         numeric = pd.api.types.is_numeric_dtype(series.dtype)
         if series.dtype == object:  # lists, which no comparison takes, are no numbers
@@ -252,8 +244,6 @@ class Table:
         self, column: str, accepted: str = "a value (fill it, or leave the row or the column out)"
     ) -> np.ndarray:
         """Return a column of texts or numbers as it is written (n,), without missing values."""
-        import pandas as pd
-
         values = self.frame[column]
         self.refuse(values.isna().to_numpy(), column, accepted)
         # bytes, such as those of an image, lists and mappings are neither
@@ -302,8 +292,6 @@ class Table:
 
 def _read(file: Path, text: Sequence[str], form: Format, settable: bool) -> pd.DataFrame:
     """Return the table in a file, with distinct names of columns."""
-    import pandas as pd
-
     if not file.name.lower().endswith((*SUFFIXES, ".parquet")):
         raise DataError(
             f"{file} has an unknown suffix; accepted: {', '.join((*SUFFIXES, '.parquet'))}."
@@ -317,9 +305,7 @@ def _read(file: Path, text: Sequence[str], form: Format, settable: bool) -> pd.D
 
 def _parquet_names(file: Path) -> list[str]:
     """Return the names of the columns of a parquet file."""
-    import pyarrow.parquet
-
-    return list(pyarrow.parquet.read_schema(file).names)
+    return list(parquet.read_schema(file).names)
 
 
 def _with_points(values: pd.Series, decimal: str) -> pd.Series:
@@ -352,8 +338,6 @@ def _printed(value: object) -> str:
 def codes(values: np.ndarray, categories: Sequence[str]) -> np.ndarray:
     """Return the positions (n,), int64, of texts (n,) in ``categories``; -1 where a text is none of
     them."""
-    import pandas as pd
-
     return pd.Index(list(categories)).get_indexer(pd.Index(values))
 
 

@@ -8,15 +8,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ..._extras import pandas as pd
 from ...errors import DataError
 from .encoding import HEAD, check_text, decoder, opened, unreadable
 from .text_format import Format, check_separator, field_counts, is_blank, line_reader, skipped
-
-if TYPE_CHECKING:
-    import pandas as pd
-
 
 AS_WRITTEN: dict[str, Any] = {"keep_default_na": False, "na_values": [""]}
 """Of ``pandas.read_csv``: only an empty text is a missing value."""
@@ -40,8 +37,6 @@ def read_text(
             twice, a line with too many or too few fields, a quote that is not closed, or an
             unreadable file.
     """
-    import pandas as pd
-
     check_text(file, form, settable)
     lines = first_lines(file, form)
     check_separator(file, form, lines, settable)
@@ -177,8 +172,6 @@ def _headings(file: Path, options: dict[str, Any]) -> list[str]:
     Raises:
         DataError: none, or one that occurs twice.
     """
-    import pandas as pd
-
     try:
         first = pd.read_csv(file, header=None, nrows=1, dtype=str, na_filter=False, **options)
     except (ValueError, OSError, EOFError) as error:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from ..._extras import h5py
 from ...errors import DataError
 from .folders import listed_files
 from .images import with_progress
@@ -68,12 +69,6 @@ def read_h5(
 
 
 def _clients(file: Path, fields: Sequence[str]) -> Iterator[tuple[str, Fields]]:
-    try:
-        import h5py
-    except ImportError as error:
-        raise DataError(
-            f'{file} is HDF5, which needs a package that is not here: pip install "fedmtl[h5]".'
-        ) from error
     if not file.is_file():
         raise DataError(f"{file} does not exist or is not a file.")
     try:
@@ -112,8 +107,6 @@ def _clients(file: Path, fields: Sequence[str]) -> Iterator[tuple[str, Fields]]:
 
 def _values(dataset: Any) -> np.ndarray:
     """Return the values of a field, texts decoded."""
-    import h5py
-
     return np.asarray(
         (dataset if h5py.check_string_dtype(dataset.dtype) is None else dataset.asstr())[()]
     )

@@ -14,10 +14,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
+from ..._extras import Image, installed, progress
+from ..._extras import console as terminal
+from ..._extras import pandas as pd
 from ..._files import sync_folder
 from ...errors import ConfigError, DataError
 from ..assemble import taking_part
@@ -29,9 +32,6 @@ from ..transforms import MappedImages
 from .columns import Table
 from .folders import check_file, listed_files
 from .pictures import as_type, decode, is_deep
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
 _UNREAD = (".heic", ".heif", ".avif", ".jp2", ".jxl", ".dcm", ".dng")
@@ -140,8 +140,6 @@ def _listed(root: Path, folders: Sequence[str]) -> pd.DataFrame:
     Raises:
         DataError: no image, or one at another depth, and as :func:`listed_files`.
     """
-    import pandas as pd
-
     rows = []
     for file in listed_files(root, _UNREAD)[:1]:
         logger.warning(
@@ -263,8 +261,6 @@ def _decode_all(
     root: Path, images: Sequence[str], size: tuple[int, int], file: Path, name: str
 ) -> None:
     """Write the images, decoded and resized, to a new NumPy file."""
-    from PIL import Image
-
     places = [root / image for image in images]
     pool = ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1))
     with pool, warnings.catch_warnings():
@@ -283,13 +279,11 @@ def _decode_all(
 
 def with_progress(items: Iterable[Item], text: str, total: int | None = None) -> Iterable[Item]:
     """Return ``items``; where standard error is a terminal, a progress bar is there while they are
-    read."""
-    if not sys.stderr.isatty():
+    read, if rich is installed."""
+    if not sys.stderr.isatty() or not installed("rich"):
         return items
-    from rich.console import Console
-    from rich.progress import track
-
-    return track(items, text, total, console=Console(stderr=True), transient=True)
+    place = terminal.Console(stderr=True)
+    return progress.track(items, text, total, console=place, transient=True)
 
 
 def _fingerprint(root: Path, images: Sequence[str], size: tuple[int, int]) -> str:

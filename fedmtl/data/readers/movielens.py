@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
 import numpy as np
 import torch
 from scipy.sparse import csr_array
 
 from ..._check import Checked, Count, Fraction, Positive, Range, Whole, check_arguments
+from ..._extras import pandas as pd
 from ...errors import ConfigError, DataError
 from ...graphs import Graph, knn_cosine
 from ...random import derive_key, keyed_generator
@@ -29,9 +30,6 @@ from ..transforms import SHRINK
 from .columns import Table, find_file, loaded
 from .delimited import AS_WRITTEN
 from .text_format import Format
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 FILES = ("u.data", "ratings.csv", "ratings.dat", "u.data.gz", "ratings.csv.gz")
 RATINGS = (0.5, 5.0)
@@ -259,8 +257,6 @@ def read_ratings(root: str | Path) -> pd.DataFrame:
     Raises:
         DataError: no such file, or a malformed one; the message names the row and the column.
     """
-    import pandas as pd
-
     path = find_file(root, FILES)
     accepted = "a whole number of at least 0"
     if path.suffix == ".gz":

@@ -7,15 +7,12 @@ import contextlib
 import io
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..._extras import Image, ImageOps
 from ...errors import DataError, first_line
 from .folders import unreadable
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 _WHITE = 65535
 # tags of a TIFF file
@@ -47,8 +44,6 @@ def decode(
     Raises:
         DataError: no image, a damaged one, or one without a known white.
     """
-    from PIL import Image
-
     with _opened(source, where) as image:
         if _deep(image):
             values = _shares(image, where)
@@ -92,11 +87,9 @@ def as_type(pixels: np.ndarray, kind: np.dtype) -> np.ndarray:
 
 
 @contextlib.contextmanager
-def _opened(source: Path | bytes, where: str) -> Iterator[Image]:
+def _opened(source: Path | bytes, where: str) -> Iterator[Image.Image]:
     """Open an image file of one picture; whatever goes wrong with it in the block is a
     :class:`DataError`."""
-    from PIL import Image, UnidentifiedImageError
-
     try:
         with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
             pictures = getattr(image, "n_frames", 1)
@@ -108,7 +101,7 @@ def _opened(source: Path | bytes, where: str) -> Iterator[Image]:
             yield image
     except DataError:
         raise
-    except UnidentifiedImageError as error:
+    except Image.UnidentifiedImageError as error:
         empty = not (source if isinstance(source, bytes) else source.stat().st_size)
         reason = "its content begins like no image"
         if empty:
@@ -128,15 +121,13 @@ def _opened(source: Path | bytes, where: str) -> Iterator[Image]:
         ) from error
 
 
-def _deep(image: Image) -> bool:
+def _deep(image: Image.Image) -> bool:
     return image.mode == "F" or image.mode.startswith("I")
 
 
-def _upright(image: Image) -> Image:
+def _upright(image: Image.Image) -> Image.Image:
     """Return an image turned as its tag says; tags that cannot be read turn nothing, as in
     viewers."""
-    from PIL import ImageOps
-
     image.load()
     try:
         image.getexif()

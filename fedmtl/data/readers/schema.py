@@ -7,21 +7,19 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ..._extras import pandas as pd
 from ...errors import DataError
 from ..units import SCALES, TargetScale, in_units, stored
 from .column_coding import Advice, Column, Kind, date_of
 from .columns import Table
 from .delimited import check_distinct
 from .text_format import Format
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -193,8 +191,6 @@ class TableSchema:
 
 def _table(rows: pd.DataFrame) -> Table:
     """Return rows of pandas with distinct columns."""
-    import pandas as pd
-
     if not isinstance(rows, pd.DataFrame):
         raise DataError(
             f"rows are a {type(rows).__name__}; give a DataFrame of pandas with a "

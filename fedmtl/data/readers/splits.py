@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..._extras import pandas as pd
 from ...errors import DataError
 from ..partition import Parts
 from .columns import Table
@@ -49,8 +50,6 @@ def by_time(table: Table, column: str, parts: Parts, share: float) -> tuple[Part
 
 def _moments(table: Table, column: str) -> np.ndarray:
     """Return a column of dates, times or numbers as numbers that ascend with them, (n,)."""
-    import pandas as pd
-
     values = table.frame[column]
     if pd.api.types.is_numeric_dtype(values.dtype) and not pd.api.types.is_bool_dtype(values.dtype):
         return table.numbers(column)

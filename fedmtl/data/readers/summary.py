@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from ..._extras import pandas as pd
 from ..._rounding import rounded_down, rounded_up
 from .text_format import DECIMAL_COMMA
-
-if TYPE_CHECKING:
-    import pandas as pd
-
 
 _FEWEST = 20  # distinct values of a column of ids, at least
 _MOST = 50  # categories of a column in a draft
@@ -40,8 +37,6 @@ def holds_amounts(values: np.ndarray) -> bool:
 def looks_like_id(values: pd.Series) -> bool:
     """Returns True if most texts of a column (n,) occur once, or if whole numbers count its
     rows."""
-    import pandas as pd
-
     kinds = values.nunique()
     count = values.count()
     if kinds <= _FEWEST:
@@ -77,8 +72,6 @@ class Summary:
     """
 
     def __init__(self, values: pd.Series) -> None:
-        import pandas as pd
-
         lists = values.dtype == object and not values.map(pd.api.types.is_scalar).all()
         if lists or pd.api.types.is_bool_dtype(values.dtype):
             values = values.astype(str)
