@@ -9,6 +9,7 @@ from .errors import MissingExtra
 
 def main() -> int:
     """Runs the command and returns its exit code, 2 if its packages are not installed."""
+    # Imported here, so that a missing package is a line and no traceback.
     try:
         from .cli import main as command
     except MissingExtra as error:

@@ -51,6 +51,7 @@ def extras() -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
+        # A package that is installed and broken is no missing one.
         if package not in _NEEDED:
             raise
         extra, needs = _NEEDED[package]
@@ -61,6 +62,7 @@ def extras() -> Iterator[None]:
 
 def installed(package: str) -> bool:
     """Returns True if a package can be imported, for what is done in another way without it."""
+    # The parent of a submodule is imported, and may be missing itself.
     try:
         return find_spec(package) is not None
     except ModuleNotFoundError:
@@ -93,6 +95,7 @@ def load(package: Any) -> ModuleType:
     return module
 
 
+# Type checkers read the packages themselves, with their types.
 if TYPE_CHECKING:
     import h5py as h5py
     import jinja2 as jinja2

@@ -16,7 +16,7 @@ class ConfigError(FedmtlError, ValueError):
     """A setting has an impossible value; the message names the setting and what is accepted."""
 
 
-class MissingExtra(ConfigError, ImportError):
+class MissingExtra(FedmtlError, ImportError):
     """A package of an extra is not installed; the message has the line for pip."""
 
 

@@ -11,7 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .._files import remove_empty
-from ..errors import ConfigError, DataError, FedmtlError, ModelError, PrivacyError, ResumeError
+from ..errors import (
+    ConfigError,
+    DataError,
+    FedmtlError,
+    MissingExtra,
+    ModelError,
+    PrivacyError,
+    ResumeError,
+)
 from .folders import short
 from .output import say
 
@@ -23,7 +31,8 @@ if TYPE_CHECKING:
 FAILED = 1
 REFUSED = 2
 INTERRUPTED = 130
-_REQUEST = (ConfigError, DataError, ModelError, PrivacyError)  # the user's to fix, before training
+# the user's to fix, before training
+_REQUEST = (ConfigError, DataError, MissingExtra, ModelError, PrivacyError)
 
 
 @dataclass

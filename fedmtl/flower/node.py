@@ -31,7 +31,7 @@ from ..trainer.model_file import bound_note, write_model
 from ..trainer.personalize import finetuned, held_out, rows_at
 from ..trainer.problem import coded_for
 from ..trainer.scored import Scored
-from ..trainer.tables import clients_frame
+from ..trainer.tables import client_rows
 from .account import NodeAccount
 from .answers import Answer, digest, folder_name
 from .messages import (
@@ -258,8 +258,9 @@ class Node:
         scored = self._scored(row, shared)
         model = folder / "model.safetensors"
         write_model(model, self.problem, scored.personal[0], bound_note(self.bound))
-        scores = clients_frame(scored, (self.name,)).loc[self.name].dropna()
-        write_json(folder / "scores.json", scores.to_dict())
+        (scores,) = client_rows(scored, (self.name,))
+        known = {name: score for name, score in scores.items() if score is not None}
+        write_json(folder / "scores.json", known)
         self.account.certify()
         logger.info("%s has its model: %s", self.name, model)
         return pack({})

@@ -181,7 +181,8 @@ class MLflow(Callback):
         parameters: settings of the run by name, logged as they are.
 
     Raises:
-        ConfigError: neither a folder nor a URI, or MLflow is not installed.
+        ConfigError: neither a folder nor a URI.
+        MissingExtra: MLflow is not installed.
     """
 
     def __init__(

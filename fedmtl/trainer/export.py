@@ -239,7 +239,8 @@ def write_program(predictor: Predictor, path: Path) -> None:
         path: a file that ends in ``.pt2``, for ``torch.export``, or ``.onnx``.
 
     Raises:
-        ConfigError: another suffix, or a missing package.
+        ConfigError: another suffix.
+        MissingExtra: a package of ONNX is not installed.
         ModelError: a model that cannot be exported.
     """
     check_path(path)

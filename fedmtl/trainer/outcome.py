@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -14,10 +15,9 @@ from torch import Tensor, nn
 
 from .._files import plain, read_json, write_bytes, write_json
 from .._imports import uncollected
-from .._text import cell
 from ..algorithms.problem import Problem
 from ..data import FederatedDataset
-from ..errors import ConfigError, DataError, FedmtlError, ModelError, first_line
+from ..errors import ConfigError, DataError, FedmtlError, MissingExtra, ModelError, first_line
 from ..local import Layout, prepare_module
 from ..models import ModelFactory
 from ..models.build import build_module
@@ -32,7 +32,7 @@ from .inputs import as_model
 from .metrics import REGISTRY, Metric
 from .model_file import bound_note, write_model
 from .scored import Finetuned
-from .tables import clients_frame, csv_bytes
+from .tables import client_rows, csv_bytes
 from .targets import restored
 from .tensor_files import read_tensors, write_tensors
 
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from .result import Result
     from .trainer import Trainer
 
+logger = logging.getLogger("fedmtl")
 _ELSEWHERE = (
     "personal",
     "shared",
@@ -113,23 +114,18 @@ def write_result(
         settings: see :func:`table_settings`.
         data: with the numbers of records that were trained on.
     """
-    with uncollected():
-        from .plots import plot_result
-
-    plot_result(result, folder.private)
-    frame = clients_frame(result, data.ids)
-    frame.insert(0, "train_examples", data.train.counts.numpy())
-    frame.insert(1, "test_examples", data.test.counts.numpy())
-    if result.than_local:
-        frame.insert(2, "than local", frame.index.map(result.than_local.get))
-    # Ids come from the data, and a spreadsheet would compute one that begins as a formula.
-    frame = frame.rename(index=cell, columns=cell)
-    if "chosen" in frame:
-        frame["chosen"] = frame["chosen"].map(cell)
-    write_bytes(
-        folder.private / "clients.csv",
-        frame.to_csv(index_label="client", lineterminator="\n").encode(),
-    )
+    _draw(result, folder.private)
+    # Without pandas, which the core does not need.
+    counts = [side.counts.tolist() for side in (data.train, data.test)]
+    rows = []
+    for client, scores, train, test in zip(
+        data.ids, client_rows(result, data.ids), *counts, strict=True
+    ):
+        row: dict[str, Any] = {"client": client, "train_examples": train, "test_examples": test}
+        if result.than_local:
+            row["than local"] = result.than_local.get(client)
+        rows.append(row | scores)
+    write_bytes(folder.private / "clients.csv", csv_bytes(rows))
     report = result.privacy.to_dict()
     summary = settings | {"clients": len(result.ids)} | report | result.numbers()
     summary["rounds"] = result.final["round"]
@@ -142,6 +138,17 @@ def write_result(
     summary["methods"] = {name: list(METHODS[name]) for name in names}
     # Last: a folder with this file is that of a finished run.
     write_json(folder.private / "result.json", plain(summary))
+
+
+def _draw(result: Result, folder: Path) -> None:
+    """Draws the figures of a run; without matplotlib there are none, and a warning says so."""
+    try:
+        with uncollected():
+            from .plots import plot_result
+    except MissingExtra as error:
+        logger.warning("%s", error)
+    else:
+        plot_result(result, folder)
 
 
 def read_result(

@@ -28,7 +28,7 @@ from .scored import Scored
 from .summary import numbers_of_result, summary_of
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
+    pass
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -288,17 +288,16 @@ class Result(Scored):
         arguments["factory"] = self.factory
         return personalize(model, data, **arguments)
 
-    def to_frame(self) -> DataFrame:
-        """Returns the scores as a data frame; see :meth:`Scored.to_frame
-        <fedmtl.trainer.Scored.to_frame>`.
+    def columns(self) -> dict[str, Mapping[str, Any]]:
+        """Returns the columns of :meth:`to_frame`, each with the scores by client.
 
         Columns of a baseline begin with its name, such as ``local accuracy``.
         """
-        # The run's own clients decide the rows: a baseline may have scored others.
-        frame = super().to_frame()
-        return frame.join(
-            [run.to_frame().add_prefix(f"{name} ") for name, run in self.baselines.items()]
-        )
+        columns = super().columns()
+        for name, run in self.baselines.items():
+            for column, values in run.columns().items():
+                columns[f"{name} {column}"] = values
+        return columns
 
     def shared_model(self) -> nn.Module:
         """Returns the released model, in evaluation mode.

@@ -203,18 +203,23 @@ class Scored:
         model, such as ``accuracy``, and those of the other models with the model's name before,
         such as ``shared accuracy`` and ``personal model accuracy``.
         """
+        # the run's own clients decide the rows: a baseline may have scored others
+        index = pd.Index(list(self.personal_accuracy), name="client")
+        return pd.DataFrame(self.columns(), index=index)
+
+    def columns(self) -> dict[str, Mapping[str, Any]]:
+        """Returns the columns of :meth:`to_frame`, each with the scores by client."""
         # The last models are the client's own, whose columns have no name of a model.
         *others, _ = self.scores
         models = {"": self.by_client} | {
             "shared " if name == "shared" else f"{name} model ": self.scores[name]
             for name in others
         }
-        scores = {
+        return {
             f"{name}{metric}": values
             for name, table in models.items()
             for metric, values in table.items()
         }
-        return pd.DataFrame(scores, index=pd.Index(list(self.personal_accuracy), name="client"))
 
     def model_for(self, client: str | int) -> nn.Module:
         """Returns the personal model of a client, in evaluation mode.

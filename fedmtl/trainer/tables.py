@@ -1,30 +1,40 @@
-"""Tables of clients and of evaluated rounds, as data frames and CSV."""
+"""Tables of clients and of evaluated rounds, as rows and CSV."""
 
 from __future__ import annotations
 
 import csv
 import io
-from typing import TYPE_CHECKING, Any
+import math
+from collections.abc import Sequence
+from typing import Any
 
 from .._text import cell
 from .scored import Scored
 
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
-
-def clients_frame(scored: Scored, ids: tuple[str, ...]) -> DataFrame:
-    """Returns a row for each client: its scores as :meth:`Scored.to_frame` has them, and the model
-    that it chose.
+def client_rows(scored: Scored, ids: Sequence[str]) -> list[dict[str, Any]]:
+    """Returns the scores of each client, and the name of the model that it chose.
 
     Args:
-        scored: models with their scores.
-        ids: of all clients; those without a score have empty cells.
+        scored: models with scores.
+        ids: of the clients.
+
+    Returns:
+        A row for each client, with the columns of :meth:`Scored.columns`; a score that a client
+        lacks, or that is not a number, is None.
     """
-    frame = scored.to_frame().reindex(ids)
+    columns = scored.columns()
     if scored.finetuned is not None and scored.finetuned.chosen:
-        frame["chosen"] = frame.index.map(scored.finetuned.chosen.get)
-    return frame
+        columns["chosen"] = scored.finetuned.chosen
+    return [
+        {name: _known(values.get(client)) for name, values in columns.items()} for client in ids
+    ]
+
+
+def _known(value: Any) -> Any:
+    if isinstance(value, float) and math.isnan(value):
+        return None
+    return value
 
 
 def csv_bytes(rows: list[dict[str, Any]]) -> bytes:
