@@ -316,7 +316,7 @@ def _share_bars(axes: Axes, shares: Shares, name: str) -> None:
     percentages = [percent(three) for three in shares.values()]
     axes.bar_label(bars, percentages, padding=4, color=INK)
     for row, baseline in enumerate(shares):
-        axes.text(0, row - 0.3, f"than {title_of(baseline)}", color=INK)
+        axes.text(0, row - 0.3, f"vs {title_of(baseline)}", color=INK)
     axes.set(xlim=(0, 1), ylim=(len(shares) - 0.6, -0.7), yticks=[])
     axes.set_xlabel(fill(f"clients for whom {name} is better/equal/worse", 46))
     axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=3)

@@ -18,7 +18,7 @@ from ._names import CHOICE_NOT_COVERED
 from .runs import KIND, MAIN, METRICS, PRINTED, THAN_LOCAL, metrics_of, settings_of
 
 TITLE = "Scores over clients, on private test data: not covered by epsilon"
-SHARES = "% than local +/=/-"
+SHARES = "% vs local +/=/-"
 DEVIATION = " ±"
 """The ending of the column of a metric's standard deviation over runs."""
 

@@ -123,7 +123,7 @@ def write_result(
     ):
         row: dict[str, Any] = {"client": client, "train_examples": train, "test_examples": test}
         if result.than_local:
-            row["than local"] = result.than_local.get(client)
+            row["vs local"] = result.than_local.get(client)
         rows.append(row | scores)
     write_bytes(folder.private / "clients.csv", csv_bytes(rows))
     report = result.privacy.to_dict()

@@ -196,7 +196,7 @@ def _tables(result: Result, stages: Sequence[Stage], reference: Stage | None) ->
     lines.append("  tenth: mean over the tenth of the clients with the worst scores")
     meaning = ""
     if reference is not None:
-        meaning = f"; than {reference.label}: % of clients better/equal/worse"
+        meaning = f"; vs {reference.label}: % of clients better/equal/worse"
     lines.append(f"  spread: standard deviation{meaning}")
     lost = ", ".join(
         f"{len(stage.left_out):,} of {stage.label}" for stage in stages if stage.left_out
@@ -213,7 +213,7 @@ def _table(
     names = ("mean", "median", "worst_tenth", "spread")
     rows = [[metric.name, "mean", "median", "tenth", "spread"]]
     if reference is not None:
-        rows[0].append(f"than {reference.label}")
+        rows[0].append(f"vs {reference.label}")
     rows[0].append("epsilon")
     for stage in stages:
         spread = spread_of(stage.by_client[metric.name], metric)

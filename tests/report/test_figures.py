@@ -107,7 +107,7 @@ def test_clients_are_sorted_and_their_shares_are_bars_with_numbers(
         [0.5, 0.433, 0.067]
     )  # better, equal, worse
     assert {text.get_text() for text in right.texts} == {
-        "than Local",
+        "vs Local",
         "50/43/7",
     }  # however short a bar is
     assert legend(drawn[0]) == {"PMTL 0.575", "Local 0.350"}

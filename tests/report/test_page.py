@@ -96,7 +96,7 @@ def test_all_numbers_of_a_run_are_those_of_the_text_report(run: Path) -> None:
         [cell.strip() for cell in line.strip("|").split(" | ")] for line in table if "|" in line
     ]
     assert {"method", "epsilon", "accuracy", "f1", "worst tenth"} <= set(header)
-    assert {"% than local +/=/-", "f1 % than local +/=/-"} <= set(header)
+    assert {"% vs local +/=/-", "f1 % vs local +/=/-"} <= set(header)
     assert not any("better" in name for name in header)
     assert page.texts["th"] == header
     assert page.lines == rows
@@ -118,7 +118,7 @@ def test_all_numbers_of_a_sweep_are_those_of_the_text_report(sweep: Path) -> Non
         table["accuracy"]
     )
     assert "±" in page.lines[0][2]
-    shares = [line[page.texts["th"].index("% than local +/=/-")] for line in page.lines]
+    shares = [line[page.texts["th"].index("% vs local +/=/-")] for line in page.lines]
     assert [text for text in shares if text != "-"] == ["62/25/13"] * 2
     assert dict(zip(page.texts["dt"], page.texts["dd"], strict=True)) == {
         "method": "PMTL",

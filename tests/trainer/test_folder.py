@@ -170,10 +170,10 @@ def test_clients_table(finished):
         "pmtl personal model ": pmtl.scores["personal"],
     }
     scores = {f"{name}{metric}" for name in expected for metric in ("loss", "accuracy")}
-    assert columns.keys() == {"client", "train_examples", "test_examples", "than local"} | scores
-    assert list(columns["than local"]) == list(result.than_local.values())
+    assert columns.keys() == {"client", "train_examples", "test_examples", "vs local"} | scores
+    assert list(columns["vs local"]) == list(result.than_local.values())
     better, _, worse = (
-        list(columns["than local"]).count(word) / len(DATA) for word in ("better", "equal", "worse")
+        list(columns["vs local"]).count(word) / len(DATA) for word in ("better", "equal", "worse")
     )
     line = Job(0, 2, "lam=1", Path("sweep")).line(result, 0.0, Path("sweep/0"))
     assert (
