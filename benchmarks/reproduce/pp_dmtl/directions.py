@@ -170,9 +170,10 @@ def main() -> None:
 
 
 def write_tables(found: list[Score]) -> None:
-    """Write a table for every setting, and what the refinements gain."""
-    lines, settings = [], list(dict.fromkeys(score.setting for score in found))
-    for setting in settings:
+    """Write a table for every setting but those as published, and what the refinements gain."""
+    own_settings = [s.setting for s in found if not s.setting.endswith(scores.AS_PUBLISHED)]
+    lines = []
+    for setting in dict.fromkeys(own_settings):
         part = [score for score in found if score.setting == setting]
         replace_section(HERE / "README.md", setting, scores.table(part, setting, digits=4))
         local = [score for score in part if score.role == "local"]
