@@ -1,10 +1,20 @@
-"""Rows that are a little longer than the clip norm end within its margin, by every program that clips."""
+"""Rows that are a little longer than the clip norm end within its margin, by every program that clips; and how far
+one of them moves a release."""
+
+import math
 
 import numpy as np
 import pytest
 import torch
 
-from fedmtl.privacy import Clip
+from fedmtl.privacy import (
+    ClientPrivacy,
+    Clip,
+    FixedCohort,
+    FullParticipation,
+    ReleasePlan,
+    open_channel,
+)
 from fedmtl.privacy.clip import RowTotal, clip_rows, clipped_sum, sum_width
 from fedmtl.privacy.sums import clipped_segment_sums, contributions
 
@@ -56,3 +66,22 @@ def test_a_coordinate_never_grows_on_the_grid() -> None:
     )
     for made in (clipped_sum(row, Clip(BOUND), width), total.sum(), of_records):
         assert not made.any()
+
+
+MOVES = {  # of u u^T for another v v^T, both of length K: K^2 sqrt(2), and in the L1 norm of the diagonal 2 K^2
+    ("vector", "l2_laplace"): (BOUND, 2 * BOUND),
+    ("symmetric", "gaussian"): (BOUND**2, math.sqrt(2) * BOUND**2),
+    ("diagonal", "gaussian"): (BOUND**2, math.sqrt(2) * BOUND**2),
+    ("diagonal", "laplace"): (BOUND**2, 2 * BOUND**2),
+}
+
+
+@pytest.mark.parametrize(("form", "law"), MOVES)
+def test_a_release_is_noised_for_what_its_schedule_makes_neighbours(form: str, law: str) -> None:
+    """Clients are added or removed, or in a cohort of fixed size replaced."""
+    privacy = ClientPrivacy(clip_norm=BOUND, noise_multiplier=2.0, mechanism=law, delta=1e-5)
+    plan = ReleasePlan(name="c", dimension=3, form=form)
+    schedules = FullParticipation(), FixedCohort(3)
+    for schedule, moved in zip(schedules, MOVES[form, law], strict=True):
+        channel = open_channel(privacy, (plan,), schedule.bind(6), seed=0, steps=2)
+        assert channel.releases["c"].sensitivity == pytest.approx(moved, rel=1e-12)
