@@ -143,8 +143,9 @@ def each_beside(own: Stage, others: Stage, metric: Metric, dtype: torch.dtype) -
 
 
 def verdict(own: Stage, others: Stage, metric: Metric, dtype: torch.dtype) -> str:
-    """Returns the comparison with local training in one sentence: the shares of the clients that
-    gain and lose, the clients that lose most, and the means; empty without a client to compare.
+    """Returns the comparison with local training in one sentence: better, the same or worse by the
+    mean, how many clients gain and lose, and the clients that lose most; empty without a client to
+    compare.
 
     Args:
         own: scores of the models of the run.
@@ -157,27 +158,49 @@ def verdict(own: Stage, others: Stage, metric: Metric, dtype: torch.dtype) -> st
         return ""
     up = metric.higher_is_better
     resolution = metric.resolution(dtype)
-    better, equal, worse = shares(first, second, higher_is_better=up, resolution=resolution)
+    signs = compared(first, second, higher_is_better=up, resolution=resolution)
+    better, equal, worse = (int((signs == sign).sum()) for sign in (1, 0, -1))
+    mean = int(compared(first.mean(), second.mean(), higher_is_better=up, resolution=resolution))
+    counts = [f"{count:,} ({count / len(names):.0%})" for count in (better, equal, worse)]
     text = (
-        f"of {len(names):,} clients {better:.0%} are better off than alone, {equal:.0%} equal, "
-        f"{worse:.0%} worse"
+        f"{_headline(mean, better / len(names), worse / len(names))}: "
+        f"{_means(first.mean().item(), second.mean().item(), mean, metric)}; of {len(names):,} "
+        f"clients {counts[0]} are better off, {counts[1]} equal, {counts[2]} worse"
     )
-    if worse:
-        # An infinite error is the largest loss; a NaN would sort before it.
-        loss = (second - first if up else first - second).nan_to_num(nan=inf)
-        most = loss.argsort(descending=True, stable=True)[: min(_LOSERS, round(worse * len(names)))]
-        text += f" (most: {', '.join(shown(names[place]) for place in most.tolist())})"
-    return f"{text}; {_means(first.mean().item(), second.mean().item(), metric, resolution)}"
+    if not worse:
+        return text
+    # An infinite error is the largest loss; a NaN would sort before it.
+    if up:
+        loss = second - first
+    else:
+        loss = first - second
+    most = loss.nan_to_num(nan=inf).argsort(descending=True, stable=True)[: min(_LOSERS, worse)]
+    return f"{text} (most: {', '.join(shown(names[place]) for place in most.tolist())})"
 
 
-def _means(mean: float, alone: float, metric: Metric, resolution: float) -> str:
+def _headline(mean: int, better: float, worse: float) -> str:
+    """Return in words how models are beside those of clients alone.
+
+    Args:
+        mean: 1 if the mean of the metric is better, 0 if it is equal, -1 if it is worse.
+        better, worse: shares of the clients.
+    """
+    words = {1: "better than alone", 0: "the same as alone", -1: "worse than alone"}
+    if mean <= 0 and better > 0.5:
+        return f"{words[mean]} on average, but better for most clients"
+    if mean >= 0 and worse > 0.5:
+        return f"{words[mean]} on average, but worse for most clients"
+    return words[mean]
+
+
+def _means(mean: float, alone: float, sign: int, metric: Metric) -> str:
     """Returns the difference between the mean of a metric and that of the non-federated
-    baseline; for errors as a share."""
+    baseline, which are equal if ``sign`` is 0; for errors as a share."""
     if metric.higher_is_better:
         what = f"mean {metric.name}"
     else:
         what = f"mean error ({metric.name})"
-    if abs(mean - alone) <= resolution * max(abs(mean), abs(alone)):
+    if sign == 0:
         return f"the {what} is the same"
     # The share of an error means the same in any unit; an accuracy has no such scale.
     if metric.higher_is_better or not (isfinite(mean) and 0 < alone < inf):

@@ -375,8 +375,8 @@ class Result(Scored):
 
     @property
     def verdict(self) -> str:
-        """The comparison with local training in one sentence: the shares of the clients that gain
-        and lose, and the largest losses. Empty without the baseline ``"local"``, and for
+        """The comparison with local training in one sentence: better, the same or worse by the
+        mean, how many clients gain and lose, and the largest losses. Empty without the baseline ``"local"``, and for
         replicates."""
         local = self.baselines.get("local")
         # Scores by client are those of the first replicate only.

@@ -222,19 +222,39 @@ def test_the_verdict_says_for_how_many_clients_and_who_lost() -> None:
         Stage(name, {"mse": scores}) for name, scores in (("own", TOGETHER), ("local", ALONE))
     )
     assert verdict(own, alone, REGISTRY["mse"], torch.float32) == (
-        "of 5 clients 40% are better off than alone, 20% equal, 40% worse (most: c, d); "
-        "the mean error (mse) is 12% lower"
+        "better than alone: the mean error (mse) is 12% lower; "
+        "of 5 clients 2 (40%) are better off, 1 (20%) equal, 2 (40%) worse (most: c, d)"
     )
-    assert verdict(alone, own, REGISTRY["mse"], torch.float32).endswith(
-        "40% worse (most: e, a); the mean error (mse) is 14% higher"
-    )
+    text = verdict(alone, own, REGISTRY["mse"], torch.float32)
+    assert text.startswith("worse than alone: the mean error (mse) is 14% higher; of 5 clients")
+    assert text.endswith("2 (40%) worse (most: e, a)")
     own, alone = (
         Stage(stage.label, {"accuracy": stage.by_client["mse"]}) for stage in (own, alone)
     )
     assert verdict(own, alone, REGISTRY["accuracy"], torch.float32) == (
-        "of 5 clients 40% are better off than alone, 20% equal, 40% worse (most: e, a); "
-        "the mean accuracy is 3.500, alone 4.000"
+        "worse than alone: the mean accuracy is 3.500, alone 4.000; "
+        "of 5 clients 2 (40%) are better off, 1 (20%) equal, 2 (40%) worse (most: e, a)"
     )
+
+
+@pytest.mark.parametrize(
+    ("together", "expected"),
+    [
+        ([1, 1, 1, 9], "worse than alone on average, but better for most clients: the mean error"),
+        ([3, 3, 3, -9], "better than alone on average, but worse for most clients: "),
+        ([1, 1, 1, 5], "the same as alone on average, but better for most clients: "),
+        ([3, 3, 3, -1], "the same as alone on average, but worse for most clients: "),
+        ([1, 1, 3, 3], "the same as alone: the mean error (mse) is the same; of 4 clients 2 (50%)"),
+        ([1, 1, 3, 2], "better than alone: the mean error (mse) is 12% lower; of 4 clients 2"),
+    ],
+)
+def test_the_verdict_tells_a_mean_from_most_clients(together, expected) -> None:
+    """Alone each has 2: means 2 of four clients by hand."""
+    own, alone = (
+        Stage(name, {"mse": dict(zip("abcd", map(float, scores), strict=True))})
+        for name, scores in (("own", together), ("local", [2] * 4))
+    )
+    assert verdict(own, alone, REGISTRY["mse"], torch.float32).startswith(expected)
 
 
 def test_each_client_is_better_equal_or_worse_than_alone() -> None:
@@ -256,13 +276,13 @@ def test_the_verdict_of_equal_lost_and_no_models() -> None:
     own = Stage("own", {"mse": scores | {"c1": math.nan, "c2\x1b": 3.0}})
     alone = Stage("local", {"mse": scores | {"c2\x1b": 1.0}})
     text = verdict(own, alone, REGISTRY["mse"], torch.float32)
-    assert (
-        "0% are better off than alone, 80% equal, 20% worse (most: c1, c2\\x1b); the mean error (mse) is nan"
-        in text
+    assert text == (
+        "worse than alone: the mean error (mse) is nan, alone 1.000; of 10 clients 0 (0%) are better "
+        "off, 8 (80%) equal, 2 (20%) worse (most: c1, c2\\x1b)"
     )
     same = verdict(alone, alone, REGISTRY["mse"], torch.float32)
-    assert (
-        same
-        == "of 10 clients 0% are better off than alone, 100% equal, 0% worse; the mean error (mse) is the same"
+    assert same == (
+        "the same as alone: the mean error (mse) is the same; of 10 clients 0 (0%) are better off, "
+        "10 (100%) equal, 0 (0%) worse"
     )
     assert verdict(own, Stage("local", {"mse": {}}), REGISTRY["mse"], torch.float32) == ""
