@@ -166,7 +166,7 @@ def check_search(run: FinishedRun) -> Answer:
     bound = header["score_bound"]
     score = "test accuracy"
     if bound is not None:
-        score = f"1 - min(mse, {bound:g}) / bound"
+        score = f"1 - min(error, {bound:g}) / bound"
     made = {
         "candidates": list(header["candidates"]),
         "mean": header["mean"],

@@ -15,6 +15,7 @@ import yaml
 from .._text import shown
 from .._yaml import yaml_text
 from ..errors import ConfigError
+from ..local.losses import is_of_numbers, name_of, resolve_loss
 from ..report.tables import write_text
 from .build import made, settings
 from .config import Config, compose, resolve
@@ -39,9 +40,9 @@ def check(words: list[str]) -> int:
     warnings and errors may speak of rows.
 
     examples
-      fedmtl check data=table data.path=visits.csv data.client=ward data.target=days
-      privacy.epsilon=3 fedmtl --config-dir . experiment=visits     a run of the draft, once you
-      have confirmed its bounds
+      fedmtl check visits.csv client=ward target=days privacy.epsilon=3
+      fedmtl --config-dir . experiment=visits
+          a run of the draft, once you have confirmed its bounds
     """
     parser = command_parser(check, "as for training")
     parser.add_argument(
@@ -51,6 +52,12 @@ def check(words: list[str]) -> int:
     overrides = with_automatic(options.overrides)
     config = resolve(compose(overrides))
     objects = settings(config)
+    if is_of_numbers(objects["loss"]):
+        loss = name_of(resolve_loss(objects["loss"]))
+        raise ConfigError(
+            f"loss is {loss!r}, for which there are no automatic settings to check; leave it out "
+            "here, and train with it and an algorithm that takes it, as algorithm=fedavg."
+        )
     chosen = {}
     node = dict(config["data"])
     table = "data=table" in overrides

@@ -117,7 +117,7 @@ def _options(words: list[str]) -> argparse.Namespace:
         ("mean", "expected number of runs (default 4)"),
         ("shape", "of its law: 0 logarithmic, 1 geometric (default), inf Poisson"),
         ("score-noise", "standard deviation of the noise on a score (default 0.01)"),
-        ("score-bound", "of a regression's score, 1 - min(mse, BOUND) / BOUND"),
+        ("score-bound", "of a regression's score, 1 - min(ERROR, BOUND) / BOUND"),
     ):
         parser.add_argument(f"--{name}", type=float, default=argparse.SUPPRESS, help=what)
     kept = "where the search is kept; default outputs/DATE/TIME"

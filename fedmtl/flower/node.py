@@ -281,7 +281,7 @@ class Node:
             ids=problem.data.ids,
             personal=row,
             scores=scores,
-            metric=main_metric(problem.data.spec).name,
+            metric=main_metric(problem.data.spec, problem.loss).name,
             shared=shared,
         )
         if trainer.finetune is None:

@@ -372,7 +372,7 @@ class NodeEngine(Engine):
 
     def measure(self, run: Run, state: State) -> tuple[list[dict[str, float]], dict[str, Metrics]]:
         """Returns NaN for every score: a server has no records to measure on."""
-        metric = main_metric(run.problem.data.spec).name
+        metric = main_metric(run.problem.data.spec, run.problem.loss).name
         return [{"loss": math.nan, metric: math.nan}], {}
 
     def models(self, run: Run, state: State) -> tuple[Tensor, dict[str, Tensor]]:

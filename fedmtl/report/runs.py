@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 THAN_LOCAL = ("better_than_local", "as_local", "worse_than_local")
-MAIN = ("accuracy", "recall_at_5", "mse")
+MAIN = ("accuracy", "recall_at_5", "pinball", "mse")
 PRINTED = (*MAIN, "median", "worst_tenth", "spread")
 METRICS = (
     *PRINTED,
     *THAN_LOCAL,
     *("weighted_accuracy", "weighted_mse", "global_accuracy", "global_mse"),
-    *("weighted_recall_at_5", "global_recall_at_5"),
+    *("weighted_recall_at_5", "global_recall_at_5", "weighted_pinball", "global_pinball"),
 )
 """The metrics of results: the main one, its distribution, and the comparison with local models."""
 DISTRIBUTION = (

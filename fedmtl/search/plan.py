@@ -20,6 +20,7 @@ from .._rounding import rounded_up
 from ..algorithms import Problem
 from ..errors import ConfigError, FedmtlError, PrivacyError
 from ..local import operation_threads
+from ..local.losses import is_quantile, name_of
 from ..privacy import (
     BoundSampler,
     ClientPrivacy,
@@ -89,6 +90,24 @@ def check_candidates(candidates: Mapping[str, Trainer]) -> None:
         if objection is not None:
             raise ConfigError(f"candidate {name!r}: {objection}")
     _check_equal({name: _accounted(trainer) for name, trainer in candidates.items()})
+    _check_quantiles(candidates)
+
+
+def _check_quantiles(candidates: Mapping[str, Trainer]) -> None:
+    """Refuse candidates of which some predict a quantile and others something else: errors of
+    different metrics do not compare.
+
+    Raises:
+        ConfigError: names both.
+    """
+    losses = {name: name_of(trainer.loss) for name, trainer in candidates.items()}
+    first = next(iter(losses))
+    for name, loss in losses.items():
+        if loss != losses[first] and (is_quantile(loss) or is_quantile(losses[first])):
+            raise ConfigError(
+                f"candidate {name!r}: loss is {loss!r}, but candidate {first!r} has "
+                f"{losses[first]!r}; models of a quantile compare with those of the same one only."
+            )
 
 
 def _objections(trainer: Trainer) -> Iterator[str]:

@@ -224,7 +224,7 @@ class SearchRun:
         settings = self.settings
         accuracy = "test accuracy"
         if settings.score_bound is not None:
-            accuracy = f"1 - min(mse, {settings.score_bound:g}) / bound"
+            accuracy = f"1 - min(error, {settings.score_bound:g}) / bound"
         own = self.plan.report
         releases = 0  # of no repetition
         if run is not None:

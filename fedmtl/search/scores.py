@@ -10,8 +10,8 @@ def client_scores(values: Tensor, bound: float | None) -> Tensor:
     """Returns each client's score in [0, 1].
 
     Args:
-        values: (n,) test accuracies, or mean squared errors if there is a bound.
-        bound: b of ``1 - min(mse, b) / b``, or None for accuracies.
+        values: (n,) test accuracies, or mean errors if there is a bound.
+        bound: b of ``1 - min(error, b) / b``, or None for accuracies.
 
     Returns:
         (n,) float64; 0 for a value that is not a number.

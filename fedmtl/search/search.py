@@ -52,8 +52,8 @@ class PrivateSearch(Checked):
             ``inf`` Poisson (which may release nothing).
         score_noise: standard deviation of the noise on a score, above 0. A score is the mean over
             all clients of the test metric of the client's own model.
-        score_bound: for a metric that is a mean squared error, the public b of the score
-            ``1 - min(mse, b) / b``.
+        score_bound: of a regression, the public b of the score ``1 - min(error, b) / b``; the error
+            is the mean squared one, with the loss of a quantile the pinball loss.
         folder: in which the search is kept; ``None`` keeps nothing.
         progress: print one line for each repetition on standard error. Private, as the scores are.
 
@@ -97,7 +97,7 @@ class PrivateSearch(Checked):
         if regression and self.score_bound is None:
             raise ConfigError(
                 "score_bound is missing; scores of a regression need a public bound on the mean "
-                "squared error: --score-bound BOUND on the command line, "
+                "error (the main metric): --score-bound BOUND on the command line, "
                 "PrivateSearch(score_bound=BOUND) in Python."
             )
         if not regression and self.score_bound is not None:

@@ -9,7 +9,7 @@ import torch
 from ..algorithms.base import Problem
 from .comparison import distribution
 from .evaluation import Metrics
-from .metrics import kind_of, main_metric
+from .metrics import has_nmse, main_metric
 from .scores import normalized
 
 PERCENTILES = (5, 25, 50, 75, 95)  # of replicates, in the history
@@ -27,7 +27,7 @@ def summarize(problem: Problem, scores: Metrics, prefix: str = "") -> dict[str, 
         scores: of one model a client; clients whose weight is 0 are left out.
         prefix: put before every key.
     """
-    main = main_metric(problem.data.spec)
+    main = main_metric(problem.data.spec, problem.loss)
     counted = scores.weight > 0
     values = scores.score[counted]
     weights = scores.weight[counted]
@@ -53,7 +53,7 @@ def numbers_of(problem: Problem, metrics: Metrics) -> dict[str, float]:
     numbers = {"loss": float(metrics.loss[problem.data.test.counts > 0].mean())} | summarize(
         problem, metrics
     )
-    if kind_of(problem.data.spec) == "number":
+    if has_nmse(problem.data.spec, problem.loss):
         part = problem.data.test
         y = problem.data.in_units(part.y.cpu())
         tasks, pooled = normalized(metrics.score, y, part.offsets)

@@ -55,7 +55,7 @@ def conclude(run: Run, state: State, step: int, stopped: str) -> Result:
             change = model - problem.initial
         interval = audit.certificate(run.channel, report.epsilon, change)
         report = replace(report, interval=interval, outside=(*report.outside, audit.outside))
-    metric = main_metric(problem.data.spec).name
+    metric = main_metric(problem.data.spec, problem.loss).name
     scores = {name: metrics.by_client(evaluated) for name, metrics in scored.items()}
     factory = None
     if isinstance(run.settings.model, NamedFactory):

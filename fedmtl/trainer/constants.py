@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
 from ..algorithms.base import Problem
 from ..data.rows import take
-from ..local.losses import LOSSES, Quantile, binary_cross_entropy, cross_entropy, half_mse
+from ..local.losses import (
+    LOSSES,
+    Loss,
+    Quantile,
+    binary_cross_entropy,
+    cross_entropy,
+    half_mse,
+    mse,
+)
 from .metrics import kind_of
 
 _CHUNK = 4096  # test examples in memory at a time
@@ -43,14 +52,15 @@ def constant_loss(problem: Problem) -> float | None:
 
 
 def own_constants(problem: Problem) -> dict[str, float]:
-    """Returns each client's test error of predicting the mean of its own training targets, by id
-    and in the target's own units.
+    """Returns each client's main metric of predicting a constant, by id: the mean of its own
+    training targets as they are stored, with the loss of a quantile their quantile.
 
-    It is empty for other data than one real target an example, and for a quantile, which is no
-    mean. Clients without records on both sides are left out.
+    It is empty for other data than one real target an example. Clients without records on both
+    sides are left out.
     """
     data = problem.data
-    if kind_of(data.spec) != "number" or isinstance(problem.loss, Quantile):
+    loss = problem.loss
+    if kind_of(data.spec) != "number":
         return {}
     found = {}
     for client in ((data.train.counts > 0) & (data.test.counts > 0)).nonzero()[:, 0].tolist():
@@ -58,7 +68,12 @@ def own_constants(problem: Problem) -> dict[str, float]:
             part.y[slice(*part.offsets[client : client + 2].tolist())].double().cpu()
             for part in (data.train, data.test)
         )
-        found[data.ids[client]] = float(
-            (data.in_units(tested) - data.in_units(own.mean())).square().mean()
-        )
+        constant = own.mean()
+        error: Loss = mse
+        if isinstance(loss, Quantile):
+            least = np.quantile(own.numpy(), loss.level, method="inverted_cdf")
+            constant = torch.tensor(float(least), dtype=torch.float64)
+            error = loss
+        predictions = data.in_units(constant).expand(len(tested))
+        found[data.ids[client]] = float(error(predictions, data.in_units(tested)).mean())
     return found

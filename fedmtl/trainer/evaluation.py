@@ -17,12 +17,12 @@ from torch import Tensor
 
 from ..algorithms.base import Problem
 from ..local.batches import LANES, batch_widths, grain_of, max_clients, places
-from ..local.losses import example_losses, link_of, linked
+from ..local.losses import Quantile, example_losses, link_of, linked
 from ..random import derive_key, keyed_bits
-from .metrics import Metric, further_metrics, invented_rows, kind_of, main_metric
+from .metrics import Metric, further_metrics, has_nmse, invented_rows, main_metric
 from .scores import RECALL_AT, example_scores, found_labels, normalized
 
-METRICS = (f"recall_at_{RECALL_AT}", "accuracy", "mse")
+METRICS = (f"recall_at_{RECALL_AT}", "accuracy", "pinball", "mse")
 """The names of main metrics, the most special first."""
 _EXAMPLES = 256  # columns of one stacked evaluation batch
 _FLAT = 4096  # examples of one batch of the shared model
@@ -71,9 +71,9 @@ class Metrics:
         tested = problem.data.test.counts > 0
         columns = {
             "loss": (self.loss, tested),
-            main_metric(problem.data.spec).name: (self.score, self.weight > 0),
+            main_metric(problem.data.spec, problem.loss).name: (self.score, self.weight > 0),
         }
-        if kind_of(problem.data.spec) == "number":
+        if has_nmse(problem.data.spec, problem.loss):
             part = problem.data.test
             task, _ = normalized(self.score, problem.data.in_units(part.y.cpu()), part.offsets)
             columns["nmse"] = task, ~task.isnan()
@@ -128,7 +128,7 @@ def try_metrics(problem: Problem, metrics: Sequence[Metric]) -> None:
         shape = tuple(
             problem.module(problem.data.spec.sample(2, problem.initial.dtype).cpu()).shape[1:]
         )
-    for metric in further_metrics(metrics, problem.data.spec):
+    for metric in further_metrics(metrics, problem.data.spec, problem.loss):
         metric.number(*invented_rows(problem.data.spec, shape))
 
 
@@ -149,7 +149,7 @@ def evaluate_each(
         clients: int64 (k,), those that are evaluated.
         asked: metrics to measure beside the loss and the score.
     """
-    metrics = further_metrics(asked, problem.data.spec)
+    metrics = further_metrics(asked, problem.data.spec, problem.loss)
 
     def table(own: Tensor) -> Tensor:
         blocks = own.split(max_clients(problem.dimension))
@@ -290,7 +290,10 @@ def per_example(
     if problem.data.spec.labels > RECALL_AT:
         return losses, *found_labels(predictions, y)
     data = problem.data
-    if data.target_scale == "log":
+    if isinstance(problem.loss, Quantile):
+        units = (data.in_units(predictions), data.in_units(y))
+        scores = example_losses(problem.loss, *units).to(torch.float64)
+    elif data.target_scale == "log":
         scores = example_scores(data.in_units(predictions), data.in_units(y))
     else:
         scores = example_scores(predictions, y)
@@ -321,7 +324,7 @@ def evaluate_models(
     sizes = 1
     if common:
         sizes = torch.unique_consecutive(begins, return_counts=True)[1].tolist()
-    metrics = further_metrics(asked, problem.data.spec)
+    metrics = further_metrics(asked, problem.data.spec, problem.loss)
     groups = clients.split(sizes)[ranks.rank :: ranks.size]
     tables = [_common(problem, models[:, own[0]], own, metrics).transpose(0, 1) for own in groups]
     empty = torch.zeros(0, len(models), 3 + len(metrics), dtype=torch.float64)

@@ -12,6 +12,8 @@ number is comparable between methods whatever they were trained on. Each task is
 own variance; the pooled error takes all examples as those of one task. Recall at 5 is the share of
 the labels that are there which are among the 5 largest outputs, over all examples of a client: the
 metric of StackOverflow tag prediction (Reddi et al., "Adaptive federated optimization", ICLR 2021).
+A run with the loss of a quantile is judged by the pinball loss at its level, in the target's units,
+and has a squared error only if that is asked for.
 
 All numbers come from records without noise: on private records they are not private.
 """
@@ -31,6 +33,7 @@ from torch import Tensor
 
 from ..data import DataSpec
 from ..errors import ConfigError
+from ..local.losses import Loss, is_quantile
 from .scores import RECALL_AT, auc, balanced_accuracy, f1, mae, mean_score, micro_auc, recall, rmse
 
 CUSTOM = "custom_"
@@ -49,8 +52,9 @@ class Metric:
 
     Args:
         name: in the history, tables and files.
-        function: of outputs and targets; none of ``"loss"``, which is the run's own, and
-            ``"nmse"``, which follows from the mean squared error.
+        function: of outputs and targets; none of ``"loss"``, which is the run's own, of
+            ``"pinball"``, whose level is that of its loss, and of ``"nmse"``, which follows from
+            the mean squared error.
         higher_is_better: False for errors.
         kinds: the tasks that have it by name.
         own: whether the function is the caller's, who may err.
@@ -155,6 +159,7 @@ REGISTRY: Mapping[str, Metric] = {
         Metric("balanced_accuracy", balanced_accuracy, True, ("classes",)),
         # share of the labels among the 5 largest outputs
         Metric("recall_at_5", recall, True, ("many labels",)),
+        Metric("pinball", None, False, _NUMBERS),  # mean loss of a quantile
         Metric("mse", mean_score, False, _NUMBERS),  # mean squared error
         Metric("rmse", rmse, False, _NUMBERS),  # root of the mean squared error
         Metric("mae", mae, False, _NUMBERS),  # mean absolute error
@@ -177,10 +182,12 @@ def kind_of(spec: DataSpec) -> Kind:
     return "classes"
 
 
-def main_metric(spec: DataSpec) -> Metric:
-    """Returns the main metric of such data: ``mse`` for real targets, ``recall_at_5`` for more than
-    5 labels an example, otherwise ``accuracy``."""
+def main_metric(spec: DataSpec, loss: Loss | str) -> Metric:
+    """Returns the main metric of such data: ``mse`` for real targets, with the loss of a quantile
+    ``pinball``; ``recall_at_5`` for more than 5 labels an example, otherwise ``accuracy``."""
     kind = kind_of(spec)
+    if kind in _NUMBERS and is_quantile(loss):
+        return REGISTRY["pinball"]
     if kind in _NUMBERS:
         return REGISTRY["mse"]
     if kind == "many labels":
@@ -188,10 +195,17 @@ def main_metric(spec: DataSpec) -> Metric:
     return REGISTRY["accuracy"]
 
 
-def further_metrics(asked: Sequence[Metric], spec: DataSpec) -> tuple[Metric, ...]:
-    """Returns the metrics beside those of every run: the loss, the main one and the nMSE of one
-    real target."""
-    usual = ("loss", main_metric(spec).name, *(("nmse",) if kind_of(spec) == "number" else ()))
+def has_nmse(spec: DataSpec, loss: Loss | str) -> bool:
+    """Returns True if models have a normalized mean squared error: those of one real target, but
+    not of its quantiles."""
+    return kind_of(spec) == "number" and not is_quantile(loss)
+
+
+def further_metrics(
+    asked: Sequence[Metric], spec: DataSpec, loss: Loss | str
+) -> tuple[Metric, ...]:
+    """Returns the metrics beside those of every run: the loss, the main one and the nMSE."""
+    usual = {"loss", "nmse", main_metric(spec, loss).name}
     return tuple(metric for metric in asked if metric.name not in usual)
 
 
@@ -218,7 +232,10 @@ def check_metrics(metrics: Sequence[str | MetricFunction]) -> None:
 
 
 def resolve_metrics(
-    metrics: Sequence[str | MetricFunction], spec: DataSpec, name: str = "data"
+    metrics: Sequence[str | MetricFunction],
+    spec: DataSpec,
+    name: str = "data",
+    loss: Loss | str = "auto",
 ) -> tuple[Metric, ...]:
     """Returns the metrics that were asked for.
 
@@ -227,24 +244,32 @@ def resolve_metrics(
             ``higher_is_better = False``.
         spec: of the data.
         name: of the data, for the message.
+        loss: of the run.
 
     Raises:
-        ConfigError: see :func:`check_metrics`, or a name that is not for such data.
+        ConfigError: see :func:`check_metrics`, or a name that is not for such data or such a loss.
     """
     check_metrics(metrics)
     kind = kind_of(spec)
+    left_out = {"pinball": "is for loss=quantile:LEVEL"}
+    if is_quantile(loss):
+        left_out = {"nmse": "is of means, and the loss is that of a quantile"}
     resolved = []
     for asked in metrics:
         if not isinstance(asked, str):
             better = bool(getattr(asked, "higher_is_better", True))
             column = f"{CUSTOM}{asked.__name__}"  # type: ignore[attr-defined]
             resolved.append(Metric(column, asked, better, own=True))
-        elif kind not in REGISTRY[asked].kinds:
-            accepted = ", ".join(other.name for other in REGISTRY.values() if kind in other.kinds)
-            raise ConfigError(
-                f"metrics has {asked!r}, which is not for {name} ({_WORDS[kind]}); "
-                f"accepted: {accepted}."
+        elif kind not in REGISTRY[asked].kinds or asked in left_out:
+            why = f"is not for {name} ({_WORDS[kind]})"
+            if kind in REGISTRY[asked].kinds:
+                why = left_out[asked]
+            accepted = ", ".join(
+                other.name
+                for other in REGISTRY.values()
+                if kind in other.kinds and other.name not in left_out
             )
+            raise ConfigError(f"metrics has {asked!r}, which {why}; accepted: {accepted}.")
         else:
             resolved.append(REGISTRY[asked])
     return tuple(resolved)

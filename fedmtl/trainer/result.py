@@ -71,8 +71,8 @@ class Result(Scored):
             private prior (and of MP-MTL with one release). Empty if only some clients are
             evaluated.
         tested: number of clients with test examples.
-        constants: the test error of predicting the mean of a client's own training targets, by id;
-            only of one real target an example.
+        constants: the main metric of predicting the mean of a client's own training targets, with
+            the loss of a quantile their quantile, by id; only of one real target an example.
         constant: the least mean test loss of a model whose outputs are the same for every example;
             ``None`` if it has no closed form, as of a loss of the caller's own.
 
@@ -376,8 +376,8 @@ class Result(Scored):
     @property
     def verdict(self) -> str:
         """The comparison with local training in one sentence: better, the same or worse by the
-        mean, how many clients gain and lose, and the largest losses. Empty without the baseline ``"local"``, and for
-        replicates."""
+        mean, how many clients gain and lose, and the largest losses. Empty without the baseline
+        ``"local"``, and for replicates."""
         local = self.baselines.get("local")
         # Scores by client are those of the first replicate only.
         if local is None or self.replicates is not None:

@@ -115,8 +115,8 @@ class Scored:
             ``"local"``, trained alone, and ``"chosen"`` if each chose one of these on validation
             records. The last ones are those of ``personal``.
         shared: (D,), the released model, if there is one.
-        metric: the main one: ``"accuracy"``, ``"mse"`` or, for many labels an example,
-            ``"recall_at_5"``.
+        metric: the main one: ``"accuracy"``, ``"mse"``, with the loss of a quantile ``"pinball"``,
+            or for many labels an example ``"recall_at_5"``.
         asked: the metrics that were asked for.
         data_name: of the data.
         module: the network; ``None`` if files do not say how it is built.

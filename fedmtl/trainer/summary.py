@@ -272,17 +272,20 @@ def remedy(result: Result, stages: Sequence[Stage]) -> str:
 def _worse_than_constant(result: Result, stage: Stage) -> str:
     """Returns the warning of models that are worse than a constant; empty if they are not.
 
-    Models of a real target are compared with the mean of each client's own training targets, and
-    are bad if they are worse for more than half of the clients. Others are bad if their mean loss
-    is above that of the best constant outputs.
+    Models of a real target are compared with the mean, or the quantile, of each client's own
+    training targets, and are bad if they are worse for more than half of the clients. Others are
+    bad if their mean loss is above that of the best constant outputs.
     """
-    if "nmse" in stage.by_client:
-        own = Stage("own mean", {result.metric: result.constants})
+    if "nmse" in stage.by_client or result.metric == "pinball":
+        what = "mean"
+        if result.metric == "pinball":
+            what = "quantile"
+        own = Stage("own constant", {result.metric: result.constants})
         compared = beside(stage, own, REGISTRY[result.metric], result.personal.dtype)
         if compared is None or not compared[2] > 0.5:
             return ""
         return (
-            f"{stage.label} (for {compared[2]:.0%} of the clients, than the mean of their "
+            f"{stage.label} (for {compared[2]:.0%} of the clients, than the {what} of their "
             "own training targets)"
         )
     # Losses of one model differ in rounding, which must not raise a warning.

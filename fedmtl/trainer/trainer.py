@@ -267,7 +267,7 @@ class Trainer:
     @cached_property
     def asked_metrics(self) -> tuple[Metric, ...]:
         """The metrics by name and function."""
-        return resolve_metrics(self.metrics, self.data.spec, self.data.name)
+        return resolve_metrics(self.metrics, self.data.spec, self.data.name, self.loss)
 
     @property
     def runs(self) -> int:

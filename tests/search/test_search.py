@@ -411,7 +411,7 @@ def test_a_regression_is_scored_by_its_bounded_error():
     exact = float(np.mean(1 - np.minimum(errors, 3.0) / 3.0))
     assert abs(found.score - exact) < 5 * 0.3
     assert found.score != exact
-    assert "1 - min(mse, 3) / bound" in found.summary()
+    assert "1 - min(error, 3) / bound" in found.summary()
 
 
 def test_progress_is_one_line_a_repetition_and_does_not_tell_how_many(capsys):

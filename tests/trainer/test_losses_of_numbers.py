@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 import torch
 from sklearn.linear_model import PoissonRegressor, QuantileRegressor
+from sklearn.metrics import mean_pinball_loss
 from torch import nn
 
 from fedmtl import (
@@ -28,6 +29,7 @@ from fedmtl import (
 from fedmtl.contrib.proximal_point import ProximalPoint
 from fedmtl.data import FederatedDataset, read_table
 from fedmtl.errors import ConfigError, DataError, ModelError
+from fedmtl.report import report
 from tests.helpers import regression
 
 SLOPES = {  # derivatives of the losses by the output, by hand
@@ -140,6 +142,59 @@ def test_a_quantile_is_that_of_scikit_learn():
     assert "worse than predicting a constant" not in result.summary()
 
 
+@pytest.mark.parametrize("scale", ["linear", "log"])
+def test_models_of_a_quantile_are_judged_by_its_pinball_loss_in_units(scale, tmp_path):
+    bounds = {"age": [20, 100], "visits": [1, 40]}
+    table = counts().assign(visits=lambda t: t.visits + 1)
+    data = read_table(table, **COUNTED | {"bounds": bounds, "target_scale": scale})
+    fedavg = FedAvg(local=LocalSGD(lr=0.05, steps=20, batch_size=None))
+    options = {"algorithm": fedavg, "loss": "quantile:0.6", "rounds": 3, "baselines": ["local"]}
+    run(data, metrics=["mse", "pinball"], folder=tmp_path / "run", **options)
+    result = Result.load(tmp_path / "run")
+    assert result.metric == "pinball"
+    for place, name in enumerate(data.ids):
+        (_, own), (_, y) = (
+            (
+                part.x,
+                data.in_units(part.y[slice(*part.offsets[place : place + 2].tolist())]).numpy(),
+            )
+            for part in (data.train, data.test)
+        )
+        part = slice(*data.test.offsets[place : place + 2].tolist())
+        ages = pd.DataFrame({"age": 20 + 40 * (data.test.x[part, 0].numpy() + 1)})
+        found = result.predictor(name)(ages)
+        expected = mean_pinball_loss(y, found, alpha=0.6)
+        assert result.by_client["pinball"][name] == pytest.approx(expected, rel=1e-4)
+        assert result.by_client["mse"][name] == pytest.approx(((y - found) ** 2).mean(), rel=1e-4)
+        constants = [
+            mean_pinball_loss(own, np.full(len(own), c), alpha=0.6) for c in np.unique(own)
+        ]
+        best = np.unique(own)[np.argmin(constants)]
+        constant = mean_pinball_loss(y, np.full(len(y), best), alpha=0.6)
+        assert result.constants[name] == pytest.approx(constant, rel=1e-4)
+    summary = result.summary()
+    assert "nMSE" not in summary
+    assert "nmse" not in result.final
+    assert "the mean error (pinball) is" in summary
+    made = report([tmp_path / "run"])
+    rows = pd.read_csv(next(file for file in made.files if file.suffix == ".csv"))
+    assert rows["pinball"].iloc[0] == pytest.approx(result.final["pinball"])
+    assert "| pinball |" in next(file for file in made.files if file.suffix == ".md").read_text()
+    for loss, metric, said in (
+        ("quantile:0.6", "nmse", "'nmse', which is of means"),
+        ("mse", "pinball", "'pinball', which is for loss=quantile:LEVEL; accepted: loss, mse"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            run(data, **options | {"loss": loss, "metrics": [metric]})
+
+
+def test_who_is_worse_than_a_constant_quantile_is_told():
+    data = read_table(counts(), **COUNTED)
+    local = Local(local=LocalSGD(lr=1e-6, steps=1, batch_size=None))
+    result = run(data, algorithm=local, loss="quantile:0.9", rounds=1)
+    assert "than the quantile of their own training targets" in result.summary()
+
+
 @pytest.mark.parametrize("loss", SLOPES)
 def test_records_are_protected_by_the_clipped_gradients_of_the_loss(loss):
     data = regression(4, examples=6)
@@ -176,8 +231,8 @@ def test_runs_with_noise_finetune_compare_and_adapt(loss):
     assert result.finetuned.settings.kind == "mean"
     assert result.baselines["local"].privacy.headline.startswith("nothing is released")
     adapted = result.adapt(data)
-    assert adapted.scores["shared"]["mse"] == pytest.approx(
-        result.scores["shared"]["mse"], rel=1e-5
+    assert adapted.scores["shared"][result.metric] == pytest.approx(
+        result.scores["shared"][result.metric], rel=1e-5
     )
     assert set(adapted.baselines) == {"local"}
 
