@@ -8,6 +8,7 @@ import shlex
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -101,7 +102,8 @@ def adapt(words: list[str]) -> int:
 
 def _of_the_same_table(options: argparse.Namespace) -> tuple[list[str], str]:
     """Return the settings that are typed, without ``data=table`` beside a run on a table, whose
-    settings are kept, and those that are kept as they are typed; empty of other data."""
+    settings are kept but for its test rows beside another table, and those that are kept as they
+    are typed; empty of other data."""
     typed = list(options.overrides)
     stored = stored_config(options.folder).get("data") or {}
     if not str(stored.get("_target_")).endswith(".read_table") or not of_place(typed, "data"):
@@ -110,17 +112,28 @@ def _of_the_same_table(options: argparse.Namespace) -> tuple[list[str], str]:
     if any(word.startswith("data=") for word in words):
         return typed, ""
     given = {word.partition("=")[0].lstrip("+") for word in words}
+    if "data.path" in given and "data.test_path" not in given and stored.get("test_path"):
+        words.append("data.test_path=null")  # those of the run's clients
     names = [
         name for name in _COLUMNS if stored.get(name) not in _USUAL and f"data.{name}" not in given
     ]
     return words, " ".join(shlex.quote(f"data.{name}={_flow(stored[name])}") for name in names)
 
 
+class _Typed(yaml.SafeDumper):
+    """Writes texts that need quotes with double ones, which a shell takes within single ones."""
+
+    def choose_scalar_style(self) -> str:
+        style: str = super().choose_scalar_style()
+        if style == "'":
+            return '"'
+        return style
+
+
 def _flow(value: object) -> str:
     """Return a setting in one line, as it is typed."""
-    return yaml.safe_dump(
-        value, default_flow_style=True, width=math.inf, allow_unicode=True, sort_keys=False
-    ).split("\n")[0]
+    options: dict[str, Any] = {"width": math.inf, "allow_unicode": True, "sort_keys": False}
+    return yaml.dump(value, Dumper=_Typed, default_flow_style=True, **options).split("\n")[0]
 
 
 def _adapted_config(options: argparse.Namespace) -> Config:

@@ -4,6 +4,7 @@ settings of a table."""
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -40,9 +41,9 @@ def check(words: list[str]) -> int:
     warnings and errors may speak of rows.
 
     examples
-      fedmtl check visits.csv client=ward target=days privacy.epsilon=3
-      fedmtl --config-dir . experiment=visits
-          a run of the draft, once you have confirmed its bounds
+      fedmtl check data=table data.path=visits.csv data.client=ward data.target=days
+      privacy.epsilon=3 fedmtl --config-dir . experiment=visits     a run of the draft, once you
+      have confirmed its bounds
     """
     parser = command_parser(check, "as for training")
     parser.add_argument(
@@ -62,10 +63,12 @@ def check(words: list[str]) -> int:
     node = dict(config["data"])
     table = "data=table" in overrides
     with _said_once():
-        if table and not options.public:
+        drafts = table and not options.public
+        if drafts:
             _draft(node)
+        data = made(node, "data")  # what cannot be read is no draft
+        if drafts:
             _write(config | {"data": node}, overrides)
-        data = made(node, "data")
 
     from ..trainer.check import check as outlook
 
@@ -105,6 +108,8 @@ def _draft(node: Config) -> None:
     Columns that look like ids, and constants, leave the features unless their bounds are declared.
     Columns with missing values become those of data.missing.
     """
+    import pandas as pd
+
     from ..data.readers.columns import Table
     from ..data.readers.summary import Summary
     from ..data.readers.table import feature_columns
@@ -120,6 +125,11 @@ def _draft(node: Config) -> None:
     left_out = time if time not in bounds else None
     chosen = feature_columns(table, node["client"], target, node.get("features"), left_out)
     lines = list[str]()
+    for name in (*chosen, str(target)):
+        values = table.frame[name]
+        if pd.api.types.is_float_dtype(values.dtype):
+            table.refuse((values.abs() == math.inf).to_numpy(bool), name, "a finite number")
+    goal = table.frame[str(target)].astype(str)
     for name in chosen:
         column = Summary(table.frame[name])
         note = ""
@@ -142,6 +152,8 @@ def _draft(node: Config) -> None:
                 f"; {column.missing:,} missing values: 0, and a feature that says so (data.missing)"
             )
             missing.append(name)
+        if len(goal.unique()) > 1 and goal.equals(table.frame[name].astype(str)):
+            note += f"; equal to {target} in every row: is it known before?"
         lines.append(shown(f"  {name}: {column.text}{note}"))
     node["features"] = [name for name in chosen if name in bounds]
     declared = node.get("missing", "refuse")
@@ -169,6 +181,12 @@ def _draft(node: Config) -> None:
         f"{node['path']}: columns, read off private rows that no epsilon covers; confirm or "
         "replace the bounds"
     )
+    repeated = int(table.frame.astype(str).duplicated().sum())
+    if repeated:
+        lines.append(
+            f"  {repeated:,} of {len(table):,} rows repeat another one in every column: the same "
+            "row may be in training and in test"
+        )
     show("\n".join([head, *lines]))
     node["bounds"] = bounds
     if not column.numeric:
@@ -190,8 +208,8 @@ def _check_target(name: str, column: Summary) -> None:
     """
     if column.missing:
         raise ConfigError(
-            f"data.target is {name!r}, which has {column.missing:,} missing values; choose "
-            "another, or leave the rows out."
+            f"data.target is {name!r}, which is missing in {column.missing:,} rows; choose "
+            "another, or leave these rows out."
         )
     if column.dates:
         raise ConfigError(

@@ -21,7 +21,12 @@ class Parser(argparse.ArgumentParser):
     """Refuses words in one line, as all commands do."""
 
     def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message}; {self.format_usage()}")
+        _, found, words = message.partition("unrecognized arguments: --")
+        name = words.partition(" ")[0].partition("=")[0]
+        hint = ""
+        if found and name in SHORT:
+            hint = f"settings are written without dashes: {SHORT[name]}=VALUE; "
+        raise ConfigError(f"{message}; {hint}{self.format_usage()}")
 
 
 def command_parser(

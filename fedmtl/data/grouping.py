@@ -123,6 +123,7 @@ def group_rows(
     if not places:
         raise DataError(f"{where} has no rows; at least one a client is needed.")
     x = _inputs(table, features, where, length)
+    _check_one_target(table[target], where, target)
     y = stack_rows(table[target], f"{where}: row", target)
     by_client: dict[str, Rows] = {}
     for name, index in checks.by_id(places, where).items():
@@ -131,6 +132,35 @@ def group_rows(
         else:
             by_client[name] = x[index], y[index]
     return by_client
+
+
+def _check_one_target(values: Iterable[Any], where: str, target: str) -> None:
+    """Refuse targets that are lists of different lengths, as one label a token.
+
+    Raises:
+        DataError: names the row.
+    """
+    first = None
+    for row, value in enumerate(values):
+        size = None
+        if isinstance(value, (list, tuple)) or getattr(value, "ndim", 0):
+            size = len(value)
+        if row == 0:
+            first = size
+        if size != first:
+            raise DataError(
+                f"{where}: row {row}, column {target!r} holds {_items(size)}, and row 0 "
+                f"{_items(first)}: one label a token is not taken, since losses and scores leave "
+                "no padded place out; accepted: one value a row, or lists of one length. Windows "
+                "of one length about each token, a row and a label each, are such rows."
+            )
+
+
+def _items(size: int | None) -> str:
+    """Return in words how many values a target has."""
+    if size is None:
+        return "one value"
+    return f"a list of {size:,}"
 
 
 def _inputs(

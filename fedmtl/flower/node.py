@@ -186,7 +186,7 @@ class Node:
                 {self.name: records}, classes=trainer.data.classes, seed=trainer.seed
             )
         data = coded_for(records, trainer.loss, self.algorithm.loss)
-        check_records(data, self.name, trainer.data.spec)
+        check_records(data, self.name, trainer.data)
         data = replace(data, ids=(self.name,), verify=False)
         return data.bounded(self.bound).to(problem.initial.device)
 

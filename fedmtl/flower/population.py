@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 
 from ..data import FederatedDataset
 from ..data.dataset import Examples
-from ..data.examples import DataSpec, Domain
+from ..data.examples import Domain
+from ..data.units import TargetScale
 from ..errors import DataError
 
 TRUST = (
@@ -33,6 +35,8 @@ def population(
     integer: bool = False,
     public: Examples | None = None,
     domain: Domain | None = None,
+    target_range: tuple[float, float] | None = None,
+    target_scale: TargetScale = "linear",
     name: str = "population",
 ) -> FederatedDataset:
     """Makes the population from which a server draws cohorts: data without records.
@@ -47,6 +51,10 @@ def population(
         integer: True if features are whole numbers, such as tokens.
         public: examples that belong to no client, for an algorithm that takes some.
         domain: public bounds that every record keeps, if there are any.
+        target_range: of a real target of tables with ``data.bounds``, in its own units; each node
+            maps it to [-1, 1] and must have the same.
+        target_scale: of tables with ``data.target_scale``; ``"log"`` maps the logarithm of the
+            range.
         name: for messages and reports.
 
     Raises:
@@ -67,6 +75,9 @@ def population(
     x = torch.zeros(n, *shape, dtype=torch.int64 if integer else torch.float32)
     y = torch.zeros(n, *targets, dtype=torch.float32 if classes is None else torch.int64)
     records = Examples(x, y, torch.arange(n + 1))
+    limit = math.inf
+    if target_range is not None:
+        limit = 1.0
     return FederatedDataset(
         records,
         records,
@@ -76,16 +87,20 @@ def population(
         public=public,
         domain=domain,
         notes=(TRUST,),
+        limit=limit,
+        target_range=target_range,
+        target_scale=target_scale,
     )
 
 
-def check_records(data: FederatedDataset, name: str, expected: DataSpec) -> None:
-    """Refuses records that are not those of one client, or not of the population's shape.
+def check_records(data: FederatedDataset, name: str, expected: FederatedDataset) -> None:
+    """Refuses records that are not those of one client, not of the population's shape, or with
+    targets that are stored in another way.
 
     Args:
         data: the records of a node.
         name: of the node's client.
-        expected: the shapes of the population.
+        expected: the population.
 
     Raises:
         DataError: the records differ from the population. The message has none of their values.
@@ -95,7 +110,17 @@ def check_records(data: FederatedDataset, name: str, expected: DataSpec) -> None
     # a model of the population takes no other records
     for field in ("shape", "classes", "targets", "integer", "inputs"):
         here = getattr(data.spec, field)
-        there = getattr(expected, field)
+        there = getattr(expected.spec, field)
         if here != there:
             found = f"the records of node {name!r} have {field} {here!r}"
             raise DataError(f"{found}; the population's is {there!r}.")
+    # Models of targets in other units, or of their logarithms, are no models of one thing.
+    for field in ("target_range", "target_scale"):
+        here = getattr(data, field)
+        there = getattr(expected, field)
+        if here != there:
+            raise DataError(
+                f"the records of node {name!r} have {field} {here!r}; the population's is "
+                f"{there!r}. Give all nodes one range in data.bounds and one data.target_scale, "
+                "and population(..., target_range=(LOW, HIGH), target_scale=...) the same."
+            )

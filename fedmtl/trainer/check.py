@@ -78,11 +78,14 @@ def check(
         "schedule": schedule,
     }
     chosen = automatic(data, privacy, **given)  # type: ignore[arg-type]
+    clients = "clients"
+    if len(data) == 1:
+        clients = "client"
     target = "a real target"
     if data.classes is not None:
         target = f"{data.classes} classes"
     lines = [
-        f"{data.name}: {len(data):,} clients, {math.prod(data.spec.shape):,} features, {target}"
+        f"{data.name}: {len(data):,} {clients}, {math.prod(data.spec.shape):,} features, {target}"
     ]
     if not public:
         counts = data.train.counts
@@ -94,6 +97,12 @@ def check(
         lines += [text for text in (unscaled(data), wide_ranges(data)) if text]
     if data.inferred:
         lines.append(f"not declared, and refused with noise: {', '.join(data.inferred)}")
+    if len(data) == 1:
+        lines.append(
+            "one client: there is nobody to share with; name the column of clients, or deal the "
+            "rows (data/partition=dirichlet)"
+        )
+        return "\n".join(lines)
     lines += [chosen.text(), chosen.outlook()]
     if chosen.noise and not chosen.network:
         lines.append(_enough(data, privacy, chosen.noise, given))

@@ -250,7 +250,14 @@ def padded(tokens: list[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
             {"label": [[0, 1], [1]]},
             "tokens",
             3,
-            r"row 1, field 'label' has the shape \(1,\), and row 0 has \(2,\)",
+            r"row 1, column 'label' holds a list of 1, and row 0 a list of 2: one label a token is "
+            "not taken, .*; accepted: one value a row, or lists of one length",
+        ),
+        (
+            {"label": [1, [1]]},
+            "size",
+            None,
+            "row 1, column 'label' holds a list of 1, and row 0 one value: one label a token",
         ),
     ],
 )

@@ -67,6 +67,27 @@ def test_the_column_of_time_is_a_feature_only_with_bounds():
     assert dealt.test.counts.sum() == 10
 
 
+def test_times_that_order_no_rows_are_told(caplog):
+    rows = {"a": [1, 1, 2, 2, 2], "b": [1, 2, 3, 4, 5], "c": [7, 7, 7, 7, 7]}
+    table = pd.DataFrame(
+        {"ward": np.repeat(list(rows), 5), "seen": [*rows["a"], *rows["b"], *rows["c"]], "age": 1.0}
+    )
+    table["cost"] = np.arange(15) / 10
+    options = {"client": "ward", "target": "cost", "split": "time", "time": "seen", "classes": None}
+    read_table(table, **options)
+    assert (
+        "in training and in test (a private count): 2 of 3; a finer column than 'seen'"
+        in caplog.text
+    )
+    caplog.clear()
+    read_table(table[table.ward == "b"], **options)
+    assert "one time" not in caplog.text
+    with pytest.raises(
+        DataError, match="have the same time in column 'seen', which then orders nothing"
+    ):
+        read_table(table[table.ward == "c"], **options)
+
+
 def test_a_second_table_has_the_test_rows(tmp_path, caplog):
     first = visits()
     second = pd.concat(

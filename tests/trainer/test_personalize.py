@@ -665,3 +665,30 @@ def test_the_command_keeps_the_columns_of_the_run(tmp_path, monkeypatch, capsys)
         load_data("table", path="new.csv", **{**COLUMNS, "client": "shop"})
     )
     assert Result.load("new").by_client == by_hand.by_client
+
+
+def test_the_command_takes_no_test_rows_of_the_run(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, table in (
+        ("old", table_of("a", 0)),
+        ("test", table_of("a", 2)),
+        ("new", table_of("b", 1)),
+    ):
+        table.to_csv(f"{name}.csv", index=False)
+    bounds = "data.bounds={size: [0, 2], kind: [new, old], cost: [-1, 4]}"
+    words = [
+        "old.csv",
+        "client=who",
+        "target=cost",
+        bounds,
+        "data.test_path=test.csv",
+        "privacy=none",
+    ]
+    assert cli.main([*words, "rounds=1", "baselines=[]", "hydra.run.dir=run"]) == 0
+    assert cli.main(["adapt", "run", "new.csv", "--out", "new"]) == 0
+    by_hand = Result.load("run").adapt(load_data("table", path="new.csv", **COLUMNS))
+    assert Result.load("new").by_client == by_hand.by_client
+    table_of("b", 3).to_csv("later.csv", index=False)
+    assert cli.main(["adapt", "run", "new.csv", "data.test_path=later.csv", "--out", "more"]) == 0
+    assert Result.load("more").by_client != by_hand.by_client
+    assert "test_path" not in capsys.readouterr().err

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import numpy as np
 
 from ..._extras import pandas as pd
@@ -9,12 +11,15 @@ from ...errors import DataError
 from ..partition import Parts
 from .columns import Table
 
+logger = logging.getLogger("fedmtl")
+
 
 def by_time(table: Table, column: str, parts: Parts, share: float) -> tuple[Parts, Parts]:
     """Divide the rows of every client by time: the latest ones are for test.
 
     A client of n rows has ``round(share * n)`` test rows, at least 1 and at most n - 1: the only
-    row of a client is for training. Rows of one time keep the order of the table.
+    row of a client is for training. Rows of one time keep the order of the table, and a warning
+    counts the clients that have rows of one time on both sides.
 
     Args:
         table: n rows.
@@ -27,12 +32,14 @@ def by_time(table: Table, column: str, parts: Parts, share: float) -> tuple[Part
         ascending.
 
     Raises:
-        DataError: a value that is missing, or neither a date nor a number, or no client with 2
-            rows.
+        DataError: a value that is missing, or neither a date nor a number, no client with 2 rows,
+            or none with rows of different times.
     """
     when = _moments(table, column)
     train = Parts()
     test = Parts()
+    tied = 0
+    ordered = False
     for client, rows in parts.items():
         held = min(max(1, round(share * len(rows))), len(rows) - 1)
         order = rows[np.argsort(when[rows], kind="stable")]
@@ -40,11 +47,24 @@ def by_time(table: Table, column: str, parts: Parts, share: float) -> tuple[Part
         train[client] = np.sort(order[:kept])
         if held:
             test[client] = np.sort(order[kept:])
+            tied += int(when[order[kept - 1]] == when[order[kept]])
+            ordered = ordered or when[order[0]] < when[order[-1]]
     if not test:
         raise DataError(
             f"{table.file}: no client has 2 rows, an earlier one to train on and a "
             "later one to test on."
         )
+    if not ordered:
+        raise DataError(
+            f"{table.file}: all rows of each client have the same time in column {column!r}, which "
+            "then orders nothing; choose another column as data.time, or data.split=random."
+        )
+    if tied:
+        logger.warning(
+            "%s: clients with rows of one time in training and in test (a private count): %s of "
+            "%s; a finer column than %r would part them",
+            table.file, f"{tied:,}", f"{len(test):,}", column,
+        )  # fmt: skip
     return train, test
 
 

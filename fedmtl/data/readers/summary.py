@@ -17,6 +17,11 @@ _CODES = 12  # distinct whole numbers that may stand for categories
 _SKEWED = 1.5  # the mean of a skewed column over its median
 MARKS = frozenset({"", "NA", "N/A", "n/a", "NaN", "nan", "null", "?"})
 """Texts that stand for missing values."""
+_OTHER_DATE = (
+    r"(\d{1,2}[./-]\d{1,2}[./-](\d{4}|\d{2})|\d{4}[./]\d{1,2}[./]\d{1,2}"
+    r"|\d{1,2}[ .-]{1,2}[A-Za-z]{3,9}[ .-]\d{2,4}|[A-Za-z]{3,9} \d{1,2},? \d{4})([T ].*)?"
+)
+_MARKED = r"[$€£¥+-]{0,2}\s?\d[\d., ]*\s?[A-Za-z%°µ$€£¥]{0,8}"  # a number with a unit
 ISO_DATE = r"\d{4}-\d{2}-\d{2}([T ].*)?"
 """A pattern of dates, which a time of the day may follow."""
 
@@ -117,12 +122,27 @@ class Summary:
             self.bounds = [f"{first[:4]}-01-01", f"{last[:4]}-12-31"]
         self.doubt = self._doubt(values)
         self.remedy = "declare its data.bounds"
+        texts = {kind for kind in self.kinds if kind not in MARKS}
+        if not self.kinds:
+            self.text = "no value in any row"
+        elif self._all(texts, _OTHER_DATE):
+            self.doubt = f"has dates of another form, such as {self.kinds[-1]!r}"
+            self.remedy = "write them as 1980-01-31"
+        elif self.doubt and self._all(texts, _MARKED):
+            self.doubt = f"has numbers with other marks, such as {self.kinds[-1]!r}"
+            self.remedy = "write the number alone"
         commas = [kind for kind in self.kinds if re.fullmatch(DECIMAL_COMMA, kind)]
         if not self.numeric and len(commas) > len(self.kinds) / 2:
             self.doubt = "has numbers with a decimal comma"
             self.remedy = "give data.decimal=comma"
 
+    def _all(self, texts: set[str], pattern: str) -> bool:
+        """Returns True if the column has texts that all fit a pattern, and no numbers."""
+        return bool(texts) and not self.numeric and all(re.fullmatch(pattern, t) for t in texts)
+
     def _doubt(self, values: pd.Series) -> str:
+        if not self.kinds:
+            return "is empty"
         if not self.dates and looks_like_id(values):
             return "looks like an id of rows"
         if len(self.kinds) < 2:

@@ -1,0 +1,141 @@
+"""``fedmtl check`` on tables as strangers have them: what a column seems to hold, and what is wrong."""
+
+import math
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fedmtl import cli
+from fedmtl.cli.check import _draft
+from fedmtl.cli.main import _COMMANDS
+from fedmtl.errors import ConfigError, DataError
+
+
+def visits(rows=48, **columns):
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame(
+        {
+            "ward": np.repeat([f"w{i}" for i in range(4)], rows // 4),
+            "age": rng.integers(18, 100, rows),
+            "days": rng.normal(3, 1, rows).round(2),
+        }
+    )
+    return frame.assign(**columns)
+
+
+@pytest.fixture
+def drafted(tmp_path, capsys, monkeypatch):
+    """Writes a table, and returns the settings and the lines of its draft."""
+    monkeypatch.chdir(tmp_path)
+
+    def draft(frame, **options):
+        frame.to_csv("t.csv", index=False)
+        target = "fedmtl.data.readers.table.read_table"
+        node = {"_target_": target, "path": "t.csv", "client": "ward", "target": "days"}
+        node |= {"classes": "infer"} | options
+        _draft(node)
+        return node, capsys.readouterr().out
+
+    return draft
+
+
+DAYS = pd.date_range("2020-01-28", periods=48)
+
+
+@pytest.mark.parametrize(
+    "form", ["%d.%m.%Y", "%m/%d/%Y", "%d-%m-%y", "%Y/%m/%d", "%d %b %Y", "%B %d, %Y"]
+)
+def test_dates_of_another_form_are_told_and_no_categories(drafted, form):
+    for dates in (DAYS, DAYS[:12].repeat(4)):  # of 12 distinct ones categories could be made
+        node, text = drafted(visits(seen=dates.strftime(form)))
+        assert "seen: " in text
+        assert "it has dates of another form, such as" in text
+        assert "left out of data.features (write them as 1980-01-31 to have it)" in text
+        assert "seen" not in node["bounds"]
+    node, _ = drafted(visits(seen=DAYS.strftime("%Y-%m-%d")))
+    assert node["bounds"]["seen"] == ["2020-01-01", "2020-12-31"]
+
+
+def test_numbers_with_marks_are_no_ids(drafted):
+    for form in ("{:.2f} d", "$1,{:06.2f}", "{:.2f}%"):
+        costs = [form.format(3 * value) for value in range(48)]
+        node, text = drafted(visits(cost=costs))
+        assert "it has numbers with other marks, such as" in text
+        assert "cost" not in node["features"]
+        with pytest.raises(
+            ConfigError, match=r"'days', which has numbers with other marks, .* or write"
+        ):
+            drafted(visits(days=costs))
+    node, text = drafted(visits(group=[f"{value % 5}0s" for value in range(48)]))
+    assert node["bounds"]["group"] == ["00s", "10s", "20s", "30s", "40s"]
+    _, text = drafted(visits(record=[f"r{value}" for value in range(48)]))
+    assert "it looks like an id of rows" in text
+
+
+def test_rows_that_repeat_and_columns_that_are_the_target_are_told(drafted):
+    frame = visits()
+    _, text = drafted(pd.concat([frame, frame.iloc[:7]]))
+    assert "7 of 55 rows repeat another one in every column" in text
+    _, text = drafted(frame.assign(copy=frame.days))
+    assert "; equal to days in every row: is it known before?" in text
+    assert "repeat" not in text
+    _, text = drafted(frame.assign(nothing=math.nan))
+    assert "nothing: no value in any row; it is empty: left out" in text
+
+
+def test_an_infinite_value_is_refused_by_its_line(drafted):
+    for column in ("age", "days"):
+        frame = visits().astype({column: float})
+        frame.loc[4, column] = -math.inf
+        with pytest.raises(
+            DataError, match=f"line 6, column '{column}' holds -inf; accepted: a finite"
+        ):
+            drafted(frame)
+
+
+def test_what_cannot_be_read_leaves_no_draft(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    visits(days=np.linspace(-1, 1, 48)).to_csv("t.csv", index=False)
+    words = ["check", "t.csv", "client=ward", "target=days"]
+    assert cli.main([*words, "data.target_scale=log"]) == 2
+    assert "a range of the target above 0" in capsys.readouterr().err
+    assert cli.main([*words, "loss=quantile:0.9"]) == 2
+    assert "no automatic settings to check" in capsys.readouterr().err
+    assert cli.main([*words, "--epsilon", "2"]) == 2
+    assert "privacy.epsilon=VALUE" in capsys.readouterr().err
+    assert not (tmp_path / "experiment").exists()
+
+
+def test_one_client_has_nobody_to_share_with(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    visits(ward="w").to_csv("t.csv", index=False)
+    assert cli.main(["check", "t.csv", "client=ward", "target=days"]) == 0
+    out = capsys.readouterr().out
+    assert "t.csv: 1 client, 1 features" in out
+    assert "one client: there is nobody to share with" in out
+    assert "nu is" not in out
+
+
+@pytest.mark.parametrize("name", ["predict", "export", "check", "adapt", "audit", "search"])
+def test_each_example_of_a_help_is_a_line(name, capsys):
+    with pytest.raises(SystemExit):
+        cli.main([name, "--help"])
+    text = capsys.readouterr().out
+    lines = text[text.index("\nexamples") :].split("\n\n")[0].splitlines()[2:]
+    assert lines
+    for line in lines:
+        command = line.startswith("  fedmtl ")
+        assert line.count("fedmtl ") == command
+        assert command or line.startswith("    ")
+
+
+def test_each_command_of_the_help_is_a_line(capsys):
+    assert cli.main(["--help"]) == 0
+    text = capsys.readouterr().out
+    usage = text[text.index("usage: ") :].split("\n\n")[0].splitlines()
+    for command in {*_COMMANDS, "resume"}:
+        assert any(line.startswith(f"       fedmtl {command} ") for line in usage)
+    for option in ("-m", "--cfg", "--config-dir", "--trust", "--debug", "--version"):
+        assert re.search(f"^  {option}\\b", text, re.MULTILINE)
