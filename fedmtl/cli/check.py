@@ -41,9 +41,9 @@ def check(words: list[str]) -> int:
     warnings and errors may speak of rows.
 
     examples
-      fedmtl check data=table data.path=visits.csv data.client=ward data.target=days
-      privacy.epsilon=3 fedmtl --config-dir . experiment=visits     a run of the draft, once you
-      have confirmed its bounds
+      fedmtl check visits.csv client=ward target=days privacy.epsilon=3
+      fedmtl --config-dir . experiment=visits
+          a run of the draft, once you have confirmed its bounds
     """
     parser = command_parser(check, "as for training")
     parser.add_argument(

@@ -76,7 +76,6 @@ def test_nodes_of_logarithms_learn_what_one_process_does(tmp_path):
     alone = replace(settings, data=data).fit()
     torch.testing.assert_close(result.shared, alone.shared, rtol=1e-4, atol=1e-5)
     scores = [alone.scores["shared"]["mse"][ward] for ward in WARDS]
-    assert result.final["mse"] == pytest.approx(np.mean(scores), rel=1e-3)
     assert np.mean(scores) < 0.2 * np.var(whole.cost)
 
 
