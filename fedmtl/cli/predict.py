@@ -39,11 +39,12 @@ def predict(words: list[str]) -> int:
     predicted_TARGET, and predicted_by, own or shared.
 
     examples
-      fedmtl predict outputs/2025-01-31/12-00-00 new.csv                     writes
-      new.predicted.csv fedmtl predict outputs/2025-01-31/12-00-00 new.csv --client ward-7     a
-      table without the column of the clients fedmtl predict outputs/2025-01-31/12-00-00/public
-      new.csv --output - --probabilities fedmtl predict outputs/2025-01-31/12-00-00 new.csv
-      separator=semicolon decimal=comma
+      fedmtl predict outputs/2025-01-31/12-00-00 new.csv
+          writes new.predicted.csv
+      fedmtl predict outputs/2025-01-31/12-00-00 new.csv --client ward-7
+          a table without the column of the clients
+      fedmtl predict outputs/2025-01-31/12-00-00/public new.csv --output - --probabilities
+      fedmtl predict outputs/2025-01-31/12-00-00 new.csv separator=semicolon decimal=comma
     """
     parser = command_parser(predict)
     parser.add_argument("folder", type=Path, help=_PLACES)
