@@ -85,6 +85,21 @@ def test_rows_that_repeat_and_columns_that_are_the_target_are_told(drafted):
     assert "nothing: no value in any row; it is empty: left out" in text
 
 
+def test_a_column_that_names_the_client_again_is_no_feature(drafted):
+    """With it, what the run learns is of no use for new clients, and a feature a client is noise."""
+    frame = visits()
+    code = frame.ward.str.upper()
+    node, text = drafted(frame.assign(code=code))
+    assert "code: 4 categories; it names the client" in text
+    assert node["features"] == ["age"]
+    node, _ = drafted(frame.assign(code=code), bounds={"code": ["W0", "W1", "W2", "W3"]})
+    assert node["features"] == ["age", "code"]
+    for shared in (code.replace("W3", "W2"), np.where(frame.age > 50, "old", code)):
+        node, text = drafted(frame.assign(code=shared))
+        assert "names the client" not in text
+        assert "code" in node["features"]
+
+
 def test_an_infinite_value_is_refused_by_its_line(drafted):
     for column in ("age", "days"):
         frame = visits().astype({column: float})

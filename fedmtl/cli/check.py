@@ -25,6 +25,8 @@ from .overrides import with_automatic
 from .parsers import command_parser
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from ..data.readers.summary import Summary
 
 MISSING = "???"
@@ -133,7 +135,12 @@ def _draft(node: Config) -> None:
     for name in chosen:
         column = Summary(table.frame[name])
         note = ""
-        if name not in bounds and column.doubt:
+        if name not in bounds and _names_clients(table.frame, name, node["client"], column):
+            note = (
+                "; it names the client, whose rows it would tell apart, and new clients have no "
+                "known one: left out of data.features (declare its data.bounds to have it)"
+            )
+        elif name not in bounds and column.doubt:
             note = f"; it {column.doubt}: left out of data.features ({column.remedy} to have it)"
         elif name not in bounds:
             bounds[name] = column.bounds
@@ -198,6 +205,15 @@ def _draft(node: Config) -> None:
         node["classes"] = made(node, "data").classes
     if column.numeric and node.get("classes") is None:
         bounds.setdefault(target, column.bounds)
+
+
+def _names_clients(frame: pd.DataFrame, name: str, client: str | None, column: Summary) -> bool:
+    """Return True if a column of texts has one value for each client, and another for every
+    client, as a code beside the name of a country."""
+    if client is None or column.numeric or column.dates:
+        return False
+    pairs = frame[[client, name]].dropna().astype(str).drop_duplicates()
+    return len(pairs) == pairs[client].nunique() == pairs[name].nunique() > 1
 
 
 def _check_target(name: str, column: Summary) -> None:
