@@ -28,7 +28,7 @@ from .._extras import extras
 
 with extras():
     from .node import client_app
-    from .population import population
+    from .population import population, with_target_range
     from .server import server_app
 
-__all__ = ["client_app", "population", "server_app"]
+__all__ = ["client_app", "population", "server_app", "with_target_range"]

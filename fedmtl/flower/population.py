@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -35,8 +35,6 @@ def population(
     integer: bool = False,
     public: Examples | None = None,
     domain: Domain | None = None,
-    target_range: tuple[float, float] | None = None,
-    target_scale: TargetScale = "linear",
     name: str = "population",
 ) -> FederatedDataset:
     """Makes the population from which a server draws cohorts: data without records.
@@ -51,10 +49,6 @@ def population(
         integer: True if features are whole numbers, such as tokens.
         public: examples that belong to no client, for an algorithm that takes some.
         domain: public bounds that every record keeps, if there are any.
-        target_range: of a real target of tables with ``data.bounds``, in its own units; each node
-            maps it to [-1, 1] and must have the same.
-        target_scale: of tables with ``data.target_scale``; ``"log"`` maps the logarithm of the
-            range.
         name: for messages and reports.
 
     Raises:
@@ -75,9 +69,6 @@ def population(
     x = torch.zeros(n, *shape, dtype=torch.int64 if integer else torch.float32)
     y = torch.zeros(n, *targets, dtype=torch.float32 if classes is None else torch.int64)
     records = Examples(x, y, torch.arange(n + 1))
-    limit = math.inf
-    if target_range is not None:
-        limit = 1.0
     return FederatedDataset(
         records,
         records,
@@ -87,10 +78,27 @@ def population(
         public=public,
         domain=domain,
         notes=(TRUST,),
-        limit=limit,
-        target_range=target_range,
-        target_scale=target_scale,
     )
+
+
+def with_target_range(
+    clients: FederatedDataset, low: float, high: float, scale: TargetScale = "linear"
+) -> FederatedDataset:
+    """Returns a population whose real target has a public range, as the tables of its nodes.
+
+    Every node maps the range to [-1, 1], and one with another range or scale takes no part.
+
+    Args:
+        clients: the population.
+        low: least target in its own units, as in ``data.bounds`` of each node.
+        high: largest target.
+        scale: as ``data.target_scale`` of each node; ``"log"`` maps the logarithm of the range.
+
+    Raises:
+        DataError: a range that is not above 0 with ``"log"``.
+    """
+    ends = (float(low), float(high))
+    return replace(clients, target_range=ends, target_scale=scale, limit=1.0, verify=False)
 
 
 def check_records(data: FederatedDataset, name: str, expected: FederatedDataset) -> None:
@@ -122,5 +130,5 @@ def check_records(data: FederatedDataset, name: str, expected: FederatedDataset)
             raise DataError(
                 f"the records of node {name!r} have {field} {here!r}; the population's is "
                 f"{there!r}. Give all nodes one range in data.bounds and one data.target_scale, "
-                "and population(..., target_range=(LOW, HIGH), target_scale=...) the same."
+                "and the population the same, with_target_range(population(...), LOW, HIGH)."
             )

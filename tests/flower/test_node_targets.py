@@ -13,7 +13,7 @@ from fedmtl.local.losses import Poisson
 
 pytest.importorskip("flwr", reason="the extra flower is not installed")
 
-from fedmtl.flower import client_app, population
+from fedmtl.flower import client_app, population, with_target_range
 from fedmtl.flower.node import Node
 from tests.flower.grid import LocalGrid
 from tests.flower.test_apps import run
@@ -31,11 +31,13 @@ def table(ward, high=40, scale="linear", low=1):
     return frame, load_data("table", path=frame, **options)
 
 
-def trainer(**facts):
-    settings = {"loss": facts.pop("loss", "auto")}
+def trainer(*units, **settings):
+    clients = population(WARDS, shape=(1,), classes=None)
+    if units:
+        clients = with_target_range(clients, *units)
     return Trainer(
         algorithm=FedAvg(local=LocalSGD(lr=0.3, steps=20, batch_size=None)),
-        data=population(WARDS, shape=(1,), classes=None, **facts),
+        data=clients,
         model=models.linear_regression(),
         schedule=FullParticipation(),
         privacy=ClientPrivacy(clip_norm=1.0, epsilon=float("inf"), delta=1e-3),
@@ -46,27 +48,27 @@ def trainer(**facts):
 
 
 @pytest.mark.parametrize(
-    ("facts", "high", "scale", "wrong"),
+    ("units", "high", "scale", "wrong"),
     [
-        ({"target_range": (1, 40), "target_scale": "log"}, 40, "linear", "target_scale 'linear'"),
-        ({"target_range": (1, 40)}, 40, "log", "target_scale 'log'; the population's is 'linear'"),
-        ({"target_range": (1, 40)}, 50, "linear", r"target_range \(1.0, 50.0\)"),
-        ({}, 40, "linear", r"target_range \(1.0, 40.0\); the population's is None"),
+        ((1, 40, "log"), 40, "linear", "target_scale 'linear'"),
+        ((1, 40), 40, "log", "target_scale 'log'; the population's is 'linear'"),
+        ((1, 40), 50, "linear", r"target_range \(1.0, 50.0\)"),
+        ((), 40, "linear", r"target_range \(1.0, 40.0\); the population's is None"),
     ],
 )
 def test_a_node_whose_targets_are_stored_otherwise_takes_no_part(
-    facts, high, scale, wrong, tmp_path
+    units, high, scale, wrong, tmp_path
 ):
     _, data = table("a", high, scale)
     with pytest.raises(DataError, match=wrong) as error:
-        Node(trainer(**facts), "a", lambda: data, tmp_path)
-    assert "population(..., target_range=(LOW, HIGH)" in str(error.value)
+        Node(trainer(*units), "a", lambda: data, tmp_path)
+    assert "with_target_range(population(...), LOW, HIGH)" in str(error.value)
 
 
 def test_nodes_of_logarithms_learn_what_one_process_does(tmp_path):
     """The released model, in the target's units, is that of a run on the table of all clients."""
     tables = {ward: table(ward, scale="log") for ward in WARDS}
-    settings = trainer(target_range=(1, 40), target_scale="log")
+    settings = trainer(1, 40, "log")
     server = replace(settings, folder=tmp_path / "server")
     app = client_app(server, lambda name, config: tables[name][1], folder=tmp_path / "nodes")
     result = run(server, LocalGrid(app, WARDS))
@@ -84,7 +86,7 @@ def test_a_node_of_counts_has_the_loss_of_its_range(tmp_path):
     counts = frame.assign(cost=frame.cost.round().astype(int))
     bounds = {"age": [20, 100], "cost": [0, 40]}
     data = load_data("table", path=counts, client="ward", target="cost", bounds=bounds)
-    node = Node(trainer(loss="poisson", target_range=(0, 40)), "a", lambda: data, tmp_path)
+    node = Node(trainer(0, 40, loss="poisson"), "a", lambda: data, tmp_path)
     assert node.problem.loss == Poisson(mapped=True)
     np.testing.assert_allclose(
         np.sort(node.problem.data.in_units(torch.cat([data.train.y, data.test.y]))),
