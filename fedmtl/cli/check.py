@@ -130,7 +130,8 @@ def _draft(node: Config) -> None:
     for name in (*chosen, str(target)):
         values = table.frame[name]
         if pd.api.types.is_float_dtype(values.dtype):
-            table.refuse((values.abs() == math.inf).to_numpy(bool), name, "a finite number")
+            endless = (values.abs() == math.inf).fillna(False)
+            table.refuse(endless.to_numpy(bool), name, "a finite number")
     goal = table.frame[str(target)].astype(str)
     for name in chosen:
         column = Summary(table.frame[name])
