@@ -8,7 +8,7 @@ from dp_accounting import dp_event
 from dp_accounting.pld import pld_pmf
 from scipy import optimize, stats
 
-from fedmtl.privacy.accounting import pld
+from fedmtl.privacy.accounting import composition, pld
 from fedmtl.privacy.accounting.composition import epsilon
 from fedmtl.privacy.accounting.knorm import KNormDpEvent
 from fedmtl.privacy.accounting.losses import PureDpEvent
@@ -181,3 +181,14 @@ def test_losses_beyond_float64_are_rounded_up() -> None:
 def test_a_pure_loss_of_any_size_composes_to_its_multiples(loss: float) -> None:
     for uses in (1, 3):
         assert epsilon(PureDpEvent(loss), uses, 1e-5) == pytest.approx(uses * loss, rel=1e-6)
+
+
+def test_the_worse_of_both_directions_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A unit removed, or one added: whichever has the larger losses."""
+    event = dp_event.PoissonSampledDpEvent(0.5, dp_event.GaussianDpEvent(1.37))
+    small, large = law(40, -20), law(40, 10)
+    for pair in (LossPair(small, large), LossPair(large, small)):
+        monkeypatch.setattr(composition, "_loss_pairs", lambda *_, pair=pair: [(pair, 1)])
+        value = composition._pld_epsilon(((event, 1),), 1, 1e-3, 1.0)
+        assert value == pytest.approx(pld.epsilon_at(large, 1e-3), rel=1e-6)
+        assert value > 2 * pld.epsilon_at(small, 1e-3)
