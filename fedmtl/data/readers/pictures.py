@@ -136,7 +136,7 @@ def _upright(image: Image.Image) -> Image.Image:
     return ImageOps.exif_transpose(image)
 
 
-def _shares(image: Image, where: str) -> np.ndarray:
+def _shares(image: Image.Image, where: str) -> np.ndarray:
     """Return the pixels of a grey image of more than 8 bits as shares of white: float32 (height,
     width) in [0, 1]."""
     tags = getattr(image, "tag_v2", {})
