@@ -12,7 +12,7 @@ import pandas as pd
 from alone import ALONE, ALONE_AVERAGED, OPEN
 from scores import interval
 from sweep import markdown, replace_section
-from tables import AUTOMATIC, AVERAGED, FINETUNED, NETWORK, SHARED, SHARED_NETWORK, SOURCES
+from tables import AUTOMATIC, AVERAGED, BEFORE, FINETUNED, NETWORK, SHARED, SHARED_NETWORK, SOURCES
 
 from fedmtl.report.canvas import drawing
 
@@ -114,14 +114,16 @@ def table(scores: Scores) -> str:
 
 
 def panel_table(scores: Scores) -> str:
-    """Return a line for each panel, unit and epsilon: automatic settings over each client's average of own models, over
-    its own tuned ridge regression and over what an analyst without privacy does."""
+    """Return a line for each panel, unit and epsilon: automatic settings over each client's average of own models, the
+    settings before over the same, and automatic settings over its own tuned ridge regression and over what an analyst
+    without privacy does. Before and now are the same where records are protected."""
     lines = []
     for cell in scores.cells():
         name, unit, epsilon = cell
-        ratios = [
+        now, *others = (
             shown(scores.ratio(cell, AUTOMATIC, other)) for other in (ALONE_AVERAGED, ALONE, OPEN)
-        ]
+        )
+        ratios = [now, shown(scores.ratio(cell, BEFORE, ALONE_AVERAGED)) or now, *others]
         shared = scores.ratio(cell, SHARED, ALONE_AVERAGED)
         lines.append(
             [
@@ -137,6 +139,7 @@ def panel_table(scores: Scores) -> str:
         "unit",
         "epsilon:",
         "automatic / local:",
+        "before / local:",
         "/ own ridge:",
         "/ by hand, not private:",
     ]

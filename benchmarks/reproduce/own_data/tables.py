@@ -29,6 +29,8 @@ from fedmtl.data.readers.adult import CATEGORIES  # noqa: E402
 from fedmtl.data.readers.movielens import read_movielens  # noqa: E402
 
 AUTOMATIC, SHARED = "automatic", "automatic, shared model"
+BEFORE = "automatic, before"
+"""The settings without votes, of epsilon for a client."""
 NETWORK, SHARED_NETWORK = "automatic, network", "automatic, shared network"
 FINETUNED, AVERAGED = "FedAvg, finetuned, by hand", "FedAvg, averaged, by hand"
 LEAST = 10  # rows of a client
