@@ -83,7 +83,7 @@ RANGES = (  # of fields by name, or by class and name; the rest of the floats ar
     (NUMBER, "MPMTL.alpha PublishedMPMTL.alpha MPMTLayers.alpha"),
     ((math.nan, math.inf, "other", None), "Affine.scale Affine.shift"),
     (WORD, "optimizer_name"),
-    ((-1, 1.5, True, "other"), "intercept_rounds"),
+    ((-1, 1.5, True, "other"), "intercept_rounds vote_rounds"),
     ((-1.0, "other"), "allocation"),
 )
 WRONG: dict[str, tuple[Any, ...]] = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, ClassVar
 
@@ -73,12 +73,14 @@ class Released:
         noise_std: returns the standard deviation (R,) float64 of the noise on a coordinate of a
             release, or on the diagonal of a matrix, by the release's name; 0 without noise.
         step: number of the round.
+        bounds: the norm C to which a client's row was clipped, by release; infinite without a clip.
     """
 
     values: Mapping[str, Tensor]
     denominator: float
     noise_std: Callable[[str], Tensor]
     step: int = 0
+    bounds: Mapping[str, float] = field(default_factory=dict)
 
 
 BASELINES: dict[str, type[Algorithm]] = {}
@@ -324,7 +326,8 @@ class Algorithm(Checked):
         values = {}
         for name, message in rows.items():
             values[name] = channel.release(name, message, clients)
-        released = Released(values, channel.denominator, channel.noise_std, block.first)
+        bounds = {name: channel.bound_of(name) for name in rows}
+        released = Released(values, channel.denominator, channel.noise_std, block.first, bounds)
         return self.server(problem, public, released)
 
     def personal(self, c: Cohort) -> Tensor:

@@ -29,7 +29,7 @@ from ..local.batches import batch_widths
 from ..local.losses import LOSSES, divergence_of
 from ..local.per_example import ALIKE, DropoutKeys, example_gradients
 from ..local.train import address_of
-from .base import Problem
+from .base import Problem, Public
 from .cohort import AFTER, Cohort
 
 FINETUNE_ROUND = AFTER - 1
@@ -86,6 +86,14 @@ class Personalization(Checked, ABC):
 
         Args:
             noise: see :func:`~fedmtl.contrib.automatic.noise_of`.
+        """
+        return self
+
+    def informed(self, public: Public) -> Self:
+        """Returns these settings with what else the run has released; unchanged by default.
+
+        Args:
+            public: the public state after the last round.
         """
         return self
 

@@ -39,10 +39,11 @@ from ..privacy import (
 )
 from ..privacy.row_terms import calibrated_release
 from .average import Average
-from .proximal_point import ProximalPoint
+from .proximal_point import ProximalPoint, vote_rounds
 
 LARGEST_COHORT = 300
 _INTERCEPT_ROUNDS = 4  # of the level of a real target, before its slopes
+_VOTE_ROUNDS = 2  # on the models that clients average, after the rounds of the model
 _CLIP_OF_RECORDS = 1.0  # of the gradient of a record
 _COUNT_SHARE = 0.1  # of the budget of a real target, for the quantile that the clip follows
 # the size of numbers that are not scaled, and records in which they are looked for
@@ -134,9 +135,12 @@ class Automatic:
                     kind = f"{quantile:g} quantile"
                 clip += f" at first, then about the {kind} of the updates' norms"
         schedule = self.schedule.bind(self.clients).describe()
+        rounds = f"{self.rounds} rounds"
+        if votes := vote_rounds(self.algorithm, self.rounds):
+            rounds += f" (the last {votes} of votes on models)"
         return textwrap.fill(
             f"automatic settings from public facts (nu = {self.noise:.3g}): "
-            f"{self.algorithm.title}, {self.rounds} rounds, {schedule}, {clip}, the mean of the "
+            f"{self.algorithm.title}, {rounds}, {schedule}, {clip}, the mean of the "
             f"last half of the models, then {self.finetune.text()}",
             width=120,
             subsequent_indent="  ",
@@ -185,20 +189,23 @@ def automatic(
     model: nn.Module | ModelFactory | None = None,
     rounds: int | None = None,
     schedule: Sampler | None = None,
+    averages: bool = True,
 ) -> Automatic:
     """Return settings for linear models of a real target or of classes, and for networks of
     classes.
 
     Real targets at the client level: 20 exact proximal steps, of which the first four move the
-    level alone, and a clip that follows the median norm of the updates, at first so that the noise
-    of a round is at most .1 in units of half the target range. Classes: 30 rounds, 100 from 300
-    clients on. At the record level each client takes one full-batch step in each of 60 rounds.
-    Networks have the rounds and the clip of classes, and local steps whose size each client adapts.
+    level alone, then two rounds of votes on the models that clients average, and a clip that
+    follows the median norm of the updates, at first so that the noise of a round is at most .1 in
+    units of half the target range. Classes: 30 rounds, 100 from 300 clients on. At the record level
+    each client takes one full-batch step in each of 60 rounds, without votes. Networks have the
+    rounds and the clip of classes, and local steps whose size each client adapts.
 
     Args:
         data: with declared bounds.
         privacy: its clip norm is chosen where it is None.
         model, rounds, schedule: that are set; None for those that are chosen.
+        averages: whether clients average models after the run, so that their votes are of use.
 
     Raises:
         ConfigError: several targets an example, or a network of real targets or at the record
@@ -231,7 +238,8 @@ def automatic(
         schedule = FullParticipation()
         if clients > LARGEST_COHORT and not records:
             schedule = PoissonSampling(cohort=LARGEST_COHORT)
-    usual = _usual_rounds(records, classes, clients)
+    votes = _VOTE_ROUNDS if averages else 0
+    usual = _usual_rounds(records, classes, clients, votes)
     if rounds is None:
         rounds = usual
     noise = noise_of(privacy, data, dimension, rounds, settled)
@@ -248,7 +256,11 @@ def automatic(
             algorithm = FedProx(mu=0.03, averaged=True, local=BackoffSGD())
         clip = min(1.5 if usual == 100 else 3.0, 0.06 * math.sqrt(dimension) / max(noise, 1e-9))
     else:
-        algorithm = ProximalPoint(averaged=True, intercept_rounds=_INTERCEPT_ROUNDS if level else 0)
+        algorithm = ProximalPoint(
+            averaged=True,
+            intercept_rounds=_INTERCEPT_ROUNDS if level else 0,
+            vote_rounds=votes,
+        )
         clip = _clip_of_numbers(privacy, noise, dimension, clients, schedule)
     if isinstance(privacy, ClientPrivacy) and privacy.clip_norm is None:
         privacy = replace(privacy, clip_norm=clip)
@@ -267,13 +279,13 @@ def _linear_model(data: FederatedDataset) -> ModelFactory:
     return softmax_regression()
 
 
-def _usual_rounds(records: bool, classes: bool, clients: int) -> int:
-    """Returns the number of rounds for the protected unit, the kind of target and the number of
-    clients."""
+def _usual_rounds(records: bool, classes: bool, clients: int, votes: int) -> int:
+    """Returns the number of rounds for the protected unit, the kind of target, the number of
+    clients, and the rounds of votes on models of a real target."""
     if records:
         return 60
     if not classes:
-        return 20
+        return 20 + votes
     if clients >= LARGEST_COHORT:
         return 100
     return 30

@@ -51,6 +51,23 @@ differ: first in their level. Of the weight of all models on the shared base, an
 without a penalty has .3, three penalties .2 each, and the intercept of the shared model .1; each is
 spread evenly over six lambda.
 
+*Votes.* A few rows do not tell how strong a penalty clients need; those of all clients do. In the
+last rounds of automatic settings every client with a real target sends a vote u_i on the M
+candidates (the ten of ``local`` as one, with the error at which the likelihood is their mean):
+
+    u_im  ~  mean of e_i over the candidates - e_im,     ||u_i|| = 1
+
+with e_im + e / n for e_im. The released mean u of these votes, with noise of the standard deviation
+s in each coordinate, enters the weights of every client, including those of new clients:
+
+    w_m  ~  prior_m * (e_m + e / n)^(-n / 4) * exp(min(15, 1 / (2 s)) u_m)
+
+These are exponential weights by the mean loss of the clients, each in its own unit (Vovk 1990;
+Littlestone and Warmuth 1994). The noise moves a log weight by half a unit at most. A vote has
+length 1, so one client moves the sum of votes by 1 if its data are taken away, and by 2 if they are
+replaced: it is clipped, noised and charged like the other rows of a run. One record can turn the
+vote of its client, so that votes are not taken where single records are protected.
+
 *Linear models of classes: in five folds.* The candidates are minimizers of the mean loss with a
 pull
 
@@ -71,7 +88,7 @@ is, with the weights of classes. Models of one path are averaged; of the two pat
 the one with more weight, since parameters of networks that have not moved together do not average.
 What nu means for networks is not known, and the prior is that without noise.
 
-Every number is a function of the client's own records and of what it starts from.
+Every number is a function of the client's own records and of what was released.
 """
 
 from __future__ import annotations
@@ -88,7 +105,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .._check import Range
-from ..algorithms.base import Algorithm, Problem
+from ..algorithms.base import Algorithm, Problem, Public
 from ..algorithms.cohort import AFTER, Cohort, Own
 from ..algorithms.finetune import Personalization
 from ..algorithms.linear.classes import fit_classes, flat, layers, log_likelihoods
@@ -127,6 +144,9 @@ _ODDS_OF_NUMBERS = 1 / 2  # of the local models without noise, for real targets
 _ODDS_OF_CLASSES = 1 / 9
 _LOUD = 4.0  # the noise that doubles these odds for a client with few records
 _USUAL_SPREAD = 0.3  # of a client's targets, in units of half their public range
+VOTES = 15.0
+"""The most that the mean vote of clients weighs."""
+_VOTE_NOISE = 0.5  # the largest standard deviation of the noise of log weights by votes
 _LIKELIHOOD = 0.1  # weight of the log likelihood beside the hits
 
 
@@ -141,9 +161,12 @@ class Average(Personalization):
         noise: nu of the released model, by which the prior weight of the models of a client's own
             records rises, at least 0; infinite leaves all others out. None: that of the run, see
             :func:`~fedmtl.contrib.automatic.noise_of`.
+        votes: log weights of the candidates for a real target by the votes of the clients, that
+            of ``local`` first; a run with :attr:`ProximalPoint.vote_rounds` fills them in. Empty
+            for none.
 
     Raises:
-        ConfigError: a noise below 0.
+        ConfigError: a noise below 0, or votes that are not finite.
 
     Example:
         >>> from fedmtl import Average, FullParticipation, ProximalPoint, Trainer, load_data, models
@@ -162,9 +185,22 @@ class Average(Personalization):
     """
 
     noise: Annotated[float, Range(lambda v: v >= 0, "a number of at least 0")] | None = None
+    votes: tuple[float, ...] = ()
 
     kind = "average"
     parts: ClassVar[tuple[str, ...]] = PARTS
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        numbers = isinstance(self.votes, list | tuple) and all(
+            isinstance(vote, int | float) and math.isfinite(vote) for vote in self.votes
+        )
+        if not numbers:
+            raise ConfigError(
+                f"Average.votes is {self.votes!r}; accepted: a list of finite numbers, which a run "
+                "with vote_rounds fills in."
+            )
+        object.__setattr__(self, "votes", tuple(self.votes))
 
     def text(self) -> str:
         return "average of models"
@@ -176,17 +212,31 @@ class Average(Personalization):
             ConfigError: what is accepted.
         """
         try:
-            check_linear(problem)
+            bias = check_linear(problem)
         except ModelError as error:
             if problem.loss is not cross_entropy:
                 raise ConfigError(
                     f"finetune is 'average', but {error} Use finetune 'kl' or 'mean'."
                 ) from error
+            return
+        if problem.loss in (mse, half_mse) and len(self.votes) not in (0, vote_size(bias)):
+            raise ConfigError(
+                f"Average.votes has {len(self.votes)} numbers, but clients of this model average "
+                f"{vote_size(bias)} candidates; leave it out."
+            )
 
     def resolved(self, noise: float) -> Self:
         if self.noise is None:
             return replace(self, noise=noise)
         return self
+
+    def informed(self, public: Public) -> Self:
+        if "votes" not in public:
+            return self
+        weight = VOTES
+        if noise := float(public["vote_noise"]):
+            weight = min(VOTES, _VOTE_NOISE / noise)
+        return replace(self, votes=tuple((weight * public["votes"].double()).tolist()))
 
     def reach(self, problem: Problem, start: Tensor, clients: Tensor) -> Tensor:
         starts = start.expand(len(clients), -1)
@@ -215,7 +265,9 @@ class Average(Personalization):
             # of records that are too large for float64 the released model stays
             with np.errstate(all="ignore"), suppress(np.linalg.LinAlgError):
                 if problem.loss in (mse, half_mse):
-                    averaged = average_numbers(x, y, base, bias, noise, problem.data.limit)
+                    averaged = average_numbers(
+                        x, y, base, bias, noise, problem.data.limit, self.votes
+                    )
                 else:
                     fold = _fold(problem, client, len(x))
                     prior = prior_of_local(noise, len(x), problem.dimension, _ODDS_OF_CLASSES)
@@ -271,9 +323,102 @@ def noise_at(noise: float, spread: float) -> float:
     return noise * max(1.0, _USUAL_SPREAD / spread)
 
 
+@dataclass(frozen=True)
+class Candidates:
+    """The linear models of a real target among which a client averages, those of ``local`` first.
+
+    Attributes:
+        models: (m, p).
+        errors: mean squares of the residuals left out, with e / n, (m,).
+        evidence: log evidence of each by the client's own records, (m,).
+        weights: prior weight of each among those of ``local``, or among the others, (m,).
+        parts: (m,), of which of the :data:`PARTS` each is.
+        spread: root mean square error of the client's own mean, left out one at a time.
+    """
+
+    models: Array
+    errors: Array
+    evidence: Array
+    weights: Array
+    parts: NDArray[np.int64]
+    spread: float
+
+    @classmethod
+    def of(cls, x: Array, y: Array, shared: Array, bias: bool, limit: float) -> Candidates:
+        """Returns the candidates of a client; see :func:`average_numbers`."""
+        records = Records.of(x, y, bias, limit)
+        own, own_errors = records.fits(
+            np.zeros_like(shared), 0.0 if bias else math.inf, LOCAL_RIDGES
+        )
+        models = [own]
+        errors = [own_errors]
+        weights = [np.full(len(own), 1 / len(own))]
+        parts = [np.full(len(own), PARTS.index("local"))]
+        for kappa, weight in intercept_ridges(bias).items():
+            found, found_errors = records.fits(shared, kappa, SLOPE_RIDGES)
+            part = np.full(len(found), PARTS.index("ridge"))
+            part[-1] = PARTS.index("shared" if kappa == math.inf else "intercept")
+            models.append(found)
+            errors.append(found_errors)
+            weights.append(np.full(len(found), weight / len(found)))
+            parts.append(part)
+        floored = np.concatenate(errors) + own_errors.min() / len(x) + 1e-300
+        return cls(
+            np.concatenate(models),
+            floored,
+            -len(x) / 4 * np.log(floored),
+            np.concatenate(weights),
+            np.concatenate(parts),
+            math.sqrt(own_errors[-1]),
+        )
+
+
+def intercept_ridges(bias: bool) -> dict[float, float]:
+    """The penalties of an own intercept on the shared base, with their prior weights."""
+    if not bias:
+        return {math.inf: 1.0}
+    return dict(zip(INTERCEPT_RIDGES, INTERCEPT_WEIGHTS, strict=True))
+
+
+def vote_size(bias: bool) -> int:
+    """The number of candidates of which a client sends a vote, those of ``local`` as one."""
+    return 1 + len(intercept_ridges(bias)) * len(SLOPE_RIDGES)
+
+
+@np.errstate(all="ignore")
+def vote(x: Array, y: Array, shared: Array, bias: bool, limit: float) -> Array:
+    """The vote of a client on the candidates: how far the error of each lies below their mean, as a
+    vector of length 1.
+
+    Args:
+        x, y, shared, bias, limit: see :func:`average_numbers`.
+
+    Returns:
+        (:func:`vote_size`,), that of ``local`` first; zeros if a candidate is not finite, or if all
+        are alike.
+    """
+    found = Candidates.of(x, y, shared, bias, limit)
+    own = len(LOCAL_RIDGES)
+    # the evidence of an average is the mean of the evidences
+    local = np.logaddexp.reduce(found.evidence[:own] + np.log(found.weights[:own]))
+    errors = np.append(np.exp(-4 / len(x) * local), found.errors[own:])
+    gains = errors.mean() - errors
+    length = np.linalg.norm(gains)
+    if not 0 < length < math.inf:
+        return np.zeros_like(gains)
+    direction: Array = gains / length
+    return direction
+
+
 @np.errstate(all="ignore")
 def average_numbers(
-    x: Array, y: Array, shared: Array, bias: bool, noise: float, limit: float
+    x: Array,
+    y: Array,
+    shared: Array,
+    bias: bool,
+    noise: float,
+    limit: float,
+    votes: Sequence[float] = (),
 ) -> tuple[Array, Array]:
     """A client's average of linear models of a real target, and the weights of the :data:`PARTS`.
 
@@ -285,33 +430,18 @@ def average_numbers(
             own.
         noise: nu of the released model; infinite for ``local`` alone.
         limit: predictions are cut off at this absolute value; infinite for none.
+        votes: log weights of the candidates by the votes of clients, see :attr:`Average.votes`.
 
     Returns:
         The model (p,), and the four weights, which add up to 1.
     """
-    records = Records.of(x, y, bias, limit)
-    own, own_errors = records.fits(np.zeros_like(shared), 0.0 if bias else math.inf, LOCAL_RIDGES)
-    prior = prior_of_local(
-        noise_at(noise, math.sqrt(own_errors[-1])), len(x), len(shared), _ODDS_OF_NUMBERS
-    )
-    models = [own]
-    errors = [own_errors]
-    priors = [np.full(len(own), prior / len(own))]
-    parts = [np.full(len(own), PARTS.index("local"))]
-    kappas = dict(zip(INTERCEPT_RIDGES, INTERCEPT_WEIGHTS, strict=True))
-    if not bias:
-        kappas = {math.inf: 1.0}
-    for kappa, weight in kappas.items():
-        found, found_errors = records.fits(shared, kappa, SLOPE_RIDGES)
-        part = np.full(len(found), PARTS.index("ridge"))
-        part[-1] = PARTS.index("shared" if kappa == math.inf else "intercept")
-        models.append(found)
-        errors.append(found_errors)
-        priors.append(np.full(len(found), (1 - prior) * weight / len(found)))
-        parts.append(part)
-    floor = own_errors.min() / len(x) + 1e-300
-    logs = -len(x) / 4 * np.log(np.concatenate(errors) + floor) + np.log(np.concatenate(priors))
-    return _averaged(np.concatenate(models), logs, np.concatenate(parts))
+    found = Candidates.of(x, y, shared, bias, limit)
+    prior = prior_of_local(noise_at(noise, found.spread), len(x), len(shared), _ODDS_OF_NUMBERS)
+    groups = np.where(found.parts == PARTS.index("local"), prior, 1 - prior)
+    logs = found.evidence + np.log(groups * found.weights)
+    if len(votes):
+        logs += np.append(np.full(len(LOCAL_RIDGES), votes[0]), votes[1:])
+    return _averaged(found.models, logs, found.parts)
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,19 @@ In the first rounds the level of a real target can be learned by itself (``inter
 client then sends the mean of its residuals as the change of the bias, and the server moves the bias
 alone. Without these rounds a level far from 0 is first spread over all features, and clients with
 little variation in their features take many rounds to undo it.
+
+In the last rounds clients can vote on the models that ``finetune=average`` averages
+(``vote_rounds``). The row of a client has D coordinates of the model and one for each candidate;
+in the last rounds the first are zero, and the others its :func:`~fedmtl.contrib.average.vote` on
+the candidates from the released model. So a vote is the release of a round, charged, clipped and
+noised like any other, and the model stays as it is. Only the direction of a vote counts: the row is
+so long that the clip gives it the length C, and the server divides by C. In other rounds the noise
+on the coordinates of the candidates is released with the row, and not used.
 """
 
 from __future__ import annotations
 
+import math
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -27,7 +36,7 @@ import torch
 from torch import Tensor
 
 from .._check import Count, Positive, Whole
-from ..algorithms.base import Algorithm, Problem, Public, Released
+from ..algorithms.base import Algorithm, Problem, Public, Released, State
 from ..algorithms.cohort import Cohort, Own, Rows
 from ..algorithms.fedavg import FedAvg
 from ..algorithms.linear.classes import fit_classes, flat, layers
@@ -35,7 +44,10 @@ from ..algorithms.linear.data import Array, check_linear, records_of
 from ..errors import ConfigError
 from ..local.losses import half_mse, mse
 from ..privacy import BoundSampler, ReleasePlan
-from .average import LocalAverage
+from .average import LocalAverage, vote, vote_size
+
+_ROUNDS_PER_VOTE = 10  # of the run, at least
+_FAR = 1e6  # length of a vote before the clip, above any clip norm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +59,8 @@ class ProximalPoint(FedAvg):
         steps: accelerated steps of a model of classes.
         intercept_rounds: number of first rounds that move the bias alone, at most half of the
             rounds; of a real target.
+        vote_rounds: number of last rounds in which clients vote on the candidates of
+            ``finetune=average``, at most a tenth of the rounds; of a real target.
         averaged, server_lr, server_optimizer, weights, cap: see :class:`FedAvg`.
 
     Example:
@@ -68,6 +82,7 @@ class ProximalPoint(FedAvg):
     mu: Positive = 0.03
     steps: Count = 20
     intercept_rounds: Whole = 0
+    vote_rounds: Whole = 0
     local: ClassVar[None] = None  # type: ignore[assignment, misc]  # the objective is minimized
 
     name = "proximal_point"
@@ -81,43 +96,84 @@ class ProximalPoint(FedAvg):
 
     def plan(self, problem: Problem, schedule: BoundSampler) -> tuple[ReleasePlan, ...]:
         bias = check_linear(problem)  # refuses other models before anything is charged
-        if self.intercept_rounds and not (bias and problem.loss in (mse, half_mse)):
-            given = f"{type(self).__name__}.intercept_rounds is {self.intercept_rounds}"
+        number = problem.loss in (mse, half_mse)
+        name = type(self).__name__
+        if self.intercept_rounds and not (bias and number):
+            given = f"{name}.intercept_rounds is {self.intercept_rounds}"
             raise ConfigError(f"{given}, but the model has classes or no bias; leave it out.")
-        return super().plan(problem, schedule)
+        if self.vote_rounds and not number:
+            given = f"{name}.vote_rounds is {self.vote_rounds}"
+            raise ConfigError(f"{given}, but the model has classes; leave it out.")
+        update, *others = super().plan(problem, schedule)
+        model = problem.dimension
+        row = replace(update, dimension=model + self._votes(problem), model=model)
+        return (row, *others)
+
+    def init(self, problem: Problem, replicates: int = 1) -> State:
+        state = super().init(problem, replicates)
+        if votes := self._votes(problem):
+            state.public["votes"] = problem.initial.new_zeros(votes)  # their mean so far
+            state.public["vote_noise"] = problem.initial.new_zeros(1)  # its standard deviation
+        return state
 
     def local_baseline(self) -> Algorithm | None:
         return LocalAverage()
 
     def update(self, c: Cohort) -> tuple[Rows, Own]:
         problem = c.problem
-        shared = c.shared.double().cpu().numpy()
+        votes = c.round >= self._model_rounds(problem)
+        shared = c.public[self.released_name if votes else "global"].double().cpu().numpy()
         bias = check_linear(problem)
-        rows = np.zeros((len(c.ids), len(shared)))
+        rows = np.zeros((len(c.ids), problem.dimension + self._votes(problem)))
         for place, client in enumerate(c.ids.tolist()):
             x, y = records_of(problem, client)
             if not len(x):
                 continue
-            if bias:
-                x = np.concatenate([x, np.ones((len(x), 1))], 1)
             # records that are too large for float64 give a row of zeros, and no error
             with np.errstate(all="ignore"), suppress(np.linalg.LinAlgError):
+                if votes:
+                    direction = vote(x, y, shared, bias, problem.data.limit)
+                    rows[place, problem.dimension :] = _FAR * direction
+                    continue
+                if bias:
+                    x = np.concatenate([x, np.ones((len(x), 1))], 1)
                 if c.round < self._first_rounds(problem):
-                    rows[place, -1] = (y - x @ shared).mean()
+                    rows[place, problem.dimension - 1] = (y - x @ shared).mean()
                 else:
-                    rows[place] = self._change(problem, x, y, shared, bias)
+                    change = self._change(problem, x, y, shared, bias)
+                    rows[place, : problem.dimension] = change
         return torch.from_numpy(rows).to(c.initial), c.own
 
     def server(self, problem: Problem, public: Public, released: Released) -> dict[str, Tensor]:
+        update = released.values["update"]
+        number = released.step - self._model_rounds(problem)  # of the votes
+        if number >= 0:
+            scale = min(released.bounds.get("update", math.inf), _FAR)
+            mean = public["votes"]
+            mean = mean + (update[problem.dimension :].to(mean) / scale - mean) / (number + 1)
+            noise = released.noise_std("update")[:1] / scale / math.sqrt(number + 1)
+            return {**public, "votes": mean, "vote_noise": noise.to(mean)}
+        update = update[: problem.dimension]
         if released.step < self._first_rounds(problem):
             # the slopes of the release are noise alone
-            update = torch.zeros_like(released.values["update"])
-            update[-1] = released.values["update"][-1]
-            released = replace(released, values={**released.values, "update": update})
+            level = torch.zeros_like(update)
+            level[-1] = update[-1]
+            update = level
+        released = replace(released, values={**released.values, "update": update})
         return super().server(problem, public, released)
 
     def _first_rounds(self, problem: Problem) -> int:
         return min(self.intercept_rounds, problem.rounds // 2)
+
+    def _model_rounds(self, problem: Problem) -> int:
+        """Returns the number of rounds before those of votes."""
+        return problem.rounds - vote_rounds(self, problem.rounds)
+
+    def _votes(self, problem: Problem) -> int:
+        """Returns the length of a vote; 0 without a round of votes."""
+        if self._model_rounds(problem) == problem.rounds:
+            return 0
+        return vote_size(check_linear(problem))
 
     def _change(self, problem: Problem, x: Array, y: Array, shared: Array, bias: bool) -> Array:
         """Returns the change v_k - w^t (D,) of a client.
@@ -137,3 +193,10 @@ class ProximalPoint(FedAvg):
         fit = fit_classes(x, y.astype(np.int64), start, np.array([self.mu]), self.steps)
         change: Array = flat(fit, bias)[0] - shared
         return change
+
+
+def vote_rounds(algorithm: Algorithm, rounds: int) -> int:
+    """Returns the number of rounds of votes in a run of ``rounds`` rounds; 0 of other methods."""
+    if not isinstance(algorithm, ProximalPoint):
+        return 0
+    return min(algorithm.vote_rounds, rounds // _ROUNDS_PER_VOTE)

@@ -255,7 +255,7 @@ class Node:
         public = self._public(content)
         row = self.algorithm.personal(Cohort(self.problem, ONE, public, own))
         shared = self.algorithm.shared(State(public, self.first.private))
-        scored = self._scored(row, shared)
+        scored = self._scored(row, shared, public)
         model = folder / "model.safetensors"
         write_model(model, self.problem, scored.personal[0], bound_note(self.bound))
         (scores,) = client_rows(scored, (self.name,))
@@ -265,7 +265,7 @@ class Node:
         logger.info("%s has its model: %s", self.name, model)
         return pack({})
 
-    def _scored(self, row: Tensor, shared: Tensor | None) -> Scored:
+    def _scored(self, row: Tensor, shared: Tensor | None, public: Mapping[str, Tensor]) -> Scored:
         """Returns the client's model (1, D) with its scores, perhaps finetuned."""
         trainer = self.trainer
         problem = self.problem
@@ -289,7 +289,7 @@ class Node:
         result, *_ = finetuned(
             scored,
             problem,
-            trainer.finetune,
+            trainer.finetune.informed(public),
             name=self.algorithm.name,
             validation=self.validation,
             metrics=metrics,

@@ -53,6 +53,10 @@ class ReleasePlan:
             algorithm that ``accepts_empty_clients`` do. A client whose data are replaced by nothing
             then replaces its row by another.
 
+        model: number of the coordinates that move a model, if others are for a few steps alone.
+            What a run says of the noise on a model counts only these; the noise is on all. None:
+            all of them.
+
     Raises:
         ConfigError: an empty name or one that ends in ``/count``, a dimension or number of
             trainings below 1, or weights that are not positive and 1 on average.
@@ -66,6 +70,7 @@ class ReleasePlan:
     allocation: tuple[float, ...] | None = None
     rows: RowNoise | None = None
     without_data: bool = False
+    model: int | None = None
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -90,6 +95,13 @@ class ReleasePlan:
         if self.allocation is None:
             return 1.0
         return self.allocation[use]
+
+    @property
+    def model_size(self) -> int:
+        """Return the number of noised coordinates that move a model."""
+        if self.model is None:
+            return self.size
+        return self.model
 
     @property
     def size(self) -> int:

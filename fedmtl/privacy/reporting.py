@@ -68,11 +68,11 @@ def signal_to_noise(channel: Rounds | Activations) -> SignalToNoise | None:
     loudest = max(
         channel.releases.values(),
         key=lambda release: (
-            release.noise_std * math.sqrt(release.size) / release.contribution_bound
+            release.noise_std * math.sqrt(release.model_size) / release.contribution_bound
         ),
     )
     return SignalToNoise(
-        loudest.noise_std * math.sqrt(loudest.size),
+        loudest.noise_std * math.sqrt(loudest.model_size),
         loudest.contribution_bound,
         # An adaptive clip norm is known in advance for the first round alone.
         first=_adaptive(channel) is not None,

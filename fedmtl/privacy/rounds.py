@@ -320,6 +320,11 @@ class Rounds(Channel):
             return self._sum(release, row, torch.zeros(1, dtype=torch.int64))[None]
         return self.clip(name, row.detach().cpu().double())
 
+    def bound_of(self, name: str) -> float:
+        """Return the norm C to which rows were clipped in the round that has begun; infinite
+        without a clip."""
+        return self._begun(name).mechanisms[name].bound
+
     def noise_std(self, name: str) -> Tensor:
         self._declared(name)
         if self._receipt is None:

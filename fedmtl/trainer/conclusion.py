@@ -13,17 +13,25 @@ from .aggregates import numbers_of
 from .coding import Coding
 from .constants import constant_loss, own_constants
 from .metrics import main_metric
-from .personalize import finetuned, not_covered
+from .personalize import finetuned, not_covered, terms_of
 from .result import Result
 
 if TYPE_CHECKING:
     from .run import Run
+    from .trainer import Trainer
 
 
 OUTSIDE = (
     "the {count} runs behind a band: an epsilon covers one run, and figures of several show more "
     "(what is said here of epsilon, budget and noise is the largest of any run)"
 )
+
+
+def informed(settings: Trainer, state: State) -> Trainer:
+    """Returns the settings whose finetuning has what else the run has released beside the model."""
+    if settings.finetune is None:
+        return settings
+    return replace(settings, finetune=settings.finetune.informed(state.public))
 
 
 def conclude(run: Run, state: State, step: int, stopped: str) -> Result:
@@ -87,7 +95,7 @@ def conclude(run: Run, state: State, step: int, stopped: str) -> Result:
         constants=own_constants(evaluated),
         constant=constant_loss(evaluated),
         coding=Coding.of(problem.data, problem.loss, run.algorithm.loss),
-        **run.plan.facts,
+        **{**run.plan.facts, "terms": terms_of(run.settings)},
     )
 
 

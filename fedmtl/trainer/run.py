@@ -20,7 +20,7 @@ from ..schedules import Block, BoundSchedule, rounds
 from .aggregates import bands
 from .callbacks import Callback, ProgressBar
 from .checkpoint import Checkpoint
-from .conclusion import conclude, with_finetuned
+from .conclusion import conclude, informed, with_finetuned
 from .engine import Engine
 from .evaluation import Metrics
 from .folder import RunFolder
@@ -113,8 +113,7 @@ class Run:
         return result
 
     def _start(self, checkpoint: Checkpoint | None) -> tuple[State, int]:
-        """Returns the state and the number of steps done at the start: those of the checkpoint, or
-        the algorithm's own and 0."""
+        """Returns the state and the number of steps at the start, of the checkpoint if any."""
         state = self.engine.init(self)
         step = 0
         tally = Tally()
@@ -185,6 +184,7 @@ class Run:
             # All ranks end together, so that none waits for one that has left.
             if self.ranks.share(interrupted):
                 raise KeyboardInterrupt
+            self.settings = informed(self.settings, state)
             outcome = conclude(self, state, step, stopped)
             return outcome
         finally:  # also after an interruption, with None

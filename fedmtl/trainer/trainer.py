@@ -17,7 +17,7 @@ from ..algorithms.base import Algorithm, Problem
 from ..algorithms.finetune import Personalization
 from ..algorithms.local import Local
 from ..contrib.automatic import automatic, is_linear, noise_of, unscaled
-from ..contrib.average import LocalAverage
+from ..contrib.average import Average, LocalAverage
 from ..data import FederatedDataset
 from ..errors import ConfigError
 from ..local import Execution
@@ -208,7 +208,8 @@ class Trainer:
             for name in ("model", "rounds", "schedule")
             if name not in left
         }
-        chosen = automatic(self.data, self.privacy, **set_here)
+        averages = "finetune" in left or isinstance(self.finetune, Average)
+        chosen = automatic(self.data, self.privacy, averages=averages, **set_here)
         logger.info("%s", chosen.text())
         if self.progress:
             print(chosen.text(), file=sys.stderr)

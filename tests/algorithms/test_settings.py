@@ -90,6 +90,7 @@ OTHERS: dict[str, dict[str, Any]] = {  # another value of every field
     "ProximalPoint": {
         "mu": 0.5, "steps": 3, "averaged": True, "server_lr": 0.5, "weights": "examples", "cap": 9,
         "server_optimizer": SERVER["server_optimizer"], "intercept_rounds": 1,
+        "vote_rounds": 1,
     },
     "PriorLayers": {"layers": ("3",), "ridge": 0.3, "side": "output", "scale": 0.5, "local": SOLVER},
     "PrivatePrior": BOUNDS | {

@@ -70,7 +70,7 @@ def test_nu_is_the_noise_of_a_round_over_the_clip(schedule) -> None:
     chosen = automatic(numbers(30), privacy, **settings)
     assert chosen.noise == pytest.approx(measured, rel=5e-3)
     assert (chosen.rounds, chosen.schedule) == (
-        (7, schedule) if settings else (20, FullParticipation())
+        (7, schedule) if settings else (22, FullParticipation())
     )
     assert max(map(len, chosen.text().splitlines())) <= 120
     assert ", clip 0.2, " in " ".join(chosen.text().split())
@@ -334,7 +334,7 @@ def test_the_outlook_before_training() -> None:
         data, ClientPrivacy(epsilon=math.inf)
     )
     named = float(text.split("nu is 1 at epsilon ")[1].split(",")[0])
-    assert noise_of(ClientPrivacy(epsilon=named), data, 3, 20) == pytest.approx(1, rel=0.06)
+    assert noise_of(ClientPrivacy(epsilon=named), data, 3, 22) == pytest.approx(1, rel=0.06)
     assert "nu is 1 at epsilon 150, or" in check(numbers(1), ClientPrivacy(epsilon=1.0), rounds=60)
     assert "private" not in check(data, ClientPrivacy(epsilon=0.5), public=True)
     other = replace(data, train=numbers(12, seed=5).train)
