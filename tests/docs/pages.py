@@ -39,7 +39,7 @@ _BLOCK = re.compile(
     r"(?P<comments>(?:^<!--[^\n]*-->\n+)*)^```(?P<language>\w+)(?P<options>[^\n]*)\n(?P<text>.*?)^```$",
     re.DOTALL | re.MULTILINE,
 )
-_SMALL = {
+_SMALL: dict[str, str | int] = {
     "data.clients": 20,
     "data.tasks": 4,
     "data.agents": 6,
@@ -114,6 +114,8 @@ def small_settings(words: list[str]) -> list[str]:
     }
     if OmegaConf.select(config, "replicates") == 1:
         del sizes["replicates"]
+    if "finetune=kl" in words:
+        sizes["finetune.local.epochs"] = 1  # of twenty, and of every run of a sweep
     if (
         "clocks" in (OmegaConf.select(config, "schedule._target_") or "").lower()
     ):  # algorithm=auto has none
