@@ -204,7 +204,9 @@ def automatic(
     Args:
         data: with declared bounds.
         privacy: its clip norm is chosen where it is None.
-        model, rounds, schedule: that are set; None for those that are chosen.
+        model: the one that is set; None chooses one.
+        rounds: the number that is set; None chooses one.
+        schedule: the one that is set; None chooses one.
         averages: whether clients average models after the run, so that their votes are of use.
 
     Raises:

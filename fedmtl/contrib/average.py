@@ -391,7 +391,11 @@ def vote(x: Array, y: Array, shared: Array, bias: bool, limit: float) -> Array:
     vector of length 1.
 
     Args:
-        x, y, shared, bias, limit: see :func:`average_numbers`.
+        x: see :func:`average_numbers`.
+        y: see :func:`average_numbers`.
+        shared: see :func:`average_numbers`.
+        bias: see :func:`average_numbers`.
+        limit: see :func:`average_numbers`.
 
     Returns:
         (:func:`vote_size`,), that of ``local`` first; zeros if a candidate is not finite, or if all
@@ -522,10 +526,12 @@ def average_classes(
     :data:`PARTS`.
 
     Args:
-        x, y: (n, d) and labels (n,), its records.
+        x: (n, d), its records.
+        y: (n,), their labels.
         shared: (p,), the parameters [weights (C, d), biases (C)] of the released model; C = 1 for a
             logistic one.
-        bias, prior: see :func:`average_numbers`.
+        bias: see :func:`average_numbers`.
+        prior: see :func:`average_numbers`.
         fold: (n,), the fold of each record.
     """
     if bias:
@@ -605,7 +611,10 @@ def _paths(
     model for those without prior weight.
 
     Args:
-        problem, starts, clients, prior: see :func:`_average_networks`.
+        problem: see :func:`_average_networks`.
+        starts: see :func:`_average_networks`.
+        clients: see :func:`_average_networks`.
+        prior: see :func:`_average_networks`.
         rows: the records of each client, by their number among all.
     """
     counts = torch.zeros(problem.clients, dtype=torch.int64)

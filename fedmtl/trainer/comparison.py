@@ -183,7 +183,8 @@ def _headline(mean: int, better: float, worse: float) -> str:
 
     Args:
         mean: 1 if the mean of the metric is better, 0 if it is equal, -1 if it is worse.
-        better, worse: shares of the clients.
+        better: share of the clients that are better off.
+        worse: share of the clients that are worse off.
     """
     words = {1: "better than alone", 0: "the same as alone", -1: "worse than alone"}
     if mean <= 0 and better > 0.5:
