@@ -143,7 +143,7 @@ def _check_one_target(values: Iterable[Any], where: str, target: str) -> None:
     first = None
     for row, value in enumerate(values):
         size = None
-        if isinstance(value, (list, tuple)) or getattr(value, "ndim", 0):
+        if isinstance(value, (list, tuple)) or getattr(value, "ndim", 0) > 0:
             size = len(value)
         if row == 0:
             first = size
