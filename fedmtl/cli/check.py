@@ -16,7 +16,6 @@ import yaml
 from .._text import shown
 from .._yaml import yaml_text
 from ..errors import ConfigError
-from ..local.losses import is_of_numbers, name_of, resolve_loss
 from ..report.tables import write_text
 from .build import made, settings
 from .config import Config, compose, resolve
@@ -52,6 +51,9 @@ def check(words: list[str]) -> int:
         "--public", action="store_true", help="print no line that is computed from values"
     )
     options = parser.parse_intermixed_args(words)
+    # PyTorch is imported for a check, and not for its help.
+    from ..local.losses import is_of_numbers, name_of, resolve_loss
+
     overrides = with_automatic(options.overrides)
     config = resolve(compose(overrides))
     objects = settings(config)

@@ -335,7 +335,11 @@ def test_the_outlook_before_training() -> None:
     )
     named = float(text.split("nu is 1 at epsilon ")[1].split(",")[0])
     assert noise_of(ClientPrivacy(epsilon=named), data, 3, 22) == pytest.approx(1, rel=0.06)
-    assert "nu is 1 at epsilon 150, or" in check(numbers(1), ClientPrivacy(epsilon=1.0), rounds=60)
+    pair = numbers(2)
+    named = check(pair, ClientPrivacy(epsilon=1.0), rounds=600).split("nu is 1 at epsilon ")[1]
+    assert re.match(r"\d{3}, or with", named)  # in digits, and not as 1e+02
+    assert noise_of(ClientPrivacy(epsilon=float(named[:3])), pair, 3, 600) == pytest.approx(1, 0.06)
+    assert "nobody to share with" in check(numbers(1), ClientPrivacy(epsilon=1.0), rounds=60)
     assert "private" not in check(data, ClientPrivacy(epsilon=0.5), public=True)
     other = replace(data, train=numbers(12, seed=5).train)
     assert check(data, public=True) == check(other, public=True)
