@@ -70,14 +70,14 @@ class Activations(Channel):
     def __init__(
         self,
         settings: tuple[Privacy, ...],
-        account: PrivacyAccountant,
+        accountant: PrivacyAccountant,
         sources: Sequence[NoiseSource],
         *,
         gradients: GradientPlan,
         schedule: str,
         **options: Any,
     ) -> None:
-        super().__init__(settings, account, sources, **options)
+        super().__init__(settings, accountant, sources, **options)
         self.schedule = schedule
         self.records: Records = self._records_of(gradients)
         self._window: Window | None = None

@@ -35,7 +35,7 @@ class Channel(ABC):
         settings: the privacy of all replicates, or of each; empty without privacy.
         privacy: the settings, of replicates those with the largest epsilon; None without privacy.
         mechanism: name of the law of the noise; None without privacy.
-        account: what has been charged.
+        accountant: what has been charged.
         costs: what it costs; None without noise.
         sources: of the noise and cohorts of each replicate.
         replicates: R, the replicates that are released at once.
@@ -48,15 +48,15 @@ class Channel(ABC):
     def __init__(
         self,
         settings: tuple[Privacy, ...],
-        account: PrivacyAccountant,
+        accountant: PrivacyAccountant,
         sources: Sequence[NoiseSource],
         *,
         ledger_name: str = "none",
         notes: tuple[str, ...] = (),
     ) -> None:
         self.settings = settings
-        self.accountant = account
-        self.costs = account.costs
+        self.accountant = accountant
+        self.costs = accountant.costs
         self.sources = list(sources)
         self.privacy: Privacy | None = None
         self.mechanism: str | None = None

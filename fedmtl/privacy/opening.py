@@ -81,7 +81,8 @@ def open_channel(
             records its releases; None for these themselves.
 
     Raises:
-        ConfigError: a budget that cannot be met, or replicates of a private, kept or sampled run.
+        ConfigError: a budget that cannot be met, replicates of a private, kept or sampled run, or a
+            ``kind`` beside replicates in rounds or several ranks.
         PrivacyError: a combination that no accountant supports.
         ResumeError: the ledger belongs to another run, is in use or damaged, or exists without
             ``resume``.
@@ -117,6 +118,11 @@ def open_channel(
         order=order,
         kind=kind,
     )
+    if kind is not None and (ranks.size > 1 or (sampler is not None and replicates > 1)):
+        raise ConfigError(
+            f"A channel of the class {kind.__name__} is that of one run in one process; leave kind "
+            "out with replicates or with several ranks."
+        )
     if ranks.size > 1:
         return _opened_at_ranks(opening, ranks, ledger_path)
     return opening.channel(_header(ledger_path, resume), ledger_path)

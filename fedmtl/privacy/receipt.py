@@ -14,9 +14,11 @@ from .release import Release
 class Receipt:
     """The charge of one round, as a value.
 
-    Only :meth:`Rounds.begin <fedmtl.privacy.Rounds.begin>` makes one, once the ledger has the
-    charge. A release spends it, and gets from it the mechanism whose noise the charge covers: there
-    is no other way to that mechanism, so nothing is released that was not charged.
+    :meth:`Rounds.begin <fedmtl.privacy.Rounds.begin>` makes one once the ledger has the charge, and
+    :meth:`Rounds.release <fedmtl.privacy.Rounds.release>` spends it before it adds anything up.
+    Spending returns the mechanism with the clip norm and the noise that the charge covers. A caller
+    who means to can build a receipt, as any object of Python: this guards against mistakes, and the
+    audit against a broken channel.
 
     Args:
         step: number of the round; it addresses the noise.

@@ -55,7 +55,7 @@ class Rounds(Channel):
     def __init__(
         self,
         settings: tuple[Privacy, ...],
-        account: PrivacyAccountant,
+        accountant: PrivacyAccountant,
         sources: Sequence[NoiseSource],
         *,
         sampler: BoundSampler,
@@ -65,7 +65,7 @@ class Rounds(Channel):
         order: Tensor | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(settings, account, sources, **options)
+        super().__init__(settings, accountant, sources, **options)
         self.sampler = sampler
         self.releases = releases
         self.rows = rows or {}

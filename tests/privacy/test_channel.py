@@ -502,3 +502,12 @@ def test_replicates_with_budgets_of_their_own_have_multipliers_of_their_own() ->
     expected = [[each.noise_multipliers[0]] for each in singly]
     assert channel.noise_multipliers.tolist() == expected
     assert channel.noise_multiplier == max(expected)[0]
+
+
+def test_a_class_of_its_own_is_refused_beside_replicates_and_ranks() -> None:
+    """It would be passed over, and a recording would stay empty."""
+    with pytest.raises(ConfigError, match="RecordedRounds is that of one run in one process"):
+        door(NOISED, sampler=FullParticipation(), replicates=2, kind=RecordedRounds)
+    two = SimpleNamespace(size=2, first=True, share=lambda make: make())
+    with pytest.raises(ConfigError, match="leave kind out"):
+        door(NOISED, ranks=two, kind=RecordedRounds)
