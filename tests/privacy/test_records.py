@@ -130,6 +130,10 @@ def test_the_release_is_the_clipped_sum_and_noise_over_the_public_batch(mechanis
     expected = torch.zeros(3, wide, dtype=torch.float64).index_add_(0, whose, clipped)
     expected[1] += small[0].double() * min(1.0, 0.5 / float(small.double().norm(p=order)))
     assert torch.allclose(with_rows - noise, expected / BATCH, rtol=1e-5, atol=1e-9)
+    # z C on a coordinate, sqrt(2) times that of Laplace noise, sqrt(D + 1) times of L2-Laplace noise
+    shape = {"gaussian": 1.0, "laplace": math.sqrt(2.0), "l2_laplace": math.sqrt(wide + 1.0)}
+    stated = 1.7 * 0.5 * shape[mechanism] / BATCH
+    assert float(noise.square().mean().sqrt()) == pytest.approx(stated, rel=0.05)
 
 
 def test_noise_belongs_to_the_client_the_round_and_the_local_step() -> None:
