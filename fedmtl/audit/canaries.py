@@ -34,9 +34,11 @@ from ..errors import PrivacyError
 from ..privacy.adaptive import AdaptiveClip
 from ..privacy.channel import Channel
 from ..privacy.clip import RowTotal
+from ..privacy.mechanism import ClippedSum, Mechanism, Message, mechanism_of
 from ..privacy.noise.symmetric import smat
+from ..privacy.receipt import Receipt
 from ..privacy.release import Release
-from ..privacy.rounds import Message, Rounds
+from ..privacy.rounds import Rounds
 from ..privacy.samplers import BoundSampler
 from ..random import derive_key
 from .evidence import (
@@ -212,27 +214,59 @@ class CanaryRounds(Planted, Rounds):
             torch.cat([members.cpu().reshape(-1), everybody[everybody >= self.canaries.first]]),
         )
 
-    def _value(self, release: Release, rows: Message, clients: Tensor, step: int) -> Tensor:
-        cohort = self._begun(release.name).clients
-        rest = self._sum(release, rows, clients)
-        positions = self.canaries.sending(cohort) + self.canaries.first
+    def _mechanism(self, release: Release) -> Mechanism:
+        return _CanarySum(mechanism_of(release, self._noise, self.source), self.canaries)
+
+    def _count(self, adaptive: AdaptiveClip, release: Release) -> Mechanism:
+        return _WithCanaries(super()._count(adaptive, release), self.canaries)
+
+
+class _WithCanaries:
+    """A mechanism that canaries add rows to.
+
+    Args:
+        mechanism: what the canaries are to catch.
+        canaries: of the run.
+    """
+
+    def __init__(self, mechanism: Mechanism, canaries: Canaries) -> None:
+        self.release = mechanism.release
+        self.name = mechanism.name
+        self.check = mechanism.check
+        self._mechanism = mechanism
+        self._canaries = canaries
+
+    def __call__(self, rows: Message, clients: Tensor, receipt: Receipt) -> Tensor:
+        positions = self._canaries.sending(receipt.clients) + self._canaries.first
+        added = list(self._added(receipt))
         if isinstance(rows, RowTotal):
-            for position, row in zip(positions[:, None], self._added(release, step), strict=True):
+            for position, row in zip(positions[:, None], added, strict=True):
                 rows.add(position, row)
         else:
-            rows = torch.cat([rows, *(row.to(rows) for row in self._added(release, step))])
-        value = super()._value(release, rows, torch.cat([clients.cpu(), positions]), step)
+            rows = torch.cat([rows, *(row.to(rows) for row in added)])
+        return self._mechanism(rows, torch.cat([clients.cpu(), positions]), receipt)
+
+    def _added(self, receipt: Receipt) -> Iterator[Tensor]:
+        """Yields the rows (1, D) of the canaries that add one in this round."""
+        for canary in self._canaries.sending(receipt.clients).tolist():
+            yield self._canaries.row(self.release, receipt.step, canary)
+
+
+class _CanarySum(_WithCanaries):
+    """The noised sum of the rows of clients and canaries, of which the attack gets the value."""
+
+    def __init__(self, mechanism: ClippedSum, canaries: Canaries) -> None:
+        super().__init__(mechanism, canaries)
+        self._sum = mechanism
+
+    def __call__(self, rows: Message, clients: Tensor, receipt: Receipt) -> Tensor:
+        release = self.release
+        # The attacker knows the rows of all clients. Before canaries are added to a sum of theirs,
+        # it is theirs alone.
+        rest = self._sum.total(rows, clients)
+        value = super().__call__(rows, clients, receipt)
         if release.form == "symmetric":
             rest = smat(rest)
-        self.canaries.observe(release, step, cohort, value * self.denominator - rest)
+        noise = value * release.denominator - rest
+        self._canaries.observe(release, receipt.step, receipt.clients, noise)
         return value
-
-    def _adapt(self, adaptive: AdaptiveClip, release: Release, rows: Tensor, step: int) -> None:
-        rows = torch.cat([rows, *(row.to(rows) for row in self._added(release, step))])
-        super()._adapt(adaptive, release, rows, step)
-
-    def _added(self, release: Release, step: int) -> Iterator[Tensor]:
-        """Yield the rows (1, D) of the canaries that add one in this round."""
-        cohort = self._begun(release.name).clients
-        for canary in self.canaries.sending(cohort).tolist():
-            yield self.canaries.row(release, step, canary)

@@ -22,8 +22,9 @@ from ..privacy.adaptive import AdaptiveClip
 from ..privacy.channel import Channel
 from ..privacy.clip import Clip, RowTotal, sum_width
 from ..privacy.dp_sgd import LocalSteps
+from ..privacy.mechanism import Mechanism, Message
+from ..privacy.receipt import Receipt
 from ..privacy.records import GRADIENT
-from ..privacy.rounds import Message
 
 Recording = Sequence[tuple[int, str, Tensor]]
 """The values of releases: (step, name, value)."""
@@ -92,40 +93,54 @@ class RecordedRounds(_Recorded, Rounds):
         return total
 
     @property
-    def _forces_rows(self) -> bool:
+    def forces_rows(self) -> bool:
         """Whether sums of rows are forced. If records are protected, sums of rows are
         post-processing of gradients that are forced."""
         return self.replays and self.records is None
 
-    def _hidden(self, name: str, rows: Tensor, clients: Tensor, step: int) -> Tensor:
-        if self._forces_rows:
+    def _hidden(self, mechanism: Mechanism, rows: Message, clients: Tensor, step: int) -> Message:
+        if self.forces_rows:
             return rows
-        hidden = super()._hidden(name, rows, clients, step)
-        if name in self.rows:
-            self.note(step, f"{name}/rows", hidden)
+        hidden = super()._hidden(mechanism, rows, clients, step)
+        if mechanism.name in self.rows:
+            assert isinstance(hidden, Tensor)
+            self.note(step, f"{mechanism.name}/rows", hidden)
         return hidden
 
-    def _value(self, release: Release, rows: Message, clients: Tensor, step: int) -> Tensor:
-        if self._forces_rows:
-            value = self.replayed(step, release.name)
-        else:
-            value = super()._value(release, rows, clients, step)
-        self.note(step, release.name, value)
-        return value
+    def _mechanism(self, release: Release) -> Mechanism:
+        return _RecordedMechanism(super()._mechanism(release), self)
 
-    def _fraction(
-        self, adaptive: AdaptiveClip, release: Release, total: Tensor, step: int
-    ) -> Tensor:
-        count = f"{release.name}/count"
-        if self.replays:
-            value = self.replayed(step, count)
-        else:
-            value = super()._fraction(adaptive, release, total, step)
-        self.note(step, count, value)
-        return value
+    def _count(self, adaptive: AdaptiveClip, release: Release) -> Mechanism:
+        return _RecordedMechanism(super()._count(adaptive, release), self)
 
     def _local_steps(self, step: int, clients: Tensor) -> LocalSteps:
         return _RecordedSteps(self, step, clients)
+
+
+class _RecordedMechanism:
+    """A mechanism whose values are recorded, or forced to those of a recording.
+
+    Args:
+        mechanism: it is charged and checked in either case.
+        channel: of the recording.
+    """
+
+    def __init__(self, mechanism: Mechanism, channel: RecordedRounds) -> None:
+        self.release = mechanism.release
+        self.name = mechanism.name
+        self.check = mechanism.check
+        self._mechanism = mechanism
+        self._channel = channel
+
+    def __call__(self, rows: Message, clients: Tensor, receipt: Receipt) -> Tensor:
+        if self._channel.forces_rows:
+            self.check(rows, clients)
+            receipt.spend(self.name, clients)
+            value = self._channel.replayed(receipt.step, self.name)
+        else:
+            value = self._mechanism(rows, clients, receipt)
+        self._channel.note(receipt.step, self.name, value)
+        return value
 
 
 class _TappedTotal(RowTotal):

@@ -14,10 +14,12 @@ from torch import Tensor
 
 from ..errors import ConfigError
 from .clip import row_norms
+from .mechanism import Message
 from .noise.grid import noised, release_noise
 from .noise.laws import GaussianNoise
 from .noise.sources import NoiseSource
 from .quantile import COUNT_BOUND, QuantileClip, count_rows, count_sensitivity
+from .receipt import Receipt
 from .release import Release
 
 
@@ -41,38 +43,8 @@ class AdaptiveClip:
         self._norms = dict(self._next)
         return self._norms
 
-    def count(self, rows: Tensor, release: Release) -> Tensor:
-        """Returns the sum of :func:`count_rows` over rows (k, D), (1,) float64; it is private."""
-        counted = count_rows(row_norms(rows, release.clip), release.bound)
-        return counted.double().sum(0).cpu()
-
-    def fraction(self, total: Tensor, release: Release, source: NoiseSource, step: int) -> Tensor:
-        """Releases the fraction of clients that were not clipped, minus 1/2.
-
-        Args:
-            total: (1,) of :meth:`count`, over the cohort.
-            release: whose rows were counted.
-            source: of the noise.
-            step: number of the round.
-
-        Returns:
-            (1,) float64.
-        """
-        std = self.settings.count_std(release.denominator)
-        bound = count_sensitivity(release.relation)
-        noise = release_noise(
-            GaussianNoise(std / bound),
-            source,
-            f"noise/{release.name}/count",
-            step,
-            1,
-            sensitivity=bound,
-            bound=bound,
-        )
-        return noised(total, *noise) / release.denominator
-
     def follow(self, release: Release, fraction: Tensor) -> None:
-        """Takes a released :meth:`fraction`, from which the next clip norm follows."""
+        """Takes what a :class:`CountBelowNorm` released, from which the next clip norm follows."""
         self._next[release.name] = self.settings.updated_norm(
             release.bound, float(fraction) + COUNT_BOUND
         )
@@ -103,3 +75,60 @@ class AdaptiveClip:
                 )
             self._norms[name], self._next[name] = pair.tolist()
         return self._norms
+
+
+class CountBelowNorm:
+    """Counts the rows within the clip norm, adds Gaussian noise and divides: the Gaussian mechanism
+    on a count.
+
+    It releases the fraction of clients that were not clipped, less 1/2. One client moves the count
+    by :func:`~fedmtl.privacy.quantile.count_sensitivity`.
+
+    Args:
+        release: whose rows are counted, with the clip norm of this round.
+        settings: of the noise on the count.
+        source: of its random bits.
+
+    Attributes:
+        release: see above.
+        name: of the count.
+    """
+
+    def __init__(self, release: Release, settings: QuantileClip, source: NoiseSource) -> None:
+        self.release = release
+        self.name = f"{release.name}/count"
+        self._settings = settings
+        self._source = source
+
+    def check(self, rows: Message, clients: Tensor) -> None:
+        """Passes all rows: they are those of the sum, which has checked them."""
+
+    def __call__(self, rows: Message, clients: Tensor, receipt: Receipt) -> Tensor:
+        """Releases the fraction less 1/2, see :class:`~fedmtl.privacy.mechanism.Mechanism`.
+
+        Returns:
+            float64 (1,).
+        """
+        receipt.spend(self.name, clients)
+        return self.fraction(self.total(rows), receipt.step)
+
+    def total(self, rows: Message) -> Tensor:
+        """Returns the sum of :func:`count_rows` over rows (k, D), (1,) float64; it is private."""
+        assert isinstance(rows, Tensor)  # a sum of rows has no norms to count
+        counted = count_rows(row_norms(rows, self.release.clip), self.release.bound)
+        return counted.double().sum(0).cpu()
+
+    def fraction(self, total: Tensor, step: int) -> Tensor:
+        """Adds the noise of a round to a :meth:`total` and divides: (1,) float64."""
+        denominator = self.release.denominator
+        sensitivity = count_sensitivity(self.release.relation)
+        noise = release_noise(
+            GaussianNoise(self._settings.count_std(denominator) / sensitivity),
+            self._source,
+            f"noise/{self.name}",
+            step,
+            1,
+            sensitivity=sensitivity,
+            bound=sensitivity,
+        )
+        return noised(total, *noise) / denominator

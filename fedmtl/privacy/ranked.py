@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from ..ranks import Ranks
-from .adaptive import AdaptiveClip
+from .adaptive import AdaptiveClip, CountBelowNorm
 from .clip import RowTotal
-from .noise.sources import NoiseSource
+from .mechanism import ClippedSum, Mechanism, Message, mechanism_of
+from .receipt import Receipt
 from .release import Release
-from .rounds import Message, Rounds
+from .rounds import Rounds
 
 
 class RankedRounds(Rounds):
@@ -45,35 +46,76 @@ class RankedRounds(Rounds):
     def _charge(self, step: int, clients: Tensor) -> int:
         return self._ranks.share(partial(super()._charge, step, clients))
 
-    def _senders(self, clients: Tensor) -> Tensor:
-        # A client that two ranks send a row of is found at all of them.
-        return torch.cat(self._ranks.gather(super()._senders(clients)))
+    def _mechanism(self, release: Release) -> Mechanism:
+        return RankedSum(mechanism_of(release, self._noise, self.source), self._ranks)
 
-    def _largest(self, release: Release, rows: Tensor) -> float:
-        own = super()._largest(release, rows)
-        if release.clip is not None:
-            return own
-        return max(self._ranks.gather(own))
+    def _count(self, adaptive: AdaptiveClip, release: Release) -> Mechanism:
+        return RankedCount(CountBelowNorm(release, adaptive.settings, self.source), self._ranks)
 
-    def _sum(self, release: Release, rows: Message, clients: Tensor) -> Tensor:
-        """Returns the clipped sum of the rows of a cohort, complete at the first rank only; ignore
+
+class _Ranked:
+    """A mechanism whose rows are divided over ranks.
+
+    Args:
+        mechanism: that of one process, which adds its noise at the first rank.
+        ranks: the processes of the run.
+
+    Attributes:
+        release, name: of the mechanism.
+    """
+
+    def __init__(self, mechanism: Mechanism, ranks: Ranks) -> None:
+        self.release = mechanism.release
+        self.name = mechanism.name
+        self.check = mechanism.check
+        self._ranks = ranks
+
+    def _spend(self, clients: Tensor, receipt: Receipt) -> None:
+        """Spends the receipt of this rank on the rows of all ranks: a client that two ranks send a
+        row of is found at all of them."""
+        senders = torch.cat(self._ranks.gather(clients.cpu().reshape(-1)))
+        receipt.spend(self.name, senders)
+
+
+class RankedSum(_Ranked):
+    """The noised sum of rows that are divided over ranks."""
+
+    def __init__(self, mechanism: ClippedSum, ranks: Ranks) -> None:
+        super().__init__(mechanism, ranks)
+        self._mechanism = mechanism
+
+    def __call__(self, rows: Message, clients: Tensor, receipt: Receipt) -> Tensor:
+        self.check(rows, clients)
+        self._spend(clients, receipt)
+        total = self._total(rows, clients)
+        return self._ranks.share(partial(self._mechanism.mean, total, receipt.step))
+
+    def _total(self, rows: Message, clients: Tensor) -> Tensor:
+        """Returns the clipped sum of the rows of all ranks, complete at the first rank only; ignore
         it at others."""
-        if isinstance(rows, RowTotal) or release.form == "vector":
-            return self._ranks.sum(super()._sum(release, rows, clients))
+        mechanism = self._mechanism
+        if isinstance(rows, RowTotal):
+            return self._ranks.sum(mechanism.total(rows, clients))
+        if self.release.form == "vector":
+            largest = mechanism.largest(rows)
+            # Without a clip the rows set the grid, which is one for all ranks.
+            if self.release.clip is None:
+                largest = max(self._ranks.gather(largest))
+            return self._ranks.sum(mechanism.total(rows, clients, largest))
         # Sums of products are not exact: the first rank makes them of all rows, in their order.
         each = self._ranks.gather((clients, rows.detach().cpu()))
         everyone, all_rows = (torch.cat(parts) for parts in zip(*each, strict=True))
-        return super()._sum(release, all_rows, everyone)
+        return mechanism.total(all_rows, everyone)
 
-    def _noised_sum(
-        self, release: Release, total: Tensor, step: int, source: NoiseSource
-    ) -> Tensor:
-        return self._ranks.share(partial(super()._noised_sum, release, total, step, source))
 
-    def _count(self, adaptive: AdaptiveClip, release: Release, rows: Tensor) -> Tensor:
-        return self._ranks.sum(super()._count(adaptive, release, rows))
+class RankedCount(_Ranked):
+    """The noised count of rows that are divided over ranks."""
 
-    def _fraction(
-        self, adaptive: AdaptiveClip, release: Release, total: Tensor, step: int
-    ) -> Tensor:
-        return self._ranks.share(partial(super()._fraction, adaptive, release, total, step))
+    def __init__(self, mechanism: CountBelowNorm, ranks: Ranks) -> None:
+        super().__init__(mechanism, ranks)
+        self._mechanism = mechanism
+
+    def __call__(self, rows: Message, clients: Tensor, receipt: Receipt) -> Tensor:
+        self._spend(clients, receipt)
+        total = self._ranks.sum(self._mechanism.total(rows))
+        return self._ranks.share(partial(self._mechanism.fraction, total, receipt.step))

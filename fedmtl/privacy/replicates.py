@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError
-from .clip import RowTotal, largest_norm
+from .clip import RowTotal
+from .mechanism import ClippedSum, Mechanism, Message, mechanism_of
 from .quantile import QuantileClip
+from .receipt import Receipt
 from .release import Release
-from .rounds import Message, Rounds
+from .rounds import Rounds
 from .samplers import BoundFull, BoundSampler
 from .settings import ClientPrivacy, Privacy, RecordPrivacy
 
@@ -83,36 +85,64 @@ class ReplicatedRounds(Rounds):
 
     def noise_std(self, name: str) -> Tensor:
         super().noise_std(name)  # refuses what has not begun
-        return torch.tensor([each.noise_std for each in self._each(name)], dtype=torch.float64)
+        mechanism = self._mechanisms[name]
+        assert isinstance(mechanism, ReplicatedSum)
+        each = [replicate.release.noise_std for replicate in mechanism.replicates]
+        return torch.tensor(each, dtype=torch.float64)
 
-    def _each(self, name: str) -> list[Release]:
-        """Returns the release of the round that has begun, with the noise of each replicate."""
-        receipt = self._begun(name)
-        if self.costs is None:
-            return [receipt.mechanisms[name]] * self.replicates
-        # One multiplier is that of all; with budgets of their own each has one.
-        multipliers = np.broadcast_to(self.costs.by_account[:, 0], self.replicates).tolist()
-        release = self.releases[name]
-        return [release.with_multiplier(each).weighted(receipt.use) for each in multipliers]
+    def _mechanism(self, release: Release) -> Mechanism:
+        receipt = self._begun(release.name)
+        releases = [release] * self.replicates
+        if self.costs is not None:
+            # One multiplier is that of all; with budgets of their own each has one.
+            multipliers = np.broadcast_to(self.costs.by_account[:, 0], self.replicates).tolist()
+            declared = self.releases[release.name]
+            releases = [declared.with_multiplier(z).weighted(receipt.use) for z in multipliers]
+        each = zip(releases, self.sources, strict=True)
+        return ReplicatedSum([mechanism_of(own, self._noise, source) for own, source in each])
 
-    def _check_shape(self, release: Release, rows: Tensor) -> None:
-        release.check_rows(rows, self.replicates)
-
-    def _largest(self, release: Release, rows: Tensor) -> float:
-        if release.clip is not None:
-            return release.clip.bound
-        return max(map(largest_norm, rows))
-
-    def _hidden(self, name: str, rows: Tensor, clients: Tensor, step: int) -> Tensor:
-        noise = self.rows.get(name)
+    def _hidden(self, mechanism: Mechanism, rows: Message, clients: Tensor, step: int) -> Message:
+        noise = self.rows.get(mechanism.name)
         if noise is None:
             return rows
+        mechanism.check(rows, clients)
+        assert isinstance(rows, Tensor)  # there are no sums of replicates
         each = zip(rows, self.sources, strict=True)
         return torch.stack([noise.added(own, clients, step, source) for own, source in each])
 
-    def _value(self, release: Release, rows: Message, clients: Tensor, step: int) -> Tensor:
-        totals = self._sum(release, rows, clients)
-        each = zip(self._each(release.name), totals, self.sources, strict=True)
-        return torch.stack(
-            [self._noised_sum(own, total, step, source) for own, total, source in each]
-        )
+
+class ReplicatedSum:
+    """The noised sums of R replicates of a run.
+
+    Args:
+        replicates: the mechanism of each, with its own source and multiplier.
+
+    Attributes:
+        release: of the first replicate.
+        name: of the release.
+        replicates: see above.
+    """
+
+    def __init__(self, replicates: Sequence[ClippedSum]) -> None:
+        self.replicates = replicates
+        self.release = replicates[0].release
+        self.name = self.release.name
+
+    def check(self, rows: Message, clients: Tensor) -> None:
+        """Refuses rows of another shape than (R, k, D)."""
+        assert isinstance(rows, Tensor)  # there are no sums of replicates
+        self.release.check_rows(rows, len(self.replicates))
+        self.replicates[0].check(rows[0], clients)
+
+    def __call__(self, rows: Message, clients: Tensor, receipt: Receipt) -> Tensor:
+        """Releases the noised sum of each replicate: rows (R, k, D) -> (R, D), or (R, D, D) of
+        matrices."""
+        assert isinstance(rows, Tensor)  # there are no sums of replicates
+        self.check(rows, clients)
+        receipt.spend(self.name, clients)
+        # Without a clip all replicates share one grid.
+        largest = max(map(self.replicates[0].largest, rows))
+        values = []
+        for mechanism, own in zip(self.replicates, rows, strict=True):
+            values.append(mechanism.mean(mechanism.total(own, clients, largest), receipt.step))
+        return torch.stack(values)

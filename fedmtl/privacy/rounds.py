@@ -1,9 +1,10 @@
 """Rounds: releases of sums over the rows of a cohort.
 
-Order of a round: ``draw`` the cohort, ``begin`` (the charge is written), then ``release`` once for
-each declared name. All releases of a round are charged as one Gaussian release of the concatenated
-vector under one cohort. Under record-level privacy the local steps of DP-SGD are released through
-``local``, and what clients send is post-processing, which ``release`` adds up as it is.
+Order of a round: ``draw`` the cohort, ``begin`` (the charge is written, and there is a receipt),
+then ``release`` once for each declared name, of which a mechanism spends the receipt. All releases
+of a round are charged as one Gaussian release of the concatenated vector under one cohort. Under
+record-level privacy the local steps of DP-SGD are released through ``local``, and what clients send
+is post-processing, which ``release`` adds up as it is.
 """
 
 from __future__ import annotations
@@ -17,27 +18,20 @@ from torch import Tensor
 
 from ..errors import ConfigError, PrivacyError
 from .accountant import PrivacyAccountant
-from .adaptive import AdaptiveClip
+from .adaptive import AdaptiveClip, CountBelowNorm
 from .channel import Channel
-from .clip import Clip, RowTotal, are_long, clip_rows, largest_norm, sum_width
+from .clip import Clip, RowTotal, are_long, clip_rows, clipped_sum, sum_width
 from .dp_sgd import LocalSteps
 from .gradients import GradientPlan
+from .mechanism import Mechanism, Message, SumNoise, mechanism_of
 from .noise.banded import Bands
-from .noise.grid import GridValue, noised
 from .noise.sources import NoiseSource
-from .noise.symmetric import smat
 from .quantile import QuantileClip
 from .receipt import Receipt
 from .release import Release, ReleasePlan
 from .row_noise import BoundRowNoise
 from .samplers import BoundSampler
 from .settings import Privacy
-from .sum_noise import SumNoise
-from .sums import contributions
-
-Message = Tensor | RowTotal
-"""What the clients of a cohort send for one release: their rows, or the sum that they were added
-to."""
 
 
 class Rounds(Channel):
@@ -79,6 +73,8 @@ class Rounds(Channel):
         if settings and isinstance(settings[0].clip_norm, QuantileClip):
             self._adaptive = AdaptiveClip(settings[0].clip_norm, releases)
         self._noise = SumNoise()
+        self.on_grid = self._noise.on_grid
+        self._mechanisms: dict[str, Mechanism] = {}
         self._drawn: dict[int, Tensor] = {}
         self._receipt: Receipt | None = None
         self._totals: dict[str, RowTotal] = {}
@@ -148,12 +144,26 @@ class Rounds(Channel):
         if self._adaptive is not None:
             for name, norm in self._adaptive.advance().items():
                 self.releases[name] = self.releases[name].clipped_at(norm)
-        mechanisms = {name: release.weighted(use) for name, release in self.releases.items()}
-        self._receipt = Receipt(step, use, clients, mechanisms)
+        self._receipt = Receipt(step, use, clients)
+        self._mechanisms = {}
+        for name, release in self.releases.items():
+            self._mechanisms[name] = self._mechanism(release.weighted(use))
         self._totals = {}
         self.local = None
         if self.records is not None:
             self.local = self._local_steps(step, clients)
+
+    def _mechanism(self, release: Release) -> Mechanism:
+        """Returns the mechanism of a release in the round that begins.
+
+        Args:
+            release: with the clip norm and the noise of this round.
+        """
+        return mechanism_of(release, self._noise, self.source)
+
+    def _count(self, adaptive: AdaptiveClip, release: Release) -> Mechanism:
+        """Returns the mechanism that counts the rows within an adaptive clip norm."""
+        return CountBelowNorm(release, adaptive.settings, self.source)
 
     def _local_steps(self, step: int, clients: Tensor) -> LocalSteps:
         """Returns the local steps of a round that is charged."""
@@ -196,14 +206,14 @@ class Rounds(Channel):
                 sum than that of :meth:`total`, or one of other clients' rows.
         """
         receipt = self._begun(name)
-        self._check_rows(name, rows, clients, receipt)
-        mechanism = receipt.spend(name, self._senders(clients))
-        sent = rows
-        if isinstance(rows, Tensor):
-            sent = self._hidden(name, rows, clients, receipt.step)
-        value = self._value(mechanism, sent, clients, receipt.step)
-        if self._adaptive is not None and isinstance(rows, Tensor):
-            self._adapt(self._adaptive, mechanism, rows, receipt.step)
+        mechanism = self._mechanisms[self._declared(name).name]
+        if isinstance(rows, RowTotal):
+            self._check_total(name, rows, clients, receipt)
+        sent = self._hidden(mechanism, rows, clients, receipt.step)
+        value = mechanism(sent, clients, receipt)
+        if self._adaptive is not None:
+            count = self._count(self._adaptive, mechanism.release)
+            self._adaptive.follow(mechanism.release, count(rows, clients, receipt))
         return value
 
     def _begun(self, name: str) -> Receipt:
@@ -214,17 +224,14 @@ class Rounds(Channel):
             )
         return self._receipt
 
-    def _value(self, release: Release, rows: Message, clients: Tensor, step: int) -> Tensor:
-        """Returns the noised sum of the rows over the public denominator, as :meth:`release` does.
-
-        Args:
-            release: with the noise of this use.
-            rows: of the clients, or their sum.
-            clients: int64 (k,), whose rows they are.
-            step: number of the round.
-        """
-        total = self._sum(release, rows, clients)
-        return self._noised_sum(release, total, step, self.source)
+    def _check_total(self, name: str, total: RowTotal, clients: Tensor, receipt: Receipt) -> None:
+        """Refuses a sum that :meth:`total` did not make last, and one of other clients' rows."""
+        if total is not self._totals.get(name) or total.clients != sorted(clients.tolist()):
+            raise PrivacyError(
+                f"Release {name!r} got a sum of {len(total.clients)} rows that Rounds.total did "
+                f"not make last in step {receipt.step}, or of others than one row from each of "
+                f"{clients.numel()} clients."
+            )
 
     def total(self, name: str) -> RowTotal | None:
         """Return a new sum for the round that has begun, to which rows are added as they are made.
@@ -252,33 +259,13 @@ class Rounds(Channel):
         """Returns an empty sum of the rows of one release of the round that has begun."""
         return RowTotal(release.dimension, clip, sum_width(clip.bound, self.sampler.n))
 
-    def _senders(self, clients: Tensor) -> Tensor:
-        """Returns the clients of whom there are rows, int64 (k,) on the CPU."""
-        return clients.cpu().reshape(-1)
-
-    def _sum(self, release: Release, rows: Message, clients: Tensor) -> Tensor:
-        """Returns the clipped sum of the rows of a cohort; that of vectors is exact."""
-        if isinstance(rows, RowTotal):
-            return rows.sum()
-        if release.form == "vector":
-            width = sum_width(self._largest(release, rows), self.sampler.n)
-            return contributions(rows, release.clip, release.form, width)
-        # Products of matrices round, so the rows stand in the order of the clients.
-        ordered = rows[..., torch.argsort(clients.to(rows.device)), :]
-        return contributions(ordered, release.clip, release.form)
-
-    def _largest(self, release: Release, rows: Tensor) -> float:
-        """Returns the bound on a row that sets the grid of the sum: C, or without a clip the
-        largest norm."""
-        if release.clip is not None:
-            return release.clip.bound
-        return largest_norm(rows)
-
-    def _hidden(self, name: str, rows: Tensor, clients: Tensor, step: int) -> Tensor:
+    def _hidden(self, mechanism: Mechanism, rows: Message, clients: Tensor, step: int) -> Message:
         """Returns the rows as the server gets them: with noise of their own if clients add some."""
-        noise = self.rows.get(name)
+        noise = self.rows.get(mechanism.name)
         if noise is None or self.rows_are_noised:
             return rows
+        mechanism.check(rows, clients)
+        assert isinstance(rows, Tensor)  # noise of their own keeps the rows apart
         return noise.added(rows, clients, step, self.source)
 
     def clip(self, name: str, rows: Tensor) -> Tensor:
@@ -292,10 +279,11 @@ class Rounds(Channel):
         Returns:
             The shape, dtype and device of ``rows``.
         """
-        self._check_shape(self._declared(name), rows)
-        return clip_rows(rows.reshape(-1, rows.shape[-1]), self.releases[name].clip).reshape(
-            rows.shape
-        )
+        release = self._declared(name)
+        lead = () if self.replicates == 1 else (self.replicates,)
+        release.check_rows(rows, *lead)
+        clipped = clip_rows(rows.reshape(-1, release.dimension), release.clip)
+        return clipped.reshape(rows.shape)
 
     def sent(self, name: str, row: Message, client: int, step: int) -> Tensor:
         """Return one client's row as it leaves a process of its own, float64 on the CPU: with its
@@ -317,69 +305,21 @@ class Rounds(Channel):
         if self._adaptive is not None and release.clip is not None:
             return clip_rows(row, replace(release.clip, bound=2 * release.clip.bound))
         if release.clip is not None and release.form == "vector":
-            return self._sum(release, row, torch.zeros(1, dtype=torch.int64))[None]
+            width = sum_width(release.clip.bound, self.sampler.n)
+            return clipped_sum(row, release.clip, width)[None]
         return self.clip(name, row.detach().cpu().double())
 
     def bound_of(self, name: str) -> float:
         """Return the norm C to which rows were clipped in the round that has begun; infinite
         without a clip."""
-        return self._begun(name).mechanisms[name].bound
+        self._begun(name)
+        return self._mechanisms[name].release.bound
 
     def noise_std(self, name: str) -> Tensor:
         self._declared(name)
         if self._receipt is None:
             raise PrivacyError(f"Release {name!r}: no step has begun, so its noise is not known.")
-        return torch.tensor([self._receipt.mechanisms[name].noise_std], dtype=torch.float64)
-
-    def _noised_sum(
-        self, release: Release, total: Tensor, step: int, source: NoiseSource
-    ) -> Tensor:
-        """Adds the noise to a sum (size,), divides by the public denominator, and returns the value
-        in the form that is released."""
-        if release.noise is not None:
-            noise, width = self._noise.of(release, source, step)
-            total = noised(total, noise, width)
-            if width is not None:
-                value = total / self.denominator
-                self.on_grid[release.name] = GridValue(step, value, width, self.denominator)
-        value = total / self.denominator
-        if release.form == "symmetric":
-            return smat(value)
-        return value
-
-    def _adapt(self, adaptive: AdaptiveClip, release: Release, rows: Tensor, step: int) -> None:
-        """Releases the fraction of rows that were not clipped; the next clip norm follows it."""
-        total = self._count(adaptive, release, rows)
-        adaptive.follow(release, self._fraction(adaptive, release, total, step))
-
-    def _count(self, adaptive: AdaptiveClip, release: Release, rows: Tensor) -> Tensor:
-        return adaptive.count(rows, release)
-
-    def _fraction(
-        self, adaptive: AdaptiveClip, release: Release, total: Tensor, step: int
-    ) -> Tensor:
-        return adaptive.fraction(total, release, self.source, step)
-
-    def _check_rows(self, name: str, rows: Message, clients: Tensor, receipt: Receipt) -> None:
-        """Refuses rows of another shape than the release has, and sums that it did not make."""
-        if isinstance(rows, Tensor):
-            self._check_shape(self._declared(name), rows)
-            count = rows.shape[-2]
-        else:
-            count = len(rows.clients)
-            if rows is not self._totals.get(name) or rows.clients != sorted(clients.tolist()):
-                raise PrivacyError(
-                    f"Release {name!r} got a sum of {count} rows that Rounds.total did not make "
-                    f"last in step {receipt.step}, or of others than one row from each of "
-                    f"{clients.numel()} clients."
-                )
-        if clients.shape != (count,):
-            raise PrivacyError(
-                f"Release {name!r} needs one row from each client, and each client once."
-            )
-
-    def _check_shape(self, release: Release, rows: Tensor) -> None:
-        release.check_rows(rows)
+        return torch.tensor([self._mechanisms[name].release.noise_std], dtype=torch.float64)
 
     def _declared(self, name: str) -> Release:
         if name not in self.releases:

@@ -1,52 +1,32 @@
-"""Sums of clipped rows: of vectors, of outer products, and by client."""
+"""Sums of clipped rows: of their outer products, and by client."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ..errors import ConfigError
-from .clip import Clip, block_rows, clip_factors, clip_rows, clipped_sum, rows_and_norms
+from .clip import Clip, block_rows, clip_factors, clip_rows, rows_and_norms
 from .noise.symmetric import svec
 
-if TYPE_CHECKING:
-    from .release import Form
 
-_MATRIX_ELEMENTS = 1 << 17  # of rows whose products are made at once: they stay in the cache
-
-
-def contributions(
-    rows: Tensor, clip: Clip | None, form: Form, width: float | None = None
-) -> Tensor:
-    """Return the clipped sum of rows, of their outer products or of the diagonals of these, as it
-    is noised.
+def outer_product_sum(rows: Tensor, clip: Clip | None, *, diagonal: bool) -> Tensor:
+    """Sums the outer products of clipped rows.
 
     Args:
-        rows: (..., k, d), any float dtype and device; rows that are not finite count as zero.
+        rows: (k, d), any float dtype and device; rows that are not finite count as zero.
         clip: the bound on one row, or None.
-        form: see :class:`~fedmtl.privacy.ReleasePlan`. Vectors are summed on their grid.
-        width: of that grid, see :func:`clipped_sum`.
+        diagonal: only the diagonal of the products is summed.
 
     Returns:
-        float64 on the CPU: (..., d), or (..., d (d + 1) / 2) for ``"symmetric"``, in the isometric
-        coordinates of :func:`~fedmtl.privacy.noise.symmetric.svec`.
+        float64 on the CPU: (d (d + 1) / 2,) in the isometric coordinates of
+        :func:`~fedmtl.privacy.noise.symmetric.svec`, or (d,) of the diagonal.
     """
-    if form == "vector":
-        if rows.ndim == 2:
-            return clipped_sum(rows, clip, width)
-        return torch.stack([contributions(each, clip, form, width) for each in rows])
-    wide = rows.detach().cpu().double()
-    # a few matrices at a time, in the cache
-    if wide.ndim == 3 and len(wide) > 1 and wide.numel() > _MATRIX_ELEMENTS:
-        parts = wide.split(max(1, _MATRIX_ELEMENTS // wide[0].numel()))
-        return torch.cat([contributions(part, clip, form) for part in parts])
-    clipped = clip_rows(wide.reshape(-1, wide.shape[-1]), clip).reshape(wide.shape)
-    if form == "diagonal":
-        return (clipped * clipped).sum(-2)
+    clipped = clip_rows(rows.detach().cpu().double(), clip)
+    if diagonal:
+        return (clipped * clipped).sum(0)
     values = clipped.numpy()  # of small matrices numpy's products are faster than torch's
-    return svec(torch.from_numpy(values.swapaxes(-1, -2) @ values))
+    return svec(torch.from_numpy(values.T @ values))
 
 
 def clipped_segment_sums(

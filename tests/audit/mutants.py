@@ -73,11 +73,11 @@ from fedmtl.privacy import (
     SeededSource,
     clip,
     costs,
+    mechanism,
     opening,
     quantile,
     records,
     release,
-    rounds,
     row_noise,
     row_terms,
     samplers,
@@ -85,11 +85,12 @@ from fedmtl.privacy import (
 )
 from fedmtl.privacy.accountant import PrivacyAccountant
 from fedmtl.privacy.accounting import composition
-from fedmtl.privacy.adaptive import AdaptiveClip
+from fedmtl.privacy.adaptive import AdaptiveClip, CountBelowNorm
 from fedmtl.privacy.clip import RowTotal
 from fedmtl.privacy.cost import PrivacyCost
 from fedmtl.privacy.costs import PrivacyCosts
 from fedmtl.privacy.ledger import Ledger
+from fedmtl.privacy.mechanism import ClippedSum, SumNoise
 from fedmtl.privacy.noise import grid, laws, symmetric
 from fedmtl.privacy.noise.banded import Bands, CorrelatedNoise
 from fedmtl.privacy.receipt import Receipt
@@ -578,7 +579,7 @@ def _count_of_the_update(original, self, purpose, step, size):
     return original(self, purpose, step, size)
 
 
-_silent_count = edit(AdaptiveClip.fraction, "noised(total, *noise)", "total")
+_silent_count = edit(CountBelowNorm.fraction, "noised(total, *noise)", "total")
 
 
 # The channel: scales, silence, and what is released without noise
@@ -631,33 +632,35 @@ _in_two_rows = edit(
 
 
 def _count_noise_of_the_cohort(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
-    original = Rounds._fraction
+    original = CountBelowNorm.__call__
 
-    def fraction(self, adaptive, release, total, step):
-        realized = max(1, len(self._receipt.clients)) / self.denominator
-        noise = adaptive.settings.count_std(self.denominator) * realized
-        louder = copy(adaptive)
-        louder.settings = replace(adaptive.settings, count_noise=noise)
-        return original(self, louder, release, total, step)
+    def called(self, rows, clients, receipt):
+        denominator = self.release.denominator
+        realized = max(1, len(receipt.clients)) / denominator
+        noise = self._settings.count_std(denominator) * realized
+        louder = copy(self)
+        louder._settings = replace(self._settings, count_noise=noise)
+        return original(louder, rows, clients, receipt)
 
-    patch.setattr(Rounds, "_fraction", fraction)
+    patch.setattr(CountBelowNorm, "__call__", called)
 
 
 _noise_of_the_cohort = edit(
-    Rounds._noised_sum,
-    "noise, width)",
-    "noise * max(1, len(self._receipt.clients)) / self.denominator, width)",
+    ClippedSum.__call__,
+    "return self.mean(self.total(rows, clients), receipt.step)",
+    "total = self.total(rows, clients); value = self.mean(total, receipt.step); mean = total / self.denominator; "
+    "return mean + (value - mean) * max(1, len(receipt.clients)) / self.denominator",
 )
 _noise_of_the_local_cohort = edit(
     LocalSteps._noised,
     "noise[:, 0]",
     "(noise * len(channel._receipt.clients) / channel.sampler.n)[:, 0]",
 )
-_doubled_in_a_step = edit(Rounds._noised_sum, "noise, width)", "noise * (1 + (step == 3)), width)")
+_doubled_in_a_step = edit(SumNoise.mean, "noise, width) /", "noise * (1 + (step == 3)), width) /")
 _addressed_by_the_sum = edit(
-    Rounds._noised_sum,
-    "source, step)",
-    "source, step + int(1e6 * float(total.abs().sum())) % 2**30)",
+    SumNoise.mean,
+    "= draw(step)",
+    "= draw(step + int(1e6 * float(total.abs().sum())) % 2**30)",
 )
 _all_that_is_clipped = edit(  # rows far beyond the clip count for more than one
     quantile.count_rows,
@@ -668,21 +671,26 @@ _all_that_is_clipped = edit(  # rows far beyond the clip count for more than one
 
 def _clip_from_the_raw_count(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     """The noised count is released, and the next clip norm follows the one without noise."""
-    original = Rounds._adapt
+    original = CountBelowNorm.__call__
 
-    def adapt(self, adaptive, release, rows, step):
-        original(self, adaptive, release, rows, step)
-        share = (rows.norm(dim=1) <= release.bound).sum() / self.denominator
-        adaptive.follow(release, share - 0.5)
+    def follow(self, release, fraction):
+        follow.original(self, release, follow.raw[release.name])
 
-    patch.setattr(Rounds, "_adapt", adapt)
+    def called(self, rows, clients, receipt):
+        follow.raw[self.release.name] = self.total(rows) / self.release.denominator
+        return original(self, rows, clients, receipt)
+
+    follow.original = AdaptiveClip.follow
+    follow.raw = {}
+    patch.setattr(CountBelowNorm, "__call__", called)
+    patch.setattr(AdaptiveClip, "follow", follow)
 
 
 # Clipping, weights and the denominator of sums of rows
 
 _sum = partial(edit, clip.clipped_sum, "program(rows, limit, order, width)")
 _of_clip = partial(edit, clip.clipped_sum, "bounds_of(clip)")
-_of_outer = partial(edit, sums.contributions, "wide.shape[-1]), clip)")  # of which the clip is
+_of_outer = partial(edit, sums.outer_product_sum, "double(), clip)")  # of which the clip is
 _on_grid = partial(edit, clip.whole_cells, ".trunc_()")
 
 
@@ -717,8 +725,20 @@ _rows_as_they_are = _set(row_noise, "clip_rows", lambda rows, bound: rows)
 _REALIZED = property(
     lambda self: 1.0 if self._receipt is None else float(max(1, len(self._receipt.clients)))
 )
+
+
+def _realized_denominator(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+    """The channel states what its mechanisms divide by."""
+    patch.setattr(Rounds, "denominator", _REALIZED)
+    edit(
+        ClippedSum.__call__,
+        "self.check(rows, clients)",
+        "self.denominator = float(max(1, len(receipt.clients)))",
+    )(patch)
+
+
 # with C below 1 that is more than promised
-_clip_of_the_square_root = _of_outer("wide.shape[-1]), Clip(clip.bound**0.5, clip.norm))")
+_clip_of_the_square_root = _of_outer("double(), Clip(clip.bound**0.5, clip.norm))")
 
 
 # Clipping of gradients
@@ -923,7 +943,7 @@ _half_of_the_batch = edit(  # gradients of every second record that was drawn go
 
 def _another_cohort(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     """The channel does not look who sends a row."""
-    patch.setattr(Receipt, "spend", lambda self, name, clients: self.mechanisms[name])
+    patch.setattr(Receipt, "spend", lambda self, name, clients: None)
     _exchanged(patch, trainer)
 
 
@@ -1235,7 +1255,7 @@ def _off_diagonal(factor: float) -> _Patch:
         matrix.diagonal(dim1=-2, dim2=-1).div_(factor)
         return matrix
 
-    return _set(rounds, "smat", of)
+    return _set(mechanism, "smat", of)
 
 
 # with 1 each off-diagonal entry gets the noise of a diagonal one, and with 2 the Frobenius sensitivity is not K^2
@@ -1294,9 +1314,9 @@ def _ends_by_the_rows(_, self, step):
 
 # what is kept of a release for the public file is the sum without its noise
 _sum_on_the_grid = edit(
-    Rounds._noised_sum,
+    SumNoise.mean,
     "GridValue(step, value",
-    "GridValue(step, (total - noise) / self.denominator",
+    "GridValue(step, total / mechanism.denominator",
 )
 
 
@@ -1475,14 +1495,12 @@ def _directions_of_the_rows(original, self, problem, replicates=1):
 
 def _parts_clipped_apart(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     """Two parts of a row have a clip each, and the noise of one."""
-    d, whole = trainer.data.spec.shape[0], rounds.contributions
+    d, whole = trainer.data.spec.shape[0], mechanism.clipped_sum
 
-    def apart(rows, clip, form, *grid, **options):
-        return torch.cat(
-            [whole(part, clip, form, *grid, **options) for part in (rows[:, :d], rows[:, d:])]
-        )
+    def apart(rows, clip, width):
+        return torch.cat([whole(part, clip, width) for part in (rows[:, :d], rows[:, d:])])
 
-    patch.setattr(rounds, "contributions", apart)
+    patch.setattr(mechanism, "clipped_sum", apart)
 
 
 def _owners_weighed(patch, trainer):
@@ -1753,7 +1771,7 @@ MUTANTS = [
     Mutant("rows on no grid", _on_grid(""), EXACT),
     Mutant(
         "clip skipped",
-        _of_outer("wide.shape[-1]), None)"),
+        _of_outer("double(), None)"),
         SENSITIVITY,
         ("symmetric", "diagonal", "layers"),
     ),
@@ -1793,9 +1811,7 @@ MUTANTS = [
     Mutant("a client counts for several", _all_that_is_clipped, COUNT, ("adaptive",)),
     Mutant("noise of the realized cohort", _noise_of_the_cohort, SENSITIVITY, ("poisson", "full")),
     Mutant("data-dependent denominator", _finite_denominator, SENSITIVITY),
-    Mutant(
-        "realized-batch denominator", _set(Rounds, "denominator", _REALIZED), (*NOISE, *CHARGES)
-    ),
+    Mutant("realized-batch denominator", _realized_denominator, (*NOISE, *CHARGES)),
     Mutant("mean over the realized batch", _realized_mean, SENSITIVITY),
     Mutant("mean over the realized records", _realized_records, (*NOISE, *SENSITIVITY), RECORDS),
     Mutant("mean over the finite records", _finite_count, SENSITIVITY, CLOCK),

@@ -153,13 +153,13 @@ def test_a_symmetric_release_is_scored_by_its_outer_products():
 
 
 def test_a_clip_that_fails_shows(monkeypatch):
-    original = fedmtl.privacy.rounds.contributions
+    original = fedmtl.privacy.mechanism.clipped_sum
     sound, _ = played(FullParticipation())
 
-    def unclipped(rows, clip, form, width=None, **options):
-        return original(rows, type(clip)(1e6), form, width, **options)
+    def unclipped(rows, clip, width=None):
+        return original(rows, type(clip)(1e6), width)
 
-    monkeypatch.setattr(fedmtl.privacy.rounds, "contributions", unclipped)
+    monkeypatch.setattr(fedmtl.privacy.mechanism, "clipped_sum", unclipped)
     monkeypatch.setattr(fedmtl.privacy.rounds.Rounds, "total", lambda self, name: None)
     broken, _ = played(FullParticipation())
 

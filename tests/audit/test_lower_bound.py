@@ -13,9 +13,9 @@ import torch
 from scipy import stats
 
 import fedmtl.privacy.dp_sgd
+import fedmtl.privacy.mechanism
 import fedmtl.privacy.records
 import fedmtl.privacy.rounds
-import fedmtl.privacy.sum_noise
 import fedmtl.trainer.run
 from fedmtl import (
     FedAvg,
@@ -223,7 +223,7 @@ def test_activations_measure_less_than_they_claim(case):
 KINDS: dict[
     str, tuple[Callable[..., Trainer], Any, str, int]
 ] = {  # runs, where their noise is made, and a middle step
-    "rounds": (partial(trainer, **AUDITED), fedmtl.privacy.sum_noise, "release_noise", 3),
+    "rounds": (partial(trainer, **AUDITED), fedmtl.privacy.mechanism, "release_noise", 3),
     "records": (partial(trainer, **AUDITED | RECORDS), fedmtl.privacy.records, "client_noise", 1),
     "learner": (
         partial(one_at_a_time, "learner", **ACTIVATIONS),

@@ -107,7 +107,7 @@ def test_the_noise_of_the_count_and_the_update_are_charged_at_these_sensitivitie
         drawn[key] = law.multiplier * sensitivity, sensitivity
         return original(law, source, key, *arguments, sensitivity=sensitivity, **options)
 
-    for module in ("sum_noise", "adaptive"):
+    for module in ("mechanism", "adaptive"):
         monkeypatch.setattr(f"fedmtl.privacy.{module}.release_noise", spied)
     cohort = channel.draw(0)
     channel.begin(0, cohort)

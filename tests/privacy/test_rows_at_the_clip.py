@@ -16,7 +16,7 @@ from fedmtl.privacy import (
     open_channel,
 )
 from fedmtl.privacy.clip import RowTotal, clip_rows, clipped_sum, sum_width
-from fedmtl.privacy.sums import clipped_segment_sums, contributions
+from fedmtl.privacy.sums import clipped_segment_sums, outer_product_sum
 
 BOUND = 0.7
 MOST = BOUND * (1 - 2.0**-21)  # half of the margin is left for rounding
@@ -43,7 +43,7 @@ def test_no_row_is_left_beyond_the_margin(norm: str, dimension: int) -> None:
             assert BOUND * (1 - 2.0**-19) < length <= MOST
             assert (np.abs(made.numpy().ravel()) <= np.abs(longer.numpy().ravel())).all()
     if norm == "l2" and dimension < 10:
-        square = contributions(100 * longer, clip, "symmetric")
+        square = outer_product_sum(100 * longer, clip, diagonal=False)
         assert np.linalg.norm(square.numpy()) <= BOUND * MOST
 
 

@@ -13,7 +13,7 @@ from fedmtl.privacy.noise.laws import GaussianNoise, L2LaplaceNoise
 from fedmtl.privacy.noise.sources import SecureSource, SeededSource
 from fedmtl.privacy.noise.symmetric import outer_sensitivity, smat, svec
 from fedmtl.privacy.release import Form, bind_releases
-from fedmtl.privacy.sums import contributions
+from fedmtl.privacy.sums import outer_product_sum
 
 ALPHA = 1e-6
 SOURCES = [SeededSource(3), SecureSource()]
@@ -186,5 +186,5 @@ def test_one_client_contributes_the_square_of_its_clip(form: Form, clip: float) 
     privacy = ClientPrivacy(clip_norm=clip, noise_multiplier=1.0)
     release = bind_releases((plan,), FullParticipation().bind(3), privacy, 1.0)["covariance"]
     assert release.contribution_bound == pytest.approx(
-        float(contributions(row, None, form).norm()), rel=1e-12
+        float(outer_product_sum(row, None, diagonal=form == "diagonal").norm()), rel=1e-12
     )

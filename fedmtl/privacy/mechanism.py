@@ -1,0 +1,262 @@
+"""Mechanisms of rounds: the noised sum of a cohort's clipped rows.
+
+A mechanism is what is released, bound to its noise. It is called with rows and with the receipt of
+the round, which it spends before it adds anything up, so that nothing is released that is not
+charged. :class:`ClippedSum` is the Gaussian mechanism of the field, or with another law of noise
+the Laplace or the L2-Laplace mechanism; :class:`OuterProductSum` is that on a matrix.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ..errors import PrivacyError
+from .clip import RowTotal, clipped_sum, largest_norm, sum_width
+from .noise.banded import CorrelatedNoise
+from .noise.grid import GridValue, noised, release_noise
+from .noise.sources import NoiseSource
+from .noise.symmetric import smat
+from .receipt import Receipt
+from .release import Release
+from .sums import outer_product_sum
+
+Message = Tensor | RowTotal
+"""What the clients of a cohort send for one release: their rows, or the sum that they were added
+to."""
+
+
+class Mechanism(Protocol):
+    """A release of a round that takes rows and a receipt.
+
+    Attributes:
+        release: with the clip norm and the noise of this round.
+        name: a receipt pays for each name once.
+    """
+
+    @property
+    def release(self) -> Release: ...
+
+    @property
+    def name(self) -> str: ...
+
+    def check(self, rows: Message, clients: Tensor) -> None:
+        """Refuses rows of another shape than the release has.
+
+        Args:
+            rows: (k, D) of the clients, or their sum.
+            clients: int64 (k,).
+
+        Raises:
+            PrivacyError: another shape, whole numbers, or another number of clients.
+        """
+
+    def __call__(self, rows: Message, clients: Tensor, receipt: Receipt) -> Tensor:
+        """Releases a value.
+
+        Args:
+            rows: (k, D) of the clients, or their sum.
+            clients: int64 (k,), whose rows they are.
+            receipt: of the round; it is spent on this release.
+
+        Returns:
+            The released value, float64 on the CPU.
+
+        Raises:
+            PrivacyError: as for :meth:`check`, or the receipt does not pay for this release.
+        """
+
+
+class SumNoise:
+    """Draws the noise of the sums of one run, and adds it.
+
+    Independent noise has no state. Correlated noise of a secure source does: what earlier rounds
+    drew is part of the noise of the next ones, and cannot be drawn again.
+
+    Attributes:
+        on_grid: in secure mode, the last value of every release with its grid, by name.
+    """
+
+    def __init__(self) -> None:
+        self.on_grid: dict[str, GridValue] = {}
+        self._correlated: dict[str, CorrelatedNoise] = {}
+
+    def mean(self, mechanism: ClippedSum, total: Tensor, step: int) -> Tensor:
+        """Adds noise to a sum and divides it by the public denominator.
+
+        Args:
+            mechanism: of the sum; it has noise.
+            total: float64 (size,), private.
+            step: number of the round.
+
+        Returns:
+            float64 (size,).
+        """
+        release = mechanism.release
+        draw = partial(self._independent, mechanism)
+        if release.bands is None:
+            noise, width = draw(step)
+        else:
+            # The rounds of a run share one multiplier, so the first one's law is that of all.
+            if release.name not in self._correlated:
+                repeatable = mechanism.source.name == "seeded"
+                correlated = CorrelatedNoise(release.bands, draw, repeatable=repeatable)
+                self._correlated[release.name] = correlated
+            noise, width = self._correlated[release.name].at(step)
+        value = noised(total, noise, width) / mechanism.denominator
+        if width is not None:
+            grid = GridValue(step, value, width, mechanism.denominator)
+            self.on_grid[release.name] = grid
+        return value
+
+    def _independent(self, mechanism: ClippedSum, step: int) -> tuple[Tensor, float | None]:
+        """Draws noise that is independent of that of all other rounds: float64 (size,), and the
+        width of its grid in secure mode."""
+        law = mechanism.release.noise
+        assert law is not None
+        return release_noise(
+            law,
+            mechanism.source,
+            f"noise/{mechanism.name}",
+            step,
+            mechanism.size,
+            sensitivity=mechanism.sensitivity,
+            bound=mechanism.contribution_bound,
+        )
+
+
+class ClippedSum:
+    """Clips the rows of a cohort, adds them up, adds noise and divides by a public constant::
+
+        (sum_k clip(w_k) + noise) / m
+
+    The sum is exact (:mod:`.clip`), so the row of one client moves it by at most C, and by at most
+    2 C if one row replaces another. The noise has the law of the release, at that sensitivity. With
+    :class:`~fedmtl.privacy.GaussianNoise` this is the Gaussian mechanism.
+
+    Args:
+        release: with the clip norm and the noise of this round.
+        noise: of the run.
+        source: of the random bits.
+
+    Attributes:
+        release, source: see above.
+        name: of the release.
+        size: number of noised coordinates.
+        denominator: m.
+        sensitivity: at which independent noise is drawn; see :attr:`Release.independent`.
+        contribution_bound: on what one client adds to the sum, at which that noise is drawn.
+    """
+
+    def __init__(self, release: Release, noise: SumNoise, source: NoiseSource) -> None:
+        self.release = release
+        self.source = source
+        self.name = release.name
+        self.size = release.size
+        self.denominator = release.denominator
+        self.sensitivity, self.contribution_bound = release.independent
+        self._noise = noise
+
+    def check(self, rows: Message, clients: Tensor) -> None:
+        """Refuses rows of another shape than the release has, see :class:`Mechanism`."""
+        if isinstance(rows, RowTotal):
+            return
+        self.release.check_rows(rows)
+        if clients.shape != rows.shape[:1]:
+            raise PrivacyError(
+                f"Release {self.name!r} needs one row from each client, and each client once."
+            )
+
+    def __call__(self, rows: Message, clients: Tensor, receipt: Receipt) -> Tensor:
+        """Releases the noised sum, see :class:`Mechanism`.
+
+        Returns:
+            float64 (D,) on the CPU.
+        """
+        self.check(rows, clients)
+        receipt.spend(self.name, clients)
+        return self.mean(self.total(rows, clients), receipt.step)
+
+    def total(self, rows: Message, clients: Tensor, largest: float | None = None) -> Tensor:
+        """Adds up the clipped rows; the sum is exact, and private.
+
+        Args:
+            rows: (k, D) of the clients, or their sum.
+            clients: int64 (k,).
+            largest: see :meth:`largest`; None for that of these rows.
+
+        Returns:
+            float64 (D,) on the CPU.
+        """
+        if isinstance(rows, RowTotal):
+            return rows.sum()
+        if largest is None:
+            largest = self.largest(rows)
+        return clipped_sum(rows, self.release.clip, sum_width(largest, self.release.sampling.n))
+
+    def largest(self, rows: Message) -> float:
+        """Returns the bound on a row that sets the grid of the sum: C, or without a clip the
+        largest norm of the rows."""
+        if self.release.clip is not None:
+            return self.release.clip.bound
+        # only rows that are clipped are added up as they are made
+        assert isinstance(rows, Tensor)
+        return largest_norm(rows)
+
+    def mean(self, total: Tensor, step: int) -> Tensor:
+        """Adds the noise of a round to a sum, and divides it by m.
+
+        Args:
+            total: float64 (size,), of :meth:`total`.
+            step: number of the round.
+
+        Returns:
+            The released value, float64 (D,).
+        """
+        if self.release.noise is None:
+            return total / self.denominator
+        return self._noise.mean(self, total, step)
+
+
+class OuterProductSum(ClippedSum):
+    """Clips the rows of a cohort, adds up their outer products and adds noise::
+
+        (sum_k clip(w_k) clip(w_k)^T + noise) / m
+
+    or the diagonal of that matrix. The product of one client moves the sum by at most C^2 in the
+    Frobenius norm, see :func:`~fedmtl.privacy.noise.symmetric.outer_sensitivity`. Products of
+    matrices round, so the rows are added in the order of their clients.
+    """
+
+    def total(self, rows: Message, clients: Tensor, largest: float | None = None) -> Tensor:
+        """Adds up the products of the clipped rows.
+
+        Returns:
+            float64 (D (D + 1) / 2,) for a matrix, in the isometric coordinates of
+            :func:`~fedmtl.privacy.noise.symmetric.svec`; (D,) for a diagonal.
+        """
+        assert isinstance(rows, Tensor)
+        ordered = rows[torch.argsort(clients.to(rows.device))]
+        diagonal = self.release.form == "diagonal"
+        return outer_product_sum(ordered, self.release.clip, diagonal=diagonal)
+
+    def mean(self, total: Tensor, step: int) -> Tensor:
+        """Adds the noise of a round to a sum, and divides it by m.
+
+        Returns:
+            The released value, float64 (D, D), or (D,) for a diagonal.
+        """
+        value = super().mean(total, step)
+        if self.release.form == "diagonal":
+            return value
+        return smat(value)
+
+
+def mechanism_of(release: Release, noise: SumNoise, source: NoiseSource) -> ClippedSum:
+    """Returns the mechanism of a release, by its form."""
+    if release.form == "vector":
+        return ClippedSum(release, noise, source)
+    return OuterProductSum(release, noise, source)
