@@ -14,6 +14,8 @@ from ..privacy.activations import Activations, Window
 from ..privacy.dp_sgd import LocalSteps
 from ..privacy.gradients import GradientPlan
 from ..privacy.noise.laws import NoiseLaw
+from ..privacy.receipt import LocalReceipt
+from ..privacy.records import Records
 from ..privacy.rounds import Rounds
 from ..random import derive_key
 from .canaries import Planted
@@ -135,19 +137,23 @@ class RecordCanaryRounds(Planted, Rounds):
 
     canaries: RecordCanaries
 
-    def _local_steps(self, step: int, clients: Tensor) -> LocalSteps:
-        return _CanarySteps(self, step, clients)
+    def _local_steps(self, records: Records, receipt: LocalReceipt) -> LocalSteps:
+        return _CanarySteps(records, receipt, self.canaries)
 
 
 class _CanarySteps(LocalSteps):
-    _channel: RecordCanaryRounds
+    """Local steps with the gradients of canaries, of which the attack gets every value."""
+
+    def __init__(self, records: Records, receipt: LocalReceipt, canaries: RecordCanaries) -> None:
+        super().__init__(records, receipt)
+        self._canaries = canaries
 
     def batch(self, clients: Tensor) -> tuple[Tensor, Tensor]:
         positions, drawn = super().batch(clients)
-        return positions, self._channel.canaries.without(clients, positions, drawn)
+        return positions, self._canaries.without(clients, positions, drawn)
 
     def _noised(self, total: Tensor, clients: Tensor, steps: Tensor) -> Tensor:
-        canaries = self._channel.canaries
+        canaries = self._canaries
         rows, owners = (part.to(total.device) for part in canaries.gradients(clients))
         value = super()._noised(
             total + self._records.of_chunks([(rows, owners)], clients), clients, steps
@@ -164,11 +170,11 @@ class CanaryActivations(Planted, Activations):
     canaries: RecordCanaries
 
     def _noised(self, total: np.ndarray, start: int, window: Window) -> np.ndarray:
-        clients = torch.from_numpy(window.clients[start])
-        client = int(window.clients[start, 0])
+        clients = torch.from_numpy(window.receipt.clients[start])
+        client = int(clients[0])
         if client < 0:
             return super()._noised(total, start, window)
-        drawn = self.records.drawn(client, window.uses[start], np.arange(1))
+        drawn = self.records.drawn(client, window.receipt.uses[start], np.arange(1))
         self.canaries.draw(client, None if drawn is None else drawn[0])
         added = self.records.of_chunks([self.canaries.gradients(clients)], clients)
         value = super()._noised(total + added.numpy(), start, window)

@@ -23,8 +23,8 @@ from ..privacy.channel import Channel
 from ..privacy.clip import Clip, RowTotal, sum_width
 from ..privacy.dp_sgd import LocalSteps
 from ..privacy.mechanism import Mechanism, Message
-from ..privacy.receipt import Receipt
-from ..privacy.records import GRADIENT
+from ..privacy.receipt import LocalReceipt, Receipt
+from ..privacy.records import GRADIENT, Records
 
 Recording = Sequence[tuple[int, str, Tensor]]
 """The values of releases: (step, name, value)."""
@@ -113,8 +113,8 @@ class RecordedRounds(_Recorded, Rounds):
     def _count(self, adaptive: AdaptiveClip, release: Release) -> Mechanism:
         return _RecordedMechanism(super()._count(adaptive, release), self)
 
-    def _local_steps(self, step: int, clients: Tensor) -> LocalSteps:
-        return _RecordedSteps(self, step, clients)
+    def _local_steps(self, records: Records, receipt: LocalReceipt) -> LocalSteps:
+        return _RecordedSteps(records, receipt, self)
 
 
 class _RecordedMechanism:
@@ -161,7 +161,9 @@ class _TappedTotal(RowTotal):
 class _RecordedSteps(LocalSteps):
     """The local steps of a round of :class:`RecordedRounds`."""
 
-    _channel: RecordedRounds
+    def __init__(self, records: Records, receipt: LocalReceipt, channel: RecordedRounds) -> None:
+        super().__init__(records, receipt)
+        self._channel = channel
 
     def _sums(
         self, chunks: Iterable[tuple[Tensor, Tensor]], clients: Tensor, steps: Tensor
@@ -173,7 +175,7 @@ class _RecordedSteps(LocalSteps):
         if channel.tap is not None:
             each = zip(clients.split(1), steps.tolist(), sums.split(1), strict=True)
             for client, step, row in each:
-                channel.tap(self._round, f"{GRADIENT}/{step}", client, row)
+                channel.tap(self.receipt.step, f"{GRADIENT}/{step}", client, row)
         return sums
 
     def _noised(self, total: Tensor, clients: Tensor, steps: Tensor) -> Tensor:
@@ -183,11 +185,11 @@ class _RecordedSteps(LocalSteps):
             for client, step in zip(clients.tolist(), steps.tolist(), strict=True)
         ]
         if channel.replays and names:
-            value = torch.stack([channel.replayed(self._round, name) for name in names])
+            value = torch.stack([channel.replayed(self.receipt.step, name) for name in names])
         else:
             value = super()._noised(total, clients, steps)
         for name, row in zip(names, value.cpu(), strict=True):
-            channel.note(self._round, name, row)
+            channel.note(self.receipt.step, name, row)
         return value
 
 
@@ -199,14 +201,15 @@ class RecordedActivations(_Recorded, Activations):
             return np.zeros((self.replicates, self.records.plan.dimension))
         sums = super()._sums(gradients, window, start)
         if self.tap is not None:
-            step = window.first + start
-            for client, row in zip(window.clients[start].tolist(), torch.tensor(sums), strict=True):
+            step = window.receipt.first + start
+            clients = window.receipt.clients[start].tolist()
+            for client, row in zip(clients, torch.tensor(sums), strict=True):
                 if client >= 0:
                     self.tap(step, GRADIENT, torch.tensor([client]), row[None])
         return sums
 
     def _noised(self, total: np.ndarray, start: int, window: Window) -> np.ndarray:
-        step = window.first + start
+        step = window.receipt.first + start
         if self.replays:
             value: np.ndarray = self.replayed(step, GRADIENT).numpy()
         else:

@@ -1,8 +1,8 @@
 """Activations: releases of clients that act one at a time, each a noised mean gradient of its own
 records.
 
-Order of a block: ``begin`` (the charge is written), then one ``release`` for each activation, in
-order.
+Order of a block: ``begin`` (the charge is written, and there is a receipt), then one ``release``
+for each activation, in order, which spends it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from .channel import Channel
 from .gradients import GradientPlan
 from .noise.grid import GridValue, noised
 from .noise.sources import NoiseSource
+from .receipt import BlockReceipt
 from .records import GRADIENT, Gradients, Records
 from .settings import Privacy
 
@@ -33,13 +34,11 @@ class Window:
     """A block of activations that is charged.
 
     Attributes:
-        first: number of the first activation.
-        clients: (S, R) int64 who releases something; -1 is no client, also one without records, or
-            at its cap where it is silent.
+        receipt: of the charge. Its clients are -1 also for a client without records, or at its cap
+            if it is silent there.
         answering: (S, R) bool, where it is a client.
         groups: of each activation, the clients that release something in ascending order, with the
             replicates of each, int64 (k,).
-        uses: (S, R) int64 how often it acted before.
         divisors: (S, R, 1) what sums are divided by.
         scales: (S, R) scale of the noise on a sum; 0 where no client acts.
         noise: noise on the sums from place ``drawn`` on, (s, R, D).
@@ -47,11 +46,9 @@ class Window:
         drawn: see ``noise``.
     """
 
-    first: int
-    clients: np.ndarray
+    receipt: BlockReceipt
     answering: np.ndarray
     groups: list[list[tuple[int, np.ndarray]]]
-    uses: np.ndarray
     divisors: np.ndarray
     scales: np.ndarray
     noise: np.ndarray
@@ -81,7 +78,7 @@ class Activations(Channel):
         self.schedule = schedule
         self.records: Records = self._records_of(gradients)
         self._window: Window | None = None
-        self._place = self._end = 0  # of the next activation, and after the last one that has begun
+        self._end = 0  # the activation after the last one that has begun
         self._secure = self.source.name == "secure"
 
     @property
@@ -94,7 +91,7 @@ class Activations(Channel):
     def start(self, step: int) -> None:
         super().start(step)
         if not self._end:
-            self._place = self._end = step
+            self._end = step
 
     def begin(self, first: int, members: Tensor) -> None:
         """Charge a block of activations; on return the charge is written, in secure mode to the
@@ -111,7 +108,7 @@ class Activations(Channel):
                 finished.
             ResumeError: charges of earlier steps are missing.
         """
-        if self._place < self._end:
+        if self._window is not None and self._window.receipt.left:
             raise PrivacyError(
                 "The last block of activations has releases left; every one of them happens once."
             )
@@ -124,7 +121,6 @@ class Activations(Channel):
         uses = self.accountant.charge(first, acting[:, :, None])
         assert uses is not None
         self._window = self._prepared(first, acting, uses[:, :, 0])
-        self._place = first
         self._end = first + acting.shape[1]
 
     def _acting(self, clients: np.ndarray) -> np.ndarray:
@@ -151,11 +147,9 @@ class Activations(Channel):
             np.array(each.T, order="C") for each in (acting, uses, divisors, scales)
         )
         return Window(
-            first,
-            acting,
+            BlockReceipt(first, acting, uses),
             acting >= 0,
             _grouped(acting),
-            uses,
             divisors[:, :, None],
             scales,
             nothing,
@@ -189,7 +183,7 @@ class Activations(Channel):
         window, start = self._next()
         drawn = None
         if self.records.sampled:
-            drawn = self.records.drawn(client, window.uses[start, runs], runs)
+            drawn = self.records.drawn(client, window.receipt.uses[start, runs], runs)
         if drawn is None:
             return None
         return drawn[:, : self.records.counts[client]]
@@ -212,26 +206,22 @@ class Activations(Channel):
         """
         window, start = self._next()
         sums = self._sums(gradients, window, start)
-        value = self._noised(sums, start, window)
-        self._place += 1
-        return value
+        window.receipt.spend()
+        return self._noised(sums, start, window)
 
     def _next(self) -> tuple[Window, int]:
         """Return the block, and the place in it of the next activation."""
-        if self._window is None or self._place >= self._end:
-            raise PrivacyError(
-                "No activation has begun that was not released, so nothing is "
-                "charged for another one."
-            )
-        return self._window, self._place - self._window.first
+        if self._window is None:
+            raise PrivacyError("No activation has begun, so nothing is charged for it.")
+        return self._window, self._window.receipt.next()
 
     def noise_std(self, name: str = GRADIENT) -> Tensor:
         window = self._window
-        if window is None or self._place <= window.first:
+        if window is None or not window.receipt.spent:
             raise PrivacyError("No activation has been released, so its noise is not known.")
         if self.costs is None:
             return torch.zeros(self.replicates, dtype=torch.float64)
-        at = self._place - 1 - window.first
+        at = window.receipt.spent - 1
         unit = self.records.law.std(1.0, self.records.plan.dimension)
         return torch.from_numpy(unit * window.scales[at] / window.divisors[at, :, 0])
 
@@ -275,10 +265,10 @@ class Activations(Channel):
             width = float(window.widths[at])
         means = noised(total, window.noise[at], width)
         means /= divisors
-        if width is not None and window.clients[start, 0] >= 0:
+        if width is not None and window.receipt.clients[start, 0] >= 0:
             value = torch.from_numpy(means[0].copy())
-            self.on_grid[GRADIENT] = GridValue(
-                window.first + start, value, width, float(divisors[0, 0])
+            self.records.on_grid[GRADIENT] = GridValue(
+                window.receipt.first + start, value, width, float(divisors[0, 0])
             )
         return means
 
@@ -287,11 +277,12 @@ class Activations(Channel):
         part = slice(
             start, start + max(1, _DRAWN // max(1, self.replicates * self.records.plan.dimension))
         )
-        clients = window.clients[part]
+        receipt = window.receipt
+        clients = receipt.clients[part]
         acting = np.any(clients >= 0, axis=1)
         of = (
             torch.from_numpy(each[part][acting])
-            for each in (window.clients, window.uses, window.scales)
+            for each in (receipt.clients, receipt.uses, window.scales)
         )
         drawn, widths = self.records.noise(*of)
         window.noise = np.zeros((acting.size, self.replicates, self.records.plan.dimension))

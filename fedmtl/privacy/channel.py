@@ -41,7 +41,6 @@ class Channel(ABC):
         replicates: R, the replicates that are released at once.
         ledger_name: of the ledger, for the report.
         notes: what else no epsilon covers.
-        on_grid: in secure mode, the last value of every release with its grid, by name.
         records: what clients release of their own records, where the unit is one record; else None.
     """
 
@@ -66,7 +65,6 @@ class Channel(ABC):
         self.replicates = len(sources)
         self.ledger_name = ledger_name
         self.notes = notes
-        self.on_grid: dict[str, GridValue] = {}
         self.records: Records | None = None
 
     # What it is
@@ -120,6 +118,13 @@ class Channel(ABC):
     @abstractmethod
     def releases_anything(self) -> bool:
         """Returns True if the channel releases something, and therefore charges."""
+
+    @property
+    def on_grid(self) -> dict[str, GridValue]:
+        """Returns the last value of every release with its grid, by name; none in seeded mode."""
+        if self.records is None:
+            return {}
+        return self.records.on_grid
 
     # A step
 

@@ -1,7 +1,15 @@
-"""A receipt: the proof that a round is charged, which pays for each of its releases once."""
+"""Receipts: proofs that releases are charged, each of which pays for its releases once.
+
+A ledger is charged by the round, or by the block of activations. The receipt of a charge says what
+it covers: :class:`Receipt` the sums over the rows of a round's cohort, :class:`LocalReceipt` the
+local steps of its clients, :class:`BlockReceipt` the activations of a block. A mechanism spends its
+receipt before a value has noise. A caller who means to can build a receipt, as any object of
+Python: receipts guard against mistakes, and the audit against a broken channel.
+"""
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,9 +20,7 @@ class Receipt:
     """The charge of one round, as a value.
 
     :meth:`Rounds.begin <fedmtl.privacy.Rounds.begin>` makes one once the ledger has the charge, and
-    a :class:`~fedmtl.privacy.mechanism.Mechanism` spends it before it adds anything up. A caller
-    who means to can build a receipt, as any object of Python: this guards against mistakes, and the
-    audit against a broken channel.
+    a :class:`~fedmtl.privacy.mechanism.Mechanism` spends it before it adds anything up.
 
     Args:
         step: number of the round; it addresses the noise.
@@ -55,3 +61,108 @@ class Receipt:
                 f"step {self.step}; the accounting holds for the cohort that was drawn."
             )
         self._spent.add(name)
+
+
+class LocalReceipt:
+    """The charge of the local steps of one round: each client pays its own, in their order.
+
+    The number of a step in its client's own participation addresses its noise and its subset of
+    records, so that neither depends on who else takes part.
+
+    Args:
+        step: number of the round.
+        charged: int64 (n,), the local steps that are charged to each client; 0 for clients that do
+            not take part.
+        trainings: local trainings of a client that these steps are divided over.
+    """
+
+    def __init__(self, step: int, charged: Tensor, trainings: int) -> None:
+        self.step = step
+        self.charged = charged
+        self.trainings = trainings
+        self._spent = torch.zeros_like(charged)
+        self._over = False
+
+    def next(self, clients: Tensor) -> Tensor:
+        """Returns the number of the next local step of each of ``clients``: int64 (k,) -> int64
+        (k,).
+
+        Raises:
+            PrivacyError: the round is over, or a client is named twice, or has made all the steps
+                that are charged.
+        """
+        if self._over:
+            raise PrivacyError(
+                f"Round {self.step} is over; its local steps cannot be made any more."
+            )
+        numbers = self._spent[clients]
+        # Two gradients at one address would share the noise, and their difference would show it.
+        if torch.unique(clients).numel() != clients.numel():
+            raise PrivacyError(
+                f"A local step of round {self.step}: a client is named twice, but each makes the "
+                "step once. Train every model of a client in a call of its own, and set "
+                "ReleasePlan(trainings=...)."
+            )
+        if bool((numbers >= self.charged[clients]).any()):
+            raise PrivacyError(
+                f"Round {self.step}: a local step is not charged. Its client is not in the "
+                "round, or has made the steps of all local trainings that the algorithm declares: "
+                f"ReleasePlan(trainings={self.trainings})."
+            )
+        return numbers
+
+    def spend(self, clients: Tensor) -> Tensor:
+        """Pays for the next local step of each of ``clients``; returns the numbers of these steps,
+        as :meth:`next` does."""
+        numbers = self.next(clients)
+        self._spent[clients] = numbers + 1
+        return numbers
+
+    def end(self) -> None:
+        """Ends the round: what is left of the receipt pays for nothing."""
+        self._over = True
+
+
+class BlockReceipt:
+    """The charge of a block of activations, which pays for each of them once, in order.
+
+    Args:
+        first: number of the first activation.
+        clients: int64 (S, R), the clients that release something in each of S activations of R
+            replicates; -1 is no client.
+        uses: int64 (S, R), the activations of that client before.
+
+    Attributes:
+        first, clients, uses: see above.
+        spent: number of activations that are paid for.
+    """
+
+    def __init__(self, first: int, clients: np.ndarray, uses: np.ndarray) -> None:
+        self.first = first
+        self.clients = clients
+        self.uses = uses
+        self.spent = 0
+
+    @property
+    def left(self) -> int:
+        """Returns the number of activations that are charged and not released."""
+        return len(self.clients) - self.spent
+
+    def next(self) -> int:
+        """Returns the place in the block of the next activation.
+
+        Raises:
+            PrivacyError: none is left.
+        """
+        if not self.left:
+            raise PrivacyError(
+                "No activation has begun that was not released, so nothing is "
+                "charged for another one."
+            )
+        return self.spent
+
+    def spend(self) -> int:
+        """Pays for the next activation; returns its place in the block, as :meth:`next` does."""
+        place = self.next()
+        self.spent += 1
+        return place

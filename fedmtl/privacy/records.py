@@ -20,7 +20,7 @@ from ..errors import ConfigError
 from .clip import MARGIN, Clip, sum_width
 from .costs import PrivacyCosts
 from .gradients import GradientPlan
-from .noise.grid import client_noise
+from .noise.grid import GridValue, client_noise
 from .noise.laws import LAWS, Norm
 from .noise.sources import NoiseSource, client_tails
 from .sums import clipped_segment_sums
@@ -70,6 +70,7 @@ class Records:
         clip: of a gradient; None without a bound.
         counts: numbers of records that have rows, which canaries have not.
         sampled: whether some sums are over a subset.
+        on_grid: in secure mode, the last value that was released with its grid, by name.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class Records:
         self.clip: Clip | None = Clip(bound, self.norm) if math.isfinite(bound) else None
         self.sampled = bool((plan.rates < 1).any())
         self.sources = self.coins = sources
+        self.on_grid: dict[str, GridValue] = {}
         self._keys = plan.addresses.numpy()
         self._limit = bound * (1 - MARGIN)
         self._prepared: dict[int, tuple[Array, Array, Array]] = {}

@@ -25,9 +25,11 @@ from .dp_sgd import LocalSteps
 from .gradients import GradientPlan
 from .mechanism import Mechanism, Message, SumNoise, mechanism_of
 from .noise.banded import Bands
+from .noise.grid import GridValue
 from .noise.sources import NoiseSource
 from .quantile import QuantileClip
-from .receipt import Receipt
+from .receipt import LocalReceipt, Receipt
+from .records import Records
 from .release import Release, ReleasePlan
 from .row_noise import BoundRowNoise
 from .samplers import BoundSampler
@@ -73,7 +75,6 @@ class Rounds(Channel):
         if settings and isinstance(settings[0].clip_norm, QuantileClip):
             self._adaptive = AdaptiveClip(settings[0].clip_norm, releases)
         self._noise = SumNoise()
-        self.on_grid = self._noise.on_grid
         self._mechanisms: dict[str, Mechanism] = {}
         self._drawn: dict[int, Tensor] = {}
         self._receipt: Receipt | None = None
@@ -96,6 +97,11 @@ class Rounds(Channel):
             if release.bands is not None:
                 return release.bands
         return None
+
+    @property
+    def on_grid(self) -> dict[str, GridValue]:
+        """Returns the last value of every release with its grid, by name; none in seeded mode."""
+        return {**super().on_grid, **self._noise.on_grid}
 
     @property
     def releases_anything(self) -> bool:
@@ -149,9 +155,9 @@ class Rounds(Channel):
         for name, release in self.releases.items():
             self._mechanisms[name] = self._mechanism(release.weighted(use))
         self._totals = {}
-        self.local = None
         if self.records is not None:
-            self.local = self._local_steps(step, clients)
+            receipt = _local_receipt(self.records.plan, step, clients)
+            self.local = self._local_steps(self.records, receipt)
 
     def _mechanism(self, release: Release) -> Mechanism:
         """Returns the mechanism of a release in the round that begins.
@@ -165,9 +171,9 @@ class Rounds(Channel):
         """Returns the mechanism that counts the rows within an adaptive clip norm."""
         return CountBelowNorm(release, adaptive.settings, self.source)
 
-    def _local_steps(self, step: int, clients: Tensor) -> LocalSteps:
+    def _local_steps(self, records: Records, receipt: LocalReceipt) -> LocalSteps:
         """Returns the local steps of a round that is charged."""
-        return LocalSteps(self, step, clients)
+        return LocalSteps(records, receipt)
 
     def _charge(self, step: int, clients: Tensor) -> int:
         """Charge the accounts of ``clients``; return the number of this use, from 0, where
@@ -179,6 +185,8 @@ class Rounds(Channel):
                 f"Step {step} does not begin with the cohort that was drawn for it; the accounting "
                 "holds for that cohort only. Call draw(step) first."
             )
+        if self.local is not None:
+            self.local.receipt.end()
         self._receipt = self.local = None
         self.accountant.charge(step, clients.numpy()[None, None])
         del self._drawn[step]
@@ -359,3 +367,11 @@ class Rounds(Channel):
             return
         for name, norm in self._adaptive.restore(norms).items():
             self.releases[name] = self.releases[name].clipped_at(norm)
+
+
+def _local_receipt(plan: GradientPlan, step: int, clients: Tensor) -> LocalReceipt:
+    """Returns the receipt of the local steps of a round that is charged to ``clients``, int64
+    (k,)."""
+    charged = torch.zeros(len(plan.ids), dtype=torch.int64)
+    charged[clients] = torch.from_numpy(plan.local_steps)[clients]
+    return LocalReceipt(step, charged, plan.trainings)

@@ -93,7 +93,7 @@ from fedmtl.privacy.ledger import Ledger
 from fedmtl.privacy.mechanism import ClippedSum, SumNoise
 from fedmtl.privacy.noise import grid, laws, symmetric
 from fedmtl.privacy.noise.banded import Bands, CorrelatedNoise
-from fedmtl.privacy.receipt import Receipt
+from fedmtl.privacy.receipt import LocalReceipt, Receipt
 from fedmtl.privacy.records import Records
 from fedmtl.report import figures
 from fedmtl.schedules import RandomLatency
@@ -556,8 +556,8 @@ def _by_session(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
 
 _by_event = edit(  # by the number of the activation in the run, in place of the client and its own count
     Activations._draw_noise,
-    "(window.clients, window.uses, window.scales)",
-    "(np.minimum(window.clients, 0), window.first + np.arange(len(clients))[:, None] + 0 * window.uses, window.scales)",
+    "(receipt.clients, receipt.uses, window.scales)",
+    "(np.minimum(receipt.clients, 0), receipt.first + np.arange(len(clients))[:, None] + 0 * receipt.uses, window.scales)",
 )
 
 
@@ -654,7 +654,7 @@ _noise_of_the_cohort = edit(
 _noise_of_the_local_cohort = edit(
     LocalSteps._noised,
     "noise[:, 0]",
-    "(noise * len(channel._receipt.clients) / channel.sampler.n)[:, 0]",
+    "(noise * (self.receipt.charged > 0).double().mean())[:, 0]",
 )
 _doubled_in_a_step = edit(SumNoise.mean, "noise, width) /", "noise * (1 + (step == 3)), width) /")
 _addressed_by_the_sum = edit(
@@ -1109,8 +1109,8 @@ _charged_once_a_block = edit(
 )
 _begun_again = edit(
     Activations.begin,
-    "if self._place < self._end:",
-    "if first < self._end:\n            return\n        if self._place < self._end:",
+    "if self._window is not None and self._window.receipt.left:",
+    "if first < self._end:\n            return\n        if False:",
 )
 _another_client = edit(
     Ledger.charge, "cohorts[new", "[[(k + 1) % 5 for k in one] for one in cohorts][new"
@@ -1162,7 +1162,7 @@ _priced = partial(edit, costs.calibrated, "tuple(demand.cost for")
 _local_steps_charged_once = _priced(
     "tuple(__import__('dataclasses').replace(demand.cost, sums=1) for"
 )
-_steps_for_nothing = edit(LocalSteps.numbers, "made = self", "return self")
+_steps_for_nothing = edit(LocalReceipt.next, "numbers = self", "return self")
 _allocation_ignored_in_charge = _priced(
     "tuple(__import__('dataclasses').replace("
     "demand.cost, weights=(1.0,) * len(demand.cost.weights)) for"
