@@ -180,7 +180,7 @@ def clipped_sum(rows: Tensor, clip: Clip | None, width: float | None = None) -> 
     limit, order = bounds_of(clip)
     if rows.device.type != "cpu":  # of a round on another device, the one thing that is waited for
         return whole_cells(rows, limit, order, width).cpu().mul_(width)
-    if are_long(rows.shape[1]):
+    if rows.shape[1] >= _LONG:
         program = whole_cells_by_row
     else:
         program = whole_cells

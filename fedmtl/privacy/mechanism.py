@@ -149,6 +149,7 @@ class ClippedSum:
         denominator: m.
         sensitivity: at which independent noise is drawn; see :attr:`Release.independent`.
         contribution_bound: on what one client adds to the sum, at which that noise is drawn.
+        width: of the grid on which sums of clipped rows are exact; None without a clip.
     """
 
     def __init__(self, release: Release, noise: SumNoise, source: NoiseSource) -> None:
@@ -158,6 +159,9 @@ class ClippedSum:
         self.size = release.size
         self.denominator = release.denominator
         self.sensitivity, self.contribution_bound = release.independent
+        self.width: float | None = None
+        if release.clip is not None:
+            self.width = sum_width(release.clip.bound, release.sampling.n)
         self._noise = noise
 
     def check(self, rows: Message, clients: Tensor) -> None:
@@ -180,31 +184,31 @@ class ClippedSum:
         receipt.spend(self.name, clients)
         return self.mean(self.total(rows, clients), receipt.step)
 
-    def total(self, rows: Message, clients: Tensor, largest: float | None = None) -> Tensor:
+    def total(self, rows: Message, clients: Tensor, width: float | None = None) -> Tensor:
         """Adds up the clipped rows; the sum is exact, and private.
 
         Args:
             rows: (k, D) of the clients, or their sum.
             clients: int64 (k,).
-            largest: see :meth:`largest`; None for that of these rows.
+            width: of the grid of a sum without a clip, if it is one of several; None for that of
+                these rows.
 
         Returns:
             float64 (D,) on the CPU.
         """
         if isinstance(rows, RowTotal):
             return rows.sum()
-        if largest is None:
-            largest = self.largest(rows)
-        return clipped_sum(rows, self.release.clip, sum_width(largest, self.release.sampling.n))
+        if self.width is not None:
+            width = self.width
+        elif width is None:
+            width = self.width_of(rows)
+        return clipped_sum(rows, self.release.clip, width)
 
-    def largest(self, rows: Message) -> float:
-        """Returns the bound on a row that sets the grid of the sum: C, or without a clip the
-        largest norm of the rows."""
-        if self.release.clip is not None:
-            return self.release.clip.bound
-        # only rows that are clipped are added up as they are made
-        assert isinstance(rows, Tensor)
-        return largest_norm(rows)
+    def width_of(self, rows: Message) -> float:
+        """Returns the width of the grid on which a sum without a clip is exact: the largest norm of
+        the rows sets it."""
+        assert isinstance(rows, Tensor)  # only rows that are clipped are added up as they are made
+        return sum_width(largest_norm(rows), self.release.sampling.n)
 
     def mean(self, total: Tensor, step: int) -> Tensor:
         """Adds the noise of a round to a sum, and divides it by m.
@@ -231,7 +235,7 @@ class OuterProductSum(ClippedSum):
     matrices round, so the rows are added in the order of their clients.
     """
 
-    def total(self, rows: Message, clients: Tensor, largest: float | None = None) -> Tensor:
+    def total(self, rows: Message, clients: Tensor, width: float | None = None) -> Tensor:
         """Adds up the products of the clipped rows.
 
         Returns:

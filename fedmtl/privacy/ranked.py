@@ -97,11 +97,11 @@ class RankedSum(_Ranked):
         if isinstance(rows, RowTotal):
             return self._ranks.sum(mechanism.total(rows, clients))
         if self.release.form == "vector":
-            largest = mechanism.largest(rows)
+            width = mechanism.width
             # Without a clip the rows set the grid, which is one for all ranks.
-            if self.release.clip is None:
-                largest = max(self._ranks.gather(largest))
-            return self._ranks.sum(mechanism.total(rows, clients, largest))
+            if width is None:
+                width = max(self._ranks.gather(mechanism.width_of(rows)))
+            return self._ranks.sum(mechanism.total(rows, clients, width))
         # Sums of products are not exact: the first rank makes them of all rows, in their order.
         each = self._ranks.gather((clients, rows.detach().cpu()))
         everyone, all_rows = (torch.cat(parts) for parts in zip(*each, strict=True))

@@ -140,9 +140,7 @@ class ReplicatedSum:
         assert isinstance(rows, Tensor)  # there are no sums of replicates
         self.check(rows, clients)
         receipt.spend(self.name, clients)
-        # Without a clip all replicates share one grid.
-        largest = max(map(self.replicates[0].largest, rows))
         values = []
         for mechanism, own in zip(self.replicates, rows, strict=True):
-            values.append(mechanism.mean(mechanism.total(own, clients, largest), receipt.step))
+            values.append(mechanism.mean(mechanism.total(own, clients), receipt.step))
         return torch.stack(values)

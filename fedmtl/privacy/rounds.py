@@ -214,7 +214,9 @@ class Rounds(Channel):
                 sum than that of :meth:`total`, or one of other clients' rows.
         """
         receipt = self._begun(name)
-        mechanism = self._mechanisms[self._declared(name).name]
+        if name not in self._mechanisms:
+            raise _undeclared(name, self.releases)
+        mechanism = self._mechanisms[name]
         if isinstance(rows, RowTotal):
             self._check_total(name, rows, clients, receipt)
         sent = self._hidden(mechanism, rows, clients, receipt.step)
@@ -331,9 +333,7 @@ class Rounds(Channel):
 
     def _declared(self, name: str) -> Release:
         if name not in self.releases:
-            raise PrivacyError(
-                f"Release {name!r} was not declared; the plan has {sorted(self.releases)}."
-            )
+            raise _undeclared(name, self.releases)
         return self.releases[name]
 
     # What a checkpoint keeps
@@ -375,3 +375,7 @@ def _local_receipt(plan: GradientPlan, step: int, clients: Tensor) -> LocalRecei
     charged = torch.zeros(len(plan.ids), dtype=torch.int64)
     charged[clients] = torch.from_numpy(plan.local_steps)[clients]
     return LocalReceipt(step, charged, plan.trainings)
+
+
+def _undeclared(name: str, releases: Mapping[str, Release]) -> PrivacyError:
+    return PrivacyError(f"Release {name!r} was not declared; the plan has {sorted(releases)}.")

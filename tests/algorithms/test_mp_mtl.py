@@ -20,9 +20,9 @@ from fedmtl.privacy import (
     QuantileClip,
     SecureSource,
     SeededSource,
+    mechanism,
     open_channel,
     privacy_report,
-    rounds,
 )
 from tests import small
 
@@ -320,8 +320,8 @@ def test_the_shift_follows_the_noise_of_its_own_round_while_the_clip_norm_adapts
         stated.append(float(released.noise_std("covariance")) * released.denominator)
         return serve(self, problem, public, released)
 
-    real, serve = rounds.noised, MPMTL.server
-    monkeypatch.setattr(rounds, "noised", watched)
+    real, serve = mechanism.noised, MPMTL.server
+    monkeypatch.setattr(mechanism, "noised", watched)
     monkeypatch.setattr(MPMTL, "server", server)
     run(
         MPMTL(row_norm=1.0, alpha=0.0),

@@ -14,7 +14,8 @@ from fedmtl.contrib.automatic import automatic
 from fedmtl.contrib.average import average_numbers, vote
 from fedmtl.data import Domain, FederatedDataset
 from fedmtl.errors import ConfigError, PrivacyError
-from fedmtl.privacy import Rounds, open_channel
+from fedmtl.privacy import Rounds, clipped_sum, open_channel
+from fedmtl.privacy.clip import sum_width
 from fedmtl.privacy.reporting import signal_to_noise
 from tests.algorithms.harness import problem_of, run
 from tests.algorithms.test_average import INTERCEPTS, LOCAL_RIDGES, RIDGES, ridge, rows
@@ -156,11 +157,12 @@ def test_one_client_moves_the_sum_of_votes_by_no_more_than_the_sensitivity(
 
     def release(self, name, message, clients):
         if self._receipt.step == 19:
-            clipped = self.releases[name]
+            clip = self.releases[name].clip
+            width = sum_width(clip.bound, len(clients))
             away = message.clone()
             away[2] = 0
-            sums.append(self._sum(clipped, message, clients))
-            sums.append(self._sum(clipped, away, clients))
+            sums.append(clipped_sum(message, clip, width))
+            sums.append(clipped_sum(away, clip, width))
         return opened(self, name, message, clients)
 
     monkeypatch.setattr(Rounds, "release", release)

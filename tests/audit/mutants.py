@@ -774,7 +774,7 @@ def _norm_without_b(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
             torch.isfinite(rows).all(1)[:, None], rows.double() * factors[:, None], 0.0
         ).sum(0)
 
-    patch.setattr(sums, "clipped_sum", make)
+    patch.setattr(mechanism, "clipped_sum", make)
 
 
 def _record_norm_without_b(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
