@@ -11,17 +11,19 @@ from .accounting.knorm import KNormDpEvent
 from .accounting.losses import PureDpEvent
 from .accounting.selection import draw_repetitions
 from .activations import Activations
+from .adaptive import CountBelowNorm
 from .channel import Channel
 from .clip import Clip, clip_rows, clipped_sum
 from .cost import PrivacyCost
 from .dp_sgd import LocalSteps
 from .gradients import GradientPlan, PublishedClaim
 from .ledger import Ledger
+from .mechanism import ClippedSum, Mechanism, OuterProductSum
 from .noise.laws import GaussianNoise, L2LaplaceNoise, LaplaceNoise, NoiseLaw
 from .noise.sources import NoiseSource, SecureSource, SeededSource
 from .opening import open_channel
 from .quantile import QuantileClip
-from .receipt import Receipt
+from .receipt import BlockReceipt, LocalReceipt, Receipt
 from .records import Gradients
 from .release import Release, ReleasePlan
 from .report import PrivacyReport, SignalToNoise
@@ -39,10 +41,13 @@ from .settings import ClientPrivacy, Privacy, RecordPrivacy
 
 __all__ = [
     "Activations",
+    "BlockReceipt",
     "BoundSampler",
     "Channel",
     "ClientPrivacy",
     "Clip",
+    "ClippedSum",
+    "CountBelowNorm",
     "CyclicCohorts",
     "FixedCohort",
     "FullParticipation",
@@ -53,9 +58,12 @@ __all__ = [
     "L2LaplaceNoise",
     "LaplaceNoise",
     "Ledger",
+    "LocalReceipt",
     "LocalSteps",
+    "Mechanism",
     "NoiseLaw",
     "NoiseSource",
+    "OuterProductSum",
     "PoissonSampling",
     "Privacy",
     "PrivacyCost",
