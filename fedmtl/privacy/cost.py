@@ -19,7 +19,7 @@ from ..errors import ConfigError, PrivacyError
 from .accounting.calibration import smallest_multiplier
 from .accounting.composition import epsilon
 from .accounting.losses import ReplacedPoissonDpEvent
-from .events import dp_event
+from .events import DpEvent, dp_event
 from .noise.discrete import slack
 from .noise.laws import LAWS
 
@@ -74,7 +74,7 @@ class PrivacyCost:
                 "schedule without sampling."
             )
 
-    def event(self, multiplier: float, use: int = 0) -> Any:
+    def event(self, multiplier: float, use: int = 0) -> DpEvent:
         """Return the ``dp_accounting`` event of one noised sum in use number ``use``, from 0, whose
         cost is finite: of all its releases. A multiplier of 0 is no noise."""
         if multiplier == 0:
@@ -84,7 +84,7 @@ class PrivacyCost:
         if law.joint:
             # One coin, one cohort: the concatenated vector is one release, with less noise than
             # each.
-            event: Any = dp_event.GaussianDpEvent(sum(z**-2.0 for _ in self.sizes) ** -0.5)
+            event: DpEvent = dp_event.GaussianDpEvent(sum(z**-2.0 for _ in self.sizes) ** -0.5)
         else:
             events = [law(z).event(size) for size in self.sizes]
             if len(events) == 1:
@@ -109,7 +109,7 @@ class PrivacyCost:
             return slack(numbers, epsilon)
         return 0.0
 
-    def after(self, uses: int, multiplier: float) -> Any:
+    def after(self, uses: int, multiplier: float) -> DpEvent:
         """Return the event of the first ``uses`` uses.
 
         Raises:
@@ -189,7 +189,7 @@ class PrivacyCost:
         }
         return cls(**own)
 
-    def _composed(self, uses: int, multiplier: float) -> tuple[Any, int]:
+    def _composed(self, uses: int, multiplier: float) -> tuple[DpEvent, int]:
         """Return an event and how often it happens in ``uses`` uses."""
         if self.most is not None and uses > self.most:
             raise PrivacyError(

@@ -13,6 +13,7 @@ import numpy as np
 from .._rounding import rounded_up
 from ..errors import ConfigError
 from .cost import PrivacyCost
+from .events import DpEvent
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ class PrivacyCosts:
         """Return the largest number of uses of the first account; None without a limit."""
         return self.kinds[self.kind[0, 0]].most
 
-    def event(self, account: int = 0, use: int = 0, replicate: int = 0) -> Any:
+    def event(self, account: int = 0, use: int = 0, replicate: int = 0) -> DpEvent:
         """Return the event of one noised sum in use number ``use`` (from 0) of ``account``."""
         kind = self.kind[replicate if len(self.kind) > 1 else 0, account]
         return self.kinds[kind].event(self.multipliers[kind], use)

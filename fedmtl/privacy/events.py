@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dp_accounting import dp_event
+    from dp_accounting.dp_event import DpEvent
 
-__all__ = ["dp_event"]
+__all__ = ["DpEvent", "dp_event"]
 
 _NAME = "dp_accounting.dp_event"
 
@@ -37,3 +38,4 @@ def _events() -> Any:
 
 if not TYPE_CHECKING:
     dp_event = _events()
+    DpEvent = dp_event.DpEvent

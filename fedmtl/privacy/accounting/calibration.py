@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 from scipy import optimize
 
 from ..._rounding import rounded_up
 from ...errors import ConfigError
+from ..events import DpEvent
 from .composition import epsilon
 from .selection import selection_event
 
@@ -83,7 +83,7 @@ def smallest_multiplier(
     return math.exp(_meets(fine, root))
 
 
-def selection_epsilon(event: Any, delta: float, *, mean: float, shape: float) -> float:
+def selection_epsilon(event: DpEvent, delta: float, *, mean: float, shape: float) -> float:
     """Return epsilon of the whole search at ``delta``, by Renyi accounting (Theorems 2 and 6).
 
     Args:
@@ -100,7 +100,7 @@ def selection_epsilon(event: Any, delta: float, *, mean: float, shape: float) ->
 
 
 def calibrate_selection(
-    candidate: Callable[[float], Any], *, target: float, delta: float, mean: float, shape: float
+    candidate: Callable[[float], DpEvent], *, target: float, delta: float, mean: float, shape: float
 ) -> float:
     """Return the smallest noise multiplier with which the whole search costs at most ``target``.
 

@@ -15,12 +15,12 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ...errors import PrivacyError
-from ..events import dp_event
+from ..events import DpEvent, dp_event
 from . import losses, pld
 from .selection import selection_curve
 from .trade_off import TradeOff
@@ -28,12 +28,12 @@ from .trade_off import TradeOff
 if TYPE_CHECKING:
     import numpy as np
 
-Parts = tuple[tuple[Any, int], ...]
+Parts = tuple[tuple[DpEvent, int], ...]
 
 _TAIL = 1e-15
 
 
-def epsilon(event: Any, uses: int, delta: float, *, coarsen: float = 1.0) -> float:
+def epsilon(event: DpEvent, uses: int, delta: float, *, coarsen: float = 1.0) -> float:
     """Return an upper bound on the epsilon of ``uses`` compositions of ``event`` at ``delta``;
     cached.
 
@@ -56,7 +56,7 @@ def epsilon(event: Any, uses: int, delta: float, *, coarsen: float = 1.0) -> flo
     return _epsilon(elementary(event), uses, delta, coarsen)
 
 
-def renyi_curve(event: Any, orders: tuple[float, ...]) -> np.ndarray:
+def renyi_curve(event: DpEvent, orders: tuple[float, ...]) -> np.ndarray:
     """Return (m,) upper bounds on the Renyi divergences of ``event`` at the ``orders`` (m,), all
     above 1.
 
@@ -69,7 +69,7 @@ def renyi_curve(event: Any, orders: tuple[float, ...]) -> np.ndarray:
     )
 
 
-def elementary(event: Any) -> Parts:
+def elementary(event: DpEvent) -> Parts:
     """Return the distinct elementary events in ``event`` with their numbers of uses, Gaussian ones
     joined into one.
 
@@ -80,7 +80,7 @@ def elementary(event: Any) -> Parts:
         PrivacyError: negative noise, a sampling probability outside [0, 1], or something that is
             not an event.
     """
-    counts: dict[Any, int] = {}
+    counts: dict[DpEvent, int] = {}
     precision = 0.0
     for part, count in _flat(event, 1):
         if isinstance(part, dp_event.GaussianDpEvent):
@@ -117,7 +117,7 @@ def _epsilon(parts: Parts, uses: int, delta: float, coarsen: float) -> float:
     return _pld_epsilon(parts, uses, delta, coarsen)
 
 
-def trade_off(event: Any, uses: int) -> TradeOff:
+def trade_off(event: DpEvent, uses: int) -> TradeOff:
     """Return an upper bound on what tests can achieve that observe ``uses`` compositions of
     ``event``; cached.
 
@@ -181,7 +181,7 @@ def _rdp_epsilon(parts: Parts, uses: int, delta: float) -> float:
 
 
 @lru_cache(maxsize=256)
-def _renyi_part(event: Any, orders: tuple[float, ...]) -> np.ndarray:
+def _renyi_part(event: DpEvent, orders: tuple[float, ...]) -> np.ndarray:
     """Return Renyi divergences of one use of an elementary event."""
     if isinstance(event, dp_event.RepeatAndSelectDpEvent):
         return selection_curve(
@@ -202,7 +202,7 @@ def _renyi_part(event: Any, orders: tuple[float, ...]) -> np.ndarray:
     return np.minimum(np.maximum(*bounds), largest)
 
 
-def _flat(event: Any, times: int) -> Iterator[tuple[Any, int]]:
+def _flat(event: DpEvent, times: int) -> Iterator[tuple[DpEvent, int]]:
     """Yield elementary events: sampled ones in a form that can be hashed, none without noise, none
     without an effect."""
     if isinstance(event, dp_event.ComposedDpEvent):
@@ -223,7 +223,7 @@ def _flat(event: Any, times: int) -> Iterator[tuple[Any, int]]:
         raise PrivacyError(f"{event!r} is not a dp_accounting event.")
 
 
-def _sampled_parts(event: Any, times: int) -> Iterator[tuple[Any, int]]:
+def _sampled_parts(event: DpEvent, times: int) -> Iterator[tuple[DpEvent, int]]:
     q = event.sampling_probability
     if not 0 <= q <= 1:
         raise PrivacyError(f"{event}: the sampling probability is {q}; it must be in [0, 1].")
@@ -241,7 +241,7 @@ def _sampled_parts(event: Any, times: int) -> Iterator[tuple[Any, int]]:
         yield dp_event.PoissonSampledDpEvent(q, _joined(parts)), times
 
 
-def _selected_parts(event: Any, times: int) -> Iterator[tuple[Any, int]]:
+def _selected_parts(event: DpEvent, times: int) -> Iterator[tuple[DpEvent, int]]:
     parts = elementary(event.event)
     if parts and isinstance(parts[0][0], dp_event.NonPrivateDpEvent):
         yield parts[0]
@@ -249,7 +249,7 @@ def _selected_parts(event: Any, times: int) -> Iterator[tuple[Any, int]]:
         yield dp_event.RepeatAndSelectDpEvent(_joined(parts), event.mean, event.shape), times
 
 
-def _single_part(event: Any, times: int) -> tuple[Any, int]:
+def _single_part(event: DpEvent, times: int) -> tuple[DpEvent, int]:
     noise = getattr(event, "noise_multiplier", 1.0)
     if not noise >= 0:
         raise PrivacyError(f"{event}: the noise multiplier is {noise}; it must be at least 0.")
@@ -258,7 +258,7 @@ def _single_part(event: Any, times: int) -> tuple[Any, int]:
     return event, times
 
 
-def _joined(parts: Parts) -> Any:
+def _joined(parts: Parts) -> DpEvent:
     """Return one event of all parts that can be hashed."""
     return dp_event.ComposedDpEvent(
         tuple(dp_event.SelfComposedDpEvent(part, count) for part, count in parts)

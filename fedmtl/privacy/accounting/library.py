@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from dp_accounting import dp_event
+from dp_accounting.dp_event import DpEvent
 from dp_accounting.pld import PLDAccountant
 
 TOLERANCE = 1e-3
@@ -20,7 +20,7 @@ _MOST = 1 << 17  # uses; more take minutes
 
 
 def library_epsilon(
-    composition: Sequence[tuple[Any, int]], delta: float, near: float
+    composition: Sequence[tuple[DpEvent, int]], delta: float, near: float
 ) -> float | None:
     """Return epsilon of a composition by the privacy loss distributions of ``dp_accounting``.
 
@@ -62,7 +62,7 @@ def library_epsilon(
     return max(0.0, min(value, math.fsum(count * _pure(event) for event, count in parts)))
 
 
-def _pure(event: Any) -> float:
+def _pure(event: DpEvent) -> float:
     """Return the pure epsilon of one use, which bounds that at any delta: the library rounds losses
     up to its grid, and of Laplace noise the largest losses are the likely ones. Infinite of other
     noise."""
@@ -77,7 +77,7 @@ def _pure(event: Any) -> float:
     return math.inf
 
 
-def _reach(event: Any) -> float:
+def _reach(event: DpEvent) -> float:
     """Return about the largest loss of one use; 0 of a Gaussian release, of which the library makes
     one of all uses."""
     if isinstance(event, dp_event.LaplaceDpEvent):
@@ -90,7 +90,7 @@ def _reach(event: Any) -> float:
     return _reach(inner)
 
 
-def _parts(composition: Sequence[tuple[Any, int]]) -> Iterator[tuple[Any, int]]:
+def _parts(composition: Sequence[tuple[DpEvent, int]]) -> Iterator[tuple[DpEvent, int]]:
     """Yield the elementary events; Gaussian releases under one coin are one, which the library
     has."""
     for event, count in composition:

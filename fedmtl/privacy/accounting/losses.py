@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import attr
 import numpy as np
@@ -19,12 +18,12 @@ from scipy import special
 
 from ..._check import positive
 from ...errors import PrivacyError
-from ..events import dp_event
+from ..events import DpEvent, dp_event
 from . import pld
 from .knorm import KNormDpEvent, loss_law, loss_scale
 from .pld import LossLaw, LossPair
 
-Parts = tuple[tuple[Any, int], ...]
+Parts = tuple[tuple[DpEvent, int], ...]
 # probabilities of cells (n,), below the first and above the last
 Cells = tuple[np.ndarray, float, float]
 
@@ -103,7 +102,7 @@ class Loss:
 
 
 @lru_cache(maxsize=1024)
-def loss_of(event: Any) -> Loss:
+def loss_of(event: DpEvent) -> Loss:
     """Return the loss of one elementary event.
 
     Raises:
@@ -138,7 +137,7 @@ def loss_of(event: Any) -> Loss:
     raise PrivacyError(f"The accounting by privacy loss distributions does not support {event}.")
 
 
-def _sampled(event: Any, q: float) -> Loss:
+def _sampled(event: DpEvent, q: float) -> Loss:
     """Return the loss of an event that is Poisson-sampled."""
     if isinstance(event, dp_event.GaussianDpEvent):
         z = event.noise_multiplier
@@ -167,7 +166,7 @@ def _sampled(event: Any, q: float) -> Loss:
     return Loss(largest, scale, pair)
 
 
-def _replaced(event: Any, q: float) -> Loss:
+def _replaced(event: DpEvent, q: float) -> Loss:
     """Return the loss of an event that is Poisson-sampled, where neighbours replace a record."""
     sampled = _sampled(event, q)
 
@@ -199,7 +198,7 @@ def grid_width(parts: Parts, coarsen: float) -> float:
 
 
 @lru_cache(maxsize=256)
-def step_pair(event: Any, width: float) -> LossPair:
+def step_pair(event: DpEvent, width: float) -> LossPair:
     """Return the pair of laws of one elementary event."""
     return loss_of(event).pair(width)
 
@@ -300,14 +299,14 @@ def _both(law: LossLaw) -> LossPair:
     return LossPair(law, law)
 
 
-def _parts(event: Any) -> Parts:
+def _parts(event: DpEvent) -> Parts:
     if isinstance(event, dp_event.ComposedDpEvent):
         return tuple((part.event, part.count) for part in event.events)
     return ((event, 1),)
 
 
 @lru_cache(maxsize=64)
-def _atoms(event: Any, q: float) -> tuple[tuple[np.ndarray, np.ndarray, float], ...]:
+def _atoms(event: DpEvent, q: float) -> tuple[tuple[np.ndarray, np.ndarray, float], ...]:
     """Return atoms of a Poisson-sampled event, from the laws of the joint event on a grid of its
     own."""
     parts = _parts(event)

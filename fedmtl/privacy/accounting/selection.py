@@ -21,17 +21,16 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 from scipy import optimize, special
 
 from ...errors import ConfigError
 from ...random import Coins
-from ..events import dp_event
+from ..events import DpEvent, dp_event
 
 
-def selection_event(event: Any, *, mean: float, shape: float) -> Any:
+def selection_event(event: DpEvent, *, mean: float, shape: float) -> DpEvent:
     """Return the event of the whole search.
 
     Args:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ..._check import Checked, Positive, positive_int
 from ..accounting.knorm import KNormDpEvent
-from ..events import dp_event
+from ..events import DpEvent, dp_event
 from .discrete import discrete_gaussian
 from .sources import BLOCK_ELEMENTS, client_tails
 
@@ -69,7 +69,7 @@ class NoiseLaw(Checked, ABC):
     refuted: ClassVar[str | None] = None
 
     @abstractmethod
-    def event(self, dimension: int) -> Any:
+    def event(self, dimension: int) -> DpEvent:
         """Return the ``dp_accounting`` event of one release of a vector of ``dimension``
         coordinates; its parameter is relative to the full sensitivity."""
 
@@ -181,7 +181,7 @@ class GaussianNoise(NoiseLaw):
     joint = True
     cell = 2.0**-40
 
-    def event(self, dimension: int | None = None) -> Any:
+    def event(self, dimension: int | None = None) -> DpEvent:
         """Return ``GaussianDpEvent(z)``, whatever the dimension."""
         return dp_event.GaussianDpEvent(self.multiplier)
 
@@ -226,7 +226,7 @@ class LaplaceNoise(NoiseLaw):
     norm = "l1"
     pure = True
 
-    def event(self, dimension: int | None = None) -> Any:
+    def event(self, dimension: int | None = None) -> DpEvent:
         """Return ``LaplaceDpEvent(b)``, whatever the dimension."""
         return dp_event.LaplaceDpEvent(self.multiplier)
 
@@ -261,7 +261,7 @@ class L2LaplaceNoise(NoiseLaw):
     norm = "l2"
     pure = True
 
-    def event(self, dimension: int) -> Any:
+    def event(self, dimension: int) -> DpEvent:
         """Return ``KNormDpEvent(1 / b, dimension)``: composition is far tighter than that of pure
         epsilons, and depends on the dimension."""
         positive_int(self, dimension=dimension)
