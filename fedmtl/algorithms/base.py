@@ -15,7 +15,7 @@ from ..data import FederatedDataset, RowBound
 from ..local import LocalSolver
 from ..privacy import GradientPlan, ReleasePlan, Rounds
 from ..privacy.clip import RowTotal
-from ..privacy.rounds import Message
+from ..privacy.mechanism import Message
 from ..report._names import METHODS, Method
 from ..schedules import Block
 from .cohort import Cohort, Own

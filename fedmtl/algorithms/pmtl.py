@@ -34,7 +34,7 @@ from torch import Tensor
 from .._check import NonNegative, Positive
 from ..errors import ConfigError
 from ..privacy import BoundSampler, ReleasePlan
-from ..privacy.rounds import Message
+from ..privacy.mechanism import Message
 from .base import Problem, Public, Released
 from .cohort import Cohort, Own
 from .server import apply_update

@@ -14,7 +14,7 @@ from ..errors import ConfigError
 from ..local import LocalSGD, LocalSolver
 from ..privacy import BoundSampler, ClientPrivacy, ReleasePlan
 from ..privacy.clip import RowTotal
-from ..privacy.rounds import Message
+from ..privacy.mechanism import Message
 from .base import Algorithm, Problem, Public, Released, State
 from .cohort import Cohort, Own, Rows, personal_fields
 from .server import ServerOptimizer, apply_update

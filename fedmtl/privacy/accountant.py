@@ -100,7 +100,8 @@ class PrivacyAccountant:
             if self.remaining_charged:
                 return np.broadcast_to(self.caps, self.participations.shape)
             # What a crashed session charged stays charged, even if this one stops earlier.
-            return np.maximum(self.participations, self.ledger.uses())
+            by_client: np.ndarray = np.maximum(self.participations, self.ledger.uses())
+            return by_client
         spent = max(self.ledger.charged, self.steps_charged, self.ledger.remaining or 0)
         return np.full((len(self.participations), 1), spent)
 
@@ -259,7 +260,8 @@ class PrivacyAccountant:
         """Returns the number of steps of ``members`` (R, S, k) before the first one with a
         client past its cap: int64 (R,), S if there is none."""
         past = (self.within_caps(members) != members).any(2)
-        return np.where(past.any(1), past.argmax(1), past.shape[1])
+        first: np.ndarray = np.where(past.any(1), past.argmax(1), past.shape[1])
+        return first
 
     def _places(self, members: np.ndarray) -> np.ndarray:
         """Returns the place of each entry of ``members`` (R, S, k) in the flat participations:

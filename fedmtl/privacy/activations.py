@@ -160,7 +160,8 @@ class Activations(Channel):
     def answering(self) -> np.ndarray:
         """Return in which replicates the next activation releases something, bool (R,); public."""
         window, start = self._next()
-        return window.answering[start]
+        answering: np.ndarray = window.answering[start]
+        return answering
 
     @property
     def acting(self) -> list[tuple[int, np.ndarray]]:
@@ -256,14 +257,15 @@ class Activations(Channel):
         """Return means, with their noise, of sums (R, D) at place ``start`` of the window."""
         divisors = window.divisors[start]
         if self.costs is None:
-            return total / divisors
+            exact: np.ndarray = total / divisors
+            return exact
         if not window.drawn <= start < window.drawn + len(window.noise):
             self._draw_noise(window, start)
         at = start - window.drawn
         width = None
         if self._secure:
             width = float(window.widths[at])
-        means = noised(total, window.noise[at], width)
+        means: np.ndarray = noised(total, window.noise[at], width)
         means /= divisors
         if width is not None and window.receipt.clients[start, 0] >= 0:
             value = torch.from_numpy(means[0].copy())

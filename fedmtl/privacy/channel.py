@@ -99,7 +99,8 @@ class Channel(ABC):
             return None
         if len(self.costs.by_account) > 1:
             return self.costs.by_account
-        return self.costs.by_account[0]
+        shared: np.ndarray = self.costs.by_account[0]
+        return shared
 
     @property
     def noise_multiplier(self) -> float | None:

@@ -115,7 +115,9 @@ def clip_rows(rows: Tensor, clip: Clip | None) -> Tensor:
     """
     out = torch.empty_like(rows)
     block = block_rows(rows)
-    for target, chunk in zip(out.split(block), rows.detach().split(block), strict=True):
+    for target, chunk in zip(
+        torch.split(out, block), torch.split(rows.detach(), block), strict=True
+    ):
         wide, norms = rows_and_norms(chunk, clip)
         factors = clip_factors(norms, clip)
         # Rounding to float32 may lengthen a row by half a unit in its last place, 2**-24.
@@ -127,7 +129,8 @@ def clip_rows(rows: Tensor, clip: Clip | None) -> Tensor:
 def row_norms(rows: Tensor, clip: Clip | None) -> Tensor:
     """Return the norm of each row before clipping, in the norm of ``clip`` (L2 without one): (k,)
     float64."""
-    parts = [rows_and_norms(chunk, clip)[1] for chunk in rows.detach().split(block_rows(rows))]
+    chunks = torch.split(rows.detach(), block_rows(rows))
+    parts = [rows_and_norms(chunk, clip)[1] for chunk in chunks]
     if parts:
         return torch.cat(parts)
     return torch.zeros(0, dtype=torch.float64)
@@ -239,7 +242,7 @@ def add_clipped(cells: Tensor, row: Tensor, limit: float, order: float, width: f
     wide = row.to(torch.float64, copy=True)
     # threads would share the sum, and its last bits show how many
     if order == 1.0 and wide.shape[0] >= 1 << 15:
-        parts = [torch.linalg.vector_norm(part, order) for part in wide.split(1 << 14)]
+        parts = [torch.linalg.vector_norm(part, order) for part in torch.split(wide, 1 << 14)]
         norm = float(torch.stack(parts).sum())
     else:
         norm = float(torch.linalg.vector_norm(wide, order))

@@ -92,7 +92,8 @@ class PrivacyCosts:
     @property
     def most(self) -> int | None:
         """Return the largest number of uses of the first account; None without a limit."""
-        return self.kinds[self.kind[0, 0]].most
+        kind = int(self.kind[0, 0])
+        return self.kinds[kind].most
 
     def event(self, account: int = 0, use: int = 0, replicate: int = 0) -> DpEvent:
         """Return the event of one noised sum in use number ``use`` (from 0) of ``account``."""
@@ -120,7 +121,7 @@ class PrivacyCosts:
     def affordable(self, budget: float) -> int:
         """Return the largest number of uses of the first account whose epsilon is at most
         ``budget``."""
-        kind = self.kind[0, 0]
+        kind = int(self.kind[0, 0])
         return self.kinds[kind].affordable(budget, self.multipliers[kind])
 
     def header(self, caps: np.ndarray | None) -> dict[str, Any]:
@@ -144,7 +145,8 @@ class PrivacyCosts:
     @cached_property
     def by_account(self) -> np.ndarray:
         """Return z of each account at a weight of 1, (P, m) float64."""
-        return np.array(self.multipliers)[self.kind]
+        multipliers: np.ndarray = np.array(self.multipliers)[self.kind]
+        return multipliers
 
     def of_uses(self, accounts: np.ndarray, uses: np.ndarray) -> np.ndarray:
         """Return the noise multipliers of the uses ``uses`` (from 0) of ``accounts``, both (R, S):

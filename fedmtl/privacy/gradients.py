@@ -119,7 +119,7 @@ class GradientPlan:
         set_(self, "counts", whole_numbers("counts", self.counts, n))
         if self.caps is not None:
             set_(self, "caps", whole_numbers("caps", self.caps, n))
-        if self.addresses.shape != (n,) or self.addresses.unique().numel() != n:
+        if self.addresses.shape != (n,) or torch.unique(self.addresses).numel() != n:
             raise ConfigError(
                 f"keys must be {n:,} numbers, all different, one a client: they address the noise."
             )
@@ -225,7 +225,8 @@ class GradientPlan:
     def expected(self) -> np.ndarray:
         """Return (n,) float64: q_i n_i, the public numbers by which sums over all records are
         divided."""
-        return self.rates * self.counts
+        expected: np.ndarray = self.rates * self.counts
+        return expected
 
     @property
     def public_digest(self) -> str:

@@ -64,7 +64,7 @@ class _Budgeted:
         ``min(1e-5, units ** -1.1)``."""
         if self.delta is not None:
             return self.delta
-        return min(1e-5, max(1.0, units) ** -1.1)
+        return min(1e-5, float(max(1.0, units) ** -1.1))
 
     def loose_delta(self, units: int) -> str | None:
         """Return a warning of a delta at which one of ``units`` clients or records may be given

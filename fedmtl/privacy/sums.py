@@ -77,7 +77,8 @@ def clipped_segment_sums(
     if grid is not None:
         totals = totals.div_(grid)
     block = block_rows(rows)
-    for chunk, chunk_clients in zip(rows.detach().split(block), client.split(block), strict=True):
+    chunks = zip(torch.split(rows.detach(), block), torch.split(client, block), strict=True)
+    for chunk, chunk_clients in chunks:
         wide, norms = rows_and_norms(chunk, clip)
         factors = clip_factors(norms, clip)[:, None]
         if grid is None:

@@ -199,7 +199,8 @@ def _renyi_part(event: DpEvent, orders: tuple[float, ...]) -> np.ndarray:
         raise PrivacyError(f"The accounting by Renyi divergences does not support {event}.")
     pair = losses.step_pair(event, losses.grid_width(((event, 1),), 0.3))
     bounds = [pld.renyi(law, np.asarray(orders), largest) for law in pair]
-    return np.minimum(np.maximum(*bounds), largest)
+    curve: np.ndarray = np.minimum(np.maximum(*bounds), largest)
+    return curve
 
 
 def _flat(event: DpEvent, times: int) -> Iterator[tuple[DpEvent, int]]:

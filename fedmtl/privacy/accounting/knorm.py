@@ -50,7 +50,7 @@ _POINTS, _WEIGHTS = np.polynomial.legendre.leggauss(8)
 
 
 @attr.s(frozen=True, slots=True, auto_attribs=True)
-class KNormDpEvent(dp_event.DpEvent):
+class KNormDpEvent(dp_event.DpEvent):  # type: ignore[misc]
     """One release with L2-Laplace noise: density proportional to ``exp(-(epsilon / S) |v|_2)``.
 
     Attributes:

@@ -81,10 +81,11 @@ def _reach(event: DpEvent) -> float:
     """Return about the largest loss of one use; 0 of a Gaussian release, of which the library makes
     one of all uses."""
     if isinstance(event, dp_event.LaplaceDpEvent):
-        return 2 / event.noise_multiplier
+        return 2 / float(event.noise_multiplier)
     inner = getattr(event, "event", None)
     if isinstance(inner, dp_event.GaussianDpEvent):
-        return 10 / inner.noise_multiplier + 0.5 / inner.noise_multiplier**2
+        z = float(inner.noise_multiplier)
+        return 10 / z + 0.5 / z**2
     if inner is None:
         return 0.0
     return _reach(inner)

@@ -35,7 +35,7 @@ _REACH = 10.5  # standard deviations of Gaussian noise inside the grid
 
 
 @attr.s(frozen=True, slots=True, auto_attribs=True)
-class PureDpEvent(dp_event.DpEvent):
+class PureDpEvent(dp_event.DpEvent):  # type: ignore[misc]
     """Any mechanism of which nothing is known but its pure epsilon; randomized response is the
     worst one.
 
@@ -50,7 +50,7 @@ class PureDpEvent(dp_event.DpEvent):
 
 
 @attr.s(frozen=True, slots=True, auto_attribs=True)
-class ReplacedPoissonDpEvent(dp_event.DpEvent):
+class ReplacedPoissonDpEvent(dp_event.DpEvent):  # type: ignore[misc]
     """Noise on the sum over a secret Poisson subsample, for neighbours that differ by one record
     *replaced*.
 
@@ -252,7 +252,8 @@ def _replaced_law(multiplier: float, probability: float, width: float) -> LossLa
                 u + np.log1p(np.sqrt(1 + np.exp(-2 * np.maximum(u, 0)))),
                 np.arcsinh(np.exp(np.minimum(u, 0))),
             )
-        return np.sign(losses) * z * z * (half + grown)
+        derivative: np.ndarray = np.sign(losses) * z * z * (half + grown)
+        return derivative
 
     x = 1 + _REACH * z
     if q < 1:

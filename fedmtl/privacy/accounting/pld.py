@@ -322,7 +322,9 @@ def renyi(law: LossLaw, orders: np.ndarray, largest: float) -> np.ndarray:
     masses = np.append(law.masses, law.infinity)
     exponents = np.outer(orders - 1, losses[masses > 0])
     top = exponents.max(axis=1)
-    return (top + np.log(np.exp(exponents - top[:, None]) @ masses[masses > 0])) / (orders - 1)
+    sums = np.exp(exponents - top[:, None]) @ masses[masses > 0]
+    curve: np.ndarray = (top + np.log(sums)) / (orders - 1)
+    return curve
 
 
 def _sampled_loss(losses: np.ndarray, probability: float) -> np.ndarray:

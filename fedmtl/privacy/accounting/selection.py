@@ -165,7 +165,8 @@ def _log_probability(ks: np.ndarray, mean: float, shape: float, gamma: float) ->
     log_inverse = -math.log(gamma)
     decay = ks * math.log1p(-gamma)
     if shape == 0:
-        return decay - np.log(ks) - math.log(log_inverse)
+        logs: np.ndarray = decay - np.log(ks) - math.log(log_inverse)
+        return logs
     norm = shape * log_inverse + math.log(-math.expm1(-shape * log_inverse))
     return (
         decay

@@ -83,4 +83,5 @@ def _deltas(law: LossLaw, count: int) -> np.ndarray:
     p, q = (np.append(np.cumsum(masses[::-1])[::-1], 0.0) for masses in (law.masses, shares))
     at = np.clip(beyond, 0, law.masses.size)
     losses = law.width * np.arange(count)
-    return np.maximum(p[at] - np.exp(losses) * q[at], 0.0) + law.infinity
+    excess: np.ndarray = np.maximum(p[at] - np.exp(losses) * q[at], 0.0)
+    return excess + law.infinity

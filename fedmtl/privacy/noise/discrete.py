@@ -151,7 +151,8 @@ class _Stairs:
         accepted = self._accepted(second, size, block, halvings, words, margin)
         # Zero has one sign: with two it would be twice as likely.
         accepted &= ~(negative & (size == 0))
-        return np.where(negative, -size, size)[accepted]
+        signed: np.ndarray = np.where(negative, -size, size)[accepted]
+        return signed
 
     def _blocks(self, first: np.ndarray, words: Words) -> tuple[np.ndarray, np.ndarray]:
         """Returns the block of each word of ``first`` (m,), and how often its step of the staircase

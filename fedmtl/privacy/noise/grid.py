@@ -202,7 +202,10 @@ def noised(total: Numbers, noise: Numbers, width: float | Tensor | None = None) 
     Returns:
         (..., D) float64.
     """
+    value: Numbers
     if width is None:
-        return total + noise
-    # A sum that was not rounded would show its low bits through the noise.
-    return (total / width).round() * width + noise
+        value = total + noise
+    else:
+        # A sum that was not rounded would show its low bits through the noise.
+        value = (total / width).round() * width + noise
+    return value

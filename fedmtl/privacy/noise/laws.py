@@ -238,7 +238,8 @@ class LaplaceNoise(NoiseLaw):
         size = 2.0 * tail
         np.log(size, out=size)
         size *= self.multiplier
-        return np.multiply(sign, size, out=size)
+        signed: np.ndarray = np.multiply(sign, size, out=size)
+        return signed
 
 
 @dataclass(frozen=True)
