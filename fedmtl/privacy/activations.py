@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,12 +18,11 @@ from torch import Tensor
 from ..errors import PrivacyError
 from .accountant import PrivacyAccountant
 from .channel import Channel
-from .gradients import GradientPlan
 from .noise.grid import GridValue, noised
 from .noise.sources import NoiseSource
 from .receipt import BlockReceipt
 from .records import GRADIENT, Gradients, Records
-from .settings import Privacy
+from .terms import Terms
 
 _DRAWN = 1 << 20  # numbers of noise drawn ahead, where nothing is lost by that
 
@@ -59,6 +57,14 @@ class Window:
 class Activations(Channel):
     """The channel of a run whose clients act one at a time.
 
+    Args:
+        terms: on which it is opened: the settings and the release of gradients.
+        accountant: of the charges.
+        sources: of the noise of each replicate.
+        schedule: see below.
+        ledger_name: of the ledger, for the report.
+        notes: of parts that no epsilon covers.
+
     Attributes:
         records: what the clients release.
         schedule: one phrase on who acts when, which is public.
@@ -66,17 +72,18 @@ class Activations(Channel):
 
     def __init__(
         self,
-        settings: tuple[Privacy, ...],
+        terms: Terms,
         accountant: PrivacyAccountant,
         sources: Sequence[NoiseSource],
         *,
-        gradients: GradientPlan,
         schedule: str,
-        **options: Any,
+        ledger_name: str = "none",
+        notes: tuple[str, ...] = (),
     ) -> None:
-        super().__init__(settings, accountant, sources, **options)
+        super().__init__(terms.settings, accountant, sources, ledger_name=ledger_name, notes=notes)
+        assert terms.gradients is not None  # these clients release nothing else
         self.schedule = schedule
-        self.records: Records = self._records_of(gradients)
+        self.records: Records = self._records_of(terms.gradients)
         self._window: Window | None = None
         self._end = 0  # the activation after the last one that has begun
         self._secure = self.source.name == "secure"

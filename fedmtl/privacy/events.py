@@ -11,7 +11,8 @@ from __future__ import annotations
 import sys
 from importlib.machinery import PathFinder
 from importlib.util import find_spec, module_from_spec
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dp_accounting import dp_event
@@ -22,7 +23,7 @@ __all__ = ["DpEvent", "dp_event"]
 _NAME = "dp_accounting.dp_event"
 
 
-def _events() -> Any:
+def _events() -> ModuleType:
     """Return the module of events, without running the package around it."""
     if _NAME not in sys.modules:
         package = find_spec("dp_accounting")

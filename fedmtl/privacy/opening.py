@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -114,38 +115,42 @@ def open_channel(
         fingerprint=fingerprint,
         resume=resume,
         notes=notes,
-        options={},
         order=order,
         kind=kind,
+        ranks=ranks,
     )
+    if kind is not None and issubclass(kind, Rounds) != (sampler is not None):
+        raise ConfigError(
+            f"{kind.__name__} is not the channel of this schedule; rounds need a subclass of "
+            "Rounds, and clients that act one at a time one of Activations."
+        )
     if kind is not None and (ranks.size > 1 or (sampler is not None and replicates > 1)):
         raise ConfigError(
             f"A channel of the class {kind.__name__} is that of one run in one process; leave kind "
             "out with replicates or with several ranks."
         )
     if ranks.size > 1:
-        return _opened_at_ranks(opening, ranks, ledger_path)
+        return _opened_at_ranks(opening, ledger_path)
     return opening.channel(_header(ledger_path, resume), ledger_path)
 
 
-def _opened_at_ranks(opening: _Opening, ranks: Ranks, path: Path | None) -> Rounds | Activations:
+def _opened_at_ranks(opening: _Opening, path: Path | None) -> Rounds | Activations:
     """Returns the channel of this rank. The first one calibrates and keeps the ledger; the others
     read its header, as a resumed run does."""
-    ranked = replace(opening, kind=RankedRounds, options={"ranks": ranks})
     first: list[Rounds | Activations] = []
 
     def open_first() -> dict[str, Any]:
-        first.append(ranked.channel(_header(path, opening.resume), path))
+        first.append(opening.channel(_header(path, opening.resume), path))
         ledger = first[0].accountant.ledger
         if ledger is None:
             return {}
         header: dict[str, Any] = json.loads(json.dumps(ledger.header))
         return header
 
-    header = ranks.share(open_first)
-    if ranks.first:
+    header = opening.ranks.share(open_first)
+    if opening.ranks.first:
         return first[0]
-    return ranked.channel(header, None)
+    return opening.channel(header, None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,8 +165,7 @@ class _Opening:
         schedule: a bound sampler, or a phrase on clients that act one at a time.
         sampler: the schedule if it is a sampler, otherwise None.
         sources: of the noise and cohorts, one for each replicate.
-        options: further ones of the channel.
-        steps, fingerprint, resume, notes, order, kind: see :func:`open_channel`.
+        steps, fingerprint, resume, notes, order, kind, ranks: see :func:`open_channel`.
     """
 
     settings: tuple[Privacy, ...]
@@ -174,9 +178,9 @@ class _Opening:
     fingerprint: str
     resume: bool
     notes: tuple[str, ...]
-    options: Mapping[str, Any]
     order: Tensor | None
     kind: type[Rounds | Activations] | None
+    ranks: Ranks
 
     def channel(self, prior: Mapping[str, Any], path: Path | None) -> Rounds | Activations:
         """Calibrates the noise, opens the ledger and returns the channel.
@@ -187,15 +191,15 @@ class _Opening:
             path: file of the ledger; None keeps charges in memory.
         """
         terms = self._terms(prior)
-        gradients: GradientPlan | None = terms.options.get("gradients")
         outside = self.notes
-        if gradients is not None:
-            outside = (*outside, *gradients.notes)
+        if terms.gradients is not None:
+            outside = (*outside, *terms.gradients.notes)
         if self.sampler is not None:
             clients = self.sampler.n
         else:
-            assert gradients is not None  # clients that act one at a time release nothing else
-            clients = len(gradients.ids)
+            # clients that act one at a time release nothing else
+            assert terms.gradients is not None
+            clients = len(terms.gradients.ids)
         ledger = self._ledger(terms, clients, outside, path)
         account = PrivacyAccountant(
             clients,
@@ -206,19 +210,46 @@ class _Opening:
             ledger=ledger,
             replicates=len(self.sources),
         )
-        options = {
-            **terms.options,
-            **self.options,
-            "notes": outside,
-            "ledger_name": _ledger_name(ledger, path),
-        }
+        name = _ledger_name(ledger, path)
         if self.sampler is None:
-            make = self.kind or Activations
-            return make(
-                terms.settings, account, self.sources, schedule=str(self.schedule), **options
-            )
-        make = self.kind or (Rounds if len(self.sources) == 1 else ReplicatedRounds)
-        return make(terms.settings, account, self.sources, order=self.order, **options)
+            return self._activations(terms, account, outside, name)
+        return self._rounds(terms, account, outside, name)
+
+    def _activations(
+        self, terms: Terms, account: PrivacyAccountant, outside: tuple[str, ...], ledger_name: str
+    ) -> Activations:
+        """Returns the channel of clients that act one at a time."""
+        kind = self.kind or Activations
+        assert issubclass(kind, Activations)
+        return kind(
+            terms,
+            account,
+            self.sources,
+            schedule=str(self.schedule),
+            ledger_name=ledger_name,
+            notes=outside,
+        )
+
+    def _rounds(
+        self, terms: Terms, account: PrivacyAccountant, outside: tuple[str, ...], ledger_name: str
+    ) -> Rounds:
+        """Returns the channel of rounds: of one process, of this rank, or of replicates."""
+        kind: Callable[..., Rounds] = Rounds
+        if self.kind is not None:
+            assert issubclass(self.kind, Rounds)
+            kind = self.kind
+        elif self.ranks.size > 1:
+            kind = partial(RankedRounds, ranks=self.ranks)
+        elif len(self.sources) > 1:
+            kind = ReplicatedRounds
+        return kind(
+            terms,
+            account,
+            self.sources,
+            order=self.order,
+            ledger_name=ledger_name,
+            notes=outside,
+        )
 
     def _terms(self, prior: Mapping[str, Any]) -> Terms:
         """Returns the terms of rows of clients if the unit is a client, otherwise those of

@@ -100,7 +100,7 @@ def _terms_of_activations(records: tuple[RecordPrivacy, ...], plan: GradientPlan
         settings=records,
         caps=plan.caps,
         facts=_common_facts(plan) | {"at_cap": plan.at_cap},
-        options={"gradients": plan},
+        gradients=plan,
     )
 
 
@@ -117,11 +117,9 @@ def _terms_of_rounds(
         settings=records,
         caps=np.full(sampler.n, most_participations(sampler, steps), dtype=np.int64),
         facts=_common_facts(plan) | schedule_facts(sampler, **OF_RECORDS),
-        options={
-            "gradients": plan,
-            "sampler": sampler,
-            "releases": bind_releases(rows, sampler, None),
-        },
+        sampler=sampler,
+        releases=bind_releases(rows, sampler, None),
+        gradients=plan,
     )
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,13 +30,19 @@ from .quantile import QuantileClip
 from .receipt import LocalReceipt, Receipt
 from .records import Records
 from .release import Release, ReleasePlan
-from .row_noise import BoundRowNoise
-from .samplers import BoundSampler
-from .settings import Privacy
+from .terms import Terms
 
 
 class Rounds(Channel):
     """The channel of a run in rounds.
+
+    Args:
+        terms: on which it is opened: the settings, the sampler and the releases.
+        accountant: of the charges.
+        sources: of the noise and cohorts of each replicate.
+        order: see :func:`open_channel`.
+        ledger_name: of the ledger, for the report.
+        notes: of parts that no epsilon covers.
 
     Attributes:
         sampler: who takes part, with its cap on uses where one applies.
@@ -50,30 +55,29 @@ class Rounds(Channel):
 
     def __init__(
         self,
-        settings: tuple[Privacy, ...],
+        terms: Terms,
         accountant: PrivacyAccountant,
         sources: Sequence[NoiseSource],
         *,
-        sampler: BoundSampler,
-        releases: dict[str, Release],
-        rows: dict[str, BoundRowNoise] | None = None,
-        gradients: GradientPlan | None = None,
         order: Tensor | None = None,
-        **options: Any,
+        ledger_name: str = "none",
+        notes: tuple[str, ...] = (),
     ) -> None:
-        super().__init__(settings, accountant, sources, **options)
-        self.sampler = sampler
-        self.releases = releases
-        self.rows = rows or {}
+        settings = terms.settings
+        super().__init__(settings, accountant, sources, ledger_name=ledger_name, notes=notes)
+        assert terms.sampler is not None
+        self.sampler = terms.sampler
+        self.releases = terms.releases
+        self.rows = terms.rows
         self.rows_are_noised = False
         self.local: LocalSteps | None = None
         self.records = None
-        if gradients is not None:
-            self.records = self._records_of(gradients)
-        self._order = torch.arange(sampler.n) if order is None else order
+        if terms.gradients is not None:
+            self.records = self._records_of(terms.gradients)
+        self._order = torch.arange(self.sampler.n) if order is None else order
         self._adaptive: AdaptiveClip | None = None
         if settings and isinstance(settings[0].clip_norm, QuantileClip):
-            self._adaptive = AdaptiveClip(settings[0].clip_norm, releases)
+            self._adaptive = AdaptiveClip(settings[0].clip_norm, self.releases)
         self._noise = SumNoise()
         self._mechanisms: dict[str, Mechanism] = {}
         self._drawn: dict[int, Tensor] = {}

@@ -74,7 +74,9 @@ def terms_of_rows(
         caps=caps_of(sampler),
         costs=costs,
         facts=_facts(plans, sampler, bands) | row_facts(plans, rows),
-        options={"sampler": sampler, "releases": releases, "rows": rows},
+        sampler=sampler,
+        releases=releases,
+        rows=rows,
     )
 
 
@@ -91,7 +93,8 @@ def _without_noise(
     return Terms(
         settings=() if privacy is None else (privacy,),
         caps=caps_of(sampler),
-        options={"sampler": sampler, "releases": bind_releases(plans, sampler, privacy)},
+        sampler=sampler,
+        releases=bind_releases(plans, sampler, privacy),
     )
 
 
@@ -149,8 +152,7 @@ def calibrated_release(
     """Return the release of a run in which it is the only one, with its noise; nothing is opened or
     charged."""
     terms = terms_of_rows((privacy,), (plan,), sampler, steps, (SeededSource(0),), {})
-    release: Release = terms.options["releases"][plan.name]
-    return release
+    return terms.releases[plan.name]
 
 
 def _bands(

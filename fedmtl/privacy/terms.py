@@ -9,6 +9,9 @@ from typing import Any
 import numpy as np
 
 from .costs import PrivacyCosts
+from .gradients import GradientPlan
+from .release import Release
+from .row_noise import BoundRowNoise
 from .samplers import BoundSampler
 from .settings import Privacy
 
@@ -23,14 +26,20 @@ class Terms:
             else None.
         costs: what uses cost; None where nothing is noised.
         facts: what the header of the ledger has beside the settings and the costs.
-        options: of :class:`Rounds` or :class:`Activations`.
+        sampler: who takes part in rounds; None for clients that act one at a time.
+        releases: of rows of clients, by name.
+        rows: the noise that clients add to their own rows, by release.
+        gradients: the release of gradients of single records; None without one.
     """
 
     settings: tuple[Privacy, ...]
     caps: np.ndarray | None
     costs: PrivacyCosts | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
-    options: dict[str, Any]
+    sampler: BoundSampler | None = None
+    releases: dict[str, Release] = field(default_factory=dict)
+    rows: dict[str, BoundRowNoise] = field(default_factory=dict)
+    gradients: GradientPlan | None = None
 
     @property
     def header(self) -> dict[str, Any] | None:
