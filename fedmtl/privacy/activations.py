@@ -214,7 +214,7 @@ class Activations(Channel):
         """
         window, start = self._next()
         sums = self._sums(gradients, window, start)
-        window.receipt.spend()
+        window.receipt.spend(start)
         return self._noised(sums, start, window)
 
     def _next(self) -> tuple[Window, int]:
@@ -246,6 +246,12 @@ class Activations(Channel):
                 f"{len(groups)} clients act; gradients of {len(gradients)} were handed over."
             )
         for (client, runs), rows in zip(groups, gradients, strict=True):
+            # Another replicate, in which no client acts, has no noise.
+            if len(rows) != len(runs):
+                raise PrivacyError(
+                    f"Client {client} acts in {len(runs)} replicates; gradients of {len(rows)} "
+                    "were handed over."
+                )
             drawn = None
             if records.sampled:
                 drawn = self.members(client, runs)

@@ -64,12 +64,12 @@ class LocalSteps:
             The released means, (A, D) float64 on the device of the gradients.
 
         Raises:
-            PrivacyError: as for :meth:`LocalReceipt.next`.
+            PrivacyError: as for :meth:`LocalReceipt.spend`.
         """
         numbers = self.numbers(clients)
         sums = self._sums(chunks, clients, numbers)
         # Once there is noise, its address is used. Chunks that fail spend nothing.
-        self.receipt.spend(clients)
+        self.receipt.spend(clients, numbers)
         return self._noised(sums, clients, numbers)
 
     def _sums(

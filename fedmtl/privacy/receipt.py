@@ -43,9 +43,13 @@ class Receipt:
 
         Raises:
             PrivacyError: the release happened already, or there are rows of clients that were not
-                drawn, or two of one client.
+                drawn, or two of one client; or positions of another dtype.
         """
         senders = clients.cpu().reshape(-1)
+        if senders.dtype != torch.int64:
+            raise PrivacyError(
+                f"Release {name!r} takes the positions of clients as int64, not {senders.dtype}."
+            )
         if name in self._spent:
             raise PrivacyError(
                 f"Release {name!r} happened already in step {self.step}; once is the rule."
@@ -89,11 +93,19 @@ class LocalReceipt:
 
         Raises:
             PrivacyError: the round is over, or a client is named twice, or has made all the steps
-                that are charged.
+                that are charged; or what names it is no position of a client.
         """
         if self._over:
             raise PrivacyError(
                 f"Round {self.step} is over; its local steps cannot be made any more."
+            )
+        n = len(self.charged)
+        # A negative position is a second name of a client, and a mask is none.
+        named = clients.ndim == 1 and clients.dtype == torch.int64
+        if not named or bool(((clients < 0) | (clients >= n)).any()):
+            raise PrivacyError(
+                f"A local step of round {self.step} takes positions of clients, int64 (k,) from 0 "
+                f"to {n - 1}, not {tuple(clients.shape)} {clients.dtype} with {clients.tolist()}."
             )
         numbers = self._spent[clients]
         # Two gradients at one address would share the noise, and their difference would show it.
@@ -111,12 +123,22 @@ class LocalReceipt:
             )
         return numbers
 
-    def spend(self, clients: Tensor) -> Tensor:
-        """Pays for the next local step of each of ``clients``; returns the numbers of these steps,
-        as :meth:`next` does."""
-        numbers = self.next(clients)
-        self._spent[clients] = numbers + 1
-        return numbers
+    def spend(self, clients: Tensor, steps: Tensor) -> None:
+        """Pays for one local step of each of ``clients``.
+
+        Args:
+            clients: int64 (k,).
+            steps: int64 (k,), the numbers that :meth:`next` returned.
+
+        Raises:
+            PrivacyError: as for :meth:`next`, or a step was paid for in the meantime.
+        """
+        if not torch.equal(self.next(clients), steps):
+            raise PrivacyError(
+                f"A local step of round {self.step} was released while its gradients were added "
+                "up; its noise would be used twice."
+            )
+        self._spent[clients] = steps + 1
 
     def end(self) -> None:
         """Ends the round: what is left of the receipt pays for nothing."""
@@ -161,8 +183,18 @@ class BlockReceipt:
             )
         return self.spent
 
-    def spend(self) -> int:
-        """Pays for the next activation; returns its place in the block, as :meth:`next` does."""
-        place = self.next()
+    def spend(self, place: int) -> None:
+        """Pays for one activation.
+
+        Args:
+            place: in the block, as :meth:`next` returned it.
+
+        Raises:
+            PrivacyError: none is left, or this one was paid for in the meantime.
+        """
+        if self.next() != place:
+            raise PrivacyError(
+                f"Activation {self.first + place} was released while its gradients were added up; "
+                "its noise would be used twice."
+            )
         self.spent += 1
-        return place

@@ -117,6 +117,11 @@ class Records:
             drawn: (k, n_i) bool, the records that take part, or None for all.
         """
         x, low, high = self._rows(client)
+        if factors.shape[1:] != (len(x),):
+            raise ConfigError(
+                f"Factors of the rows of client {client} are of shape {factors.shape}; needed: "
+                f"(k, {len(x)})."
+            )
         # The usual case costs one product; only a result that is not finite is looked at again.
         total = self._bounded_sum(factors, x, low, high, drawn)
         first = total[:, 0]
@@ -198,7 +203,7 @@ class Records:
         on the device of the gradients.
 
         Raises:
-            ConfigError: there is not even an empty chunk.
+            ConfigError: there is not even an empty chunk, or gradients of another length.
         """
         total: Tensor | None = None
         width = None
@@ -207,6 +212,12 @@ class Records:
             # bits.
             width = self._widths[clients]
         for rows, place in chunks:
+            # A shorter sum would be repeated along the noise.
+            if rows.shape[1:] != (self.plan.dimension,):
+                raise ConfigError(
+                    f"Gradients of records are of shape {tuple(rows.shape)}; needed: "
+                    f"(N, {self.plan.dimension})."
+                )
             total = clipped_segment_sums(rows, place, len(clients), self.clip, total, width)
         if total is None:
             raise ConfigError(
