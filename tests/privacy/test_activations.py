@@ -192,12 +192,34 @@ def test_misuse_is_refused() -> None:
         channel.begin(2, torch.tensor([[0]]))
     channel.release(ones)
     channel.release(ones)
-    with pytest.raises(PrivacyError, match="does not follow"):
-        channel.begin(1, torch.tensor([[0]]))
+    for first in (1, 3):
+        with pytest.raises(PrivacyError, match="does not follow"):
+            channel.begin(first, torch.tensor([[0]]))
     with pytest.raises(ConfigError, match="simulation"):
         door(replicates=2, ledger_path=Path("x"))
     with pytest.raises(ConfigError, match="delta"):
         RecordPrivacy(clip_norm=1.0, epsilon=1.0, delta=0.0)
+
+
+def test_a_sum_of_gradients_is_the_same_in_any_order_of_the_records() -> None:
+    """Also where it is near the number of records times the clip norm, beside which the last bits of one are small."""
+    client, count = 2, COUNTS[2]
+    channel = door(replace(PURE, clip_norm=1.0))
+    generator = torch.Generator().manual_seed(3)
+    gradients = torch.zeros(1, count, D, dtype=torch.float64)
+    gradients[:, :, 0] = 0.6 + 0.3 * torch.rand(count, generator=generator, dtype=torch.float64)
+    there = channel.records.of_gradients(client, gradients)
+    for shift in (1, 17, 40):
+        again = channel.records.of_gradients(client, gradients.roll(shift, 1))
+        np.testing.assert_array_equal(again, there)
+
+
+def test_the_steps_before_a_client_passes_its_cap_are_counted() -> None:
+    channel = door(caps=(2, 3, 0))
+    blocks = torch.tensor([[0, 1, 0, 1, 0, 1], [1, 1, 1, 1, 0, 0], [0, 0, 1, 1, 1, 2]])
+    for block, fitting in zip(blocks[:, None, :, None].numpy(), (4, 3, 5), strict=True):
+        assert channel.accountant.fitting(block).tolist() == [fitting]
+        assert channel.accountant.fitting(block[:, :2]).tolist() == [2], "none of them passes it"
 
 
 def test_activations_of_the_wrong_shape_or_number_are_refused() -> None:

@@ -203,6 +203,14 @@ def test_wrong_weights_are_refused(weights: tuple[float, ...]) -> None:
         plan(weights=weights)
 
 
+def test_the_noise_of_the_least_weight_is_what_must_be_drawable() -> None:
+    """The largest of the run, which for one number may be up to 2**26 times the clip norm."""
+    loud = ClientPrivacy(clip_norm=1.0, noise_multiplier=2.0**24, delta=1e-5, source="secure")
+    opened(loud, plan("vector", normalized((1.0, 3.0)), 1)).close()
+    with pytest.raises(PrivacyError, match="too large to be drawn exactly"):
+        opened(loud, plan("vector", normalized((1.0, 15.0)), 1))
+
+
 def test_what_an_allocation_does_not_go_with() -> None:
     with pytest.raises(PrivacyError, match="FullParticipation"):
         opened(GAUSSIAN, plan(), FixedCohort(4))

@@ -5,10 +5,11 @@ import pytest
 import torch
 from scipy import stats
 
+from fedmtl.errors import PrivacyError
 from fedmtl.privacy.clip import Clip, clipped_sum
-from fedmtl.privacy.noise.grid import grid_width, noised
+from fedmtl.privacy.noise.grid import check_drawable, grid_width, noised
 from fedmtl.privacy.noise.laws import GaussianNoise, L2LaplaceNoise, LaplaceNoise
-from fedmtl.privacy.noise.sources import SecureSource
+from fedmtl.privacy.noise.sources import SecureSource, SeededSource
 from tests.privacy.test_mechanisms import Given
 
 ALPHA = 1e-6
@@ -62,6 +63,17 @@ def test_the_margin_covers_the_rounding_of_both_neighbours(clip, dimension):
     )
     assert clip.bound * (1 - 2.0**-20) < worst_move(clip, dimension, width) <= clip.bound
     assert worst_move(clip, dimension, 8 * width) > clip.bound
+
+
+@pytest.mark.parametrize("clip_norm", [1.0, 3.0])
+def test_noise_of_more_than_2_47_widths_of_the_grid_is_refused(clip_norm):
+    """The bound on a contribution decides on the width: the power of two at or below 2**-21 of it."""
+    most = 2.0**47 * 2.0 ** (math.floor(math.log2(clip_norm)) - 21)
+    given = {"sensitivity": 1.0, "bound": clip_norm}
+    check_drawable(GaussianNoise(0.99 * most), SecureSource(), 1, **given)
+    check_drawable(GaussianNoise(100 * most), SeededSource(0), 1, **given)
+    with pytest.raises(PrivacyError, match="too large to be drawn exactly"):
+        check_drawable(GaussianNoise(1.01 * most), SecureSource(), 1, **given)
 
 
 def test_dither_takes_noise_to_either_side_in_proportion():

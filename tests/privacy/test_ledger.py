@@ -21,7 +21,7 @@ from fedmtl.privacy import (
     open_channel,
     privacy_report,
 )
-from fedmtl.privacy.chain import Head, head_file
+from fedmtl.privacy.chain import Head, head_file, read_chain
 from fedmtl.privacy.noise import sources
 
 STEPS = 40
@@ -352,6 +352,17 @@ def test_a_chain_computed_anew_is_not_the_one_that_was_recorded(path: Path) -> N
     path.write_bytes(b"".join(chained([*lines[:2], *lines[3:], lines[-1]])))
     with pytest.raises(ResumeError, match="rolled back or replaced"):
         door(path, resume=True, source="secure")
+
+
+def test_a_head_belongs_to_its_number_of_lines(path: Path) -> None:
+    channel = door(path)
+    advance(channel, 0, 2)
+    channel.close()
+    chain = read_chain(path)
+    assert len(chain.digests) > 2
+    for place, digest in enumerate(chain.digests):
+        for lines in range(1, len(chain.digests) + 2):
+            assert chain.has(Head(lines, digest)) == (lines == place + 1)
 
 
 def test_a_secure_ledger_needs_its_head_file(tmp_path: Path) -> None:

@@ -164,6 +164,21 @@ def test_a_step_that_is_a_hair_beyond_the_budget_is_refused(share: float, steps:
     assert channel.epsilon <= budget
 
 
+def test_nothing_more_is_released_once_a_further_round_was_refused() -> None:
+    """Not even what the round before has paid for."""
+    plans = tuple(ReleasePlan(name=name, dimension=2) for name in ("a", "b"))
+    budget = float(gaussian_mechanism.get_epsilon_gaussian(5.0 / math.sqrt(2), 1e-5)) * 1.001
+    privacy = ClientPrivacy(clip_norm=1.0, noise_multiplier=5.0, epsilon=budget, delta=1e-5)
+    channel = open_channel(privacy, plans, FullParticipation().bind(4), seed=0, steps=1)
+    everybody = channel.draw(0)
+    channel.begin(0, everybody)
+    channel.release("a", torch.zeros(4, 2), everybody)
+    with pytest.raises(BudgetExhausted):
+        channel.begin(1, channel.draw(1))
+    with pytest.raises(PrivacyError, match="no step has begun"):
+        channel.release("b", torch.zeros(4, 2), everybody)
+
+
 @pytest.mark.parametrize("source", ["seeded", "secure"])
 def test_a_run_that_is_one_step_ahead_of_its_ledger_is_refused(source: str, tmp_path: Path) -> None:
     privacy = ClientPrivacy(clip_norm=1.0, noise_multiplier=5.0, delta=1e-5, source=source)
