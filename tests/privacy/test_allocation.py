@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -214,6 +215,12 @@ def test_the_noise_of_the_least_weight_is_what_must_be_drawable() -> None:
 def test_what_an_allocation_does_not_go_with() -> None:
     with pytest.raises(PrivacyError, match="FullParticipation"):
         opened(GAUSSIAN, plan(), FixedCohort(4))
+    both = tuple(
+        replace(plan(weights=normalized(weights)), name=name)
+        for name, weights in (("a", (1.0, 2.0)), ("b", (2.0, 1.0)))
+    )
+    with pytest.raises(PrivacyError, match="'a' and 'b' have different allocations"):
+        open_channel(GAUSSIAN, both, FullParticipation().bind(20), seed=0, steps=2)
     with pytest.raises(ConfigError, match="fixed clip norm"):
         opened(ClientPrivacy(clip_norm=QuantileClip(1.0), epsilon=1.0), plan(form="vector"))
     with pytest.raises(ConfigError, match="positive"):

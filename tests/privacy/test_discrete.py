@@ -383,6 +383,11 @@ def test_records_whose_noise_is_too_large_are_refused():
     privacy = RecordPrivacy(clip_norm=1.0, noise_multiplier=1e9, delta=1e-5, source="secure")
     with pytest.raises(PrivacyError, match="too large to be drawn exactly"):
         open_channel(privacy, [records], "in turn", seed=0)
+    # one number: at most 2**26 of noise, and a record that replaces another moves the sum by 2
+    single = replace(records, dimension=1)
+    open_channel(replace(privacy, noise_multiplier=0.99 * 2**25), [single], "in turn", seed=0)
+    with pytest.raises(PrivacyError, match="too large to be drawn exactly"):
+        open_channel(replace(privacy, noise_multiplier=1.01 * 2**25), [single], "in turn", seed=0)
 
 
 def test_bands_and_small_releases_have_all_their_numbers_counted():

@@ -7,7 +7,13 @@ from scipy import stats
 
 from fedmtl.contrib.published.mp_mtl import WishartNoise
 from fedmtl.errors import ConfigError
-from fedmtl.privacy import ClientPrivacy, FullParticipation, ReleasePlan
+from fedmtl.privacy import (
+    ClientPrivacy,
+    FixedCohort,
+    FullParticipation,
+    PoissonSampling,
+    ReleasePlan,
+)
 from fedmtl.privacy.accounting.losses import PureDpEvent
 from fedmtl.privacy.noise.laws import GaussianNoise, L2LaplaceNoise
 from fedmtl.privacy.noise.sources import SecureSource, SeededSource
@@ -118,6 +124,30 @@ def test_sensitivities_are_attained_by_orthogonal_rows(relation):
     assert outer_sensitivity(0.7, relation, diagonal_norm="l1") == pytest.approx(
         float(moved.diagonal().abs().sum())
     )
+
+
+@pytest.mark.parametrize(
+    ("form", "mechanism", "size"),
+    [
+        ("symmetric", "gaussian", frobenius),
+        ("symmetric", "l2_laplace", frobenius),
+        ("diagonal", "gaussian", lambda moved: moved.diagonal(dim1=1, dim2=2).norm(dim=1)),
+        ("diagonal", "laplace", diagonal_l1),
+    ],
+)
+@pytest.mark.parametrize("sampler", [PoissonSampling(2), FixedCohort(2)])
+def test_a_release_has_the_sensitivity_of_its_schedule_form_and_noise(
+    form: Form, mechanism, size, sampler
+) -> None:
+    """A cohort of a fixed size replaces a row by another, of which the farthest is an orthogonal one."""
+    rows = 0.7 * torch.eye(2, dtype=torch.float64)
+    moved = torch.outer(rows[0], rows[0])
+    if isinstance(sampler, FixedCohort):
+        moved = moved - torch.outer(rows[1], rows[1])
+    plan = ReleasePlan(name="covariance", dimension=2, form=form)
+    privacy = ClientPrivacy(clip_norm=0.7, noise_multiplier=1.0, mechanism=mechanism)
+    release = bind_releases((plan,), sampler.bind(6), privacy, 1.0)["covariance"]
+    assert release.sensitivity == pytest.approx(float(size(moved[None])), rel=1e-12)
 
 
 # Wishart noise, and what its paper claims
