@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError, PrivacyError
-from ..local import LocalSolver, LocalTraining, Mixture, plan_batches
-from ..local.batches import LANES, batch_widths, grain_of, places, plannable
+from ..local import LocalSolver, LocalTraining, Mixture
+from ..local.clients import idle, train_on_batches, train_on_records
 from ..local.losses import Loss
-from ..local.optimizers import Strength, rows_of
+from ..local.optimizers import Strength
 from ..local.train import Trained
 from ..privacy import LocalSteps
 from ..privacy.clip import RowTotal, not_finite
@@ -291,58 +291,11 @@ class Cohort:
             tally.diverged += not_finite(run.mixture.models)
 
     def _train_on_batches(self, run: LocalTraining) -> Trained:
-        """Trains on batches, by local SGD.
-
-        Clients with batches of one width share a stack, in their lanes, so that no client's last
-        bits depend on the numbers of examples of others; see :mod:`fedmtl.local.batches`.
-        """
-        steps = run.solver.step_counts(self.examples)
-        widths = batch_widths(self.examples, run.solver.batch_size)
-        rank = self._ranks()
-        for width in widths[steps > 0].unique().tolist():
-            alike = ((widths == width) & (steps > 0)).nonzero()[:, 0]
-            yield from self._train_alike(run, alike, steps, rank, width)
-        yield from _idle(run, steps)
-
-    def _ranks(self) -> Tensor:
-        """Returns the position of each client among the participants of the round, int64 (k,)."""
-        rank = self.ids.cpu()
-        if self.members is None:
-            return rank
-        members, order = torch.sort(self.members)
-        return order[torch.searchsorted(members, rank)]
-
-    def _train_alike(
-        self, run: LocalTraining, alike: Tensor, steps: Tensor, rank: Tensor, width: int
-    ) -> Trained:
-        """Trains clients with batches of one width.
-
-        Args:
-            run: the local training.
-            alike: int64 (m,), their places in the cohort.
-            steps: int64 (k,), local steps of the whole cohort.
-            rank: int64 (k,), see :meth:`_ranks`.
-            width: columns of every batch.
-        """
-        executor = self.problem.executor
-        grain = grain_of(width, executor.chunk)
-        members, real = places(steps[alike], rank[alike] % LANES, grain)
-        block = plannable(int(steps[alike].max()), width, grain)
-        for place, used in zip(alike[members].split(block), real.split(block), strict=True):
-            plan = plan_batches(
-                self.problem.data,
-                run.solver,
-                self.ids[place],
-                seed=self.problem.seed,
-                round=run.round,
-                steps=torch.where(used, steps[place], 0),  # a filler never finishes
-                width=width,
-                grain=grain,
-            )
-            # stacks of the executor's size, each trained to its end
-            for part in executor.slices(len(place), grain=grain):
-                batches = run.on_batches(executor.stack, plan.part(part), place[part])
-                yield from run.train(executor.stack, place[part], batches)
+        """Trains on batches, by local SGD."""
+        problem = self.problem
+        return train_on_batches(
+            run, problem.executor, self.ids, seed=problem.seed, members=self.members
+        )
 
     def _train_on_records(self, run: LocalTraining) -> Trained:
         """Trains by DP-SGD on the local steps that are charged."""
@@ -350,32 +303,13 @@ class Cohort:
             measured = "A pull that is measured on a client's records"
             raise ConfigError(f"{measured} has no release; use privacy=client.")
         if self.round == AFTER:
-            yield from _idle(run, torch.zeros(len(self.ids)))
-            return
+            return idle(run, torch.zeros(len(self.ids)))
         if self.local is None:
             raise PrivacyError(
                 "Single records are protected, and these clients have no local steps that the "
                 "ledger has charged: train in Algorithm.client, by the cohort that it gets."
             )
-        local = self.local
-        executor = self.problem.executor
-        width = executor.examples_at_once(float(local.plan.expected.max(initial=0.0)))
-        steps = local.steps(self.ids)
-        # clients with many steps come first, so that those of a stack end together
-        order = torch.argsort(steps, descending=True, stable=True)
-        order = order[steps[order] > 0]
-        grain = 1 if executor.chunk < LANES else None
-        for part in executor.slices(len(order), grain=grain):
-            records = run.on_records(executor.stack, self.ids[order[part]], local, width)
-            yield from run.train(executor.stack, order[part], records)
-        yield from _idle(run, steps)
-
-
-def _idle(run: LocalTraining, steps: Tensor) -> Trained:
-    """Yields the clients without a local step, with their starts as models."""
-    place = (steps == 0).nonzero()[:, 0]
-    if len(place):
-        yield place, rows_of(run.start, place).expand(len(place), -1)
+        return train_on_records(run, self.problem.executor, self.ids, self.local)
 
 
 def _write(rows: Tensor, place: Tensor, models: Tensor) -> None:

@@ -1,5 +1,6 @@
 """Local training: K copies of one module as one batch, solvers over their stacked parameters, plain
-and by DP-SGD, and how client work is executed."""
+and by DP-SGD, and how client work is executed. :class:`LocalTrainer` is the way in from a program
+without a federation."""
 
 from .batched import check_examples, check_stackable
 from .batches import BatchPlan, plan_batches
@@ -7,6 +8,7 @@ from .behaviour import check_behaviour, check_loss
 from .checks import check_copyable, check_layers, prepare_module, with_shapes
 from .executor import Execution, Executor, operation_threads
 from .layout import Layout, check_names, named_by
+from .local_trainer import LocalTrainer, gradient_plan
 from .losses import resolve_loss
 from .mixture import Mixture
 from .module import StackedModule
@@ -23,6 +25,7 @@ __all__ = [
     "LocalOptimizer",
     "LocalSGD",
     "LocalSolver",
+    "LocalTrainer",
     "LocalTraining",
     "Mixture",
     "StackedModule",
@@ -34,6 +37,7 @@ __all__ = [
     "check_names",
     "check_stackable",
     "example_gradients",
+    "gradient_plan",
     "named_by",
     "operation_threads",
     "plan_batches",

@@ -243,12 +243,19 @@ def linked(outputs: Tensor, link: Link) -> Tensor:
     return outputs
 
 
-def resolve_loss(loss: str | Loss) -> Loss:
+def resolve_loss(loss: str | Loss, *, mapped: bool = False) -> Loss:
     """Returns a loss by name, or the given callable.
+
+    Args:
+        loss: a name, or a function (outputs, targets) -> (N,).
+        mapped: the targets are mapped from a public range to [-1, 1], which the loss of counts
+            undoes.
 
     Raises:
         ConfigError: an unknown name, or one with an impossible number.
     """
+    if mapped and (isinstance(loss, Poisson) or loss == "poisson"):
+        return Poisson(mapped=True)
     if callable(loss):
         return loss
     if is_of_numbers(loss):

@@ -15,6 +15,7 @@ from torch import Tensor
 from ..algorithms.base import Algorithm, Problem, State
 from ..data import FederatedDataset
 from ..errors import ConfigError
+from ..local import gradient_plan
 from ..privacy import (
     Activations,
     BoundSampler,
@@ -87,7 +88,6 @@ def releases_of(
     if not problem.protects_records:
         return plans
     solver = algorithm.local
-    counts = problem.data.train.counts
     if solver is None:
         raise ConfigError(
             f"RecordPrivacy protects the gradients of local training, but {algorithm.name} has no "
@@ -95,15 +95,7 @@ def releases_of(
         )
     # Each training of a client in a round takes local steps of its own, which are charged for.
     trainings = max((plan.trainings for plan in plans if isinstance(plan, ReleasePlan)), default=1)
-    gradients = GradientPlan(
-        ids=tuple(problem.data.ids),
-        keys=problem.data.keys,
-        counts=counts.numpy(),
-        dimension=problem.dimension,
-        steps=(solver.step_counts(counts) * trainings).numpy(),
-        trainings=trainings,
-        batch_size=solver.batch_size,
-    )
+    gradients = gradient_plan(problem.data, solver, problem.dimension, trainings=trainings)
     return (*plans, gradients)
 
 

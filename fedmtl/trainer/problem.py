@@ -17,24 +17,19 @@ from ..algorithms.linear.data import TWO_CLASS_LOSSES
 from ..data import FederatedDataset, RowBound
 from ..data.examples import Side
 from ..data.transforms import Cast, Integers, MappedImages, Packed
-from ..errors import ConfigError, ModelError, first_line
+from ..errors import ConfigError, ModelError
 from ..local import (
     Execution,
-    Executor,
     Layout,
-    check_behaviour,
-    check_examples,
-    check_stackable,
     prepare_module,
     resolve_loss,
 )
 from ..local.executor import available_cores
-from ..local.losses import LOSSES, Loss, Poisson, binary_cross_entropy, is_of_numbers, name_of
-from ..local.products import Perceptron
+from ..local.losses import Loss, binary_cross_entropy, is_of_numbers, name_of
+from ..local.trials import build_executor
 from ..models import ModelFactory, NamedInputs
 from ..models.build import build_module
 from ..ranks import SINGLE, Ranks
-from .trials import check_own_loss, trial_batches, trial_targets
 
 SIDES: tuple[Side, ...] = ("train", "test")
 _ROWS = 1 << 16  # of one piece of the data, where all of them are looked at
@@ -92,7 +87,16 @@ def build_problem(
     _check_one_class(settings.loss, data)
     module, data = _built(model, data, settings)
     loss, template = _prepared(module, data, settings)
-    executor = _executor(template, data, loss, settings, place, ranks)
+    executor = build_executor(
+        template,
+        data,
+        loss,
+        settings.execution,
+        device=place,
+        dtype=getattr(torch, settings.dtype),
+        private=settings.protects_records,
+        cores=max(1, available_cores() // ranks.beside),  # ranks of a machine share them
+    )
     # Mapped images stay on the disk, and are read and moved batch by batch.
     if place.type != "cpu" and not isinstance(data.transform, MappedImages):
         data = data.to(place)
@@ -100,7 +104,7 @@ def build_problem(
         data=data,
         module=template,
         initial=Layout.of(template).flatten(template).to(place),
-        loss=loss_of(loss, data),
+        loss=resolve_loss(loss, mapped=data.target_range is not None),
         executor=executor,
         rounds=settings.rounds,
         seed=settings.seed,
@@ -164,54 +168,6 @@ def _prepared(
     return loss, template
 
 
-def _executor(
-    template: nn.Module,
-    data: FederatedDataset,
-    loss: str | Loss,
-    settings: ProblemSettings,
-    place: torch.device,
-    ranks: Ranks,
-) -> Executor:
-    """Returns the executor of local training, after a trial of the module and of the loss.
-
-    A module that cannot be stacked is computed for one client after another, unless the settings
-    ask for stacks.
-
-    Raises:
-        ModelError: the module cannot be stacked, and a chunk of several clients was asked for.
-    """
-    execution = settings.execution
-    kind = getattr(torch, settings.dtype)
-    # Perceptrons are computed by batched products, which need no trial.
-    perceptron = Perceptron.of(template, Layout.of(template)) is not None
-    if not perceptron:
-        check_behaviour(template, trial_batches(data.spec, kind))
-    sample = data.spec.sample(2, kind)
-    targets = trial_targets(data, kind)
-    own_loss = None
-    if callable(loss) and loss not in LOSSES.values():
-        own_loss = loss
-        check_own_loss(own_loss, template, sample, targets, kind)
-    cores = max(1, available_cores() // ranks.beside)  # ranks of a machine share them
-    resolved = execution.resolve(template, place, cores)
-    batched = True
-    try:
-        if not perceptron:
-            check_stackable(template, sample)
-        if settings.protects_records and (own_loss is not None or not perceptron):
-            check_examples(template, sample, own_loss, targets)
-    except ModelError as error:
-        if execution.chunk not in (None, 1):
-            raise
-        batched = False
-        if execution.chunk is None:
-            name = type(template).__name__
-            reason = first_line(error.__cause__ or error)
-            logger.warning("%s: clients are computed one after another, since %s", name, reason)
-        resolved = Execution(chunk=1, processes=execution.processes or cores)
-    return Executor(resolved, template, device=place, dtype=kind, batched=batched)
-
-
 def _kept_whole(data: FederatedDataset, module: nn.Module, dtype: torch.dtype) -> FederatedDataset:
     """Returns the data with their whole numbers as they are stored, if an embedding of the module
     looks them up and no transform says otherwise; otherwise the data as they are."""
@@ -250,15 +206,6 @@ def _check_loss(
             f"loss is {name_of(loss)!r}, which does not take outputs of shape {shape} with targets "
             f"of shape {data.spec.targets}; choose another loss, or a model with other outputs."
         )
-
-
-def loss_of(loss: str | Loss, data: FederatedDataset) -> Loss:
-    """Returns the function of a loss by name, or the given one. A loss of counts also knows whether
-    the data have them mapped from a range."""
-    found = resolve_loss(loss)
-    if isinstance(found, Poisson):
-        return replace(found, mapped=data.target_range is not None)
-    return found
 
 
 def _check_lookups(data: FederatedDataset, module: nn.Module) -> None:
