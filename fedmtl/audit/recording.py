@@ -98,13 +98,15 @@ class RecordedRounds(_Recorded, Rounds):
         post-processing of gradients that are forced."""
         return self.replays and self.records is None
 
-    def _hidden(self, mechanism: Mechanism, rows: Message, clients: Tensor, step: int) -> Message:
+    def _hidden(
+        self, mechanism: Mechanism, rows: Message, clients: Tensor, receipt: Receipt
+    ) -> Message:
         if self.forces_rows:
             return rows
-        hidden = super()._hidden(mechanism, rows, clients, step)
+        hidden = super()._hidden(mechanism, rows, clients, receipt)
         if mechanism.name in self.rows:
             assert isinstance(hidden, Tensor)
-            self.note(step, f"{mechanism.name}/rows", hidden)
+            self.note(receipt.step, f"{mechanism.name}/rows", hidden)
         return hidden
 
     def _mechanism(self, release: Release) -> Mechanism:

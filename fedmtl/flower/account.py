@@ -13,11 +13,13 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 
+import torch
+
 from .._files import plain, read_json, write_json
 from .._rounding import rounded_up
 from ..algorithms.base import Problem
 from ..errors import BudgetExhausted, ResumeError
-from ..privacy import RecordPrivacy, Rounds
+from ..privacy import Receipt, RecordPrivacy, Rounds
 from ..privacy.ledger import Ledger
 from ..privacy.record_terms import most_participations
 from ..privacy.report import SIMULATED
@@ -58,6 +60,7 @@ class NodeAccount:
         self.problem = problem
         self.folder = folder
         self.name = problem.data.ids[0]
+        self.position = trainer.data.ids.index(self.name)
         self.fingerprint = fingerprint(problem, trainer)
         self.records: RecordPrivacy | None = None
         settings = trainer
@@ -73,8 +76,9 @@ class NodeAccount:
         self.channel = channel
 
     @contextmanager
-    def answer(self, step: int, asked: str) -> Iterator[Rounds]:
-        """Charges an answer in round ``step``, if the node has an account, and yields its channel.
+    def answer(self, step: int, asked: str) -> Iterator[tuple[Rounds, Receipt]]:
+        """Charges an answer in round ``step``, if the node has an account, and yields its channel
+        and the receipt of its rows.
 
         On entry the charge is on the disk.
 
@@ -100,7 +104,7 @@ class NodeAccount:
                 channel.begin(step, channel.draw(step))
             elif ledger is not None:
                 ledger.charge(step, step + 1, [[0]])
-            yield channel
+            yield channel, Receipt(step, 0, torch.tensor([self.position]))
 
     @contextmanager
     def _opened(self) -> Iterator[tuple[Rounds, Ledger | None]]:

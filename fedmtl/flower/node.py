@@ -159,7 +159,6 @@ class Node:
         trainer = trainer.resolved(problem)
         self.trainer = trainer
         self.algorithm = trainer.algorithm
-        self.position = trainer.data.ids.index(name)
         self.bound = self.algorithm.row_bound(problem)
         problem = replace(problem, data=problem.data.bounded(self.bound))
         self.settings = fingerprint(problem, trainer)
@@ -204,12 +203,12 @@ class Node:
         asked = digest(content, own)
         answer = self._repeated(content, last, step, asked)
         if answer is None:
-            with self.account.answer(step, asked) as channel:
+            with self.account.answer(step, asked) as (channel, receipt):
                 sent, changed = self.algorithm.client(self._cohort(content, own, step, channel))
                 # clipped here, and noised if rows have noise against the server
                 rows = {}
                 for name, row in sent.items():
-                    rows[name] = self.channel.sent(name, row, self.position, step)
+                    rows[name] = self.channel.sent(name, row, receipt)
                 parts = {"before": own, "after": {**own, **changed}, "rows": rows}
                 answer = Answer(int(facts["counted"]), step + 1, asked, parts)
                 # on the disk before the ledger is closed: the answer can be repeated

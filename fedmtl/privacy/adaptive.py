@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from ..errors import ConfigError
+from ..errors import ConfigError, PrivacyError
 from .clip import row_norms
-from .mechanism import Message
+from .mechanism import Message, check_one_each
 from .noise.grid import noised, release_noise
 from .noise.laws import GaussianNoise
 from .noise.sources import NoiseSource
@@ -101,7 +101,13 @@ class CountBelowNorm:
         self._source = source
 
     def check(self, rows: Message, clients: Tensor) -> None:
-        """Passes all rows: they are those of the sum, which has checked them."""
+        """Refuses rows that are not those of the release, see
+        :class:`~fedmtl.privacy.mechanism.Mechanism`, and a sum, which has no norms to count."""
+        if not isinstance(rows, Tensor):
+            raise PrivacyError(
+                f"Release {self.name!r} counts rows, and got a sum; hand the rows over."
+            )
+        check_one_each(self.release, rows, clients)
 
     def __call__(self, rows: Message, clients: Tensor, receipt: Receipt) -> Tensor:
         """Releases the fraction less 1/2, see :class:`~fedmtl.privacy.mechanism.Mechanism`.
@@ -109,12 +115,13 @@ class CountBelowNorm:
         Returns:
             float64 (1,).
         """
+        self.check(rows, clients)
         receipt.spend(self.name, clients)
         return self.fraction(self.total(rows), receipt.step)
 
     def total(self, rows: Message) -> Tensor:
         """Returns the sum of :func:`count_rows` over rows (k, D), (1,) float64; it is private."""
-        assert isinstance(rows, Tensor)  # a sum of rows has no norms to count
+        assert isinstance(rows, Tensor)  # refused by check
         counted = count_rows(row_norms(rows, self.release.clip), self.release.bound)
         return counted.double().sum(0).cpu()
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from .._check import positive
-from ..errors import ConfigError
+from ..errors import ConfigError, PrivacyError
 from .noise.laws import Norm
 
 MARGIN = 2.0**-20
@@ -269,28 +269,44 @@ class RowTotal:
         dimension: D, of a row.
         clip: of the rows.
         width: of the grid.
+
+    Attributes:
+        dimension, clip, width: see above.
     """
 
     def __init__(self, dimension: int, clip: Clip, width: float) -> None:
-        self._width = width
+        self.dimension = dimension
+        self.clip = clip
+        self.width = width
         self._bounds = bounds_of(clip)
-        self._clients: list[Tensor] = []
+        self._clients: list[int] = []
         self._cells = torch.zeros(dimension, dtype=torch.float64)
 
     def add(self, clients: Tensor, rows: Tensor) -> None:
-        """Add the rows (k, D) of ``clients``, int64 (k,); any float dtype, on the CPU."""
-        self._clients.append(clients)
-        for row in rows:
-            add_clipped(self._cells, row, *self._bounds, self._width)
+        """Add the rows (k, D) of ``clients``, int64 (k,); any float dtype, on the CPU.
+
+        Raises:
+            PrivacyError: rows of another shape, whole numbers, or another number of clients.
+        """
+        # Two rows of one client, or one number for all coordinates, would be longer than the clip.
+        shape = (*clients.shape, self.dimension)
+        if clients.ndim != 1 or rows.shape != shape or not rows.is_floating_point():
+            raise PrivacyError(
+                f"A sum takes float rows of shape (k, {self.dimension}), one from each of k "
+                f"clients, not {tuple(rows.shape)} of {rows.dtype} from {tuple(clients.shape)}."
+            )
+        self._clients += clients.tolist()
+        for row in rows.detach():
+            add_clipped(self._cells, row, *self._bounds, self.width)
 
     @property
     def clients(self) -> list[int]:
         """Return the clients of the rows that have been added, sorted."""
-        return sorted(client for part in self._clients for client in part.tolist())
+        return sorted(self._clients)
 
     def sum(self) -> Tensor:
         """Return the sum, float64 (D,), whole multiples of the width."""
-        return self._cells * self._width
+        return self._cells * self.width
 
 
 def largest_norm(rows: Tensor) -> float:

@@ -97,7 +97,7 @@ class LocalSteps:
         value = noised(total, noise[:, 0].to(total.device), width) / divisors
         if width is not None and len(clients):
             self._records.on_grid[GRADIENT] = GridValue(
-                self.receipt.step, value[-1].cpu(), float(width[-1]), float(expected[-1])
+                self.receipt.step, value[-1].cpu().clone(), float(width[-1]), float(expected[-1])
             )
         return value
 

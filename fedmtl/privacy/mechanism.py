@@ -44,14 +44,15 @@ class Mechanism(Protocol):
     def name(self) -> str: ...
 
     def check(self, rows: Message, clients: Tensor) -> None:
-        """Refuses rows of another shape than the release has.
+        """Refuses rows, or a sum, that are not those of the release.
 
         Args:
             rows: (k, D) of the clients, or their sum.
             clients: int64 (k,).
 
         Raises:
-            PrivacyError: another shape, whole numbers, or another number of clients.
+            PrivacyError: another shape, whole numbers, or another number of clients. Or the sum
+                of other clients' rows, or one with another clip or on another grid.
         """
 
     def __call__(self, rows: Message, clients: Tensor, receipt: Receipt) -> Tensor:
@@ -68,6 +69,24 @@ class Mechanism(Protocol):
         Raises:
             PrivacyError: as for :meth:`check`, or the receipt does not pay for this release.
         """
+
+
+def check_one_each(release: Release, rows: Tensor, clients: Tensor) -> None:
+    """Refuses rows that are not one of each client.
+
+    Args:
+        release: whose rows they are.
+        rows: (k, D).
+        clients: int64 (k,).
+
+    Raises:
+        PrivacyError: another shape, whole numbers, or another number of clients.
+    """
+    release.check_rows(rows)
+    if clients.shape != rows.shape[:1]:
+        raise PrivacyError(
+            f"Release {release.name!r} needs one row from each client, and each client once."
+        )
 
 
 class SumNoise:
@@ -108,7 +127,8 @@ class SumNoise:
             noise, width = self._correlated[release.name].at(step)
         value = noised(total, noise, width) / mechanism.denominator
         if width is not None:
-            grid = GridValue(step, value, width, mechanism.denominator)
+            # The value is the caller's, who may write into it.
+            grid = GridValue(step, value.clone(), width, mechanism.denominator)
             self.on_grid[release.name] = grid
         return value
 
@@ -165,13 +185,22 @@ class ClippedSum:
         self._noise = noise
 
     def check(self, rows: Message, clients: Tensor) -> None:
-        """Refuses rows of another shape than the release has, see :class:`Mechanism`."""
-        if isinstance(rows, RowTotal):
+        """Refuses rows, or a sum, that are not those of the release, see :class:`Mechanism`."""
+        if isinstance(rows, Tensor):
+            check_one_each(self.release, rows, clients)
             return
-        self.release.check_rows(rows)
-        if clients.shape != rows.shape[:1]:
+        release = self.release
+        sums = release.form == "vector"
+        own = (release.dimension, release.clip, self.width)
+        if not sums or (rows.dimension, rows.clip, rows.width) != own:
             raise PrivacyError(
-                f"Release {self.name!r} needs one row from each client, and each client once."
+                f"Release {self.name!r} of form {release.form!r} got a sum with another clip or "
+                "grid than its own; take the sum that Rounds.total returns in this round."
+            )
+        if rows.clients != sorted(clients.tolist()):
+            raise PrivacyError(
+                f"Release {self.name!r} got a sum of {len(rows.clients)} rows, of others than one "
+                f"row from each of {clients.numel()} clients."
             )
 
     def __call__(self, rows: Message, clients: Tensor, receipt: Receipt) -> Tensor:

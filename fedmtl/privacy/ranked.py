@@ -116,6 +116,7 @@ class RankedCount(_Ranked):
         self._mechanism = mechanism
 
     def __call__(self, rows: Message, clients: Tensor, receipt: Receipt) -> Tensor:
+        self.check(rows, clients)
         self._spend(clients, receipt)
         total = self._ranks.sum(self._mechanism.total(rows))
         return self._ranks.share(partial(self._mechanism.fraction, total, receipt.step))

@@ -58,8 +58,8 @@ class ReleasePlan:
             all of them.
 
     Raises:
-        ConfigError: an empty name or one that ends in ``/count``, a dimension or number of
-            trainings below 1, or weights that are not positive and 1 on average.
+        ConfigError: an empty name or one that ends in ``/count`` or ``/rows``, a dimension or
+            number of trainings below 1, or weights that are not positive and 1 on average.
     """
 
     name: str
@@ -75,8 +75,11 @@ class ReleasePlan:
     def __post_init__(self) -> None:
         if not self.name:
             raise ConfigError("ReleasePlan.name is empty; it must name the release.")
-        if self.name.endswith("/count"):  # addresses the noise of the count of adaptive clipping
-            raise ConfigError(f"ReleasePlan.name is {self.name!r}; it must not end in '/count'.")
+        # They name the count of adaptive clipping, and rows with noise of their own.
+        if self.name.endswith(("/count", "/rows")):
+            raise ConfigError(
+                f"ReleasePlan.name is {self.name!r}; it must not end in '/count' or '/rows'."
+            )
         positive_int(self, dimension=self.dimension, trainings=self.trainings)
         one_of(self, ("vector", "symmetric", "diagonal"), form=self.form)
         if self.allocation is not None:

@@ -101,12 +101,16 @@ class ReplicatedRounds(Rounds):
         each = zip(releases, self.sources, strict=True)
         return ReplicatedSum([mechanism_of(own, self._noise, source) for own, source in each])
 
-    def _hidden(self, mechanism: Mechanism, rows: Message, clients: Tensor, step: int) -> Message:
+    def _hidden(
+        self, mechanism: Mechanism, rows: Message, clients: Tensor, receipt: Receipt
+    ) -> Message:
         noise = self.rows.get(mechanism.name)
         if noise is None:
             return rows
         mechanism.check(rows, clients)
         assert isinstance(rows, Tensor)  # there are no sums of replicates
+        receipt.spend(noise.name, clients)
+        step = receipt.step
         each = zip(rows, self.sources, strict=True)
         return torch.stack([noise.added(own, clients, step, source) for own, source in each])
 

@@ -22,7 +22,7 @@ from .channel import Channel
 from .clip import Clip, RowTotal, are_long, clip_rows, clipped_sum, sum_width
 from .dp_sgd import LocalSteps
 from .gradients import GradientPlan
-from .mechanism import Mechanism, Message, SumNoise, mechanism_of
+from .mechanism import Mechanism, Message, SumNoise, check_one_each, mechanism_of
 from .noise.banded import Bands
 from .noise.grid import GridValue
 from .noise.sources import NoiseSource
@@ -137,7 +137,8 @@ class Rounds(Channel):
         return clients[(uses < torch.from_numpy(caps))[clients]]  # a client at its cap stays out
 
     def begin(self, step: int, members: Tensor) -> None:
-        """Charge a round; on return the charge is written, in secure mode to the disk.
+        """Ends the last round and charges a new one; on return the charge is written, in secure
+        mode to the disk.
 
         Args:
             step: number of the round; each begins once.
@@ -149,7 +150,9 @@ class Rounds(Channel):
             PrivacyError: it has begun already, or ``members`` are not the cohort drawn.
             ResumeError: charges of earlier steps are missing.
         """
-        clients = members.cpu().reshape(-1)
+        # A copy: who was charged stays so, whatever becomes of the caller's tensor.
+        clients = members.to("cpu", torch.int64, copy=True).reshape(-1)
+        self._end()
         use = self._charge(step, clients)
         if self._adaptive is not None:
             for name, norm in self._adaptive.advance().items():
@@ -162,6 +165,12 @@ class Rounds(Channel):
         if self.records is not None:
             receipt = _local_receipt(self.records.plan, step, clients)
             self.local = self._local_steps(self.records, receipt)
+
+    def _end(self) -> None:
+        """Ends the round that has begun: what is left of its receipts pays for nothing."""
+        if self.local is not None:
+            self.local.receipt.end()
+        self._receipt = self.local = None
 
     def _mechanism(self, release: Release) -> Mechanism:
         """Returns the mechanism of a release in the round that begins.
@@ -189,9 +198,6 @@ class Rounds(Channel):
                 f"Step {step} does not begin with the cohort that was drawn for it; the accounting "
                 "holds for that cohort only. Call draw(step) first."
             )
-        if self.local is not None:
-            self.local.receipt.end()
-        self._receipt = self.local = None
         self.accountant.charge(step, clients.numpy()[None, None])
         del self._drawn[step]
         return self.accountant.steps_charged - 1
@@ -221,13 +227,17 @@ class Rounds(Channel):
         if name not in self._mechanisms:
             raise _undeclared(name, self.releases)
         mechanism = self._mechanisms[name]
-        if isinstance(rows, RowTotal):
-            self._check_total(name, rows, clients, receipt)
-        sent = self._hidden(mechanism, rows, clients, receipt.step)
+        if isinstance(rows, RowTotal) and rows is not self._totals.get(name):
+            raise PrivacyError(
+                f"Release {name!r} got a sum that Rounds.total did not make last in step "
+                f"{receipt.step}."
+            )
+        sent = self._hidden(mechanism, rows, clients, receipt)
         value = mechanism(sent, clients, receipt)
         if self._adaptive is not None:
             count = self._count(self._adaptive, mechanism.release)
-            self._adaptive.follow(mechanism.release, count(rows, clients, receipt))
+            # What the server has: with noise on the rows, nobody counts those without.
+            self._adaptive.follow(mechanism.release, count(sent, clients, receipt))
         return value
 
     def _begun(self, name: str) -> Receipt:
@@ -237,15 +247,6 @@ class Rounds(Channel):
                 f"Release {name!r}: no step has begun, so nothing is charged for it."
             )
         return self._receipt
-
-    def _check_total(self, name: str, total: RowTotal, clients: Tensor, receipt: Receipt) -> None:
-        """Refuses a sum that :meth:`total` did not make last, and one of other clients' rows."""
-        if total is not self._totals.get(name) or total.clients != sorted(clients.tolist()):
-            raise PrivacyError(
-                f"Release {name!r} got a sum of {len(total.clients)} rows that Rounds.total did "
-                f"not make last in step {receipt.step}, or of others than one row from each of "
-                f"{clients.numel()} clients."
-            )
 
     def total(self, name: str) -> RowTotal | None:
         """Return a new sum for the round that has begun, to which rows are added as they are made.
@@ -273,14 +274,18 @@ class Rounds(Channel):
         """Returns an empty sum of the rows of one release of the round that has begun."""
         return RowTotal(release.dimension, clip, sum_width(clip.bound, self.sampler.n))
 
-    def _hidden(self, mechanism: Mechanism, rows: Message, clients: Tensor, step: int) -> Message:
-        """Returns the rows as the server gets them: with noise of their own if clients add some."""
+    def _hidden(
+        self, mechanism: Mechanism, rows: Message, clients: Tensor, receipt: Receipt
+    ) -> Message:
+        """Returns the rows as the server gets them: with noise of their own if clients add some,
+        which the receipt pays for."""
         noise = self.rows.get(mechanism.name)
         if noise is None or self.rows_are_noised:
             return rows
         mechanism.check(rows, clients)
         assert isinstance(rows, Tensor)  # noise of their own keeps the rows apart
-        return noise.added(rows, clients, step, self.source)
+        receipt.spend(noise.name, clients)
+        return noise.added(rows, clients, receipt.step, self.source)
 
     def clip(self, name: str, rows: Tensor) -> Tensor:
         """Return each row as :meth:`release` counts it, for clients that keep what they sent; the
@@ -299,7 +304,7 @@ class Rounds(Channel):
         clipped = clip_rows(rows.reshape(-1, release.dimension), release.clip)
         return clipped.reshape(rows.shape)
 
-    def sent(self, name: str, row: Message, client: int, step: int) -> Tensor:
+    def sent(self, name: str, row: Message, receipt: Receipt) -> Tensor:
         """Return one client's row as it leaves a process of its own, float64 on the CPU: with its
         own noise where the server is to see none without; else as its release adds it up, so that
         to clip it again changes nothing. Where the clip norm adapts it is clipped at twice the
@@ -308,14 +313,19 @@ class Rounds(Channel):
         Args:
             name: a declared release.
             row: (1, D), any float dtype and device.
-            client: its position.
-            step: number of the round.
+            receipt: of this client alone, from its own ledger; spent on noise on the row.
+
+        Raises:
+            PrivacyError: an undeclared name, a row of another shape, or a row with noise was sent
+                for this receipt already.
         """
         assert isinstance(row, Tensor)
         release = self._declared(name)
-        release.check_rows(row)
+        check_one_each(release, row, receipt.clients)
         if name in self.rows:
-            return self.rows[name].added(row, torch.tensor([client]), step, self.source)
+            noise = self.rows[name]
+            receipt.spend(noise.name, receipt.clients)
+            return noise.added(row, receipt.clients, receipt.step, self.source)
         if self._adaptive is not None and release.clip is not None:
             return clip_rows(row, replace(release.clip, bound=2 * release.clip.bound))
         if release.clip is not None and release.form == "vector":

@@ -59,6 +59,11 @@ class BoundRowNoise:
     cost: PrivacyCost
 
     @property
+    def name(self) -> str:
+        """Returns the name by which a receipt pays for the rows with their noise."""
+        return f"{self.release.name}/rows"
+
+    @property
     def sensitivity(self) -> float:
         """Return the sensitivity, 2 C."""
         return 2.0 * self.release.bound
@@ -82,7 +87,7 @@ class BoundRowNoise:
         noise, width = client_noise(
             L2LaplaceNoise(self.multiplier),
             [source],
-            f"noise/{self.release.name}/rows",
+            f"noise/{self.name}",
             torch.full((len(rows), 1), step),
             clients.cpu()[:, None],
             rows.shape[1],
