@@ -144,6 +144,8 @@ class Algorithm(Checked):
         all_at_once: True if ``client`` and ``receive`` compute all clients of the problem in their
             order, and are never called with some of them. Over several ranks the problem is then
             that of the rank's clients.
+        fitted_once: True if every client fits its model once, from its own records and without a
+            release.
         on_host: True if it computes on the CPU, in NumPy, whatever the device of the run.
     """
 
@@ -154,6 +156,7 @@ class Algorithm(Checked):
     accepts_empty_clients: ClassVar[bool] = False
     one_at_a_time: ClassVar[bool] = False
     all_at_once: ClassVar[bool] = False
+    fitted_once: ClassVar[bool] = False
     on_host: ClassVar[bool] = False
     local: LocalSolver | None = None
     loss: str | None = None

@@ -17,7 +17,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
@@ -29,7 +29,7 @@ from ..local.batches import batch_widths
 from ..local.losses import LOSSES, divergence_of
 from ..local.per_example import ALIKE, DropoutKeys, example_gradients
 from ..local.train import address_of
-from .base import Problem, Public
+from .base import Algorithm, Problem, Public
 from .cohort import AFTER, Cohort
 
 FINETUNE_ROUND = AFTER - 1
@@ -37,25 +37,41 @@ FINETUNE_ROUND = AFTER - 1
 
 Kind = Literal["vanilla", "mean", "kl", "ewc", "auto"]
 Start = Literal["auto", "shared", "personal"]
+PERSONALIZATIONS: dict[str, type[Personalization]] = {}
+"""The settings of personalization that a name stands for; their classes register themselves."""
 
 
 class Personalization(Checked, ABC):
     """The last step of every client after the run, from its own training records.
 
-    Nothing of it is sent.
+    Nothing of it is sent. A class with a ``name`` is registered under it when it is defined, and a
+    trainer then takes ``finetune=NAME``.
 
     Attributes:
-        kind: its name.
+        name: of the class with its defaults; empty for one that is given as an object only.
+        kind: what reports call it.
+        votes_help: whether automatic settings end with rounds of votes on what it does.
+        of_linear_numbers: whether linear models of a real target with squared errors have it
+            unless another one is chosen.
         start: the model to start from, see :class:`Finetune`.
         validation: share of training records that clients keep out of the run, see
             :class:`Finetune`.
         parts: names of the models that are averaged, if any.
     """
 
+    name: ClassVar[str] = ""
     kind: str
     start: Start = "auto"
     validation: float = 0.0
     parts: ClassVar[tuple[str, ...]] = ()
+    votes_help: ClassVar[bool] = False
+    of_linear_numbers: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        # The name of a class is its own: a subclass without one is another method.
+        if name := cls.__dict__.get("name"):
+            PERSONALIZATIONS[name] = cls
 
     @abstractmethod
     def text(self) -> str:
@@ -85,7 +101,7 @@ class Personalization(Checked, ABC):
         """Returns these settings, adjusted to the noise of the run.
 
         Args:
-            noise: see :func:`~fedmtl.contrib.automatic.noise_of`.
+            noise: see :func:`~fedmtl.algorithms.noise_level.noise_of`.
         """
         return self
 
@@ -96,6 +112,12 @@ class Personalization(Checked, ABC):
             public: the public state after the last round.
         """
         return self
+
+    @classmethod
+    def alone(cls) -> Algorithm | None:
+        """Returns the same from a client's own records alone, the baseline ``"local"`` of linear
+        models; None, the default, for local training."""
+        return None
 
     def of_new_clients(self) -> Self:
         """Returns these settings for clients that took no part in the run.
@@ -139,6 +161,30 @@ class Personalization(Checked, ABC):
         reached = self.reach(problem, start, clients)[:, : problem.dimension]
         models, _ = settled(reached, start)
         return models
+
+
+def personalization_of(value: Any) -> Any:
+    """Returns the registered settings that a name stands for; other values as they are.
+
+    Raises:
+        ConfigError: a name that no class has.
+    """
+    if not isinstance(value, str) or value == "auto":
+        return value
+    if value not in PERSONALIZATIONS:
+        names = ", ".join(map(repr, ("auto", *sorted(PERSONALIZATIONS))))
+        raise ConfigError(
+            f"finetune is {value!r}; accepted: {names}, None, or an object such as "
+            "Finetune(kind='kl')."
+        )
+    return PERSONALIZATIONS[value]()
+
+
+def usual_of_linear_numbers() -> type[Personalization] | None:
+    """Returns the registered class that linear models of a real target with squared errors have
+    unless another one is chosen; None without one."""
+    found = (kind for kind in PERSONALIZATIONS.values() if kind.of_linear_numbers)
+    return next(found, None)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -51,6 +51,7 @@ class LocalFit(LinearAlgorithm):
     title = "Local"
     colour = "#6b6f76"
     needs_row_bound = False
+    fitted_once = True
 
     def init(self, problem: Problem, replicates: int = 1) -> State:
         """Returns the state with all fits, which are private."""

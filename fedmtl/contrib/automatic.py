@@ -16,14 +16,14 @@ import math
 import textwrap
 from dataclasses import dataclass, replace
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..algorithms import FedAvg, FedProx, Personalization, ServerOptimizer
 from ..algorithms.base import Algorithm
-from ..algorithms.linear.data import probe_linear
+from ..algorithms.linear.data import is_linear, probe_linear
+from ..algorithms.noise_level import noise_of
 from ..data import FederatedDataset
-from ..errors import ConfigError, ModelError
+from ..errors import ConfigError
 from ..local import BackoffSGD, LocalSGD
 from ..models import ModelFactory, linear_regression, logistic_regression, softmax_regression
 from ..models.build import build_module
@@ -34,11 +34,9 @@ from ..privacy import (
     Privacy,
     QuantileClip,
     RecordPrivacy,
-    ReleasePlan,
     Sampler,
 )
-from ..privacy.row_terms import calibrated_release
-from .average import Average
+from .average import Average, LocalAverage
 from .proximal_point import ProximalPoint, vote_rounds
 
 LARGEST_COHORT = 300
@@ -46,60 +44,6 @@ _INTERCEPT_ROUNDS = 4  # of the level of a real target, before its slopes
 _VOTE_ROUNDS = 2  # on the models that clients average, after the rounds of the model
 _CLIP_OF_RECORDS = 1.0  # of the gradient of a record
 _COUNT_SHARE = 0.1  # of the budget of a real target, for the quantile that the clip follows
-# the size of numbers that are not scaled, and records in which they are looked for
-_FAR = 10.0
-_LOOKED_AT = 10_000
-_RECORDS = 0.07  # noise at the record level up to which sharing was useful, by the mean of records
-
-
-def noise_of(
-    privacy: Privacy | None,
-    data: FederatedDataset,
-    dimension: int,
-    rounds: int,
-    schedule: Sampler | None = None,
-) -> float:
-    """Return nu; 0 without noise.
-
-    Args:
-        privacy: of the run.
-        data: only the number of clients is read, and at the record level the number of records,
-            which is public there.
-        dimension: p.
-        rounds: T.
-        schedule: who takes part in a round, at the client level; None for all clients.
-    """
-    from dp_accounting.gaussian_mechanism import get_sigma_gaussian
-
-    if privacy is None or privacy.noiseless:
-        return 0.0
-    clients = len(data)
-    records = isinstance(privacy, RecordPrivacy)
-    if isinstance(privacy, ClientPrivacy) and not isinstance(schedule, FullParticipation | None):
-        plan = ReleasePlan(name="update", dimension=dimension)
-        release = calibrated_release(
-            replace(privacy, clip_norm=1.0), plan, schedule.bind(clients), rounds
-        )
-        return release.noise_std * math.sqrt(dimension)
-    if records:
-        units = int(data.train.counts.sum())
-    else:
-        units = clients
-    if privacy.epsilon is None:
-        assert privacy.noise_multiplier is not None
-        multiplier = privacy.noise_multiplier / math.sqrt(rounds)
-    else:
-        if isinstance(privacy.epsilon, (int, float)):
-            epsilon = privacy.epsilon
-        else:
-            epsilon = min(privacy.epsilon.values())
-        multiplier = float(
-            get_sigma_gaussian(float(epsilon), privacy.resolved_delta(units) or 1e-5)
-        )
-    noise = multiplier * math.sqrt(rounds * dimension)
-    if records:
-        return noise * math.sqrt(clients) / (_RECORDS * units)
-    return noise / clients
 
 
 @dataclass(frozen=True)
@@ -109,6 +53,7 @@ class Automatic:
     Attributes:
         algorithm, model, schedule, privacy, rounds, finetune: as of :class:`~fedmtl.Trainer`.
         noise: nu.
+        local: the baseline ``"local"``.
         network: whether the model is one, for which it is not known what nu means.
         clients: K.
     """
@@ -119,6 +64,7 @@ class Automatic:
     privacy: Privacy | None
     rounds: int
     finetune: Personalization
+    local: Algorithm
     noise: float
     network: bool
     clients: int
@@ -163,23 +109,6 @@ class Automatic:
             "clients that are alike keep little more than what their own records give; a larger "
             "privacy.epsilon or more clients lower it"
         )
-
-
-def unscaled(data: FederatedDataset) -> str:
-    """Return a warning of features or real targets far outside of [-1, 1], for which automatic
-    settings are made; empty where the first records have none."""
-    if not isinstance(data.train.x, Tensor):
-        return ""
-    x, y = data.gather("train", torch.arange(min(int(data.train.counts.sum()), _LOOKED_AT)))
-    values = {"features": x} | ({"targets": y} if data.classes is None else {})
-    found = {name: float(value.abs().max()) for name, value in values.items() if value.numel()}
-    far = " and ".join(
-        f"{name} as large as {most:,.4g}" for name, most in found.items() if most > _FAR
-    )
-    return far and (
-        f"{data.name} has {far} (private: covered by no epsilon), and automatic settings are for "
-        "[-1, 1]: declare data.bounds of a table, or scale by public constants"
-    )
 
 
 def automatic(
@@ -269,7 +198,18 @@ def automatic(
     if isinstance(privacy, RecordPrivacy) and privacy.clip_norm is None:
         privacy = replace(privacy, clip_norm=_CLIP_OF_RECORDS)
     finetune = Average(noise=noise)
-    return Automatic(algorithm, model, schedule, privacy, rounds, finetune, noise, deep, clients)
+    return Automatic(
+        algorithm,
+        model,
+        schedule,
+        privacy,
+        rounds,
+        finetune,
+        LocalAverage(),
+        noise,
+        deep,
+        clients,
+    )
 
 
 def _linear_model(data: FederatedDataset) -> ModelFactory:
@@ -320,18 +260,6 @@ def _clip_of_numbers(
     of_the_sum = noise * schedule.bind(clients).denominator / math.sqrt(dimension)
     count_noise = of_the_sum / 2 / math.sqrt(_COUNT_SHARE)
     return QuantileClip(initial=initial, quantile=0.5, lr=0.4, count_noise=count_noise)
-
-
-def is_linear(module: nn.Module, data: FederatedDataset) -> bool:
-    """Returns True if a module is a linear model that the proximal point method takes."""
-    outputs = 1 if data.classes is None else data.spec.outputs
-    for count in {1, outputs} if data.classes == 2 else {outputs}:
-        try:
-            probe_linear(module, data.spec.shape, count)
-        except (ModelError, RuntimeError, TypeError):  # also of inputs that only a network takes
-            continue
-        return True
-    return False
 
 
 def _by_records(classes: bool) -> Algorithm:

@@ -17,10 +17,10 @@ model that predicts a few records by chance from taking all the weight. An avera
 choice: no model has to win, and no record is withheld from the run or from the final fit.
 
 *The prior.* The released model errs by what clients differ, and by its noise, the square of which
-is in proportion to nu^2, see :func:`~fedmtl.contrib.automatic.noise_of`. A model of n records and p
-parameters errs by its estimation, in proportion to p / n while n > p, and by what it estimates
-where n is smaller. Without noise the prior odds of ``local`` are 1 / 2 for real targets and 1 / 9
-for classes; they rise by the ratio of the two errors:
+is in proportion to nu^2, see :func:`~fedmtl.algorithms.noise_level.noise_of`. A model of n records
+and p parameters errs by its estimation, in proportion to p / n while n > p, and by what it
+estimates where n is smaller. Without noise the prior odds of ``local`` are 1 / 2 for real targets
+and 1 / 9 for classes; they rise by the ratio of the two errors:
 
     prior of local / prior of all others  =  odds * (1 + (nu_i / 4)^2 max(n / p, 1))
 
@@ -160,7 +160,7 @@ class Average(Personalization):
     Args:
         noise: nu of the released model, by which the prior weight of the models of a client's own
             records rises, at least 0; infinite leaves all others out. None: that of the run, see
-            :func:`~fedmtl.contrib.automatic.noise_of`.
+            :func:`~fedmtl.algorithms.noise_level.noise_of`.
         votes: log weights of the candidates for a real target by the votes of the clients, that
             of ``local`` first; a run with :attr:`ProximalPoint.vote_rounds` fills them in. Empty
             for none.
@@ -187,8 +187,11 @@ class Average(Personalization):
     noise: Annotated[float, Range(lambda v: v >= 0, "a number of at least 0")] | None = None
     votes: tuple[float, ...] = ()
 
+    name = "average"
     kind = "average"
     parts: ClassVar[tuple[str, ...]] = PARTS
+    votes_help = True
+    of_linear_numbers = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -229,6 +232,10 @@ class Average(Personalization):
         if self.noise is None:
             return replace(self, noise=noise)
         return self
+
+    @classmethod
+    def alone(cls) -> Algorithm:
+        return LocalAverage()
 
     def informed(self, public: Public) -> Self:
         if "votes" not in public:
@@ -284,6 +291,7 @@ class LocalAverage(Algorithm):
     name = "local"
     title = Local.title
     colour = Local.colour
+    fitted_once = True
 
     def client(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
         return {}, c.own

@@ -13,7 +13,7 @@ from scipy.optimize import brentq
 from torch import Tensor, nn
 
 from .._rounding import rounded_up
-from ..contrib.automatic import automatic, unscaled
+from ..contrib.automatic import automatic
 from ..data import FederatedDataset
 from ..errors import ConfigError
 from ..models import ModelFactory
@@ -21,6 +21,9 @@ from ..privacy import ClientPrivacy, Privacy, Sampler
 from .inputs import as_data, as_model
 
 _EPSILONS = 1e-3, 1e3  # between which the epsilon of nu = 1 is looked for
+# the size of numbers that are not scaled, and records in which they are looked for
+_FAR = 10.0
+_LOOKED_AT = 10_000
 _WIDE = 3.0  # times the values of a column from which on its range is said to be wide
 
 
@@ -107,6 +110,23 @@ def check(
     if chosen.noise and not chosen.network:
         lines.append(_enough(data, privacy, chosen.noise, given))
     return "\n".join(lines)
+
+
+def unscaled(data: FederatedDataset) -> str:
+    """Returns a warning of features or real targets far outside of [-1, 1], for which automatic
+    settings are made; empty where the first records have none."""
+    if not isinstance(data.train.x, Tensor):
+        return ""
+    x, y = data.gather("train", torch.arange(min(int(data.train.counts.sum()), _LOOKED_AT)))
+    values = {"features": x} | ({"targets": y} if data.classes is None else {})
+    found = {name: float(value.abs().max()) for name, value in values.items() if value.numel()}
+    far = " and ".join(
+        f"{name} as large as {most:,.4g}" for name, most in found.items() if most > _FAR
+    )
+    return far and (
+        f"{data.name} has {far} (private: covered by no epsilon), and automatic settings are for "
+        "[-1, 1]: declare data.bounds of a table, or scale by public constants"
+    )
 
 
 def wide_ranges(data: FederatedDataset) -> str:

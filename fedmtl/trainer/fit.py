@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from ..algorithms.base import Algorithm
 from ..algorithms.local import Local
-from ..algorithms.local_fit import LocalFit
-from ..contrib.average import LocalAverage
 from ..errors import ConfigError, ResumeError, TrainingError
 from ..local import operation_threads
 from ..privacy import BoundSampler, FullParticipation, PoissonSampling, RecordPrivacy
@@ -131,11 +129,11 @@ def _as_baseline(settings: Trainer, algorithm: Algorithm, folder: Path | None) -
         "audit": None,
     }
     # Without a release there is no shared model that stops moving, and none to start from.
-    if isinstance(algorithm, Local | LocalFit | LocalAverage):
+    if isinstance(algorithm, Local) or algorithm.fitted_once:
         changes["early_stopping"] = None
         changes["finetune"] = None
     # A fit is made once, of a client's own records, and sends nothing.
-    if isinstance(algorithm, LocalFit | LocalAverage):
+    if algorithm.fitted_once:
         changes["schedule"] = FullParticipation()
         changes["privacy"] = None
         changes["epsilons"] = None

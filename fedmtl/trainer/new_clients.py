@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from ..algorithms.finetune import Finetune, Personalization
+from ..algorithms.finetune import Finetune, Personalization, personalization_of
 from ..data import FederatedDataset
 from ..errors import ConfigError
 from ..local import Execution
@@ -18,7 +18,7 @@ from ..models import BoundedInputs, BoundedOutputs, ModelFactory
 from ..models.networks import NamedFactory, copies_of
 from ..privacy import FullParticipation
 from ..ranks import Ranks
-from .inputs import a_kind, as_data
+from .inputs import a_kind, as_data, is_auto
 from .metrics import MetricFunction
 from .personalize import Released, alone
 from .result import Result
@@ -88,7 +88,8 @@ def personalize(
         raise ConfigError(
             f"model is {a_kind(model)}; give the released module, such as result.shared_model()."
         )
-    if finetune is None:
+    finetune = personalization_of(finetune)
+    if finetune is None or is_auto(finetune):
         finetune = Finetune()
     bound = None
     # Predictions are cut off for scores only; in training the gradient would vanish there.

@@ -16,12 +16,10 @@ from torch import Tensor, nn
 
 from ..algorithms.base import Algorithm, Problem, State
 from ..algorithms.cohort import Cohort, Own
-from ..algorithms.finetune import Finetune, Personalization, settled
-from ..algorithms.linear.data import check_linear
+from ..algorithms.finetune import Finetune, Personalization, settled, usual_of_linear_numbers
+from ..algorithms.linear.data import check_linear, is_linear
 from ..algorithms.local import Local
 from ..algorithms.losses import own_losses
-from ..contrib.automatic import is_linear
-from ..contrib.average import Average, LocalAverage
 from ..data import FederatedDataset, RowBound
 from ..data.examples import cut
 from ..data.readers.schema import TableSchema
@@ -84,22 +82,23 @@ def usual_finetuning(finetune: Personalization, problem: Problem) -> Personaliza
     """Returns the finetuning that kind ``"auto"`` stands for; others as they are.
 
     Classes are pulled to the start by a divergence of predictions, numbers by the distance of
-    weights, and linear models of real targets are averages of models.
+    weights, and linear models of real targets have the method that is registered for them.
     """
     if not isinstance(finetune, Finetune) or finetune.kind != "auto":
         return finetune
     of_numbers = is_of_numbers(problem.loss)
     if problem.loss not in (mse, half_mse) and not of_numbers:
         return replace(finetune, kind="kl")
-    # A divergence needs classes. Averages need squared errors, in closed form, and no choice.
+    # A divergence needs classes. The method of linear models needs squared errors and no choice.
     pulled = replace(finetune, kind="mean")
-    if finetune.start == "personal" or finetune.validation or of_numbers:
+    usual = usual_of_linear_numbers()
+    if usual is None or finetune.start == "personal" or finetune.validation or of_numbers:
         return pulled
     try:
         check_linear(problem)
     except ModelError:
         return pulled
-    return Average()
+    return usual()
 
 
 def finetuned(
@@ -358,11 +357,11 @@ def alone(
 ) -> tuple[Algorithm, ...]:
     """Returns the baseline ``local`` of new clients, which does not know the released model.
 
-    With a linear model of a real target and squared errors, or if clients average, it is the
-    average of a client's own models; of classes, and of other losses of a real target, it is local
-    training from zero by the solver of the finetuning. There is none with a network, whose own
-    training would need a starting point that is not the released model, with a loss of the caller's
-    own, with parameters that are frozen, or beside clients without training records.
+    With a linear model of a real target and squared errors it is that of the registered method,
+    and else that of the finetuning, if it has one; of classes, and of other losses of a real
+    target, it is local training from zero by the solver of the finetuning. There is none with a
+    network, whose own training would need a starting point that is not the released model, with a
+    loss of the caller's own, with parameters that are frozen, or beside clients without training records.
 
     Args:
         model: the released one.
@@ -381,8 +380,13 @@ def alone(
     if not is_linear(model, data):
         return ()
     squared = data.classes is None and not is_of_numbers(loss)
-    if squared or isinstance(finetune, Average):
-        return (LocalAverage(),)
+    usual = usual_of_linear_numbers()
+    if squared and usual is not None:
+        local = usual.alone()
+    else:
+        local = finetune.alone()
+    if local is not None:
+        return (local,)
     if isinstance(finetune, Finetune):
         return (FromZero(local=finetune.local),)
     return ()

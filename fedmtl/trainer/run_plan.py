@@ -10,11 +10,11 @@ from torch import Tensor
 
 from ..algorithms.base import Algorithm
 from ..algorithms.problem import Problem
-from ..contrib.automatic import unscaled
 from ..data import FederatedDataset
 from ..errors import ConfigError
 from ..local.losses import link_of
 from ..privacy import NoiseSource
+from .check import unscaled
 from .evaluation import evaluated_clients, try_metrics
 from .fingerprint import describe, fingerprint
 from .personalize import held_out, terms_of

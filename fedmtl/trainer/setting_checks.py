@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import numbers
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .. import algorithms, contrib
 from .._rounding import rounded_up
-from ..algorithms import Algorithm, ServerOptimizer
+from ..algorithms import Algorithm, FedAvg, ServerOptimizer
 from ..algorithms.finetune import Personalization
-from ..contrib.proximal_point import ProximalPoint
 from ..data import FederatedDataset
 from ..data.checks import refuse
 from ..errors import ConfigError
@@ -131,7 +129,12 @@ def _check_kinds(settings: Any) -> None:
             EarlyStopping | None,
             "EarlyStopping(patience=3) or None",
         ),
-        ("finetune", finetune, Personalization | None, "Finetune(...), Average(...) or None"),
+        (
+            "finetune",
+            finetune,
+            Personalization | None,
+            "Finetune(...), Average(...), the name of a method such as 'average', or None",
+        ),
         (
             "the algorithm's local",
             local,
@@ -145,7 +148,7 @@ def _check_kinds(settings: Any) -> None:
     if not is_auto(settings.schedule):
         # Every automatic algorithm goes in rounds, as this one does.
         check_schedule(
-            ProximalPoint() if is_auto(algorithm) else algorithm,
+            FedAvg() if is_auto(algorithm) else algorithm,
             settings.schedule,
             settings.privacy,
         )
@@ -242,13 +245,8 @@ def _check_replicates(settings: Any) -> None:
             "algorithm=auto chooses settings for one run; leave replicates and epsilons out."
         )
     if type(algorithm).models is Algorithm.models:
-        exported = [
-            getattr(package, name) for package in (algorithms, contrib) for name in package.__all__
-        ]
-        methods = [
-            kind for kind in exported if isinstance(kind, type) and issubclass(kind, Algorithm)
-        ]
-        able = ", ".join(method.name for method in methods if method.models is not Algorithm.models)
+        methods = (kind for kind in _kinds_of(Algorithm) if kind.models is not Algorithm.models)
+        able = ", ".join(sorted({kind.name for kind in methods if hasattr(kind, "name")}))
         raise ConfigError(
             f"replicates: {algorithm.name} cannot compute {count} runs as one program; accepted: "
             f"{able}. Others are swept: fedmtl -m seed=1,2,3."
@@ -266,6 +264,13 @@ def _check_replicates(settings: Any) -> None:
             raise ConfigError(
                 f"replicates: {name} is {value!r}; {count} runs as one program have none."
             )
+
+
+def _kinds_of(kind: type[Algorithm]) -> Iterator[type[Algorithm]]:
+    """Yields the classes that are derived from one."""
+    for derived in kind.__subclasses__():
+        yield derived
+        yield from _kinds_of(derived)
 
 
 def check_declared(settings: Trainer) -> None:

@@ -14,10 +14,11 @@ from torch import nn
 
 from .._check import AutoCount, Count, check_fields
 from ..algorithms.base import Algorithm, Problem
-from ..algorithms.finetune import Personalization
+from ..algorithms.finetune import Personalization, personalization_of, usual_of_linear_numbers
+from ..algorithms.linear.data import is_linear
 from ..algorithms.local import Local
-from ..contrib.automatic import automatic, is_linear, noise_of, unscaled
-from ..contrib.average import Average, LocalAverage
+from ..algorithms.noise_level import noise_of
+from ..contrib.automatic import automatic
 from ..data import FederatedDataset
 from ..errors import ConfigError
 from ..local import Execution
@@ -29,6 +30,7 @@ from ..ranks import SINGLE, Ranks
 from ..schedules import AsynchronousSchedule, BoundSchedule
 from .baselines import named_baselines, usual_baselines
 from .callbacks import Callback
+from .check import unscaled
 from .engine import Engine, Schedule, bind_schedule
 from .fit import fitted
 from .hooks import RunAudit
@@ -85,9 +87,11 @@ class Trainer:
             the algorithm, ``"local"`` is tuned on left-out records; ``Local(local=...)`` trains by
             a solver.
         finetune: how every client trains further after the run, from a released model or its own,
-            on its own data; ``None`` for not at all. ``"auto"`` is ``None`` if an algorithm is
-            given. The finetuned models are the personal models of the result, and cost no epsilon
-            because nothing is sent. Baselines are finetuned as well, except local training.
+            on its own data: :class:`~fedmtl.Finetune`, :class:`~fedmtl.Average` or
+            ``"average"``, an object or the ``name`` of a class of your own; ``None`` for not at
+            all. ``"auto"`` is ``None`` if an algorithm is given. The finetuned models are the
+            personal models of the result, and cost no epsilon because nothing is sent. Baselines
+            are finetuned as well, except local training.
         device: ``"auto"`` takes a GPU when there is one. Algorithms that compute in NumPy are on
             the CPU in any case.
         dtype: ``"float32"`` or ``"float64"``, of parameters and computation.
@@ -168,6 +172,7 @@ class Trainer:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        self._set(finetune=personalization_of(self.finetune))
         check_settings(self)
         if is_auto(self.baselines):
             self._set(baselines=usual_baselines(self))
@@ -208,7 +213,7 @@ class Trainer:
             for name in ("model", "rounds", "schedule")
             if name not in left
         }
-        averages = "finetune" in left or isinstance(self.finetune, Average)
+        averages = "finetune" in left or getattr(self.finetune, "votes_help", False)
         chosen = automatic(self.data, self.privacy, averages=averages, **set_here)
         logger.info("%s", chosen.text())
         if self.progress:
@@ -223,7 +228,7 @@ class Trainer:
         if not isinstance(self.baselines, str):
             self._set(
                 baselines=tuple(
-                    LocalAverage() if item == "local" else item for item in self.baselines
+                    chosen.local if item == "local" else item for item in self.baselines
                 )
             )
 
@@ -245,9 +250,9 @@ class Trainer:
         return named_baselines(self.baselines, self.algorithm, self._alone)
 
     @property
-    def _alone(self) -> LocalAverage | None:
-        """The baseline ``"local"`` of a linear model of one real target: the average of a client's
-        own models, tuned on its own records.
+    def _alone(self) -> Algorithm | None:
+        """The baseline ``"local"`` of a linear model of one real target, that of the registered
+        personalization, such as the average of a client's own models.
 
         It is None for other models and losses, whose baseline is local training.
         """
@@ -261,8 +266,9 @@ class Trainer:
         squared = self.algorithm.loss is None and self.loss in ("auto", "mse", "half_mse")
         if not squared or self.algorithm.one_at_a_time or self.runs > 1:
             return None
-        if is_linear(build_module(self.model, self.data.spec, 0), self.data):
-            return LocalAverage()
+        usual = usual_of_linear_numbers()
+        if usual and is_linear(build_module(self.model, self.data.spec, 0), self.data):
+            return usual.alone()
         return None
 
     @cached_property

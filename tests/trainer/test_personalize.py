@@ -6,7 +6,7 @@ import json
 import logging
 import re
 import shutil
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 
 from fedmtl import (
     PMTL,
+    Average,
     FedAvg,
     Finetune,
     FullParticipation,
@@ -33,7 +34,8 @@ from fedmtl import (
     models,
     personalize,
 )
-from fedmtl.algorithms import PPDMTL
+from fedmtl.algorithms import PPDMTL, Personalization
+from fedmtl.algorithms import finetune as finetuning
 from fedmtl.audit.independence import independence
 from fedmtl.audit.rerun import watched
 from fedmtl.data import FederatedDataset
@@ -304,7 +306,7 @@ def test_clients_that_diverge_in_finetuning_are_in_no_comparison(tmp_path, caplo
 
 
 def test_what_cannot_be_finetuned_is_refused() -> None:
-    with pytest.raises(ConfigError, match="give Finetune"):
+    with pytest.raises(ConfigError, match=r"or an object such as Finetune"):
         trainer(finetune="mean")
     with pytest.raises(ConfigError, match="no shared model"):
         trainer(algorithm=Local(local=SOLVER), finetune=replace(FINETUNE, start="shared")).fit()
@@ -329,6 +331,42 @@ RUN = [
     ),
     *("device=cpu", "baselines=[]", "metrics=[auc]"),
 ]
+
+
+def test_a_name_stands_for_a_registered_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A class of the user's own has a name like those of the package, and is given by it or as an object."""
+    known = dict(finetuning.PERSONALIZATIONS)
+    monkeypatch.setattr(finetuning, "PERSONALIZATIONS", known)
+
+    @dataclass(frozen=True, kw_only=True)
+    class Shifted(Personalization):
+        by: float = 1.0
+        name = kind = "shifted"
+
+        def text(self) -> str:
+            return f"shifted by {self.by:g}"
+
+        def reach(self, problem, start, clients):
+            return start.expand(len(clients), -1) + self.by
+
+    def personal(value: object) -> torch.Tensor:
+        result = trainer(algorithm=FedAvg(local=SOLVER), finetune=value).fit()
+        assert result.finetuned is not None
+        return result.personal - result.shared
+
+    assert personal("shifted") == pytest.approx(1.0)
+    assert personal(Shifted(by=-2.0)) == pytest.approx(-2.0)
+    assert trainer(algorithm=FedAvg(local=SOLVER), finetune="average").finetune == Average()
+
+
+@pytest.mark.parametrize("name", ["averag", "kl", ""])
+def test_an_unknown_name_of_finetuning_is_refused_with_those_there_are(name: str) -> None:
+    accepted = r"accepted: 'auto', 'average', None, or an object such as Finetune\(kind='kl'\)\.$"
+    with pytest.raises(ConfigError, match=f"^finetune is '{name}'; {accepted}"):
+        trainer(algorithm=FedAvg(local=SOLVER), finetune=name)
+    model = models.mlp(hidden=5)(DATA.spec)
+    with pytest.raises(ConfigError, match=accepted):
+        personalize(model, DATA, finetune=name)
 
 
 def test_a_result_adapts_by_the_settings_of_its_run() -> None:

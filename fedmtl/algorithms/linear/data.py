@@ -280,6 +280,18 @@ def probe_linear(module: nn.Module, shape: tuple[int, ...], outputs: int = 1) ->
     return bias
 
 
+def is_linear(module: nn.Module, data: FederatedDataset) -> bool:
+    """Returns True if a module is a linear model that the proximal point method takes."""
+    outputs = 1 if data.classes is None else data.spec.outputs
+    for count in {1, outputs} if data.classes == 2 else {outputs}:
+        try:
+            probe_linear(module, data.spec.shape, count)
+        except (ModelError, RuntimeError, TypeError):  # also of inputs that only a network takes
+            continue
+        return True
+    return False
+
+
 def check_linear(problem: Problem) -> bool:
     """Checks for a linear model of a real target or of classes; returns True if it has a bias.
 

@@ -1,0 +1,69 @@
+"""The noise of a run relative to what clients contribute, nu."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from ..data import FederatedDataset
+from ..privacy import (
+    ClientPrivacy,
+    FullParticipation,
+    Privacy,
+    RecordPrivacy,
+    ReleasePlan,
+    Sampler,
+)
+from ..privacy.row_terms import calibrated_release
+
+_RECORDS = 0.07  # noise at the record level up to which sharing was useful, by the mean of records
+
+
+def noise_of(
+    privacy: Privacy | None,
+    data: FederatedDataset,
+    dimension: int,
+    rounds: int,
+    schedule: Sampler | None = None,
+) -> float:
+    """Returns nu, see :mod:`fedmtl.contrib.automatic`; 0 without noise.
+
+    Args:
+        privacy: of the run.
+        data: only the number of clients is read, and at the record level the number of records,
+            which is public there.
+        dimension: p.
+        rounds: T.
+        schedule: who takes part in a round, at the client level; None for all clients.
+    """
+    from dp_accounting.gaussian_mechanism import get_sigma_gaussian
+
+    if privacy is None or privacy.noiseless:
+        return 0.0
+    clients = len(data)
+    records = isinstance(privacy, RecordPrivacy)
+    if isinstance(privacy, ClientPrivacy) and not isinstance(schedule, FullParticipation | None):
+        plan = ReleasePlan(name="update", dimension=dimension)
+        release = calibrated_release(
+            replace(privacy, clip_norm=1.0), plan, schedule.bind(clients), rounds
+        )
+        return release.noise_std * math.sqrt(dimension)
+    if records:
+        units = int(data.train.counts.sum())
+    else:
+        units = clients
+    if privacy.epsilon is None:
+        assert privacy.noise_multiplier is not None
+        multiplier = privacy.noise_multiplier / math.sqrt(rounds)
+    else:
+        if isinstance(privacy.epsilon, (int, float)):
+            epsilon = privacy.epsilon
+        else:
+            epsilon = min(privacy.epsilon.values())
+        multiplier = float(
+            get_sigma_gaussian(float(epsilon), privacy.resolved_delta(units) or 1e-5)
+        )
+    noise = multiplier * math.sqrt(rounds * dimension)
+    if records:
+        return noise * math.sqrt(clients) / (_RECORDS * units)
+    return noise / clients
