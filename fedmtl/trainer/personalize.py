@@ -361,7 +361,8 @@ def alone(
     and else that of the finetuning, if it has one; of classes, and of other losses of a real
     target, it is local training from zero by the solver of the finetuning. There is none with a
     network, whose own training would need a starting point that is not the released model, with a
-    loss of the caller's own, with parameters that are frozen, or beside clients without training records.
+    loss of the caller's own, with parameters that are frozen, or beside clients without training
+    records.
 
     Args:
         model: the released one.
