@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from .._files import read_json
 from .._text import shown
 from .._yaml import read_yaml, yaml_text
 from ..errors import ConfigError
@@ -50,6 +51,11 @@ def stored_config(folder: Path) -> Config:
     """
     stored = folder / "private" / "config.yaml"
     if not stored.is_file():
+        if _is_of_new_clients(folder):
+            raise ConfigError(
+                f"{folder} has models of new clients, made from the released model of another run, "
+                "which is unchanged; give the folder of that run."
+            )
         raise ConfigError(f"{folder} holds no run of this command: {stored} is missing.")
     config = read_yaml(stored)
     if not isinstance(config, dict) or not config.keys() & {"algorithm", "search"}:
@@ -58,6 +64,16 @@ def stored_config(folder: Path) -> Config:
             "or start a new run."
         )
     return {str(key): value for key, value in config.items()}
+
+
+def _is_of_new_clients(folder: Path) -> bool:
+    """Returns True if a folder was written by ``fedmtl adapt`` or ``personalize``."""
+    result = folder / "private" / "result.json"
+    if not result.is_file():
+        return False
+    from ..trainer.personalize import Released
+
+    return read_json(result).get("algorithm") == Released.name
 
 
 def with_logger(config: Config, folder: Path, overrides: Sequence[str]) -> Config:

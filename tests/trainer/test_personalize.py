@@ -442,7 +442,7 @@ def test_without_finetuning_the_run_lends_its_solver(result: Result) -> None:
         (
             lambda result: result.adapt(NEW, finetune="kl"),
             ConfigError,
-            r"finetune is 'kl'; give Finetune",
+            r"finetune is 'kl'; accepted: 'auto', 'average', None, or an object",
         ),
         (
             lambda result: personalize("mlp", NEW),
@@ -494,6 +494,10 @@ def test_the_command_does_what_python_does_and_publishes_no_more_than_the_releas
     )
     told = json.loads((private / "result.json").read_text())
     assert told["epsilon"] == 0.0
+    # The released model is that of the run, so others join there.
+    for command in ("adapt", "resume"):
+        assert cli.main([command, str(tmp_path / "new"), *words[: 2 * (command == "adapt")]]) == 2
+        assert "models of new clients, made from" in capsys.readouterr().err
     data = load_data("digits", clients=7, seed=5, train_images=5)
     module = models.softmax_regression()(data.spec).double()
     module.load_state_dict(released)
