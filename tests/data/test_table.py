@@ -90,6 +90,45 @@ def test_labels_number_the_values_of_a_text_target():
         np.testing.assert_array_equal(np.array(rows_of(data, i)), np.array(expected))
 
 
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+@pytest.mark.parametrize("labels", [[1, 2, 3, 4, 5], [1.0, 2.0, 3.0, 4.0, 5.0]])
+def test_whole_numbers_with_decimals_of_zero_are_labels_and_categories(suffix, labels, tmp_path):
+    """A column of grades with a gap, which pandas writes as 1.0 and so on, beside one of digits."""
+    rng = np.random.default_rng(0)
+    grades = rng.integers(1, 6, 80)
+    rooms = rng.integers(1, 4, 80)
+    table = pd.DataFrame({"ward": ["a", "b"] * 40, "room": rooms.astype(float), "grade": grades})
+    for name, kind in (("digits", np.int64), ("decimals", np.float64)):
+        WRITERS[f"t.{suffix}"](table.astype({"grade": kind}), tmp_path / f"{name}.{suffix}")
+
+    def read(name):
+        return read_table(
+            tmp_path / f"{name}.{suffix}",
+            client="ward",
+            target="grade",
+            labels=labels,
+            bounds={"room": ["1", "2", "3"]},
+            test_fraction=0.5,
+        )
+
+    found = read("decimals")
+    assert found.classes == 5
+    assert found.schema.labels == tuple(map(str, labels))
+    pooled = torch.cat([found.train.y, found.test.y])
+    assert torch.equal(pooled.bincount(), torch.from_numpy(np.bincount(grades - 1)))
+    rows = torch.cat([found.train.x, found.test.x])
+    assert torch.equal(rows.sum(0).long(), torch.from_numpy(np.bincount(rooms)[1:]))
+    assert torch.equal(found.train.y, read("digits").train.y)
+
+
+def test_labels_that_differ_in_decimals_of_zero_alone_are_different():
+    table = pd.DataFrame({"ward": ["a"] * 4, "x": range(4), "y": ["1", "1.0", "1.0", "1"]})
+    data = read_table(table, client="ward", target="y", labels=["1", "1.0"], test_fraction=0.5)
+    assert torch.cat([data.train.y, data.test.y]).bincount().tolist() == [2, 2]
+    with pytest.raises(DataError, match=r"holds '1\.5'; accepted: the labels '1', '2'"):
+        read_table(table.replace("1.0", "1.5"), client="ward", target="y", labels=["1", "2"])
+
+
 def test_ids_are_the_text_of_the_file_and_small_clients_are_left_out(tmp_path, caplog):
     (tmp_path / "t.csv").write_text("id,x,y\n007,1,0\n7,2,1\n007,3,1\n7,4,0\n8,5,0\n")
     data = read_table(tmp_path / "t.csv", client="id", target="y")

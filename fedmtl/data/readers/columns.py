@@ -337,8 +337,25 @@ def _printed(value: object) -> str:
 
 def codes(values: np.ndarray, categories: Sequence[str]) -> np.ndarray:
     """Return the positions (n,), int64, of texts (n,) in ``categories``; -1 where a text is none of
-    them."""
-    return pd.Index(list(categories)).get_indexer(pd.Index(values))
+    them.
+
+    A whole number with decimals of zero, as 1.0, is also found without them, and the reverse: a
+    column of whole numbers with gaps is written so.
+    """
+    found: np.ndarray = pd.Index(list(categories)).get_indexer(pd.Index(values))
+    missed = found < 0
+    whole = [_without_zeros(category) for category in categories]
+    if not missed.any() or len(set(whole)) < len(whole):
+        return found
+    texts, place = np.unique(values[missed], return_inverse=True)
+    again = pd.Index(whole).get_indexer([_without_zeros(text) for text in texts.tolist()])
+    found[missed] = again[place]
+    return found
+
+
+def _without_zeros(text: str) -> str:
+    """Returns a whole number without decimals of zero, 1 of 1.0; other texts as they are."""
+    return re.sub(r"^([+-]?[0-9]+)[.,]0*$", r"\1", text)
 
 
 def check_texts(option: str, texts: Sequence[str]) -> list[str]:

@@ -100,7 +100,7 @@ def read_table(
             and else 0, even if no value is missing. Empty values are missing, and NA, N/A, NaN,
             null and ? if they are no category.
         labels: the target's values in order of their class number, as text; needed where the target
-            is text.
+            is text, or classes are not numbered from 0 on. The label 1 is also the value 1.0.
         classes: as in :meth:`FederatedDataset.from_tensors`; with ``labels`` their number.
             ``"infer"`` takes whole numbers as classes only if they are -1 and +1 or all from 0 to
             19, and else as a real target. A run with noise refuses what is inferred.
