@@ -207,10 +207,12 @@ class Ledger:
         """End cleanly, with all lines on the disk; idempotent."""
         if self._closed:
             return
+        failed = self._file is not None and self._file.failed
         # A session that charged nothing leaves the file as it was.
-        if self._opened:
+        if self._opened and not failed:
             self._append({"kind": "close"})
-        self.sync()
+        if not failed:
+            self.sync()
         self._closed = True
         if self._file is not None:
             self._file.close()

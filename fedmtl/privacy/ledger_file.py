@@ -29,6 +29,7 @@ class LedgerFile:
     Attributes:
         before: the lines that were there.
         head: number of lines and hash of the last one, of this session's too.
+        failed: whether a line could not be written: what the file has of it is not known.
         first: hash of the first line; None of an empty file.
 
     Raises:
@@ -41,10 +42,11 @@ class LedgerFile:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
         self._single = single
+        self.failed = False
         created = not path.exists()
         # A file that is refused is closed, and so not kept locked.
         with ExitStack() as opened:
-            self._lines: IO[bytes] = opened.enter_context(open(path, "a+b"))
+            self._lines: IO[bytes] = opened.enter_context(open(path, "a+b", buffering=0))
             _lock(self._lines, path, needed=single)
             self.before = self._read(resume)
             self.head = self.before.head
@@ -63,18 +65,31 @@ class LedgerFile:
 
     def append(self, line: Mapping[str, Any]) -> None:
         """Writes a line with the hash of the one before: to the disk if the file is ``single``,
-        otherwise to the system, which keeps it if the process ends."""
+        otherwise to the system, which keeps it if the process ends.
+
+        Raises:
+            PrivacyError: an earlier line could not be written.
+        """
+        # A line behind one that is torn, or that nobody counted, would break the chain.
+        if self.failed:
+            raise PrivacyError(
+                f"A line of {self._path} could not be written, and no other one follows it. Make "
+                "room on the disk, and resume the run; the charge counts if its line is there."
+            )
+        self.failed = True  # until the line is written
         chained = {**line, PREVIOUS: self.head.digest}
         written = json.dumps(chained, separators=(",", ":")).encode() + b"\n"
-        self._lines.write(written)
         # The line must have left this process before its noise is drawn.
-        self._lines.flush()
+        rest = memoryview(written)
+        while rest:
+            rest = rest[self._lines.write(rest) :]
         if self._single:
             os.fsync(self._lines.fileno())
         self.head = Head(self.head.lines + 1, digest_of(written))
         if self.first is None:
             self.first = self.head.digest
         self._write_head()
+        self.failed = False
 
     def sync(self) -> None:
         """Returns once all lines are on the disk."""

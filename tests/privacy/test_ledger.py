@@ -1,6 +1,7 @@
 """The ledger through crashes: what was charged stays charged."""
 
 import builtins
+import errno
 import hashlib
 import json
 import os
@@ -65,6 +66,54 @@ def advance(channel, start: int, stop: int) -> list[torch.Tensor]:
         channel.begin(step, ranks)
         values.append(channel.release("update", torch.ones(len(ranks), 4), ranks))
     return values
+
+
+class Full:
+    """A file on a disk that is full after so many bytes."""
+
+    def __init__(self, file, room: int) -> None:
+        self._file = file
+        self._room = room
+
+    def __getattr__(self, name: str):
+        return getattr(self._file, name)
+
+    def write(self, data) -> int:
+        if not self._room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written = self._file.write(data[: self._room])
+        self._room -= written
+        return written
+
+
+@pytest.mark.parametrize(("room", "charged"), [(0, 3), (20, 3), (10_000, 4)])
+def test_a_charge_that_was_not_written_releases_nothing_and_the_run_goes_on(
+    path: Path, room: int, charged: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the line is in the file, and only the disk did not answer: it then counts."""
+    channel = door(path, source="secure")
+    advance(channel, 0, 3)
+    file = channel.accountant.ledger._file
+
+    def failing(_: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(file, "_lines", Full(file._lines, room))
+        patch.setattr(os, "fsync", failing)
+        members = channel.draw(3)
+        with pytest.raises(OSError, match=r"No space|Input/output"):
+            channel.begin(3, members)
+        with pytest.raises(PrivacyError, match="no step has begun"):
+            channel.release("update", torch.ones(len(members), 4), members)
+    with pytest.raises(PrivacyError, match="could not be written, and no other one follows it"):
+        channel.begin(3, members)
+    channel.close()
+    resumed = door(path, source="secure", resume=True)
+    assert resumed.accountant.ledger.charged == charged
+    advance(resumed, 3, 5)
+    resumed.close()
+    assert door(path, source="secure", resume=True).accountant.ledger.charged == charged + 2
 
 
 def crash(channel) -> None:
