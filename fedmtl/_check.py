@@ -79,7 +79,7 @@ _PLAIN: dict[Any, tuple[Any, ...]] = {
 
 
 def check_fields(settings: Any) -> None:
-    """Raise :class:`ConfigError` unless every field of a settings dataclass is what its annotation
+    """Raises :class:`ConfigError` unless every field of a settings dataclass is what its annotation
     accepts: a word of a ``Literal``, a number, of a :class:`Range` or any, True or False, or None.
     Fields of other types are not checked."""
     kind: Any = type(settings)
@@ -96,7 +96,7 @@ class Checked:
 
 
 def check_values(kind: type, values: Mapping[str, Any]) -> None:
-    """Check values as those fields of a settings dataclass, before there is an object of it."""
+    """Checks values as those fields of a settings dataclass, before there is an object of it."""
     _check(
         kind.__name__,
         {name: accepted for name, accepted in _accepted(kind).items() if name in values},
@@ -105,7 +105,7 @@ def check_values(kind: type, values: Mapping[str, Any]) -> None:
 
 
 def check_arguments(function: Callable[P, Result]) -> Callable[P, Result]:
-    """Return the function with a check of its arguments by their annotations, as of fields by
+    """Returns the function with a check of its arguments by their annotations, as of fields by
     :func:`check_fields`."""
     signature = inspect.signature(function)
 
@@ -139,7 +139,7 @@ def _check(
 
 @cache
 def _accepted(kind: Any) -> dict[str, tuple[Any, ...]]:
-    """Return the words and the :class:`Range` that each checked field of a class or argument of a
+    """Returns the words and the :class:`Range` that each checked field of a class or argument of a
     function accepts."""
     hints = get_type_hints(kind, include_extras=True)
     accepted = {}
@@ -164,39 +164,39 @@ def _options(annotation: Any) -> tuple[Any, ...]:
 
 
 def positive(settings: object, **values: Any) -> None:
-    """Raise :class:`ConfigError` unless every value is a finite number above 0."""
+    """Raises :class:`ConfigError` unless every value is a finite number above 0."""
     bounded(settings, values, _POSITIVE)
 
 
 def non_negative(settings: object, **values: Any) -> None:
-    """Raise :class:`ConfigError` unless every value is a finite number of at least 0."""
+    """Raises :class:`ConfigError` unless every value is a finite number of at least 0."""
     bounded(settings, values, _NON_NEGATIVE)
 
 
 def fraction(settings: object, **values: Any) -> None:
-    """Raise :class:`ConfigError` unless every value is a number above 0 and below 1."""
+    """Raises :class:`ConfigError` unless every value is a number above 0 and below 1."""
     bounded(settings, values, _FRACTION)
 
 
 def positive_int(settings: object, **values: Any) -> None:
-    """Raise :class:`ConfigError` unless every value is a whole number of at least 1."""
+    """Raises :class:`ConfigError` unless every value is a whole number of at least 1."""
     bounded(settings, values, _COUNT)
 
 
 def given(**values: Any) -> dict[str, Any]:
-    """Return the values that are not None, for the checks of settings that may be left out."""
+    """Returns the values that are not None, for the checks of settings that may be left out."""
     return {name: value for name, value in values.items() if value is not None}
 
 
 def one_of(settings: object, accepted: tuple[Any, ...], **values: Any) -> None:
-    """Raise :class:`ConfigError` unless every value is one of ``accepted``."""
+    """Raises :class:`ConfigError` unless every value is one of ``accepted``."""
     for name, value in values.items():
         if value not in accepted:
             raise _refused(settings, name, value, accepted)
 
 
 def bounded(settings: object, values: dict[str, Any], accepted: Range) -> None:
-    """Raise :class:`ConfigError` unless every value, by its name, is ``accepted``."""
+    """Raises :class:`ConfigError` unless every value, by its name, is ``accepted``."""
     for name, value in values.items():
         if (
             isinstance(value, bool)
@@ -223,7 +223,7 @@ def _where(settings: object) -> str:
 
 
 def id_of(client: Any) -> Any:
-    """Return the id that a whole number stands for, its digits as a text; anything else as it
+    """Returns the id that a whole number stands for, its digits as a text; anything else as it
     is."""
     whole = isinstance(client, numbers.Integral) and not isinstance(client, bool)
     if whole:

@@ -25,7 +25,7 @@ _TEMPORARY = re.compile(r".+\.[0-9a-f]{8}\.tmp")
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Replace ``path`` by ``content``; at any crash the old or the new file is there, whole.
+    """Replaces ``path`` by ``content``; at any crash the old or the new file is there, whole.
 
     The temporary name is this write's own, so two processes never write into one file. What a crash
     leaves is removed by :func:`remove_temporary`.
@@ -45,7 +45,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def write_json(path: Path, value: Any, *, indent: int | None = 2) -> None:
-    """Write ``value`` as JSON, by :func:`write_bytes`: with ``indent=None``, for many numbers, in
+    """Writes ``value`` as JSON, by :func:`write_bytes`: with ``indent=None``, for many numbers, in
     one line and in a tenth of the time."""
     write_bytes(path, (json.dumps(value, indent=indent) + "\n").encode())
 
@@ -64,8 +64,8 @@ def plain(value: Any) -> Any:
 
 
 def remove_temporary(folder: Path) -> None:
-    """Remove what interrupted writes have left in a folder and below, which no other process may be
-    writing."""
+    """Removes what interrupted writes have left in a folder and below, which no other process may
+    be writing."""
     for path in folder.rglob("*.tmp"):
         if _TEMPORARY.fullmatch(path.name):
             path.unlink(missing_ok=True)
@@ -88,8 +88,8 @@ def lock(file: IO[bytes]) -> None:
 
 @contextmanager
 def claimed(folder: Path) -> Iterator[None]:
-    """Hold a folder for this block alone; the folder is made, and removed at the end if nothing was
-    written there.
+    """Holds a folder for this block alone; the folder is made, and removed at the end if nothing
+    was written there.
 
     The claim is a lock of the file ``CLAIM``, so that of a process that was killed holds nobody up.
     Where the system has no locks the block runs without one.
@@ -112,13 +112,13 @@ def claimed(folder: Path) -> Iterator[None]:
 
 
 def remove_empty(folder: Path) -> None:
-    """Remove a folder in which there is nothing."""
+    """Removes a folder in which there is nothing."""
     with suppress(OSError):
         folder.rmdir()
 
 
 def _locked(path: Path) -> IO[bytes] | None:
-    """Return the file of a claim, open and locked; None if another process has removed it or its
+    """Returns the file of a claim, open and locked; None if another process has removed it or its
     folder meanwhile."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -152,7 +152,7 @@ def _is_no_folder(path: Path) -> bool:
 
 
 def append_bytes(path: Path, length: int, content: Iterable[bytes | memoryview]) -> None:
-    """Write ``content`` behind the first ``length`` bytes of a file, which keep; what stood behind
+    """Writes ``content`` behind the first ``length`` bytes of a file, which keep; what stood behind
     them is cut off.
 
     The file is made, with its folder, where ``length`` is 0. All is on the disk when this returns.
@@ -169,7 +169,7 @@ def append_bytes(path: Path, length: int, content: Iterable[bytes | memoryview])
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable, where the system can."""
+    """Makes the names in a folder durable, where the system can."""
     if os.name != "posix":
         return
     handle = os.open(folder, os.O_RDONLY)
@@ -184,7 +184,7 @@ _LARGEST = 2**128  # of whole numbers in JSON
 
 
 def parse_json(text: str, *, finite: bool = True) -> Any:
-    """Return the value of a JSON text that says one thing, as RFC 8259 has it.
+    """Returns the value of a JSON text that says one thing, as RFC 8259 has it.
 
     Args:
         text: of the value.
@@ -210,7 +210,7 @@ def parse_json(text: str, *, finite: bool = True) -> Any:
 
 
 def _inside(value: Any) -> Iterable[Any]:
-    """Return the objects and arrays that an object or array holds."""
+    """Returns the objects and arrays that an object or array holds."""
     inner: Iterable[Any] = ()
     if isinstance(value, dict):
         inner = value.values()
@@ -249,7 +249,7 @@ def _whole(text: str) -> int:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file.
+    """Returns the JSON object in a file.
 
     Raises:
         DataError: the file cannot be read, or holds something else.
@@ -264,7 +264,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def csv_rows(path: Path, *headers: str, what: str) -> Iterator[tuple[str, list[str]]]:
-    """Yield the rows of a CSV file (also compressed with gzip, ``.gz``), the cells stripped.
+    """Yields the rows of a CSV file (also compressed with gzip, ``.gz``), the cells stripped.
 
     Args:
         path: of the file.

@@ -10,7 +10,7 @@ from typing import Any
 
 
 def fingerprint_of(parts: Mapping[str, Any]) -> str:
-    """Return the parts' names with digests of their values: ``"data=4f...; seed=09..."``.
+    """Returns the parts' names with digests of their values: ``"data=4f...; seed=09..."``.
 
     Args:
         parts: what a result depends on; JSON-ready values.
@@ -22,7 +22,7 @@ def fingerprint_of(parts: Mapping[str, Any]) -> str:
 
 
 def differing(one: str, other: str) -> list[str]:
-    """Return the names of the parts in which two fingerprints differ, of one that has no parts (as
+    """Returns the names of the parts in which two fingerprints differ, of one that has no parts (as
     those of earlier versions) none."""
     first = _parts(one)
     second = _parts(other)

@@ -10,7 +10,7 @@ from decimal import ROUND_CEILING, Context, Decimal
 
 
 def rounded_up(value: float, digits: int = 4) -> str:
-    """Return ``value`` with at most ``digits`` significant digits, rounded up.
+    """Returns ``value`` with at most ``digits`` significant digits, rounded up.
 
     The number is read as Python prints it (``1e-5`` is written ``1e-05``, not ``1.0001e-05``), and
     the text read back as a float is at least ``value``.
@@ -27,25 +27,25 @@ def rounded_up(value: float, digits: int = 4) -> str:
 
 
 def rounded_down(value: float, digits: int = 3) -> str:
-    """Return a lower bound with at most ``digits`` significant digits, rounded down; see
+    """Returns a lower bound with at most ``digits`` significant digits, rounded down; see
     :func:`rounded_up`."""
     return f"{0.0 - float(rounded_up(-value, digits)):.{digits}g}"
 
 
 def grouped(text: str) -> str:
-    """Return a text with the whole numbers of at least 1,000 in it written so, in groups of three
+    """Returns a text with the whole numbers of at least 1,000 in it written so, in groups of three
     digits."""
     return re.sub(r"(?<![\w.+-])\d{4,}(?!\w|\.\d)", lambda found: f"{int(found[0]):,}", text)
 
 
 def percent(values: Iterable[float]) -> str:
-    """Return shares as whole percents: ``71/12/17``."""
+    """Returns shares as whole percents: ``71/12/17``."""
     return "/".join(f"{value:.0%}"[:-1] for value in values)
 
 
 def number_text(value: float, mean: float | None = None) -> str:
-    """Return a metric in print: three decimals, or four significant digits of what they would leave
-    too little of or too much.
+    """Returns a metric in print: three decimals, or four significant digits of what they would
+    leave too little of or too much.
 
     The twelfth decimal is rounded first, so that sums in another order are written alike.
 

@@ -22,7 +22,7 @@ _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?(inf|nan)")
 
 
 def shown(text: str) -> str:
-    """Return a text on one line, in which a character that cannot be printed is written as Python
+    """Returns a text on one line, in which a character that cannot be printed is written as Python
     writes it."""
     if text.isprintable():
         return text
@@ -30,12 +30,12 @@ def shown(text: str) -> str:
 
 
 def shown_lines(text: str) -> str:
-    """Return a text with its lines and tabs, and otherwise as :func:`shown` does."""
+    """Returns a text with its lines and tabs, and otherwise as :func:`shown` does."""
     return re.sub(r"[^\n\t]+", lambda part: shown(part[0]), text)
 
 
 def cell(value: Any) -> Any:
-    """Return a cell of a CSV file: a text as a spreadsheet shows it and does not compute it, other
+    """Returns a cell of a CSV file: a text as a spreadsheet shows it and does not compute it, other
     values as they are.
 
     A text that begins with a formula's sign behind spaces counts as one.

@@ -31,7 +31,7 @@ _W1 = 0xBB67AE85
 
 @lru_cache(maxsize=1 << 12, typed=True)
 def derive_key(seed: int, purpose: str, replicate: int = 0) -> int:
-    """Return a 64-bit key, from SHA-256 of the three arguments.
+    """Returns a 64-bit key, from SHA-256 of the three arguments.
 
     Args:
         seed: any Python integer.
@@ -44,12 +44,12 @@ def derive_key(seed: int, purpose: str, replicate: int = 0) -> int:
 
 
 def id_key(name: str) -> int:
-    """Return a signed 64-bit number from a client's id: the client's address in every counter."""
+    """Returns a signed 64-bit number from a client's id: the client's address in every counter."""
     return int(id_keys([name])[0])
 
 
 def id_keys(names: Sequence[str]) -> np.ndarray:
-    """Return :func:`id_key` of each id, int64 (n,)."""
+    """Returns :func:`id_key` of each id, int64 (n,)."""
     digests = b"".join([hashlib.blake2b(name.encode(), digest_size=8).digest() for name in names])
     return np.frombuffer(digests, dtype="<i8").astype(np.int64)
 
@@ -58,7 +58,7 @@ Words = TypeVar("Words", Tensor, np.ndarray)
 
 
 def philox(key: int | Words, c0: Words, c1: Any, c2: Words, c3: Words) -> tuple[Words, ...]:
-    """Return Philox4x32-10 of arrays that each hold one 32-bit word: int64 tensors, or NumPy's
+    """Returns Philox4x32-10 of arrays that each hold one 32-bit word: int64 tensors, or NumPy's
     uint64.
 
     Args:
@@ -94,7 +94,7 @@ def philox_words(
     c2: np.ndarray,
     c3: np.ndarray,
 ) -> None:
-    """Fill ``words`` (2, ...) with :func:`philox` as pairs, ``(w0 << 32) | w1`` and
+    """Fills ``words`` (2, ...) with :func:`philox` as pairs, ``(w0 << 32) | w1`` and
     ``(w2 << 32) | w3``, all of uint64.
 
     The first round is made on the arguments as they are, which costs little where a word is the
@@ -129,7 +129,7 @@ def philox_words(
 
 
 def _scratch(count: int, shape: tuple[int, ...]) -> np.ndarray:
-    """Return uint64 (count, *shape) of the thread's own, with whatever it holds: new memory would
+    """Returns uint64 (count, *shape) of the thread's own, with whatever it holds: new memory would
     come page by page."""
     size = count * math.prod(shape)
     if getattr(_LOCAL, "scratch", np.empty(0)).size < size:
@@ -141,8 +141,8 @@ _LOCAL = threading.local()
 
 
 def keyed_bits(key: int | Words, client: Words, step: int | Words, index: Words) -> Words:
-    """Return 63 random bits per address: non-negative int64 of tensors, uint64 of NumPy's arrays of
-    these.
+    """Returns 63 random bits per address: non-negative int64 of tensors, uint64 of NumPy's arrays
+    of these.
 
     Args:
         key: from :func:`derive_key`, or 64-bit keys that broadcast.
@@ -165,7 +165,8 @@ def keyed_uniform(key: int | Tensor, client: Tensor, step: int | Tensor, index: 
 def keyed_generator(
     seed: int, purpose: str, step: int = 0, replicate: int = 0
 ) -> np.random.Generator:
-    """Return a NumPy generator (Philox4x64) of its own for one (seed, purpose, replicate, step)."""
+    """Returns a NumPy generator (Philox4x64) of its own for one (seed, purpose, replicate,
+    step)."""
     counter = np.array([0, 0, 0, step], dtype=np.uint64)
     key = np.array(
         [derive_key(seed, purpose, replicate), derive_key(seed, purpose + "/1", replicate)],
@@ -178,11 +179,11 @@ class Coins(Protocol):
     """Gives random bits for one draw of a cohort."""
 
     def uniform(self, count: int) -> np.ndarray:
-        """Return ``count`` float64 numbers in [0, 1) with 53 random bits each."""
+        """Returns ``count`` float64 numbers in [0, 1) with 53 random bits each."""
 
 
 def distinct_numbers(n: int, size: int, coins: Coins) -> np.ndarray:
-    """Return a uniform subset of ``size`` of ``range(n)``, sorted int64; memory and time O(size)
+    """Returns a uniform subset of ``size`` of ``range(n)``, sorted int64; memory and time O(size)
     for small sizes.
 
     Draws with replacement and keeps the first ``size`` distinct values, which is exactly uniform
@@ -201,7 +202,7 @@ def distinct_numbers(n: int, size: int, coins: Coins) -> np.ndarray:
 
 
 def binomial_quantile(coin: float, n: int, probability: float) -> int:
-    """Return the least k of at least 0 with P(Binomial(n, probability) <= k) >= coin, a number in
+    """Returns the least k of at least 0 with P(Binomial(n, probability) <= k) >= coin, a number in
     [0, 1).
 
     It is what ``scipy.stats.binom.ppf`` returns, whose import takes longer than many runs.

@@ -69,7 +69,7 @@ class Canaries(Coins):
         self.paired = sampler.relation == "replace"
 
     def check(self, releases: Mapping[str, Release]) -> None:
-        """Refuse releases that the attack does not cover.
+        """Refuses releases that the attack does not cover.
 
         Raises:
             PrivacyError: a matrix whose rows have no negative.
@@ -83,7 +83,7 @@ class Canaries(Coins):
                 )
 
     def dependence(self, releases: Mapping[str, Release], *, adaptive: bool) -> str | None:
-        """Return why the score of a canary depends on the coins of others; None if it does not.
+        """Returns why the score of a canary depends on the coins of others; None if it does not.
 
         Args:
             releases: of the run.
@@ -98,7 +98,7 @@ class Canaries(Coins):
         return next(filter(None, each), None)
 
     def directions(self, release: Release, step: int) -> tuple[Tensor, Tensor]:
-        """Return the direction of every canary, of length 1 in the norm of the clip: the
+        """Returns the direction of every canary, of length 1 in the norm of the clip: the
         coordinates int64 (m, w) that are not zero, and their values float64 (m, w).
 
         They are blocks of coordinates with random signs, the same in all steps, of one coordinate
@@ -115,7 +115,7 @@ class Canaries(Coins):
         )
 
     def sending(self, members: Tensor) -> Tensor:
-        """Return the canaries, int64 (k,), among the positions ``members`` of all who take part
+        """Returns the canaries, int64 (k,), among the positions ``members`` of all who take part
         that add a row to a release: those that are in; under replace-one all."""
         drawn = members[members >= self.first] - self.first
         if self.paired:
@@ -123,7 +123,7 @@ class Canaries(Coins):
         return drawn[self.coins[drawn]]
 
     def row(self, release: Release, step: int, canary: int) -> Tensor:
-        """Return the row (1, D) float64 that a canary sends, longer than the clip norm."""
+        """Returns the row (1, D) float64 that a canary sends, longer than the clip norm."""
         places, values = self.directions(release, step)
         sign = 1.0
         if self.paired and not self.coins[canary]:
@@ -133,7 +133,7 @@ class Canaries(Coins):
         return row
 
     def observe(self, release: Release, step: int, members: Tensor, rest: Tensor) -> None:
-        """Take in the evidence of a release.
+        """Takes in the evidence of a release.
 
         Args:
             release: with the clip norm and the noise of this step.
@@ -171,7 +171,7 @@ class Canaries(Coins):
         self.uses += part * rate
 
     def final_scores(self, release: Release, change: Tensor) -> Tensor:
-        """Return scores (m,) of an attacker who has nothing but the change of the shared model,
+        """Returns scores (m,) of an attacker who has nothing but the change of the shared model,
         (D,): its part in the direction of a canary."""
         places, values = self.directions(release, 0)
         return (change.double().cpu()[places] * values).sum(1)

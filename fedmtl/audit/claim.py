@@ -56,7 +56,7 @@ class Claim:
 
     @property
     def sensitivity(self) -> float:
-        """Return S, from the clip norm and the relation: C, doubled for replace-one. Of outer
+        """Returns S, from the clip norm and the relation: C, doubled for replace-one. Of outer
         products w w^T, C^2; for replace-one the farthest are orthogonal, at sqrt(2) C^2 in the L2
         norm and 2 C^2 in the L1 norm."""
         if self.form == "vector":
@@ -68,13 +68,13 @@ class Claim:
 
     @property
     def scale(self) -> float:
-        """Return the scale of the noise on the released mean: the standard deviation, for the
+        """Returns the scale of the noise on the released mean: the standard deviation, for the
         Gaussian."""
         return self.multiplier * self.sensitivity / self.denominator
 
     @property
     def std(self) -> float:
-        """Return the root mean square of a coordinate of the noise on the sum."""
+        """Returns the root mean square of a coordinate of the noise on the sum."""
         # of a symmetric matrix with as many coordinates
         side = (math.sqrt(8 * self.size + 1) - 1) / 2
         units = {
@@ -88,7 +88,7 @@ class Claim:
 
     @property
     def width(self) -> float:
-        """Return the public width of the grid of the noised sum in secure mode."""
+        """Returns the public width of the grid of the noised sum in secure mode."""
         if self.form == "vector":
             bound = self.bound
         else:
@@ -139,7 +139,7 @@ def event_of(cost: PrivacyCost, multiplier: float) -> Any:
 
 
 def width_of(bound: float, norm: str, size: int, most: float) -> float:
-    """Return the largest power of two that is at most C 2^-21 over the spread of a cell, and at
+    """Returns the largest power of two that is at most C 2^-21 over the spread of a cell, and at
     most ``most``."""
     if norm == "l1":
         spread = float(size)
@@ -149,13 +149,13 @@ def width_of(bound: float, norm: str, size: int, most: float) -> float:
 
 
 def expected_cohort(sampler: BoundSampler) -> float:
-    """Return m, from the setting and not from the sampler's own property."""
+    """Returns m, from the setting and not from the sampler's own property."""
     cohort = getattr(sampler, "cohort", None)
     return float(sampler.n if cohort is None else cohort)
 
 
 def count_std(adaptive: QuantileClip, sampler: BoundSampler) -> float:
-    """Return the standard deviation of the noise on the count of unclipped clients: as set, or m /
+    """Returns the standard deviation of the noise on the count of unclipped clients: as set, or m /
     20."""
     if adaptive.count_noise is None:
         return expected_cohort(sampler) / 20

@@ -80,7 +80,7 @@ class Claims:
         return self.costs.kinds[kind], self.costs.multipliers[kind]
 
     def of(self, name: str, client: int = 0, use: int = 0) -> Claim:
-        """Return the claim on a release.
+        """Returns the claim on a release.
 
         Args:
             name: of the release, or ``"<name>/count"`` for the count of its unclipped clients.
@@ -158,7 +158,7 @@ class Claims:
         }
 
     def spent(self, client: int, uses: int) -> float:
-        """Return epsilon of an account after ``uses``, at the delta of the settings; see
+        """Returns epsilon of an account after ``uses``, at the delta of the settings; see
         :func:`composition`."""
         parts = [(event, count) for event, count in composition(*self.cost(client), uses) if count]
         if not parts:

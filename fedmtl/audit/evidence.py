@@ -48,7 +48,7 @@ class Coins:
     def _ratios(
         self, law: NoiseLaw, rest: Tensor, places: Tensor, values: Tensor, std: float, rate: Tensor
     ) -> Tensor:
-        """Return (m,), the log likelihood ratios of the two values of each coin, of contributions
+        """Returns (m,), the log likelihood ratios of the two values of each coin, of contributions
         ``values`` (m, w) at ``places``; of canaries that take part with probability ``rate``, which
         the attacker does not see."""
         ratios = mixture_ratios(likelihood_ratios(law, rest, places, values, std), rate)
@@ -61,14 +61,14 @@ class Coins:
         return {"scores": self.scores, "uses": self.uses}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from :meth:`state`."""
+        """Continues from :meth:`state`."""
         self.scores = state["scores"].clone()
         self.uses = state["uses"].clone()
 
 
 @lru_cache(16)  # releases of a step
 def canary_directions(count: int, size: int, single: bool, key: int) -> tuple[Tensor, Tensor]:
-    """Return ``count`` directions as :meth:`Canaries.directions` does; ``single``: of one
+    """Returns ``count`` directions as :meth:`Canaries.directions` does; ``single``: of one
     coordinate each."""
     generator = torch.Generator().manual_seed(key >> 1)
     if single or count <= size:
@@ -86,8 +86,8 @@ def canary_directions(count: int, size: int, single: bool, key: int) -> tuple[Te
 
 
 def score_dependence(law: NoiseLaw | None, count: int, size: int) -> str | None:
-    """Return why the scores of ``count`` canaries in ``size`` coordinates are not independent; None
-    if they are."""
+    """Returns why the scores of ``count`` canaries in ``size`` coordinates are not independent;
+    None if they are."""
     if law is None or law.name == "l2_laplace":
         return "the noise of coordinates is dependent"
     if count > size:
@@ -96,7 +96,7 @@ def score_dependence(law: NoiseLaw | None, count: int, size: int) -> str | None:
 
 
 def mixture_ratios(evidence: Tensor, rate: Tensor) -> Tensor:
-    """Return log likelihood ratios of canaries that take part with probability ``rate``, which the
+    """Returns log likelihood ratios of canaries that take part with probability ``rate``, which the
     attacker does not see."""
     return torch.logaddexp(torch.log1p(-rate), torch.log(rate) + evidence)
 
@@ -108,7 +108,7 @@ def gaussian_ratios(part: Tensor, squared: Tensor | float, std: float) -> Tensor
 def likelihood_ratios(
     law: NoiseLaw, rest: Tensor, places: Tensor, values: Tensor, std: float
 ) -> Tensor:
-    """Return (m,), the log likelihood ratios of noise plus a canary's contribution against noise
+    """Returns (m,), the log likelihood ratios of noise plus a canary's contribution against noise
     only, for sparse contributions (m, w)."""
     parts = rest[places]
     if law.name == "laplace":

@@ -39,7 +39,7 @@ class Finding:
 
     @property
     def verdict(self) -> str:
-        """Return one phrase: refuted with the reason, or that (and at which level) it could not be
+        """Returns one phrase: refuted with the reason, or that (and at which level) it could not be
         refuted."""
         if self.skipped:
             return f"not checked: {self.detail}"
@@ -51,19 +51,19 @@ class Finding:
 
 
 def low_p(check: str, p_value: float, detail: str) -> Finding:
-    """Return a finding that is refuted by a p-value below the level (also by one that is not a
+    """Returns a finding that is refuted by a p-value below the level (also by one that is not a
     number)."""
     return Finding(check, p_value, LEVEL, not p_value >= LEVEL, detail, LEVEL)
 
 
 def too_large(check: str, statistic: float, threshold: float, detail: str) -> Finding:
-    """Return a finding that is refuted by a statistic above ``threshold`` (also by one that is not
+    """Returns a finding that is refuted by a statistic above ``threshold`` (also by one that is not
     a number)."""
     return Finding(check, statistic, threshold, not statistic <= threshold, detail)
 
 
 def exact(check: str, wrong: int | Sequence[str], detail: str) -> Finding:
-    """Return a finding that is refuted by any violation: ``wrong`` is their number, or has each in
+    """Returns a finding that is refuted by any violation: ``wrong`` is their number, or has each in
     words, of which the first three take the place of ``detail``."""
     count, words = (
         (wrong, "") if isinstance(wrong, int) else (len(wrong), "; ".join(dict.fromkeys(wrong[:3])))
@@ -72,7 +72,7 @@ def exact(check: str, wrong: int | Sequence[str], detail: str) -> Finding:
 
 
 def skipped(check: str, reason: str) -> Finding:
-    """Return the finding of a check that does not apply."""
+    """Returns the finding of a check that does not apply."""
     return Finding(check, math.nan, math.nan, False, reason, skipped=True)
 
 
@@ -82,7 +82,7 @@ def any_refuted(findings: Sequence[Finding]) -> bool:
 
 
 def table(findings: Sequence[Finding]) -> str:
-    """Return one line a finding under a header: check, statistic, threshold, verdict."""
+    """Returns one line a finding under a header: check, statistic, threshold, verdict."""
     cells = [("check", "statistic", "threshold", "verdict")]
     cells += [(f.check, _number(f.statistic), _number(f.threshold), f.verdict) for f in findings]
     widths = [max(len(row[column]) for row in cells) for column in range(3)]

@@ -46,6 +46,7 @@ class FinishedRun:
     """
 
     def __init__(self, folder: RunFolder) -> None:
+        # the private folder of a run holds parts that look like runs
         whole = next(
             (p.parent for p in folder.root.absolute().parents if p.name == "private"), None
         )
@@ -69,13 +70,14 @@ class FinishedRun:
             self._read_ledger(folder.ledger)
 
     def _read_ledger(self, path: Path) -> None:
-        """Read the chain, or why there is none."""
+        """Reads the chain, or why there is none."""
         try:
             content = self.files.content(path)
             chain = parse(content, path, VERSION)
         except Exception as error:  # without what a resume would do about it
             self.broken = str(error).replace(str(path), path.name).split(". ")[0]
             return
+        # a write that was interrupted; no charge of a whole line is lost
         if chain.size < len(content):
             self.broken = "the last line is torn; fedmtl resume drops it"
         elif not chain.lines:
@@ -85,7 +87,7 @@ class FinishedRun:
 
     @cached_property
     def seal(self) -> str | None:
-        """Return the hash of the list of public files; None where it cannot be read."""
+        """Returns the hash of the list of public files; None where it cannot be read."""
         try:
             return self.files.digest(self.folder.public / MANIFEST)
         except DataError:
@@ -93,14 +95,14 @@ class FinishedRun:
 
     @property
     def header(self) -> Mapping[str, Any] | None:
-        """Return the first line of the ledger; None without a chain."""
+        """Returns the first line of the ledger; None without a chain."""
         if self.chain is None:
             return None
         return self.chain.lines[0]
 
     @property
     def account(self) -> Mapping[str, Any] | None:
-        """Return the header of a ledger that has the settings of the run; None of a search, and
+        """Returns the header of a ledger that has the settings of the run; None of a search, and
         without one."""
         if self.header is None or self.header.get("privacy") is None:
             return None
@@ -125,6 +127,7 @@ class FinishedRun:
         if self.private:
             finetuned = self.result.get("configuration", {}).get("finetune") is not None
         counts = self.counts
+        # canaries are clients of the ledger that have no line in clients.csv
         if counts is not None and interval is not None and interval["unit"] == "client":
             counts = None
         beside = Beside(
@@ -139,7 +142,7 @@ class FinishedRun:
 
     @cached_property
     def norms(self) -> dict[str, float]:
-        """Return the clip norms of the last round by release, where these adapt and there is a
+        """Returns the clip norms of the last round by release, where these adapt and there is a
         checkpoint."""
         if not self.adaptive or self.checkpoint is None:
             return {}
@@ -147,7 +150,7 @@ class FinishedRun:
 
     @cached_property
     def counts(self) -> np.ndarray | None:
-        """Return the numbers of records of the clients, int64 (n,); None without
+        """Returns the numbers of records of the clients, int64 (n,); None without
         ``clients.csv``."""
         path = self.folder.private / "clients.csv"
         if not path.exists():
@@ -157,7 +160,7 @@ class FinishedRun:
 
     @cached_property
     def checkpoint(self) -> Checkpoint | None:
-        """Return the checkpoint; None without one."""
+        """Returns the checkpoint; None without one."""
         if not self.folder.checkpoint.exists():
             return None
         return Checkpoint.made_of(*self.files.tensors(self.folder.checkpoint))

@@ -33,7 +33,7 @@ _PATIENCE = 30.0  # seconds, with a forked process
 
 
 def freshness(setup: Setup, noise: Mapping[str, Sample], seed: int) -> list[Finding]:
-    """Make all checks of freshness of ``noise``, by release."""
+    """Makes all checks of freshness of ``noise``, by release."""
     first, second = seeds(seed, "noise", 2)
     findings = []
     for name, sample in noise.items():
@@ -57,8 +57,8 @@ def freshness(setup: Setup, noise: Mapping[str, Sample], seed: int) -> list[Find
 
 
 def training_freshness(setup: Setup, seed: int) -> list[Finding]:
-    """Check that no local training of a participation has the noise of another one, where there are
-    several."""
+    """Checks that no local training of a participation has the noise of another one, where there
+    are several."""
     if setup.one_at_a_time or setup.gradients is None or setup.records.trainings == 1:
         return []
     few = np.arange(len(setup.sizes))[:CLIENTS]
@@ -74,7 +74,7 @@ def training_freshness(setup: Setup, seed: int) -> list[Finding]:
 
 
 def _beside_other_cohorts(setup: Setup, seed: int) -> Finding:
-    """Check that noise does not depend on who takes part: that on a sum of rows, on the count of
+    """Checks that noise does not depend on who takes part: that on a sum of rows, on the count of
     unclipped clients, on a client's local step and on its activation."""
     if setup.gradients is not None:
         n = len(setup.sizes)
@@ -108,7 +108,7 @@ def _beside_other_cohorts(setup: Setup, seed: int) -> Finding:
 
 
 def _rows(units: np.ndarray, keys: np.ndarray | None = None) -> np.ndarray:
-    """Return at most 64 rows of equal length: the numbers (T, D) of releases with equal ``keys``
+    """Returns at most 64 rows of equal length: the numbers (T, D) of releases with equal ``keys``
     (T,), without those of fewer than 40, or by default of consecutive releases with 64 numbers or
     more."""
     if keys is None:
@@ -122,8 +122,8 @@ def _rows(units: np.ndarray, keys: np.ndarray | None = None) -> np.ndarray:
 
 
 def _within(name: str, noise: np.ndarray, parts: Sequence[tuple[int, int]]) -> list[Finding]:
-    """Check that no vector repeats itself at any lag (the first 4,096 of a long one, short ones are
-    concatenated), and no tensor begins as another one does."""
+    """Checks that no vector repeats itself at any lag (the first 4,096 of a long one, short ones
+    are concatenated), and no tensor begins as another one does."""
     check = f"freshness: coordinates of {name}"
     d = noise.shape[1]
     if d < _SHORTEST:
@@ -159,8 +159,8 @@ def _lags(check: str, noise: np.ndarray) -> Finding:
 
 
 def _names(noise: Mapping[str, Sample]) -> list[Finding]:
-    """Check that releases of one step have noise of their own: of short ones, that no coordinate of
-    one follows one of the other from step to step."""
+    """Checks that releases of one step have noise of their own: of short ones, that no coordinate
+    of one follows one of the other from step to step."""
     findings = []
     for (left, first), (right, second) in itertools.combinations(noise.items(), 2):
         d = min(first.size, second.size)
@@ -179,7 +179,7 @@ _Noise = dict[str, np.ndarray]
 
 
 def _elsewhere(setup: Setup, first: int, second: int) -> list[Finding]:
-    """Compare the noise with that of another channel, of a replicate where clients act one at a
+    """Compares the noise with that of another channel, of a replicate where clients act one at a
     time, of a forked process and of a restored run.
 
     In seeded mode channels have different seeds, and processes continue at the next step, since the

@@ -26,7 +26,7 @@ _ROUNDING = 2.0**-49  # of a product, a division and the scaling of an off-diago
 
 
 def on_public_grids(setup: Setup, seed: int) -> list[Finding]:
-    """Check releases of clients that contribute small vectors."""
+    """Checks releases of clients that contribute small vectors."""
     if not setup.secure:
         return [skipped("grid", "seeded noise is not rounded")]
     coins = auditor(seed, "grid")
@@ -50,7 +50,8 @@ def on_public_grids(setup: Setup, seed: int) -> list[Finding]:
 
 
 def on_grid(name: str, cells: np.ndarray) -> Finding:
-    """Check sums in units of the public width: numbers off the grid, and grids of another width."""
+    """Checks sums in units of the public width: numbers off the grid, and grids of another
+    width."""
     check = f"grid: {name}"
     nearest = np.rint(cells)
     usable = np.abs(cells) < 2.0**45  # beyond, doubles are too coarse to tell

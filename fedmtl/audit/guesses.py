@@ -108,8 +108,8 @@ class Guesses:
 
 @check_arguments
 def guess(scores: np.ndarray, coins: np.ndarray, share: Rate = 1.0) -> Guesses:
-    """Guess "in" where a score is above the median and "out" elsewhere, only of those farthest from
-    it; count the right guesses.
+    """Guesses "in" where a score is above the median and "out" elsewhere, only of those farthest
+    from it; count the right guesses.
 
     Args:
         scores: (m,) larger where the canary is more likely in.
@@ -211,7 +211,7 @@ def _surprising(guesses: Guesses, curve: TradeOff, tail: float) -> bool:
 
 
 def _smallest(holds: Callable[[float], bool]) -> float:
-    """Return the smallest number from ``_LEAST`` on for which ``holds``, true from some number on,
+    """Returns the smallest number from ``_LEAST`` on for which ``holds``, true from some number on,
     is true; infinity if that is beyond ``_MOST``."""
     high = 1.0
     while not holds(high):

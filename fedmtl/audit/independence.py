@@ -22,10 +22,10 @@ from .rerun import Notes, differing, watched, when
 
 
 def independence(trainer: Trainer, first: Notes, *, seed: int = 0, rounds: int) -> list[Finding]:
-    """Replace one client's data, by extreme values and, where they are private, by other numbers of
-    records; compare the others' numbers with those of the ``first`` run, which has the same coins.
-    Replace those of all others, and compare the client's numbers: so what all clients take from one
-    of them is found, whichever that is."""
+    """Replaces one client's data, by extreme values and, where they are private, by other numbers
+    of records, and compares the others' numbers with those of the ``first`` run, which has the same
+    coins. Replaces those of all others, and compares the client's numbers: so what all clients take
+    from one of them is found, whichever that is."""
     counts = trainer.data.train.counts
     ids = trainer.data.ids
     client = next((k for k in first.first if int(counts[k]) > 0), int(counts.argmax()))
@@ -63,8 +63,8 @@ def independence(trainer: Trainer, first: Notes, *, seed: int = 0, rounds: int) 
 
 
 def public_shape(data: FederatedDataset) -> Finding:
-    """Make the data anew with other records of one client and compare what a model is built by: the
-    shape of records and targets, the number of classes, the transform and the domain.
+    """Makes the data anew with other records of one client and compares what a model is built by:
+    the shape of records and targets, the number of classes, the transform and the domain.
 
     The client has a label that no record had, or targets and features beyond all others. A data set
     that computes a public fact from its records is so caught, whatever it states; what a reader

@@ -23,7 +23,7 @@ _BLOCK = 2**16  # steps that one line charges at most without their cohorts; run
 
 
 def differences(stated: Mapping[str, Any], made: Mapping[str, Any], text: str) -> list[str]:
-    """Return ``text`` with the key, the stated value and that of ``made``, wherever these are
+    """Returns ``text`` with the key, the stated value and that of ``made``, wherever these are
     different."""
     pairs = [(key, stated.get(key), value) for key, value in made.items()]
     return [text.format(*pair) for pair in pairs if not _same(*pair[1:])]
@@ -39,7 +39,7 @@ def _same(value: Any, other: Any) -> bool:
 
 
 def spread(values: Sequence[int], most: int) -> Sequence[int]:
-    """Return up to ``most`` of some values, evenly chosen."""
+    """Returns up to ``most`` of some values, evenly chosen."""
     return values[:: max(1, math.ceil(len(values) / most))]
 
 
@@ -47,58 +47,88 @@ _Steps: TypeAlias = list[tuple[int, tuple[int, ...] | None]]
 """Step, and the clients that it is charged to, or None where it is charged to all."""
 
 
-def _charged(lines: Sequence[Mapping[str, Any]]) -> tuple[_Steps, int | None, list[str]]:
-    """Returns the charges of the lines after the header. Every line counts, since a seeded
-    session does not charge a replayed step. Next come the uses to which an early stop raised the
-    charge, or None, and the lines that no run writes, in words.
+class _Lines:
+    """The charges of the lines of a ledger after its header. Every line counts, since a seeded
+    session does not charge a replayed step.
 
-    Raises:
-        KeyError, TypeError, ValueError: a line without what its kind has, or one that charges more
-            steps than any run.
+    Args:
+        header: the first line.
+
+    Attributes:
+        steps: the charged steps, in order.
+        remaining: the uses to which an early stop raised the charge; None without one.
+        problems: the lines that no run writes, in words.
     """
-    steps = _Steps()
-    remaining = None
-    problems = list[str]()
-    session = 0
-    reached = 0
-    opened = False
-    following: int | None = None  # the next step of the session that is open
-    for number, line in enumerate(lines[1:], start=2):
+
+    def __init__(self, header: Mapping[str, Any]) -> None:
+        self.steps = _Steps()
+        self.remaining: int | None = None
+        self.problems = list[str]()
+        self._header = header
+        self._session = 0
+        self._open = False
+        self._reached = 0
+        self._next: int | None = None  # step of the session that is open
+
+    def read(self, number: int, line: Mapping[str, Any]) -> None:
+        """Takes in line ``number`` of the file, from 1.
+
+        Raises:
+            KeyError, TypeError, ValueError: a line without what its kind has, or one that charges
+                more steps than any run.
+        """
         kind = line["kind"]
         wrong = None
         if kind == "open":
-            if line["session"] != session + 1:
-                wrong = f"session {line['session']} follows session {session}"
-            session = line["session"]
-            opened = True
-            following = None
+            wrong = self._begin(line["session"])
         elif kind not in ("charge", "remaining", "close"):
             wrong = f"{kind!r} is no kind of line"
-        elif not opened:
+        elif not self._open:
             wrong = f"{kind} outside of an open session"
-        opened = opened and kind != "close"
+        self._open = self._open and kind != "close"
         if kind == "remaining":
-            remaining = max(remaining or 0, int(line["uses"]))
+            self.remaining = max(self.remaining or 0, int(line["uses"]))
         if kind == "charge":
-            first = line["first"]
-            end = line["end"]
-            cohorts = line.get("cohorts")
-            expected = reached if following is None else following
-            again = following is None and not lines[0]["replays_free"] and 0 <= first < expected
-            if first >= end or not (first == expected or again):
-                wrong = f"steps {first} to {end - 1} are not the next ones"
-            if cohorts is not None and len(cohorts) != end - first:
-                wrong = f"{len(cohorts)} cohorts for {end - first} steps"
-                cohorts = None
-            if cohorts is None and end - first > _BLOCK:
-                raise ValueError(f"line {number} charges {end - first} steps without cohorts")
-            for step in range(first, end):
-                steps.append((step, None if cohorts is None else tuple(cohorts[step - first])))
-            following = end
-            reached = max(reached, end)
+            # one sentence a line: steps out of order tell more than a session that is not open
+            wrong = self._charge(number, line) or wrong
         if wrong is not None:
-            problems.append(f"line {number}: {wrong}")
-    return steps, remaining, problems
+            self.problems.append(f"line {number}: {wrong}")
+
+    def _begin(self, session: int) -> str | None:
+        """Opens a session, and returns what is wrong with its number."""
+        before = self._session
+        self._session = session
+        self._open = True
+        self._next = None
+        if session != before + 1:
+            return f"session {session} follows session {before}"
+        return None
+
+    def _charge(self, number: int, line: Mapping[str, Any]) -> str | None:
+        """Adds the steps of a line, and returns what is wrong with them."""
+        first = line["first"]
+        end = line["end"]
+        cohorts = line.get("cohorts")
+        wrong = None
+        expected = self._reached if self._next is None else self._next
+        # the first charge of a secure session may repeat steps: those after the last checkpoint
+        again = self._next is None and not self._header["replays_free"] and 0 <= first < expected
+        if first >= end or not (first == expected or again):
+            wrong = f"steps {first} to {end - 1} are not the next ones"
+        if cohorts is not None and len(cohorts) != end - first:
+            wrong = f"{len(cohorts)} cohorts for {end - first} steps"
+            cohorts = None
+        # before the loop, so that no line of a few letters takes all memory
+        if cohorts is None and end - first > _BLOCK:
+            raise ValueError(f"line {number} charges {end - first} steps without cohorts")
+        for step in range(first, end):
+            cohort = None
+            if cohorts is not None:
+                cohort = tuple(cohorts[step - first])
+            self.steps.append((step, cohort))
+        self._next = end
+        self._reached = max(self._reached, end)
+        return wrong
 
 
 class Reading:
@@ -123,7 +153,12 @@ class Reading:
 
     def __init__(self, lines: Sequence[Mapping[str, Any]]) -> None:
         self.header = lines[0]
-        self.steps, self.remaining, self._problems = _charged(lines)
+        charges = _Lines(self.header)
+        for number, line in enumerate(lines[1:], start=2):
+            charges.read(number, line)
+        self.steps = charges.steps
+        self.remaining = charges.remaining
+        self._problems = charges.problems
         self.kinds: list[dict[str, Any]] = list(self.header["kinds"])
         accounts = self.header["accounts"]
         if not 1 <= accounts <= _ACCOUNTS:
@@ -134,8 +169,8 @@ class Reading:
 
     @cached_property
     def by_step(self) -> dict[int, list[int]]:
-        """Return the clients, in order, that each step is charged to, -1 for all; of a step that is
-        charged twice they are there twice."""
+        """Returns the clients, in order, that each step is charged to, -1 for all; of a step that
+        is charged twice they are there twice."""
         clients: dict[int, list[int]] = {}
         for step, cohort in self.steps:
             clients.setdefault(step, []).extend((-1,) if cohort is None else cohort)
@@ -143,7 +178,7 @@ class Reading:
 
     @cached_property
     def participations(self) -> np.ndarray:
-        """Return (m,) int64, steps that each account is charged; one that is charged to all counts
+        """Returns (m,) int64, steps that each account is charged; one that is charged to all counts
         for each.
 
         Raises:
@@ -157,7 +192,7 @@ class Reading:
 
     @cached_property
     def uses(self) -> np.ndarray:
-        """Return (m,) int64 uses that each account is charged, the rest after an early stop
+        """Returns (m,) int64 uses that each account is charged, the rest after an early stop
         included."""
         uses = self.participations
         rest = self.remaining
@@ -172,7 +207,7 @@ class Reading:
 
     @property
     def releases(self) -> int:
-        """Return the number of releases that are charged."""
+        """Returns the number of releases that are charged."""
         if "releases" not in self.header:
             return int(
                 self.uses @ np.array([kind["price"]["sums"] for kind in self.kinds])[self.kind_of]
@@ -199,20 +234,21 @@ class Reading:
 
     @cached_property
     def most_charged(self) -> list[int]:
-        """Return of each kind of accounts that is charged the account with the most uses."""
+        """Returns of each kind of accounts that is charged the account with the most uses."""
         uses = [np.where(self.kind_of == k, self.uses, 0) for k in range(len(self.kinds))]
         return [int(each.argmax()) for each in uses if each.any()]
 
     def library_epsilon(self, account: int, near: float) -> float | None:
-        """Return epsilon of all that an account is charged by ``dp_accounting``, or None where that
-        does not have the law of the noise; ``near`` is the epsilon that it is compared with."""
+        """Returns epsilon of all that an account is charged by ``dp_accounting``, or None where
+        that does not have the law of the noise; ``near`` is the epsilon that it is compared
+        with."""
         kind = self.kinds[self.kind_of[account]]
         uses = int(self.uses[account])
         events = composition(PrivacyCost.from_dict(kind["price"]), kind["multiplier"], uses)
         return library_epsilon(events, self.header["delta"], near)
 
     def _cohorts(self) -> list[str]:
-        """Return the charged cohorts that the sampler does not draw, or activations of several
+        """Returns the charged cohorts that the sampler does not draw, or activations of several
         clients.
 
         In what order the clients take turns is in no file, but turns of one are floor(n / cohort)

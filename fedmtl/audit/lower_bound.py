@@ -94,6 +94,7 @@ class Interval(Checked, RunAudit):
                 f"Canaries measure a claimed epsilon, and {settings.algorithm.name} has none that "
                 "holds; leave audit out."
             )
+        # the mechanism decides: rows of clients, or gradients of records
         if channel.records is None:
             channel.canaries = Canaries(
                 self.canaries, len(settings.data), channel.sampler, settings.seed
@@ -119,6 +120,7 @@ class Interval(Checked, RunAudit):
             record["unit"] = "record"
             record["added"] = {"to": planted.own_records, "each": planted.each}
         else:
+            # a norm that follows the rows depends on canaries, and with it the scores of the others
             adaptive = not isinstance(channel.privacy.clip_norm, float | int)
             dependence = planted.dependence(channel.releases, adaptive=adaptive)
             record["unit"] = "client"
@@ -160,6 +162,7 @@ def _final_scores(channel: Any, change: Tensor | None) -> Tensor | None:
         for each in channel.releases.values()
         if each.form == "vector" and each.dimension == size
     ]
+    # more canaries than coordinates share directions, which change from step to step
     if not same or len(channel.canaries) > size:
         return None
     scores: Tensor = channel.canaries.final_scores(same[0], change)
@@ -180,6 +183,7 @@ def _observers(
     coins = planted.coins[took_part].numpy()
     observers = []
     for observer, each in scores.items():
+        # a run that diverged has scores that are no numbers; 0 is a guess without evidence
         chosen = each[took_part].nan_to_num().numpy()
         bounds = []
         if dependence is None and observer == RELEASES:

@@ -17,7 +17,7 @@ _KS_SAMPLES = 1 << 20
 
 
 def noise_laws(setup: Setup, noise: Mapping[str, Sample]) -> list[Finding]:
-    """Make the tests of :func:`noise_law` on every release, and of the total of every client where
+    """Makes the tests of :func:`noise_law` on every release, and of the total of every client where
     each has noise."""
     findings = []
     for name, sample in noise.items():
@@ -45,7 +45,7 @@ def _by_client(setup: Setup, name: str, noise: Sample) -> Finding:
 
 
 def noise_law(name: str, noise: np.ndarray, parts: Sequence[tuple[int, int]]) -> list[Finding]:
-    """Make two-sided chi-square tests on the total, on every tensor and on every tensor of every
+    """Makes two-sided chi-square tests on the total, on every tensor and on every tensor of every
     step, and on the spread of the lengths; Kolmogorov-Smirnov.
 
     ``noise`` (T, D) is standardized; ``parts`` are (start, stop) of every tensor.

@@ -15,7 +15,7 @@ from ..random import derive_key
 
 
 def replaced_data(data: FederatedDataset, seed: int, *, counts: bool = True) -> FederatedDataset:
-    """Return the same clients with other examples, and other numbers of them: only public facts
+    """Returns the same clients with other examples, and other numbers of them: only public facts
     stay.
 
     Features become uniform numbers over half of their range, labels a skewed draw of the classes,
@@ -38,7 +38,7 @@ def replaced_data(data: FederatedDataset, seed: int, *, counts: bool = True) -> 
 def replaced_records(
     data: FederatedDataset, places: Tensor, seed: int, shift: int | None = None
 ) -> FederatedDataset:
-    """Return the same data with other training records at ``places``, int64 (k,).
+    """Returns the same data with other training records at ``places``, int64 (k,).
 
     With ``shift`` their targets are ``1 + shift`` classes farther, or far below or above all.
     """
@@ -57,8 +57,8 @@ def replaced_records(
 def replaced_client(
     data: FederatedDataset, client: int | Tensor, records: int | None, seed: int
 ) -> FederatedDataset:
-    """Return the same data, but ``client``, or each of several int64 (k,), has ``records`` training
-    examples, or with None as many as before, whose features are as large as any, or tiny.
+    """Returns the same data, but ``client``, or each of several int64 (k,), has ``records``
+    training examples, or with None as many as before, whose features are as large as any, or tiny.
 
     Its features are the largest and the smallest value of all, at random, in every second example a
     thousandth of that; its labels are the first or the last class, its targets the largest or the
@@ -78,10 +78,10 @@ def _generator(seed: int, purpose: str) -> torch.Generator:
 def _others(
     side: Examples, rows: Tensor, classes: int | None, generator: torch.Generator
 ) -> Examples:
-    """Return the examples with uniform numbers, and other labels, at ``rows`` (N,) bool."""
+    """Returns the examples with uniform numbers, and other labels, at ``rows`` (N,) bool."""
 
     def uniform(values: Tensor) -> Tensor:
-        """Return numbers over the lower half of the range of ``values``."""
+        """Returns numbers over the lower half of the range of ``values``."""
         if not values.numel():
             return values
         low = float(values.min())
@@ -101,7 +101,7 @@ def _others(
 
 
 def _changed(x: Tensor, rows: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return x (N, ...), dense or sparse, with ``change(numbers)`` at ``rows`` (N,) bool."""
+    """Returns x (N, ...), dense or sparse, with ``change(numbers)`` at ``rows`` (N,) bool."""
     if x.layout == torch.sparse_csr:
         row = torch.repeat_interleave(torch.arange(len(rows)), x.crow_indices().diff())
         return csr(
@@ -113,7 +113,7 @@ def _changed(x: Tensor, rows: Tensor, change: Callable[[Tensor], Tensor]) -> Ten
 
 
 def _replaced_counts(counts: Tensor, generator: torch.Generator) -> Tensor:
-    """Return other numbers of examples with the same total: shuffled, and one example moved in
+    """Returns other numbers of examples with the same total: shuffled, and one example moved in
     every second pair."""
     mixed = counts[torch.randperm(len(counts), generator=generator)].clone()
     half = len(mixed) // 2

@@ -63,8 +63,8 @@ def silence(setup: Setup) -> Sent:
 
 
 def gathered(setup: Setup, seed: int, wanted: int) -> dict[str, Sample]:
-    """Draw at least ``wanted`` numbers of noise of every release, where the budget has them: in one
-    step of a channel of this seed, and then in as many steps of up to 49 others as seem to be
+    """Draws at least ``wanted`` numbers of noise of every release, where the budget has them: in
+    one step of a channel of this seed, and then in as many steps of up to 49 others as seem to be
     missing."""
     drawn: list[dict[str, Sample]] = []
     steps = 1
@@ -99,7 +99,7 @@ def played(
     who: np.ndarray | None = None,
     local: int = _LOCAL,
 ) -> dict[str, Sample]:
-    """Play rounds, or activations, through the production path until the budget ends.
+    """Plays rounds, or activations, through the production path until the budget ends.
 
     Args:
         setup: of the run.
@@ -138,7 +138,7 @@ def played(
 
 
 def _independent(sample: Sample, later: bool) -> Sample:
-    """Return noise of consecutive rounds as what is independent, without the first ones if
+    """Returns noise of consecutive rounds as what is independent, without the first ones if
     ``later`` than the start."""
     claim = sample.releases[0].claim if sample.releases else None
     if claim is None or not claim.bands:
@@ -153,7 +153,7 @@ def _independent(sample: Sample, later: bool) -> Sample:
 def _sums(
     setup: Setup, channel: RecordedRounds, start: int, stop: int, sent: Sent
 ) -> dict[str, Sample]:
-    """Play rounds in which rows of clients are added up."""
+    """Plays rounds in which rows of clients are added up."""
     names = [
         *setup.claims.names,
         *(f"{name}/count" for name in setup.claims.names if setup.adaptive is not None),
@@ -201,7 +201,7 @@ def _sums(
 def _local_steps(
     setup: Setup, channel: Rounds, start: int, stop: int, sent: Sent, local: int
 ) -> Sample:
-    """Play rounds in which clients train by DP-SGD: the first ``local`` steps of each."""
+    """Plays rounds in which clients train by DP-SGD: the first ``local`` steps of each."""
     made = Sample(setup.records.dimension)
     total = setup.records.local_steps
     for step, clients in rounds(setup, channel, start, stop):
@@ -225,7 +225,7 @@ def _local_steps(
 def _activations(
     setup: Setup, channel: Activations, start: int, stop: int, sent: Sent, who: np.ndarray | None
 ) -> Sample:
-    """Play clients that act in turn up to their caps, in blocks of one turn, and every third of
+    """Plays clients that act in turn up to their caps, in blocks of one turn, and every third of
     three; of a client at its cap, where an earlier session brought it there, nothing is
     returned."""
     if who is None:
@@ -261,7 +261,7 @@ def _activations(
 
 
 def _drawing(channel: Rounds, clients: np.ndarray) -> Rounds:
-    """Return the channel, which draws the cohort ``clients`` (k,) in every round."""
+    """Returns the channel, which draws the cohort ``clients`` (k,) in every round."""
     sampler = copy(channel.sampler)
     drawn = torch.from_numpy(np.sort(clients))
     object.__setattr__(sampler, "draw", lambda *address: drawn)
@@ -272,7 +272,7 @@ def _drawing(channel: Rounds, clients: np.ndarray) -> Rounds:
 def rounds(
     setup: Setup, channel: Rounds, start: int = 0, stop: int | None = None
 ) -> Iterator[tuple[int, Tensor]]:
-    """Begin rounds, of the run or from ``start`` to ``stop``, until the budget ends; yield each
+    """Begins rounds, of the run or from ``start`` to ``stop``, until the budget ends; yield each
     with its cohort."""
     for step in range(start, setup.steps if stop is None else stop):
         try:
@@ -287,7 +287,7 @@ def rounds(
 
 
 def turns(caps: np.ndarray, limit: int) -> np.ndarray:
-    """Return (T,) clients of the first ``limit`` activations at most, who act in turn until their
+    """Returns (T,) clients of the first ``limit`` activations at most, who act in turn until their
     caps are used up."""
     uses = np.minimum(caps, limit)
     turn = np.concatenate([np.arange(use) for use in uses])
@@ -295,7 +295,7 @@ def turns(caps: np.ndarray, limit: int) -> np.ndarray:
 
 
 def _members(channel: Activations, client: int) -> np.ndarray:
-    """Return int64 (k,): which records of ``client``, who acts next, will take part in its subset,
+    """Returns int64 (k,): which records of ``client``, who acts next, will take part in its subset,
     if it has one."""
     members = None
     if channel.answering[0]:
@@ -327,7 +327,8 @@ def activation(setup: Setup, channel: Activations, step: int, sent: Sent) -> np.
 def stated_multiplier(
     setup: Setup, channel: Rounds | Activations, name: str, client: int, use: int
 ) -> float:
-    """Return the noise multiplier that the channel says a use has, over the allocation's weight."""
+    """Returns the noise multiplier that the channel says a use has, over the allocation's
+    weight."""
     if isinstance(channel, Rounds) and setup.rows:
         return channel.rows[setup.rows].multiplier
     if isinstance(channel, Activations) or setup.gradients is not None:

@@ -67,13 +67,13 @@ class RecordCanaries(Coins):
         self._drawn: dict[int, Tensor] = {}
 
     def dependence(self) -> str | None:
-        """Return why the score of a canary depends on the coins of others of its client; None if it
-        does not."""
+        """Returns why the score of a canary depends on the coins of others of its client; None if
+        it does not."""
         return score_dependence(self._law, self.each, self._dimension)
 
     def without(self, clients: Tensor, positions: Tensor, drawn: Tensor) -> Tensor:
-        """Return which drawn positions (A, B) of ``clients`` are records of their own, and note the
-        canaries."""
+        """Returns which drawn positions (A, B) of ``clients`` are records of their own, and notes
+        the canaries."""
         planted = drawn & (positions >= self._own[clients][:, None])
         for row in planted.any(1).nonzero()[:, 0].tolist():
             client = int(clients[row])
@@ -81,7 +81,7 @@ class RecordCanaries(Coins):
         return drawn & ~planted
 
     def draw(self, client: int, drawn: np.ndarray | None) -> None:
-        """Note which canaries of a client take part: those ``drawn``, bool (n_i,), behind its own
+        """Notes which canaries of a client take part: those ``drawn``, bool (n_i,), behind its own
         records; None for all."""
         if int(self._group[client]) >= 0:
             if drawn is None:
@@ -91,7 +91,7 @@ class RecordCanaries(Coins):
             self._drawn[client] = torch.from_numpy(np.flatnonzero(part))
 
     def gradients(self, clients: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the gradients (N, D) of the canaries that were drawn, longer than the clip norm,
+        """Returns the gradients (N, D) of the canaries that were drawn, longer than the clip norm,
         and the places of their clients in ``clients``, int64 (N,). A canary that is out has the
         negative one under replace-one, else a gradient of zero."""
         rows = [torch.zeros(0, self._dimension, dtype=torch.float64)]
@@ -110,7 +110,7 @@ class RecordCanaries(Coins):
         return torch.cat(rows), torch.tensor(owners, dtype=torch.int64)
 
     def observe(self, clients: Tensor, rest: Tensor, scale: Tensor) -> None:
-        """Take in the evidence of one local step, or activation.
+        """Takes in the evidence of one local step, or activation.
 
         Args:
             clients: int64 (A,).

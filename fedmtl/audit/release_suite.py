@@ -60,7 +60,7 @@ class Effort(Checked):
 
 
 def audit_channel(setup: Setup, *, seed: int = 0, effort: Effort | None = None) -> list[Finding]:
-    """Make every check of the release path of a run, except those that need the algorithm.
+    """Makes every check of the release path of a run, except those that need the algorithm.
 
     Args:
         setup: how the run opens its channel.

@@ -79,18 +79,18 @@ def _too_quiet(name: str, claim: Claim, last: GridValue) -> list[str]:
 
 
 def _gaussian_length(noise: Tensor) -> tuple[float, float]:
-    """Return the length of Gaussian noise of scale 1 in its own norm, squared, and what it hardly
+    """Returns the length of Gaussian noise of scale 1 in its own norm, squared, and what it hardly
     ever is below."""
     return float(noise.square().sum()), float(chi2.ppf(_BY_CHANCE, noise.numel()))
 
 
 def _laplace_length(noise: Tensor) -> tuple[float, float]:
-    """Return the length as :func:`_gaussian_length`, of independent Laplace coordinates."""
+    """Returns the length as :func:`_gaussian_length`, of independent Laplace coordinates."""
     return float(noise.abs().sum()), float(gamma.ppf(_BY_CHANCE, noise.numel()))
 
 
 def _l2_laplace_length(noise: Tensor) -> tuple[float, float]:
-    """Return the length as :func:`_gaussian_length`, of a density that falls with the L2 norm."""
+    """Returns the length as :func:`_gaussian_length`, of a density that falls with the L2 norm."""
     return float(noise.norm()), float(gamma.ppf(_BY_CHANCE, noise.numel()))
 
 

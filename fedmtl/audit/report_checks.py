@@ -39,7 +39,7 @@ _GUESSED = (
 
 
 def check_settings(run: FinishedRun) -> Answer:
-    """Compare the report with what the header of the ledger makes of the settings."""
+    """Compares the report with what the header of the ledger makes of the settings."""
     header = run.account
     if header is None:
         return None
@@ -84,7 +84,7 @@ def check_settings(run: FinishedRun) -> Answer:
 
 
 def _population(run: FinishedRun) -> list[str]:
-    """Return the numbers of clients and of their records in the ledger that are not those of the
+    """Returns the numbers of clients and of their records in the ledger that are not those of the
     results."""
     header = run.header
     if header is None or run.counts is None:
@@ -120,7 +120,7 @@ def _population(run: FinishedRun) -> list[str]:
 
 
 def check_fields(run: FinishedRun) -> Answer:
-    """Compare the other fields of the report with those of the ledger, and name the ones that
+    """Compares the other fields of the report with those of the ledger, and names the ones that
     nothing derives."""
     known = {"headline", *(part.name for part in fields(PrivacyReport))}
     strange = sorted(str(name) for name in run.report if name not in known)
@@ -141,7 +141,7 @@ def check_fields(run: FinishedRun) -> Answer:
 
 
 def _underived(run: FinishedRun) -> dict[str, str]:
-    """Return the fields of the report that are compared with nothing but its copy in result.json,
+    """Returns the fields of the report that are compared with nothing but its copy in result.json,
     and why."""
     stated = [part.name for part in fields(PrivacyReport)]
     if run.secret:
@@ -158,7 +158,7 @@ def _underived(run: FinishedRun) -> dict[str, str]:
 
 
 def check_search(run: FinishedRun) -> Answer:
-    """Compare what the report of a private search says of it with the header of its ledger."""
+    """Compares what the report of a private search says of it with the header of its ledger."""
     if not run.secret or run.header is None:
         return None
     header = run.header
@@ -199,7 +199,7 @@ def check_headline(run: FinishedRun) -> Answer:
 
 
 def check_report(run: FinishedRun) -> Answer:
-    """Compare the report in its two files."""
+    """Compares the report in its two files."""
     if not run.private:
         raise NotCovered("private/result.json is not here")
     wrong = differences(

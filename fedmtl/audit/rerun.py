@@ -87,7 +87,7 @@ def watched(
     publish: bool = False,
     tapped: bool = True,
 ) -> Notes:
-    """Run a configuration for some rounds, and note what it computes.
+    """Runs a configuration for some rounds, and notes what it computes.
 
     Args:
         trainer: the configuration, on the CPU.
@@ -98,6 +98,7 @@ def watched(
         publish: whether files are written and noted.
         tapped: whether what is handed to releases is noted, which no other run does.
     """
+    # scores are no subject of the audit and would take most of its time
     few = min(_EVALUATED, trainer.evaluate_clients or _EVALUATED)
     trainer = replace(trainer, data=trainer.data if data is None else data, evaluate_clients=few)
     seed = trainer.seed if coins is None else coins
@@ -117,6 +118,7 @@ def watched(
                     notes.messages, rounds, "the finetuned model", engine.evaluated, result.personal
                 )
         except (TrainingError, PrivacyError) as error:
+            # a run that is not forced has no reason to be refused, so the audit itself has failed
             if isinstance(error, PrivacyError) and replay is None:
                 raise
             ending = str(error)  # such as that of a run which releases more than the recording has
@@ -134,6 +136,7 @@ class _SecureSeed(SeededSource):
 
 def _source(trainer: Trainer, seed: int) -> NoiseSource:
     secure = trainer.privacy is not None and trainer.privacy.source == "secure"
+    # the path of secret coins is the one to be audited, but two runs have to draw the same
     return (_SecureSeed if secure else SeededSource)(seed)
 
 
@@ -168,6 +171,7 @@ class _Watching(Engine):
         assert isinstance(channel, RecordedRounds | RecordedActivations)
         run.stop = min(run.stop, self.rounds)
         self.channel = channel
+        # all clients, so that the models of those who are not scored are compared, too
         self.evaluated = run.clients
         self._run = run
         channel.record = self.notes.releases
@@ -175,6 +179,8 @@ class _Watching(Engine):
             channel.tap = self._tap
         if self.replay is not None:
             channel.replay(self.replay)
+        # only coins whose effect the analysis hides are drawn anew; who takes part is public where
+        # it is charged
         if channel.records is not None:
             channel.records.coins = [self.secret]
         elif not channel.accountant.by_client:
@@ -207,17 +213,19 @@ class _Watching(Engine):
 
     def _tap(self, step: int, name: str, clients: Tensor, rows: Tensor) -> None:
         _note(self.notes.messages, step, f"the row of {name}", clients, rows)
+        # rows are kept for a few steps only: those of all rounds may not fit in memory
         if self.channel.records is None and self.replay is None and step < AGAIN:
             self.notes.rows.setdefault((step, name), []).append((clients, rows))
         number = name.removeprefix(f"{GRADIENT}/")
         if isinstance(self.channel, Rounds) and self.channel.local is not None and number != name:
+            # drawn again from their keys, as no one but the channel knows the batch
             index, mask = self.channel.local.batch(clients)
             places = self._run.problem.data.train.offsets[clients][:, None] + index
             for client, own, drawn in zip(clients.tolist(), places, mask, strict=True):
                 self.notes.drawn[step, int(number), client] = own[drawn]
 
     def _noted(self, state: State) -> State:
-        """Note a state, and return it."""
+        """Notes a state, and returns it."""
         shared = self._run.algorithm.shared(state)
         everybody = torch.arange(self._run.problem.clients)
         public = state.public | ({} if shared is None else {"shared model": shared})
@@ -239,8 +247,8 @@ def _kind(trainer: Trainer) -> type[RecordedRounds | RecordedActivations]:
 
 
 def _note_files(notes: Notes, folder: RunFolder, channel: Any) -> None:
-    """Note the files of ``public/``, the report, and which of the values published as released were
-    released."""
+    """Notes the files of ``public/``, the report, and which of the values published as released
+    were released."""
     files = {
         path.name: path.read_bytes() for path in folder.public.glob("*") if path.name != MANIFEST
     }
@@ -254,6 +262,7 @@ def _note_files(notes: Notes, folder: RunFolder, channel: Any) -> None:
     }
     facts["the signal to noise"] = signal_to_noise(channel)
     facts["the report"] = privacy_report(channel).text()
+    # the identity of a run is random on purpose, and the head follows from it
     random = {"run in privacy.json", "ledger_head in privacy.json"}
     notes.published = files | {
         key: repr(value).encode() for key, value in facts.items() if key not in random
@@ -287,6 +296,7 @@ def released_again(trainer: Trainer, notes: Notes) -> tuple[Recording, int]:
                 (step, plan.name), [(cohort[:0], torch.zeros(0, plan.dimension))]
             )
             clients, rows = (torch.cat(each) for each in zip(*parts, strict=True))
+            # a row of a client that was not drawn would be charged to nobody
             strangers += not set(clients.tolist()) <= set(cohort.tolist())
             other.release(plan.name, rows, clients)
     return again, strangers
@@ -298,14 +308,14 @@ def differing(first: Marks, other: Marks) -> list[tuple[int, str, int]]:
 
 
 def when(event: int) -> str:
-    """Return an event in words."""
+    """Returns an event in words."""
     if event < 0:
         return "at the start"
     return f"after round {event + 1}"
 
 
 def row_marks(rows: Tensor) -> list[str]:
-    """Return a hash of each of ``rows`` (k, ...), of its dtype and its shape."""
+    """Returns a hash of each of ``rows`` (k, ...), of its dtype and its shape."""
     flat = (
         rows.detach()
         .cpu()
@@ -313,6 +323,7 @@ def row_marks(rows: Tensor) -> list[str]:
         .contiguous()
         .view(torch.uint8)
     )
+    # so that equal bytes of another type or shape are another value
     about = f"{rows.dtype} {tuple(rows.shape[1:])} ".encode()
     return [
         hashlib.blake2b(about + row.tobytes(), digest_size=8).hexdigest() for row in flat.numpy()
@@ -320,6 +331,6 @@ def row_marks(rows: Tensor) -> list[str]:
 
 
 def _note(marks: Marks, event: int, name: str, clients: Tensor, rows: Tensor) -> None:
-    """Add ``rows`` (k, ...) of ``clients`` (k,)."""
+    """Adds ``rows`` (k, ...) of ``clients`` (k,)."""
     for client, mark in zip(clients.tolist(), row_marks(rows), strict=True):
         marks[event, name, client] = mark

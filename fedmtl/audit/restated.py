@@ -134,10 +134,11 @@ def near(stated: Any, made: Any) -> bool:
 
 
 def _costs(ledger: Reading) -> Restated:
-    """Return epsilon, that of the clients' own accounts, and the figure of an accounting that is
+    """Returns epsilon, that of the clients' own accounts, and the figure of an accounting that is
     refuted."""
     header = ledger.header
     names = ("epsilon", "by_client", "claimed")
+    # clients of one kind with as many uses have one epsilon, which is computed once
     pairs, index = np.unique(np.stack([ledger.kind_of, ledger.uses]), axis=1, return_inverse=True)
     sums = [ledger.kinds[kind]["price"]["sums"] * uses for kind, uses in pairs.T.tolist()]
     if len(sums) > _MOST_COSTS or max(sums) > _MOST_SUMS:
@@ -155,6 +156,7 @@ def _costs(ledger: Reading) -> Restated:
     if header["refuted"] is None:
         return Restated(made, {})
     spent = bool(ledger.uses.any())
+    # the figure that the published accounting gives is a claim, and no guarantee
     made["epsilon"] = "inf" if spent else 0.0
     made["by_client"] = None
     made["claimed"] = float(worst.max())
@@ -168,7 +170,7 @@ def _epsilon(kind: Mapping[str, Any], uses: int) -> float:
 
 
 def _of_clients(ledger: Reading, beside: Beside) -> Restated:
-    """Return the fields of a run whose protected unit is a client."""
+    """Returns the fields of a run whose protected unit is a client."""
     header = ledger.header
     unknown = dict[str, str]()
     privacy = header["privacy"]
@@ -199,6 +201,7 @@ def _of_clients(ledger: Reading, beside: Beside) -> Restated:
         "names": list(claims.names),
     }
     if norms.keys() >= set(claims.names):
+        # the report has one figure for all releases, the largest
         made["clip_norm"] = max(norms[name] for name in claims.names)
         weights = header["kinds"][0]["price"]["weights"] or (1.0,)
         stds = [noise_std(replace(claims.of(name), bound=norms[name])) for name in claims.names]
@@ -210,7 +213,7 @@ def _of_clients(ledger: Reading, beside: Beside) -> Restated:
 
 
 def _of_records(ledger: Reading, beside: Beside) -> Restated:
-    """Return the fields of a run whose protected unit is a record."""
+    """Returns the fields of a run whose protected unit is a record."""
     header = ledger.header
     unknown = dict[str, str]()
     privacy = header["privacy"]
@@ -244,6 +247,7 @@ def _of_records(ledger: Reading, beside: Beside) -> Restated:
         return Restated(made, unknown)
     acting = ledger.caps > 0
     if beside.counts is not None and beside.counts.shape == acting.shape:
+        # clients without records never release, so their noise is no one's
         acting &= beside.counts > 0
     each = np.array([kind["multiplier"] for kind in ledger.kinds])[ledger.kind_of][acting]
     if each.size and each.min() < each.max():
@@ -275,7 +279,7 @@ def _rounds(header: Mapping[str, Any]) -> str:
 
 
 def _activations(ledger: Reading) -> str:
-    """Return when clients act that act one at a time, and what is charged for it."""
+    """Returns when clients act that act one at a time, and what is charged for it."""
     header = ledger.header
     text = f"{header['sampler']}; every activation is charged to the client that acts"
     if header["at_cap"] == "silent":
@@ -368,6 +372,6 @@ def claimed(header: Mapping[str, Any]) -> tuple[Setup, Claims]:
 
 
 def noise_std(claim: Claim) -> float:
-    """Return the root mean square of a noised coordinate; of correlated noise what it
+    """Returns the root mean square of a noised coordinate; of correlated noise what it
     approaches."""
     return claim.std / claim.denominator * (Bands(claim.bands).gain if claim.bands else 1.0)

@@ -35,7 +35,7 @@ ROUNDS = 10
 def audit_trainer(
     trainer: Trainer, *, seed: int = 0, rounds: int = ROUNDS, effort: Effort | None = None
 ) -> list[Finding]:
-    """Make every check on the configuration of ``trainer``, on the CPU.
+    """Makes every check on the configuration of ``trainer``, on the CPU.
 
     Args:
         trainer: what would be run; its folder, baselines and callbacks are not used.
@@ -103,7 +103,7 @@ def setup_of(trainer: Trainer) -> Setup | None:
 
 
 def _clocks(trainer: Trainer, bound: BoundSchedule, stop: int) -> Clocks:
-    """Return the public schedule of the run's own activations, in its own blocks."""
+    """Returns the public schedule of the run's own activations, in its own blocks."""
     cuts = [trainer.eval_every or max(1, stop // 20), *filter(None, [trainer.checkpoint_every])]
 
     def blocks(channel: Activations, seed: int) -> Iterator[tuple[int, Tensor]]:

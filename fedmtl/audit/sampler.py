@@ -40,7 +40,7 @@ _COORDINATES = 16
 def _law(
     prefix: str, drawn: Sequence[_Subsets], q: float, coins: np.random.Generator, *, secure: bool
 ) -> list[Finding]:
-    """Check that subsets are fair, and independent across units, rounds and channels.
+    """Checks that subsets are fair, and independent across units, rounds and channels.
 
     Args:
         prefix: of the checks' names.
@@ -71,8 +71,8 @@ def _law(
 
 
 def _pairs(check: str, made: _Subsets, both: float, coins: np.random.Generator) -> Finding:
-    """Check that no pair is drawn too often or too rarely: binomial counts, the most extreme of all
-    pairs."""
+    """Checks that no pair is drawn too often or too rarely: binomial counts, the most extreme of
+    all pairs."""
     chosen = made[:, np.sort(coins.permutation(made.shape[1])[:_UNITS])]
     pairs = (chosen.T @ chosen).toarray()[np.triu_indices(chosen.shape[1], 1)]
     if not pairs.size:
@@ -82,7 +82,7 @@ def _pairs(check: str, made: _Subsets, both: float, coins: np.random.Generator) 
 
 
 def _rounds(check: str, made: _Subsets, q: float, coins: np.random.Generator) -> Finding:
-    """Check that a subset says nothing of the next ones, and none returns."""
+    """Checks that a subset says nothing of the next ones, and none returns."""
     draws, n = made.shape
     sizes = np.diff(made.indptr)
     p = min(len(_LAGS) * normal_p(_overlaps(made[:-lag], made[lag:], q, coins)) for lag in _LAGS)
@@ -104,7 +104,7 @@ def _rounds(check: str, made: _Subsets, q: float, coins: np.random.Generator) ->
 def _channels(
     check: str, drawn: Sequence[_Subsets], q: float, coins: np.random.Generator, *, secure: bool
 ) -> Finding:
-    """Check that subsets say nothing of those of another channel, nor of another client's."""
+    """Checks that subsets say nothing of those of another channel, nor of another client's."""
     seeds = "different seeds"
     if secure:
         seeds = "the same seed, which secure mode must ignore"
@@ -116,13 +116,13 @@ def _channels(
 
 
 def _overlaps(left: _Subsets, right: _Subsets, q: float, coins: np.random.Generator) -> np.ndarray:
-    """Return N(0, 1) numbers from the overlaps of the paired subsets: binomial, given the left one
+    """Returns N(0, 1) numbers from the overlaps of the paired subsets: binomial, given the left one
     and all before."""
     return from_binomial(left.multiply(right).sum(1), np.diff(left.indptr), q, coins)
 
 
 def _subsets_of(members: Sequence[np.ndarray], n: int) -> _Subsets:
-    """Return subsets of ``n`` units by the positions of their members, as rows."""
+    """Returns subsets of ``n`` units by the positions of their members, as rows."""
     stops = np.cumsum([0, *map(len, members)])
     return sparse.csr_array(
         (np.ones(stops[-1], dtype=np.int64), np.concatenate(members), stops),
@@ -131,8 +131,8 @@ def _subsets_of(members: Sequence[np.ndarray], n: int) -> _Subsets:
 
 
 def beside_noise(setup: Setup, noise: Mapping[str, Sample]) -> list[Finding]:
-    """Check that who takes part in a release, or which records do, says nothing of the ``noise`` of
-    the same release, and that the records of every client are drawn at its own rate."""
+    """Checks that who takes part in a release, or which records do, says nothing of the ``noise``
+    of the same release, and that the records of every client are drawn at its own rate."""
     findings = [
         _unrelated(f"sampler: noise of {name}", sample)
         for name, sample in noise.items()
@@ -142,7 +142,7 @@ def beside_noise(setup: Setup, noise: Mapping[str, Sample]) -> list[Finding]:
 
 
 def _rates(setup: Setup, sample: Sample) -> Finding:
-    """Check the number of records that take part in all releases of each client whose records are
+    """Checks the number of records that take part in all releases of each client whose records are
     sampled: it is binomial, the least likely one of all clients."""
     check = "sampler: records, rates"
     made = [each for each in sample.releases if each.claim.sampled is not None]
@@ -166,7 +166,7 @@ def _rates(setup: Setup, sample: Sample) -> Finding:
 
 
 def _unrelated(check: str, noise: Sample) -> Finding:
-    """Test the correlations over releases of every unit's part, and of the number of units, with
+    """Tests the correlations over releases of every unit's part, and of the number of units, with
     every coordinate of the noise, with its size, and with the length of the noise, all N(0, 1)
     under the claim."""
     units = noise.units[:, :_COORDINATES]
@@ -185,7 +185,7 @@ def _unrelated(check: str, noise: Sample) -> Finding:
 
 
 def sampler(setup: Setup, seed: int, draws: int) -> list[Finding]:
-    """Check ``draws`` cohorts, or subsets of records where the unit is a record, of two channels
+    """Checks ``draws`` cohorts, or subsets of records where the unit is a record, of two channels
     each; in secure mode these have the same seed, which must not matter."""
     if setup.gradients is not None:
         return _subsets(setup, seed, draws)
@@ -215,7 +215,7 @@ def sampler(setup: Setup, seed: int, draws: int) -> list[Finding]:
 
 
 def _subsets(setup: Setup, seed: int, draws: int) -> list[Finding]:
-    """Check sizes, fairness and independence of ``draws`` subsets, of the client with the most
+    """Checks sizes, fairness and independence of ``draws`` subsets, of the client with the most
     records among those that are sampled, and of another one with as many. Where a channel sums over
     what it has drawn, the sums must be those of the subsets that it says."""
     able = (setup.sizes > 0) & (setup.open(seed).caps > 0)
@@ -254,7 +254,7 @@ def _subsets(setup: Setup, seed: int, draws: int) -> list[Finding]:
 
 
 def _released(setup: Setup, client: int, seed: int, spelled: np.ndarray, draws: int) -> Sample:
-    """Return ``draws`` releases by one channel after the other, without noise: each the sum of 2^i
+    """Returns ``draws`` releases by one channel after the other, without noise: each the sum of 2^i
     over the i whose records ``spelled[i]`` are drawn."""
     quiet = replace(setup, privacy=replace(setup.privacy, epsilon=math.inf, noise_multiplier=None))
     d = setup.records.dimension

@@ -48,22 +48,22 @@ class Sample:
 
     @property
     def values(self) -> np.ndarray:
-        """Return (T, D) float64."""
+        """Returns (T, D) float64."""
         return np.array([each.value for each in self.releases]).reshape(-1, self.size)
 
     @property
     def clients(self) -> np.ndarray:
-        """Return (T,) int64, whose they are."""
+        """Returns (T,) int64, whose they are."""
         return np.array([each.client for each in self.releases], dtype=np.int64)
 
     @property
     def steps(self) -> np.ndarray:
-        """Return (T,) int64, the numbers of their steps."""
+        """Returns (T,) int64, the numbers of their steps."""
         return np.array([each.step for each in self.releases], dtype=np.int64)
 
     @property
     def drawn(self) -> np.ndarray:
-        """Return (T, 64) bool, which of the first clients, or records, take part."""
+        """Returns (T, 64) bool, which of the first clients, or records, take part."""
         first = np.arange(MARKED)
         return np.array([np.isin(first, each.drawn) for each in self.releases], dtype=bool).reshape(
             -1, MARKED
@@ -71,7 +71,7 @@ class Sample:
 
     @cached_property
     def units(self) -> np.ndarray:
-        """Return, of pure noise, numbers (T, D) that are i.i.d. N(0, 1) under the claims."""
+        """Returns, of pure noise, numbers (T, D) that are i.i.d. N(0, 1) under the claims."""
         units = self.values
         rows = dict[Claim, list[int]]()
         for row, each in enumerate(self.releases):
@@ -82,7 +82,7 @@ class Sample:
 
 
 def standardized(values: np.ndarray, claim: Claim) -> np.ndarray:
-    """Return releases (T, D) of pure noise as numbers that are i.i.d. N(0, 1) under the claim.
+    """Returns releases (T, D) of pure noise as numbers that are i.i.d. N(0, 1) under the claim.
 
     Gaussian: divided by the standard deviation. Laplace: by the distribution function. K-norm: the
     radius, Gamma(D), is replaced by the chi variable of the same quantile; a uniform direction
@@ -105,7 +105,7 @@ def standardized(values: np.ndarray, claim: Claim) -> np.ndarray:
 
 
 def decorrelated(values: np.ndarray, claim: Claim) -> np.ndarray:
-    """Return C w of releases w (T, D) of consecutive rounds, the first of which is the first of a
+    """Returns C w of releases w (T, D) of consecutive rounds, the first of which is the first of a
     session; ``values`` where noise is independent over rounds."""
     if claim.bands and len(values):
         return signal.lfilter(claim.bands, [1.0], values, axis=0)
@@ -113,7 +113,7 @@ def decorrelated(values: np.ndarray, claim: Claim) -> np.ndarray:
 
 
 def coordinates(value: np.ndarray, form: Form) -> np.ndarray:
-    """Return the coordinates that are noised: of a symmetric matrix the upper triangle,
+    """Returns the coordinates that are noised: of a symmetric matrix the upper triangle,
     off-diagonals times sqrt(2). A matrix that is not symmetric gives NaN."""
     if form != "symmetric":
         return value

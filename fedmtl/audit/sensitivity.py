@@ -35,7 +35,7 @@ _FACTORS = (
 
 
 def adversaries(dimension: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
-    """Return rows (D,) of one client or record at its worst."""
+    """Returns rows (D,) of one client or record at its worst."""
     wide = dtype == torch.float64
     huge = 1e300 if wide else 3e38
     values = (1e4, math.nan, math.inf, 0.0, huge, -huge, *((1.0, 1e-120, 1e-200) if wide else ()))
@@ -54,7 +54,7 @@ def adversaries(dimension: int, dtype: torch.dtype = torch.float32) -> list[Tens
 
 
 def _largest(check: str, shares: Sequence[tuple[float, str]]) -> Finding:
-    """Return a finding on the shares of a sensitivity by which neighbours differ, each with the
+    """Returns a finding on the shares of a sensitivity by which neighbours differ, each with the
     words where."""
     share, where = max(shares, default=(0.0, ""))
     detail = f"largest change over the sensitivity, {len(shares)} pairs"
@@ -62,7 +62,7 @@ def _largest(check: str, shares: Sequence[tuple[float, str]]) -> Finding:
 
 
 def sensitivity(setup: Setup, seed: int, coins: np.random.Generator) -> list[Finding]:
-    """Check every release, also where it is clipped and not noised."""
+    """Checks every release, also where it is clipped and not noised."""
     setup = setup.seeded()
     findings = []
     for name in setup.claims.names:
@@ -91,10 +91,12 @@ def _neighbours(setup: Setup, name: str, seed: int, coins: np.random.Generator) 
         able = np.arange(n)
     else:
         n = len(setup.sizes)
+        # a client without records, or whose cap is 0, releases nothing that could move
         able = np.flatnonzero((setup.sizes > 0) & (setup.open(seed).caps > 0))
     if not len(able):
         return [skipped(f"sensitivity: {name}", "no client may act")]
     most = max(2, min(_COHORT if setup.gradients is None else 2 * CLIENTS, 2 * MOST_ELEMENTS // d))
+    # the type in which runs hand over their gradients or rows
     dtype = torch.float64 if setup.one_at_a_time else torch.float32
     direction = torch.nn.functional.normalize(torch.ones(d, dtype=dtype), dim=0)
     shares: dict[str, list[tuple[float, str]]] = {}
@@ -103,10 +105,12 @@ def _neighbours(setup: Setup, name: str, seed: int, coins: np.random.Generator) 
         for row in [*adversaries(d, dtype), -1e4 * direction]
         for crowd in ("random", "aligned")
     ]
+    # alone among silent ones nothing of others can hide a move, so many clients are tried like this
     trials += [(-1e4 * direction, "silent")] * min(_EVERY_CLIENT, len(able))
     for index, (adversary, crowd) in enumerate(trials):
         clients = np.sort(coins.permutation(able)[:most])
         who = int(coins.choice(clients))
+        # all along the adversary's direction, so that a clip of the sum in place of the rows shows
         rows = 1e2 * direction.repeat(n, 1)
         if crowd == "random":
             rows = torch.from_numpy(coins.standard_normal((n, d))).to(dtype)
@@ -160,7 +164,7 @@ def _with(setup: Setup, name: str, crowd: Tensor, who: int, row: Tensor | None) 
 
 
 def _opposite(adversary: Tensor, claim: Claim) -> Tensor:
-    """Return the row farthest from the adversary's: its negative, or for outer products an
+    """Returns the row farthest from the adversary's: its negative, or for outer products an
     orthogonal one."""
     if claim.form == "vector":
         return -adversary
@@ -168,7 +172,7 @@ def _opposite(adversary: Tensor, claim: Claim) -> Tensor:
 
 
 def _shares(left: Sample, right: Sample, who: Sequence[int] | np.ndarray) -> list[float]:
-    """Return by how much of its sensitivity each release moves; infinite for a change that is not
+    """Returns by how much of its sensitivity each release moves; infinite for a change that is not
     finite, and for any of a client that is not among ``who``."""
     shares = []
     for first, second in zip(left.releases, right.releases, strict=True):
@@ -177,7 +181,9 @@ def _shares(left: Sample, right: Sample, who: Sequence[int] | np.ndarray) -> lis
             moved = float(
                 np.linalg.norm(first.value - second.value, ord=1 if claim.norm == "l1" else 2)
             )
+        # the released mean is m times smaller than the sum that the sensitivity is about
         share = moved * claim.denominator / claim.sensitivity / _ROUNDING
+        # the releases of another client may not move at all: its unit is not the one that changes
         if not math.isfinite(share) or (moved != 0 and first.client not in (-1, *who)):
             share = math.inf
         shares.append(share)
@@ -185,7 +191,7 @@ def _shares(left: Sample, right: Sample, who: Sequence[int] | np.ndarray) -> lis
 
 
 def _over_rounds(setup: Setup, name: str, seed: int) -> Finding:
-    """Check that clients which send all they can whenever they take part move the noise that is
+    """Checks that clients which send all they can whenever they take part move the noise that is
     correlated over rounds by no more than they are charged for, after every round: the squared
     length of C (y - y') / S is at most the number of participations. Every client has a coordinate
     of its own."""
@@ -207,8 +213,10 @@ def _over_rounds(setup: Setup, name: str, seed: int) -> Finding:
         return skipped(f"sensitivity: rounds of {name}", "no step fits the budget")
     at = np.arange(width)
     if claim.form == "symmetric":
+        # the places of the diagonal among the coordinates of the upper triangle, row by row
         at = at * d - at * (at - 1) // 2
     change = (moving.values - still.values)[:, at] * claim.denominator / claim.sensitivity
+    # the mechanism adds independent noise to C y, so its sensitivity is the length of C (y - y')
     moved = (decorrelated(change, claim) ** 2).cumsum(0)
     charged = moving.drawn[:, :width].cumsum(0)
     share = np.divide(moved, charged, out=np.where(moved > 1e-12, math.inf, 0.0), where=charged > 0)
@@ -223,7 +231,7 @@ def _over_rounds(setup: Setup, name: str, seed: int) -> Finding:
 
 
 def exact_sums(setup: Setup, seed: int, coins: np.random.Generator) -> list[Finding]:
-    """Check the sums of all releases of vectors of clients."""
+    """Checks the sums of all releases of vectors of clients."""
     names = [
         name
         for name in setup.claims.names
@@ -235,7 +243,7 @@ def exact_sums(setup: Setup, seed: int, coins: np.random.Generator) -> list[Find
 
 
 def _released(setup: Setup, name: str, seed: int, rows: Tensor, clients: np.ndarray) -> np.ndarray:
-    """Return the sum that is released of ``rows`` (k, D) of the first of ``clients``, who are
+    """Returns the sum that is released of ``rows`` (k, D) of the first of ``clients``, who are
     drawn."""
 
     def sent(release: str, step: int, cohort: Tensor) -> tuple[Tensor, Tensor]:
@@ -250,7 +258,7 @@ def _released(setup: Setup, name: str, seed: int, rows: Tensor, clients: np.ndar
 def _exact_sum(
     setup: Setup, name: str, claim: Claim, seed: int, coins: np.random.Generator
 ) -> Finding:
-    """Check, without noise, that a row within the clip counts as its coordinates truncated toward
+    """Checks, without noise, that a row within the clip counts as its coordinates truncated toward
     zero to the public grid of sums, so never as more, and that rows in another order give the same
     bits."""
     assert isinstance(setup.privacy, ClientPrivacy)
@@ -261,11 +269,14 @@ def _exact_sum(
     dimension = setup.release(name).dimension
     n = setup.sampler.n
     clients = np.sort(coins.permutation(n)[: max(2, min(_COHORT, 2 * MOST_ELEMENTS // dimension))])
+    # computed here again: n rows within the bound have to add up exactly in the 53 bits of float64
     width = 2.0 ** (math.ceil(math.log2(claim.bound)) + math.ceil(math.log2(n)) - 53)
+    # between cells on both sides of the middle, where rounding and truncation differ
     cells = coins.integers(-1000, 1000, dimension) + coins.choice([0.25, 0.75], dimension)
     counted = _released(setup, name, seed, torch.from_numpy(cells * width)[None], clients) / width
     wrong = int((np.abs(counted - np.trunc(cells)) > 1e-6).sum())
     rows = torch.from_numpy(coins.standard_normal((len(clients), dimension)))
+    # rows of very different length, whose floating-point sums depend most on their order
     rows *= claim.bound * torch.logspace(-6, 2, len(clients), dtype=torch.float64)[:, None]
     order = coins.permutation(len(clients))
     first = _released(setup, name, seed, rows, clients)
@@ -284,8 +295,8 @@ def _exact_sum(
 def _of_factors(
     setup: Setup, x: Sequence[Tensor], seed: int, coins: np.random.Generator
 ) -> Finding:
-    """Check that one record replaced, its row and its factor, moves its client's release by at most
-    2 C / (q n_i), where gradients are multiples of rows ``x`` that the channel has.
+    """Checks that one record replaced, its row and its factor, moves its client's release by at
+    most 2 C / (q n_i), where gradients are multiples of rows ``x`` that the channel has.
 
     The other records are random, in every second trial along one direction; in two of three
     activations their factors are not numbers, or too large.
@@ -324,5 +335,5 @@ def _of_factors(
 
 
 def _scaled(factors: Sequence[np.ndarray], name: str, step: int, clients: Tensor) -> np.ndarray:
-    """Return the factors of the client that acts, of (3, n_i) those of every third activation."""
+    """Returns the factors of the client that acts, of (3, n_i) those of every third activation."""
     return factors[int(clients[0])][step % 3]

@@ -75,7 +75,7 @@ class Setup:
 
     @cached_property
     def gradients(self) -> GradientPlan | None:
-        """Return the releases of gradients under these settings, where the protected unit is one
+        """Returns the releases of gradients under these settings, where the protected unit is one
         record."""
         if not isinstance(self.privacy, RecordPrivacy):
             return None
@@ -86,21 +86,21 @@ class Setup:
 
     @property
     def records(self) -> GradientPlan:
-        """Return :attr:`gradients`, where there are some."""
+        """Returns :attr:`gradients`, where there are some."""
         assert self.gradients is not None
         return self.gradients
 
     @property
     def releases(self) -> tuple[ReleasePlan, ...]:
-        """Return the releases of rows."""
+        """Returns the releases of rows."""
         return tuple(plan for plan in self.plans if isinstance(plan, ReleasePlan))
 
     def release(self, name: str) -> ReleasePlan:
-        """Return the release of rows of this name, or the one whose rows are checked."""
+        """Returns the release of rows of this name, or the one whose rows are checked."""
         return next(plan for plan in self.releases if plan.name == (self.rows or name))
 
     def dimension(self, name: str) -> int:
-        """Return the length of what one client or record contributes to a release."""
+        """Returns the length of what one client or record contributes to a release."""
         if self.gradients is not None:
             return self.records.dimension
         return self.release(name).dimension
@@ -126,7 +126,7 @@ class Setup:
         return "add_remove"
 
     def denominator(self, client: int, sampled: float | None) -> float:
-        """Return the public constant that divides a sum: the expected cohort, or q n_i of the
+        """Returns the public constant that divides a sum: the expected cohort, or q n_i of the
         records of ``client``; 1 for rows."""
         if self.gradients is None:
             if self.rows:
@@ -141,20 +141,20 @@ class Setup:
 
     @property
     def sampler(self) -> BoundSampler:
-        """Return the sampler of the rounds."""
+        """Returns the sampler of the rounds."""
         assert isinstance(self.schedule, BoundSampler)
         return self.schedule
 
     @property
     def adaptive(self) -> QuantileClip | None:
-        """Return the settings of a clip norm that follows a quantile, or None, also for rows."""
+        """Returns the settings of a clip norm that follows a quantile, or None, also for rows."""
         if isinstance(self.privacy.clip_norm, QuantileClip) and not self.rows:
             return self.privacy.clip_norm
         return None
 
     @property
     def budgets(self) -> tuple[float | None, ...]:
-        """Return the budget of every account."""
+        """Returns the budget of every account."""
         noise = self.release(self.rows).rows if self.rows else None
         if noise is not None:
             return (noise.epsilon,)
@@ -164,7 +164,7 @@ class Setup:
 
     @property
     def delta(self) -> float:
-        """Return the delta of every epsilon; the number of protected units sets the default."""
+        """Returns the delta of every epsilon; the number of protected units sets the default."""
         noise = self.release(self.rows).rows if self.rows else None
         if noise is not None and noise.delta is not None:
             return noise.delta
@@ -178,7 +178,7 @@ class Setup:
         return self.privacy.source == "secure"
 
     def seeded(self) -> Setup:
-        """Return the same with reproducible noise, so that two channels can share it."""
+        """Returns the same with reproducible noise, so that two channels can share it."""
         return replace(self, privacy=replace(self.privacy, source="seeded"))
 
     def open(
@@ -190,7 +190,7 @@ class Setup:
         replicates: int = 1,
         x: Sequence[Tensor] | None = None,
     ) -> Any:
-        """Open a channel of the run with another seed, and other rows ``x`` where gradients are
+        """Opens a channel of the run with another seed, and other rows ``x`` where gradients are
         multiples of rows."""
         plans: list[ReleasePlan | GradientPlan] = []
         for plan in self.plans:
@@ -237,7 +237,7 @@ class Setup:
         return repr(self.gradients.ids[client])
 
     def parts(self, dimension: int) -> list[tuple[int, int]]:
-        """Return (start, stop) of every tensor in a vector of ``dimension`` numbers; of every
+        """Returns (start, stop) of every tensor in a vector of ``dimension`` numbers; of every
         number in a short one."""
         if sum(self.tensors) == dimension:
             sizes = self.tensors
@@ -252,14 +252,14 @@ class Setup:
 
     @cached_property
     def sizes(self) -> np.ndarray:
-        """Return (n,) int64: numbers of records."""
+        """Returns (n,) int64: numbers of records."""
         if self.counts is None:
             return self.records.counts
         return np.array(self.counts, dtype=np.int64)
 
     def rate(self, client: int) -> float:
-        """Return the probability that a unit takes part in a release, by a secret coin: a client in
-        a cohort, or a record of ``client``, as set or a batch of its records."""
+        """Returns the probability that a unit takes part in a release, by a secret coin: a client
+        in a cohort, or a record of ``client``, as set or a batch of its records."""
         if self.gradients is None:
             if self.relation == "add_remove":
                 return expected_cohort(self.sampler) / self.sampler.n

@@ -21,24 +21,24 @@ LEAST = 40
 
 
 def auditor(seed: int, purpose: str) -> np.random.Generator:
-    """Return the audit's own random numbers, independent of those of the run."""
+    """Returns the audit's own random numbers, independent of those of the run."""
     return np.random.Generator(np.random.PCG64(derive_key(seed, f"audit/{purpose}")))
 
 
 def seeds(seed: int, purpose: str, count: int) -> Iterator[int]:
-    """Yield seeds of ``count`` channels."""
+    """Yields seeds of ``count`` channels."""
     return (derive_key(seed, f"audit/{purpose}", index) >> 1 for index in range(count))
 
 
 def energy_p(energy: np.ndarray | float, degrees: np.ndarray | float) -> np.ndarray:
-    """Return two-sided p-values of sums of ``degrees`` squares under the chi-square law; 0 for a
+    """Returns two-sided p-values of sums of ``degrees`` squares under the chi-square law; 0 for a
     sum that is not finite."""
     law = stats.chi2(degrees)
     return np.nan_to_num(np.minimum(1.0, 2 * np.minimum(law.cdf(energy), law.sf(energy))))
 
 
 def kolmogorov_p(values: np.ndarray) -> float:
-    """Return the Kolmogorov-Smirnov p-value of ``values`` (any shape) against N(0, 1); 0 if one is
+    """Returns the Kolmogorov-Smirnov p-value of ``values`` (any shape) against N(0, 1); 0 if one is
     not a number."""
     if not values.size or not np.isfinite(values).all():
         if values.size:
@@ -48,7 +48,7 @@ def kolmogorov_p(values: np.ndarray) -> float:
 
 
 def normal_p(values: np.ndarray) -> float:
-    """Return the smaller of the energy's and the Kolmogorov-Smirnov p-value, doubled, of values
+    """Returns the smaller of the energy's and the Kolmogorov-Smirnov p-value, doubled, of values
     that should be i.i.d. N(0, 1)."""
     if values.size == 0:
         return 1.0
@@ -63,7 +63,7 @@ def from_binomial(
     probability: np.ndarray | float,
     coins: np.random.Generator,
 ) -> np.ndarray:
-    """Return N(0, 1) numbers from binomial counts: their randomized distribution function."""
+    """Returns N(0, 1) numbers from binomial counts: their randomized distribution function."""
     law = stats.binom(trials, probability)
     uniform = law.cdf(count - 1) + law.pmf(count) * coins.random(np.shape(count))
     return special.ndtri(np.clip(uniform, 0.0, 1.0))
@@ -72,14 +72,14 @@ def from_binomial(
 def extreme_p(
     count: np.ndarray, trials: np.ndarray | int, probability: np.ndarray | float
 ) -> np.ndarray:
-    """Return two-sided p-values (k,) of k binomial counts, each multiplied by k (Bonferroni): the
+    """Returns two-sided p-values (k,) of k binomial counts, each multiplied by k (Bonferroni): the
     smallest one is a p-value of all of them."""
     law = stats.binom(trials, probability)
     return np.minimum(1.0, 2 * count.size * np.minimum(law.sf(count - 1), law.cdf(count)))
 
 
 def correlations(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Return cosines between the rows of (a, d) and (b, d): (a, b); a zero row has cosine 1 with
+    """Returns cosines between the rows of (a, d) and (b, d): (a, b); a zero row has cosine 1 with
     everything."""
     with np.errstate(invalid="ignore", over="ignore"):
         lengths = np.linalg.norm(first, axis=1)[:, None] * np.linalg.norm(second, axis=1)[None]
@@ -88,16 +88,16 @@ def correlations(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 
 def unrelated_p(cosines: np.ndarray, size: np.ndarray | int) -> float:
-    """Return the p-value of the largest of some ``cosines``, each between ``size`` independent N(0,
-    1) numbers and anything that does not depend on them: by Student's law and a union bound; 1 of
-    none."""
+    """Returns the p-value of the largest of some ``cosines``, each between ``size`` independent
+    N(0, 1) numbers and anything that does not depend on them: by Student's law and a union bound; 1
+    of none."""
     freedom = np.asarray(size, float) - 1
     ratios = cosines * np.sqrt(freedom / np.maximum(1 - cosines**2, 1e-300))
     return min(1.0, 2 * cosines.size * float(np.min(stats.t.sf(ratios, freedom), initial=1.0)))
 
 
 def unrelated(check: str, rows: np.ndarray, others: np.ndarray | None = None) -> Finding:
-    """Return the finding that no row of (a, d) is correlated with one of ``others`` (b, d), by
+    """Returns the finding that no row of (a, d) is correlated with one of ``others`` (b, d), by
     default with another one: of noise, and of noise or anything that does not depend on it."""
     cosines = correlations(rows, rows if others is None else others)
     if others is None:

@@ -22,7 +22,7 @@ _MEASURED = ("loss", *METRICS, "worst_tenth", "spread", "global_accuracy", "obje
 
 
 def stopping_rule(trainer: Trainer, seed: int) -> Finding:
-    """Check that what ends a run early reads the released model alone: the same decision, whatever
+    """Checks that what ends a run early reads the released model alone: the same decision, whatever
     was measured on private data."""
     rule = trainer.early_stopping or EarlyStopping()
     coins = auditor(seed, "stop")
@@ -43,7 +43,7 @@ def stopping_rule(trainer: Trainer, seed: int) -> Finding:
 
 
 def stopped_early(trainer: Trainer, setup: Setup, seed: int) -> Finding:
-    """Check the run itself, with a rule that stops it at once."""
+    """Checks the run itself, with a rule that stops it at once."""
     rule = EarlyStopping(patience=1, min_delta=1e300)
     problem = trainer.problem()
     if trainer.algorithm.shared(trainer.algorithm.init(problem)) is None:

@@ -44,7 +44,7 @@ _SHAPES = {
 
 
 def transcript(trainer: Trainer, first: Notes, *, seed: int = 0, rounds: int) -> list[Finding]:
-    """Check that the public state, and what is published, are functions of the releases.
+    """Checks that the public state, and what is published, are functions of the releases.
 
     The run is repeated with every client's examples and numbers of examples replaced, the secret
     coins drawn anew, and the releases forced to those of the ``first`` one. The public state, the
@@ -63,6 +63,7 @@ def transcript(trainer: Trainer, first: Notes, *, seed: int = 0, rounds: int) ->
     records = isinstance(trainer.privacy, RecordPrivacy)
     check = "transcript: public state"
     data = replaced_data(trainer.data, seed, counts=not records)
+    # shifted, as a seed of PyTorch is a signed number of 64 bits
     coins = derive_key(seed, "audit/coins") >> 1
     again = watched(
         trainer,
@@ -72,6 +73,7 @@ def transcript(trainer: Trainer, first: Notes, *, seed: int = 0, rounds: int) ->
         replay=first.releases,
         publish=bool(first.published),
     )
+    # local training keeps models that no release covers, and does not claim otherwise
     store = records and not isinstance(trainer.algorithm, Local)
     pairs = sorted(
         differing(first.public, again.public)
@@ -83,6 +85,7 @@ def transcript(trainer: Trainer, first: Notes, *, seed: int = 0, rounds: int) ->
         "releases forced"
     )
     findings = [exact(check, wrong, detail)]
+    # nothing was compared, which confirms nothing
     if not first.public and not (store and first.store):
         findings = [skipped(check, "the algorithm has no public state")]
     if first.frozen:
@@ -116,7 +119,7 @@ def transcript(trainer: Trainer, first: Notes, *, seed: int = 0, rounds: int) ->
 
 
 def released_rows(trainer: Trainer, first: Notes, setup: Setup) -> Finding:
-    """Check that a run releases, to the last bit, what another channel releases of the same rows
+    """Checks that a run releases, to the last bit, what another channel releases of the same rows
     when it is handed them, and that these are rows of clients that were drawn for the round.
 
     All other checks hand rows to releases. A run may add up long rows where clients make them, and
@@ -138,10 +141,12 @@ def released_rows(trainer: Trainer, first: Notes, setup: Setup) -> Finding:
         runs.append((tight, watched(tight, AGAIN)))
     for run, noted in runs:
         again, strangers = released_again(run, noted)
+        # without a tap, as every other run is: with one, rows are added up by another class
         plain = watched(replace(run, finetune=None), AGAIN, tapped=False)
         made, handed = (
             {(step, name): value for step, name, value in of} for of in (plain.releases, again)
         )
+        # equal to no release, so that one that only one of the runs has counts as wrong
         missing = torch.zeros(0)
         same = (
             torch.equal(made.get(key, missing), handed.get(key, missing)) for key in made | handed
@@ -155,7 +160,7 @@ def released_rows(trainer: Trainer, first: Notes, setup: Setup) -> Finding:
 
 
 def automatic_settings(written: Trainer, trainer: Trainer, *, seed: int = 0) -> list[Finding]:
-    """Check that the settings that a run fills in by itself, those of an algorithm such as a step
+    """Checks that the settings that a run fills in by itself, those of an algorithm such as a step
     size and all that ``algorithm=auto`` chooses, are chosen without a look at any record, and the
     same where every client's data are replaced; nothing without privacy, where they may be read.
 
@@ -199,7 +204,7 @@ def automatic_settings(written: Trainer, trainer: Trainer, *, seed: int = 0) -> 
 
 
 def _of_no_setting(data: FederatedDataset, privacy: Privacy) -> Automatic | None:
-    """Return the automatic settings of data, all of them; None where there are none for such
+    """Returns the automatic settings of data, all of them; None where there are none for such
     data."""
     try:
         return automatic(data, replace(privacy, clip_norm=None))
@@ -208,7 +213,7 @@ def _of_no_setting(data: FederatedDataset, privacy: Privacy) -> Automatic | None
 
 
 def resolved(trainer: Trainer, read: list[str] | None = None) -> Trainer:
-    """Return the trainer with its settings from public rows, chosen once for all that is checked;
+    """Returns the trainer with its settings from public rows, chosen once for all that is checked;
     every operation on the numbers of a record is appended to ``read``."""
     problem = trainer.problem()
     if read is not None:
@@ -217,7 +222,7 @@ def resolved(trainer: Trainer, read: list[str] | None = None) -> Trainer:
 
 
 def _watched(data: FederatedDataset, read: list[str]) -> FederatedDataset:
-    """Return the same data, whose records append to ``read`` what is done with them."""
+    """Returns the same data, whose records append to ``read`` what is done with them."""
 
     class Watched(Tensor):
         @classmethod

@@ -86,8 +86,8 @@ class Verification:
         return all(check.verdict != FAILED for check in self.checks)
 
     def conclusion(self) -> str:
-        """Return in sentences what the checks say in total, what was not checked, and what no check
-        can see."""
+        """Returns in sentences what the checks say in total, what was not checked, and what no
+        check can see."""
         counts = Counter(check.verdict for check in self.checks)
         total = ", ".join(f"{counts[verdict]} {verdict}" for verdict in (CONFIRMED, FAILED, OPEN))
         if not self.fits:
@@ -104,7 +104,7 @@ class Verification:
         return " ".join(sentences)
 
     def text(self) -> str:
-        """Return one line a check, the conclusion, and the seal with what it is good for."""
+        """Returns one line a check, the conclusion, and the seal with what it is good for."""
         wide = max(len(check.name) for check in self.checks)
         lines = [
             f"{check.verdict:<11}  {check.name:<{wide}}  {check.detail}" for check in self.checks
@@ -112,7 +112,7 @@ class Verification:
         return "\n".join([*lines, "", self.conclusion(), "", f"seal {self.seal}", _SEAL])
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the certificate that can travel with a model, JSON-ready."""
+        """Returns the certificate that can travel with a model, JSON-ready."""
         return {
             "fedmtl": __version__,
             "fits": self.fits,
@@ -122,7 +122,7 @@ class Verification:
 
 
 def verify(folder: str | Path) -> Verification:
-    """Check the finished run in ``folder``; the files are only read.
+    """Checks the finished run in ``folder``; the files are only read.
 
     Args:
         folder: of the run. Where it holds ``public/`` and nothing else, what needs the private part
@@ -170,7 +170,7 @@ def verify(folder: str | Path) -> Verification:
 
 
 def _line(text: str) -> str:
-    """Return a text as a part of one line, whatever it quotes of the files: without control
+    """Returns a text as a part of one line, whatever it quotes of the files: without control
     characters, and cut off after some sentences."""
     if len(text) <= _LONGEST:
         return shown(text)

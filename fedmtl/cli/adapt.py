@@ -74,6 +74,7 @@ def adapt(words: list[str]) -> int:
             "finetune is none, but new clients have nothing to do without; leave it "
             "out, or choose one."
         )
+    # after all settings, which are checked faster than data are read
     data = build.made(config["data"], "data")
     # an automatic model is a factory in the files
     model = None
@@ -109,6 +110,7 @@ def _of_the_same_table(options: argparse.Namespace) -> tuple[list[str], str]:
     if not str(stored.get("_target_")).endswith(".read_table") or not of_place(typed, "data"):
         return typed, ""
     words = [word for word in typed if word != "data=table"]
+    # another source, to which the settings of the table mean nothing
     if any(word.startswith("data=") for word in words):
         return typed, ""
     given = {word.partition("=")[0].lstrip("+") for word in words}

@@ -27,15 +27,17 @@ if TYPE_CHECKING:
 
 @contextmanager
 def noted(folder: Path, job: Job | None, process: Process) -> Iterator[None]:
-    """Leave the reason of a failure in the claimed folder of a run that has begun, or of a job, by
+    """Leaves the reason of a failure in the claimed folder of a run that has begun, or of a job, by
     which a report knows it from an unfinished one."""
     note = folder / "private" / ERROR
     if process.writes:
+        # of an earlier try
         note.unlink(missing_ok=True)
     try:
         yield
     except Exception as error:
         with suppress(OSError):
+            # a run that is refused before it writes anything leaves nothing behind
             begun = any(file.name != CLAIM for file in folder.glob("*/*"))
             if process.writes and (job is not None or begun):
                 write_text(note, f"{' '.join(str(error).split()) or type(error).__name__}\n")
@@ -44,7 +46,7 @@ def noted(folder: Path, job: Job | None, process: Process) -> Iterator[None]:
 
 @contextmanager
 def resumable(folder: Path, ranks: Ranks | None = None) -> Iterator[None]:
-    """Say how to continue where the block is interrupted.
+    """Says how to continue where the block is interrupted.
 
     Args:
         folder: of the run, sweep or search.
@@ -72,6 +74,8 @@ def resumable(folder: Path, ranks: Ranks | None = None) -> Iterator[None]:
         say(f"interrupted; {remedy}")
         raise SystemExit(INTERRUPTED) from None
     except OSError as error:
+        # on a full disk the run is whole up to its last checkpoint, which the bare error does not
+        # tell
         raise TrainingError(f"{error}; {remedy}") from error
     finally:
         if ranks is not None:
@@ -87,12 +91,13 @@ class _Printed(logging.Handler):
 
 @contextmanager
 def printed_log(level: int) -> Iterator[None]:
-    """Print what the package logs from ``level`` on as plain lines, and nothing twice, while the
+    """Prints what the package logs from ``level`` on as plain lines, and nothing twice, while the
     block runs."""
     log = logging.getLogger("fedmtl")
     handler = _Printed()
     log.addHandler(handler)
     before = log.level, log.propagate
+    # the handlers of a program or of Hydra would print each line once more
     log.propagate = False
     log.setLevel(level)
     try:

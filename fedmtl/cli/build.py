@@ -26,7 +26,7 @@ _OF_THE_COMMAND = ("answers", "logger")  # settings of a run that are no argumen
 
 
 def settings(config: Config) -> Config:
-    """Return the objects of a resolved configuration that need no data; everything that can be
+    """Returns the objects of a resolved configuration that need no data; everything that can be
     checked is checked.
 
     Returns:
@@ -43,6 +43,7 @@ def settings(config: Config) -> Config:
     objects = {name: value for name, value in config.items() if name not in _OF_THE_COMMAND}
     _check_arguments(Trainer, objects, "")
     model = dict(config["model"])
+    # they are no arguments of the model: they change the model that is made
     fix = model.pop("fix", False)
     lora = model.pop("lora", None)
     objects = {
@@ -68,13 +69,15 @@ def settings(config: Config) -> Config:
         objects[name] = "auto" if objects[name] is None else objects[name]
     with _by_key({"Trainer": ""}):
         check_values(Trainer, objects)
+        # before the data are read, which a trainer needs to be made
         check_settings(SimpleNamespace(**objects, callbacks=(), folder=None))
+    # so that a device that is not there is refused before the data are read, too
     resolve_device(config["device"])
     return objects
 
 
 def made(node: Any, place: str) -> Any:
-    """Return the object of a mapping with ``_target_``, its parts made before it; other values as
+    """Returns the object of a mapping with ``_target_``, its parts made before it; other values as
     they are.
 
     Args:
@@ -114,7 +117,7 @@ def made(node: Any, place: str) -> Any:
 
 
 def _check_arguments(made: Any, values: Config, place: str) -> None:
-    """Refuse an argument that a class or function does not have.
+    """Refuses an argument that a class or function does not have.
 
     Args:
         made: the class or function.
@@ -135,7 +138,7 @@ def _check_arguments(made: Any, values: Config, place: str) -> None:
 
 @contextmanager
 def _by_key(places: Mapping[str, str], place: str = "") -> Iterator[None]:
-    """Let errors in this block name settings by their keys: ``privacy.epsilon`` for
+    """Lets errors in this block name settings by their keys: ``privacy.epsilon`` for
     ``ClientPrivacy.epsilon``.
 
     Args:
@@ -163,14 +166,14 @@ def _by_key(places: Mapping[str, str], place: str = "") -> Iterator[None]:
 
 
 def by_key(objects: Mapping[str, Any]) -> AbstractContextManager[None]:
-    """Let errors in a block name the settings of these arguments of a trainer by their keys."""
+    """Lets errors in a block name the settings of these arguments of a trainer by their keys."""
     return _by_key(
         {type(value).__name__: name for name, value in objects.items()} | {"Trainer": ""}
     )
 
 
 def build(config: Config, folder: Path) -> Trainer:
-    """Return the trainer of a resolved configuration, for which the data are read.
+    """Returns the trainer of a resolved configuration, for which the data are read.
 
     Raises:
         FedmtlError: an impossible value or malformed data, named by its key, file, client or field.

@@ -116,7 +116,7 @@ def _draft(node: Config) -> None:
 
     from ..data.readers.columns import Table
     from ..data.readers.summary import Summary
-    from ..data.readers.table import feature_columns
+    from ..data.readers.table_settings import feature_columns
 
     written: dict[str, Any] = {
         name: node[name] for name in ("separator", "decimal", "encoding", "comment") if name in node

@@ -68,7 +68,7 @@ def resume(words: list[str], process: Process) -> int:
 def _resume_runs(
     folder: Path, jobs: Sequence[Path], overrides: Sequence[str], process: Process
 ) -> None:
-    """Continue the run in a folder, or the runs of a sweep there, ``jobs``."""
+    """Continues the run in a folder, or the runs of a sweep there, ``jobs``."""
     commands = [shlex.split(command_of(job) or "")[1:] for job in jobs]
     common = set[str]().union(*commands).intersection(*commands)
     for number, run in enumerate(jobs or [folder]):
@@ -148,7 +148,7 @@ def audit(words: list[str]) -> int:
 
 
 def _interval(config: Config) -> int:
-    """Train a configuration with canaries, print the interval of epsilon, and return 1 if it is
+    """Trains a configuration with canaries, print the interval of epsilon, and returns 1 if it is
     empty."""
     with TemporaryDirectory(prefix="fedmtl-audit-") as folder:
         trainer = build.build(config, Path(folder))

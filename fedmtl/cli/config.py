@@ -23,7 +23,7 @@ GROUPS = ("algorithm", "data", "model", "schedule", "privacy", "finetune", "logg
 
 
 def compose(overrides: Sequence[str], name: str = "config") -> DictConfig:
-    """Return the composed configuration of one run, its interpolations unresolved.
+    """Returns the composed configuration of one run, its interpolations unresolved.
 
     Args:
         overrides: as typed.
@@ -70,7 +70,7 @@ def printed(config: DictConfig, place: str | None, *, resolve: bool) -> str:
 
 
 def without_leftovers(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
-    """Return a composed configuration without settings for an option that the command line has
+    """Returns a composed configuration without settings for an option that the command line has
     replaced.
 
     An experiment sets ``algorithm.lam`` for the algorithm that it chooses;
@@ -86,6 +86,7 @@ def without_leftovers(config: DictConfig, overrides: Sequence[str]) -> DictConfi
     for group in (group for group in GROUPS if isinstance(config.get(group), DictConfig)):
         node = config[group]
         target = config[group].get("_target_")
+        # only a choice on the command line leaves settings of another option behind
         if target is not None and not {group, "algorithm"} & typed.keys():
             continue
         own = load(group, str(typed.get(group)))
@@ -110,7 +111,7 @@ def without_leftovers(config: DictConfig, overrides: Sequence[str]) -> DictConfi
 
 
 def resolve(config: DictConfig) -> Config:
-    """Return plain values: nothing missing, every reference resolved, and None for an early stop,
+    """Returns plain values: nothing missing, every reference resolved, and None for an early stop,
     an audit or adapters that are off.
 
     Raises:

@@ -57,13 +57,13 @@ class Folders(SearchPathPlugin):
 
 
 def register() -> None:
-    """Register both with Hydra."""
+    """Registers both with Hydra."""
     Plugins.instance().register(Defaults)
     Plugins.instance().register(Folders)
 
 
 def load(group: str, option: str) -> DictConfig:
-    """Return the settings of one option of a group as its file has them, with the defaults."""
+    """Returns the settings of one option of a group as its file has them, with the defaults."""
     for folder in config_folders():
         if (folder / group / f"{option}.yaml").is_file():
             source = Defaults("fedmtl", f"{Defaults.scheme()}://{folder}")
@@ -73,7 +73,7 @@ def load(group: str, option: str) -> DictConfig:
 
 
 def add_defaults(node: DictConfig, place: str) -> None:
-    """Add the arguments that a mapping does not list, in place; those of the mappings in it, too.
+    """Adds the arguments that a mapping does not list, in place; those of the mappings in it, too.
 
     An argument without a default is ``???``, Hydra's mark of a value that is required, and the seed
     of a part is that of the run.
@@ -94,6 +94,7 @@ def add_defaults(node: DictConfig, place: str) -> None:
     chosen = _chosen(node)
     for name, parameter in inspect.signature(made).parameters.items():
         default = _default(made, parameter)
+        # other defaults, such as a transform, can be given by a program only
         if name not in (*node, *chosen, *_OF_PROGRAMS) and _is_plain(default):
             if isinstance(default, tuple):
                 value = list(default)
@@ -105,14 +106,15 @@ def add_defaults(node: DictConfig, place: str) -> None:
 
 
 def _chosen(node: DictConfig) -> list[str]:
-    """Return the keys of a file that its list of ``defaults`` fills, such as ``local`` for
+    """Returns the keys of a file that its list of ``defaults`` fills, such as ``local`` for
     ``solver@local: sgd``."""
     entries = (entry for entry in node.get("defaults") or () if isinstance(entry, DictConfig))
     return [re.split("[@/.]", str(key))[-1] for entry in entries for key in entry]
 
 
 def _default(made: Any, parameter: inspect.Parameter) -> Any:
-    """Return the default of a parameter; of one that is required, ``???``."""
+    """Returns the default of a parameter; of one that is required, ``???``."""
+    # the parameter itself is no plain value, so that no key is made of it
     if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
         return parameter
     field = getattr(made, "__dataclass_fields__", {}).get(parameter.name)
@@ -131,7 +133,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def named(target: str, place: str) -> Any:
-    """Return the class or function that a configuration names at ``place``; the trainer at its
+    """Returns the class or function that a configuration names at ``place``; the trainer at its
     root.
 
     Raises:

@@ -13,13 +13,14 @@ from ..errors import ConfigError
 
 @contextmanager
 def claimed_sweep(folder: Path) -> Iterator[None]:
-    """Hold the folder of a sweep for the block.
+    """Holds the folder of a sweep for the block.
 
     Raises:
         ConfigError: another process holds it, or no file can be written there.
     """
     with ExitStack() as stack:
         try:
+            # for as long as the sweep runs: two sweeps would write into each other's runs
             stack.enter_context(claimed(folder))
         except BlockingIOError as error:
             raise ConfigError(
@@ -33,7 +34,7 @@ def claimed_sweep(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def new_folder(kind: str) -> Iterator[Path]:
-    """Make a folder named by the date and time, ``KIND/2025-01-31/12-00-00``, which no other
+    """Makes a folder named by the date and time, ``KIND/2025-01-31/12-00-00``, which no other
     process has: those that begin within one second are ``12-00-00_2`` and so on. It is removed at
     the end if nothing was written there.
 
@@ -46,6 +47,7 @@ def new_folder(kind: str) -> Iterator[Path]:
     made = False
     while not made:
         try:
+            # making it is the claim: of two processes only one succeeds
             folder.mkdir(parents=True)
             made = True
         except FileExistsError as error:
@@ -72,7 +74,7 @@ def no_folder(error: OSError) -> ConfigError:
 
 
 def short(folder: Path) -> Path:
-    """Return the folder relative to where the user is, when it lies below."""
+    """Returns the folder relative to where the user is, when it lies below."""
     try:
         return folder.resolve().relative_to(Path.cwd())
     except ValueError:

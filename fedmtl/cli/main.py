@@ -98,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(words: list[str], process: Process) -> int:
-    """Run the command with what is trusted and searched, and return its exit code."""
+    """Runs the command with what is trusted and searched, and returns its exit code."""
     parser = Parser(prog="fedmtl", usage=USAGE, add_help=False, allow_abbrev=False)
     parser.add_argument("--debug", action="store_true")
     parser.add_argument("--trust", action="append", nargs="?", const="", default=[])
@@ -126,7 +126,7 @@ def _run(words: list[str], process: Process) -> int:
 
 
 def _import(modules: Sequence[str]) -> None:
-    """Import the trusted modules, whose methods may be baselines.
+    """Imports the trusted modules, whose methods may be baselines.
 
     Raises:
         ConfigError: one that cannot be imported.
@@ -199,7 +199,7 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
 
 
 def help_text() -> str:
-    """Return the page of ``fedmtl --help``: this module's docstring, with the groups and options
+    """Returns the page of ``fedmtl --help``: this module's docstring, with the groups and options
     that are found in the configuration folder and in the user's own."""
     lines = [__doc__ or "", "groups: choose with GROUP=OPTION"]
     for group, options in choices().items():

@@ -29,7 +29,7 @@ SHORT = GUESSED | {"epsilon": "privacy.epsilon", "delta": "privacy.delta"}
 
 
 def config_folder() -> Path:
-    """Return the folder of the Hydra groups: inside the package in a wheel, beside it in a source
+    """Returns the folder of the Hydra groups: inside the package in a wheel, beside it in a source
     tree."""
     package = Path(__file__).resolve().parents[1]
     for folder in (package / "configs", package.parent / "configs"):
@@ -41,13 +41,13 @@ def config_folder() -> Path:
 
 
 def config_folders() -> list[Path]:
-    """Return the folders that are searched for groups: the user's, where there is one, then the
+    """Returns the folders that are searched for groups: the user's, where there is one, then the
     package's."""
     return [*filter(None, [EXTRA.get()]), config_folder()]
 
 
 def choices() -> dict[str, dict[str, str]]:
-    """Return the groups of the package, and of the user's folder. An option comes with the comment
+    """Returns the groups of the package, and of the user's folder. An option comes with the comment
     that opens its file, and with the name of the user's folder."""
     options: dict[str, dict[str, str]] = {}
     for folder in reversed(config_folders()):
@@ -62,7 +62,7 @@ def choices() -> dict[str, dict[str, str]]:
 
 
 def unknown(accepted: Collection[str], near: Sequence[str], text: str, printed: str) -> ConfigError:
-    """Return the error of a name that does not exist: what may be meant, and all that is accepted.
+    """Returns the error of a name that does not exist: what may be meant, and all that is accepted.
 
     Args:
         accepted: the names in its place.
@@ -82,7 +82,7 @@ def unknown(accepted: Collection[str], near: Sequence[str], text: str, printed: 
 
 
 def nearest(key: str, accepted: Sequence[str]) -> list[str]:
-    """Return up to three accepted keys that ``key`` may have meant: the same last word anywhere,
+    """Returns up to three accepted keys that ``key`` may have meant: the same last word anywhere,
     then a similar one in its place; of a key without a place else one anywhere."""
     place, _, name = key.rpartition(".")
     last_words = {

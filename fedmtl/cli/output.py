@@ -34,7 +34,7 @@ class Output:
         self.error: OSError | None = None
 
     def write(self, text: str) -> int:
-        """Write text, or drop it after an error."""
+        """Writes text, or drop it after an error."""
         if self.error is None:
             try:
                 return self.stream.write(text)
@@ -43,7 +43,7 @@ class Output:
         return len(text)
 
     def flush(self) -> None:
-        """Hand on what was written."""
+        """Hands on what was written."""
         if self.error is None:
             try:
                 self.stream.flush()
@@ -51,7 +51,8 @@ class Output:
                 self._end(error)
 
     def _end(self, error: OSError) -> None:
-        """Note an error, and let go nowhere what still is in the stream or is written beside it."""
+        """Notes an error, and lets go nowhere what still is in the stream or is written beside
+        it."""
         self.error = error
         with suppress(OSError, ValueError):  # a stream without a file
             number = self.stream.fileno()
@@ -65,7 +66,7 @@ class Output:
 
 @contextmanager
 def outputs() -> Iterator[Output]:
-    """Let what this block prints survive a reader that has left; yield standard output.
+    """Lets what this block prints survive a reader that has left; yield standard output.
 
     A stream that was closed before is one that nobody reads.
     """
@@ -86,7 +87,7 @@ def outputs() -> Iterator[Output]:
 
 
 def lost(out: Output) -> str:
-    """Return why standard output lacks something; empty if nothing is missing or its reader has
+    """Returns why standard output lacks something; empty if nothing is missing or its reader has
     left."""
     if out.error is None or out.error.errno in _LEFT:
         return ""
@@ -94,10 +95,10 @@ def lost(out: Output) -> str:
 
 
 def show(text: str) -> None:
-    """Print text on standard output, without characters that steer a terminal."""
+    """Prints text on standard output, without characters that steer a terminal."""
     print(shown_lines(text), flush=True)
 
 
 def say(text: str) -> None:
-    """Print a line on standard error, without characters that steer a terminal."""
+    """Prints a line on standard error, without characters that steer a terminal."""
     print(f"fedmtl: {shown_lines(text)}", file=sys.stderr, flush=True)

@@ -33,7 +33,7 @@ _FOLDERS = {"hydra.run.dir", "hydra.sweep.dir"}
 
 
 def with_automatic(words: Sequence[str]) -> list[str]:
-    """Return the words of a command, in which data of the user take the automatic settings unless
+    """Returns the words of a command, in which data of the user take the automatic settings unless
     an algorithm, an experiment or a setting of the schedule is chosen."""
     places = [place for place, word in enumerate(words) if word in _USERS_DATA]
     if not places or any(
@@ -45,7 +45,7 @@ def with_automatic(words: Sequence[str]) -> list[str]:
 
 
 def combinations(overrides: Sequence[str]) -> list[list[str]]:
-    """Return the overrides of each run of a sweep, in Hydra's order.
+    """Returns the overrides of each run of a sweep, in Hydra's order.
 
     Raises:
         ConfigError: an override that cannot be read, or an interval, which has no list of values.
@@ -60,14 +60,14 @@ def combinations(overrides: Sequence[str]) -> list[list[str]]:
 
 
 def differing(run: Sequence[str], typed: Sequence[str]) -> str:
-    """Return those overrides of a run of a sweep that were not typed with a single value."""
+    """Returns those overrides of a run of a sweep that were not typed with a single value."""
     # the last counts
     keys = {override.get_key_element(): override.is_sweep_override() for override in parse(typed)}
     return " ".join(text for text in run if keys.get(text.partition("=")[0], True))
 
 
 def parse(overrides: Sequence[str]) -> list[Override]:
-    """Return the overrides as Hydra reads them.
+    """Returns the overrides as Hydra reads them.
 
     Raises:
         ConfigError: one that it cannot read, or another folder of files than that of
@@ -103,7 +103,7 @@ def sweeps(overrides: Sequence[str], name: str) -> bool:
 
 
 def chosen_folder(overrides: Sequence[str], name: str, key: str) -> Path | None:
-    """Return the folder that the user has chosen for a run or a sweep; None for a new one.
+    """Returns the folder that the user has chosen for a run or a sweep; None for a new one.
 
     Args:
         overrides: as typed.
@@ -123,7 +123,7 @@ def chosen_folder(overrides: Sequence[str], name: str, key: str) -> Path | None:
 
 
 def _folder_of_file(overrides: Sequence[str], name: str, key: str) -> Path | None:
-    """Return the folder that a trusted file chooses for a run or a sweep; None where it is that of
+    """Returns the folder that a trusted file chooses for a run or a sweep; None where it is that of
     Hydra."""
     register()
     with refusals(overrides), hydra.initialize(None, version_base=VERSION):
@@ -139,8 +139,8 @@ def _folder_of_file(overrides: Sequence[str], name: str, key: str) -> Path | Non
 
 @contextmanager
 def refusals(overrides: Sequence[str]) -> Iterator[None]:
-    """Turn what Hydra raises in this block into an error that names the option or the key, with the
-    nearest names.
+    """Turns what Hydra raises in this block into an error that names the option or the key, with
+    the nearest names.
 
     Args:
         overrides: as typed.
@@ -157,8 +157,8 @@ def refusals(overrides: Sequence[str]) -> Iterator[None]:
 
 
 def _refused(error: Exception, overrides: Sequence[str]) -> ConfigError:
-    """Return the error of a word that cannot be read, of an option or a key that does not exist, or
-    what Hydra says of anything else."""
+    """Returns the error of a word that cannot be read, of an option or a key that does not exist,
+    or what Hydra says of anything else."""
     if isinstance(error, OverrideParseException):
         text = f"cannot read {error.override!r}; settings are written KEY=VALUE, such as rounds=200"
         return ConfigError(f"{text} ({first_line(error)}).")
@@ -193,13 +193,13 @@ def _refused(error: Exception, overrides: Sequence[str]) -> ConfigError:
 
 
 def no_setting(key: str, accepted: Sequence[str], near: Sequence[str], of: str = "") -> ConfigError:
-    """Return the error of a setting that does not exist, ``of`` a class."""
+    """Returns the error of a setting that does not exist, ``of`` a class."""
     names = [name for name in accepted if name != "_target_"]
     return unknown(names, near, f"{key} is no setting{of}", "fedmtl --cfg job")
 
 
 def _with_option(key: str) -> list[str]:
-    """Return up to three choices of another option of a group, each of which has the setting
+    """Returns up to three choices of another option of a group, each of which has the setting
     ``key``."""
     group, _, name = key.rpartition(".")
     having = [option for option in choices().get(group, {}) if name in list(load(group, option))]
@@ -207,7 +207,7 @@ def _with_option(key: str) -> list[str]:
 
 
 def dotted(settings: Mapping[str, Any], place: str = "") -> dict[str, Any]:
-    """Return all settings by their dotted keys, mappings among them."""
+    """Returns all settings by their dotted keys, mappings among them."""
     leaves: dict[str, Any] = {}
     for name, value in settings.items():
         if name != "_target_":
@@ -218,5 +218,5 @@ def dotted(settings: Mapping[str, Any], place: str = "") -> dict[str, Any]:
 
 
 def of_place(overrides: Sequence[str], place: str) -> list[str]:
-    """Return the overrides of a group or of a setting."""
+    """Returns the overrides of a group or of a setting."""
     return [text for text in overrides if text.split("=")[0].split(".")[0].lstrip("+") == place]

@@ -32,7 +32,7 @@ class Parser(argparse.ArgumentParser):
 def command_parser(
     command: Callable[..., int], settings: str = "", *, folder: bool = False
 ) -> argparse.ArgumentParser:
-    """Return the parser of ``fedmtl NAME``, whose help is the docstring of the function of that
+    """Returns the parser of ``fedmtl NAME``, whose help is the docstring of the function of that
     name.
 
     Args:
@@ -56,7 +56,7 @@ def command_parser(
 
 
 def hydra_options(words: Sequence[str]) -> argparse.Namespace:
-    """Return the options and overrides among the words, as Hydra reads them.
+    """Returns the options and overrides among the words, as Hydra reads them.
 
     Raises:
         ConfigError: an option that Hydra does not have.

@@ -92,7 +92,8 @@ def predict(words: list[str]) -> int:
 
 
 def _form(overrides: Sequence[str]) -> dict[str, str]:
-    """Return the settings of a file of text that were typed, with or without ``data.`` before them.
+    """Returns the settings of a file of text that were typed, with or without ``data.`` before
+    them.
 
     Raises:
         ConfigError: another one.
@@ -114,7 +115,7 @@ def _form(overrides: Sequence[str]) -> dict[str, str]:
 
 
 def _output(given: str | None, table: Path) -> Path | None:
-    """Return the file that is written; None for standard output.
+    """Returns the file that is written; None for standard output.
 
     Raises:
         ConfigError: one that is no CSV file, or that is the table.
@@ -132,7 +133,7 @@ def _output(given: str | None, table: Path) -> Path | None:
 
 
 def _models(folder: Path) -> Models:
-    """Return the models of a run, with a network of the user's own as the run's settings name
+    """Returns the models of a run, with a network of the user's own as the run's settings name
     it."""
     from ..trainer.predict import Models, run_folder
 
@@ -150,7 +151,7 @@ def _models(folder: Path) -> Models:
 
 
 def _csv(frame: pd.DataFrame) -> str:
-    """Return predictions as CSV, texts as spreadsheets show them and do not compute them."""
+    """Returns predictions as CSV, texts as spreadsheets show them and do not compute them."""
     text = io.StringIO(newline="")
     printed = frame.copy(deep=False)
     for name in frame.columns:
@@ -165,7 +166,7 @@ def _csv(frame: pd.DataFrame) -> str:
 
 
 def _said(made: Predictions, models: Models, client: str | None) -> str:
-    """Return in words which models predicted how many rows."""
+    """Returns in words which models predicted how many rows."""
     rows = len(made.frame)
     target = shown(models.coding.schema.target)
     if client is not None:
@@ -259,7 +260,7 @@ def _column_text(column: Mapping[str, Any]) -> str:
 
 
 def _classes_text(names: Sequence[Any] | None) -> str:
-    """Return the numbers of classes or categories with their names; empty without any, or if
+    """Returns the numbers of classes or categories with their names; empty without any, or if
     numbers are names."""
     if names is None or list(names) == list(range(len(names))):
         return ""

@@ -55,14 +55,14 @@ class Process:
         return self.ranks is None or self.ranks.first
 
     def agree(self) -> AbstractContextManager[None]:
-        """Raise at all ranks what the block raises at any."""
+        """Raises at all ranks what the block raises at any."""
         if self.ranks is None:
             return nullcontext()
         return self.ranks.agree()
 
     @contextmanager
     def claimed(self, folder: Path, *, resume: bool = False) -> Iterator[None]:
-        """Hold the folder of a run for the block, for all ranks.
+        """Holds the folder of a run for the block, for all ranks.
 
         Args:
             folder: of the run.
@@ -75,6 +75,7 @@ class Process:
 
         run = RunFolder(folder)
         with ExitStack() as stack:
+            # before the claim, so that a run that is refused leaves no empty folders
             for empty in (folder.parent.parent, folder.parent, folder) if self.writes else ():
                 stack.callback(remove_empty, empty)
             with self.agree():
@@ -91,7 +92,7 @@ class Process:
 
     @contextmanager
     def errors(self, job: object = None) -> Iterator[None]:
-        """Print an error in one line and keep its exit code, unless ``debug`` asks for the
+        """Prints an error in one line and keeps its exit code, unless ``debug`` asks for the
         traceback.
 
         Args:
@@ -106,6 +107,8 @@ class Process:
             if self.debug and not ends:
                 raise
             if self.ranks is None:
+                # the ranks are not connected yet, or never will be: the launcher has told the
+                # number
                 rank = int(os.environ.get("RANK", "0"))
             else:
                 rank = self.ranks.rank

@@ -36,7 +36,7 @@ _RESOLVERS = ("oc.select", "oc.dict.keys", "oc.dict.values", "oc.deprecated")
 
 
 def check_file(root: Path, name: str, result: ConfigResult) -> None:
-    """Refuse a file that sets what is Hydra's own, or refers to what is no setting.
+    """Refuses a file that sets what is Hydra's own, or refers to what is no setting.
 
     Args:
         root: the folder of the groups.
@@ -72,8 +72,8 @@ def check_file(root: Path, name: str, result: ConfigResult) -> None:
 
 
 def resolvers(text: str) -> Iterator[str]:
-    """Yield the resolvers of a text that read something else than settings, and names that are made
-    of others."""
+    """Yields the resolvers of a text that read something else than settings, and names that are
+    made of others."""
     if "${" not in text:
         return
     try:
@@ -94,17 +94,9 @@ def resolvers(text: str) -> Iterator[str]:
 
 
 def _keys_of_hydra(values: dict[str, Any]) -> Iterator[str]:
-    """Yield what a file sets of Hydra itself beyond what is accepted, by its key."""
+    """Yields what a file sets of Hydra itself beyond what is accepted, by its key."""
     for item in values.get("defaults") or ():
-        choices: list[tuple[Any, Any]] = [(item, "")]
-        if isinstance(item, dict):
-            choices = list(item.items())
-        for key, option in choices:
-            group = str(key).split(" ")[-1].lstrip("/")
-            if _NAMED.search(str(key)) and not (group in _LOGGING and option in _QUIET):
-                yield f"{key}: {option}".removesuffix(": ")
-            if isinstance(item, dict) and _NAMED.search(str(option)):
-                yield f"{key}: {option}"
+        yield from _choices_of_hydra(item)
     if HYDRA not in values:
         return
     own = values[HYDRA]
@@ -118,8 +110,24 @@ def _keys_of_hydra(values: dict[str, Any]) -> Iterator[str]:
             yield f"{HYDRA}.{name}"
 
 
+def _choices_of_hydra(item: Any) -> Iterator[str]:
+    """Yields the choices of Hydra's own groups in an item of a list of defaults, which is a name or
+    a mapping from a group to an option."""
+    choices: list[tuple[Any, Any]] = [(item, "")]
+    if isinstance(item, dict):
+        choices = list(item.items())
+    for key, option in choices:
+        group = str(key).split(" ")[-1].lstrip("/")
+        # to print less is no danger, so a file may choose it
+        if _NAMED.search(str(key)) and not (group in _LOGGING and option in _QUIET):
+            yield f"{key}: {option}".removesuffix(": ")
+        # an option can be given by a reference into Hydra's settings, too
+        if isinstance(item, dict) and _NAMED.search(str(option)):
+            yield f"{key}: {option}"
+
+
 def _keys_of_sweeper(values: dict[str, Any]) -> Iterator[str]:
-    """Yield what a file sets of the sweeper beyond the values of settings, which Hydra reads as if
+    """Yields what a file sets of the sweeper beyond the values of settings, which Hydra reads as if
     they were typed."""
     for name, value in values.items():
         place = f"{HYDRA}.sweeper.{name}"
@@ -132,7 +140,7 @@ def _keys_of_sweeper(values: dict[str, Any]) -> Iterator[str]:
 
 
 def _texts(node: Any) -> Iterator[str]:
-    """Yield all texts of a configuration; keys are never references."""
+    """Yields all texts of a configuration; keys are never references."""
     if isinstance(node, dict):
         for value in node.values():
             yield from _texts(value)

@@ -13,7 +13,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,68 +49,23 @@ if TYPE_CHECKING:
 
 
 def train(words: list[str], process: Process) -> int:
-    """Hand over to Hydra, which composes, sweeps and names the folders, after a check of every run
-    of a sweep."""
+    """Trains a run, or every run of a sweep, after a check of all of them.
+
+    Hydra composes, sweeps and names the folders.
+    """
     words = with_automatic(words)
     options = hydra_options(words)
     typed = options.overrides
-    ranks = process.ranks
-    chosen = tuple(typed)
     first = [word for word in words if word not in typed]  # Hydra reads no option behind a setting
     shows = options.cfg or options.info or options.hydra_help or options.shell_completion
     options.multirun = options.multirun or (not shows and sweeps(typed, options.config_name))
-    by_plugin = any(override.key_or_group == "hydra/sweeper" for override in parse(typed))
     if options.cfg == "job" and not options.multirun:
-        with process.agree():
-            text = printed(
-                compose(typed, options.config_name), options.package, resolve=options.resolve
-            )
-        if process.writes:
-            show(text.removesuffix("\n"))
-        return 0
-    if options.multirun and not by_plugin:
-        runs = combinations(typed)
-    else:
-        runs = []
+        return _print_config(options, process)
     with process.agree():
-        configs = [resolve(compose(run, options.config_name)) for run in runs]
-        for config in configs:
-            build.settings(config)
-            check_logger(config, Path(), typed)
-        if process.writes and (warning := unlike(configs)):
-            say(warning)
-        if ranks is not None and not options.multirun:
-            # what is refused is refused by all in one line
-            compose(typed, options.config_name)
+        jobs = _checked_jobs(options, process)
 
     def task(config: Any) -> float | None:
-        from ..trainer.folder import RunFolder
-
-        own = HydraConfig.get()
-        job = None
-        overrides = list(own.overrides.task)
-        folder = Path(own.runtime.output_dir)
-        if options.multirun:
-            # a file can have values of its own
-            of = None
-            if not own.sweeper.get("params"):
-                of = len(runs) or None
-            job = Job(int(own.job.num), of, differing(overrides, typed), sweep=Path(own.sweep.dir))
-        if job is not None and process.writes and folder == Path.cwd() / job.sweep / "0":
-            for number, run in enumerate(runs):  # for a resume, also of what has not begun by then
-                place = RunFolder(job.sweep / str(number))
-                # else it is refused in its turn
-                with suppress(FedmtlError), place.claimed(resume=False):
-                    of_task = [word for word in run if not word.startswith(("hydra.", "hydra/"))]
-                    write_config(place.root, of_task, configs[number])
-        with outputs(), process.errors(job):  # a launcher of a plugin calls this in another process
-            with process.claimed(folder), noted(folder, job, process):
-                with process.agree():
-                    resolved = resolve(without_leftovers(config, overrides))
-                    check_logger(resolved, folder, chosen)
-                result = train_one(resolved, folder, process, command=overrides, job=job)
-            return float(result.final[result.metric])
-        return None
+        return jobs.train(config)
 
     with ExitStack() as stack:
         if shows:
@@ -123,15 +78,118 @@ def train(words: list[str], process: Process) -> int:
     return 0
 
 
+def _print_config(options: argparse.Namespace, process: Process) -> int:
+    """Prints the configuration of ``--cfg job``, and returns 0."""
+    with process.agree():
+        composed = compose(options.overrides, options.config_name)
+        text = printed(composed, options.package, resolve=options.resolve)
+    if process.writes:
+        show(text.removesuffix("\n"))
+    return 0
+
+
+@dataclass(frozen=True)
+class _Jobs:
+    """The run of a command, or the runs of its sweep, for each of which Hydra calls :meth:`train`.
+
+    Args:
+        typed: the overrides, as typed.
+        multirun: whether Hydra sweeps.
+        runs: the overrides of each run; empty for a single one, and if a plugin chooses them.
+        configs: the resolved configuration of each of ``runs``.
+        process: of the command.
+    """
+
+    typed: tuple[str, ...]
+    multirun: bool
+    runs: list[list[str]]
+    configs: list[Config]
+    process: Process
+
+    def train(self, config: Any) -> float | None:
+        """Trains one run.
+
+        Args:
+            config: as Hydra has composed it.
+
+        Returns:
+            Its score, by which a sweeper of a plugin chooses the next ones; None after an error.
+        """
+        own = HydraConfig.get()
+        overrides = list(own.overrides.task)
+        folder = Path(own.runtime.output_dir)
+        job = None
+        if self.multirun:
+            job = self._job(own, overrides)
+            if self.process.writes and folder == Path.cwd() / job.sweep / "0":
+                self._announce(job.sweep)
+        # a launcher of a plugin calls this in another process, which has no output of its own yet
+        with outputs(), self.process.errors(job):
+            with self.process.claimed(folder), noted(folder, job, self.process):
+                with self.process.agree():
+                    resolved = resolve(without_leftovers(config, overrides))
+                    check_logger(resolved, folder, self.typed)
+                result = train_one(resolved, folder, self.process, command=overrides, job=job)
+            return float(result.final[result.metric])
+        return None
+
+    def _job(self, own: Any, overrides: list[str]) -> Job:
+        of = None
+        # a file can list values of its own, and then there are more runs than were typed
+        if not own.sweeper.get("params"):
+            of = len(self.runs) or None
+        words = differing(overrides, self.typed)
+        return Job(int(own.job.num), of, words, sweep=Path(own.sweep.dir))
+
+    def _announce(self, sweep: Path) -> None:
+        """Writes the configurations of all runs before the first one begins, so that a resume knows
+        those that have not begun when the sweep is interrupted."""
+        from ..trainer.folder import RunFolder
+
+        for number, run in enumerate(self.runs):
+            place = RunFolder(sweep / str(number))
+            # a folder that is taken is refused when its turn comes
+            with suppress(FedmtlError), place.claimed(resume=False):
+                of_task = [word for word in run if not word.startswith(("hydra.", "hydra/"))]
+                write_config(place.root, of_task, self.configs[number])
+
+
+def _checked_jobs(options: argparse.Namespace, process: Process) -> _Jobs:
+    """Returns the runs of a command, each of which is checked before any is trained: what the last
+    run of a sweep gets wrong is not found out after hours.
+
+    Raises:
+        FedmtlError: the first impossible setting.
+    """
+    typed = options.overrides
+    runs: list[list[str]] = []
+    by_plugin = any(override.key_or_group == "hydra/sweeper" for override in parse(typed))
+    if options.multirun and not by_plugin:
+        runs = combinations(typed)
+    configs = [resolve(compose(run, options.config_name)) for run in runs]
+    for config in configs:
+        build.settings(config)
+        check_logger(config, Path(), typed)
+    warning = unlike(configs)
+    if process.writes and warning:
+        say(warning)
+    if process.ranks is not None and not options.multirun:
+        # here, so that all ranks refuse what is refused, in one line
+        compose(typed, options.config_name)
+    return _Jobs(tuple(typed), options.multirun, runs, configs, process)
+
+
 @contextmanager
 def _placed(
     typed: Sequence[str], options: argparse.Namespace, process: Process
 ) -> Iterator[list[str]]:
-    """Yield the overrides of a command with its folder, the same for all ranks, a new one where
+    """Yields the overrides of a command with its folder, the same for all ranks, a new one where
     none is chosen; a sweep holds its folder."""
-    key, kind = (
-        ("hydra.sweep.dir", "multirun") if options.multirun else ("hydra.run.dir", "outputs")
-    )
+    key = "hydra.run.dir"
+    kind = "outputs"
+    if options.multirun:
+        key = "hydra.sweep.dir"
+        kind = "multirun"
     with ExitStack() as stack:
         with process.agree():
             place = chosen_folder(typed, options.config_name, key)
@@ -157,7 +215,7 @@ def _shared(process: Process, make: Callable[[], str]) -> str:
 def _hydra(
     words: list[str], task: Callable[[Any], float | None], options: argparse.Namespace
 ) -> None:
-    """Call ``hydra.main`` over the packaged configuration, with ``words`` as the command line."""
+    """Calls ``hydra.main`` over the packaged configuration, with ``words`` as the command line."""
     register()
     before = sys.argv
     sys.argv = ["fedmtl", *words]
@@ -179,7 +237,7 @@ def train_one(
     command: Sequence[str] | None = None,
     job: Job | None = None,
 ) -> Result:
-    """Make the run of a resolved configuration in a folder that is claimed; without the words of
+    """Makes the run of a resolved configuration in a folder that is claimed; without the words of
     the ``command`` that begins it, continue the one in the folder."""
     from ..ranks import Ranks
     from ..trainer.engine import Engine
@@ -212,14 +270,14 @@ def train_one(
 
 
 def end_of_sweep(process: Process) -> int:
-    """Print what the choice among the runs of a sweep costs, and return 0."""
+    """Prints what the choice among the runs of a sweep costs, and returns 0."""
     if process.writes:
         show(f"\n{CHOICE_NOT_COVERED}")
     return 0
 
 
 def unlike(configs: Sequence[Config]) -> str:
-    """Return a warning where methods of a sweep are finetuned beside others that are not, empty
+    """Returns a warning where methods of a sweep are finetuned beside others that are not, empty
     where all or none are. Local training is what all are compared with, and is not one of them."""
     methods = [
         (
@@ -241,7 +299,7 @@ def unlike(configs: Sequence[Config]) -> str:
 
 
 def print_saved(folder: Path, privacy: PrivacyReport) -> None:
-    """Print which files a run has left, what of them may be published, and the seal of a secure
+    """Prints which files a run has left, what of them may be published, and the seal of a secure
     run."""
     public, private = (
         ", ".join(sorted(file.name for file in (folder / name).iterdir() if file.name != CLAIM))

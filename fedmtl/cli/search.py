@@ -56,7 +56,7 @@ def search(words: list[str]) -> int:
 
 
 def run_search(settings: Config, folder: Path, command: Sequence[str] | None = None) -> int:
-    """Make the search of these ``candidates`` and arguments of a
+    """Makes the search of these ``candidates`` and arguments of a
     :class:`~fedmtl.search.PrivateSearch` in a folder that is claimed; without the words of the
     ``command`` that begins it, continue the one in the folder."""
     from ..search.search import PrivateSearch, searched
@@ -82,7 +82,7 @@ def run_search(settings: Config, folder: Path, command: Sequence[str] | None = N
 
 
 def candidate_configs(overrides: Sequence[str]) -> dict[str, Config]:
-    """Return resolved configurations by the values that differ, such as ``"algorithm.lam=0.1"``.
+    """Returns resolved configurations by the values that differ, such as ``"algorithm.lam=0.1"``.
 
     Raises:
         ConfigError: no value is listed, or one twice, or one of the data: a search needs the same

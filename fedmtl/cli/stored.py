@@ -25,7 +25,7 @@ _PATHS = (
 
 
 def write_config(folder: Path, words: Sequence[str], config: Config) -> None:
-    """Write the configuration that a resume reads, under the command that it came from, with paths
+    """Writes the configuration that a resume reads, under the command that it came from, with paths
     that lead to the same files from everywhere."""
     text = yaml_text(with_absolute_paths(config))
     write_text(
@@ -34,17 +34,18 @@ def write_config(folder: Path, words: Sequence[str], config: Config) -> None:
 
 
 def with_absolute_paths(node: Any, place: str = "") -> Any:
-    """Return a resolved configuration in which the paths of data, clusters, graphs and latencies
+    """Returns a resolved configuration in which the paths of data, clusters, graphs and latencies
     are absolute."""
     if isinstance(node, dict):
         return {name: with_absolute_paths(value, f"{place}.{name}") for name, value in node.items()}
+    # the run may be resumed from another folder
     if place.endswith(_PATHS) and isinstance(node, str):
         return os.path.abspath(node)
     return node
 
 
 def stored_config(folder: Path) -> Config:
-    """Return the settings that the command has stored in the folder of a run.
+    """Returns the settings that the command has stored in the folder of a run.
 
     Raises:
         ConfigError: there are none, or only a part of them.
@@ -77,7 +78,7 @@ def _is_of_new_clients(folder: Path) -> bool:
 
 
 def with_logger(config: Config, folder: Path, overrides: Sequence[str]) -> Config:
-    """Return the stored settings of a run with its logger, which writes into the folder of the run
+    """Returns the stored settings of a run with its logger, which writes into the folder of the run
     or where these overrides say: a file does not say where else numbers of private data go.
 
     Args:
@@ -101,7 +102,7 @@ def with_logger(config: Config, folder: Path, overrides: Sequence[str]) -> Confi
 
 
 def check_logger(config: Config, folder: Path, overrides: Sequence[str]) -> None:
-    """Refuse a logger that writes or sends elsewhere than into the folder of the run, unless the
+    """Refuses a logger that writes or sends elsewhere than into the folder of the run, unless the
     user has typed where: a file does not say where numbers of private data go.
 
     Args:
@@ -124,7 +125,7 @@ def check_logger(config: Config, folder: Path, overrides: Sequence[str]) -> None
 def _places_elsewhere(
     config: Config, folder: Path, typed: Collection[str]
 ) -> Iterator[tuple[str, Any]]:
-    """Yield the settings of a logger, with their values, that lead out of the folder of a run and
+    """Yields the settings of a logger, with their values, that lead out of the folder of a run and
     are not ``typed``."""
     logger = config.get("logger") or {}
     root = folder.resolve()
@@ -140,7 +141,7 @@ def _places_elsewhere(
 
 
 def changed(config: Config, overrides: Sequence[str], places: Sequence[str]) -> Config:
-    """Return stored settings with some changed: a group by another option, or one of its settings.
+    """Returns stored settings with some changed: a group by another option, or one of its settings.
 
     Args:
         config: as stored.
@@ -163,6 +164,7 @@ def changed(config: Config, overrides: Sequence[str], places: Sequence[str]) -> 
         if any(text.startswith(f"{place}=") for text in texts)
     }
     new = {place: resolve(compose(texts))[place] for place, texts in chosen.items()}
+    # the nested mappings are changed below, and the stored ones belong to the caller
     values = copy.deepcopy(config | new)
     for override in parse(overrides):
         if override.key_or_group.partition(".")[0] not in chosen:
@@ -171,7 +173,7 @@ def changed(config: Config, overrides: Sequence[str], places: Sequence[str]) -> 
 
 
 def _set(values: Config, key: str, value: Any) -> None:
-    """Set a value of nested mappings, in place, by its dotted key."""
+    """Sets a value of nested mappings, in place, by its dotted key."""
     *places, name = key.split(".")
     for place in places:
         if not isinstance(values.get(place), dict):

@@ -22,7 +22,7 @@ _OPTIONS = {  # what is typed for an option of a group, and what is meant
 
 
 def understood(words: Sequence[str]) -> list[str]:
-    """Return the words of a command with a table's path, ``visits.csv`` or ``data=visits.csv``, as
+    """Returns the words of a command with a table's path, ``visits.csv`` or ``data=visits.csv``, as
     ``data=table data.path=visits.csv``, and beside a table with ``client=`` and ``target=`` as
     settings of the data.
 

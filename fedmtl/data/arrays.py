@@ -33,7 +33,7 @@ _OTHERS = {
 
 
 def as_tensor(value: Any, where: str, field: str) -> Tensor:
-    """Return a tensor of real numbers, dense or CSR, from a tensor, an array, a list or a SciPy
+    """Returns a tensor of real numbers, dense or CSR, from a tensor, an array, a list or a SciPy
     sparse matrix (as CSR).
 
     Numbers keep their type if PyTorch computes with it. Bytes are brought into the machine's order.
@@ -59,12 +59,13 @@ def as_tensor(value: Any, where: str, field: str) -> Tensor:
         and value
         and all(isinstance(part, Tensor) for part in value)
     ):
+        # NumPy would turn such a list into an array of objects, one tensor each
         return stack_rows(value, f"{where}, example", field)
     return torch.from_numpy(real_array(value, where, field))
 
 
 def as_targets(value: Any, where: str) -> Tensor:
-    """Return labels or targets as a dense tensor of real numbers; see :func:`as_tensor`."""
+    """Returns labels or targets as a dense tensor of real numbers; see :func:`as_tensor`."""
     y = as_tensor(value, where, "y")
     if y.layout != torch.strided:
         raise _refusal(where, "y", "is sparse", "dense labels or targets")
@@ -72,12 +73,13 @@ def as_targets(value: Any, where: str) -> Tensor:
 
 
 def real_array(value: Any, where: str, field: str) -> np.ndarray:
-    """Return a copy of an array, a list or a column of pandas as an array of real numbers,
+    """Returns a copy of an array, a list or a column of pandas as an array of real numbers,
     contiguous and in the machine's byte order; see :func:`as_tensor` for its type and errors."""
     _refuse_missing(value, where, field)
     if hasattr(value, "isna") and hasattr(value, "to_numpy"):
         value = value.to_numpy()
     try:
+        # a copy, so that what the user does to the array later changes no dataset
         array = np.array(value, order="C")
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise _refusal(where, field, f"holds {str(value)[:40]!r}") from error
@@ -87,7 +89,7 @@ def real_array(value: Any, where: str, field: str) -> np.ndarray:
 
 
 def stack_rows(values: Iterable[Any], where: str, field: str) -> Tensor:
-    """Return one tensor (rows, ...) from numbers, lists, arrays, tensors or images, one a row.
+    """Returns one tensor (rows, ...) from numbers, lists, arrays, tensors or images, one a row.
 
     A Pillow image becomes uint8 (channels, height, width), real numbers that are no tensors become
     float32.
@@ -104,11 +106,13 @@ def stack_rows(values: Iterable[Any], where: str, field: str) -> Tensor:
     for number, value in enumerate(values):
         place = f"{where} {number}"
         if hasattr(value, "getbands"):
+            # its pixels are numbers of colours, whose order means nothing
             if value.mode in ("P", "PA"):
                 raise DataError(
                     f"{place}, field {field!r} is an image with a palette; give "
                     "image.convert('RGB')."
                 )
+            # it would become int32 pixels up to 65535, which no transform scales
             if value.mode.startswith("I;16"):
                 raise DataError(
                     f"{place}, field {field!r} is an image of 16 bits; give its shares of white, "
@@ -120,6 +124,8 @@ def stack_rows(values: Iterable[Any], where: str, field: str) -> Tensor:
             else:
                 value = np.moveaxis(array, -1, 0)
         row = as_tensor(value, place, field)
+        # Python numbers are float64 without anybody having asked for that; a tensor has its dtype
+        # on purpose
         if row.dtype == torch.float64 and not isinstance(value, Tensor):
             row = row.float()
         if made and row.shape != made[0].shape:
@@ -136,7 +142,7 @@ def stack_rows(values: Iterable[Any], where: str, field: str) -> Tensor:
 
 
 def _common(kinds: list[torch.dtype]) -> torch.dtype:
-    """Return the type of rows of several types: their own if it is one, int64 for whole numbers,
+    """Returns the type of rows of several types: their own if it is one, int64 for whole numbers,
     else float32."""
     if len(set(kinds)) == 1:
         return kinds[0]
@@ -166,11 +172,13 @@ def _of_tensor(value: Tensor, where: str, field: str) -> Tensor:
             "numbers, as its dequantize() returns them",
         )
     if value.layout == torch.strided:
+        # a negated view shares its storage with the numbers before the sign
         return _widened(value.resolve_neg(), where, field)
     if value.ndim != 2:
         raise _refusal(
             where, field, f"is sparse of shape {tuple(value.shape)}", "one sparse row an example"
         )
+    # the structure stays; only numbers of an odd type are made anew
     values = _widened(value.values(), where, field)
     if values.dtype == value.dtype:
         return value
@@ -178,12 +186,13 @@ def _of_tensor(value: Tensor, where: str, field: str) -> Tensor:
 
 
 def _widened(value: Tensor, where: str, field: str) -> Tensor:
-    """Return a dense tensor in a type that PyTorch computes with."""
+    """Returns a dense tensor in a type that PyTorch computes with."""
     kind = value.dtype
     if kind in (*checks.INTEGERS, *checks.FLOATS, torch.bool):
         return value
     if kind.is_complex:
         raise _refusal(where, field, f"holds {_OTHERS['c'][0]} ({kind})", _OTHERS["c"][1])
+    # read as signed, exactly these numbers are negative; uint64 itself cannot be compared
     if kind == torch.uint64 and bool((value.view(torch.int64) < 0).any()):
         raise _refusal(
             where, field, f"holds a whole number of 2^63 or more ({kind})", "smaller ones"
@@ -204,6 +213,7 @@ def _of_sparse(value: Any, where: str, field: str) -> Tensor:
             where, field, f"is sparse of shape {value.shape}", "one sparse row an example"
         )
     matrix: Any = scipy.sparse.csr_array(value)  # type: ignore[call-overload]
+    # SciPy allows an entry twice, which means the sum; PyTorch refuses it
     matrix.sum_duplicates()
     crow, columns = (
         torch.from_numpy(np.array(part, dtype=np.int64)) for part in (matrix.indptr, matrix.indices)
@@ -214,7 +224,7 @@ def _of_sparse(value: Any, where: str, field: str) -> Tensor:
 
 
 def _of_numbers(array: np.ndarray, where: str, field: str) -> np.ndarray:
-    """Return an array of any type but object as one that PyTorch takes."""
+    """Returns an array of any type but object as one that PyTorch takes."""
     kind = array.dtype.kind
     size = array.dtype.itemsize
     # another library's numbers, such as bfloat16
@@ -234,6 +244,7 @@ def _of_numbers(array: np.ndarray, where: str, field: str) -> np.ndarray:
             )
         return array.astype(_SIGNED[size])
     if kind == "f":
+        # the overflow is found below, and refused with the name of the client
         with np.errstate(over="ignore"):
             near = array.astype(np.float64)
         if not np.array_equal(np.isfinite(near), np.isfinite(array)):
@@ -252,8 +263,9 @@ def _of_numbers(array: np.ndarray, where: str, field: str) -> np.ndarray:
 
 
 def _of_objects(array: np.ndarray, where: str, field: str) -> np.ndarray:
-    """Return an array of objects as an array of the numbers that they are."""
+    """Returns an array of objects as an array of the numbers that they are."""
     values = array.ravel().tolist()
+    # lists in a column of pandas: the inner numbers decide, not the objects around them
     if any(hasattr(value, "__len__") and not isinstance(value, (str, bytes)) for value in values):
         return _of_rows(array, where, field)
     for place, value in enumerate(values):
@@ -262,6 +274,7 @@ def _of_objects(array: np.ndarray, where: str, field: str) -> np.ndarray:
         if not isinstance(value, (numbers.Real, Decimal, np.bool_)):
             state = f"holds {str(value)[:40]!r} (a {type(value).__name__}){_at(array, place)}"
             raise _refusal(where, field, state)
+    # before the whole numbers, since True is one for Python
     if all(isinstance(value, (bool, np.bool_)) for value in values):
         return np.array(values, dtype=bool).reshape(array.shape)
     whole = all(isinstance(value, (numbers.Integral, np.bool_)) for value in values)
@@ -275,11 +288,12 @@ def _of_objects(array: np.ndarray, where: str, field: str) -> np.ndarray:
 
 
 def _of_rows(array: np.ndarray, where: str, field: str) -> np.ndarray:
-    """Return an array of objects that are lists or arrays as the array of their numbers."""
+    """Returns an array of objects that are lists or arrays as the array of their numbers."""
     try:
         inner = np.array(array.tolist())
     except (TypeError, ValueError, RuntimeError) as error:
         raise _refusal(where, field, f"holds {str(array)[:40]!r}") from error
+    # no level was unpacked, so another call would go on for ever
     if inner.dtype.kind == "O" and inner.shape == array.shape:
         raise _refusal(where, field, f"holds a {type(array.flat[0]).__name__}")
     if inner.dtype.kind == "O":
@@ -288,7 +302,7 @@ def _of_rows(array: np.ndarray, where: str, field: str) -> np.ndarray:
 
 
 def _refuse_missing(value: Any, where: str, field: str) -> None:
-    """Raise :class:`DataError` for values that a mask hides or that pandas holds as missing."""
+    """Raises :class:`DataError` for values that a mask hides or that pandas holds as missing."""
     if isinstance(value, (list, tuple)):
         parts = value
     else:
@@ -317,11 +331,12 @@ def _refuse_missing(value: Any, where: str, field: str) -> None:
 
 
 def _at(array: np.ndarray, place: int) -> str:
-    """Return in words the example of the value at a flat place."""
+    """Returns in words the example of the value at a flat place."""
     if not array.ndim:
         return ""
     return f" in example {np.unravel_index(place, array.shape)[0]}"
 
 
 def _is_missing(value: Any) -> bool:
+    # by name, so that pandas need not be imported for data that do not come from it
     return value is None or type(value).__name__ in ("NAType", "NaTType")

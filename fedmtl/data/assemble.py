@@ -27,13 +27,14 @@ _MOST_CLASSES = 1 << 20  # that labels are taken for, if their number is not giv
 
 
 def as_pair(value: Any, where: str) -> tuple[Any, Any]:
-    """Return a client's (x, y): a pair as it is, or the stacked items (x, y) of a torch Dataset.
+    """Returns a client's (x, y): a pair as it is, or the stacked items (x, y) of a torch Dataset.
 
     Raises:
         DataError: neither, or an item that is no pair.
     """
     if isinstance(value, (tuple, list)) and len(value) == 2:
         return value[0], value[1]
+    # these have a length and items, too, and are no data set: the user forgot x or y
     plain = isinstance(value, (tuple, list, Tensor, np.ndarray))
     if plain or not hasattr(value, "__len__") or not hasattr(value, "__getitem__"):
         raise DataError(
@@ -65,7 +66,7 @@ def read_clients(
     like: Mapping[str, Pair] | None = None,
     packed: Packed | None = None,
 ) -> tuple[dict[str, Pair], Packed | None]:
-    """Return the x and y of each client by its id, as tensors that agree in all but their lengths.
+    """Returns the x and y of each client by its id, as tensors that agree in all but their lengths.
 
     Where x is a mapping of several inputs, x becomes one row of numbers an example, float32
     (examples, D).
@@ -102,6 +103,7 @@ def read_clients(
         checks.check_lengths(x, y, where)
         if len(y) == 0 and like is None:
             raise DataError(f"{where} has no examples; every client needs at least 1.")
+        # each client is compared with the first one, of the training side if there is one
         first, pair = next(iter((like or pairs).items()), (client, (x, y)))
         for field, part, other in zip("xy", (x, y), pair, strict=True):
             checks.check_like(part, other, where, field, f"of client {first!r}")
@@ -111,7 +113,7 @@ def read_clients(
 
 
 def _packed_row(x: Mapping[Any, Any], packed: Packed | None, where: str) -> tuple[Tensor, Packed]:
-    """Return several inputs (examples, ...) as one row of numbers an example, and what they are,
+    """Returns several inputs (examples, ...) as one row of numbers an example, and what they are,
     ``packed`` if given.
 
     Raises:
@@ -124,6 +126,7 @@ def _packed_row(x: Mapping[Any, Any], packed: Packed | None, where: str) -> tupl
         for key, part in inputs.items()
     )
     packed = packed or Packed(shapes)
+    # in any order: the row takes that of the first client
     if sorted(shapes) != sorted(packed.inputs):
         raise DataError(
             f"{where}, field 'x' has the inputs {_names(Packed(shapes))}; accepted: "
@@ -135,6 +138,7 @@ def _packed_row(x: Mapping[Any, Any], packed: Packed | None, where: str) -> tupl
             f"{where}, field 'x' has inputs of different lengths: {lengths}; they must agree."
         )
     for key, part in inputs.items():
+        # float32, in which the row is stored, has whole numbers up to 2^24 without gaps
         if not part.is_floating_point() and len(part) and int(part.abs().max()) >= 1 << 24:
             raise DataError(
                 f"{where}, field 'x[{key}]' holds a whole number of 2^24 or more; "
@@ -154,7 +158,7 @@ def _names(packed: Packed) -> str:
 def check_options(
     *, min_examples: int, draw: int | None, test_fraction: float | None = None, **_: Any
 ) -> None:
-    """Refuse impossible settings of :func:`choose` and of the split.
+    """Refuses impossible settings of :func:`choose` and of the split.
 
     Raises:
         ConfigError: what is accepted.
@@ -174,7 +178,7 @@ def choose(
     test_fraction: float | None = None,
     **_: Any,
 ) -> list[str]:
-    """Return the clients with ``min_examples`` or more on both sides, of these ``draw`` by draws
+    """Returns the clients with ``min_examples`` or more on both sides, of these ``draw`` by draws
     keyed by (seed, id).
 
     Logs how many others there are. Clients with test examples only are left out, unless
@@ -185,6 +189,7 @@ def choose(
             names some.
         ConfigError: fewer than ``draw`` have.
     """
+    # both sides count, so that the split does not decide who takes part
     counts: Counter[str] = Counter()
     for side in (train, test):
         counts.update({client: len(y) for client, (_, y) in side.items()})
@@ -227,8 +232,9 @@ def _any_examples(side: Mapping[str, tuple[Any, Any]], ids: Sequence[str]) -> bo
 
 
 def sample(ids: Sequence[str], count: int, key: int) -> list[str]:
-    """Return ``count`` of the ids in their order, the ones with the smallest draws keyed by (key,
+    """Returns ``count`` of the ids in their order, the ones with the smallest draws keyed by (key,
     id)."""
+    # a draw for each client by its id: who else is in the data does not move it
     bits = keyed_bits(key, client_keys(ids), 0, torch.zeros(len(ids), dtype=torch.int64))
     return [ids[place] for place in bits.argsort(stable=True)[:count].sort().values.tolist()]
 
@@ -236,7 +242,7 @@ def sample(ids: Sequence[str], count: int, key: int) -> list[str]:
 def taking_part(
     sides: Sequence[Mapping[str, Kept]], **options: Any
 ) -> Sequence[Mapping[str, Kept]]:
-    """Return both sides without the clients that :meth:`FederatedDataset.from_tensors` with these
+    """Returns both sides without the clients that :meth:`FederatedDataset.from_tensors` with these
     options leaves out, so that the examples of the others need not be decoded.
 
     Raises:
@@ -248,17 +254,18 @@ def taking_part(
 
 
 def pool(train: Mapping[str, Pair], test: Mapping[str, Pair]) -> dict[str, Pair]:
-    """Return the examples of both sides by client, those for training first."""
+    """Returns the examples of both sides by client, those for training first."""
     both = dict(train)
     for client, pair in test.items():
         if client in both:
+            # training rows first, since the split is keyed by the place of a row
             pair = rows.join([both[client][0], pair[0]]), torch.cat([both[client][1], pair[1]])
         both[client] = pair
     return both
 
 
 def stack(pairs: Mapping[str, Pair], ids: Sequence[str]) -> Examples:
-    """Return the examples of the clients ``ids``, of whom some may be missing in ``pairs``."""
+    """Returns the examples of the clients ``ids``, of whom some may be missing in ``pairs``."""
     there = [pairs[client] for client in ids if client in pairs]
     counts = torch.tensor(
         [len(pairs[client][1]) if client in pairs else 0 for client in ids], dtype=torch.int64
@@ -269,7 +276,7 @@ def stack(pairs: Mapping[str, Pair], ids: Sequence[str]) -> Examples:
 
 
 def infer_classes(y: Tensor, offsets: Tensor, ids: Sequence[str], where: str) -> int | None:
-    """Return the number of classes that targets are taken for, or None for a regression.
+    """Returns the number of classes that targets are taken for, or None for a regression.
 
     Two where the targets are true and false, or -1 and +1 or floating 0.0 and 1.0, both of them
     present, and for several integer labels an example that are all 0 or 1; else the largest label
@@ -278,6 +285,7 @@ def infer_classes(y: Tensor, offsets: Tensor, ids: Sequence[str], where: str) ->
     if y.dtype == torch.bool:
         return 2
     values = y.unique().tolist()
+    # several labels an example may all be 0 in a small set, and are labels still
     if values in ([-1, 1], [0, 1]) or (y.ndim > 1 and not y.is_floating_point() and values == [0]):
         return 2
     if y.is_floating_point():
@@ -298,7 +306,7 @@ def infer_classes(y: Tensor, offsets: Tensor, ids: Sequence[str], where: str) ->
 def checked(
     side: Examples, classes: int | None, ids: Sequence[str], where: str, whole: bool = False
 ) -> Examples:
-    """Return examples of finite features, and of int64 labels below ``classes`` or, if it is None,
+    """Returns examples of finite features, and of int64 labels below ``classes`` or, if it is None,
     finite floating targets.
 
     Two classes may be coded 0 and 1 or -1 and +1, whole or floating; here they become 0 and 1.
@@ -317,6 +325,7 @@ def checked(
         side = replace(side, x=side.x.long())
     checks.check_finite(side.y, side.offsets, ids, where, "y")
     if classes is None:
+        # whole targets of a regression, such as counts
         if side.y.is_floating_point():
             return side
         return replace(side, y=side.y.float())
@@ -331,9 +340,11 @@ def checked(
             "one whole number (of one-hot rows y.argmax(1), of a column y[:, 0]; several labels "
             "that are each 0 or 1 need classes=2, several numbers classes=None)."
         )
+    # cut off here, and compared with the targets below: a label 1.5 must not become 1
     y = side.y.long()
     accepted = "class labels must be whole numbers from 0 on (for regression give classes=None)."
     checks.refuse(y != side.y, side.y, side.offsets, ids, where, "y", accepted)
+    # all labels +1 could be class 1 of the coding 0 and 1, so one negative label is needed
     if classes == 2 and bool((y < 0).any()) and bool((y.abs() == 1).all()):
         y = (y + 1) // 2
     two = ", or all labels -1 and +1." if classes == 2 else "."
@@ -343,7 +354,7 @@ def checked(
 
 
 def check_side(part: Examples, side: str, clients: int, classes: int | None, name: str) -> None:
-    """Check that one side of the dataset ``name`` has its ``clients``, test examples, and targets
+    """Checks that one side of the dataset ``name`` has its ``clients``, test examples, and targets
     that fit the number of ``classes``."""
     where = f"{name} ({side})"
     if len(part.offsets) != clients + 1:

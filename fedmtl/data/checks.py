@@ -24,14 +24,14 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def chunks(x: Tensor) -> list[tuple[int, int]]:
-    """Return row ranges of about 64 MiB each that cover x (N, ...)."""
+    """Returns row ranges of about 64 MiB each that cover x (N, ...)."""
     row_bytes = max(1, x[:1].numel() * x.element_size())
     step = max(1, _CHUNK_BYTES // row_bytes)
     return [(start, min(start + step, len(x))) for start in range(0, len(x), step)]
 
 
 def by_id(clients: Mapping[Any, T], where: str) -> Mapping[str, T]:
-    """Return values by id, see :func:`fedmtl._check.id_of`.
+    """Returns values by id, see :func:`fedmtl._check.id_of`.
 
     Raises:
         DataError: two ids that are the same text.
@@ -50,7 +50,7 @@ def by_id(clients: Mapping[Any, T], where: str) -> Mapping[str, T]:
 
 
 def check_ids(ids: Sequence[str], where: str) -> None:
-    """Check that there is a client, that every id is a text, and none occurs twice."""
+    """Checks that there is a client, that every id is a text, and none occurs twice."""
     if not ids:
         raise DataError(f"{where}: there are no clients; at least one is needed.")
     for name in ids:
@@ -65,8 +65,8 @@ def check_ids(ids: Sequence[str], where: str) -> None:
 
 
 def check_like(value: Tensor, other: Tensor, where: str, field: str, of: str = "in train") -> None:
-    """Check that rows have the dtype, the layout and the shape of others, which are ``of`` a client
-    or a side."""
+    """Checks that rows have the dtype, the layout and the shape of others, which are ``of`` a
+    client or a side."""
     if (value.shape[1:], value.dtype, value.layout) != (other.shape[1:], other.dtype, other.layout):
         raise DataError(
             f"{where}: field {field!r} is {value.dtype} {tuple(value.shape[1:])}, but "
@@ -75,8 +75,8 @@ def check_like(value: Tensor, other: Tensor, where: str, field: str, of: str = "
 
 
 def check_transform(transform: Any, name: str) -> None:
-    """Check that the transform of the dataset ``name`` is a callable instance of a dataclass, whose
-    fields are in the dataset's fingerprint."""
+    """Checks that the transform of the dataset ``name`` is a callable instance of a dataclass,
+    whose fields are in the dataset's fingerprint."""
     if not is_dataclass(transform) or isinstance(transform, type) or not callable(transform):
         raise DataError(
             f"{name}: transform is {transform!r}; it must be a frozen dataclass with __call__."
@@ -84,7 +84,7 @@ def check_transform(transform: Any, name: str) -> None:
 
 
 def check_target_scale(scale: str, ends: tuple[float, float] | None, name: str) -> None:
-    """Check the scale of a dataset's targets, of which a logarithm needs a range above 0."""
+    """Checks the scale of a dataset's targets, of which a logarithm needs a range above 0."""
     if scale not in SCALES:
         raise DataError(f"{name}: target_scale is {scale!r}; accepted: {', '.join(SCALES)}.")
     if scale == "log" and (ends is None or not ends[0] > 0):
@@ -92,7 +92,7 @@ def check_target_scale(scale: str, ends: tuple[float, float] | None, name: str) 
 
 
 def check_lengths(x: Tensor, y: Tensor, where: str) -> None:
-    """Check that features and targets have one row an example."""
+    """Checks that features and targets have one row an example."""
     if x.ndim == 0 or y.ndim == 0:
         raise DataError(
             f"{where}: fields 'x' and 'y' must have one row an example; one of them is "
@@ -114,7 +114,7 @@ def say_left_out(count: int, where: str, why: str) -> None:
 
 
 def check_finite(x: Tensor, offsets: Tensor, ids: Sequence[str], where: str, field: str) -> None:
-    """Refuse NaN and infinity in floating x (N, ...), dense or CSR, of clients with the given
+    """Refuses NaN and infinity in floating x (N, ...), dense or CSR, of clients with the given
     offsets (n + 1,)."""
     if not x.is_floating_point():
         return
@@ -138,7 +138,8 @@ def refuse(
     field: str,
     accepted: str,
 ) -> None:
-    """Refuse the first of the values (N, ...) that is ``wrong``, bool (N, ...), if there is any."""
+    """Refuses the first of the values (N, ...) that is ``wrong``, bool (N, ...), if there is
+    any."""
     if wrong.any():
         row = int(wrong.reshape(len(wrong), -1).any(1).nonzero()[0])
         client = int(torch.searchsorted(offsets, row, right=True)) - 1

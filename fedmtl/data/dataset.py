@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, asdict, dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -15,27 +15,16 @@ from torch import Tensor
 from .._check import id_of
 from ..errors import ConfigError, DataError
 from . import checks, rows
-from .assemble import (
-    Pair,
-    check_options,
-    check_side,
-    checked,
-    choose,
-    infer_classes,
-    pool,
-    read_clients,
-    stack,
-)
-from .examples import SIDES, DataSpec, Domain, Examples, Side, client_keys, cut, pixel_domain
+from .assemble import check_side, checked
+from .examples import SIDES, DataSpec, Domain, Examples, Side, client_keys
 from .fingerprint import digest
 from .grouping import group_rows, splits_of
-from .transforms import Affine, Bounded, Cast, Integers, Packed, RowBound, Transform, describe
+from .sides import Classes, Selection, scaled, sides_of
+from .transforms import Bounded, Cast, Integers, Packed, RowBound, Transform, describe
 from .units import TargetScale, in_units
 
 if TYPE_CHECKING:
     from .readers.schema import TableSchema
-
-Classes = int | None | Literal["infer"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,11 +138,11 @@ class FederatedDataset:
         )
 
     def __len__(self) -> int:
-        """Return the number of clients n."""
+        """Returns the number of clients n."""
         return len(self.ids)
 
     def side(self, side: Side) -> Examples:
-        """Return the training or the test examples."""
+        """Returns the training or the test examples."""
         if side not in SIDES:
             raise ConfigError(f"side is {side!r}; accepted: {', '.join(map(repr, SIDES))}.")
         part: Examples = getattr(self, side)
@@ -161,12 +150,12 @@ class FederatedDataset:
 
     @cached_property
     def keys(self) -> Tensor:
-        """Return each client's address in keyed random draws, int64 (n,), on the host."""
+        """Returns each client's address in keyed random draws, int64 (n,), on the host."""
         return client_keys(self.ids)
 
     @cached_property
     def spec(self) -> DataSpec:
-        """Return the shape after the transform, classes and number of clients."""
+        """Returns the shape after the transform, classes and number of clients."""
         x = self.train.x
         probe = self.transform(torch.zeros(1, *x.shape[1:], dtype=x.dtype), torch.float32)
         return DataSpec(
@@ -180,14 +169,14 @@ class FederatedDataset:
 
     @property
     def unit(self) -> float:
-        """Return half of the range of the target in its own units, by which it was divided; 1
+        """Returns half of the range of the target in its own units, by which it was divided; 1
         without one, and on the scale of logarithms, where no number is."""
         if self.target_range is None or self.target_scale == "log":
             return 1.0
         return (self.target_range[1] - self.target_range[0]) / 2
 
     def in_units(self, y: Tensor) -> Tensor:
-        """Return targets or predictions in the target's own units, float64; as they are without a
+        """Returns targets or predictions in the target's own units, float64; as they are without a
         range."""
         if self.target_range is None:
             return y
@@ -201,7 +190,7 @@ class FederatedDataset:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return examples by flat row number, transformed.
+        """Returns examples by flat row number, transformed.
 
         Args:
             side: ``"train"`` or ``"test"``.
@@ -244,7 +233,7 @@ class FederatedDataset:
         name: str = "data",
         source: str | None = None,
     ) -> FederatedDataset:
-        """Return a dataset from one (x, y) pair a client, tensors or arrays (examples, ...), or a
+        """Returns a dataset from one (x, y) pair a client, tensors or arrays (examples, ...), or a
         torch Dataset.
 
         Args:
@@ -277,47 +266,17 @@ class FederatedDataset:
                 and test examples.
             ConfigError: an impossible setting, or more clients than there are.
         """
-        check_options(min_examples=min_examples, draw=draw, test_fraction=test_fraction)
-        where = source or name
-        train, packed = read_clients(clients, where)
-        held: Mapping[str, Pair] = {}
-        if test is not None:
-            if not test:
-                raise DataError(
-                    f"{where}: test names no clients; at least one client needs test examples."
-                )
-            held, _ = read_clients(test, f"{where} (test)", like=train, packed=packed)
-        if test_fraction is not None:
-            train = pool(train, held)
-            held = {}
-        ids = choose(train, held, where, min_examples=min_examples, draw=draw, seed=seed)
-        sides = {where: stack(train, ids)}
-        if held:
-            sides = {f"{where} (train)": sides[where], f"{where} (test)": stack(held, ids)}
+        selection = Selection(test_fraction, seed, min_examples, draw)
+        whole = isinstance(transform, Integers)
+        sides = sides_of(clients, test, source or name, selection, classes, whole=whole)
+        if transform is None:
+            transform = sides.packed
+        transform, domain = scaled(sides.train.x, transform, domain)
         inferred: tuple[str, ...] = ()
         if classes == "infer":
             inferred = ("classes",)
-            counts = torch.cat([side.counts for side in sides.values()])
-            y = torch.cat([side.y for side in sides.values()])
-            classes = infer_classes(y, rows.offsets_of(counts), ids * len(sides), where)
-        for place, side in sides.items():
-            sides[place] = checked(side, classes, ids, place, whole=isinstance(transform, Integers))
-        whole, *rest = sides.values()
-        if not rest:
-            held_out = 0.2 if test_fraction is None else test_fraction
-            whole, *rest = cut(whole, ids, test_fraction=held_out, seed=seed, where=where)
-        transform, domain = _scaled(whole.x, packed if transform is None else transform, domain)
-        return cls(
-            whole,
-            rest[0],
-            tuple(ids),
-            transform,
-            classes,
-            name,
-            domain=domain,
-            inferred=inferred,
-            verify=False,
-        )
+        facts: dict[str, Any] = {"domain": domain, "inferred": inferred, "verify": False}
+        return cls(sides.train, sides.test, sides.ids, transform, sides.classes, name, **facts)
 
     @classmethod
     def from_columns(
@@ -332,7 +291,7 @@ class FederatedDataset:
         name: str = "data",
         **options: Any,
     ) -> FederatedDataset:
-        """Return a dataset from a table of columns with a row an example, such as one of Hugging
+        """Returns a dataset from a table of columns with a row an example, such as one of Hugging
         Face's ``datasets``.
 
         Args:
@@ -370,7 +329,7 @@ class FederatedDataset:
         return cls.from_tensors(train, test=held, name=name, **options)
 
     def subset(self, clients: Sequence[str | int]) -> FederatedDataset:
-        """Return some of the clients, by id, in the given order; a whole number is the text of an
+        """Returns some of the clients, by id, in the given order; a whole number is the text of an
         id.
 
         Raises:
@@ -389,14 +348,14 @@ class FederatedDataset:
         )
 
     def take_clients(self, clients: Tensor) -> FederatedDataset:
-        """Return the clients at some positions (k,), in the order of these."""
+        """Returns the clients at some positions (k,), in the order of these."""
         ids = tuple(self.ids[i] for i in clients.tolist())
         train = self.train.take_clients(clients)
         test = self.test.take_clients(clients)
         return replace(self, train=train, test=test, ids=ids, verify=False)
 
     def as_two_classes(self) -> FederatedDataset:
-        """Return the same data as two classes where the targets are numbers and all of them 0 and
+        """Returns the same data as two classes where the targets are numbers and all of them 0 and
         1, or all -1 and +1; else the data as they are."""
         parts = [part for part in (self.train, self.test, self.public) if part is not None]
         values = torch.cat([part.y.unique() for part in parts]).unique().tolist()
@@ -405,18 +364,18 @@ class FederatedDataset:
         return replace(self, classes=2)
 
     def bounded(self, bound: RowBound | None) -> FederatedDataset:
-        """Return the same data with features that :meth:`gather` scales down to ``bound`` after the
-        transform; None leaves them as they are."""
+        """Returns the same data with features that :meth:`gather` scales down to ``bound`` after
+        the transform; None leaves them as they are."""
         if bound is None:
             return self
         return replace(self, transform=Bounded(self.transform, bound), verify=False)
 
     def to(self, device: torch.device | str) -> FederatedDataset:
-        """Return the features and targets on another device; offsets and keys stay on the host."""
+        """Returns the features and targets on another device; offsets and keys stay on the host."""
         return replace(self, train=self.train.to(device), test=self.test.to(device), verify=False)
 
     def fingerprint(self) -> str:
-        """Return a BLAKE2b digest (32 hex digits) of ids, tensors, transform, classes, public
+        """Returns a BLAKE2b digest (32 hex digits) of ids, tensors, transform, classes, public
         examples and domain."""
         return self._fingerprint
 
@@ -433,13 +392,3 @@ class FederatedDataset:
         if self.public is not None:
             parts["public"] = self.public
         return digest(header, parts)
-
-
-def _scaled(
-    x: Tensor, transform: Transform | None, domain: Domain | None
-) -> tuple[Transform, Domain | None]:
-    """Return the transform that was given, or for None the one to [0, 1] of images of bytes with
-    its bounds, or a cast."""
-    if transform is None and x.dtype == torch.uint8 and x.ndim > 2:
-        return Affine(scale=1 / 255), pixel_domain(x.shape[1:]) if domain is None else domain
-    return Cast() if transform is None else transform, domain

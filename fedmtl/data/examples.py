@@ -42,21 +42,22 @@ class DataSpec:
     inputs: tuple[tuple[str, tuple[int, ...], str], ...] = ()
 
     def sample(self, count: int, dtype: torch.dtype) -> Tensor:
-        """Return features of ``count`` examples that are all zero, in ``dtype`` or, for whole
+        """Returns features of ``count`` examples that are all zero, in ``dtype`` or, for whole
         numbers, int64."""
         return torch.zeros(count, *self.shape, dtype=torch.int64 if self.integer else dtype)
 
     @property
     def labels(self) -> int:
-        """Return T where an example has T labels that are each there or not (multi-label
+        """Returns T where an example has T labels that are each there or not (multi-label
         classification); else 0."""
+        # one label of two classes is not several: its targets have no shape
         if self.classes == 2 and self.targets:
             return math.prod(self.targets)
         return 0
 
     @property
     def outputs(self) -> int:
-        """Return the number of values that a model gives for an example: one a class, one a label,
+        """Returns the number of values that a model gives for an example: one a class, one a label,
         or one a real target."""
         if self.classes is None or self.labels:
             return math.prod(self.targets)
@@ -79,9 +80,11 @@ class Domain:
 
 
 def pixel_domain(shape: Sequence[int]) -> Domain:
-    """Return the public bounds of images of this shape (channels, height, width) whose pixels lie
+    """Returns the public bounds of images of this shape (channels, height, width) whose pixels lie
     in [0, 1]."""
     size = math.prod(shape)
+    # each pixel is at most 1, so the sums of absolute values and of squares are at most their
+    # number
     return Domain(l1=float(size), l2=math.sqrt(size), target=math.inf)
 
 
@@ -125,6 +128,8 @@ class Examples:
                     f"examples: field {name!r} is on the meta device, which holds no numbers."
                 )
             value = value.detach()
+            # rows are gathered as contiguous blocks; a transposed view would be copied at every
+            # gather
             if value.layout == torch.strided:
                 value = value.contiguous()
             object.__setattr__(self, name, value)
@@ -147,41 +152,41 @@ class Examples:
         return f"Examples of {len(self.offsets) - 1:,} clients: x {x}, y {y}"
 
     def __len__(self) -> int:
-        """Return the number of examples N of all clients."""
+        """Returns the number of examples N of all clients."""
         return int(self.y.shape[0])
 
     @cached_property
     def counts(self) -> Tensor:
-        """Return the number of examples of each client, int64 (n,)."""
+        """Returns the number of examples of each client, int64 (n,)."""
         return self.offsets.diff()
 
     def take_clients(self, clients: Tensor) -> Examples:
-        """Return the examples of the chosen clients (k,), in the given order."""
+        """Returns the examples of the chosen clients (k,), in the given order."""
         counts = self.counts[clients]
         index, _ = rows.ranges(self.offsets[clients], counts)
         return self._take(index, counts)
 
     def _take(self, index: Tensor, counts: Tensor) -> Examples:
-        """Return the examples of some rows (K,), of clients with ``counts`` (k,) of them."""
+        """Returns the examples of some rows (K,), of clients with ``counts`` (k,) of them."""
         x = rows.select(self.x, index.to(self.x.device))
         y = rows.take(self.y, index.to(self.y.device))
         return Examples(x, y, rows.offsets_of(counts))
 
     def to(self, device: torch.device | str) -> Examples:
-        """Return features and targets on another device; the offsets stay on the host, where
+        """Returns features and targets on another device; the offsets stay on the host, where
         batches are planned."""
         return Examples(self.x.to(device), self.y.to(device), self.offsets)
 
 
 def client_keys(ids: Sequence[str]) -> Tensor:
-    """Return :func:`fedmtl.random.id_key` of each id, int64 (n,)."""
+    """Returns :func:`fedmtl.random.id_key` of each id, int64 (n,)."""
     return torch.from_numpy(id_keys(ids))
 
 
 def cut(
     whole: Examples, ids: Sequence[str], *, test_fraction: float, seed: int, where: str
 ) -> tuple[Examples, Examples]:
-    """Divide the examples of all clients into their training and test sides, in their order.
+    """Divides the examples of all clients into their training and test sides, in their order.
 
     Each client's examples are permuted by draws keyed with (seed, id, position within the client)
     and the first ``round(test_fraction * count)`` of them, at least 1 and at most count - 1, are
@@ -202,9 +207,11 @@ def cut(
             f"{where}: no client has 2 examples, one to train on and one to test on; at least one "
             "client needs 2."
         )
+    # positions within the client, so that its split is the same among any others
     position, client_of = rows.ranges(torch.zeros_like(counts), counts)
     bits = keyed_bits(derive_key(seed, "split"), client_keys(ids)[client_of], 0, position)
     order = torch.from_numpy(np.lexsort((bits.numpy(), client_of.numpy())))
+    # the minimum is last: a client with one example keeps it for training
     held = torch.round(counts * test_fraction).long().clamp(min=1).minimum(counts - 1)
     test = torch.zeros(len(client_of), dtype=torch.bool)
     test[order[position < held[client_of]]] = True

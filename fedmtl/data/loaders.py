@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any, TypeVar
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 from ..errors import ConfigError
 from .dataset import FederatedDataset
@@ -13,10 +14,12 @@ LOADERS: dict[str, Callable[..., FederatedDataset]] = {}
 """The registered readers by the name that :func:`load_data` takes."""
 
 Reader = TypeVar("Reader", bound=Callable[..., FederatedDataset])
+Settings = TypeVar("Settings")
+P = ParamSpec("P")
 
 
 def reader(name: str) -> Callable[[Reader], Reader]:
-    """Register a function that returns a dataset, so that :func:`load_data` finds it by name.
+    """Registers a function that returns a dataset, so that :func:`load_data` finds it by name.
 
     The modules of ``fedmtl/data/readers`` are imported with the package; a module elsewhere
     registers its readers when it is imported.
@@ -38,8 +41,36 @@ def reader(name: str) -> Callable[[Reader], Reader]:
     return register
 
 
+def with_settings(
+    kind: Callable[P, Settings],
+) -> Callable[[Callable[[Settings], FederatedDataset]], Callable[P, FederatedDataset]]:
+    """Makes a reader of a settings object one that takes the settings themselves.
+
+    Args:
+        kind: the settings, a frozen dataclass, which refuses impossible ones when it is made.
+
+    Returns:
+        The reader with the signature of ``kind``, from which the command takes its keys and their
+        defaults, and type checkers the arguments.
+    """
+
+    def wrap(function: Callable[[Settings], FederatedDataset]) -> Callable[P, FederatedDataset]:
+        signature = inspect.signature(kind).replace(return_annotation=FederatedDataset)
+
+        @wraps(function)
+        def read(*args: P.args, **kwargs: P.kwargs) -> FederatedDataset:
+            # bound here, so that the error of an unknown argument does not name the settings
+            bound = signature.bind(*args, **kwargs)
+            return function(kind(*bound.args, **bound.kwargs))
+
+        read.__signature__ = signature  # type: ignore[attr-defined]
+        return read
+
+    return wrap
+
+
 def load_data(name: str, **options: Any) -> FederatedDataset:
-    """Read the data that a name stands for, as a configuration gives them.
+    """Reads the data that a name stands for, as a configuration gives them.
 
     Args:
         name: of a registered reader: ``"digits"`` is :func:`load_digits_clients`,

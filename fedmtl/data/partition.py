@@ -30,12 +30,12 @@ class Partition(Protocol):
     """A law by which one pool of examples is dealt to clients, ``client-0``, ``client-1``, ..."""
 
     def deal(self, y: Any, seed: int = 0) -> Parts:
-        """Return the row numbers of each client, from the labels y (N,)."""
+        """Returns the row numbers of each client, from the labels y (N,)."""
 
 
 @dataclass(frozen=True)
 class Dirichlet(Checked):
-    """Label skew: each class is divided in shares drawn from a symmetric Dirichlet distribution
+    """Labels skew: each class is divided in shares drawn from a symmetric Dirichlet distribution
     over clients.
 
     Hsu, Qi and Brown, "Measuring the effects of non-identical data distribution", 2019; Li et al.,
@@ -53,7 +53,7 @@ class Dirichlet(Checked):
     min_examples: Count = 2
 
     def deal(self, y: Any, seed: int = 0) -> Parts:
-        """Return the row numbers of each client.
+        """Returns the row numbers of each client.
 
         Raises:
             ConfigError: more clients than ``y`` allows, or settings that no draw satisfied.
@@ -65,11 +65,14 @@ class Dirichlet(Checked):
                 f"there are only {len(labels):,} examples; ask for fewer clients."
             )
         groups = [np.flatnonzero(labels == label) for label in np.unique(labels)]
+        # each attempt has a stream of its own, so that the result does not depend on how many draws
+        # the ones before took
         for attempt in range(_ATTEMPTS):
             generator = keyed_generator(seed, "dirichlet", attempt)
             client = np.empty(len(labels), dtype=np.int64)
             for group in groups:
                 shares = generator.dirichlet(np.full(self.clients, self.alpha))
+                # rounded cumulated shares: the parts add up to the class, whatever the rounding
                 bounds = np.rint(np.cumsum(shares)[:-1] * len(group)).astype(np.int64)
                 client[generator.permutation(group)] = np.searchsorted(
                     bounds, np.arange(len(group)), side="right"
@@ -85,7 +88,7 @@ class Dirichlet(Checked):
 
 @dataclass(frozen=True)
 class Shards(Checked):
-    """Label skew by shards: examples sorted by label are cut into equal shards, dealt at random.
+    """Labels skew by shards: examples sorted by label are cut into equal shards, dealt at random.
 
     McMahan et al., "Communication-efficient learning of deep networks from decentralized data",
     2017.
@@ -99,7 +102,7 @@ class Shards(Checked):
     shards_per_client: Count = 2
 
     def deal(self, y: Any, seed: int = 0) -> Parts:
-        """Return the row numbers of each client; the seed shuffles within a label and deals.
+        """Returns the row numbers of each client; the seed shuffles within a label and deals.
 
         Raises:
             ConfigError: more shards than examples.
@@ -113,6 +116,7 @@ class Shards(Checked):
             )
         generator = keyed_generator(seed, "shards")
         shuffled = generator.permutation(len(labels))
+        # stable, so that examples of one label stay in the order of the seed
         order = shuffled[np.argsort(labels[shuffled], kind="stable")]
         dealt_to = generator.permutation(np.repeat(np.arange(self.clients), self.shards_per_client))
         client = np.empty(len(labels), dtype=np.int64)
@@ -140,7 +144,7 @@ class ByClasses(Checked):
     classes_per_client: Count
 
     def deal(self, y: Any, seed: int = 0) -> Parts:
-        """Return the row numbers of each client, from labels in ``0 .. classes - 1``.
+        """Returns the row numbers of each client, from labels in ``0 .. classes - 1``.
 
         Raises:
             ConfigError: too few classes, or too few examples of some class.
@@ -157,6 +161,7 @@ class ByClasses(Checked):
         )
         places = np.zeros(classes, dtype=np.int64)  # clients that each class still takes
         extra = draws.permutation(classes)[: self.clients * self.classes_per_client % classes]
+        # all classes get as many clients; the remainder goes to classes that the seed chooses
         places += self.clients * self.classes_per_client // classes
         places[extra] += 1
         groups = [order.permutation(np.flatnonzero(labels == label)) for label in range(classes)]
@@ -196,7 +201,7 @@ def from_partition(
     name: str = "data",
     **options: Any,
 ) -> FederatedDataset:
-    """Return a dataset from one pool x (N, ...), y (N, ...) and the row numbers of each client.
+    """Returns a dataset from one pool x (N, ...), y (N, ...) and the row numbers of each client.
 
     Args:
         x: features; a tensor, an array or a sparse matrix.
@@ -227,6 +232,7 @@ def from_partition(
                 f"{name}: the part of client {client!r} has a row outside 0..{len(targets) - 1}; "
                 "rows must be numbers of examples."
             )
+        # a record of two clients would be protected by the noise of each of them only
         if used[index].any() or len(index.unique()) != len(index):
             raise DataError(
                 f"{name}: the part of client {client!r} has a row that is used twice; "
@@ -238,7 +244,7 @@ def from_partition(
 
 
 def _row_numbers(part: Any, where: str) -> Tensor:
-    """Return row numbers (K,), int64.
+    """Returns row numbers (K,), int64.
 
     Raises:
         DataError: no whole numbers, such as a mask of true and false, or several dimensions.
@@ -256,10 +262,11 @@ def _row_numbers(part: Any, where: str) -> Tensor:
 
 
 def _labels(y: Any) -> np.ndarray:
-    """Return the labels by which a pool is dealt (N,): numbers or texts."""
+    """Returns the labels by which a pool is dealt (N,): numbers or texts."""
     if isinstance(y, Tensor):
         y = as_targets(y, "partition").cpu()
         if y.is_floating_point():
+            # bfloat16 has no counterpart in NumPy
             y = y.double()
     labels = np.asarray(y)
     if labels.ndim != 1 or not len(labels):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def take(x: Tensor, index: Tensor) -> Tensor:
-    """Return the rows ``index`` (K,) of x (N, ...) as a dense (K, ...) tensor of x's dtype, on x's
+    """Returns the rows ``index`` (K,) of x (N, ...) as a dense (K, ...) tensor of x's dtype, on x's
     device."""
     if x.layout == torch.strided:
         return _take_dense(x, index)
@@ -23,7 +23,7 @@ def take(x: Tensor, index: Tensor) -> Tensor:
 
 
 def select(x: Tensor, index: Tensor) -> Tensor:
-    """Return the rows ``index`` (K,) of x (N, ...), in x's own layout."""
+    """Returns the rows ``index`` (K,) of x (N, ...), in x's own layout."""
     if x.layout == torch.strided:
         return _take_dense(x, index)
     _, position, crow = _entries(x, index)
@@ -31,7 +31,7 @@ def select(x: Tensor, index: Tensor) -> Tensor:
 
 
 def join(parts: Sequence[Tensor]) -> Tensor:
-    """Return the rows of all parts, one after the other; the parts share layout and dtype."""
+    """Returns the rows of all parts, one after the other; the parts share layout and dtype."""
     if parts[0].layout == torch.strided:
         return torch.cat(list(parts))
     counts = torch.cat([part.crow_indices().diff() for part in parts])
@@ -42,9 +42,10 @@ def join(parts: Sequence[Tensor]) -> Tensor:
 
 
 def csr(crow: Tensor, columns: Tensor, values: Tensor, width: int) -> Tensor:
-    """Return a sparse CSR matrix, its structure checked, without PyTorch's notice that the layout
+    """Returns a sparse CSR matrix, its structure checked, without PyTorch's notice that the layout
     is in beta."""
     with warnings.catch_warnings():
+        # the notice would come once for every program that reads sparse data
         warnings.filterwarnings("ignore", message="Sparse CSR tensor support")
         return torch.sparse_csr_tensor(
             crow, columns, values, size=(len(crow) - 1, width), check_invariants=True
@@ -52,7 +53,7 @@ def csr(crow: Tensor, columns: Tensor, values: Tensor, width: int) -> Tensor:
 
 
 def components(value: Tensor) -> dict[str, Tensor]:
-    """Return the dense tensors that make up a tensor: itself, or the three parts of a CSR
+    """Returns the dense tensors that make up a tensor: itself, or the three parts of a CSR
     matrix."""
     if value.layout == torch.strided:
         return {"": value}
@@ -64,25 +65,27 @@ def components(value: Tensor) -> dict[str, Tensor]:
 
 
 def offsets_of(counts: Tensor) -> Tensor:
-    """Turn counts (n,) into offsets (n + 1,): row i of the result begins client i."""
+    """Turns counts (n,) into offsets (n + 1,): row i of the result begins client i."""
     return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
 
 
 def by_number(number: np.ndarray, ids: Iterable[Any]) -> dict[str, np.ndarray]:
-    """Return ascending row numbers of each of ``ids``, as texts; ``number`` (N,) gives each row's
+    """Returns ascending row numbers of each of ``ids``, as texts; ``number`` (N,) gives each row's
     place in ``ids``."""
     names = list(map(str, ids))
+    # minlength, so that ids without rows get an empty part and not none
     bounds = np.cumsum(np.bincount(number, minlength=len(names)))[:-1]
     return dict(zip(names, np.split(np.argsort(number, kind="stable"), bounds), strict=True))
 
 
 def ranges(start: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-    """Return concatenated ranges ``start[i], ..., start[i] + counts[i] - 1``.
+    """Returns concatenated ranges ``start[i], ..., start[i] + counts[i] - 1``.
 
     Returns:
         (positions, parts), both (counts.sum(),): the numbers, and the i each of them belongs to.
     """
     part = torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)
+    # where each range begins in the result; with it one arange makes all ranges without a loop
     first = counts.cumsum(0) - counts
     return torch.arange(len(part), device=counts.device) + (start - first)[part], part
 
@@ -96,6 +99,7 @@ def _take_dense(x: Tensor, index: Tensor) -> Tensor:
 
 
 def _entries(x: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    # int32 indices would overflow in the sums of large matrices
     crow = x.crow_indices().long()
     start = crow[index]
     counts = crow[index + 1] - crow[index]

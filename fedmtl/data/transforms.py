@@ -55,6 +55,7 @@ class Affine(Checked):
     shift: Finite = 0.0
 
     def __call__(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        # without a multiplication, so that stored numbers stay equal to the bit
         if self.scale == 1.0:
             scaled = x.to(dtype)
         else:
@@ -108,7 +109,7 @@ class MappedImages:
     scale: float = 1 / 255
 
     def __call__(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """Turn image numbers (B,) into images (B, *shape)."""
+        """Turns image numbers (B,) into images (B, *shape)."""
         images = _mapped(self.path)[x.cpu().numpy()]
         if images.dtype == np.uint16:
             images = images.astype(np.int32)  # which torch converts on every device
@@ -118,6 +119,7 @@ class MappedImages:
 @lru_cache(maxsize=16)
 def _mapped(path: str) -> np.ndarray:
     try:
+        # the file may come from elsewhere, and a pickle can run code
         array: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise DataError(f"{path} cannot be mapped ({error}); read the data again.") from error
@@ -139,22 +141,25 @@ class RowBound(Checked):
     norm: Literal["l1", "l2"] = "l2"
 
     def norms(self, x: Tensor) -> Tensor:
-        """Return norms of the records x (N, ...), float64 (N,)."""
+        """Returns norms of the records x (N, ...), float64 (N,)."""
         rows = x.reshape(x.shape[0], -1)  # len(x) would fix their number in an exported program
         return torch.linalg.vector_norm(rows.double(), ord=int(self.norm[1]), dim=1)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return records x (N, ...) within the bound, in the dtype of x; those that are within it
+        """Returns records x (N, ...) within the bound, in the dtype of x; those that are within it
         are unchanged."""
         norms = self.norms(x)
+        # the factor and the products round; the margin keeps the norm below the bound all the same
         limit = self.bound * (1 - _MARGIN)
         factor = (limit / norms.clamp(min=limit)).reshape(-1, *[1] * (x.dim() - 1))
+        # a NaN survives any factor, and a sum with it would show who has it
         valid = torch.isfinite(norms).reshape(factor.shape)
         return (x.double() * factor).masked_fill_(~valid, 0.0).to(x.dtype)
 
     def exceeded(self, x: Tensor) -> Tensor:
-        """Return bool (N,): the records x (N, ...) that are beyond the bound by more than rounding
+        """Returns bool (N,): the records x (N, ...) that are beyond the bound by more than rounding
         to float32."""
+        # negated, so that a norm that is NaN counts as beyond the bound
         return ~(self.norms(x) <= self.bound * (1 + 2.0**-20))
 
 
@@ -175,5 +180,5 @@ class Bounded:
 
 
 def describe(transform: Transform) -> dict[str, Any]:
-    """Return the transform as plain JSON values: its class name under ``kind`` and its fields."""
+    """Returns the transform as plain JSON values: its class name under ``kind`` and its fields."""
     return {"kind": type(transform).__name__, **dataclasses.asdict(transform)}  # type: ignore[call-overload]

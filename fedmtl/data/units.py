@@ -14,7 +14,7 @@ SCALES: tuple[TargetScale, ...] = get_args(TargetScale)
 
 
 def mapped(values: np.ndarray, low: float, high: float) -> np.ndarray:
-    """Return values (n,), float64, cut at the ends of a range and mapped from it to [-1, 1]; 0 for
+    """Returns values (n,), float64, cut at the ends of a range and mapped from it to [-1, 1]; 0 for
     a range of one value."""
     if low == high:
         return np.zeros(len(values))
@@ -22,7 +22,7 @@ def mapped(values: np.ndarray, low: float, high: float) -> np.ndarray:
 
 
 def stored(values: np.ndarray, ends: tuple[float, float], scale: TargetScale) -> np.ndarray:
-    """Return targets (n,) in their own units, cut at the ends of their range, as they are stored,
+    """Returns targets (n,) in their own units, cut at the ends of their range, as they are stored,
     in [-1, 1]."""
     if scale == "linear":
         return mapped(values, *ends)
@@ -30,7 +30,7 @@ def stored(values: np.ndarray, ends: tuple[float, float], scale: TargetScale) ->
 
 
 def in_units(values: Tensor, ends: tuple[float, float] | None, scale: TargetScale) -> Tensor:
-    """Return stored targets, or predictions of them, in their own units: float64, of the same
+    """Returns stored targets, or predictions of them, in their own units: float64, of the same
     shape.
 
     Args:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -100,7 +100,7 @@ def read_adult(
     test_fraction: float | None = 0.2,
     seed: int = 0,
 ) -> FederatedDataset:
-    """Read adult.csv and deal its persons to clients.
+    """Reads adult.csv and deals its persons to clients.
 
     Five numbers are mapped from their public range to 0 to 1 (capital gain and loss after log(1 +
     value)), and seven categories are one-hot columns. The public rows fit z-scores and a whitened
@@ -167,18 +167,22 @@ def read_adult(
         f"and the {components} principal components, and no epsilon covers them; the number of "
         "persons of each client is public"
     )
-    return assemble(
-        x, targets, parts, public, Domain(l1 + 1, float(np.sqrt(l1**2 + 1)), 1.0),
-        test_fraction=test_fraction, seed=seed, classes=None if labels == "signed" else 2,
-        name="adult", notes=(note,),
-    )  # fmt: skip
+    classes = None
+    if labels == "class":
+        classes = 2
+    options: dict[str, Any] = {"test_fraction": test_fraction, "seed": seed, "classes": classes}
+    data = assemble(x, targets, parts, public, name="adult", **options)
+    # the intercept adds 1 to every norm: to the sum of absolute values, and at a right angle
+    domain = Domain(l1 + 1, float(np.sqrt(l1**2 + 1)), 1.0)
+    return replace(data, domain=domain, notes=(note,), verify=False)
 
 
 def coded(table: Table) -> np.ndarray:
-    """Turn the rows (n,) into float64 features (n, d) in [0, 1]: the numbers, then the categories,
+    """Turns the rows (n,) into float64 features (n, d) in [0, 1]: the numbers, then the categories,
     in order."""
     features = []
     for column, (low, high) in RANGES.items():
+        # the range is public, so values beyond it are cut and not fitted
         values = np.clip(table.numbers(column), low, high)
         if column in LOGARITHMIC:
             values = np.log1p(values)
@@ -187,12 +191,13 @@ def coded(table: Table) -> np.ndarray:
         features.append(((values - low) / (high - low))[:, None])
     for column, categories in CATEGORIES.items():
         number = _known(table, column, categories, ", ".join(categories))[:, None]
+        # the first category is the one without a column of its own: all zeros
         features.append(number == np.arange(1, len(categories)))
     return np.concatenate(features, axis=1).astype(np.float64)
 
 
 def _known(table: Table, column: str, categories: Sequence[str], accepted: str) -> np.ndarray:
-    """Return the category (n,) of each row; an empty one is the unknown one, where there is such a
+    """Returns the category (n,) of each row; an empty one is the unknown one, where there is such a
     category."""
     values = texts_of(table, column)
     number = codes(np.where(values == "", UNKNOWN, values), categories)

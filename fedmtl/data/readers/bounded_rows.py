@@ -8,7 +8,7 @@ from ..transforms import SHRINK
 
 
 def clip_rows(x: np.ndarray, *, l1: float | None = None, l2: float | None = None) -> np.ndarray:
-    """Scale rows down to public norms.
+    """Scales rows down to public norms.
 
     Args:
         x: (n, d), finite.
@@ -29,5 +29,5 @@ def clip_rows(x: np.ndarray, *, l1: float | None = None, l2: float | None = None
 
 
 def with_intercept(x: np.ndarray) -> np.ndarray:
-    """Append a column of ones to x (n, d): float32 (n, d + 1)."""
+    """Appends a column of ones to x (n, d): float32 (n, d + 1)."""
     return np.concatenate([x, np.ones((len(x), 1))], axis=1).astype(np.float32)

@@ -51,7 +51,7 @@ def read_celeba(
     images: str | Path | None = None,
     cache: str | Path | None = None,
 ) -> FederatedDataset:
-    """Read CelebA: a client a celebrity, two classes, features (3, height, width) in [0, 1].
+    """Reads CelebA: a client a celebrity, two classes, features (3, height, width) in [0, 1].
 
     Images are decoded and resized once, into a file that is memory-mapped from then on
     (:func:`~fedmtl.data.readers.images.cached_images`). The dataset's domain states the bounds of
@@ -109,7 +109,7 @@ def read_celeba(
 
 
 def _names(x: list[Any], where: str) -> np.ndarray:
-    """Return LEAF's features as names of images."""
+    """Returns LEAF's features as names of images."""
     for number, name in enumerate(x):
         if not (isinstance(name, str) and _is_plain(name)):
             raise DataError(
@@ -120,7 +120,7 @@ def _names(x: list[Any], where: str) -> np.ndarray:
 
 
 def _leaf_images(root: Path) -> Path:
-    """Return the folder of the images: in the folder of the JSON or one above, plainly or under
+    """Returns the folder of the images: in the folder of the JSON or one above, plainly or under
     ``raw`` as LEAF has it."""
     start = root if root.is_dir() else root.parent
     near = [start, start.parent, start.parent.parent]
@@ -129,12 +129,13 @@ def _leaf_images(root: Path) -> Path:
 
 
 def _is_plain(name: str) -> bool:
-    """Tell whether a name is one in a folder, without a path."""
+    """Tells whether a name is one in a folder, without a path."""
+    # a list from elsewhere must not name files outside of the folder of images
     return bool(name) and Path(name).name == name
 
 
 def _read_lists(folder: Path, target: str) -> dict[str, Pair]:
-    """Return names of images (n,) and labels (n,) of every celebrity, in the order of the
+    """Returns names of images (n,) and labels (n,) of every celebrity, in the order of the
     identities."""
     people = _read_identities(folder / IDENTITIES)
     labels = _read_labels(folder / ATTRIBUTES, target)
@@ -154,14 +155,14 @@ def _read_lists(folder: Path, target: str) -> dict[str, Pair]:
 
 
 def _in_order(identity: str) -> tuple[int, str]:
-    """Return by what identities are sorted: numbers by their value, before texts."""
+    """Returns by what identities are sorted: numbers by their value, before texts."""
     if identity.isdecimal():
         return int(identity), ""
     return sys.maxsize, identity
 
 
 def _read_identities(file: Path) -> dict[str, str]:
-    """Return the celebrity of each image."""
+    """Returns the celebrity of each image."""
     people: dict[str, str] = {}
     for where, fields in _lines(file):
         if len(fields) != 2 or not _is_plain(fields[0]):
@@ -175,7 +176,7 @@ def _read_identities(file: Path) -> dict[str, str]:
 
 
 def _read_labels(file: Path, target: str) -> dict[str, int]:
-    """Return the label, 0 or 1, of each image, in the order of the file."""
+    """Returns the label, 0 or 1, of each image, in the order of the file."""
     lines = _lines(file)
     where, head = next(lines, (str(file), []))
     if len(head) != 1 or not head[0].isdecimal():
@@ -196,6 +197,7 @@ def _read_labels(file: Path, target: str) -> dict[str, int]:
         if fields[0] in labels:
             raise DataError(f"{where}: image {fields[0]!r} occurs twice; each must have one line.")
         labels[fields[0]] = _LABELS[fields[column]]
+    # the list says its own length, by which a file that was cut off is known
     if len(labels) != int(head[0]):
         raise DataError(
             f"{file} has {len(labels):,} images and says {int(head[0]):,} in its first line, which "
@@ -205,7 +207,7 @@ def _read_labels(file: Path, target: str) -> dict[str, int]:
 
 
 def _lines(file: Path) -> Iterator[Line]:
-    """Return the lines of a file that are not empty."""
+    """Returns the lines of a file that are not empty."""
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -223,7 +225,7 @@ def _shown(fields: Sequence[str]) -> str:
 
 
 def _notes(folder: Path) -> tuple[str, ...]:
-    """Return a note of the lists that are not the original ones, by the checksums that torchvision
+    """Returns a note of the lists that are not the original ones, by the checksums that torchvision
     knows."""
     sums = {name: md5 for _, md5, name in vision_data.CelebA.file_list}
     listed = (IDENTITIES, ATTRIBUTES)

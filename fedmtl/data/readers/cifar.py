@@ -29,7 +29,7 @@ def read_cifar(
     test_fraction: float | None = None,
     seed: int = 0,
 ) -> FederatedDataset:
-    """Read CIFAR-10 or CIFAR-100 and deal its images to clients: features (3, 32, 32) in [0, 1].
+    """Reads CIFAR-10 or CIFAR-100 and deals its images to clients: features (3, 32, 32) in [0, 1].
 
     By default as in CENTAUR (Shen et al., "Share your representation only", 2023): 500 clients of
     100 images with 5 classes each, and the test images of the same classes.
@@ -68,7 +68,7 @@ def read_cifar(
 
 
 def _pool(root: Path, classes: int, *, train: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Return images (N, 3, 32, 32) uint8 and labels (N,) int64 of the files, whose checksums
+    """Returns images (N, 3, 32, 32) uint8 and labels (N,) int64 of the files, whose checksums
     torchvision verifies."""
     kind = vision_data.CIFAR10 if classes == 10 else vision_data.CIFAR100
     try:

@@ -58,7 +58,7 @@ class Column:
 
     @property
     def width(self) -> int:
-        """Return the number of features."""
+        """Returns the number of features."""
         own = 1
         if self.kind == "dates":
             own = 4
@@ -68,7 +68,7 @@ class Column:
 
     @property
     def size(self) -> float:
-        """Return a public bound on the sum of the absolute features of a row, which holds for the
+        """Returns a public bound on the sum of the absolute features of a row, which holds for the
         sum of their squares too; infinite for none."""
         if self.kind == "number" and self.range is None:
             return math.inf
@@ -77,7 +77,7 @@ class Column:
         return 1.0
 
     def encode(self, table: Table, advice: Advice) -> np.ndarray:
-        """Return the features of a table's rows, (rows, width), float32 of categories and float64
+        """Returns the features of a table's rows, (rows, width), float32 of categories and float64
         of numbers and dates.
 
         Raises:
@@ -119,7 +119,7 @@ class Column:
 
     @property
     def _texts(self) -> list[str]:
-        """Return the categories as texts, in small letters if they are true and false."""
+        """Returns the categories as texts, in small letters if they are true and false."""
         texts = [str(category) for category in self.categories]
         if any(isinstance(category, bool) for category in self.categories):
             return [text.lower() for text in texts]
@@ -140,21 +140,21 @@ class Column:
 
     @property
     def _ends(self) -> tuple[datetime.date, datetime.date]:
-        """Return the first and the last of the dates."""
+        """Returns the first and the last of the dates."""
         assert self.period is not None
         first, last = self.period
         return datetime.date.fromisoformat(first), datetime.date.fromisoformat(last)
 
     def _gaps(self, table: Table) -> np.ndarray:
-        """Return the rows without a value, bool (rows,): an empty one, or a mark such as NA that is
-        no category."""
+        """Returns the rows without a value, bool (rows,): an empty one, or a mark such as NA that
+        is no category."""
         values = table.frame[self.name]
         marks = MARKS - set(self._texts)
         marked = [isinstance(value, str) and value.strip() in marks for value in values]
         return np.array(marked, dtype=bool) | values.isna().to_numpy(dtype=bool)
 
     def _filled(self, table: Table, gaps: np.ndarray) -> Table:
-        """Return the table with a value that the column takes in the rows of ``gaps``, bool
+        """Returns the table with a value that the column takes in the rows of ``gaps``, bool
         (rows,)."""
         filler: Any = 0
         if self.kind == "categories":
@@ -186,7 +186,7 @@ class Column:
 
 
 def declared_column(name: str, values: Any) -> Column:
-    """Return a column as its public bounds declare it: two numbers are a range, two dates, written
+    """Returns a column as its public bounds declare it: two numbers are a range, two dates, written
     as 1980-01-31, a period, and texts are categories.
 
     Raises:
@@ -228,7 +228,7 @@ def declared_column(name: str, values: Any) -> Column:
 
 
 def date_of(text: str) -> datetime.date | None:
-    """Return the date at the beginning of a text such as 1980-01-31 or 1980-01-31 23:59; None for
+    """Returns the date at the beginning of a text such as 1980-01-31 or 1980-01-31 23:59; None for
     another text."""
     if not re.fullmatch(ISO_DATE, text):
         return None
@@ -239,7 +239,7 @@ def date_of(text: str) -> datetime.date | None:
 
 
 def _days(table: Table, name: str) -> np.ndarray:
-    """Return a column of dates as the number of each day, counted from the first of the year 1 on,
+    """Returns a column of dates as the number of each day, counted from the first of the year 1 on,
     int64 (n,)."""
     filled = (
         f"{_A_DATE} (fill it, leave the row or the column out, or list the column in data.missing)"
@@ -251,5 +251,6 @@ def _days(table: Table, name: str) -> np.ndarray:
 
 
 def category_values(categories: Sequence[Any]) -> tuple[str | bool, ...]:
-    """Return categories as a schema keeps them: true and false as they are, all others as texts."""
+    """Returns categories as a schema keeps them: true and false as they are, all others as
+    texts."""
     return tuple(value if isinstance(value, bool) else str(value) for value in categories)

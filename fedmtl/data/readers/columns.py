@@ -30,7 +30,7 @@ _FEW = 16
 
 
 def find_file(root: str | Path, names: Sequence[str]) -> Path:
-    """Return ``root`` if it is a file, or the first of ``names`` in the folder ``root``.
+    """Returns ``root`` if it is a file, or the first of ``names`` in the folder ``root``.
 
     Raises:
         DataError: there is none.
@@ -86,7 +86,7 @@ class Table:
         *,
         empty: bool = False,
     ) -> Table:
-        """Return the table in a file, or that of pandas, called ``name`` in messages.
+        """Returns the table in a file, or that of pandas, called ``name`` in messages.
 
         In a CSV file the columns ``text`` are kept as they are written (id 007 is not 7).
 
@@ -110,6 +110,7 @@ class Table:
         elif isinstance(source, pd.DataFrame):
             file = Path(name or "table")
             form = format_of("", **(settings or {}))
+            # not copied: nothing here writes into a frame
             frame = source
             check_distinct(list(frame.columns), file)
         else:
@@ -129,11 +130,11 @@ class Table:
         return cls(frame, file)
 
     def __len__(self) -> int:
-        """Return the number of rows n."""
+        """Returns the number of rows n."""
         return len(self.frame)
 
     def check_columns(self, needed: Sequence[str | None], role: str = "") -> None:
-        """Raise :class:`DataError` unless the columns ``needed`` are there, none of them None;
+        """Raises :class:`DataError` unless the columns ``needed`` are there, none of them None;
         ``role`` says what they are for."""
         for column in needed:
             if column not in self.frame.columns:
@@ -171,6 +172,7 @@ class Table:
         client = ""
         if self.client_of is not None:
             client = f"client {str(self.client_of[row])!r}, "
+        # isna of a list is an array
         empty = pd.api.types.is_scalar(value) and (pd.isna(value) or value == "")
         raise DataError(
             f"{self.file}: {client}{place}, column {column!r} {'is empty' if empty else state}; "
@@ -186,7 +188,7 @@ class Table:
         high: float = np.inf,
         accepted: str = "a finite number",
     ) -> np.ndarray:
-        """Return a column of numbers, float64 (n,).
+        """Returns a column of numbers, float64 (n,).
 
         Args:
             column: its name.
@@ -207,6 +209,7 @@ class Table:
         if self.form is not None and not numeric:
             series = _with_points(series, self.form.decimal)
         values = pd.to_numeric(series, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+        # a float64 beyond its range reads as infinite, and is refused as such
         wrong = ~np.isfinite(values) | (values < low) | (values > high)
         if typed and not numeric and not wrong.any():
             wrong = np.array([not isinstance(value, (numbers.Real, Decimal)) for value in series])
@@ -217,7 +220,7 @@ class Table:
         return values
 
     def _refuse_decimals(self, wrong: np.ndarray, column: str) -> None:
-        """Raise :class:`DataError` for the first row of ``column`` that is ``wrong``, bool (n,),
+        """Raises :class:`DataError` for the first row of ``column`` that is ``wrong``, bool (n,),
         and a number with the decimals of another language."""
         if not wrong.any():
             return
@@ -255,7 +258,7 @@ class Table:
         return values.astype(str).to_numpy(dtype=str)
 
     def labels(self, column: str, labels: Sequence[str] | None) -> tuple[np.ndarray, list[str]]:
-        """Return class numbers (n,), int64, and the labels that they number; None takes those that
+        """Returns class numbers (n,), int64, and the labels that they number; None takes those that
         occur, sorted."""
         values = self.written(column)
         if labels is None:
@@ -269,7 +272,7 @@ class Table:
     def parts(
         self, client: str | None, partition: Partition | None, y: np.ndarray, seed: int
     ) -> Parts:
-        """Return the rows of each client: by the column ``client``, in the order of its texts, or
+        """Returns the rows of each client: by the column ``client``, in the order of its texts, or
         dealt by y (n,).
 
         Raises:
@@ -286,6 +289,7 @@ class Table:
             )
         if client is None:
             return cast(Partition, partition).deal(y, seed)
+        # as written, so that 007 and 7 stay two clients
         ids, number = np.unique(self.written(client, "the name of a client"), return_inverse=True)
         return by_number(number, ids)
 
@@ -299,6 +303,7 @@ def _read(file: Path, text: Sequence[str], form: Format, settable: bool) -> pd.D
     if file.suffix.lower() != ".parquet":
         return read_text(file, form, text, settable)
     if file.is_file():
+        # before the rows are read: a name that occurs twice would give two columns at once
         check_distinct(loaded(_parquet_names, file), file)
     return loaded(pd.read_parquet, file)
 
@@ -309,8 +314,8 @@ def _parquet_names(file: Path) -> list[str]:
 
 
 def _with_points(values: pd.Series, decimal: str) -> pd.Series:
-    """Return a column (n,) whose texts have decimal points, so that what has them in the file is no
-    number if its decimals are ``decimal``, a comma."""
+    """Returns a column (n,) whose texts have decimal points, so that what has them in the file is
+    no number if its decimals are ``decimal``, a comma."""
     if decimal == ".":
         return values
     swapped = str.maketrans(",.", ".,")
@@ -318,7 +323,7 @@ def _with_points(values: pd.Series, decimal: str) -> pd.Series:
 
 
 def _printed(value: object) -> str:
-    """Return a value as messages print it: what is no number or short text only by its kind, such
+    """Returns a value as messages print it: what is no number or short text only by its kind, such
     as an image."""
     if isinstance(value, Mapping) and any(
         isinstance(part, (bytes, bytearray)) for part in value.values()
@@ -359,7 +364,7 @@ def _without_zeros(text: str) -> str:
 
 
 def check_texts(option: str, texts: Sequence[str]) -> list[str]:
-    """Return distinct texts as a list; raise :class:`ConfigError` where they are not."""
+    """Returns distinct texts as a list; raise :class:`ConfigError` where they are not."""
     if isinstance(texts, str) or not texts or len(set(map(str, texts))) != len(texts):
         raise ConfigError(
             f"data.{option} is {texts!r}; it must be distinct texts, at least one, in a list."

@@ -19,26 +19,26 @@ from ..._check import positive_int
 from ...errors import ConfigError, DataError
 from ...random import keyed_generator
 from ..dataset import FederatedDataset
-from ..examples import Domain, Examples
+from ..examples import Examples
 from ..partition import from_partition
 from ..transforms import SHRINK
 from .columns import Table
 
 
 def texts_of(table: Table, column: str) -> np.ndarray:
-    """Return a column of texts (n,), stripped; an empty value becomes ``""``."""
+    """Returns a column of texts (n,), stripped; an empty value becomes ``""``."""
     return table.frame[column].fillna("").astype(str).str.strip().to_numpy(dtype=str)
 
 
 def clip_targets(y: np.ndarray, bound: float) -> np.ndarray:
-    """Move y (n,) into plus or minus ``bound``, float32, within it also after rounding."""
+    """Moves y (n,) into plus or minus ``bound``, float32, within it also after rounding."""
     return np.clip(y, -SHRINK * bound, SHRINK * bound).astype(np.float32)
 
 
 def deal(
     rows: int, clients: int, sizes: int | Sequence[int] | None, seed: int, *, where: str, least: int
 ) -> dict[str, np.ndarray]:
-    """Deal rows to clients: consecutive parts of one random permutation of ``0 .. rows - 1``.
+    """Deals rows to clients: consecutive parts of one random permutation of ``0 .. rows - 1``.
 
     Args:
         rows: number of private rows.
@@ -98,7 +98,7 @@ def deal_table(
     where: str,
     file: Path,
 ) -> dict[str, np.ndarray]:
-    """Deal a table of ``rows`` rows whose last ``public_rows`` are public; see :func:`deal`.
+    """Deals a table of ``rows`` rows whose last ``public_rows`` are public; see :func:`deal`.
 
     Raises:
         DataError: no private row remains.
@@ -119,28 +119,24 @@ def assemble(
     y: np.ndarray,
     parts: Mapping[str, np.ndarray],
     public: np.ndarray | slice,
-    domain: Domain,
     *,
     test_fraction: float | None,
     seed: int,
     classes: int | None,
     name: str,
-    notes: Sequence[str],
 ) -> FederatedDataset:
-    """Make a dataset of the rows of a table.
+    """Makes a dataset of the rows of a table.
 
     Args:
-        x: features (n, d) of all rows, private and public, float32 within ``domain``.
+        x: features (n, d) of all rows, private and public, float32.
         y: targets (n,), float32, or int64 labels with ``classes``.
         parts: each client's row numbers.
         public: which rows are public.
-        domain: the bounds.
         test_fraction: share of each client's rows held out for test; None keeps all rows for
             training and tests every client on the public rows.
         seed: of the split, keyed by the client's id.
         classes: None for floating targets.
         name: for messages and reports.
-        notes: what is outside of every epsilon.
     """
     public_x = torch.from_numpy(x[public])
     public_y = torch.from_numpy(y[public])
@@ -150,7 +146,7 @@ def assemble(
         data = from_partition(
             x, y, parts, test_fraction=test_fraction, seed=seed, classes=classes, name=name
         )
-        return replace(data, notes=tuple(notes), public=public_rows, domain=domain)
+        return replace(data, public=public_rows)
     index = torch.from_numpy(np.concatenate(list(parts.values())))
     offsets = torch.tensor([0, *np.cumsum([len(part) for part in parts.values()])])
     return FederatedDataset(
@@ -163,7 +159,5 @@ def assemble(
         tuple(parts),
         classes=classes,
         name=name,
-        notes=tuple(notes),
         public=public_rows,
-        domain=domain,
     )

@@ -23,7 +23,7 @@ _LINES = 50
 def read_text(
     file: Path, form: Format, text: Sequence[str] = (), settable: bool = True
 ) -> pd.DataFrame:
-    """Return the table in a file of text, whose headings have no spaces around them.
+    """Returns the table in a file of text, whose headings have no spaces around them.
 
     Args:
         file: one of :data:`SUFFIXES`.
@@ -52,6 +52,7 @@ def read_text(
     try:
         frame = pd.read_csv(file, header=0, names=names, **options)
     except pd.errors.ParserError as error:
+        # the parser does not say where; the last record that the csv module finds begins there
         if "EOF inside string" in str(error):
             *_, (opened_at, _, _) = records(file, form)
             raise DataError(
@@ -72,14 +73,16 @@ def read_text(
 
 
 def check_source(source: str | Path) -> None:
-    """Raise :class:`DataError` unless the source of a table is a path with something at it that may
-    be read."""
+    """Raises :class:`DataError` unless the source of a table is a path with something at it that
+    may be read."""
+    # pandas would fetch it, and data that a run reads twice must not change in between
     if re.match(r"[a-z][a-z0-9+]+:/", str(source).lower()):
         raise DataError(f"{source} is an address; accepted: the path of a file, so fetch it first.")
     file = Path(source)
     try:
         if not file.exists():
             raise DataError(f"{file} cannot be read as a table: it does not exist.")
+        # a parquet table may be a folder of its parts
         if file.is_dir() and file.suffix != ".parquet":
             raise DataError(f"{file} is a folder; accepted: the path of one file.")
         if file.is_file():
@@ -91,10 +94,11 @@ def check_source(source: str | Path) -> None:
 
 
 def first_lines(file: Path, form: Format) -> list[str]:
-    """Return at most 50 lines at the beginning of a file, without their ends; a long file's last
+    """Returns at most 50 lines at the beginning of a file, without their ends; a long file's last
     one may be cut off."""
     with opened(file, form, newline=None) as text:
         head = text.read(HEAD)
+    # a mark of UTF-8 in a file that is read in another encoding
     lines = head.removeprefix("\ufeff").split("\n")
     if len(head) == HEAD:
         lines = lines[:-1]
@@ -102,10 +106,11 @@ def first_lines(file: Path, form: Format) -> list[str]:
 
 
 def check_lines(file: Path, form: Format) -> None:
-    """Raise :class:`DataError` for the first line whose number of fields is not that of the
+    """Raises :class:`DataError` for the first line whose number of fields is not that of the
     heading."""
     width = 0
     for first, last, fields in records(file, form):
+        # the heading is the first record
         width = width or len(fields)
         if len(fields) == width:
             continue
@@ -126,17 +131,18 @@ def check_lines(file: Path, form: Format) -> None:
 
 
 def line_of(file: Path, form: Format, row: int) -> int | None:
-    """Return the line of a file on which a row begins, counted from 1 with blank lines, comments
+    """Returns the line of a file on which a row begins, counted from 1 with blank lines, comments
     and line breaks in quotes; None for a row that is not found."""
     try:
         first, _, _ = next(islice(records(file, form), row + 1, None))
+    # the line is for a message only, and the message comes without it, too
     except (StopIteration, DataError):
         return None
     return first
 
 
 def records(file: Path, form: Format) -> Iterator[tuple[int, int, list[str]]]:
-    """Yield the first line, the last line and the fields of the heading and of every row.
+    """Yields the first line, the last line and the fields of the heading and of every row.
 
     Raises:
         DataError: a text that is longer than the csv module takes.
@@ -167,7 +173,7 @@ def is_unnamed(name: Any) -> bool:
 
 
 def _headings(file: Path, options: dict[str, Any]) -> list[str]:
-    """Return the names of the columns of a file.
+    """Returns the names of the columns of a file.
 
     Raises:
         DataError: none, or one that occurs twice.
@@ -176,6 +182,7 @@ def _headings(file: Path, options: dict[str, Any]) -> list[str]:
         first = pd.read_csv(file, header=None, nrows=1, dtype=str, na_filter=False, **options)
     except (ValueError, OSError, EOFError) as error:
         raise unreadable(file, error) from error
+    # spaces behind separators would be part of the names that the user has to type
     names = [str(name).strip(" \t\ufeff") for name in first.iloc[0]]
     names = [name or f"Unnamed: {place}" for place, name in enumerate(names)]
     check_distinct(names, file)
@@ -183,7 +190,7 @@ def _headings(file: Path, options: dict[str, Any]) -> list[str]:
 
 
 def check_distinct(names: Sequence[Any], file: Path) -> None:
-    """Raise :class:`DataError` if a column's name occurs twice."""
+    """Raises :class:`DataError` if a column's name occurs twice."""
     for name, times in Counter(names).items():
         if times > 1:
             often = "twice"

@@ -41,7 +41,7 @@ def load_digits_clients(
     test_fraction: Fraction = 0.2,
     seed: int = 0,
 ) -> FederatedDataset:
-    """Return the digits of many writers: features (1, 8, 8) in [0, 1], ids ``client-0``,
+    """Returns the digits of many writers: features (1, 8, 8) in [0, 1], ids ``client-0``,
     ``client-1``, ...
 
     Every draw is keyed by (seed, client id): client 7 has the same data in a population of 10 and
@@ -85,7 +85,7 @@ def load_digits_clients(
 
 
 def raw_digits() -> tuple[Tensor, Tensor]:
-    """Return scikit-learn's images (1797, 8, 8), float32 in [0, 1], and labels (1797,)."""
+    """Returns scikit-learn's images (1797, 8, 8), float32 in [0, 1], and labels (1797,)."""
     # the file itself, since the package takes longer to import than a small run
     file = distribution("scikit-learn").locate_file("sklearn/datasets/data/digits.csv.gz")
     rows = np.loadtxt(str(file), delimiter=",")
@@ -94,7 +94,7 @@ def raw_digits() -> tuple[Tensor, Tensor]:
 
 
 def pools(count: int, test_fraction: float, seed: int) -> tuple[Tensor, Tensor]:
-    """Return image numbers of the train and of the test pool: two ascending, disjoint int64
+    """Returns image numbers of the train and of the test pool: two ascending, disjoint int64
     tensors."""
     order = torch.from_numpy(keyed_generator(seed, "digits/pools").permutation(count))
     cut = round(count * test_fraction)
@@ -104,7 +104,7 @@ def pools(count: int, test_fraction: float, seed: int) -> tuple[Tensor, Tensor]:
 def deal(
     labels: Tensor, pool: Tensor, chosen: Tensor, keys: Tensor, count: int, seed: int
 ) -> Tensor:
-    """Deal image numbers (n, count) to n clients: distinct images, drawn uniformly from a client's
+    """Deals image numbers (n, count) to n clients: distinct images, drawn uniformly from a client's
     classes.
 
     Args:
@@ -139,7 +139,7 @@ def deal(
 
 
 def write(images: Tensor, angle: Tensor, power: Tensor) -> Tensor:
-    """Draw images in each client's style: rotated about the centre (bilinear, empty outside), then
+    """Draws images in each client's style: rotated about the centre (bilinear, empty outside), then
     a gamma.
 
     Args:

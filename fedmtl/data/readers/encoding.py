@@ -31,7 +31,7 @@ _NO_TEXT = {
 
 
 def unreadable(file: Path, error: BaseException, what: str = "a table") -> DataError:
-    """Return the error of a file that cannot be read as ``what``."""
+    """Returns the error of a file that cannot be read as ``what``."""
     return DataError(
         f"{file} cannot be read as {what} ({first_line(error)}); it may be missing, empty, "
         "truncated or no text."
@@ -39,16 +39,8 @@ def unreadable(file: Path, error: BaseException, what: str = "a table") -> DataE
 
 
 def check_text(file: Path, form: Format, settable: bool = True) -> None:
-    """Raise :class:`DataError` for a file that is no text in the encoding of its format."""
-    try:
-        with _binary(file) as content:
-            head: bytes = content.read(1 << 16)
-    except gzip.BadGzipFile as error:
-        raise DataError(
-            f"{file} ends in .gz and is not compressed; give it its own suffix, such as .csv."
-        ) from error
-    except (OSError, EOFError) as error:
-        raise unreadable(file, error) from error
+    """Raises :class:`DataError` for a file that is no text in the encoding of its format."""
+    head = _head(file)
     if not head.strip():
         raise DataError(f"{file} cannot be read as a table: it is empty.")
     for mark, kind in _NO_TEXT.items():
@@ -64,17 +56,8 @@ def check_text(file: Path, form: Format, settable: bool = True) -> None:
         raise DataError(
             f"{file} is text in {seen.upper()}, not in {form.encoding.upper()}; {advice}."
         )
-    line = 1
     try:
-        with opened(file, form, newline=None) as content:
-            while part := content.read(HEAD):
-                if "\0" in part:
-                    line += part[: part.index("\0")].count("\n")
-                    raise DataError(
-                        f"{file}: line {line} holds a null byte; the file may be "
-                        "damaged, or no text."
-                    )
-                line += part.count("\n")
+        _check_null_bytes(file, form)
     except UnicodeError as error:
         advice = "accepted: UTF-8"
         if settable:
@@ -90,8 +73,40 @@ def check_text(file: Path, form: Format, settable: bool = True) -> None:
         raise unreadable(file, error) from error
 
 
+def _head(file: Path) -> bytes:
+    """Returns the first bytes of a file, decompressed.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    try:
+        with _binary(file) as content:
+            head: bytes = content.read(1 << 16)
+            return head
+    except gzip.BadGzipFile as error:
+        raise DataError(
+            f"{file} ends in .gz and is not compressed; give it its own suffix, such as .csv."
+        ) from error
+    except (OSError, EOFError) as error:
+        raise unreadable(file, error) from error
+
+
+def _check_null_bytes(file: Path, form: Format) -> None:
+    """Raises :class:`DataError` for a null byte, at which the parser of pandas would stop without a
+    word. The whole file is decoded, a part at a time."""
+    line = 1
+    with opened(file, form, newline=None) as content:
+        while part := content.read(HEAD):
+            if "\0" in part:
+                line += part[: part.index("\0")].count("\n")
+                raise DataError(
+                    f"{file}: line {line} holds a null byte; the file may be damaged, or no text."
+                )
+            line += part.count("\n")
+
+
 def opened(file: Path, form: Format, newline: str | None) -> TextIO:
-    """Return the text of a file, plain or compressed; a mark of UTF-8 at its beginning is left
+    """Returns the text of a file, plain or compressed; a mark of UTF-8 at its beginning is left
     out."""
     if file.suffix.lower() == ".gz":
         return cast(TextIO, gzip.open(file, "rt", encoding=decoder(form), newline=newline))
@@ -111,7 +126,7 @@ def decoder(form: Format) -> str:
 
 
 def _encoding_of(head: bytes) -> str | None:
-    """Return the Unicode encoding that a mark at the beginning of a file, or its null bytes, show;
+    """Returns the Unicode encoding that a mark at the beginning of a file, or its null bytes, show;
     or None."""
     for mark, name in _UNICODE.items():
         if head.startswith(mark):
@@ -123,7 +138,7 @@ def _encoding_of(head: bytes) -> str | None:
 
 
 def _undecodable(file: Path, form: Format) -> str:
-    """Return in words the first byte of a file that is no letter of its encoding, or an empty
+    """Returns in words the first byte of a file that is no letter of its encoding, or an empty
     text."""
     if form.encoding.startswith(("utf-16", "utf-32")):
         return ""

@@ -45,7 +45,7 @@ def read_femnist(
     min_examples: int = 2,
     clients: int | None = None,
 ) -> FederatedDataset:
-    """Read FEMNIST: handwritten characters by writer, 62 classes, features (1, 28, 28) in [0, 1].
+    """Reads FEMNIST: handwritten characters by writer, 62 classes, features (1, 28, 28) in [0, 1].
 
     Pixels have a white background, 1.0 or 255, and are inverted, so that the background is exactly
     0 and ink is positive. They are stored as uint8, rounded to whole numbers of 255ths, which they
@@ -82,7 +82,7 @@ def read_femnist(
 
 
 def _read(root: Path) -> tuple[dict[str, Pair], dict[str, Pair]]:
-    """Return the train and the test part, each writer's pixels (:func:`_pixels`) and checked
+    """Returns the train and the test part, each writer's pixels (:func:`_pixels`) and checked
     labels."""
     for suffixes, read in (((".parquet",), _read_parquet), (H5, _read_h5)):
         if any(sides := divided(root, suffixes)):
@@ -96,7 +96,7 @@ def _read(root: Path) -> tuple[dict[str, Pair], dict[str, Pair]]:
 
 
 def _pixels(x: np.ndarray, where: str) -> np.ndarray:
-    """Return pixels on a black background, uint8 (n, 1, 28, 28).
+    """Returns pixels on a black background, uint8 (n, 1, 28, 28).
 
     Args:
         x: (n, ...), 784 numbers an example in [0, 1], or uint8 from 0 to 255.
@@ -171,7 +171,7 @@ def _read_parquet(files: list[Path]) -> dict[str, Pair]:
 
 
 def _label(character: Any) -> int:
-    """Return the class of a character, from its number or the character itself; -1 for anything
+    """Returns the class of a character, from its number or the character itself; -1 for anything
     else."""
     if isinstance(character, str):
         if len(character) == 1:

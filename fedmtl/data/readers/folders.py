@@ -13,18 +13,18 @@ Inode = tuple[int, int]
 
 
 def is_hidden(name: str) -> bool:
-    """Tell whether a name in a folder is one that systems leave, such as ``._x.png`` or
+    """Tells whether a name in a folder is one that systems leave, such as ``._x.png`` or
     ``__MACOSX``."""
     return name == "__MACOSX" or (name.startswith(".") and name not in (".", ".."))
 
 
 def is_visible_member(name: str) -> bool:
-    """Tell whether no part of the path of a file in a zip is hidden."""
+    """Tells whether no part of the path of a file in a zip is hidden."""
     return not any(is_hidden(part) for part in PurePosixPath(name).parts)
 
 
 def listed_files(folder: Path, suffixes: Sequence[str], *, below: bool = True) -> list[Path]:
-    """Return the files of a folder with one of some suffixes, sorted by path.
+    """Returns the files of a folder with one of some suffixes, sorted by path.
 
     Hidden names are passed over (:func:`is_hidden`). Links to files and to folders are followed.
 
@@ -68,7 +68,7 @@ def _files(
 
 
 def check_file(path: Path) -> os.stat_result:
-    """Return the status of a file.
+    """Returns the status of a file.
 
     Raises:
         DataError: there is none, it cannot be reached, or it is no file.
@@ -95,7 +95,7 @@ def _status(path: Path) -> os.stat_result:
 
 
 def unreadable(where: str, error: Exception) -> DataError:
-    """Return the error of a file that the system does not let be read."""
+    """Returns the error of a file that the system does not let be read."""
     reason = getattr(error, "strerror", None) or str(error)
     return DataError(f"{where} cannot be read ({reason}); it must be a file that may be read.")
 

@@ -20,7 +20,7 @@ Fields = dict[str, Any]
 
 
 def divided(root: Path, suffixes: Sequence[str]) -> tuple[list[Path], list[Path]]:
-    """Return the files for training and for test, which have ``test`` in their names: ``root``
+    """Returns the files for training and for test, which have ``test`` in their names: ``root``
     itself or those in its folder, with one of ``suffixes``. Files for test only are the data."""
     if root.is_dir():
         files = listed_files(root, suffixes)

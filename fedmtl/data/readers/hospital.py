@@ -8,7 +8,9 @@ table.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -46,7 +48,7 @@ def read_hospital(
     test_fraction: float | None = 0.2,
     seed: int = 0,
 ) -> FederatedDataset:
-    """Read azpro.csv: stays in days by hospital, for coronary procedures in 17 hospitals of
+    """Reads azpro.csv: stays in days by hospital, for coronary procedures in 17 hospitals of
     Arizona.
 
     Features are procedure (bypass or angioplasty), sex, age75 and admit (urgent) as -1 and +1, and
@@ -87,15 +89,15 @@ def read_hospital(
         "taken as public, and "
         "no epsilon covers them; the number of stays of each hospital is public"
     )
-    return assemble(
-        x, y, parts, public, Domain(float(width), float(np.sqrt(width)), 1.0),
-        test_fraction=test_fraction, seed=seed, classes=None, name="hospital (azpro)",
-        notes=(note,),
-    )  # fmt: skip
+    options: dict[str, Any] = {"test_fraction": test_fraction, "seed": seed, "classes": None}
+    data = assemble(x, y, parts, public, name="hospital (azpro)", **options)
+    # each of the features is from 0 to 1
+    domain = Domain(float(width), float(np.sqrt(width)), 1.0)
+    return replace(data, domain=domain, notes=(note,), verify=False)
 
 
 def public_places(rows: int, share: float) -> np.ndarray:
-    """Return which rows are public, bool (rows,): ``round(share * rows)`` of them, at least one,
+    """Returns which rows are public, bool (rows,): ``round(share * rows)`` of them, at least one,
     always the same."""
     score = keyed_bits(
         derive_key(0, "hospital/public"),
@@ -109,14 +111,14 @@ def public_places(rows: int, share: float) -> np.ndarray:
 
 
 def _signs(rows: Table, column: str) -> np.ndarray:
-    """Map 0 and 1 to -1 and +1."""
+    """Maps 0 and 1 to -1 and +1."""
     values = rows.numbers(column)
     rows.refuse((values != 0) & (values != 1), column, "0, 1")
     return 2 * values - 1
 
 
 def _hospitals(values: np.ndarray, public: np.ndarray, file: Path) -> dict[str, np.ndarray]:
-    """Return the private row numbers of each hospital with enough of them."""
+    """Returns the private row numbers of each hospital with enough of them."""
     parts = {}
     hospitals = np.unique(values)
     for value in hospitals:

@@ -60,7 +60,7 @@ def read_images(
     seed: int = 0,
     cache: str | Path | None = None,
 ) -> FederatedDataset:
-    """Read a folder of images: features (3, height, width) in [0, 1], which the dataset's domain
+    """Reads a folder of images: features (3, height, width) in [0, 1], which the dataset's domain
     states.
 
     Without a table the folders name clients and labels, ``root/CLIENT/LABEL/x.png``, or with a
@@ -107,6 +107,7 @@ def read_images(
             "read_images.target is None; give the column with the label of each image."
         )
     elif isinstance(table, (str, Path)) and not Path(table).is_file():
+        # a name such as labels.csv lies beside the images
         table = folder / table
     rows = Table.of(
         table, [column for column in (image, client, target) if column is not None], str(folder)
@@ -130,17 +131,19 @@ def read_images(
     )
     if labels is not None:
         return data
+    # the labels were read off the rows, so their number is private
     return replace(data, inferred=("classes",), verify=False)
 
 
 def _listed(root: Path, folders: Sequence[str]) -> pd.DataFrame:
-    """Return the images of a folder, a column for each level of its folders. Logs if there are some
-    of other kinds.
+    """Returns the images of a folder, a column for each level of its folders. Logs if there are
+    some of other kinds.
 
     Raises:
         DataError: no image, or one at another depth, and as :func:`listed_files`.
     """
     rows = []
+    # one is enough to say so; a folder may hold thousands
     for file in listed_files(root, _UNREAD)[:1]:
         logger.warning(
             "%s: images of kinds that are not read are passed over, such as %s; convert them",
@@ -172,7 +175,7 @@ def image_clients(
     name: str,
     **options: Any,
 ) -> FederatedDataset:
-    """Return a dataset of images from their file names.
+    """Returns a dataset of images from their file names.
 
     Args:
         sides: each client's names of images (n,) and labels (n,), for training and for test.
@@ -189,6 +192,7 @@ def image_clients(
         raise ConfigError(
             f"data.size is {size!r}; it must be a number of pixels, or height and width."
         )
+    # before the images are decoded, which takes longest
     sides = taking_part(sides, **options)
     names = np.unique(np.concatenate([x for side in sides for x, _ in side.values()]))
     if cache is None:
@@ -196,6 +200,7 @@ def image_clients(
     else:
         place = Path(cache)
     file = cached_images(folder, names.tolist(), pixels, place, name=name).resolve()
+    # 255 or 65535, by the depth of the images in the file
     white = np.iinfo(np.load(file, mmap_mode="r").dtype).max
     train, test = (
         {client: (np.searchsorted(names, x), y) for client, (x, y) in side.items()}
@@ -214,7 +219,7 @@ def image_clients(
 def cached_images(
     root: Path, images: Sequence[str], size: tuple[int, int], folder: Path, *, name: str
 ) -> Path:
-    """Decode and resize images into one NumPy file, unless that has been done before.
+    """Decodes and resizes images into one NumPy file, unless that has been done before.
 
     The file's name has a fingerprint of the size and of every image's path, length and time of
     change, so that other images, or images that have changed, make another file. It is written
@@ -243,12 +248,14 @@ def cached_images(
         for left in folder.glob(f".{target.stem}-*.tmp"):  # of a process that was killed
             if time.time() - left.stat().st_mtime > _LEFT_SECONDS:
                 shutil.rmtree(left, ignore_errors=True)
+        # in the same folder, since a rename is atomic only within one file system
         with tempfile.TemporaryDirectory(
             prefix=f".{target.stem}-", suffix=".tmp", dir=folder
         ) as place:
             file = Path(place) / target.name
             _decode_all(root, images, size, file, name)
             os.replace(file, target)
+        # else a crash could leave the new name without the numbers
         sync_folder(folder)
     except OSError as error:
         raise DataError(
@@ -262,6 +269,7 @@ def _decode_all(
 ) -> None:
     """Write the images, decoded and resized, to a new NumPy file."""
     places = [root / image for image in images]
+    # Pillow lets other threads run while it decodes
     pool = ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1))
     with pool, warnings.catch_warnings():
         # from twice as many pixels on it is an error
@@ -290,5 +298,6 @@ def _fingerprint(root: Path, images: Sequence[str], size: tuple[int, int]) -> st
     digest = hashlib.blake2b(f"{_FORMAT} {size}".encode(), digest_size=8)
     for image in images:
         status = check_file(root / image)
+        # the bytes themselves would have to be read for every start of a run
         digest.update(f"{image}\0{status.st_size} {status.st_mtime_ns}\n".encode())
     return digest.hexdigest()

@@ -22,9 +22,10 @@ import numpy as np
 
 from ...errors import DataError
 from ..arrays import as_tensor
-from ..dataset import Classes, FederatedDataset
+from ..dataset import FederatedDataset
 from ..examples import SIDES
 from ..loaders import reader
+from ..sides import Classes
 from ..transforms import Integers
 from .folders import is_visible_member, listed_files, unreadable
 
@@ -47,7 +48,7 @@ def read_leaf(
     integers: bool = False,
     name: str | None = None,
 ) -> FederatedDataset:
-    """Read LEAF JSON with numeric features.
+    """Reads LEAF JSON with numeric features.
 
     Args:
         path: a ``.json`` file, a ``.zip`` of such files, or a folder of either, in which a zip and
@@ -104,7 +105,7 @@ def read_leaf(
 def read_sides(
     root: Path, features: Features, *, other: str = ""
 ) -> tuple[dict[str, Pair], dict[str, Pair]]:
-    """Return all clients of the train side (or of the undivided parts) and of the test side;
+    """Returns all clients of the train side (or of the undivided parts) and of the test side;
     ``other`` names what else would be accepted in the place of LEAF data."""
     if not root.exists():
         also = ""
@@ -123,9 +124,10 @@ def read_sides(
 
 
 def _divided(parts: list[Part]) -> list[list[Part]]:
-    """Return the parts for training and for test, if each is in a folder ``train`` or ``test`` of a
-    zip; else all together."""
+    """Returns the parts for training and for test, if each is in a folder ``train`` or ``test`` of
+    a zip; else all together."""
     sides = [[part for part in parts if Path(part[0]).parent.name == side] for side in SIDES]
+    # a part outside of both folders belongs to no side, so then there is no split to keep
     whole = all(sides) and sum(map(len, sides)) == len(parts)
     if whole:
         return sides
@@ -150,7 +152,7 @@ def _read_parts(parts: Sequence[Part], root: Path, features: Features) -> dict[s
 
 
 def _parts(root: Path, other: str) -> list[Part]:
-    """Return the parts of a file or of a folder, each with its name and what reads it."""
+    """Returns the parts of a file or of a folder, each with its name and what reads it."""
     if root.is_dir():
         files = listed_files(root, (".json", ".zip"), below=False)
     else:
@@ -172,7 +174,7 @@ def _parts(root: Path, other: str) -> list[Part]:
 
 
 def _zip_parts(file: Path, beside: Sequence[Path]) -> list[Part]:
-    """Return the parts in a zip file, without those that lie ``beside`` it, unzipped."""
+    """Returns the parts in a zip file, without those that lie ``beside`` it, unzipped."""
     try:
         archive = zipfile.ZipFile(file)
     except zipfile.BadZipFile as error:
@@ -192,9 +194,10 @@ def _zip_parts(file: Path, beside: Sequence[Path]) -> list[Part]:
 
 
 def _is_copy(member: zipfile.ZipInfo, file: Path) -> bool:
-    """Tell whether a file has the name and the content of one in a zip."""
+    """Tells whether a file has the name and the content of one in a zip."""
     if (file.name, file.stat().st_size) != (PurePosixPath(member.filename).name, member.file_size):
         return False
+    # the checksum stands in the zip, so that only the file beside it is read
     return zlib.crc32(file.read_bytes()) == member.CRC
 
 
@@ -222,6 +225,7 @@ def _read_part(
         )
     for client in map(str, users):
         where = f"{part}: client {client!r}"
+        # popped, so that the memory of a client is free once it is an array
         entry = data.pop(client)
         for key in ("x", "y"):
             if not isinstance(entry, dict) or not isinstance(entry.get(key), list):
@@ -234,10 +238,11 @@ def _read_part(
                 f"{where}: field 'x' has {len(entry['x']):,} examples and field 'y' has "
                 f"{len(entry['y']):,}; they must have the same number."
             )
+        # a user may have no examples on one side of a split
         if entry["y"]:
             yield client, (features(entry["x"], where), numbers(entry["y"], where, "y"))
 
 
 def numbers(value: list[Any], where: str, field: str) -> np.ndarray:
-    """Return a client's x or y as an array of numbers."""
+    """Returns a client's x or y as an array of numbers."""
     return as_tensor(value, where, field).numpy()

@@ -70,7 +70,7 @@ def read_movielens(
     min_examples: Count = 2,
     seed: int = 0,
 ) -> FederatedDataset:
-    """Read ``u.data``, ``ratings.csv`` or ``ratings.dat`` (also .gz) and learn item features.
+    """Reads ``u.data``, ``ratings.csv`` or ``ratings.dat`` (also .gz) and learn item features.
 
     Item features are those of :func:`als_features` on ratings less their user's mean, of the
     training ratings of all users or of the public users. An item that none of these ratings is
@@ -108,6 +108,7 @@ def read_movielens(
     items, ratings, public = user_ratings(root, public_users, test_fraction, min_examples, seed)
     source = ratings.train if public is None else public
     centred = _matrix(source, _centred(source, source), len(items))
+    # an item without ratings predicts 0, the mean of the user
     phi = np.zeros((len(items), features), np.float32)
     # which items clients rated is private
     if public is None:
@@ -127,7 +128,9 @@ def read_movielens(
     else:
         phi = np.column_stack([phi, np.full(len(phi), constant, np.float32)])
         l1 = l1 + constant
+        # the constant is one more feature, at a right angle to the others
         l2 = float(np.hypot(l2, constant))
+        # the farther end of the scale
         target = max(RATINGS[1] - centre, centre - RATINGS[0])
     sides = []
     for side in (ratings.train, ratings.test):
@@ -170,7 +173,7 @@ class RatingsGraph(Checked):
     from_data = True
 
     def build(self, data: FederatedDataset) -> Graph:
-        """Return the graph of the users of ``data``; see :func:`~fedmtl.graphs.knn_cosine`.
+        """Returns the graph of the users of ``data``; see :func:`~fedmtl.graphs.knn_cosine`.
 
         Raises:
             ConfigError: ``data`` were read with other settings, or a user without a direction.
@@ -178,6 +181,7 @@ class RatingsGraph(Checked):
         settings = self.public_users, self.test_fraction, self.min_examples, self.seed
         items, ratings, _ = user_ratings(self.root, *settings)
         train = ratings.train
+        # a graph of other training ratings would have used the test ratings of some user
         if ratings.ids != data.ids or not torch.equal(train.counts, data.train.counts):
             raise ConfigError(
                 f"RatingsGraph: {data.name} has {len(data):,} clients with {len(data.train):,} "
@@ -188,18 +192,18 @@ class RatingsGraph(Checked):
 
 
 def _users(side: Examples) -> np.ndarray:
-    """Return the user of every rating, int64 (N,)."""
+    """Returns the user of every rating, int64 (N,)."""
     return np.repeat(np.arange(len(side.counts)), side.counts.numpy())
 
 
 def _centred(side: Examples, train: Examples) -> np.ndarray:
-    """Return ratings (N,) less the mean of their user's ratings in ``train``."""
+    """Returns ratings (N,) less the mean of their user's ratings in ``train``."""
     means = np.bincount(_users(train), train.y.numpy(), len(train.counts)) / train.counts.numpy()
     return side.y.numpy() - means[_users(side)]
 
 
 def _matrix(side: Examples, values: np.ndarray, items: int) -> csr_array:
-    """Return values (N,) of ratings as a matrix (users, items) float64."""
+    """Returns values (N,) of ratings as a matrix (users, items) float64."""
     return csr_array(
         (values, side.x.numpy(), side.offsets.numpy()), shape=(len(side.counts), items)
     )
@@ -212,7 +216,7 @@ def user_ratings(
     min_examples: int = 2,
     seed: int = 0,
 ) -> tuple[np.ndarray, FederatedDataset, Examples | None]:
-    """Return the numbers of items (items,), the ratings of the clients, and those of the public
+    """Returns the numbers of items (items,), the ratings of the clients, and those of the public
     users.
 
     Ratings have x, the position of the item, and y float64 as in the file, in the order of items.
@@ -229,6 +233,8 @@ def user_ratings(
     y = torch.from_numpy(frame["rating"].to_numpy(copy=True))
     rated = by_number(user, [f"user-{number}" for number in numbers])
     pairs = {name: (x[rows], y[rows]) for name, rows in rated.items()}
+    # seed 0: who is public may not change with the seed of a run, or each would be public in some
+    # run
     public = sample(list(pairs), public_users, derive_key(0, "movielens/public"))
     clients = FederatedDataset.from_tensors(
         {name: pair for name, pair in pairs.items() if name not in public},
@@ -243,7 +249,7 @@ def user_ratings(
 
 
 def read_ratings(root: str | Path) -> pd.DataFrame:
-    """Read a rating file: columns user and item, int64, and rating, float64, in the order of the
+    """Reads a rating file: columns user and item, int64, and rating, float64, in the order of the
     file.
 
     ``ratings.csv``: with commas, and the header ``userId,movieId,rating,timestamp``;
@@ -286,8 +292,10 @@ def read_ratings(root: str | Path) -> pd.DataFrame:
     table = Table(frame, path, form=Format() if kind == ".csv" else None)
     for column in ("user", "item", "timestamp"):
         values = table.numbers(column, low=0, accepted=accepted)
+        # float64 has no gaps between whole numbers below 2^53
         table.refuse((values != np.floor(values)) | (values >= 2.0**53), column, accepted)
     rating = table.numbers("rating", low=RATINGS[0], high=RATINGS[1])
+    # the protected unit is a rating, and two of one item would be one cell of the matrix
     again = frame.duplicated(["user", "item"]).to_numpy()
     table.refuse(again, "item", "an item that the user has not rated in a row before")
     return frame[["user", "item"]].astype(np.int64).assign(rating=rating)
@@ -344,7 +352,7 @@ def als_features(
 
 
 def ridge_rows(ratings: csr_array, factors: np.ndarray, reg: float) -> np.ndarray:
-    """Return the factors of every row, given those of the columns: one ridge regression a row.
+    """Returns the factors of every row, given those of the columns: one ridge regression a row.
 
         argmin_{u_i} sum over stored j of (r_ij - u_i . v_j)^2 + reg ||u_i||^2
 
@@ -358,6 +366,7 @@ def ridge_rows(ratings: csr_array, factors: np.ndarray, reg: float) -> np.ndarra
     """
     p = factors.shape[1]
     rows = ratings.shape[0]
+    # v_j v_j^T of every item once: a sparse product then adds up the normal matrices of all rows
     products = (factors[:, :, None] * factors[:, None, :]).reshape(len(factors), p * p)
     stored = csr_array(
         (np.ones(len(ratings.data)), ratings.indices, ratings.indptr), shape=ratings.shape
@@ -365,6 +374,7 @@ def ridge_rows(ratings: csr_array, factors: np.ndarray, reg: float) -> np.ndarra
     right = ratings @ factors
     ridge = reg * np.eye(p)
     solved = np.zeros((rows, p))
+    # the normal matrices of all rows at once would not fit in memory
     block = max(1, _BLOCK // (p * p))
     for first in range(0, rows, block):
         part = slice(first, min(rows, first + block))

@@ -24,7 +24,7 @@ _WHITE_IS_ZERO = 0
 def decode(
     source: Path | bytes, where: str, *, size: tuple[int, int] | None = None, mode: str = "RGB"
 ) -> np.ndarray:
-    """Decode an image file, as a viewer shows it.
+    """Decodes an image file, as a viewer shows it.
 
     The largest number of the result's type is white. Pixels of 16 bits in grey are scaled by 65535
     (by 4095 for 12 bits), floats must be in [0, 1], colours of 16 bits are read with 8. An
@@ -68,7 +68,7 @@ def decode(
 
 
 def is_deep(source: Path, where: str) -> bool:
-    """Tell by its header whether pixels of an image file have more than 8 bits.
+    """Tells by its header whether pixels of an image file have more than 8 bits.
 
     Raises:
         DataError: as :func:`decode`, as far as the header shows it.
@@ -78,7 +78,7 @@ def is_deep(source: Path, where: str) -> bool:
 
 
 def as_type(pixels: np.ndarray, kind: np.dtype) -> np.ndarray:
-    """Return pixels, uint8 or uint16, in one of these types, with the same white."""
+    """Returns pixels, uint8 or uint16, in one of these types, with the same white."""
     if pixels.dtype == kind:
         return pixels
     if kind == np.uint16:
@@ -137,7 +137,7 @@ def _upright(image: Image.Image) -> Image.Image:
 
 
 def _shares(image: Image.Image, where: str) -> np.ndarray:
-    """Return the pixels of a grey image of more than 8 bits as shares of white: float32 (height,
+    """Returns the pixels of a grey image of more than 8 bits as shares of white: float32 (height,
     width) in [0, 1]."""
     tags = getattr(image, "tag_v2", {})
     bits = tags.get(_BITS_PER_SAMPLE, (16,))[0]

@@ -56,17 +56,17 @@ class TableSchema:
 
     @property
     def written(self) -> list[str]:
-        """Return the columns that a file of text is read for as they are written: id 007 is not
+        """Returns the columns that a file of text is read for as they are written: id 007 is not
         7."""
         return [column.name for column in self.columns if column.kind != "number"]
 
     @property
     def width(self) -> int:
-        """Return the number of features."""
+        """Returns the number of features."""
         return sum(column.width for column in self.columns)
 
     def encode(self, rows: pd.DataFrame | Table) -> Tensor:
-        """Return the features of raw rows as a dataset stores them: (rows, width), float32, or
+        """Returns the features of raw rows as a dataset stores them: (rows, width), float32, or
         int64 for models of whole numbers.
 
         Columns that are not in the schema are left out; values beyond a range are cut there.
@@ -94,7 +94,7 @@ class TableSchema:
         return features.long()
 
     def features(self, table: Table, advice: Advice) -> np.ndarray:
-        """Return the features of a table's rows, (rows, width), float32, or float64 of whole
+        """Returns the features of a table's rows, (rows, width), float32, or float64 of whole
         numbers, with ``advice`` for a wrong value."""
         parts = [column.encode(table, advice) for column in self.columns]
         return np.concatenate(parts, axis=1).astype(np.float64 if self.integers else np.float32)
@@ -106,7 +106,7 @@ class TableSchema:
         return {name: count for name, count in counts.items() if count}
 
     def decode(self, outputs: Tensor) -> np.ndarray:
-        """Return the predictions of a model's outputs in the target's units.
+        """Returns the predictions of a model's outputs in the target's units.
 
         Args:
             outputs: (rows,) or (rows, 1), of real targets or one logit of two classes; (rows,
@@ -124,11 +124,11 @@ class TableSchema:
         return np.array(self.names, dtype=object if self.labels else np.int64)[number.cpu().numpy()]
 
     def in_units(self, outputs: Tensor) -> Tensor:
-        """Return predictions of a real target in its own units, float64."""
+        """Returns predictions of a real target in its own units, float64."""
         return in_units(outputs, self.target_range, self.target_scale)
 
     def targets(self, table: Table, advice: Advice) -> np.ndarray:
-        """Return the targets of a table's rows, of which there is a range, as they are stored,
+        """Returns the targets of a table's rows, of which there is a range, as they are stored,
         float32 (rows,)."""
         assert self.target_range is not None
         values = Column(self.target).encode(table, advice)[:, 0]
@@ -136,16 +136,16 @@ class TableSchema:
 
     @property
     def names(self) -> list[str] | list[int]:
-        """Return the classes by their numbers: the labels, or else the numbers."""
+        """Returns the classes by their numbers: the labels, or else the numbers."""
         return list(self.labels) or list(range(self.classes or 0))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the schema as plain values, JSON-ready."""
+        """Returns the schema as plain values, JSON-ready."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, values: Any) -> TableSchema:
-        """Return the schema of plain values.
+        """Returns the schema of plain values.
 
         Raises:
             DataError: values that are not those of a schema, by name.
@@ -206,7 +206,7 @@ def _fill(values: pd.Series, name: str) -> str:
 
 
 def _fields(kind: type, values: Any, what: str) -> dict[str, Any]:
-    """Return the values of a dataclass by name, refusing other names."""
+    """Returns the values of a dataclass by name, refusing other names."""
     names = kind.__dataclass_fields__  # type: ignore[attr-defined]
     if not isinstance(values, Mapping) or set(values) != set(names):
         raise DataError(f"{what} must have {', '.join(names)}, and nothing else.")

@@ -48,7 +48,7 @@ def read_school(
     seed: int = 0,
     min_examples: int = 2,
 ) -> FederatedDataset:
-    """Read school.mat: a regression of exam scores, ids ``school-0``, ``school-1``, ... in the
+    """Reads school.mat: a regression of exam scores, ids ``school-0``, ``school-1``, ... in the
     order of the file.
 
     The protocol of Liu, Hu, Wu, Smith: "On Privacy and Personalization in Cross-Silo Federated
@@ -110,7 +110,7 @@ def read_school(
 
 
 def centred(data: FederatedDataset) -> FederatedDataset:
-    """Return the data with every client's targets minus the mean of its own training targets."""
+    """Returns the data with every client's targets minus the mean of its own training targets."""
     mean = _client_means(data.train.y.double()[:, None], data.train.counts)[:, 0]
 
     def less_mean(side: Examples) -> Examples:
@@ -120,7 +120,7 @@ def centred(data: FederatedDataset) -> FederatedDataset:
 
 
 def with_unit_rows(data: FederatedDataset) -> FederatedDataset:
-    """Return the data with every row of features (d,) scaled to length 1; a function of that row
+    """Returns the data with every row of features (d,) scaled to length 1; a function of that row
     only."""
 
     def unit(side: Examples) -> Examples:
@@ -132,7 +132,7 @@ def with_unit_rows(data: FederatedDataset) -> FederatedDataset:
 
 
 def standardized(data: FederatedDataset) -> FederatedDataset:
-    """Return the data with every client's features centred and scaled by its own training rows, in
+    """Returns the data with every client's features centred and scaled by its own training rows, in
     float32.
 
     A column that is constant in a client's training rows is centred and not scaled.
@@ -166,7 +166,7 @@ def _client_means(values: Tensor, counts: Tensor) -> Tensor:
 
 
 def _schools(file: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Return each school's features (pupils, d) and scores (pupils,), float64."""
+    """Returns each school's features (pupils, d) and scores (pupils,), float64."""
     try:
         content = loadmat(file)
     except (

@@ -15,7 +15,7 @@ logger = logging.getLogger("fedmtl")
 
 
 def by_time(table: Table, column: str, parts: Parts, share: float) -> tuple[Parts, Parts]:
-    """Divide the rows of every client by time: the latest ones are for test.
+    """Divides the rows of every client by time: the latest ones are for test.
 
     A client of n rows has ``round(share * n)`` test rows, at least 1 and at most n - 1: the only
     row of a client is for training. Rows of one time keep the order of the table, and a warning

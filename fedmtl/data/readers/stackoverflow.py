@@ -46,8 +46,8 @@ def read_stackoverflow(
     test_fraction: float | None = 0.2,
     seed: int = 0,
 ) -> FederatedDataset:
-    """Read StackOverflow: features (tokens,), the share of each word in a text, and ``tags`` labels
-    that are 0 or 1.
+    """Reads StackOverflow: features (tokens,), the share of each word in a text, and ``tags``
+    labels that are 0 or 1.
 
     A text is the tokens of a post and of its question's title. Its features are the numbers of the
     commonest tokens over the number of all its tokens, so that they add up to 1 at most, which is
@@ -120,7 +120,7 @@ def read_stackoverflow(
 
 
 def _read(root: Path, most: int | None) -> list[dict[str, Texts]]:
-    """Return the first ``most`` texts of every user, in the train part and in the test part."""
+    """Returns the first ``most`` texts of every user, in the train part and in the test part."""
     train, test = divided(root, H5)
     if not train:
         raise DataError(
@@ -153,7 +153,7 @@ def _tags(text: str) -> list[str]:
 def _common(
     file: Path, size: int, needed: bool, lists: Iterable[list[str]]
 ) -> tuple[dict[str, int], bool]:
-    """Return the places of the commonest words by a public file of counts, or without one by the
+    """Returns the places of the commonest words by a public file of counts, or without one by the
     words themselves.
 
     Returns:
@@ -168,8 +168,8 @@ def _common(
 
 
 def _counted(file: Path, size: int) -> list[str]:
-    """Return the commonest words of a file: JSON of words and counts, or a word and a count a line,
-    commonest first."""
+    """Returns the commonest words of a file: JSON of words and counts, or a word and a count a
+    line, commonest first."""
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -210,7 +210,7 @@ def _counts(
 
 
 def _bag(texts: Sequence[str], places: Mapping[str, int], size: int) -> scipy.sparse.csr_array:
-    """Return the share of each common token in a text: float32 (texts, size)."""
+    """Returns the share of each common token in a text: float32 (texts, size)."""
     lists = [text.split() for text in texts]
     bag = _counts(lists, places, size)
     exact = bag.data / np.repeat([len(words) for words in lists], np.diff(bag.indptr))
@@ -221,5 +221,5 @@ def _bag(texts: Sequence[str], places: Mapping[str, int], size: int) -> scipy.sp
 
 
 def _labels(texts: Sequence[str], places: Mapping[str, int], size: int) -> np.ndarray:
-    """Return 1 for every common tag of a text: uint8 (texts, size)."""
+    """Returns 1 for every common tag of a text: uint8 (texts, size)."""
     return (_counts([_tags(text) for text in texts], places, size) > 0).toarray().astype(np.uint8)

@@ -97,6 +97,7 @@ class Summary:
             bool(texts) and not self.numeric and all(re.fullmatch(ISO_DATE, text) for text in texts)
         )
         if self.dates:
+            # among dates a mark stands for a missing one
             values = values.mask(values.isin(list(MARKS)))
         self.missing = int(values.isna().sum())
         self.kinds = sorted(map(str, values.dropna().unique()))
@@ -107,6 +108,8 @@ class Summary:
             low = values.min()
             high = values.max()
             self.text = f"{low:g} to {high:g}"
+            # rounded away from the values, which makes the draft wide enough and says less of the
+            # extremes
             self.bounds = [float(rounded_down(low)), float(rounded_up(high, 3))]
             if self.whole:
                 self.bounds = [int(low), int(high)]
@@ -119,6 +122,7 @@ class Summary:
             first = self.kinds[0][:10]
             last = self.kinds[-1][:10]
             self.text = f"{first} to {last}, dates"
+            # whole years, which say less of the first and the last record
             self.bounds = [f"{first[:4]}-01-01", f"{last[:4]}-12-31"]
         self.doubt = self._doubt(values)
         self.remedy = "declare its data.bounds"
@@ -133,6 +137,7 @@ class Summary:
             self.remedy = "write the number alone"
         commas = [kind for kind in self.kinds if re.fullmatch(DECIMAL_COMMA, kind)]
         if not self.numeric and len(commas) > len(self.kinds) / 2:
+            # thousands of categories would be the wrong answer to a wrong separator of decimals
             self.doubt = "has numbers with a decimal comma"
             self.remedy = "give data.decimal=comma"
 

@@ -5,27 +5,23 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..._check import fraction, given, one_of
-from ...errors import ConfigError, DataError
-from ..dataset import Classes, FederatedDataset
+from ...errors import DataError
+from ..dataset import FederatedDataset
 from ..examples import Domain
-from ..loaders import reader
-from ..partition import Partition, Parts
-from ..transforms import Integers, Transform
-from ..units import SCALES, TargetScale
-from .column_coding import Column, declared_column
-from .columns import Table, check_texts
-from .delimited import is_unnamed
+from ..loaders import reader, with_settings
+from ..partition import Parts
+from .column_coding import Column
+from .columns import Table
 from .schema import TableSchema
 from .splits import by_time
 from .summary import MOST_CLASSES, Summary, holds_amounts, looks_like_id
+from .table_settings import TableSettings, feature_columns
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,37 +29,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger("fedmtl")
 _CUT = 0.1  # share of rows outside a range that does not fit
 _TEST = 0.2  # share of rows held out for test
+Rows = tuple[np.ndarray, np.ndarray]
+"""Features (n, d) and targets (n,)."""
 
 
 @reader("table")
-def read_table(
-    path: str | Path | pd.DataFrame,
-    *,
-    client: str | None = None,
-    target: str | None = None,
-    partition: Partition | None = None,
-    features: Sequence[str] | None = None,
-    one_hot: Sequence[str] = (),
-    bounds: Mapping[str, Sequence[Any]] | None = None,
-    target_scale: TargetScale = "linear",
-    missing: str | Sequence[str] = "refuse",
-    labels: Sequence[str] | None = None,
-    classes: Classes = "infer",
-    test_path: str | Path | pd.DataFrame | None = None,
-    split: Literal["random", "time"] = "random",
-    time: str | None = None,
-    test_fraction: float | None = None,
-    seed: int = 0,
-    min_examples: int = 2,
-    integers: bool = False,
-    transform: Transform | None = None,
-    name: str | None = None,
-    separator: str | None = None,
-    decimal: str = "point",
-    encoding: str = "utf-8",
-    comment: str | None = None,
-) -> FederatedDataset:
-    """Read a table with a row an example.
+@with_settings(TableSettings)
+def read_table(settings: TableSettings) -> FederatedDataset:
+    """Reads a table with a row an example.
 
     Features are stored as float32; clients come in the order of their ids. Values are not
     standardized, since a scaling fitted on the rows would be a release of its own: public
@@ -71,380 +44,179 @@ def read_table(
     run with noise refuses the table unless ``transform`` is given.
 
     Args:
-        path: a .csv, .tsv (both also .gz) or .parquet file, or a table of pandas.
-        client: the column with each row's client; its values become the ids, as text.
-        target: the column to predict; needed.
-        partition: deals the rows to clients, such as :class:`~fedmtl.data.Dirichlet`, where no
-            column names these.
-        features: the columns to predict from; None for all others, but not for a column ``time``
-            without bounds.
-        one_hot: feature columns to code as one 0/1 feature a category. The categories are those of
-            the rows, in order of their text, which a run with noise refuses, unless ``bounds`` has
-            the column.
-        bounds: what is public of columns. ``[low, high]`` of numbers: values are cut there and
-            mapped to [-1, 1]. Texts, the categories in order: two become -1 and +1, more one 0/1
-            feature each, and a last one ``"*"`` takes every other text. Two dates,
-            ``["1980-01-01", "1987-12-31"]``: dates, written so, of which a time may follow, are cut
-            there and become the year, the month, the day of the week from Monday on and the days
-            since the first, each mapped to [-1, 1]. The target of a regression has a range
-            likewise, at which predictions are cut off; scores are in its own units. Where all
-            features have bounds, the dataset's domain follows from them.
-        target_scale: ``"log"`` maps the logarithm of a real target's range, which must be above 0,
-            to [-1, 1], in place of the range: for targets that are skewed, such as costs.
-            Predictions and scores are in the target's own units all the same. The mean of
-            logarithms is near the median of the target, and below its mean.
-        missing: ``"refuse"`` refuses missing values; a list of feature columns with bounds lets
-            their values be missing, and ``"indicator"`` those of all feature columns with bounds.
-            The features of such a column are 0 in a row without a value (the middle of a range,
-            none of several categories), and each such column has one more feature, 1 in these rows
-            and else 0, even if no value is missing. Empty values are missing, and NA, N/A, NaN,
-            null and ? if they are no category.
-        labels: the target's values in order of their class number, as text; needed where the target
-            is text, or classes are not numbered from 0 on. The label 1 is also the value 1.0.
-        classes: as in :meth:`FederatedDataset.from_tensors`; with ``labels`` their number.
-            ``"infer"`` takes whole numbers as classes only if they are -1 and +1 or all from 0 to
-            19, and else as a real target. A run with noise refuses what is inferred.
-        test_path: a second table with the test rows, which has the same columns; None holds out
-            rows of the first. Clients without rows in the first one are left out, as
-            :meth:`FederatedDataset.from_tensors` says.
-        split: which rows are held out: ``"random"``, or ``"time"`` for the latest of each client.
-        time: for ``split="time"``, the column of dates, times or numbers by which rows are ordered.
-        test_fraction: share of each client's rows held out for test; None for 0.2.
-        seed: of the split, keyed by the client.
-        min_examples: clients with fewer rows are left out.
-        integers: keep the features as whole numbers, for models of tokens.
-        transform: from storage to what the model takes; None for :class:`~fedmtl.data.Cast`, or
-            :class:`~fedmtl.data.Integers` for ``integers``.
-        name: for messages and reports; None for the file's name, or ``"table"``.
-        separator: between the fields of a file of text: ``"comma"``, ``"semicolon"``, ``"tab"``,
-            ``"bar"``, ``"space"`` (one or more), or the letter itself; None for a comma, of .tsv a
-            tab.
-        decimal: before the decimals of a number: ``"point"`` or ``"comma"``.
-        encoding: of the letters, by Python's name, such as ``"utf-16"`` or ``"cp1252"``.
-        comment: how lines above the heading begin that are left out, such as ``"#"``.
+        settings: the fields of :class:`~fedmtl.data.readers.table_settings.TableSettings`, each an
+            argument of its own: ``read_table("visits.csv", client="ward", target="days")``.
 
     Raises:
         DataError: an unreadable file, one with another separator or encoding, a line that was cut
             off, a missing column or one that occurs twice, a missing, infinite or textual value.
         ConfigError: an impossible setting.
     """
-    bounds = dict(bounds or {})
-    if one_hot:
-        check_texts("one_hot", one_hot)
-    declared = {column: declared_column(column, values) for column, values in bounds.items()}
-    own_categories = [column for column in one_hot if _kind(declared, column) != "categories"]
-    as_target = declared.get(str(target))
-    one_of("data", SCALES, target_scale=target_scale)
-    if target_scale == "log" and (
-        as_target is None or as_target.range is None or as_target.range[0] <= 0
-    ):
-        raise ConfigError(
-            "data.target_scale is 'log', which needs a range of the target above 0, such as "
-            f"'data.bounds={{{target}: [1, 1000]}}'; targets below its lower end are cut there."
-        )
-    written = [client, *own_categories, *TableSchema(tuple(declared.values()), "").written]
-    written += [target if labels is not None else None]
-    settings = {
-        "separator": separator,
-        "decimal": decimal,
-        "encoding": encoding,
-        "comment": comment,
-    }
-    _check_split(split, time, test_path, test_fraction, client)
-    texts = [column for column in written if column is not None]
-    table = Table.of(path, texts, name, settings)
-    given_features = features is not None
-    left_out = time if time not in declared else None
-    file = table.file
-    features = feature_columns(table, client, target, features, left_out)
-    assert target is not None  # as has been checked
-    for option, columns in (("one_hot", one_hot), ("bounds", tuple(bounds))):
-        for column in columns:
-            real = (
-                column == target
-                and as_target is not None
-                and as_target.range is not None
-                and labels is None
-            )
-            if column not in features and not real:
-                accepted = ", ".join(map(repr, features))
-                raise ConfigError(
-                    f"read_table.{option} contains {column!r}, which is not a feature column; "
-                    f"accepted: {accepted}."
-                )
-    table = _with_clients(table, client)
-    tables = [table]
-    if test_path is not None:
-        held = Table.of(test_path, texts, f"{name or 'table'} (test)", settings)
-        held.check_columns([client, target, *features])
-        tables.append(_with_clients(held, client))
-    gaps = _may_be_missing(missing, features, bounds)
-    coded = declared | {column: _categories_of_rows(tables, column) for column in own_categories}
-    chosen = [coded.get(column, Column(column)) for column in features]
-    schema = TableSchema(
-        columns=tuple(replace(column, missing=column.name in gaps) for column in chosen),
-        target=target,
-        labels=() if labels is None else tuple(map(str, labels)),
-        target_range=None if as_target is None else as_target.range,
-        target_scale=target_scale,
-        client=client,
-        integers=integers,
-        form=table.form,
-        declared=not own_categories and (given_features or set(features) <= {*bounds, *one_hot}),
+    name = settings.name
+    table = Table.of(settings.path, settings.written, name, settings.text)
+    features = feature_columns(
+        table, settings.client, settings.target, settings.features, settings.left_out
     )
-    sides = [(schema.features(each, _advice), _targets(each, schema, labels)) for each in tables]
-    x, y = sides[0]
-    real_by_rows = False
-    if as_target is not None:
-        classes = None
-    elif classes == "infer" and labels is None:
-        real_by_rows = any(holds_amounts(targets) for _, targets in sides)
-    if real_by_rows:
-        classes = None
-    parts = table.parts(client, partition, y, seed)
-    test: dict[str, tuple[np.ndarray, np.ndarray]] | None = None
-    if len(tables) > 1:
-        test = _pairs(*sides[1], tables[1].parts(client, None, sides[1][1], seed))
-        if parts.keys().isdisjoint(test):
-            raise DataError(
-                f"{tables[1].file}: no client of data.test_path is one of {file}; accepted: test "
-                "rows of clients that "
-                "train, or data.test_path=null, which holds out rows of data.path."
-            )
-    elif time is not None:
-        parts, latest = by_time(
-            table, time, parts, _TEST if test_fraction is None else test_fraction
+    settings.check_features(features)
+    tables = [_with_clients(table, settings.client)]
+    if settings.test_path is not None:
+        held = Table.of(
+            settings.test_path, settings.written, f"{name or 'table'} (test)", settings.text
         )
-        test = _pairs(x, y, latest)
+        held.check_columns([settings.client, settings.target, *features])
+        tables.append(_with_clients(held, settings.client))
+    schema = _schema(settings, tables, features)
+    sides = [(schema.features(each, _advice), _targets(each, schema, settings)) for each in tables]
+    guessed = settings.guesses_classes
+    amounts = guessed and any(holds_amounts(targets) for _, targets in sides)
+    parts, test = _parts(settings, tables, sides)
     data = FederatedDataset.from_tensors(
-        _pairs(x, y, parts),
+        _pairs(sides[0], parts),
         test=test,
-        test_fraction=None if test is not None else test_fraction,
-        seed=seed,
-        min_examples=min_examples,
-        classes=classes if labels is None else len(labels),
-        transform=Integers() if integers and transform is None else transform,
-        name=file.name if name is None else name,
+        test_fraction=None if test is not None else settings.test_fraction,
+        seed=settings.seed,
+        min_examples=settings.min_examples,
+        classes=None if amounts else settings.stated_classes,
+        transform=settings.stored_transform,
+        name=table.file.name if name is None else name,
     )
-    if real_by_rows:
-        logger.warning(
-            "%s: the whole numbers of %r are taken as a real target, since some are negative or "
-            "above %d; "
-            "data.classes=K makes them classes from 0 on, data.labels=[A, B] classes of any values",
-            file, target, MOST_CLASSES - 1,
-        )  # fmt: skip
-    elif classes == "infer" and labels is None and (data.classes or 0) > 2:
-        logger.warning(
-            "%s: the whole numbers of %r are taken as %d classes; data.classes=null makes them a "
-            "regression",
-            file, target, data.classes,
-        )  # fmt: skip
-    of_target = [Column(target, range=schema.target_range).outside(each) for each in tables]
-    for each, cut in zip(tables, of_target, strict=True):
-        _warn(each, schema, cut)
-    # declared by nobody
-    if real_by_rows:
-        inferred = ["classes"]
-    else:
-        inferred = []
-    inferred += [f"categories.{column}" for column in own_categories]
-    if transform is None and not integers:
-        numbers = [*features, *([target] if data.classes is None else [])]
-        inferred += [f"range.{column}" for column in numbers if column not in coded]
-    domain = None
-    if transform is None and bounds.keys() >= set(features):
-        size = sum(column.size for column in schema.columns)
-        scaled = data.classes is not None or as_target is not None
-        domain = Domain(size, size**0.5, 1.0 if scaled else math.inf)
-    scale: dict[str, Any] = {}
-    if as_target is not None:
-        cut_targets = sum(of_target) / sum(map(len, tables))
-        scale = {"limit": 1.0, "target_range": schema.target_range, "cut_targets": cut_targets}
-        scale["target_scale"] = target_scale
-    if all(isinstance(column, str) for column in (*features, target, client or "")):
-        scale["schema"] = replace(schema, classes=data.classes)
-    return replace(data, inferred=(*data.inferred, *inferred), domain=domain, **scale, verify=False)
+    if guessed:
+        _warn_of_guess(table, data.classes, schema.target, amounts=amounts)
+    cut = [Column(schema.target, range=schema.target_range).outside(each) for each in tables]
+    for each, count in zip(tables, cut, strict=True):
+        _warn(each, schema, count)
+    facts: dict[str, Any] = {
+        "inferred": (*data.inferred, *_inferred(settings, features, data.classes, amounts)),
+        "domain": _domain(settings, schema, data.classes),
+    }
+    if settings.target_column is not None:
+        facts["limit"] = 1.0
+        facts["target_range"] = schema.target_range
+        facts["cut_targets"] = sum(cut) / sum(map(len, tables))
+        facts["target_scale"] = settings.target_scale
+    # a table of pandas may have columns whose names are no texts, which no file can keep
+    if all(isinstance(name, str) for name in (*features, schema.target, settings.client or "")):
+        facts["schema"] = replace(schema, classes=data.classes)
+    return replace(data, **facts, verify=False)
 
 
-def _check_split(
-    split: str, time: str | None, test_path: Any, test_fraction: float | None, client: str | None
-) -> None:
-    """Refuse settings of the test rows that contradict each other.
+def _schema(
+    settings: TableSettings, tables: Sequence[Table], features: Sequence[str]
+) -> TableSchema:
+    """Returns the schema of the feature columns, as declared or by the categories of the rows."""
+    gaps = settings.may_be_missing(features)
+    undeclared = settings.undeclared_categories
+    coded = settings.declared | {name: _categories_of_rows(tables, name) for name in undeclared}
+    chosen = [coded.get(name, Column(name)) for name in features]
+    known = {*(settings.bounds or ()), *settings.one_hot}
+    assert settings.target is not None  # checked with the feature columns
+    return TableSchema(
+        columns=tuple(replace(column, missing=column.name in gaps) for column in chosen),
+        target=settings.target,
+        labels=tuple(map(str, settings.labels or ())),
+        target_range=settings.target_range,
+        target_scale=settings.target_scale,
+        client=settings.client,
+        integers=settings.integers,
+        form=tables[0].form,
+        declared=not undeclared and (settings.features is not None or set(features) <= known),
+    )
+
+
+def _parts(
+    settings: TableSettings, tables: Sequence[Table], sides: Sequence[Rows]
+) -> tuple[Parts, dict[str, Rows] | None]:
+    """Returns the training rows of each client, and the test examples of each; None if the dataset
+    is to hold rows out at random.
 
     Raises:
-        ConfigError: what to leave out, or to add.
+        DataError: the test table has no client of the first one.
     """
-    one_of("data", ("random", "time"), split=split)
-    fraction("data", **given(test_fraction=test_fraction))
-    if split == "time" and time is None:
-        raise ConfigError(
-            "data.split is 'time', which needs the column of dates or numbers, as data.time=COLUMN."
-        )
-    if split == "random" and time is not None:
-        raise ConfigError(
-            f"data.time is {time!r}, which orders rows for data.split=time; add it, or leave "
-            "data.time out."
-        )
-    if test_path is None:
-        return
-    if split == "time" or test_fraction is not None:
-        other = "data.test_fraction"
-        if split == "time":
-            other = "data.split=time"
-        raise ConfigError(
-            f"data.test_path has the test rows, and {other} holds out others; leave "
-            "one of them out."
-        )
-    if client is None:
-        raise ConfigError(
-            "data.test_path needs the column of each row's client, "
-            "data.client=COLUMN, and no partition."
-        )
+    table = tables[0]
+    parts = table.parts(settings.client, settings.partition, sides[0][1], settings.seed)
+    if len(tables) > 1:
+        other = tables[1]
+        y = sides[1][1]
+        test = _pairs(sides[1], other.parts(settings.client, None, y, settings.seed))
+        if parts.keys().isdisjoint(test):
+            raise DataError(
+                f"{other.file}: no client of data.test_path is one of {table.file}; accepted: test "
+                "rows of clients that train, or data.test_path=null, which holds out rows of "
+                "data.path."
+            )
+        return parts, test
+    if settings.time is None:
+        return parts, None
+    share = _TEST if settings.test_fraction is None else settings.test_fraction
+    parts, latest = by_time(table, settings.time, parts, share)
+    return parts, _pairs(sides[0], latest)
+
+
+def _inferred(
+    settings: TableSettings, features: Sequence[str], classes: int | None, amounts: bool
+) -> list[str]:
+    """Returns the facts that were read off the rows because nobody declared them; a run with noise
+    refuses them."""
+    undeclared = settings.undeclared_categories
+    names = ["classes"] if amounts else []
+    names += [f"categories.{name}" for name in undeclared]
+    if settings.transform is not None or settings.integers:
+        return names
+    numbers: list[Any] = list(features)
+    if classes is None:
+        numbers.append(settings.target)
+    coded = {*settings.declared, *undeclared}
+    return names + [f"range.{name}" for name in numbers if name not in coded]
+
+
+def _domain(settings: TableSettings, schema: TableSchema, classes: int | None) -> Domain | None:
+    """Returns the public bounds on a row that follow from those of its columns; None if a column
+    has none, or if a transform changes the features."""
+    declared = {column.name for column in schema.columns} <= settings.declared.keys()
+    if settings.transform is not None or not declared:
+        return None
+    size = sum(column.size for column in schema.columns)
+    scaled = classes is not None or settings.target_column is not None
+    # no square of a feature is larger than its absolute value, as none is larger than 1
+    return Domain(size, size**0.5, 1.0 if scaled else math.inf)
 
 
 def _with_clients(table: Table, client: str | None) -> Table:
-    """Return the table with the client of each row for messages, if a column says it."""
+    """Returns the table with the client of each row for messages, if a column names it."""
     if client is None:
         return table
     return replace(table, client_of=table.written(client, "the name of a client"))
 
 
-def _pairs(x: np.ndarray, y: np.ndarray, parts: Parts) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Return features and targets of every client, from those of all rows."""
+def _pairs(rows: Rows, parts: Parts) -> dict[str, Rows]:
+    """Returns the features and targets of every client, from those of all rows."""
+    x, y = rows
     return {name: (x[index], y[index]) for name, index in parts.items()}
 
 
-def feature_columns(
-    table: Table,
-    client: str | None,
-    target: str | None,
-    features: Sequence[str] | None,
-    left_out: str | None = None,
-) -> list[str]:
-    """Return the columns to predict from, ``features`` or for None all but the client, the target
-    and ``left_out``. A first column without a heading, the index that pandas and R write, is left
-    out with a warning.
-
-    Raises:
-        DataError: a column that is missing, or no feature.
-        ConfigError: a column in two of these roles.
-    """
-    if client is None:
-        names = [target]
-    else:
-        names = [client, target]
-    chosen = [
-        name
-        for name in table.frame.columns
-        if name not in names and (left_out is None or name != left_out)
-    ]
-    if features is not None:
-        chosen = check_texts("features", features)
-    elif chosen and is_unnamed(chosen[0]) and chosen[0] == table.frame.columns[0]:
-        text = (
-            "%s: column 1 has no heading, as the index that pandas and R write, and is left "
-            "out; name it to have it"
-        )
-        logger.warning(text, table.file)
-        chosen = chosen[1:]
-    if left_out is not None:
-        table.check_columns([left_out], "time ")
-    for role, columns in (("client", names[:-1]), ("target", (target,)), ("features", chosen)):
-        table.check_columns(columns, f"{role} ")
-    if client == target:
-        raise ConfigError(
-            f"data.client and data.target are both {target!r}; a client's id is nothing to predict."
-        )
-    for column in names:
-        if column in chosen:
-            raise ConfigError(
-                f"data.features contains {column!r}, which is the client or target column."
-            )
-    for column in chosen if features is None else ():
-        if is_unnamed(column):
-            number = int(str(column).rpartition(" ")[2]) + 1
-            raise DataError(
-                f"{table.file}: column {number} has no heading; give it one, or list the columns "
-                "to predict from in data.features."
-            )
-    if not chosen:
-        raise DataError(
-            f"{table.file}: there are no feature columns beside {' and '.join(map(repr, names))}."
-        )
-    return chosen
-
-
-def _warn(table: Table, schema: TableSchema, of_target: int) -> None:
-    """Warn of columns that look like ids, and of values outside of their ranges, ``of_target`` of
-    them targets."""
-    frame = table.frame
-    for name in (
-        *(column.name for column in schema.columns if column.kind != "dates"),
-        schema.target,
-    ):
-        if looks_like_id(frame[name]):
-            change = "choose another data.target"
-            if name != schema.target:
-                change = "leave it out of data.features"
-            text = "%s: the column %r looks like an id of rows, by its private values; %s"
-            logger.warning(text, table.file, name, change)
-    outside = schema.outside(table)
-    if of_target:
-        outside[schema.target] = of_target
-    counts = ", ".join(f"{column} {count:,}" for column, count in outside.items())
-    many = " and ".join(column for column, count in outside.items() if count > _CUT * len(frame))
-    if counts:
-        text = "%s: cut off at data.bounds (rows of %s, private: covered by no epsilon): %s%s"
-        unfit = ""
-        if many:
-            unfit = (
-                f"; the bounds of {many} do not fit, since more than a tenth of the rows are cut"
-            )
-        logger.warning(text, table.file, f"{len(frame):,}", counts, unfit)
-
-
-def _kind(declared: Mapping[str, Column], name: str) -> str:
-    """Return the declared kind of a column; an empty text of one without bounds."""
-    if name in declared:
-        return declared[name].kind
-    return ""
-
-
 def _categories_of_rows(tables: Sequence[Table], name: str) -> Column:
-    """Return a column of the categories that occur in tables, in the order of their texts."""
+    """Returns a column of the categories that occur in tables, in the order of their texts."""
     texts = np.unique(np.concatenate([table.written(name) for table in tables]))
     return Column(name, "categories", categories=tuple(texts.tolist()))
 
 
-def _may_be_missing(
-    missing: str | Sequence[str], features: Sequence[str], bounds: Mapping[str, Any]
-) -> list[str]:
-    """Return the columns whose values may be missing.
-
-    Raises:
-        ConfigError: another word, or a column that is no feature or has no bounds.
-    """
-    if missing == "refuse":
-        return []
-    if missing == "indicator":
-        return [column for column in features if column in bounds]
-    if isinstance(missing, str):
-        raise ConfigError(
-            f"data.missing is {missing!r}; accepted: refuse, indicator, or a list of columns."
-        )
-    for column in missing:
-        if column not in features:
-            accepted = ", ".join(map(repr, features))
-            raise ConfigError(
-                f"data.missing contains {column!r}, which is not a feature column; "
-                f"accepted: {accepted}."
-            )
-        if column not in bounds:
-            raise ConfigError(
-                f"data.missing contains {column!r}, which has no data.bounds; the middle of its "
-                "range, or none of its categories, is put in if a value is missing."
-            )
-    return list(missing)
+def _targets(table: Table, schema: TableSchema, settings: TableSettings) -> np.ndarray:
+    """Returns the targets of a table's rows, (n,): float32 mapped from the range to [-1, 1],
+    numbers as they are, or the numbers of labels, int64."""
+    name = schema.target
+    if schema.target_range is not None:
+        return schema.targets(table, _advice)
+    if settings.labels is not None:
+        return table.labels(name, settings.labels)[0]
+    accepted = (
+        "a finite number (or leave the row out, or give the values in order of their class "
+        "number: labels=[A, B], 'data.labels=[A, B]' by command)"
+    )
+    values = table.numbers(name, typed=True, accepted=accepted)
+    if table.frame[name].to_numpy().dtype.kind in "fO":
+        return values.astype(np.float32)
+    table.refuse(values >= 2.0**63, name, "a whole number below 2^63")
+    return values.astype(np.int64)
 
 
 def _advice(values: pd.Series, name: str) -> str:
@@ -469,20 +241,45 @@ def _advice(values: pd.Series, name: str) -> str:
     )
 
 
-def _targets(table: Table, schema: TableSchema, labels: Sequence[str] | None) -> np.ndarray:
-    """Return the targets of a table's rows, (n,): float32 mapped from the range to [-1, 1], numbers
-    as they are, or the numbers of labels, int64."""
-    name = schema.target
-    if schema.target_range is not None:
-        return schema.targets(table, _advice)
-    if labels is None:
-        accepted = (
-            "a finite number (or leave the row out, or give the values in order of their class "
-            "number: labels=[A, B], 'data.labels=[A, B]' by command)"
-        )
-        values = table.numbers(name, typed=True, accepted=accepted)
-        if table.frame[name].to_numpy().dtype.kind in "fO":
-            return values.astype(np.float32)
-        table.refuse(values >= 2.0**63, name, "a whole number below 2^63")
-        return values.astype(np.int64)
-    return table.labels(name, labels)[0]
+def _warn_of_guess(table: Table, classes: int | None, target: str, *, amounts: bool) -> None:
+    """Warns that whole numbers were taken as classes or as amounts without being told so."""
+    if amounts:
+        logger.warning(
+            "%s: the whole numbers of %r are taken as a real target, since some are negative or "
+            "above %d; data.classes=K makes them classes from 0 on, data.labels=[A, B] classes of "
+            "any values",
+            table.file, target, MOST_CLASSES - 1,
+        )  # fmt: skip
+    elif (classes or 0) > 2:
+        logger.warning(
+            "%s: the whole numbers of %r are taken as %d classes; data.classes=null makes them a "
+            "regression",
+            table.file, target, classes,
+        )  # fmt: skip
+
+
+def _warn(table: Table, schema: TableSchema, of_target: int) -> None:
+    """Warns of columns that look like ids, and of values outside of their ranges, ``of_target`` of
+    them targets."""
+    frame = table.frame
+    # a date may be another one in each row and still be a feature
+    features = [column.name for column in schema.columns if column.kind != "dates"]
+    for name in (*features, schema.target):
+        if looks_like_id(frame[name]):
+            change = "choose another data.target"
+            if name != schema.target:
+                change = "leave it out of data.features"
+            text = "%s: the column %r looks like an id of rows, by its private values; %s"
+            logger.warning(text, table.file, name, change)
+    outside = schema.outside(table)
+    if of_target:
+        outside[schema.target] = of_target
+    counts = ", ".join(f"{column} {count:,}" for column, count in outside.items())
+    many = " and ".join(column for column, count in outside.items() if count > _CUT * len(frame))
+    if not counts:
+        return
+    unfit = ""
+    if many:
+        unfit = f"; the bounds of {many} do not fit, since more than a tenth of the rows are cut"
+    text = "%s: cut off at data.bounds (rows of %s, private: covered by no epsilon): %s%s"
+    logger.warning(text, table.file, f"{len(frame):,}", counts, unfit)

@@ -47,7 +47,7 @@ def format_of(
     encoding: str = "utf-8",
     comment: str | None = None,
 ) -> Format:
-    """Return the format of a file by its name and the settings of a reader.
+    """Returns the format of a file by its name and the settings of a reader.
 
     Args:
         name: of the file; the separator of .tsv is a tab and else a comma where none is given.
@@ -82,7 +82,7 @@ def format_of(
 
 
 def check_separator(file: Path, form: Format, lines: Sequence[str], settable: bool = True) -> None:
-    """Raise :class:`DataError` if the first lines of a file fit another separator, or begin with a
+    """Raises :class:`DataError` if the first lines of a file fit another separator, or begin with a
     comment."""
     lines = lines[skipped(lines, form) :]
     comment = comment_of(lines)
@@ -124,7 +124,7 @@ def comment_of(lines: Sequence[str]) -> str | None:
 
 
 def other_separator(lines: Sequence[str], separator: str) -> str | None:
-    """Return the letter by which the first lines of a file seem to be separated if it is not
+    """Returns the letter by which the first lines of a file seem to be separated if it is not
     ``separator``."""
     own = field_counts(lines, separator)
     if len(own) < 2 or (own[0] > 1 and _fits(own)):
@@ -148,12 +148,12 @@ def has_decimal_commas(lines: Sequence[str], separator: str) -> bool:
 
 
 def field_counts(lines: Sequence[str], separator: str) -> list[int]:
-    """Return the number of fields of the heading and the rows in some lines."""
+    """Returns the number of fields of the heading and the rows in some lines."""
     return [len(fields) for fields in _fields(lines, separator)]
 
 
 def skipped(lines: Sequence[str], form: Format) -> int:
-    """Return the number of lines of comment, and blank ones between them, above the heading."""
+    """Returns the number of lines of comment, and blank ones between them, above the heading."""
     count = 0
     for number, line in enumerate(lines, start=1):
         if form.comment and line.startswith(form.comment):
@@ -170,7 +170,7 @@ def line_reader(lines: Any, separator: str) -> Any:
 
 
 def _fields(lines: Sequence[str], separator: str) -> list[list[str]]:
-    """Return the fields of the heading and the rows in some lines; a last row that goes on in the
+    """Returns the fields of the heading and the rows in some lines; a last row that goes on in the
     next line is left out."""
     try:
         found = list(line_reader([f"{line}\n" for line in lines], separator))

@@ -28,12 +28,12 @@ class Whitening:
     basis: np.ndarray
 
     def __call__(self, coded: np.ndarray) -> np.ndarray:
-        """Turn coded rows (n, p), NaN where a value is missing, into float64 features (n, k)."""
+        """Turns coded rows (n, p), NaN where a value is missing, into float64 features (n, k)."""
         return (_scores(coded, self.mean, self.scale, self.z_clip) - self.centre) @ self.basis
 
 
 def fit_whitening(coded: np.ndarray, *, components: int, z_clip: float, where: str) -> Whitening:
-    """Fit z-scores clipped at ``z_clip``, and a whitened PCA, to the public rows.
+    """Fits z-scores clipped at ``z_clip``, and a whitened PCA, to the public rows.
 
     A value that is missing gets the z-score 0. The public rows' own features have mean 0 and
     covariance I (divided by n - 1); each direction is signed so that its largest weight is
@@ -75,7 +75,7 @@ def fit_whitening(coded: np.ndarray, *, components: int, z_clip: float, where: s
 
 
 def _scores(coded: np.ndarray, mean: np.ndarray, scale: np.ndarray, bound: float) -> np.ndarray:
-    """Return z-scores (n, p) within plus or minus ``bound``; 0 for what is missing, or does not
+    """Returns z-scores (n, p) within plus or minus ``bound``; 0 for what is missing, or does not
     vary."""
     z = np.where(scale > 0, (coded - mean) / np.where(scale > 0, scale, 1), 0)
     return np.clip(np.where(np.isfinite(coded), z, 0), -bound, bound)

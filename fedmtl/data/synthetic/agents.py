@@ -41,7 +41,7 @@ def load_synthetic_agents(
     flip: Below1 = 0.05,
     seed: int = 0,
 ) -> FederatedDataset:
-    """Make tasks of linear classification: agent i has the separator theta_i = (cos phi_i, sin
+    """Makes tasks of linear classification: agent i has the separator theta_i = (cos phi_i, sin
     phi_i, 0, ..., 0) in R^p.
 
     The angles phi_i are uniform on the circle (:func:`target_angles`), and m_i is uniform among
@@ -106,7 +106,7 @@ def load_synthetic_agents(
 
 
 def target_angles(ids: Sequence[str], seed: int = 0) -> Tensor:
-    """Return the angles phi of the agents' models, float64 (n,), in [0, 2 pi)."""
+    """Returns the angles phi of the agents' models, float64 (n,), in [0, 2 pi)."""
     return 2 * math.pi * keyed_unit(seed, "agents/angle", client_keys(ids), 0, 1)[:, 0]
 
 
@@ -129,8 +129,8 @@ class TargetAngles(Checked):
     from_data = False
 
     def build(self, data: Any) -> Graph:
-        """Return the graph of the clients of ``data``, W_ij = exp((cos(phi_i - phi_j) - 1) / gamma)
-        (section 5.1).
+        """Returns the graph of the clients of ``data``, W_ij = exp((cos(phi_i - phi_j) - 1) /
+        gamma) (section 5.1).
 
         The paper leaves out "negligible" weights and prints no number.
 

@@ -44,7 +44,7 @@ def load_synthetic_tasks(
     public_examples: Whole = 0,
     seed: int = 0,
 ) -> FederatedDataset:
-    """Make tasks y = x . w_t with unit-norm rows x and related models w_t (:func:`true_weights`),
+    """Makes tasks y = x . w_t with unit-norm rows x and related models w_t (:func:`true_weights`),
     one client a task.
 
     Rows are uniform on the unit sphere of d dimensions. ``low_rank``: ``w_t = sqrt(d / r) U v_t``
@@ -129,7 +129,7 @@ def true_weights(
     deviation: float = 0.0,
     seed: int = 0,
 ) -> Tensor:
-    """Return the true models W of tasks, float64 (d, T), as :func:`load_synthetic_tasks` states
+    """Returns the true models W of tasks, float64 (d, T), as :func:`load_synthetic_tasks` states
     them."""
     keys = client_keys(ids)
     own = deviation * keyed_normal(seed, "tasks/deviation", keys, 0, features).T
@@ -164,7 +164,7 @@ def _shared_weights(keys: Tensor, features: int, structure: str, rank: int, seed
 
 
 def keyed_unit(seed: int, purpose: str, keys: Tensor, step: int, count: int) -> Tensor:
-    """Return uniform numbers strictly between 0 and 1, float64 (n, count), one row a client key
+    """Returns uniform numbers strictly between 0 and 1, float64 (n, count), one row a client key
     (n,)."""
     bits = keyed_bits(derive_key(seed, purpose), keys[:, None], step, torch.arange(count)) >> (
         63 - _BITS
@@ -173,6 +173,6 @@ def keyed_unit(seed: int, purpose: str, keys: Tensor, step: int, count: int) -> 
 
 
 def keyed_normal(seed: int, purpose: str, keys: Tensor, step: int, count: int) -> Tensor:
-    """Return standard normal numbers, float64 (n, count), one row a client key (n,), by
+    """Returns standard normal numbers, float64 (n, count), one row a client key (n,), by
     inversion."""
     return torch.special.ndtri(keyed_unit(seed, purpose, keys, step, count))
