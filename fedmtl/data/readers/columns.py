@@ -353,7 +353,8 @@ def codes(values: np.ndarray, categories: Sequence[str]) -> np.ndarray:
     if not missed.any() or len(set(whole)) < len(whole):
         return found
     texts, place = np.unique(values[missed], return_inverse=True)
-    again = pd.Index(whole).get_indexer([_without_zeros(text) for text in texts.tolist()])
+    shortened = pd.Index([_without_zeros(text) for text in texts.tolist()])
+    again = pd.Index(whole).get_indexer(shortened)
     found[missed] = again[place]
     return found
 
