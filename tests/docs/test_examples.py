@@ -1,5 +1,6 @@
 """The programs of docs/examples run, at small sizes, and print lines as those that the documentation shows."""
 
+import json
 import re
 import runpy
 import sys
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import DOCS
+from tests.docs.pages import DOCS, ROOT
 
 EXAMPLES = DOCS / "examples"
 SMALL = {
@@ -41,4 +42,27 @@ def test_an_example_prints_what_the_page_shows(
     monkeypatch.setattr(sys, "argv", [name, *SMALL[name]])
     runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
     shown = (EXAMPLES / f"{name}.txt").read_text(encoding="utf-8")
+    assert shape(capsys.readouterr().out) == shape(shown)
+
+
+def test_examples_are_notebooks_whose_cells_print_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Cells are the program in its order; those of one run, one after another in one namespace."""
+    monkeypatch.setattr(sys, "argv", ["notebooks", str(tmp_path)])
+    runpy.run_path(str(ROOT / "scripts" / "notebooks.py"), run_name="__main__")
+    capsys.readouterr()
+    for path in EXAMPLES.glob("*.py"):
+        found = json.loads((tmp_path / f"{path.stem}.ipynb").read_text(encoding="utf-8"))
+        assert (found["nbformat"], found["nbformat_minor"]) == (4, 5)
+        text, *code = found["cells"]
+        assert (text["cell_type"], {cell["cell_type"] for cell in code}) == ("markdown", {"code"})
+        assert len({cell["id"] for cell in found["cells"]}) == len(found["cells"])
+        written = "".join(cell["source"] for cell in code).replace("parse_args([])", "parse_args()")
+        program = path.read_text(encoding="utf-8").partition(text["source"])[2].lstrip('"')
+        assert re.sub(r"\s", "", written) == re.sub(r"\s", "", program)
+    namespace: dict[str, object] = {"__name__": "__main__"}
+    for cell in json.loads((tmp_path / "bands.ipynb").read_text(encoding="utf-8"))["cells"][1:]:
+        exec(cell["source"].replace("parse_args([])", f"parse_args({SMALL['bands']})"), namespace)
+    shown = (EXAMPLES / "bands.txt").read_text(encoding="utf-8")
     assert shape(capsys.readouterr().out) == shape(shown)
