@@ -6,6 +6,7 @@ from dp_accounting import dp_event
 from dp_accounting.pld import PLDAccountant
 from scipy import integrate, optimize, stats
 
+from fedmtl.errors import PrivacyError
 from fedmtl.privacy import PrivacyCost
 
 
@@ -60,3 +61,12 @@ def test_a_record_that_is_replaced_in_a_secret_subset_costs_what_the_integral_sa
         1, multiplier
     )
     assert removed != pytest.approx(expected, rel=0.02)
+
+
+@pytest.mark.parametrize("limit", [{"most": 3}, {"weights": (0.5, 1.0, 1.5)}])
+def test_no_more_uses_than_the_budget_is_allocated_to(limit: dict) -> None:
+    cost = PrivacyCost(mechanism="gaussian", sizes=(4,), delta=1e-5, **limit)
+    cost.after(3, 2.0)
+    with pytest.raises(PrivacyError, match=r"4 uses were charged.*allocated to 3"):
+        cost.after(4, 2.0)
+    assert cost.affordable(1e6, 2.0) == 3

@@ -144,6 +144,15 @@ def test_turns_are_public_and_charged_to_those_whose_turn_it_is() -> None:
         )  # the turns of clients 8, 9, 0 and 1: two of them have had three
 
 
+def test_only_secret_coins_amplify() -> None:
+    """A cohort of everybody hides nobody."""
+    found = {
+        type(sampler).__name__: sampler.bind(8).facts["amplified"]
+        for sampler in (PoissonSampling(2), FixedCohort(2), FullParticipation(), CyclicCohorts(2))
+    }
+    assert [name for name, amplified in found.items() if amplified] == ["PoissonSampling"]
+
+
 def test_a_client_that_is_asked_is_charged_for_each_time_and_nothing_is_amplified() -> None:
     bound = BoundAsked(1, 1, "Poisson, 2 of 8 clients", max_uses=3)
     assert bound.facts == {"relation": "zero_out", "amplified": False, "per_participation": True}
