@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from dp_accounting import dp_event
+from dp_accounting import dp_event, gaussian_mechanism
 from dp_accounting.pld import PLDAccountant
 from scipy import integrate, optimize, stats
 
@@ -70,3 +70,12 @@ def test_no_more_uses_than_the_budget_is_allocated_to(limit: dict) -> None:
     with pytest.raises(PrivacyError, match=r"4 uses were charged.*allocated to 3"):
         cost.after(4, 2.0)
     assert cost.affordable(1e6, 2.0) == 3
+
+
+@pytest.mark.parametrize("weights", [None, (0.5, 1.0, 1.5)])
+def test_each_of_the_sums_of_a_use_costs(weights: tuple[float, ...] | None) -> None:
+    """Five Gaussian ones in each of three uses, of even or of uneven noise: against the closed form."""
+    cost = PrivacyCost(mechanism="gaussian", sizes=(4,), delta=1e-5, sums=5, weights=weights)
+    squares = np.square(weights or (1.0,) * 3)
+    expected = gaussian_mechanism.get_epsilon_gaussian(4.0 / np.sqrt(5 * squares.sum()), 1e-5)
+    assert cost.epsilon(3, 4.0) == pytest.approx(expected, rel=1e-6)

@@ -143,3 +143,21 @@ def test_a_run_whose_algorithm_accepts_clients_without_data_has_the_noise_of_a_r
         stds.append(report.noise_std)
         assert verify(folder).fits
     assert stds == pytest.approx([1.5 * 0.7 / 4, 2 * 1.5 * 0.7 / 4], rel=1e-12)
+
+
+def test_rows_that_nodes_send_are_counted_as_the_rows_they_were() -> None:
+    """A node clips what it sends, and who is above the clip norm must still be seen, to follow the quantile."""
+    rows = torch.tensor([[0.5, 0.0], [0.0, -1.5], [3.0, 4.0], [0.6, 0.7]], dtype=torch.float64)
+    privacy = ClientPrivacy(clip_norm=QuantileClip(1.0), noise_multiplier=0.3, delta=1e-5)
+    plan = ReleasePlan(name="update", dimension=2)
+    ends = []
+    for nodes in (False, True):
+        channel = open_channel(privacy, (plan,), FullParticipation().bind(4), seed=0, steps=2)
+        everybody = channel.draw(0)
+        channel.begin(0, everybody)
+        sent = rows
+        if nodes:
+            sent = torch.cat([channel.sent("update", rows[k : k + 1], k, 0) for k in range(4)])
+            assert float(sent.norm(dim=1).max()) <= 2.0
+        ends.append((channel.release("update", sent, everybody), channel.norms()["update"]))
+    torch.testing.assert_close(ends[0], ends[1], rtol=1e-12, atol=0)
