@@ -38,10 +38,10 @@ clients; None where the block must be refused."""
 
 
 def charges(setup: Setup, seed: int) -> list[Finding]:
-    """Make all checks of the accounting: of noise on rows, whose account no ledger has, those of
+    """Makes all checks of the accounting: of noise on rows, whose account no ledger has, those of
     its cost."""
     if setup.rows:
-        return [_prices(setup, seed), _budgets(setup, np.array([_paid(setup, seed)]))]
+        return [_costs(setup, seed), _budgets(setup, np.array([_paid(setup, seed)]))]
     wrong, ledger = _steps(setup, seed)
     detail = (
         f"{len(ledger.steps):,} steps charged before they release, once, uses and epsilons of all "
@@ -50,7 +50,7 @@ def charges(setup: Setup, seed: int) -> list[Finding]:
     uses = setup.claims.charged(ledger.caps if setup.one_at_a_time else ledger.uses)
     findings = [
         exact("charges: steps in the ledger", wrong, detail),
-        _prices(setup, seed),
+        _costs(setup, seed),
         _budgets(setup, uses),
     ]
     return [*findings, _by_library(setup, ledger)]
@@ -59,59 +59,68 @@ def charges(setup: Setup, seed: int) -> list[Finding]:
 # What a cost says
 
 
-def _prices(setup: Setup, seed: int) -> Finding:
-    """Check that the costs agree with the settings, the public facts, and the noise that the
+def _costs(setup: Setup, seed: int) -> Finding:
+    """Checks that the costs agree with the settings, the public facts, and the noise that the
     channel says it adds, in the first use of every account, the last and one between."""
     channel = setup.open(seed)
-    claims = setup.claims
     wrong = []
     if channel.bound != setup.privacy.initial_norm:
         wrong.append(
             f"the clip norm is {channel.bound:g}, the settings have {setup.privacy.initial_norm:g}"
         )
-    for k in claims.accounts:
-        cost, multiplier = claims.cost(k)
-        if setup.gradients is None:
-            cap = setup.steps
-        else:
-            cap = int(channel.caps[k])
-        of_account = differences(vars(cost), claims.facts(k), _OTHER)
-        if (
-            setup.gradients is not None
-            and setup.records.x is not None
-            and len(setup.records.x[k]) != setup.sizes[k]
-        ):
-            of_account.append(f"{len(setup.records.x[k])} rows of {setup.sizes[k]} records")
-        for use in sorted({0, cap // 2, cap - 1} & set(range(cap))):
-            for name in claims.names:
-                claim = claims.of(name, k, use)
-                stated = stated_multiplier(setup, channel, name, k, use)
-                if not math.isclose(stated, claim.multiplier, rel_tol=1e-9):
-                    of_account.append(
-                        f"{name} has noise {stated:.6g} in use {use}, the cost "
-                        f"{claim.multiplier:.6g}"
-                    )
-            charged = claims.costs.event(k, use)
-            due = event_of(cost, weighted(cost, multiplier, use))
-            # uses of unequal weight may cost the same in total
-            if claims.refuted is None and charged != due:
-                of_account.append(f"the event of use {use} is {charged}, its cost makes {due}")
-        wrong += [
-            f"{setup.name(k)}: {what}" if setup.gradients is not None else what
-            for what in of_account
-        ]
-    if setup.rows:
-        stated = channel.rows[setup.rows].epsilon_at(setup.steps)
-        spent = claims.spent(0, setup.steps)
-        if not math.isclose(stated, spent, rel_tol=1e-9):
-            wrong.append(
-                f"epsilon is {rounded_up(stated, 6)}, {setup.steps} uses cost "
-                f"{rounded_up(spent, 6)}"
-            )
-    elif setup.gradients is None and channel.denominator != claims.of(claims.names[0]).denominator:
-        wrong.append(f"sums are divided by {channel.denominator:g}, not by the expected cohort")
+    for k in setup.claims.accounts:
+        found = _wrong_costs(setup, channel, k)
+        if setup.gradients is not None:
+            found = [f"{setup.name(k)}: {what}" for what in found]
+        wrong += found
+    wrong += _wrong_divisor(setup, channel)
     detail = "law, noise, clip, delta, sampling, numbers of sums and of coordinates"
     return exact("charges: event of a release", wrong, detail)
+
+
+def _wrong_costs(setup: Setup, channel: Any, k: int) -> list[str]:
+    """Returns the contradictions of the cost of account ``k``."""
+    claims = setup.claims
+    cost, multiplier = claims.cost(k)
+    cap = setup.steps
+    wrong = differences(vars(cost), claims.facts(k), _OTHER)
+    if setup.gradients is not None:
+        cap = int(channel.caps[k])
+        rows = setup.records.x
+        if rows is not None and len(rows[k]) != setup.sizes[k]:
+            wrong.append(f"{len(rows[k])} rows of {setup.sizes[k]} records")
+    for use in sorted({0, cap // 2, cap - 1} & set(range(cap))):
+        for name in claims.names:
+            claim = claims.of(name, k, use)
+            stated = stated_multiplier(setup, channel, name, k, use)
+            if not math.isclose(stated, claim.multiplier, rel_tol=1e-9):
+                wrong.append(
+                    f"{name} has noise {stated:.6g} in use {use}, the cost {claim.multiplier:.6g}"
+                )
+        charged = claims.costs.event(k, use)
+        due = event_of(cost, weighted(cost, multiplier, use))
+        # each use by itself: uses of unequal weight may cost the same in total
+        if claims.refuted is None and charged != due:
+            wrong.append(f"the event of use {use} is {charged}, its cost makes {due}")
+    return wrong
+
+
+def _wrong_divisor(setup: Setup, channel: Any) -> list[str]:
+    """Returns the contradiction of the total of an account of rows, or of the divisor of sums."""
+    if setup.rows:
+        stated = channel.rows[setup.rows].epsilon_at(setup.steps)
+        spent = setup.claims.spent(0, setup.steps)
+        if math.isclose(stated, spent, rel_tol=1e-9):
+            return []
+        return [
+            f"epsilon is {rounded_up(stated, 6)}, {setup.steps} uses cost {rounded_up(spent, 6)}"
+        ]
+    if setup.gradients is not None:
+        return []
+    claim = setup.claims.of(setup.claims.names[0])
+    if channel.denominator == claim.denominator:
+        return []
+    return [f"sums are divided by {channel.denominator:g}, not by the expected cohort"]
 
 
 # The ledger, by the audit's own reader
@@ -129,9 +138,14 @@ def _paid(setup: Setup, seed: int) -> int:
 
 
 def _steps(setup: Setup, seed: int) -> tuple[list[str], Reading]:
-    """Make the steps of a run, and more, until they are refused, and read them back from the file:
-    each is charged once, before it releases something, to those that take part, and happens once; a
-    block that must be refused is not charged. Return what is wrong, and what was written."""
+    """Makes the steps of a run, and more, until they are refused, and reads them from the file.
+
+    Each is charged once, before it releases something, to those that take part, and happens once; a
+    block that must be refused is not charged.
+
+    Returns:
+        The contradictions, and the ledger that was written.
+    """
     wrong = list[str]()
     charged = dict[int, list[int]]()
     with tempfile.TemporaryDirectory(prefix="fedmtl-audit-") as folder:
@@ -205,17 +219,27 @@ def _misstated(setup: Setup, channel: Rounds | Activations, ledger: Reading) -> 
 
 
 def _blocks(setup: Setup, channel: Rounds | Activations, seed: int) -> Iterator[_Block]:
-    """Yield the blocks of a run, and beyond its last step. Where clients act one at a time, it
-    makes half of all uses; in the blocks that follow one client after the other acts up to its cap,
-    and once more, in the same block and after it: silent and free, or refused."""
-    if isinstance(channel, Rounds):
-        for step in range(4 * setup.steps + 64):
-            try:
-                cohort = channel.draw(step)
-            except BudgetExhausted:
-                return
-            yield step, cohort, [sorted(cohort.tolist()) if channel.accountant.by_client else [-1]]
+    """Yields the blocks of a run, and blocks beyond its last step."""
+    if isinstance(channel, Activations):
+        yield from _blocks_of_activations(setup, channel, seed)
         return
+    for step in range(4 * setup.steps + 64):
+        try:
+            cohort = channel.draw(step)
+        except BudgetExhausted:
+            return
+        accounts = [-1]
+        if channel.accountant.by_client:
+            accounts = sorted(cohort.tolist())
+        yield step, cohort, [accounts]
+
+
+def _blocks_of_activations(setup: Setup, channel: Activations, seed: int) -> Iterator[_Block]:
+    """Yields blocks in which clients act one at a time.
+
+    The schedule makes half of all uses. In the blocks that follow one client after the other acts
+    up to its cap, and once more, in the same block and after it: silent and free, or refused.
+    """
     assert isinstance(setup.schedule, Clocks)
     end = 0
     left = np.where(setup.sizes > 0, channel.caps, 0)
@@ -228,6 +252,7 @@ def _blocks(setup: Setup, channel: Rounds | Activations, seed: int) -> Iterator[
             break
         yield first, clients, charged
         end = first + len(charged)
+    # clients whose gradients fit in memory at once
     for k in np.flatnonzero(left[:CLIENTS] * setup.records.dimension <= MOST_ELEMENTS):
         for count in (left[k] + 1, left[k], 1) if setup.sizes[k] and channel.caps[k] else ():
             clients = torch.full((1, int(count)), int(k))
@@ -239,8 +264,8 @@ def _blocks(setup: Setup, channel: Rounds | Activations, seed: int) -> Iterator[
 
 
 def _charged(setup: Setup, left: np.ndarray, clients: Tensor) -> list[list[int]] | None:
-    """Return the accounts that each activation of ``clients``, (1, S), is charged to, and take them
-    off the uses that are ``left``, (n,); None, and no use is taken, where the block must be
+    """Returns the accounts that each activation of ``clients``, (1, S), is charged to, and takes
+    them off the uses that are ``left``, (n,); None, and no use is taken, where the block must be
     refused."""
     after = left.copy()
     charged = list[list[int]]()
@@ -260,9 +285,9 @@ def _charged(setup: Setup, left: np.ndarray, clients: Tensor) -> list[list[int]]
 def _acts(
     setup: Setup, channel: Rounds | Activations, block: _Block
 ) -> Iterator[tuple[Callable[[], Any], int]]:
-    """Yield the acts of a block that has begun, and how often each is paid for: releases of clients
-    that contribute nothing, of local steps those of one client and of another one that takes no
-    part; and the beginning, again."""
+    """Yields the acts of a block that has begun, and how often each is paid for: releases of
+    clients that contribute nothing, of local steps those of one client and of another one that
+    takes no part; and the beginning, again."""
     first, members, clients = block
     sent = silence(setup)
     if isinstance(channel, Activations):
@@ -288,7 +313,7 @@ def _acts(
 
 
 def _acted(setup: Setup, channel: Rounds | Activations, block: _Block) -> list[str]:
-    """Make the acts of a block as often as they are paid for, and once more; return what is
+    """Makes the acts of a block as often as they are paid for, and once more; returns what is
     wrong."""
     first, _, clients = block
     wrong = list[str]()
@@ -309,7 +334,8 @@ def _acted(setup: Setup, channel: Rounds | Activations, block: _Block) -> list[s
 
 
 def _budgets(setup: Setup, uses: np.ndarray) -> Finding:
-    """Check that all that an account may be charged for, ``uses`` (m,), stays within its budget."""
+    """Checks that all that an account may be charged for, ``uses`` (m,), stays within its
+    budget."""
     limits = {k: budget for k, budget in enumerate(setup.budgets) if budget is not None and uses[k]}
     if not limits:
         return skipped("charges: budget", "no budget is set")
@@ -321,7 +347,7 @@ def _budgets(setup: Setup, uses: np.ndarray) -> Finding:
 
 
 def _by_library(setup: Setup, ledger: Reading) -> Finding:
-    """Check that no epsilon after what a ledger charges an account is below what dp-accounting
+    """Checks that no epsilon after what a ledger charges an account is below what dp-accounting
     makes of its cost."""
     check = "charges: epsilon by dp-accounting"
     worst = -1.0
@@ -354,7 +380,7 @@ def _by_library(setup: Setup, ledger: Reading) -> Finding:
 
 
 def planned_epsilon(setup: Setup, seed: int) -> float:
-    """Return epsilon of all planned steps, or of every client up to its cap."""
+    """Returns epsilon of all planned steps, or of every client up to its cap."""
     account = setup.open(seed).accountant
     claims = setup.claims
     if claims.refuted is not None:

@@ -4,6 +4,8 @@ the lower bounds of the canaries."""
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 from .._rounding import rounded_down, rounded_up
 from ..privacy.accounting.library import TOLERANCE
@@ -18,25 +20,13 @@ _KINDS = 20  # kinds of clients whose epsilon is computed again
 
 
 def check_charges(run: FinishedRun) -> Answer:
-    header = run.header
-    result = run.result
-    if header is None:
+    """Compares the charges in the ledger with the steps in result.json and in the report."""
+    if run.header is None:
         return None
     if run.secret:
         raise NotCovered("a search: its runs have ledgers of their own, which stay private")
-    steps = run.ledger.by_step
     remaining = run.ledger.remaining
-    wrong = run.ledger.problems()
-    done = int(result["rounds"])
-    if sum(0 <= step < done for step in steps) < done:
-        wrong.append(f"{done} steps are done, and not all of them are charged")
-    if run.checkpoint is not None and run.checkpoint.step != done:
-        wrong.append(f"result.json has {done} rounds, the checkpoint {run.checkpoint.step}")
-    if result.get("stopped") == "early" and remaining is None:
-        wrong.append("the run stopped early, and the steps that were planned are not charged")
-    planned = result.get("planned_rounds")
-    if planned is not None and steps and max(steps) >= planned:
-        wrong.append(f"step {max(steps)} is charged, and {planned} were planned")
+    wrong = [*run.ledger.problems(), *_uncharged(run)]
     stated = run.report.get("releases")
     releases = run.ledger.releases
     if stated != releases:
@@ -45,56 +35,95 @@ def check_charges(run: FinishedRun) -> Answer:
         wrong.append(
             "privacy.json and the ledger differ in whether the rest was charged after an early stop"
         )
+    return wrong, _charges_in_words(run, run.header)
+
+
+def _uncharged(run: FinishedRun) -> list[str]:
+    """Returns the differences of the charged steps from those that were done and planned."""
+    steps = run.ledger.by_step
+    result = run.result
+    wrong = []
+    done = int(result["rounds"])
+    if sum(0 <= step < done for step in steps) < done:
+        wrong.append(f"{done} steps are done, and not all of them are charged")
+    if run.checkpoint is not None and run.checkpoint.step != done:
+        wrong.append(f"result.json has {done} rounds, the checkpoint {run.checkpoint.step}")
+    # when a run stops is a function of its scores, so that the steps it leaves out cost, too
+    if result.get("stopped") == "early" and run.ledger.remaining is None:
+        wrong.append("the run stopped early, and the steps that were planned are not charged")
+    planned = result.get("planned_rounds")
+    if planned is not None and steps and max(steps) >= planned:
+        wrong.append(f"step {max(steps)} is charged, and {planned} were planned")
+    return wrong
+
+
+def _charges_in_words(run: FinishedRun, header: Mapping[str, Any]) -> str:
     text = f"{len(run.ledger.steps):,} steps, in order and each once"
     if run.ledger.by_client:
-        what = "participations" if "schedule" in header else "activations"
-        text += f"; at most {int(run.ledger.uses.max(initial=0))} {what} of one client"
+        uses = "activations"
+        if "schedule" in header:
+            uses = "participations"
+        text += f"; at most {int(run.ledger.uses.max(initial=0))} {uses} of one client"
     if header.get("bands"):
         text += (
             f", {len(header['bands'])} rounds between them at least, over which noise is correlated"
         )
-    return wrong, text + (
-        ", the rest after an early stop included" if remaining is not None else ""
-    )
+    if run.ledger.remaining is not None:
+        text += ", the rest after an early stop included"
+    return text
 
 
 def check_epsilon(run: FinishedRun) -> Answer:
-    """Compose the cost of all charged uses of each kind of account by dp-accounting."""
+    """Composes the cost of all charged uses of each kind of account by dp-accounting."""
     claim = run.report.get("epsilon")
-    header = run.header
-    if header is None:
-        where = run.report.get("elsewhere")
-        if claim == "inf":
-            return [], "infinite: no protection is claimed" + (f" here, {where}" if where else "")
-        if claim == 0 and not run.report.get("names"):
-            return [], "0: nothing is released"
-        why = "there is no ledger whose chain holds"
-        if run.result.get("replicates"):
-            why = "repetitions are simulations, whose charges are not kept"
-        raise NotCovered(f"{why}, so there is nothing to compute it from")
+    if run.header is None:
+        return _epsilon_without_ledger(run)
     if run.secret:
         raise NotCovered("that of a search is not computed again")
-    if header["refuted"] is not None:
+    if run.header["refuted"] is not None:
+        wrong = []
         if claim != "inf" and run.ledger.uses.any():
-            wrong = [f"epsilon is {claim}, and the accounting is refuted"]
-        else:
-            wrong = []
+            wrong.append(f"epsilon is {claim}, and the accounting is refuted")
         return wrong, "infinite: the published accounting does not hold"
     if not isinstance(claim, (int, float)):
         return [f"epsilon is {claim!r} in privacy.json; a ledger charges a finite one"], ""
     charged = run.ledger.most_charged
     tested = spread(charged, _KINDS)
-    bounds = [run.ledger.library_epsilon(account, float(claim)) for account in tested]
-    least = max((bound for bound in bounds if bound is not None), default=None if bounds else 0.0)
-    if least is None:
-        raise NotCovered(
-            "dp-accounting does not have this law of noise, so it is not computed again"
-        )
+    least = 0.0
+    if tested:
+        bounds = [run.ledger.library_epsilon(account, float(claim)) for account in tested]
+        found = [bound for bound in bounds if bound is not None]
+        if not found:
+            raise NotCovered(
+                "dp-accounting does not have this law of noise, so it is not computed again"
+            )
+        least = max(found)
     among = ""
     if len(tested) != len(charged):
         among = f" (the largest of {len(tested):,} of {len(charged):,} kinds)"
     text = f"{least:.6g}{among} by dp-accounting, {rounded_up(claim, 6)} in privacy.json"
-    return [text] if claim < least * (1 - TOLERANCE) - 1e-9 else [], text
+    # both are upper bounds by grids of losses, which differ in the last digits
+    if claim < least * (1 - TOLERANCE) - 1e-9:
+        return [text], text
+    return [], text
+
+
+def _epsilon_without_ledger(run: FinishedRun) -> Answer:
+    """Confirms an epsilon that needs no ledger: an infinite one, or 0 of a run that releases
+    nothing."""
+    claim = run.report.get("epsilon")
+    if claim == "inf":
+        text = "infinite: no protection is claimed"
+        elsewhere = run.report.get("elsewhere")
+        if elsewhere:
+            text += f" here, {elsewhere}"
+        return [], text
+    if claim == 0 and not run.report.get("names"):
+        return [], "0: nothing is released"
+    why = "there is no ledger whose chain holds"
+    if run.result.get("replicates"):
+        why = "repetitions are simulations, whose charges are not kept"
+    raise NotCovered(f"{why}, so there is nothing to compute it from")
 
 
 def check_budget(run: FinishedRun) -> Answer:
@@ -109,7 +138,7 @@ def check_budget(run: FinishedRun) -> Answer:
 
 
 def check_interval(run: FinishedRun) -> Answer:
-    """Compute the lower bounds again from the guesses in the report, and the cost and the uses in
+    """Computes the lower bounds again from the guesses in the report, and the cost and the uses in
     the ledger."""
     interval = run.report.get("interval")
     header = run.header

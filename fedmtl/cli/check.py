@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,7 @@ from .parsers import command_parser
 if TYPE_CHECKING:
     import pandas as pd
 
+    from ..data.readers.columns import Table
     from ..data.readers.summary import Summary
 
 MISSING = "???"
@@ -88,7 +89,7 @@ def check(words: list[str]) -> int:
 
 @contextmanager
 def _said_once() -> Iterator[None]:
-    """Let a block that reads the data more than once log nothing twice."""
+    """Lets a block that reads the data more than once log nothing twice."""
     seen = set[str]()
 
     def is_new(record: logging.LogRecord) -> bool:
@@ -106,13 +107,12 @@ def _said_once() -> Iterator[None]:
 
 
 def _draft(node: Config) -> None:
-    """Fill in the bounds, features, labels and classes of a table that are not declared, and print
-    a line on each column.
+    """Fills in the bounds, features, labels and classes of a table that are not declared, and
+    prints a line on each column.
 
     Columns that look like ids, and constants, leave the features unless their bounds are declared.
     Columns with missing values become those of data.missing.
     """
-    import pandas as pd
 
     from ..data.readers.columns import Table
     from ..data.readers.summary import Summary
@@ -129,35 +129,17 @@ def _draft(node: Config) -> None:
     left_out = time if time not in bounds else None
     chosen = feature_columns(table, node["client"], target, node.get("features"), left_out)
     lines = list[str]()
-    for name in (*chosen, str(target)):
-        values = table.frame[name]
-        if pd.api.types.is_float_dtype(values.dtype):
-            endless = (values.abs() == math.inf).fillna(False)
-            table.refuse(endless.to_numpy(bool), name, "a finite number")
+    _refuse_endless(table, (*chosen, str(target)))
     goal = table.frame[str(target)].astype(str)
     for name in chosen:
         column = Summary(table.frame[name])
         note = ""
-        if name not in bounds and _names_clients(table.frame, name, node["client"], column):
-            note = (
-                "; it names the client, whose rows it would tell apart, and new clients have no "
-                "known one: left out of data.features (declare its data.bounds to have it)"
-            )
-        elif name not in bounds and column.doubt:
-            note = f"; it {column.doubt}: left out of data.features ({column.remedy} to have it)"
-        elif name not in bounds:
-            bounds[name] = column.bounds
-            if column.distinct:
-                note = "; no two rows are alike: if it is an id, leave it out of data.features"
-            elif column.coded:
-                codes = ", ".join(
-                    repr(f"{float(kind):g}") for kind in sorted(column.kinds, key=float)
-                )
-                note = (
-                    f"; {len(column.kinds)} whole numbers: if they are codes, its bounds are "
-                    f"[{codes}]"
-                )
-        if name in bounds and column.missing:
+        feature = name in bounds
+        if not feature:
+            note, feature = _doubts(table.frame, name, node["client"], column)
+            if feature:
+                bounds[name] = column.bounds
+        if feature and column.missing:
             note += (
                 f"; {column.missing:,} missing values: 0, and a feature that says so (data.missing)"
             )
@@ -166,27 +148,10 @@ def _draft(node: Config) -> None:
             note += f"; equal to {target} in every row: is it known before?"
         lines.append(shown(f"  {name}: {column.text}{note}"))
     node["features"] = [name for name in chosen if name in bounds]
-    declared = node.get("missing", "refuse")
-    if missing and declared == "refuse":
-        node["missing"] = missing
-    elif missing and not isinstance(declared, str):
-        node["missing"] = list(dict.fromkeys([*declared, *missing]))
+    _fill_in_missing(node, missing)
     column = Summary(table.frame[str(target)])
-    classes = node.get("classes")
-    log = node.get("target_scale") == "log"
-    hint = ""
-    if column.skewed and not log and not isinstance(classes, int):
-        hint = "; its mean is far above its median: data.target_scale=log may fit"
-    lines.append(shown(f"  {target}: {column.text}{hint}"))
-    _check_target(str(target), column)
-    if (
-        target not in bounds
-        and column.doubt
-        and not (node.get("labels") or isinstance(classes, int))
-    ):
-        raise ConfigError(
-            f"data.target is {target!r}, which {column.doubt}; choose another, or {column.remedy}."
-        )
+    lines.append(shown(f"  {target}: {column.text}{_hint_of_scale(node, column)}"))
+    _check_target(node, column, bounded=target in bounds)
     head = (
         f"{node['path']}: columns, read off private rows that no epsilon covers; confirm or "
         "replace the bounds"
@@ -199,19 +164,76 @@ def _draft(node: Config) -> None:
         )
     show("\n".join([head, *lines]))
     node["bounds"] = bounds
+    _fill_in_target(node, column)
+
+
+def _refuse_endless(table: Table, names: Sequence[str]) -> None:
+    """Refuses columns with a number that is not finite."""
+    import pandas as pd
+
+    for name in names:
+        values = table.frame[name]
+        if pd.api.types.is_float_dtype(values.dtype):
+            endless = (values.abs() == math.inf).fillna(False)
+            table.refuse(endless.to_numpy(bool), name, "a finite number")
+
+
+def _fill_in_missing(node: Config, missing: Sequence[str]) -> None:
+    """Adds columns with missing values to those that may have some, if any are declared by name or
+    none at all."""
+    declared = node.get("missing", "refuse")
+    if missing and declared == "refuse":
+        node["missing"] = list(missing)
+    elif missing and not isinstance(declared, str):
+        node["missing"] = list(dict.fromkeys([*declared, *missing]))
+
+
+def _doubts(
+    frame: pd.DataFrame, name: str, client: str | None, column: Summary
+) -> tuple[str, bool]:
+    """Returns the note on a column that has no bounds, why it is no feature or may be none, and
+    whether it is one."""
+    if _names_clients(frame, name, client, column):
+        note = (
+            "; it names the client, whose rows it would tell apart, and new clients have no "
+            "known one: left out of data.features (declare its data.bounds to have it)"
+        )
+        return note, False
+    if column.doubt:
+        note = f"; it {column.doubt}: left out of data.features ({column.remedy} to have it)"
+        return note, False
+    if column.distinct:
+        return "; no two rows are alike: if it is an id, leave it out of data.features", True
+    if column.coded:
+        codes = ", ".join(repr(f"{float(kind):g}") for kind in sorted(column.kinds, key=float))
+        note = f"; {len(column.kinds)} whole numbers: if they are codes, its bounds are [{codes}]"
+        return note, True
+    return "", True
+
+
+def _hint_of_scale(node: Config, column: Summary) -> str:
+    """Returns the note on a real target whose logarithm may be easier to predict."""
+    settled = node.get("target_scale") == "log" or isinstance(node.get("classes"), int)
+    if column.skewed and not settled:
+        return "; its mean is far above its median: data.target_scale=log may fit"
+    return ""
+
+
+def _fill_in_target(node: Config, column: Summary) -> None:
+    """Fills in the labels, the classes or the range of the target, if they are not declared."""
     if not column.numeric:
         node["labels"] = node.get("labels") or column.kinds
-    if classes == "infer" and log:
+    if node.get("classes") == "infer":
         node["classes"] = None
-    elif classes == "infer":
-        # as the reader infers them, a draft to be confirmed, too
-        node["classes"] = made(node, "data").classes
+        if node.get("target_scale") != "log":
+            # as the reader infers them, a draft to be confirmed, too
+            node["classes"] = made(node | {"classes": "infer"}, "data").classes
     if column.numeric and node.get("classes") is None:
-        bounds.setdefault(target, column.bounds)
+        node["bounds"].setdefault(node["target"], column.bounds)
 
 
 def _names_clients(frame: pd.DataFrame, name: str, client: str | None, column: Summary) -> bool:
-    """Return True if a column of texts has one value for each client, and another for every
+    """Returns True if a column of texts has one value for each client, and another for every
     client, as a code beside the name of a country."""
     if client is None or column.numeric or column.dates:
         return False
@@ -219,12 +241,14 @@ def _names_clients(frame: pd.DataFrame, name: str, client: str | None, column: S
     return len(pairs) == pairs[client].nunique() == pairs[name].nunique() > 1
 
 
-def _check_target(name: str, column: Summary) -> None:
-    """Refuse a target with missing values, or of dates.
+def _check_target(node: Config, column: Summary, *, bounded: bool) -> None:
+    """Refuses a target with missing values, of dates, or one that looks like none and is not
+    declared.
 
     Raises:
         ConfigError: what to do instead.
     """
+    name = str(node["target"])
     if column.missing:
         raise ConfigError(
             f"data.target is {name!r}, which is missing in {column.missing:,} rows; choose "
@@ -234,10 +258,16 @@ def _check_target(name: str, column: Summary) -> None:
         raise ConfigError(
             f"data.target is {name!r}, which holds dates; choose another, such as a number of days."
         )
+    declared = bounded or node.get("labels") or isinstance(node.get("classes"), int)
+    if column.doubt and not declared:
+        raise ConfigError(
+            f"data.target is {node['target']!r}, which {column.doubt}; choose another, or "
+            f"{column.remedy}."
+        )
 
 
 def _write(config: Config, words: list[str]) -> None:
-    """Write an experiment, named after the table, with the data and the budget of a configuration
+    """Writes an experiment, named after the table, with the data and the budget of a configuration
     that ``words`` chose.
 
     One that differs at most in its bounds stays; beside one of another table or budget the name
@@ -287,7 +317,7 @@ def _write(config: Config, words: list[str]) -> None:
 
 
 def _literal(value: Any) -> Any:
-    """Return values in which a text, whatever it holds, is that text for Hydra: ``${x}`` in a name
+    """Returns values in which a text, whatever it holds, is that text for Hydra: ``${x}`` in a name
     of a column, a category, a client or a file is no reference. Keys are never references.
 
     Raises:
@@ -308,13 +338,13 @@ def _literal(value: Any) -> Any:
 
 
 def _escaped(found: re.Match[str]) -> str:
-    """Return the beginning of a reference, with the backslashes before it, as Hydra reads it as a
+    """Returns the beginning of a reference, with the backslashes before it, as Hydra reads it as a
     text."""
     return f"{found[1] * 2}\\${{"
 
 
 def _without_bounds(draft: str) -> Config:
-    """Return the values of a draft but for its bounds and the columns whose values may be
+    """Returns the values of a draft but for its bounds and the columns whose values may be
     missing."""
     values: Any = yaml.safe_load(draft)
     return values | {"data": values.get("data", {}) | {"bounds": None, "missing": None}}

@@ -193,10 +193,7 @@ def automatic(
             vote_rounds=votes,
         )
         clip = _clip_of_numbers(privacy, noise, dimension, clients, schedule)
-    if isinstance(privacy, ClientPrivacy) and privacy.clip_norm is None:
-        privacy = replace(privacy, clip_norm=clip)
-    if isinstance(privacy, RecordPrivacy) and privacy.clip_norm is None:
-        privacy = replace(privacy, clip_norm=_CLIP_OF_RECORDS)
+    privacy = _with_clip(privacy, clip)
     finetune = Average(noise=noise)
     return Automatic(
         algorithm,
@@ -210,6 +207,15 @@ def automatic(
         deep,
         clients,
     )
+
+
+def _with_clip(privacy: Privacy | None, clip: float | QuantileClip) -> Privacy | None:
+    """Returns the settings with a clip norm, ``clip`` of updates of clients, if they have none."""
+    if privacy is None or privacy.clip_norm is not None:
+        return privacy
+    if isinstance(privacy, RecordPrivacy):
+        return replace(privacy, clip_norm=_CLIP_OF_RECORDS)
+    return replace(privacy, clip_norm=clip)
 
 
 def _linear_model(data: FederatedDataset) -> ModelFactory:

@@ -27,7 +27,7 @@ Rows = tuple[Tensor | dict[str, Tensor], Tensor]
 
 
 def splits_of(table: Any, test: Any, where: str) -> tuple[Any, Any]:
-    """Return the tables of training and of test rows: of a mapping of splits ``"train"`` and,
+    """Returns the tables of training and of test rows: of a mapping of splits ``"train"`` and,
     unless ``test`` is given, ``"test"``. A warning names the other splits.
 
     Args:
@@ -60,32 +60,11 @@ def splits_of(table: Any, test: Any, where: str) -> tuple[Any, Any]:
     return table["train"], test
 
 
-def group_rows(
-    table: Any,
-    client: str,
-    target: str,
-    features: Sequence[str],
-    where: str,
-    length: int | None = None,
-) -> dict[str, Rows]:
-    """Return the (x, y) of each client of a table of columns.
-
-    Several columns of numbers become one feature each, several columns of which one holds more than
-    a number a row as many inputs by name.
-
-    Args:
-        table: has ``column_names``, or ``columns`` as a table of pandas has, and its item at a name
-            is that column, a value a row.
-        client: name of the column with the clients.
-        target: name of the column with the targets.
-        features: names of the columns with the inputs.
-        where: names the table in messages.
-        length: to which lists of whole numbers are padded with 0, and cut; None for rows of one
-            shape.
+def _column_names(table: Any, where: str) -> list[str]:
+    """Returns the names of the columns of a table of pandas, or of one like those of Hugging Face.
 
     Raises:
-        DataError: a missing column, an empty client, or rows that do not agree.
-        ConfigError: an impossible length.
+        DataError: a mapping of splits, or no table.
     """
     names: Any = getattr(table, "column_names", None)
     if isinstance(table, pd.DataFrame):
@@ -100,10 +79,18 @@ def group_rows(
             f"{where} is a {type(table).__name__}; accepted: a table with column_names and columns "
             "by name."
         )
-    if not features:
-        raise DataError(f"{where}: features names no column; at least one is needed.")
-    for column, roles in Counter((client, target, *features)).items():
-        if roles > 1 or names.count(column) != 1:
+    return list(names)
+
+
+def _check_roles(names: Sequence[str], roles: Sequence[str], where: str) -> None:
+    """Checks that the columns for the client, the target and the features are distinct, and that
+    each is in the table once.
+
+    Raises:
+        DataError: the column.
+    """
+    for column, count in Counter(roles).items():
+        if count > 1 or names.count(column) != 1:
             state = "occurs twice, in the table or as client, target, features"
             if column not in names:
                 state = "is missing"
@@ -111,17 +98,62 @@ def group_rows(
                 f"{where}: column {column!r} {state}; the columns are "
                 f"{', '.join(map(repr, names))}."
             )
+
+
+def _rows_of_clients(clients: Any, column: str, where: str) -> dict[str | int, list[int]]:
+    """Returns the row numbers of each client, in the order in which the clients occur.
+
+    Raises:
+        DataError: no row, or one without a client.
+    """
+    import pandas as pd
+
     places: dict[str | int, list[int]] = {}
-    for row, name in enumerate(table[client]):
+    for row, name in enumerate(clients):
         if pd.isna(name) or name == "":
             raise DataError(
-                f"{where}: row {row}, column {client!r} is empty; every row must name its client."
+                f"{where}: row {row}, column {column!r} is empty; every row must name its client."
             )
-        places.setdefault(
-            int(name) if isinstance(name, numbers.Integral) else str(name), []
-        ).append(row)
+        # whole numbers stay apart from texts, so that 7 and "7" are noticed as one id
+        key = int(name) if isinstance(name, numbers.Integral) else str(name)
+        places.setdefault(key, []).append(row)
     if not places:
         raise DataError(f"{where} has no rows; at least one a client is needed.")
+    return places
+
+
+def group_rows(
+    table: Any,
+    client: str,
+    target: str,
+    features: Sequence[str],
+    where: str,
+    length: int | None = None,
+) -> dict[str, Rows]:
+    """Returns the (x, y) of each client of a table of columns.
+
+    Several columns of numbers become one feature each, several columns of which one holds more than
+    a number a row as many inputs by name.
+
+    Args:
+        table: has ``column_names``, or ``columns`` as a table of pandas has, and its item at a name
+            is that column, a value a row.
+        client: the column with each row's client.
+        target: the column to predict.
+        features: the columns to predict from.
+        where: names the table in messages.
+        length: to which lists of whole numbers are padded with 0, and cut; None for rows of one
+            shape.
+
+    Raises:
+        DataError: a missing column, an empty client, or rows that do not agree.
+        ConfigError: an impossible length.
+    """
+    names = _column_names(table, where)
+    if not features:
+        raise DataError(f"{where}: features names no column; at least one is needed.")
+    _check_roles(names, (client, target, *features), where)
+    places = _rows_of_clients(table[client], client, where)
     x = _inputs(table, features, where, length)
     _check_one_target(table[target], where, target)
     y = stack_rows(table[target], f"{where}: row", target)
@@ -166,7 +198,7 @@ def _items(size: int | None) -> str:
 def _inputs(
     table: Any, features: Sequence[str], where: str, length: int | None
 ) -> Tensor | dict[str, Tensor]:
-    """Return the x of all rows, or several inputs by name."""
+    """Returns the x of all rows, or several inputs by name."""
     if length is not None:
         return _padded(table, features, where, length)
     columns = {name: stack_rows(table[name], f"{where}: row", name) for name in features}
@@ -178,7 +210,7 @@ def _inputs(
 
 
 def _padded(table: Any, features: Sequence[str], where: str, length: int) -> dict[str, Tensor]:
-    """Return the columns of lists (rows, length), padded with 0, the others as they are, and the
+    """Returns the columns of lists (rows, length), padded with 0, the others as they are, and the
     mask, 1 where a list has a value, unless one is among the columns."""
     if isinstance(length, bool) or not isinstance(length, int) or length < 1:
         raise ConfigError(
@@ -219,7 +251,7 @@ def _padded(table: Any, features: Sequence[str], where: str, length: int) -> dic
 
 
 def _tokens(value: Any, where: str, field: str) -> Tensor:
-    """Return a list of whole numbers as int64 (n,)."""
+    """Returns a list of whole numbers as int64 (n,)."""
     row = as_tensor(value, where, field)
     if row.ndim != 1 or row.is_floating_point():
         if row.numel():

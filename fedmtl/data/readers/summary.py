@@ -77,20 +77,7 @@ class Summary:
     """
 
     def __init__(self, values: pd.Series) -> None:
-        lists = values.dtype == object and not values.map(pd.api.types.is_scalar).all()
-        if lists or pd.api.types.is_bool_dtype(values.dtype):
-            values = values.astype(str)
-        elif pd.api.types.is_datetime64_any_dtype(values.dtype):
-            values = values.map(str, na_action="ignore")
-        elif not pd.api.types.is_numeric_dtype(values.dtype):
-            numbers = pd.to_numeric(values, errors="coerce")
-            others = set(values[numbers.isna()].dropna())
-            if (
-                others
-                and numbers.count() > values.count() / 2
-                and (others <= MARKS or values.nunique() > _MOST)
-            ):
-                values = numbers
+        values = _counted(values)
         self.numeric = pd.api.types.is_numeric_dtype(values.dtype)
         texts = {str(value) for value in values.dropna().unique()} - MARKS
         self.dates = (
@@ -155,3 +142,23 @@ class Summary:
         if not self.numeric and not self.dates and len(self.kinds) > _MOST:
             return f"has more than {_MOST} categories"
         return ""
+
+
+def _counted(values: pd.Series) -> pd.Series:
+    """Returns a column as it is described: lists, truth values and times as texts, and texts as
+    numbers if more than half of them are some and the others are marks of a missing one, or too
+    many for categories."""
+    # lists cannot be counted; as texts they are categories, and mostly too many
+    lists = values.dtype == object and not values.map(pd.api.types.is_scalar).all()
+    if lists or pd.api.types.is_bool_dtype(values.dtype):
+        return values.astype(str)
+    if pd.api.types.is_datetime64_any_dtype(values.dtype):
+        return values.map(str, na_action="ignore")
+    if pd.api.types.is_numeric_dtype(values.dtype):
+        return values
+    numbers = pd.to_numeric(values, errors="coerce")
+    others = set(values[numbers.isna()].dropna())
+    mostly_numbers = numbers.count() > values.count() / 2
+    if others and mostly_numbers and (others <= MARKS or values.nunique() > _MOST):
+        return numbers
+    return values
