@@ -276,9 +276,9 @@ def _released(setup: Setup, client: int, seed: int, spelled: np.ndarray, draws: 
         local = min(most, int(setup.records.local_steps[client]))
     for other in seeds(seed, "channels", 10_000):
         channel = quiet.open(seed if setup.secure else other)
-        few = played(
-            quiet, channel, 0, min(64, most // local), sent, who=np.array([client]), local=local
-        )
+        missing = math.ceil((draws - len(made)) / local)
+        stop = min(64, most // local, missing)
+        few = played(quiet, channel, 0, stop, sent, who=np.array([client]), local=local)
         made += [
             replace(each, value=each.value[d // 2 :][:1] * scale)
             for each in few[GRADIENTS].releases
