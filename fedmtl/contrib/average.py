@@ -28,7 +28,8 @@ So the noise of the released model takes weight from it, and less where a client
 which its own models err as well. nu is in units of the public range of the target. A client whose
 targets are spread less than those ranges usually allow feels more of the noise: for real targets
 nu_i = nu max(1, .3 / s_i), with s_i the error of the client's own mean, left out one at a time. A
-range that is ten times too wide thus does not hide the noise.
+range that is ten times too wide thus does not hide the noise. A client with a single record has no
+mean without it; there s_i is at most the error of the released model.
 
 *Linear models, squared loss: in closed form.* Let z_i = (x_i - mean of x) / s be the client's
 standardized features, with s_j^2 = (n var_j + 10 * .4^2) / (n + 10), and r_i = y_i - (prediction of
@@ -341,7 +342,8 @@ class Candidates:
         evidence: log evidence of each by the client's own records, (m,).
         weights: prior weight of each among those of ``local``, or among the others, (m,).
         parts: (m,), of which of the :data:`PARTS` each is.
-        spread: root mean square error of the client's own mean, left out one at a time.
+        spread: root mean square error of the client's own mean, left out one at a time; of a client
+            with a single record at most the error of the shared model.
     """
 
     models: Array
@@ -371,13 +373,17 @@ class Candidates:
             weights.append(np.full(len(found), weight / len(found)))
             parts.append(part)
         floored = np.concatenate(errors) + own_errors.min() / len(x) + 1e-300
+        spread = float(own_errors[-1])
+        if len(x) == 1:
+            # without its only record a client has no mean, and this is the error of predicting 0
+            spread = min(spread, float(errors[-1][-1]))
         return cls(
             np.concatenate(models),
             floored,
             -len(x) / 4 * np.log(floored),
             np.concatenate(weights),
             np.concatenate(parts),
-            math.sqrt(own_errors[-1]),
+            math.sqrt(spread),
         )
 
 

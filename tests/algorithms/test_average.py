@@ -11,7 +11,14 @@ from scipy.special import log_softmax
 
 from fedmtl import Average, FedAvg, FederatedDataset, LocalSGD, Trainer, models
 from fedmtl.algorithms.linear.classes import fit_classes
-from fedmtl.contrib.average import PARTS, average_classes, average_numbers, noise_at, prior_of_local
+from fedmtl.contrib.average import (
+    PARTS,
+    Candidates,
+    average_classes,
+    average_numbers,
+    noise_at,
+    prior_of_local,
+)
 from fedmtl.errors import ConfigError
 from fedmtl.privacy import FullParticipation
 from tests.algorithms.harness import problem_of
@@ -235,3 +242,19 @@ def test_predictions_are_cut_off_at_the_public_bound(tmp_path) -> None:
     assert torch.equal(new.personal, result.personal[1:3])
     assert new.model_for("c1")(far).abs().max() == 1
     assert sum(new.finetuned.weights.values()) == pytest.approx(1.0)
+
+
+def test_a_single_record_feels_the_noise_by_its_distance_to_the_shared_model() -> None:
+    x = np.array([[0.3, -0.2]])
+    shared = np.array([0.0, 0.0, -0.93])
+    assert Candidates.of(x, np.array([-0.95]), shared, True, 1.0).spread == pytest.approx(0.02)
+    # the models of local predict 0 for the record that is left out, and all others -.93
+    _, parts = average_numbers(x, np.array([-0.95]), shared, True, 2.0, 1.0)
+    odds = 0.5 * (1 + (2.0 * 0.3 / 0.02 / 4) ** 2)
+    odds *= ((0.02**2 + 0.95**2) / (0.95**2 + 0.95**2)) ** (1 / 4)
+    assert parts[0] == pytest.approx(odds / (1 + odds), rel=1e-6)
+    # a shared model that is far away is no measure, and two records have a mean without either
+    far = Candidates.of(x, np.array([-0.1]), shared, True, 1.0)
+    assert far.spread == pytest.approx(0.1)
+    pair = Candidates.of(np.repeat(x, 2, 0), np.array([-0.95, -0.75]), shared, True, 1.0)
+    assert pair.spread == pytest.approx(0.2)
