@@ -534,6 +534,15 @@ class Looking(Callback):
         self.marks.append(self.path.exists())
 
 
+def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "c.safetensors"
+    Checkpoint(7, {"w": torch.zeros(2)}, {}, [], "mark").write(path)
+    kept = Checkpoint.read(path)
+    kept.check(path, "mark")
+    with pytest.raises(ResumeError, match=r"c\.safetensors was written with other data, settings"):
+        kept.check(path, "another mark")
+
+
 def test_files_that_are_no_checkpoint_are_named(tmp_path):
     path = tmp_path / "c.safetensors"
     Checkpoint(7, {"w": torch.zeros(2)}, {}, [], "mark").write(path)
