@@ -19,6 +19,7 @@ from .readers.movielens import RatingsGraph, read_movielens
 from .readers.school import read_school
 from .readers.stackoverflow import read_stackoverflow
 from .readers.table import read_table
+from .readers.table_settings import TableSettings
 from .synthetic.agents import TargetAngles, load_synthetic_agents
 from .synthetic.tasks import load_synthetic_tasks
 from .transforms import Affine, Cast, Integers, Packed, RowBound, Transform
@@ -39,6 +40,7 @@ __all__ = [
     "RatingsGraph",
     "RowBound",
     "Shards",
+    "TableSettings",
     "TargetAngles",
     "Transform",
     "from_partition",

@@ -44,8 +44,8 @@ def read_table(settings: TableSettings) -> FederatedDataset:
     run with noise refuses the table unless ``transform`` is given.
 
     Args:
-        settings: the fields of :class:`~fedmtl.data.readers.table_settings.TableSettings`, each an
-            argument of its own: ``read_table("visits.csv", client="ward", target="days")``.
+        settings: the fields of :class:`~fedmtl.data.TableSettings`, each an argument of its own:
+            ``read_table("visits.csv", client="ward", target="days")``.
 
     Raises:
         DataError: an unreadable file, one with another separator or encoding, a line that was cut
