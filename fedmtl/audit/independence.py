@@ -28,8 +28,12 @@ def independence(trainer: Trainer, first: Notes, *, seed: int = 0, rounds: int) 
     from one of them is found, whichever that is."""
     counts = trainer.data.train.counts
     ids = trainer.data.ids
+    # one that acted first, since its data can reach every later number; without one, that of the
+    # most records
     client = next((k for k in first.first if int(counts[k]) > 0), int(counts.argmax()))
     sizes: dict[str, int | None] = {"values": None}
+    # where the unit is a record, and of clients that act one at a time, numbers of records are
+    # public
     if private := not trainer.algorithm.one_at_a_time and not isinstance(
         trainer.privacy, RecordPrivacy
     ):
@@ -38,12 +42,14 @@ def independence(trainer: Trainer, first: Notes, *, seed: int = 0, rounds: int) 
     changes = [
         (f"{kind} of one client", torch.tensor([client]), size) for kind, size in sizes.items()
     ]
+    # all at once, so that the one that influences the client is among them
     rest = torch.tensor([k for k in range(len(ids)) if k != client], dtype=torch.int64)
     changes.append(("all clients but one", rest, 1 if private else None))
     findings = []
     for kind, clients, size in changes:
         data = replaced_client(trainer.data, clients, size, seed)
         changed = set(clients.tolist())
+        # with the releases of the first run, so that no difference comes through them
         again = watched(trainer, rounds, data=data, replay=first.releases)
         pairs = differing(first.store, again.store) + differing(first.messages, again.messages)
         whose = "other clients"
@@ -75,7 +81,9 @@ def public_shape(data: FederatedDataset) -> Finding:
     rows = slice(int(train.offsets[client]), int(train.offsets[client + 1]))
     x = train.x
     y = train.y.clone()
+    # a class that no record had, or a target beyond all others
     y[rows] = train.y.max() + 1
+    # whole numbers may be tokens, whose range is that of a vocabulary
     if x.layout == torch.strided and x.is_floating_point():
         x = x.clone()
         x[rows] = 2 * x[rows].abs() + x.abs().max() + 1

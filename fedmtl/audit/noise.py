@@ -13,6 +13,7 @@ from .samples import Sample
 from .setup import Setup
 from .statistics import energy_p, kolmogorov_p, normal_p
 
+# the test sorts the numbers
 _KS_SAMPLES = 1 << 20
 
 
@@ -22,12 +23,14 @@ def noise_laws(setup: Setup, noise: Mapping[str, Sample]) -> list[Finding]:
     findings = []
     for name, sample in noise.items():
         findings += noise_law(name, sample.units, setup.parts(sample.units.shape[1]))
+        # -1 is the noise on a sum of all clients
         if sample.clients.max(initial=-1) >= 0:
             findings.append(_by_client(setup, name, sample))
     return findings
 
 
 def _by_client(setup: Setup, name: str, noise: Sample) -> Finding:
+    # clients that never act have no noise to test
     acting, place = np.unique(noise.clients, return_inverse=True)
     with np.errstate(over="ignore", invalid="ignore"):
         energies = np.bincount(place, (noise.units**2).sum(1))
@@ -40,7 +43,10 @@ def _by_client(setup: Setup, name: str, noise: Sample) -> Finding:
         f"the claimed deviation, {sizes[worst]} numbers"
     )
     return low_p(
-        f"noise law: clients of {name}", min(1.0, float(p_values[worst]) * len(acting)), detail
+        # Bonferroni: the worst of as many tests as clients
+        f"noise law: clients of {name}",
+        min(1.0, float(p_values[worst]) * len(acting)),
+        detail,
     )
 
 
@@ -62,6 +68,7 @@ def noise_law(name: str, noise: np.ndarray, parts: Sequence[tuple[int, int]]) ->
     cell = int(cells.argmin())
     total = float(energies.sum())
     count = noise.size
+    # the squared length is chi-square, of which gammainc is the distribution function
     lengths = special.ndtri(special.gammainc(noise.shape[1] / 2, energies.sum(1) / 2))
     spread, of_tensor = (
         math.sqrt(max(x, 0))
@@ -73,6 +80,7 @@ def noise_law(name: str, noise: np.ndarray, parts: Sequence[tuple[int, int]]) ->
             f"standard deviation {spread:.4g} of the claimed one, {count} numbers",
         ),
         "tensors": (
+            # Bonferroni, here and over the steps
             tensors[worst] * len(parts),
             f"tensor {worst} has {of_tensor:.4g} of the claimed deviation",
         ),

@@ -27,6 +27,7 @@ def replaced_data(data: FederatedDataset, seed: int, *, counts: bool = True) -> 
     sides = []
     for side in (data.train, data.test):
         other = _others(side, torch.ones(len(side.y), dtype=torch.bool), data.classes, generator)
+        # numbers of examples are as private as the examples, if the unit is a client
         sides.append(
             replace(other, offsets=offsets_of(_replaced_counts(side.counts, generator)))
             if counts
@@ -50,6 +51,7 @@ def replaced_records(
     elif shift is not None:
         low = y.min()
         high = y.max()
+        # a whole range below all, or above
         side.y[chosen] = (2 * low - high - 1, 2 * high - low + 1)[shift % 2]
     return replace(data, train=side, notes=(), verify=False)
 
@@ -72,6 +74,7 @@ def replaced_client(
 
 
 def _generator(seed: int, purpose: str) -> torch.Generator:
+    # shifted, as a seed of PyTorch is a signed number of 64 bits
     return torch.Generator().manual_seed(derive_key(seed, purpose) >> 1)
 
 
@@ -88,6 +91,7 @@ def _others(
         high = float(values.max())
         chance = torch.rand(values.shape, generator=generator)
         if values.is_floating_point():
+            # half of the range keeps numbers within any public bounds of the data
             return (low + 0.5 * (high - low or 1.0) * chance).to(values.dtype)
         return (low + (int(high - low) // 2 + 1) * chance).floor().to(values.dtype)
 
@@ -103,6 +107,7 @@ def _others(
 def _changed(x: Tensor, rows: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
     """Returns x (N, ...), dense or sparse, with ``change(numbers)`` at ``rows`` (N,) bool."""
     if x.layout == torch.sparse_csr:
+        # the stored places stay, and their values change
         row = torch.repeat_interleave(torch.arange(len(rows)), x.crow_indices().diff())
         return csr(
             x.crow_indices(), x.col_indices(), _changed(x.values(), rows[row], change), x.shape[1]
@@ -117,6 +122,7 @@ def _replaced_counts(counts: Tensor, generator: torch.Generator) -> Tensor:
     every second pair."""
     mixed = counts[torch.randperm(len(counts), generator=generator)].clone()
     half = len(mixed) // 2
+    # a client keeps one example at least
     giving = (mixed[:half] > 1) & (torch.rand(half, generator=generator) < 0.5)
     mixed[:half] -= giving.to(mixed)
     mixed[half : 2 * half] += giving.to(mixed)
@@ -133,6 +139,7 @@ def _replaced_part(
     index, client_of = ranges(side.offsets[:-1], counts)
     own = torch.isin(client_of, clients)
     start = side.offsets[client_of]
+    # a client that gets more records than it has repeats them; their values are replaced below
     index = torch.where(own, start + (index - start) % side.counts[client_of].clamp(min=1), index)
 
     def extremes(values: Tensor) -> Callable[[Tensor], Tensor]:
@@ -146,6 +153,8 @@ def _replaced_part(
     x = select(side.x, index)
     x = _changed(x, own, extremes(side.x.values() if side.x.layout == torch.sparse_csr else side.x))
     if x.is_floating_point():
+        # tiny features meet no clip, and large ones do
         second = torch.zeros_like(own).index_fill(0, own.nonzero()[1::2, 0], True)
+        # a power of two, which rounds nothing
         x = _changed(x, second, lambda values: values * 2.0**-10)
     return Examples(x, _changed(side.y[index], own, extremes(side.y)), offsets_of(counts))

@@ -135,6 +135,7 @@ class _RecordedMechanism:
         self._channel = channel
 
     def __call__(self, rows: Message, clients: Tensor, receipt: Receipt) -> Tensor:
+        # charged and checked all the same, so that a replay is refused where the run would be
         if self._channel.forces_rows:
             self.check(rows, clients)
             receipt.spend(self.name, clients)
@@ -171,6 +172,7 @@ class _RecordedSteps(LocalSteps):
         self, chunks: Iterable[tuple[Tensor, Tensor]], clients: Tensor, steps: Tensor
     ) -> Tensor:
         channel = self._channel
+        # nobody looks at the sums of a replay, and gradients cost most of its time
         if channel.replays and channel.tap is None:
             return torch.zeros(len(clients), self.plan.dimension, dtype=torch.float64)
         sums = super()._sums(chunks, clients, steps)
@@ -199,6 +201,7 @@ class RecordedActivations(_Recorded, Activations):
     """Activations whose releases are recorded, tapped and replayed."""
 
     def _sums(self, gradients: Sequence[Gradients], window: Window, start: int) -> np.ndarray:
+        # as with local steps: the value is that of the recording
         if self.replays and self.tap is None:
             return np.zeros((self.replicates, self.records.plan.dimension))
         sums = super()._sums(gradients, window, start)
@@ -206,6 +209,7 @@ class RecordedActivations(_Recorded, Activations):
             step = window.receipt.first + start
             clients = window.receipt.clients[start].tolist()
             for client, row in zip(clients, torch.tensor(sums), strict=True):
+                # -1 is no client: one without records, or at its cap
                 if client >= 0:
                     self.tap(step, GRADIENT, torch.tensor([client]), row[None])
         return sums

@@ -29,6 +29,7 @@ ACTIVATIONS = 2000
 """Clients examined one by one, and activations of one channel, at most."""
 
 
+# numbers of one sample of noise, which limits the memory of an audit
 MOST_ELEMENTS = 1 << 22
 
 
@@ -197,6 +198,7 @@ class Setup:
             if isinstance(plan, GradientPlan):
                 plans.append(plan if x is None or plan.x is None else replace(plan, x=x))
             else:
+                # noise on rows would hide what a release adds up
                 plans.append(plan if self.rows else replace(plan, rows=None))
         return open_channel(
             self.privacy,
@@ -218,6 +220,7 @@ class Setup:
         if not isinstance(channel, Rounds) or self.gradients is not None:
             return Claims(self, channel.accountant.costs)
         if self.rows:
+            # rows have an account of their own, with one cost
             noise = channel.rows[self.rows]
             return Claims(
                 self,
@@ -243,6 +246,7 @@ class Setup:
             sizes = self.tensors
         else:
             sizes = (dimension,)
+        # each of a few numbers, so that one without noise is not lost in the total
         if len(sizes) == 1 and self.one_at_a_time and 1 < dimension <= 64:
             sizes = (1,) * dimension
         stops = np.cumsum(sizes).tolist()
@@ -266,6 +270,7 @@ class Setup:
             return 1.0
         plan = self.records
         n = int(self.sizes[client])
+        # a batch larger than the data has all records
         if plan.batch_size is not None:
             if n:
                 return min(1.0, plan.batch_size / n)

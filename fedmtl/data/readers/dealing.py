@@ -27,6 +27,7 @@ from .columns import Table
 
 def texts_of(table: Table, column: str) -> np.ndarray:
     """Returns a column of texts (n,), stripped; an empty value becomes ``""``."""
+    # a missing value is a category of its own
     return table.frame[column].fillna("").astype(str).str.strip().to_numpy(dtype=str)
 
 
@@ -58,6 +59,7 @@ def deal(
     """
     positive_int(where, clients=clients)
     if sizes is None:
+        # the first clients take the rest
         counts = [rows // clients + (i < rows % clients) for i in range(clients)]
     elif isinstance(sizes, Sequence) and not isinstance(sizes, str):
         counts = list(sizes)
@@ -82,6 +84,7 @@ def deal(
             f"{where}: clients={clients} and sizes={sizes} ask for {sum(counts):,} rows, but there "
             f"are {rows:,} private rows; ask for fewer."
         )
+    # one permutation of all rows, so that client i has the same rows whatever the number of clients
     order = keyed_generator(seed, "owners").permutation(rows)
     parts = np.split(order[: sum(counts)], np.cumsum(counts)[:-1])
     return {f"owner-{i}": np.sort(part) for i, part in enumerate(parts)}
@@ -104,6 +107,7 @@ def deal_table(
         DataError: no private row remains.
         ConfigError: an impossible setting.
     """
+    # one of them for test
     least = 1 if test_fraction is None else 2
     positive_int(where, public_rows=public_rows)
     if public_rows >= rows:
@@ -147,6 +151,7 @@ def assemble(
             x, y, parts, test_fraction=test_fraction, seed=seed, classes=classes, name=name
         )
         return replace(data, public=public_rows)
+    # no row is held out: all clients are tested on the public rows
     index = torch.from_numpy(np.concatenate(list(parts.values())))
     offsets = torch.tensor([0, *np.cumsum([len(part) for part in parts.values()])])
     return FederatedDataset(

@@ -110,10 +110,12 @@ def _pixels(x: np.ndarray, where: str) -> np.ndarray:
             f"{where} has {x[0].size} numbers an example; FEMNIST images have 28 x 28 = 784."
         )
     if x.dtype != np.uint8:
+        # so written that NaN is refused, too
         if not (x.min() >= 0 and x.max() <= 1):
             wrong = x[~((x >= 0) & (x <= 1))][0]
             raise DataError(f"{where} holds the pixel {wrong}; FEMNIST pixels must be in [0, 1].")
         x = np.rint(x * 255).astype(np.uint8)
+    # ink is positive, and the background exactly 0
     return (255 - x).reshape(len(x), *SHAPE)
 
 
@@ -137,6 +139,7 @@ def _read_parquet(files: list[Path]) -> dict[str, Pair]:
     for file in files:
         table = Table.of(file)
         table.check_columns(("image", "writer_id", "character"))
+        # a structure of bytes and a path, as the hub stores images
         contents = table.frame["image"].map(
             lambda value: value.get("bytes") if isinstance(value, dict) else value
         )

@@ -27,6 +27,7 @@ def divided(root: Path, suffixes: Sequence[str]) -> tuple[list[Path], list[Path]
     else:
         files = [root]
     files = [file for file in files if file.suffix.lower() in suffixes]
+    # the files of TensorFlow Federated are called fed_emnist_train.h5 and fed_emnist_test.h5
     test = [file for file in files if "test" in file.name]
     train = [file for file in files if file not in test]
     if train:
@@ -55,7 +56,9 @@ def read_h5(
         raise DataError(
             f"{file.parent} holds {len(files)} .h5 files; give one, or a train and a test file."
         )
+    # one after the other, since the raw fields of all clients may not fit in memory
     clients = with_progress(_clients(file, fields), f"reading {file.name}")
+    # a client without examples has nothing to train or test on
     stored = {
         client: store(values, f"{file}: client {client!r}")
         for client, values in clients
@@ -90,6 +93,7 @@ def _clients(file: Path, fields: Sequence[str]) -> Iterator[tuple[str, Fields]]:
                             f"{where}: field {field!r} is missing; it must be a dataset."
                         )
                 columns = {field: _values(group[field]) for field in fields}
+                # a scalar has no rows to count
                 lengths = {
                     field: values.shape[0] if values.ndim else -1
                     for field, values in columns.items()

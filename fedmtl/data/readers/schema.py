@@ -91,11 +91,13 @@ class TableSchema:
             if column.kind == "number":
                 values = table.numbers(column.name)
                 table.refuse(values != np.round(values), column.name, "a whole number")
+        # float64 has held whole numbers up to 2^53 exactly
         return features.long()
 
     def features(self, table: Table, advice: Advice) -> np.ndarray:
         """Returns the features of a table's rows, (rows, width), float32, or float64 of whole
         numbers, with ``advice`` for a wrong value."""
+        # float32 would round tokens and ids from 2^24 on
         parts = [column.encode(table, advice) for column in self.columns]
         return np.concatenate(parts, axis=1).astype(np.float64 if self.integers else np.float32)
 

@@ -59,11 +59,14 @@ def format_of(
     Raises:
         ConfigError: another setting.
     """
+    # within the name, since .gz may follow
     if separator is None and ".tsv" in name.lower():
         between = "\t"
     else:
         between = separator or ","
+    # a shell passes a tab as a backslash and a t
     between = SEPARATORS.get(between, between).replace("\\t", "\t")
+    # a sign, a quote or a point would stand within fields
     if len(between) != 1 or between.isalnum() or between in "\"'.\r\n\0-+_":
         accepted = f"{', '.join(SEPARATORS)}, or another single letter between fields"
         raise ConfigError(f"data.separator is {separator!r}; accepted: {accepted}.")
@@ -73,6 +76,8 @@ def format_of(
     if comment is not None and not str(comment).strip():
         raise ConfigError("data.comment is empty; give how a line of comment begins, such as '#'.")
     try:
+        # codecs that are no encodings of text, such as zip, are known to lookup and refused by
+        # encode
         "".encode(encoding)
         known = codecs.lookup(encoding).name
     except (LookupError, TypeError, ValueError) as error:
@@ -111,10 +116,12 @@ def comment_of(lines: Sequence[str]) -> str | None:
     """Returns the beginning of a first line that is no heading but a comment, or Excel's note of
     its separator."""
     first = next((line for line in lines if line.strip()), "")
+    # which Excel writes and other programs take for a heading
     if re.fullmatch(r'"?sep=.?"?', first.strip(), re.IGNORECASE):
         return first[:4]
     if not first.startswith(("#", "%", "//")):
         return None
+    # a heading may begin with a mark, as #id does; a comment does not divide like the rows
     heading = any(
         _fits(field_counts(lines, letter)) for letter in SEPARATORS.values() if letter != " "
     )
@@ -127,6 +134,7 @@ def other_separator(lines: Sequence[str], separator: str) -> str | None:
     """Returns the letter by which the first lines of a file seem to be separated if it is not
     ``separator``."""
     own = field_counts(lines, separator)
+    # one line shows nothing, and a separator that fits is not doubted
     if len(own) < 2 or (own[0] > 1 and _fits(own)):
         return None
     found = {
@@ -135,6 +143,7 @@ def other_separator(lines: Sequence[str], separator: str) -> str | None:
     fields = {
         other: counts[0] for other, counts in found.items() if _fits(counts) and counts[0] > own[0]
     }
+    # several may fit, as in lists of dates; the one with the most fields is the most likely
     return max(fields, key=lambda other: fields[other], default=None)
 
 
@@ -165,6 +174,7 @@ def skipped(lines: Sequence[str], form: Format) -> int:
 
 def line_reader(lines: Any, separator: str) -> Any:
     if separator == " ":
+        # csv divides at every blank, and columns are aligned by several
         lines = (f"{' '.join(line.split())}\n" for line in lines)
     return csv.reader(lines, delimiter=separator)
 
@@ -176,6 +186,7 @@ def _fields(lines: Sequence[str], separator: str) -> list[list[str]]:
         found = list(line_reader([f"{line}\n" for line in lines], separator))
     except csv.Error:
         return []
+    # a quoted field with a line break, of which the first lines have a part
     if len(found) > 1 and found[-1] and "\n" in found[-1][-1]:
         found = found[:-1]
     return [fields for fields in found if not is_blank(fields)]
