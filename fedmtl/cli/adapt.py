@@ -29,6 +29,7 @@ _COLUMNS = (
     "one_hot",
     "bounds",
     "missing",
+    "missing_target",
     "target_scale",
     "labels",
     "classes",

@@ -123,6 +123,10 @@ def _draft(node: Config) -> None:
     }
     table = Table.of(node["path"], settings=written)
     target = node["target"]
+    labels = list(map(str, node.get("labels") or []))
+    if node.get("missing_target") == "drop" and target in table.frame.columns:
+        gaps = table.gaps(target, labels)
+        table = table.without(gaps, target, texts=bool(labels))
     bounds = dict(node.get("bounds") or {})
     missing = list[str]()
     time = node.get("time")
@@ -252,7 +256,7 @@ def _check_target(node: Config, column: Summary, *, bounded: bool) -> None:
     if column.missing:
         raise ConfigError(
             f"data.target is {name!r}, which is missing in {column.missing:,} rows; choose "
-            "another, or leave these rows out."
+            "another, or leave these rows out with data.missing_target=drop."
         )
     if column.dates:
         raise ConfigError(

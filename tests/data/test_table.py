@@ -195,7 +195,7 @@ BAD = {
     "empty target": (
         HEAD + ROWS + "s,3,a,\n",
         NUMERIC,
-        r"line 6, column 'stay' is empty; accepted: a finite number",
+        r"line 6, column 'stay' is empty; accepted: a value .data.missing_target=drop",
     ),
     "text target": (
         HEAD + ROWS,

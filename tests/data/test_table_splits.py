@@ -198,3 +198,54 @@ def test_wrong_test_rows_and_times_are_refused_by_file_and_line(tmp_path):
         match="no client has 2 rows, an earlier one to train on and a later one to test on",
     ):
         read_table(table[:2].assign(ward=["a", "b"]), **OPTIONS | late)
+
+
+OF_TARGETS = {
+    "number": ({"bounds": {"x": [0, 10], "y": [0, 40]}}, lambda random: random.uniform(0, 40)),
+    "whole": ({"classes": 4}, lambda random: random.integers(4)),
+    "labels": ({"labels": ["no", "yes"]}, lambda random: random.choice(["no", "yes"])),
+}
+
+
+@pytest.mark.parametrize("kind", OF_TARGETS)
+@pytest.mark.parametrize("mark", ["", "NA"])
+def test_rows_without_a_target_are_left_out_as_if_they_were_not_there(kind, mark, tmp_path, caplog):
+    """Against the file that lacks these rows; a client that has no others is left out like one with too few."""
+    settings, value = OF_TARGETS[kind]
+    random = np.random.default_rng(0)
+    rows = [(f"w{i % 4}", f"{random.uniform(0, 10):.2f}", str(value(random))) for i in range(60)]
+    gaps = {3, 8, 9, *range(1, 60, 4)}  # all rows of w1
+    whole, few = tmp_path / "whole.csv", tmp_path / "few.csv"
+    for file, chosen in ((whole, range(60)), (few, sorted({*range(60)} - gaps))):
+        lines = [",".join((*rows[i][:2], mark if i in gaps else rows[i][2])) for i in chosen]
+        file.write_text("\n".join(["ward,x,y", *lines]) + "\n")
+    options = {"client": "ward", "target": "y", **settings}
+    with pytest.raises(
+        DataError, match=r"line 3, column 'y' .*; accepted: a value \(data\.missing_target=drop"
+    ):
+        read_table(whole, **options)
+    found = read_table(whole, **options, missing_target="drop")
+    assert f"rows without a target left out (a private count): {len(gaps)} of 60" in caplog.text
+    expected = read_table(few, **options)
+    assert found.ids == expected.ids == ("w0", "w2", "w3")
+    for side in ("train", "test"):
+        one, other = getattr(found, side), getattr(expected, side)
+        assert torch.equal(one.x, other.x)
+        assert torch.equal(one.y, other.y)
+        assert torch.equal(one.counts, other.counts)
+    assert found.inferred == expected.inferred
+    tested = read_table(few, **options, test_path=whole, missing_target="drop")
+    assert int(tested.test.counts.sum()) == len(rows) - len(gaps)
+
+
+def test_errors_beside_rows_without_a_target_name_the_line_of_the_file(tmp_path):
+    file = tmp_path / "t.csv"
+    file.write_text("ward,x,y\na,1,\na,2,1\nb,,\nb,nine,0\nb,3,1\n")
+    options = {"client": "ward", "target": "y", "classes": 2, "missing_target": "drop"}
+    with pytest.raises(DataError, match="client 'b', line 5, column 'x' holds 'nine'"):
+        read_table(file, **options)
+    file.write_text("ward,x,y\na,1,\na,2,\n")
+    with pytest.raises(DataError, match="no row has a value in the target column 'y'"):
+        read_table(file, **options)
+    with pytest.raises(ConfigError, match="missing_target is 'omit'"):
+        read_table(file, **options | {"missing_target": "omit"})

@@ -15,7 +15,7 @@ from ..._extras import pandas as pd
 from ...errors import ConfigError
 from ..units import mapped
 from .columns import Table, check_texts, codes
-from .summary import ISO_DATE, MARKS
+from .summary import ISO_DATE
 
 Kind = Literal["number", "categories", "dates"]
 Advice = Callable[["pd.Series", str], str]
@@ -85,7 +85,7 @@ class Column:
         """
         if not self.missing:
             return self._features(table, advice)
-        gaps = self._gaps(table)
+        gaps = table.gaps(self.name, self._texts)
         features = self._features(self._filled(table, gaps), advice)
         features[gaps] = 0
         return np.concatenate([features, gaps[:, None]], axis=1, dtype=features.dtype)
@@ -145,14 +145,6 @@ class Column:
         first, last = self.period
         return datetime.date.fromisoformat(first), datetime.date.fromisoformat(last)
 
-    def _gaps(self, table: Table) -> np.ndarray:
-        """Returns the rows without a value, bool (rows,): an empty one, or a mark such as NA that
-        is no category."""
-        values = table.frame[self.name]
-        marks = MARKS - set(self._texts)
-        marked = [isinstance(value, str) and value.strip() in marks for value in values]
-        return np.array(marked, dtype=bool) | values.isna().to_numpy(dtype=bool)
-
     def _filled(self, table: Table, gaps: np.ndarray) -> Table:
         """Returns the table with a value that the column takes in the rows of ``gaps``, bool
         (rows,)."""
@@ -171,7 +163,7 @@ class Column:
         if self.range is None and self.period is None:
             return 0
         if self.missing:  # what stands in for them may lie outside
-            given = ~self._gaps(table)
+            given = ~table.gaps(self.name, self._texts)
             client_of = None
             if table.client_of is not None:
                 client_of = table.client_of[given]

@@ -6,8 +6,8 @@ import difflib
 import numbers
 import re
 import zlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -21,6 +21,7 @@ from ..partition import Partition, Parts
 from ..rows import by_number
 from .delimited import check_distinct, check_source, line_of, read_text
 from .encoding import unreadable
+from .summary import MARKS
 from .text_format import DECIMAL_COMMA, DECIMAL_POINT, SUFFIXES, Format, format_of
 
 Read = TypeVar("Read")
@@ -68,6 +69,7 @@ class Table:
         client_of: the client of each row (n,), for messages; None where no column says it.
         form: how the text of the file is written; None of a file or a table that is no text.
         settable: the user can set ``form``.
+        kept: the row of the file of each row (n,); None if all rows are kept.
     """
 
     frame: pd.DataFrame
@@ -75,6 +77,7 @@ class Table:
     client_of: np.ndarray | None = None
     form: Format | None = None
     settable: bool = False
+    kept: np.ndarray | None = None
 
     @classmethod
     def of(
@@ -157,7 +160,10 @@ class Table:
         there is one."""
         if not wrong.any():
             return
-        row = int(wrong.argmax())
+        place_in_frame = int(wrong.argmax())
+        row = place_in_frame
+        if self.kept is not None:
+            row = int(self.kept[row])
         line = None
         if self.form is not None:
             line = line_of(self.file, self.form, row)
@@ -165,19 +171,53 @@ class Table:
             place = f"row {row}"
         else:
             place = f"line {line}"
-        value = self.frame[column].iloc[row]
+        value = self.frame[column].iloc[place_in_frame]
         state = f"holds {_printed(value)}"
         if line is not None and isinstance(value, str) and "\n" in value:
             state += " (a quote may not be closed)"
         client = ""
         if self.client_of is not None:
-            client = f"client {str(self.client_of[row])!r}, "
+            client = f"client {str(self.client_of[place_in_frame])!r}, "
         # isna of a list is an array
         empty = pd.api.types.is_scalar(value) and (pd.isna(value) or value == "")
         raise DataError(
             f"{self.file}: {client}{place}, column {column!r} {'is empty' if empty else state}; "
             f"accepted: {accepted}."
         )
+
+    def gaps(self, column: str, known: Collection[str] = ()) -> np.ndarray:
+        """Returns the rows without a value in a column, bool (n,): an empty one, or a mark such as
+        NA that is none of the ``known`` texts."""
+        values = self.frame[column]
+        marks = MARKS - set(known)
+        marked = [isinstance(value, str) and value.strip() in marks for value in values]
+        return np.array(marked, dtype=bool) | values.isna().to_numpy(dtype=bool)
+
+    def without(self, gaps: np.ndarray, column: str, *, texts: bool) -> Table:
+        """Returns the table without the rows of ``gaps``, bool (n,), and a column as a file without
+        them would have it.
+
+        Args:
+            gaps: the rows to leave out, which have no value in ``column``.
+            column: its name; its values are numbers again if all of them spell some.
+            texts: keep the values of ``column`` as they are written.
+        """
+        frame = self.frame[~gaps].copy()
+        client_of = self.client_of
+        if client_of is not None:
+            client_of = client_of[~gaps]
+        if not texts:
+            values = frame[column]
+            if self.form is not None:
+                values = _with_points(values, self.form.decimal)
+            found = pd.to_numeric(values, errors="coerce")
+            if not found.isna().any():
+                # the gaps made whole numbers floating
+                if bool((found == found.round()).all()) and bool((found.abs() < 2.0**53).all()):
+                    found = found.astype(np.int64)
+                frame[column] = found
+        kept = np.flatnonzero(~gaps)
+        return replace(self, frame=frame, client_of=client_of, kept=kept)
 
     def numbers(
         self,

@@ -58,13 +58,13 @@ def read_table(settings: TableSettings) -> FederatedDataset:
         table, settings.client, settings.target, settings.features, settings.left_out
     )
     settings.check_features(features)
-    tables = [_with_clients(table, settings.client)]
+    tables = [_with_targets(_with_clients(table, settings.client), settings)]
     if settings.test_path is not None:
         held = Table.of(
             settings.test_path, settings.written, f"{name or 'table'} (test)", settings.text
         )
         held.check_columns([settings.client, settings.target, *features])
-        tables.append(_with_clients(held, settings.client))
+        tables.append(_with_targets(_with_clients(held, settings.client), settings))
     schema = _schema(settings, tables, features)
     sides = [(schema.features(each, _advice), _targets(each, schema, settings)) for each in tables]
     guessed = settings.guesses_classes
@@ -186,6 +186,28 @@ def _with_clients(table: Table, client: str | None) -> Table:
     if client is None:
         return table
     return replace(table, client_of=table.written(client, "the name of a client"))
+
+
+def _with_targets(table: Table, settings: TableSettings) -> Table:
+    """Returns the table without the rows that have no target, if the settings leave these out.
+
+    Raises:
+        DataError: a row without a target that is to be refused, or no row with one.
+    """
+    target = settings.target
+    assert target is not None  # checked with the feature columns
+    labels = settings.labels
+    gaps = table.gaps(target, [] if labels is None else list(map(str, labels)))
+    if settings.missing_target == "refuse":
+        remedy = "a value (data.missing_target=drop leaves rows without a target out)"
+        table.refuse(gaps, target, remedy)
+    if not gaps.any():
+        return table
+    if gaps.all():
+        raise DataError(f"{table.file}: no row has a value in the target column {target!r}.")
+    text = "%s: rows without a target left out (a private count): %s of %s"
+    logger.warning(text, table.file, f"{int(gaps.sum()):,}", f"{len(table):,}")
+    return table.without(gaps, target, texts=labels is not None)
 
 
 def _pairs(rows: Rows, parts: Parts) -> dict[str, Rows]:

@@ -59,6 +59,8 @@ class TableSettings:
             none of several categories), and each such column has one more feature, 1 in these rows
             and else 0, even if no value is missing. Empty values are missing, and NA, N/A, NaN,
             null and ? if they are no category.
+        missing_target: ``"refuse"`` refuses a row without a target, and ``"drop"`` leaves it out as
+            if the table did not have it; empty values and the same marks, if they are no label.
         labels: the target's values in order of their class number, as text; needed if the target is
             text, or classes are not numbered from 0 on. The label 1 is also the value 1.0.
         classes: as in :meth:`FederatedDataset.from_tensors`; with ``labels`` their number.
@@ -97,6 +99,7 @@ class TableSettings:
     bounds: Mapping[str, Sequence[Any]] | None = None
     target_scale: TargetScale = "linear"
     missing: str | Sequence[str] = "refuse"
+    missing_target: Literal["refuse", "drop"] = "refuse"
     labels: Sequence[str] | None = None
     classes: Classes = "infer"
     test_path: str | Path | pd.DataFrame | None = None
@@ -117,6 +120,7 @@ class TableSettings:
         if self.one_hot:
             check_texts("one_hot", self.one_hot)
         one_of("data", SCALES, target_scale=self.target_scale)
+        one_of("data", ("refuse", "drop"), missing_target=self.missing_target)
         ends = self.target_range
         if self.target_scale == "log" and (ends is None or ends[0] <= 0):
             raise ConfigError(
