@@ -56,6 +56,16 @@ def gathered(chunks) -> tuple[torch.Tensor, torch.Tensor]:
     return rows[order], owner[order]
 
 
+@pytest.fixture
+def _of_doubles():
+    """Opacus before 1.6 sums the gradients of an embedding in the default type."""
+    usual = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(usual)
+
+
+@pytest.mark.usefixtures("_of_doubles")
 @pytest.mark.filterwarnings("ignore:Full backward hook")
 @pytest.mark.parametrize("name", ["linear", "mlp", "cnn", "words"])
 @pytest.mark.parametrize("copies", [1, 3])
