@@ -129,7 +129,9 @@ def guess(scores: np.ndarray, coins: np.ndarray, share: Rate = 1.0) -> Guesses:
             "finite score and one coin."
         )
     made = max(1, round(share * scores.size))
+    # half of the coins are expected to be heads, so that the median divides the guesses
     distance = scores - np.median(scores)
+    # stable, so that ties are decided alike on every machine
     surest = np.argsort(-np.abs(distance), kind="stable")[:made]
     return Guesses(int(((distance > 0) == coins)[surest].sum()), made, scores.size)
 
@@ -188,6 +190,7 @@ def refuted(
             f"{guesses.canaries}, not about {guesses.made}. Use the bound for any canaries "
             "(independent=False) where the attacker abstains."
         )
+    # no guess of a fair coin is right more often than by the total variation distance
     accuracy = (1 + min(1.0, curve.advantage)) / 2
     return bool(stats.binom.sf(guesses.right - 1, guesses.made, accuracy) <= 1 - confidence)
 
@@ -223,6 +226,7 @@ def _smallest(holds: Callable[[float], bool]) -> float:
         high = low
         low = high / 2
     while high > (1 + _PRECISION) * low:
+        # the geometric mean, since the precision is relative
         middle = math.sqrt(low * high)
         if holds(middle):
             high = middle

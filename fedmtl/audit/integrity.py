@@ -21,11 +21,13 @@ def check_files(run: FinishedRun, *, private: bool) -> Answer:
     wrong = []
     for file, digest in files.items():
         path = part / file
+        # a name with a folder in it would lead out of the run
         if path.name != file or not path.exists():
             wrong.append(f"{file} is missing")
         elif run.files.digest(path) != digest:
             wrong.append(f"{file} is not the file that was listed")
     if not private:
+        # what is published is exactly what is listed; the private part may hold more
         extra = {path.name for path in part.iterdir()} - set(files) - {MANIFEST}
         wrong += [f"{file} was added" for file in sorted(extra)]
     elif run.files.json(run.folder.public / MANIFEST).get("private") != run.files.digest(
@@ -70,6 +72,7 @@ def check_head(run: FinishedRun) -> Answer:
     wrong = []
     if run.report.get("run") != run.chain.digests[0]:
         wrong.append("privacy.json has the identity of another run")
+    # a head of no line is that of every ledger
     if not run.chain.has(head) or not head.lines:
         wrong.append(f"line {head.lines} of the ledger is not the head in privacy.json")
     elif run.chain.head != head:
@@ -95,6 +98,7 @@ def check_model(run: FinishedRun) -> Answer:
     outcome = run.files.json(run.folder.private / OUTCOME, finite=False)
     names = outcome["network"]["names"]  # as they follow in a flat model
     tied = json.loads(metadata.get("tied", "{}"))
+    # weights that are tied are one parameter in the flat model, and a tensor each in the file
     loose = [name for name, first in tied.items() if not torch.equal(tensors[name], tensors[first])]
     if loose:
         return [f"{loose[0]} is said to be tied to {tied[loose[0]]}, but has other numbers"], ""
@@ -109,6 +113,7 @@ def check_model(run: FinishedRun) -> Answer:
     rows = [row for row in rows if row.dtype == model.dtype]
     if not rows:
         raise NotCovered("the checkpoint has no vector of its length")
+    # no release moves them, so no checkpoint has them
     frozen = len(tensors) - len({*names, *tied})
     text = "model.safetensors has the numbers of the shared model in the checkpoint"
     if frozen:

@@ -95,6 +95,7 @@ def _population(run: FinishedRun) -> list[str]:
     else:
         n = header["accounts"]
     interval = run.report.get("interval") or {"unit": None}
+    # canaries have accounts, and no line in clients.csv
     if interval["unit"] == "client":
         n -= interval["canaries"]
     if interval["unit"] == "record":
@@ -110,6 +111,7 @@ def _population(run: FinishedRun) -> list[str]:
         (run.ledger.kinds[k]["price"]["sampled"], count)
         for k, count in zip(run.ledger.kind_of, counts, strict=True)
     ]
+    # a client with fewer records than a batch has rate 1, which says nothing of the batch size
     batch = max((rate * count for rate, count in pairs if rate < 1), default=math.inf)
     if not all(math.isclose(rate, min(1.0, batch / count), rel_tol=1e-9) for rate, count in pairs):
         return [
@@ -175,6 +177,7 @@ def check_search(run: FinishedRun) -> Answer:
         "score_noise": header["score_noise"],
     }
     stated = dict(search)
+    # JSON may hold inf as a text, and 1 for 1.0
     stated["shape"] = float(stated["shape"])
     wrong = differences(
         stated, made, "{} of the search is {!r} in privacy.json and {!r} in the ledger"

@@ -67,6 +67,7 @@ def audit_trainer(
         shape = [public_shape(trainer.data)]
     else:
         shape = []
+    # a shape that follows the records would stop the runs on other data
     if not any(finding.refuted for finding in shape) and {"transcript", "independence"} & set(
         effort.checks
     ):
@@ -104,6 +105,7 @@ def setup_of(trainer: Trainer) -> Setup | None:
 
 def _clocks(trainer: Trainer, bound: BoundSchedule, stop: int) -> Clocks:
     """Returns the public schedule of the run's own activations, in its own blocks."""
+    # blocks end where the run evaluates and saves, as in training
     cuts = [trainer.eval_every or max(1, stop // 20), *filter(None, [trainer.checkpoint_every])]
 
     def blocks(channel: Activations, seed: int) -> Iterator[tuple[int, Tensor]]:

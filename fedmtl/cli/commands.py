@@ -46,7 +46,9 @@ def resume(words: list[str], process: Process) -> int:
     if not (folder / "private" / "config.yaml").is_file():
         files = folder.glob("*/private/config.yaml")
         jobs = sorted(
-            (file.parents[1] for file in files), key=lambda job: (len(job.name), job.name)
+            # the shorter name first, so that job 10 follows job 9
+            (file.parents[1] for file in files),
+            key=lambda job: (len(job.name), job.name),
         )
     elif "search" in (config := stored_config(folder)):
         if process.ranks is not None or overrides:
@@ -70,6 +72,7 @@ def _resume_runs(
 ) -> None:
     """Continues the run in a folder, or the runs of a sweep there, ``jobs``."""
     commands = [shlex.split(command_of(job) or "")[1:] for job in jobs]
+    # only what differs names a job of a sweep
     common = set[str]().union(*commands).intersection(*commands)
     for number, run in enumerate(jobs or [folder]):
         job = None
@@ -188,6 +191,7 @@ def verify(words: list[str]) -> int:
     options = parser.parse_args(words)
 
     folder = options.folder
+    # a part alone would fail with everything that the other has
     if folder.name in ("public", "private") and (folder / "manifest.json").is_file():
         raise ConfigError(f"{folder} is a part of a run; fedmtl verify {folder.parent} checks it.")
 

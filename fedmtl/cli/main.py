@@ -90,6 +90,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         for word in (sys.argv[1:] if argv is None else argv)
     ]
     with outputs() as out:
+        # in a context of its own: a program that calls the command twice trusts nothing of the
+        # first call
         code = copy_context().run(_run, words, Process("--debug" in words))
     if missing := lost(out):
         say(f"error: {missing}")
@@ -153,6 +155,7 @@ def _launched(words: list[str]) -> Ranks | None:
     if size == "1" and not (command == "resume" and _in_a_group()):
         return None
     if command != "resume":
+        # one process says why, and the others leave without a word
         if os.environ.get("RANK", "0") != "0":
             raise SystemExit(REFUSED)
         raise ConfigError(
@@ -183,6 +186,7 @@ def _dispatch(words: list[str], process: Process) -> int:
     if first == "--version":
         show(f"fedmtl {__version__}")
         return 0
+    # settings without a command are those of a training, as Hydra has them
     if not first or "=" in first or first[0] in "-~+":
         return train(words, process)
     if first in commands:

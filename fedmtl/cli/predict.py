@@ -64,6 +64,7 @@ def predict(words: list[str]) -> int:
     goes = "a .csv file, or - for standard output; default NAME.predicted.csv in this folder"
     parser.add_argument("--output", "--out", metavar="FILE", help=goes)
     options = parser.parse_intermixed_args(words)
+    # what was typed is checked before models are read
     settings = _form(options.overrides)
     target = _output(options.output, options.table)
 
@@ -127,6 +128,7 @@ def _output(given: str | None, table: Path) -> Path | None:
         raise ConfigError(
             f"--output is {target}; give a file that ends in .csv, or - for standard output."
         )
+    # also by another path: the table may be the only copy
     if target.resolve() == table.resolve():
         raise ConfigError(f"--output is {target}, the table itself; choose another file.")
     return target
@@ -145,6 +147,7 @@ def _models(folder: Path) -> Models:
         target = ""
         if isinstance(settings, Mapping):
             target = str(settings.get("_target_") or "")
+        # networks of fedmtl are made from the released files alone
         if target and not target.startswith("fedmtl.models."):
             model = build.settings(config | {"device": "cpu", "logger": {}})["model"]
     return Models.of(place, model, trust=TRUST.get())
@@ -157,6 +160,7 @@ def _csv(frame: pd.DataFrame) -> str:
     for name in frame.columns:
         if str(name).startswith(("predicted_", "probability_")) and frame[name].dtype.kind == "f":
             printed[name] = frame[name].map(f"{{:{_DIGITS}}}".format)
+        # a text that begins with = would be computed by a spreadsheet
         elif frame[name].dtype.kind not in "iuf":
             printed[name] = frame[name].map(cell)
     printed.to_csv(
@@ -217,6 +221,7 @@ def export(words: list[str]) -> int:
 
     from ..trainer.export import check_path, described, write_program
 
+    # before models are read, which may take a while
     check_path(file)
     with printed_log(logging.WARNING):
         models = _models(options.folder)
@@ -230,6 +235,7 @@ def export(words: list[str]) -> int:
     notes = described(predictor.coding)
     lines = [f"{short(file)}: the shared model"]
     if options.client is not None:
+        # it is trained on the client's own data and is no release
         lines = [f"{short(file)}: the model of {shown(options.client)}, which no epsilon covers"]
     elif not predictor.coding.schema.declared:
         lines[0] += (

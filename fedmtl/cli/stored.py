@@ -59,6 +59,7 @@ def stored_config(folder: Path) -> Config:
             )
         raise ConfigError(f"{folder} holds no run of this command: {stored} is missing.")
     config = read_yaml(stored)
+    # a run has the one, a search the other
     if not isinstance(config, dict) or not config.keys() & {"algorithm", "search"}:
         raise ConfigError(
             f"{stored} has no 'algorithm', and was cut off or changed; restore it, "
@@ -129,6 +130,7 @@ def _places_elsewhere(
     are not ``typed``."""
     logger = config.get("logger") or {}
     root = folder.resolve()
+    # the two places that loggers write or send to
     for key in ("folder", "tracking_uri"):
         value = logger.get(key)
         inside = (
@@ -167,6 +169,7 @@ def changed(config: Config, overrides: Sequence[str], places: Sequence[str]) -> 
     # the nested mappings are changed below, and the stored ones belong to the caller
     values = copy.deepcopy(config | new)
     for override in parse(overrides):
+        # a group that is chosen anew was composed with its settings above
         if override.key_or_group.partition(".")[0] not in chosen:
             _set(values, override.key_or_group, override.value())
     return values

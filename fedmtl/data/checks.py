@@ -25,6 +25,7 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 def chunks(x: Tensor) -> list[tuple[int, int]]:
     """Returns row ranges of about 64 MiB each that cover x (N, ...)."""
+    # rows of no feature have no bytes
     row_bytes = max(1, x[:1].numel() * x.element_size())
     step = max(1, _CHUNK_BYTES // row_bytes)
     return [(start, min(start + step, len(x))) for start in range(0, len(x), step)]
@@ -36,6 +37,7 @@ def by_id(clients: Mapping[Any, T], where: str) -> Mapping[str, T]:
     Raises:
         DataError: two ids that are the same text.
     """
+    # the usual case, of which no copy is made
     if all(type(client) is str for client in clients):
         return clients
     named: dict[str, T] = {}
@@ -124,6 +126,7 @@ def check_finite(x: Tensor, offsets: Tensor, ids: Sequence[str], where: str, fie
         x = take(x, row)
         offsets = offsets - row.sum()
     for start, stop in chunks(x):
+        # in parts, so that the mask of a large tensor takes little memory
         part = x[start:stop]
         accepted = "every value must be a finite number (no NaN, no infinity)."
         refuse(~torch.isfinite(part), part, offsets - start, ids, where, field, accepted)

@@ -73,6 +73,7 @@ class Column:
         if self.kind == "number" and self.range is None:
             return math.inf
         if self.kind == "dates":
+            # four features, each within [-1, 1]
             return 4.0
         return 1.0
 
@@ -87,6 +88,7 @@ class Column:
             return self._features(table, advice)
         gaps = table.gaps(self.name, self._texts)
         features = self._features(self._filled(table, gaps), advice)
+        # the stand-in must not show in the features
         features[gaps] = 0
         return np.concatenate([features, gaps[:, None]], axis=1, dtype=features.dtype)
 
@@ -105,6 +107,7 @@ class Column:
         values = table.written(self.name)
         texts = self._texts
         if any(isinstance(category, bool) for category in self.categories):
+            # files spell them true, True or TRUE
             values = np.char.lower(values)
         number = codes(values, texts)
         if texts[-1] == OTHERS:
@@ -128,6 +131,7 @@ class Column:
     def _dated(self, table: Table) -> np.ndarray:
         first, last = self._ends
         day = np.clip(_days(table, self.name), first.toordinal(), last.toordinal())
+        # a table has far fewer days than rows, and each is converted once
         kinds, place = np.unique(day, return_inverse=True)
         dates = [datetime.date.fromordinal(int(number)) for number in kinds]
         parts = [
@@ -153,7 +157,9 @@ class Column:
             filler = self._texts[0]
         elif self.period is not None:
             filler = self.period[0]
+        # shallow, since one column is replaced and the table of the caller stays
         frame = table.frame.copy(deep=False)
+        # as objects, since a column of numbers takes no text
         frame[self.name] = frame[self.name].astype(object).where(~gaps, filler)
         return replace(table, frame=frame)
 
@@ -195,6 +201,7 @@ def declared_column(name: str, values: Any) -> Column:
     if pair and all(
         isinstance(value, (int, float)) and not isinstance(value, bool) for value in pair
     ):
+        # one chain of comparisons, which NaN does not pass
         if not -math.inf < pair[0] < pair[1] < math.inf:
             raise ConfigError(
                 f"data.bounds[{name!r}] is {pair}; a range must be [LOW, HIGH], LOW below HIGH."
@@ -211,6 +218,7 @@ def declared_column(name: str, values: Any) -> Column:
         return Column(name, "dates", period=(first.isoformat(), last.isoformat()))
     texts = check_texts(f"bounds[{name!r}]", values)  # type: ignore[arg-type]
     categories = category_values(texts)
+    # the code of a text that is none of the categories is that of the last one
     if OTHERS in categories[:-1]:
         raise ConfigError(
             f"data.bounds[{name!r}] is {texts}; {OTHERS!r}, which takes all other categories, must "
@@ -236,6 +244,7 @@ def _days(table: Table, name: str) -> np.ndarray:
     filled = (
         f"{_A_DATE} (fill it, leave the row or the column out, or list the column in data.missing)"
     )
+    # each day is parsed once
     kinds, place = np.unique(table.written(name, filled), return_inverse=True)
     dates = [date_of(text) for text in kinds.tolist()]
     table.refuse(np.array([date is None for date in dates], dtype=bool)[place], name, _A_DATE)

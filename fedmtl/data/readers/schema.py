@@ -119,6 +119,7 @@ class TableSchema:
         """
         if self.classes is None:
             return self.in_units(outputs.reshape(len(outputs))).cpu().numpy()
+        # one logit, that of class 1: above 0 it is the more likely one
         if outputs.ndim == 1 or outputs.shape[1] == 1:
             number = (outputs.reshape(len(outputs)) > 0).long()
         else:
@@ -152,6 +153,7 @@ class TableSchema:
         Raises:
             DataError: values that are not those of a schema, by name.
         """
+        # a file may be changed or of another version, so nothing of it is taken unchecked
         given = _fields(cls, values, "the schema of a table")
         if not isinstance(given["columns"], list) or not given["columns"]:
             raise DataError("columns must be a list, and not empty.")
@@ -164,6 +166,7 @@ class TableSchema:
             raise DataError("the columns, the target and the client must have distinct names.")
         classes = given["classes"]
         labels = given["labels"]
+        # the type itself, since True is an int
         if classes is not None and (type(classes) is not int or classes < 2):
             raise DataError(
                 f"classes is {classes!r}; it must be null, or a whole number from 2 on."
@@ -210,6 +213,7 @@ def _fill(values: pd.Series, name: str) -> str:
 def _fields(kind: type, values: Any, what: str) -> dict[str, Any]:
     """Returns the values of a dataclass by name, refusing other names."""
     names = kind.__dataclass_fields__  # type: ignore[attr-defined]
+    # a name that is missing or unknown means another version, whose values may mean something else
     if not isinstance(values, Mapping) or set(values) != set(names):
         raise DataError(f"{what} must have {', '.join(names)}, and nothing else.")
     return dict(values)
@@ -263,6 +267,7 @@ def _period(values: Any, name: str) -> tuple[str, str] | None:
     if (
         not texts
         or None in dates
+        # date_of takes a time of the day after the date, which a period does not have
         or [date.isoformat() for date in dates if date is not None] != values
     ):
         raise DataError(
@@ -290,6 +295,7 @@ def _range(values: Any, name: str) -> tuple[float, float] | None:
         and len(values) == 2
         and all(type(end) in (int, float) for end in values)
     )
+    # one chain of comparisons, which NaN does not pass
     if not numbers or not -math.inf < float(values[0]) < float(values[1]) < math.inf:
         raise DataError(f"{name} has the range {values!r}; it must be [LOW, HIGH], LOW below HIGH.")
     return float(values[0]), float(values[1])

@@ -80,6 +80,7 @@ def read_stackoverflow(
     }
     options["source"] = str(root)
     options["draw"] = clients
+    # before words are counted: users who are left out must not decide which are common
     sides = taking_part(_read(root, max_examples), **options)
     if counts is not None:
         folder = Path(counts)
@@ -162,7 +163,9 @@ def _common(
     if public := file.is_file() or needed:
         common = _counted(file, size)
     else:
+        # a word counts once a text, so that no long text decides alone
         counts = Counter(word for words in lists for word in set(words))
+        # words of equal counts by the alphabet, so that no order of users shows
         common = sorted(counts, key=lambda word: (-counts[word], word))[:size]
     return {word: place for place, word in enumerate(common)}, not public
 
@@ -176,6 +179,7 @@ def _counted(file: Path, size: int) -> list[str]:
         raise DataError(
             f"{file} cannot be read ({error}); it must hold words and how often they occur."
         ) from error
+    # tags are distributed as JSON, words as lines
     if text.lstrip().startswith("{"):
         try:
             numbers = json.loads(text)
@@ -193,6 +197,7 @@ def _counted(file: Path, size: int) -> list[str]:
                 f"{file}: line {line} is {row[:40]!r}; accepted: a word and how often it occurs."
             )
         words.append(fields[0])
+        # files of words are long, and the commonest come first
         if len(words) == size:
             break
     return words

@@ -94,6 +94,7 @@ def load_synthetic_tasks(
     sides = []
     for step, count in enumerate((train_examples, test_examples, -(-public_examples // tasks))):
         x = keyed_normal(seed, "tasks/x", keys, step, count * features).view(tasks, count, features)
+        # shrunk, so that rounding to float32 leaves no row longer than 1
         rows = (SHRINK * x / x.norm(dim=2, keepdim=True)).float()
         score = torch.einsum("tnd,dt->tn", rows.double(), weights)
         score = score + noise * keyed_normal(seed, "tasks/noise", keys, step, count)
@@ -107,11 +108,15 @@ def load_synthetic_tasks(
     if public_examples:
         x = sides[2].x.view(tasks, -1, features)
         y = sides[2].y.view(tasks, -1)
+        # of each task in turn, so that any number of rows is spread over all
         rows = x.transpose(0, 1).flatten(0, 1)
         targets = y.T.flatten()
         offsets = torch.tensor([0, public_examples])
         public = Examples(
-            rows[:public_examples].clone(), targets[:public_examples].clone(), offsets
+            # copies, so that the further rows are freed
+            rows[:public_examples].clone(),
+            targets[:public_examples].clone(),
+            offsets,
         )
     name = f"synthetic tasks ({structure}, {problem})"
     domain = Domain(math.sqrt(features), 1.0, 1.0 if problem == "classification" else math.inf)
@@ -142,6 +147,7 @@ def _shared_weights(keys: Tensor, features: int, structure: str, rank: int, seed
         weights = torch.zeros(features, len(keys), dtype=torch.float64)
         weights[:rank] = math.sqrt(3 * features / rank) * (2 * uniform.T - 1)
         return weights
+    # the key of what all tasks share
     shared = torch.zeros(1, dtype=torch.int64)
     if structure == "common":
         return (
@@ -154,6 +160,7 @@ def _shared_weights(keys: Tensor, features: int, structure: str, rank: int, seed
             features, rank
         )
         uniform = keyed_unit(seed, "tasks/clusters", keys, 0, 2)
+        # the product may round up to the rank itself
         cluster = (uniform[:, 0] * rank).long().clamp(max=rank - 1)
         return centres[:, cluster] * torch.where(uniform[:, 1] < 0.5, -1.0, 1.0)
     gaussian = keyed_normal(seed, "tasks/basis", shared, 0, features * rank).view(features, rank)
