@@ -606,6 +606,18 @@ def test_files_that_are_missing_or_were_added(copy: Path) -> None:
     assert "checkpoint.safetensors is missing" in found["files: private"]
 
 
+def test_a_private_list_that_was_written_again_is_not_the_one_that_was_published(
+    copy: Path,
+) -> None:
+    """Though every file in it has the hash that it says."""
+    place = copy / "private/manifest.json"
+    place.write_text(place.read_text() + "\n")
+    found = failed(copy)
+    assert found == {
+        "files: private": "manifest.json is not the one of which public/manifest.json has the hash"
+    }
+
+
 # Folders that are not finished runs
 
 
