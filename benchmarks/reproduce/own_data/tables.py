@@ -30,7 +30,8 @@ from fedmtl.data.readers.movielens import read_movielens  # noqa: E402
 
 AUTOMATIC, SHARED = "automatic", "automatic, shared model"
 BEFORE = "automatic, before"
-"""The settings without votes, of epsilon for a client."""
+"""The settings without votes, of epsilon for a client; for a record those that measured the noise that a client with a
+single record feels by the size of its target."""
 NETWORK, SHARED_NETWORK = "automatic, network", "automatic, shared network"
 FINETUNED, AVERAGED = "FedAvg, finetuned, by hand", "FedAvg, averaged, by hand"
 LEAST = 10  # rows of a client
