@@ -112,6 +112,7 @@ def check_arguments(function: Callable[P, Result]) -> Callable[P, Result]:
     @wraps(function)
     def checked(*args: P.args, **options: P.kwargs) -> Result:
         bound = signature.bind(*args, **options)
+        # so that every checked name has a value
         bound.apply_defaults()
         _check(function.__name__, _accepted(function), bound.arguments)
         return function(*args, **options)
@@ -125,6 +126,7 @@ def _check(
     for name, accepted in fields.items():
         value = values[name]
         words = tuple(word for word in accepted if not isinstance(word, Range))
+        # the type as well, since 1 == True and 1.0 == 1
         if any(type(value) is type(word) and value == word for word in words):
             continue
         ranges = [word for word in accepted if isinstance(word, Range)]
@@ -143,6 +145,7 @@ def _accepted(kind: Any) -> dict[str, tuple[Any, ...]]:
     function accepts."""
     hints = get_type_hints(kind, include_extras=True)
     accepted = {}
+    # what a function returns is no argument
     hints.pop("return", None)
     for name in (
         [field.name for field in fields(kind) if field.init] if is_dataclass(kind) else hints
@@ -206,6 +209,7 @@ def bounded(settings: object, values: dict[str, Any], accepted: Range) -> None:
             raise ConfigError(
                 f"{_where(settings)}.{name} is {value!r}; it must be {accepted.text}."
             )
+        # settings are written as JSON and yaml, which take no scalars of NumPy
         if isinstance(value, np.generic) and getattr(settings, name, None) is value:
             object.__setattr__(settings, name, value.item())  # also in a frozen dataclass
 

@@ -45,6 +45,7 @@ class RecordCanaries(Coins):
     ) -> None:
         added = torch.from_numpy(plan.counts) - own
         self.clients = added.nonzero()[:, 0]
+        # the same for all that have any, as the plan was made
         self.each = int(added.max())
         super().__init__(len(self.clients) * self.each, len(own), seed)
         numbers = own[self.clients].unique().tolist()
@@ -62,6 +63,7 @@ class RecordCanaries(Coins):
             self.each, plan.dimension, law.norm == "l1", key
         )
         self._dimension = plan.dimension
+        # -1 for a client without canaries
         self._group = torch.full_like(own, -1)
         self._group[self.clients] = torch.arange(len(self.clients))
         self._drawn: dict[int, Tensor] = {}
@@ -77,6 +79,7 @@ class RecordCanaries(Coins):
         planted = drawn & (positions >= self._own[clients][:, None])
         for row in planted.any(1).nonzero()[:, 0].tolist():
             client = int(clients[row])
+            # canaries are numbered behind the client's own records
             self._drawn[client] = positions[row, planted[row]] - self._own[client]
         return drawn & ~planted
 
@@ -97,6 +100,7 @@ class RecordCanaries(Coins):
         rows = [torch.zeros(0, self._dimension, dtype=torch.float64)]
         owners = []
         for place, client in enumerate(clients.tolist()):
+            # taken out, so that no canary adds its gradient to two steps
             drawn = self._drawn.pop(client, self.clients[:0])
             coins = self.coins[self._group[client] * self.each + drawn]
             signs = torch.where(coins, 1.0, -1.0 if self.paired else 0.0)[:, None]
@@ -158,6 +162,7 @@ class _CanarySteps(LocalSteps):
         value = super()._noised(
             total + self._records.of_chunks([(rows, owners)], clients), clients, steps
         )
+        # the mean times its divisor, less the clients' own sum, leaves noise and canaries
         expected = torch.from_numpy(self.plan.expected)[clients].to(total.device)
         canaries.observe(clients, value * expected[:, None] - total, self._scale(clients))
         return value

@@ -141,8 +141,10 @@ def _costs(ledger: Reading) -> Restated:
     # clients of one kind with as many uses have one epsilon, which is computed once
     pairs, index = np.unique(np.stack([ledger.kind_of, ledger.uses]), axis=1, return_inverse=True)
     sums = [ledger.kinds[kind]["price"]["sums"] * uses for kind, uses in pairs.T.tolist()]
+    # a ledger is given by others, and must not make a verification endless
     if len(sums) > _MOST_COSTS or max(sums) > _MOST_SUMS:
         return Restated({}, dict.fromkeys(names, "too many costs or uses to compute them again"))
+    # by the package's own accountant, whose figure the report states
     each = np.array([_epsilon(ledger.kinds[kind], uses) for kind, uses in pairs.T.tolist()])
     of_clients = None
     worst = each[index.ravel()]
@@ -187,6 +189,7 @@ def _of_clients(ledger: Reading, beside: Beside) -> Restated:
             "the budget"
         )
         clipping += f"; {towards}"
+        # an adaptive norm moves in every round, and the ledger has the first one
         norms = beside.norms
     made = {
         "unit": "client",
@@ -221,6 +224,7 @@ def _of_records(ledger: Reading, beside: Beside) -> Restated:
     law = LAWS[privacy["mechanism"]]
     budget = privacy["epsilon"]
     if isinstance(budget, dict):
+        # clients may have budgets of their own, of which the report states the largest
         budget = max(budget.values(), default=None)
     made = {
         "unit": "record",
@@ -263,6 +267,7 @@ def _rounds(header: Mapping[str, Any]) -> str:
     text = str(header["sampler"])
     kind = header["kinds"][0]
     schedule = header["schedule"]
+    # a cohort that is no secret draw hides no one's participation
     if kind["cap"] is not None:
         text += "; not amplified, a client is charged for each participation"
     weights = kind["price"]["weights"]
@@ -346,6 +351,7 @@ def claimed(header: Mapping[str, Any]) -> tuple[Setup, Claims]:
     cost = PrivacyCost.from_dict(kind["price"])
     if isinstance(settings["clip_norm"], dict):
         settings["clip_norm"] = QuantileClip(**settings["clip_norm"])
+    # from a list of classes, so that a file names no other
     sampler = _SAMPLERS[facts["class"]]
     plans = tuple(
         ReleasePlan(
@@ -361,6 +367,7 @@ def claimed(header: Mapping[str, Any]) -> tuple[Setup, Claims]:
         privacy=ClientPrivacy(**settings),
         plans=plans,
         schedule=sampler(**{setting.name: facts.get(setting.name) for setting in fields(sampler)}),
+        # no step is made: the claims on one are all that is read
         steps=1,
     )
     costs = PrivacyCosts((cost,), (kind["multiplier"],), np.zeros((1, 1), dtype=np.int64))

@@ -144,6 +144,7 @@ def verify(folder: str | Path) -> Verification:
             checks.append(Check(name, OPEN, _line(str(reason))))
         except Exception as error:  # whatever a file holds, it is the file that fails
             if isinstance(error, FedmtlError):
+                # our own errors name the file; of others the type is the only clue
                 text = str(error)
             else:
                 text = f"{files} cannot be read: {error!r}"

@@ -133,7 +133,9 @@ def _draft(node: Config) -> None:
     left_out = time if time not in bounds else None
     chosen = feature_columns(table, node["client"], target, node.get("features"), left_out)
     lines = list[str]()
+    # a range with an infinite end would bound nothing
     _refuse_endless(table, (*chosen, str(target)))
+    # as texts, so that missing values are equal, too
     goal = table.frame[str(target)].astype(str)
     for name in chosen:
         column = Summary(table.frame[name])
@@ -155,11 +157,13 @@ def _draft(node: Config) -> None:
     _fill_in_missing(node, missing)
     column = Summary(table.frame[str(target)])
     lines.append(shown(f"  {target}: {column.text}{_hint_of_scale(node, column)}"))
+    # after the columns are described, but before they are printed: an error is the whole output
     _check_target(node, column, bounded=target in bounds)
     head = (
         f"{node['path']}: columns, read off private rows that no epsilon covers; confirm or "
         "replace the bounds"
     )
+    # as texts, since lists have no hash
     repeated = int(table.frame.astype(str).duplicated().sum())
     if repeated:
         lines.append(
@@ -241,6 +245,7 @@ def _names_clients(frame: pd.DataFrame, name: str, client: str | None, column: S
     client, as a code beside the name of a country."""
     if client is None or column.numeric or column.dates:
         return False
+    # one to one: as many pairs as clients and as values
     pairs = frame[[client, name]].dropna().astype(str).drop_duplicates()
     return len(pairs) == pairs[client].nunique() == pairs[name].nunique() > 1
 
@@ -285,6 +290,7 @@ def _write(config: Config, words: list[str]) -> None:
     files = {
         name: str(Path(data[name]).resolve()) for name in ("path", "test_path") if name in data
     }
+    # None is a setting of its own here, a real target
     data |= files | {"classes": config["data"].get("classes")}
     dealt = (data.get("partition") or {}).get("_target_")  # else a column says whose a row is
     data = {
@@ -308,6 +314,7 @@ def _write(config: Config, words: list[str]) -> None:
     while (
         file := Path("experiment") / f"{stem}{f'_{len(others) + 1}' if others else ''}.yaml"
     ).exists():
+        # bounds may have been confirmed or replaced by hand, which a new draft must not undo
         if _without_bounds(file.read_text(encoding="utf-8")) == _without_bounds(draft):
             show(f"{file} is there already and stays as it is; remove it for a new draft")
             return

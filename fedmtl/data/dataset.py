@@ -103,6 +103,7 @@ class FederatedDataset:
     verify: InitVar[bool] = True
 
     def __post_init__(self, verify: bool) -> None:
+        # lists are taken, too, and kept so that nobody can change them
         for name in ("ids", "notes", "inferred", "target_range"):
             if (values := getattr(self, name)) is not None:
                 object.__setattr__(self, name, tuple(values))
@@ -111,6 +112,7 @@ class FederatedDataset:
         checks.check_target_scale(self.target_scale, self.target_range, self.name)
         for name in SIDES:
             check_side(self.side(name), name, len(self), self.classes, self.name)
+        # reading all values takes a while, and data that are made of checked ones need it once
         for name in (*SIDES, "public") if verify else ():
             part = getattr(self, name)
             if part is None:
@@ -157,6 +159,7 @@ class FederatedDataset:
     def spec(self) -> DataSpec:
         """Returns the shape after the transform, classes and number of clients."""
         x = self.train.x
+        # one row of zeros, so that the shape cannot follow from the records
         probe = self.transform(torch.zeros(1, *x.shape[1:], dtype=x.dtype), torch.float32)
         return DataSpec(
             tuple(probe.shape[1:]),
@@ -171,6 +174,7 @@ class FederatedDataset:
     def unit(self) -> float:
         """Returns half of the range of the target in its own units, by which it was divided; 1
         without one, and on the scale of logarithms, where no number is."""
+        # an error on the scale of logarithms is a ratio, and has no unit
         if self.target_range is None or self.target_scale == "log":
             return 1.0
         return (self.target_range[1] - self.target_range[0]) / 2
@@ -208,6 +212,7 @@ class FederatedDataset:
         x = rows.take(part.x, flat)
         y = rows.take(part.y, flat)
         if device is not None:
+            # before the transform, as bytes travel faster than the floats that they become
             x = x.to(device, non_blocking=True)
             y = y.to(device, non_blocking=True)
         x = self.transform(x, dtype)
@@ -335,6 +340,7 @@ class FederatedDataset:
         Raises:
             DataError: an unknown client, or one that is given twice.
         """
+        # by a mapping, since there may be many thousands of clients
         positions = {name: i for i, name in enumerate(self.ids)}
         names = [id_of(client) for client in clients]
         for name in names:
@@ -358,9 +364,11 @@ class FederatedDataset:
         """Returns the same data as two classes where the targets are numbers and all of them 0 and
         1, or all -1 and +1; else the data as they are."""
         parts = [part for part in (self.train, self.test, self.public) if part is not None]
+        # of all parts, since a test label that does not occur in training is a class as well
         values = torch.cat([part.y.unique() for part in parts]).unique().tolist()
         if self.classes is not None or not (set(values) <= {0, 1} or set(values) <= {-1, 1}):
             return self
+        # verified again, as floats become the numbers of classes
         return replace(self, classes=2)
 
     def bounded(self, bound: RowBound | None) -> FederatedDataset:
@@ -384,6 +392,7 @@ class FederatedDataset:
         header: dict[str, Any] = {
             "ids": self.ids,
             "classes": self.classes,
+            # the name and the notes are left out: they change no number of a run
             "transform": describe(self.transform),
         }
         if self.domain is not None:

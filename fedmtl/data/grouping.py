@@ -39,6 +39,7 @@ def splits_of(table: Any, test: Any, where: str) -> tuple[Any, Any]:
         DataError: splits without ``"train"``.
     """
     names = getattr(table, "column_names", None)
+    # a DatasetDict has the columns of each split by its name
     if not isinstance(names, Mapping):
         return table, test
     if "train" not in names:
@@ -106,8 +107,6 @@ def _rows_of_clients(clients: Any, column: str, where: str) -> dict[str | int, l
     Raises:
         DataError: no row, or one without a client.
     """
-    import pandas as pd
-
     places: dict[str | int, list[int]] = {}
     for row, name in enumerate(clients):
         if pd.isna(name) or name == "":
@@ -204,8 +203,10 @@ def _inputs(
     columns = {name: stack_rows(table[name], f"{where}: row", name) for name in features}
     if len(columns) == 1:
         return columns[features[0]]
+    # arrays of different shapes cannot be stacked, so the model takes them by name
     if any(values.ndim > 1 for values in columns.values()):
         return columns
+    # as floats, since columns of whole numbers and of floats become one tensor
     return torch.stack([columns[name].float() for name in features], 1)
 
 
@@ -229,6 +230,7 @@ def _padded(table: Any, features: Sequence[str], where: str, length: int) -> dic
         ]
         inputs[name], masks[name] = torch.zeros(2, len(rows), length, dtype=torch.int64)
         for place, row in enumerate(rows):
+            # cut at a public length: the longest list would be a fact of one record
             kept = row[:length]
             inputs[name][place, : len(kept)] = kept
             masks[name][place, : len(kept)] = 1
@@ -237,6 +239,7 @@ def _padded(table: Any, features: Sequence[str], where: str, length: int) -> dic
             f"{where}: length is {length}, but none of the features "
             f"{', '.join(features)} holds lists."
         )
+    # one mask serves all lists of a row, so they must be of one length
     first, *others = masks
     for name in others:
         differing = (masks[name] != masks[first]).any(1).nonzero()
@@ -245,6 +248,7 @@ def _padded(table: Any, features: Sequence[str], where: str, length: int) -> dic
                 f"{where}: row {int(differing[0])}, column {name!r} has another number of values "
                 f"than {first!r}; lists of one row must have one length."
             )
+    # a tokenizer gives a mask of its own
     if not set(features) & set(_MASKS):
         inputs[MASK] = masks[first]
     return inputs
@@ -258,5 +262,6 @@ def _tokens(value: Any, where: str, field: str) -> Tensor:
             raise DataError(
                 f"{where}, field {field!r} is no list of whole numbers, which length pads."
             )
+        # an empty list has the dtype of floats
         row = torch.zeros(0)
     return row.long()

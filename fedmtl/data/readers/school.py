@@ -162,6 +162,7 @@ def _changed(
 
 def _client_means(values: Tensor, counts: Tensor) -> Tensor:
     """Average the rows (N, d), float64, of each client: (n, d)."""
+    # one pass over all rows, whatever the number of clients
     return torch.segment_reduce(values, "mean", lengths=counts)
 
 
@@ -195,6 +196,7 @@ def _schools(file: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         features, scores = (
             as_tensor(c, where, field).double().numpy() for c, field in zip(pair, "XY", strict=True)
         )
+        # the domain of the data states these bounds, and privacy rests on them
         outside = (scores < SCORES[0]) | (scores > SCORES[1])
         if outside.any():
             raise DataError(

@@ -122,6 +122,7 @@ class TableSettings:
         one_of("data", SCALES, target_scale=self.target_scale)
         one_of("data", ("refuse", "drop"), missing_target=self.missing_target)
         ends = self.target_range
+        # a logarithm has no value at 0 or below
         if self.target_scale == "log" and (ends is None or ends[0] <= 0):
             raise ConfigError(
                 f"data.target_scale is 'log', which needs a range of the target above 0, such as "
@@ -146,6 +147,7 @@ class TableSettings:
             )
         if self.test_path is None:
             return
+        # test rows of two kinds would be mixed
         if self.split == "time" or self.test_fraction is not None:
             other = "data.test_fraction"
             if self.split == "time":
@@ -183,6 +185,7 @@ class TableSettings:
         return [
             name
             for name in self.one_hot
+            # a range of numbers says nothing of which of them are categories
             if name not in self.declared or self.declared[name].kind != "categories"
         ]
 
@@ -190,6 +193,7 @@ class TableSettings:
     def written(self) -> list[str]:
         """Returns the columns that a file of text is read for as they are written: id 007 is not
         7."""
+        # ids and categories are texts even where all of them are digits
         names = [self.client, *self.undeclared_categories]
         names += TableSchema(tuple(self.declared.values()), "").written
         if self.labels is not None:
@@ -209,6 +213,7 @@ class TableSettings:
     @property
     def guesses_classes(self) -> bool:
         """Whether whole numbers of the target may be classes or amounts, by their values."""
+        # bounds of a target say that it is real, and labels that it is not
         return self.classes == "infer" and self.labels is None and self.target_column is None
 
     @property
@@ -223,6 +228,7 @@ class TableSettings:
     @property
     def stored_transform(self) -> Transform | None:
         """Returns the transform from storage; None for the usual one of floats."""
+        # tokens are addresses of a table of embeddings, which floats cannot be
         if self.integers and self.transform is None:
             return Integers()
         return self.transform
@@ -244,6 +250,7 @@ class TableSettings:
         """
         for option, columns in (("one_hot", self.one_hot), ("bounds", self.bounds or {})):
             for column in columns:
+                # the labels are the values of a class, of which there is no range
                 ranged = self.target_range is not None and self.labels is None
                 if column in features or (column == self.target and ranged):
                     continue
@@ -263,6 +270,7 @@ class TableSettings:
         if self.missing == "refuse":
             return []
         if self.missing == "indicator":
+            # without bounds there is no middle of a range to put in
             return [column for column in features if column in bounds]
         if isinstance(self.missing, str):
             raise ConfigError(
@@ -321,6 +329,7 @@ def feature_columns(
                 f"data.features contains {column!r}, which is the client or target column."
             )
     if features is None:
+        # columns that are listed are known to whoever lists them
         _check_headings(table, chosen)
     if not chosen:
         raise DataError(
