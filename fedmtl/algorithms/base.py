@@ -384,8 +384,7 @@ class Algorithm(Checked):
     def local_baseline(self) -> Algorithm | None:
         """Returns the non-federated baseline of this method.
 
-        None, the default, selects local training. Methods with a closed-form local fit return that
-        fit.
+        None, the default, selects local training. Methods with a closed-form local fit return it.
         """
         return None
 

@@ -103,7 +103,6 @@ class FederatedDataset:
     verify: InitVar[bool] = True
 
     def __post_init__(self, verify: bool) -> None:
-        # lists are taken, too, and kept so that nobody can change them
         for name in ("ids", "notes", "inferred", "target_range"):
             if (values := getattr(self, name)) is not None:
                 object.__setattr__(self, name, tuple(values))
@@ -340,7 +339,6 @@ class FederatedDataset:
         Raises:
             DataError: an unknown client, or one that is given twice.
         """
-        # by a mapping, since there may be many thousands of clients
         positions = {name: i for i, name in enumerate(self.ids)}
         names = [id_of(client) for client in clients]
         for name in names:
@@ -368,7 +366,6 @@ class FederatedDataset:
         values = torch.cat([part.y.unique() for part in parts]).unique().tolist()
         if self.classes is not None or not (set(values) <= {0, 1} or set(values) <= {-1, 1}):
             return self
-        # verified again, as floats become the numbers of classes
         return replace(self, classes=2)
 
     def bounded(self, bound: RowBound | None) -> FederatedDataset:
