@@ -42,11 +42,9 @@ class State:
 def joined(parts: list[Any]) -> Message:
     """Joins the messages of consecutive pieces to one: rows (..., k, D), or their sum.
 
-    A sum is the same object in all pieces.
-
     Args:
-        parts: a message of each piece. Several are taken out of the list, so that no row is in
-            memory twice.
+        parts: a message of each piece; a sum is the same object in all. Rows are taken out of the
+            list, so that none is in memory twice.
     """
     first: Message = parts[0]
     if isinstance(first, RowTotal) or len(parts) == 1:

@@ -17,7 +17,7 @@ from fedmtl import (
     QuantileClip,
 )
 from fedmtl.audit.verification import verify
-from fedmtl.privacy import ReleasePlan, epsilon, open_channel
+from fedmtl.privacy import Receipt, ReleasePlan, epsilon, open_channel
 from fedmtl.privacy.noise import grid
 from fedmtl.privacy.quantile import count_rows, count_sensitivity
 
@@ -157,7 +157,9 @@ def test_rows_that_nodes_send_are_counted_as_the_rows_they_were() -> None:
         channel.begin(0, everybody)
         sent = rows
         if nodes:
-            sent = torch.cat([channel.sent("update", rows[k : k + 1], k, 0) for k in range(4)])
+            receipts = [Receipt(0, 0, torch.tensor([k])) for k in range(4)]
+            each = zip(rows.split(1), receipts, strict=True)
+            sent = torch.cat([channel.sent("update", row, receipt) for row, receipt in each])
             assert float(sent.norm(dim=1).max()) <= 2.0
         ends.append((channel.release("update", sent, everybody), channel.norms()["update"]))
     torch.testing.assert_close(ends[0], ends[1], rtol=1e-12, atol=0)
