@@ -302,7 +302,7 @@ def unpack(archive: Path, folder: Path) -> None:
                 content.extractall(temporary)
         else:
             with tarfile.open(archive) as content:
-                content.extractall(temporary, filter="data")
+                _extract(content, temporary)
         for entry in temporary.iterdir():
             target = folder / entry.name
             if target.is_dir():
@@ -312,6 +312,23 @@ def unpack(archive: Path, folder: Path) -> None:
         raise FetchError(f"{archive} cannot be unpacked ({error}).") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _extract(content: tarfile.TarFile, folder: Path) -> None:
+    """Unpack the files and folders of an archive into ``folder``.
+
+    Raises:
+        tarfile.TarError: a path outside of the folder, a link or a device.
+    """
+    if hasattr(tarfile, "data_filter"):
+        content.extractall(folder, filter="data")
+        return
+    # Python has this filter from 3.11.4 on.
+    for member in content.getmembers():
+        inside = (folder / member.name).resolve().is_relative_to(folder.resolve())
+        if not inside or not (member.isfile() or member.isdir()):
+            raise tarfile.TarError(f"{member.name!r} is no file or folder inside of the archive")
+    content.extractall(folder)
 
 
 def _progress(name: str, done: int, total: int | None) -> None:

@@ -705,11 +705,11 @@ def _in_place(change: _Patch) -> _Patch:
 
 
 _no_bounds = edit(RowTotal.__init__, "bounds_of(clip)", "(math.inf, 2.0)")
-_added_twice = edit(RowTotal.add, "in rows", "in [rows[0], *rows]")
+_added_twice = edit(RowTotal.add, "in rows.detach()", "in [rows[0], *rows]")
 _added_unseen = edit(
-    RowTotal.add, "in rows", 'in [*rows[: getattr(self, "tap", None) is None], *rows]'
+    RowTotal.add, "in rows.detach()", 'in [*rows[: getattr(self, "tap", None) is None], *rows]'
 )
-_part_lost = edit(RowTotal.add, "in rows", "in rows[:-1]")
+_part_lost = edit(RowTotal.add, "in rows.detach()", "in rows[:-1]")
 _per_layer = _sum("torch.cat([program(part, limit, order, width) for part in rows.chunk(2, 1)])")
 _nan_row = edit(clip.whole_cells, "if not bool(finite.all())", "if False")
 _float32_norm = edit(  # overflows for 3e38, and the row is kept
@@ -1315,7 +1315,7 @@ def _ends_by_the_rows(_, self, step):
 # what is kept of a release for the public file is the sum without its noise
 _sum_on_the_grid = edit(
     SumNoise.mean,
-    "GridValue(step, value",
+    "GridValue(step, value.clone()",
     "GridValue(step, total / mechanism.denominator",
 )
 
