@@ -98,12 +98,12 @@ class RecordedRounds(_Recorded, Rounds):
         post-processing of gradients that are forced."""
         return self.replays and self.records is None
 
-    def _hidden(
+    def _as_sent(
         self, mechanism: Mechanism, rows: Message, clients: Tensor, receipt: Receipt
     ) -> Message:
         if self.forces_rows:
             return rows
-        hidden = super()._hidden(mechanism, rows, clients, receipt)
+        hidden = super()._as_sent(mechanism, rows, clients, receipt)
         if mechanism.name in self.rows:
             assert isinstance(hidden, Tensor)
             self.note(receipt.step, f"{mechanism.name}/rows", hidden)

@@ -24,7 +24,7 @@ class Receipt:
 
     Args:
         step: number of the round; it addresses the noise.
-        use: number of this use of the budget, from 0, if everybody is charged for each round.
+        use: number of rounds charged before, from 0, if everybody is charged for each round.
         clients: int64 (k,), the cohort that is charged.
     """
 

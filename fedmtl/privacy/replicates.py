@@ -101,7 +101,7 @@ class ReplicatedRounds(Rounds):
         each = zip(releases, self.sources, strict=True)
         return ReplicatedSum([mechanism_of(own, self._noise, source) for own, source in each])
 
-    def _hidden(
+    def _as_sent(
         self, mechanism: Mechanism, rows: Message, clients: Tensor, receipt: Receipt
     ) -> Message:
         noise = self.rows.get(mechanism.name)

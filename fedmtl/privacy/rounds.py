@@ -232,7 +232,7 @@ class Rounds(Channel):
                 f"Release {name!r} got a sum that Rounds.total did not make last in step "
                 f"{receipt.step}."
             )
-        sent = self._hidden(mechanism, rows, clients, receipt)
+        sent = self._as_sent(mechanism, rows, clients, receipt)
         value = mechanism(sent, clients, receipt)
         if self._adaptive is not None:
             count = self._count(self._adaptive, mechanism.release)
@@ -274,7 +274,7 @@ class Rounds(Channel):
         """Returns an empty sum of the rows of one release of the round that has begun."""
         return RowTotal(release.dimension, clip, sum_width(clip.bound, self.sampler.n))
 
-    def _hidden(
+    def _as_sent(
         self, mechanism: Mechanism, rows: Message, clients: Tensor, receipt: Receipt
     ) -> Message:
         """Returns the rows as the server gets them: with noise of their own if clients add some,

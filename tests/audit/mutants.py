@@ -1723,7 +1723,7 @@ MUTANTS = [
     Mutant("row noise x 0.01", _scaled(0.01, "/rows"), NOISE, ("curator",)),
     Mutant(
         "no noise on rows",
-        _set(Rounds, "_hidden", lambda self, noise, rows, *of: rows),
+        _set(Rounds, "_as_sent", lambda self, noise, rows, *of: rows),
         NOISE,
         ("curator",),
     ),
