@@ -1,9 +1,14 @@
 """Mechanisms by themselves: a value for a receipt, and none without."""
 
+import threading
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
+import fedmtl.privacy.mechanism
 from fedmtl import ClientPrivacy, FullParticipation
 from fedmtl.errors import PrivacyError
 from fedmtl.privacy import (
@@ -15,9 +20,15 @@ from fedmtl.privacy import (
     ReleasePlan,
     SecureSource,
     SeededSource,
+    open_channel,
 )
 from fedmtl.privacy.mechanism import SumNoise, mechanism_of
+from fedmtl.privacy.noise.banded import Bands
+from fedmtl.privacy.noise.grid import release_noise
+from fedmtl.privacy.ranked import RankedSum
 from fedmtl.privacy.release import Form, bind_releases
+from fedmtl.privacy.replicates import ReplicatedSum
+from fedmtl.ranks import Ranks
 
 CLIENTS = 6
 EVERYONE = torch.arange(CLIENTS)
@@ -92,3 +103,123 @@ def test_a_block_pays_for_its_activations_in_order() -> None:
     assert receipt.left == 0
     with pytest.raises(PrivacyError, match="No activation has begun that was not released"):
         receipt.next()
+
+
+class Thread(Ranks):
+    """One of two ranks that are threads."""
+
+    def __init__(self, rank: int, meeting: threading.Barrier, table: dict[int, Any]) -> None:
+        super().__init__(rank=rank, size=2)
+        object.__setattr__(self, "meeting", meeting)
+        object.__setattr__(self, "table", table)
+
+    def gather(self, value):
+        self.table[self.rank] = value
+        self.meeting.wait(10)
+        both = [self.table[0], self.table[1]]
+        self.meeting.wait(10)
+        return both
+
+    def sum(self, total):
+        return torch.stack(self.gather(total)).sum(0)
+
+    def share(self, work):
+        return self.gather(work() if self.rank == 0 else None)[0]
+
+
+@pytest.mark.parametrize("clipped", [True, False], ids=["clip", "no clip"])
+def test_ranks_add_up_on_one_grid(clipped: bool) -> None:
+    """Without a clip the longest row of all ranks sets it: one rank has rows a million times as long."""
+    made = release(multiplier=1.5)
+    if not clipped:
+        made = replace(made, clip=None, noise=None)
+    own = rows() * torch.tensor([1e6, 1e6, 1, 1, 1, 1])[:, None]
+    alone = mechanism_of(made, SumNoise(), SeededSource(0))(own, EVERYONE, Receipt(0, 0, EVERYONE))
+    meeting, table, values = threading.Barrier(2), {}, {}
+
+    def released(rank: int) -> None:
+        mechanism = mechanism_of(made, SumNoise(), SeededSource(0))
+        ranked = RankedSum(mechanism, Thread(rank, meeting, table))
+        part = slice(2 * rank, 2 + 4 * rank)
+        values[rank] = ranked(own[part], EVERYONE[part], Receipt(0, 0, EVERYONE))
+
+    threads = [threading.Thread(target=released, args=(rank,)) for rank in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert torch.equal(values[0], alone)
+    assert torch.equal(values[1], alone)
+
+
+@pytest.mark.parametrize(
+    ("source", "draws"), [(SeededSource(0), 7), (SecureSource(), 2)], ids=["seeded", "secure"]
+)
+def test_correlated_noise_of_a_later_round(source, draws: int, monkeypatch) -> None:
+    """Seeded noise of earlier rounds is drawn again; secure noise cannot be, and begins anew."""
+    plan = ReleasePlan(name="update", dimension=3)
+    privacy = ClientPrivacy(clip_norm=0.5, noise_multiplier=1.0)
+    sampler = FullParticipation().bind(CLIENTS)
+    bands = Bands.square_root(3)
+    made = bind_releases((plan,), sampler, privacy, 1.0, bands)["update"]
+    drawn = []
+
+    def noted(*arguments, **options):
+        drawn.append(arguments)
+        return release_noise(*arguments, **options)
+
+    monkeypatch.setattr(fedmtl.privacy.mechanism, "release_noise", noted)
+    mechanism = mechanism_of(made, SumNoise(), source)
+    for step in (0, 5):
+        mechanism(rows(), EVERYONE, Receipt(step, step, EVERYONE))
+    assert len(drawn) == draws
+
+
+def test_correlated_noise_has_the_noise_of_the_round_before_in_it(monkeypatch) -> None:
+    """Of a secure source, too, in which nothing can be drawn again."""
+    plan = ReleasePlan(name="update", dimension=3)
+    privacy = ClientPrivacy(clip_norm=0.5, noise_multiplier=1.0)
+    bands = Bands.square_root(3)
+    sampler = FullParticipation().bind(CLIENTS)
+    drawn = []
+
+    def noted(*arguments, **options):
+        drawn.append(release_noise(*arguments, **options))
+        return drawn[-1]
+
+    monkeypatch.setattr(fedmtl.privacy.mechanism, "release_noise", noted)
+    noise, values = SumNoise(), []
+    for step in range(2):
+        made = bind_releases((plan,), sampler, privacy, 1.0, bands)["update"]
+        mechanism = mechanism_of(made, noise, SecureSource())
+        values.append(mechanism(torch.zeros(CLIENTS, 3), EVERYONE, Receipt(step, step, EVERYONE)))
+    first, second, *_ = bands.coefficients
+    (before, _), (now, width) = drawn
+    expected = now - second / first * before
+    torch.testing.assert_close(CLIENTS * values[1], expected, rtol=0, atol=2 * width)
+    assert not torch.allclose(CLIENTS * values[1], now, rtol=0, atol=2 * width)
+
+
+def test_every_replicate_has_the_noise_of_its_own_source() -> None:
+    made = release(multiplier=1.5)
+    sources = [SeededSource(4, replicate) for replicate in range(3)]
+    each = [mechanism_of(made, SumNoise(), source) for source in sources]
+    together = ReplicatedSum(each)(rows().expand(3, -1, -1), EVERYONE, Receipt(2, 2, EVERYONE))
+    alone = [own(rows(), EVERYONE, Receipt(2, 2, EVERYONE)) for own in each]
+    assert torch.equal(together, torch.stack(alone))
+    assert torch.unique(together, dim=0).shape == (3, 3)
+
+
+def test_replicates_have_the_weights_of_their_uses() -> None:
+    """A weight three times as large is a third of the noise."""
+    plan = ReleasePlan(name="update", dimension=3, allocation=(0.5, 1.5))
+    each = [ClientPrivacy(clip_norm=0.5, epsilon=epsilon, delta=1e-5) for epsilon in (1.0, 4.0)]
+    sampler = FullParticipation().bind(CLIENTS)
+    channel = open_channel(each, (plan,), sampler, seed=0, steps=2, replicates=2)
+    stds = []
+    for step in range(2):
+        channel.begin(step, channel.draw(step))
+        stds.append(channel.noise_std("update"))
+        channel.release("update", rows().expand(2, -1, -1), EVERYONE)
+    torch.testing.assert_close(stds[0], 3 * stds[1])
+    assert stds[0][0] > 2 * stds[0][1]
