@@ -2,6 +2,7 @@
 
 import threading
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -204,22 +205,66 @@ def test_every_replicate_has_the_noise_of_its_own_source() -> None:
     made = release(multiplier=1.5)
     sources = [SeededSource(4, replicate) for replicate in range(3)]
     each = [mechanism_of(made, SumNoise(), source) for source in sources]
-    together = ReplicatedSum(each)(rows().expand(3, -1, -1), EVERYONE, Receipt(2, 2, EVERYONE))
+    receipt = Receipt(2, 2, EVERYONE)
+    together = ReplicatedSum(each)(rows().expand(3, -1, -1), EVERYONE, receipt)
+    with pytest.raises(PrivacyError, match="happened already in step 2"):
+        ReplicatedSum(each)(rows().expand(3, -1, -1), EVERYONE, receipt)
     alone = [own(rows(), EVERYONE, Receipt(2, 2, EVERYONE)) for own in each]
     assert torch.equal(together, torch.stack(alone))
     assert torch.unique(together, dim=0).shape == (3, 3)
 
 
-def test_replicates_have_the_weights_of_their_uses() -> None:
+@pytest.mark.parametrize("epsilons", [(2.0,), (1.0, 4.0)], ids=["run", "replicates"])
+def test_uses_have_their_weights(epsilons: tuple[float, ...]) -> None:
     """A weight three times as large is a third of the noise."""
     plan = ReleasePlan(name="update", dimension=3, allocation=(0.5, 1.5))
-    each = [ClientPrivacy(clip_norm=0.5, epsilon=epsilon, delta=1e-5) for epsilon in (1.0, 4.0)]
+    each = [ClientPrivacy(clip_norm=0.5, epsilon=epsilon, delta=1e-5) for epsilon in epsilons]
+    runs = len(each)
     sampler = FullParticipation().bind(CLIENTS)
-    channel = open_channel(each, (plan,), sampler, seed=0, steps=2, replicates=2)
+    channel = open_channel(each, (plan,), sampler, seed=0, steps=2, replicates=runs)
     stds = []
     for step in range(2):
         channel.begin(step, channel.draw(step))
         stds.append(channel.noise_std("update"))
-        channel.release("update", rows().expand(2, -1, -1), EVERYONE)
+        sent = rows() if runs == 1 else rows().expand(runs, -1, -1)
+        channel.release("update", sent, EVERYONE)
     torch.testing.assert_close(stds[0], 3 * stds[1])
-    assert stds[0][0] > 2 * stds[0][1]
+    assert stds[0][0] >= 2 * stds[0][-1] or runs == 1
+
+
+def test_a_step_that_is_released_again_has_the_weight_of_its_use(tmp_path: Path) -> None:
+    """In secure mode a resumed run pays for a step anew: it is the second use of the budget."""
+    plan = ReleasePlan(name="update", dimension=3, allocation=(0.5, 1.5))
+    privacy = ClientPrivacy(clip_norm=0.5, epsilon=2.0, delta=1e-5, source="secure")
+    sampler = FullParticipation().bind(CLIENTS)
+    stds = []
+    for resume in (False, True):
+        channel = open_channel(
+            privacy,
+            (plan,),
+            sampler,
+            seed=0,
+            steps=2,
+            ledger_path=tmp_path / "ledger.jsonl",
+            resume=resume,
+        )
+        channel.start(0)
+        channel.begin(0, channel.draw(0))
+        stds.append(float(channel.noise_std("update")))
+        channel.close()
+    assert stds[0] == pytest.approx(3 * stds[1])
+
+
+def test_a_sum_is_that_of_its_own_round() -> None:
+    """Long rows are added as they are made. What was added in a round that was given up stays there."""
+    size = 1 << 14
+    plan = ReleasePlan(name="update", dimension=size)
+    privacy = ClientPrivacy(clip_norm=0.5, noise_multiplier=1.0)
+    channel = open_channel(privacy, (plan,), FullParticipation().bind(CLIENTS), seed=0, steps=2)
+    channel.begin(0, channel.draw(0))
+    total = channel.total("update")
+    assert total is not None
+    total.add(EVERYONE, torch.ones(CLIENTS, size))
+    channel.begin(1, channel.draw(1))
+    with pytest.raises(PrivacyError, match="did not make last in step 1"):
+        channel.release("update", total, EVERYONE)

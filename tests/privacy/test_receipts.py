@@ -126,6 +126,16 @@ def test_factors_are_of_each_row() -> None:
             channel.release([np.ones(shape)])
 
 
+def test_a_block_is_released_whole_before_the_next_one() -> None:
+    channel = activations.door().channel
+    channel.begin(0, torch.tensor([[0, 1]]))
+    channel.release([np.ones((1, 5))])
+    with pytest.raises(PrivacyError, match="has releases left"):
+        channel.begin(2, torch.tensor([[2]]))
+    channel.release([np.ones((1, 20))])
+    channel.begin(2, torch.tensor([[2]]))
+
+
 # Sums of rows
 
 
@@ -299,3 +309,15 @@ def test_a_caller_may_write_into_what_was_released() -> None:
     begin(steps)
     steps.local.release(torch.tensor([1]), [EMPTY]).mul_(0.3)
     assert steps.on_grid["gradient"].off_grid == 0
+
+
+def test_a_replayed_release_is_paid_for_once() -> None:
+    first, everybody = sums()
+    first.record = []
+    value = first.release("update", torch.ones(6, SIZE), everybody)
+    again, _ = sums()
+    again.replay(first.record)
+    nothing = torch.zeros(6, SIZE)
+    assert torch.equal(again.release("update", nothing, everybody), value)
+    with pytest.raises(PrivacyError, match="happened already"):
+        again.release("update", nothing, everybody)
