@@ -15,7 +15,9 @@ from fedmtl.errors import PrivacyError
 from fedmtl.privacy import (
     BlockReceipt,
     ClippedSum,
+    CountBelowNorm,
     OuterProductSum,
+    QuantileClip,
     Receipt,
     Release,
     ReleasePlan,
@@ -26,7 +28,7 @@ from fedmtl.privacy import (
 from fedmtl.privacy.mechanism import SumNoise, mechanism_of
 from fedmtl.privacy.noise.banded import Bands
 from fedmtl.privacy.noise.grid import release_noise
-from fedmtl.privacy.ranked import RankedSum
+from fedmtl.privacy.ranked import RankedCount, RankedSum
 from fedmtl.privacy.release import Form, bind_releases
 from fedmtl.privacy.replicates import ReplicatedSum
 from fedmtl.ranks import Ranks
@@ -268,3 +270,27 @@ def test_a_sum_is_that_of_its_own_round() -> None:
     channel.begin(1, channel.draw(1))
     with pytest.raises(PrivacyError, match="did not make last in step 1"):
         channel.release("update", total, EVERYONE)
+
+
+def test_a_count_over_ranks_is_paid_for_once() -> None:
+    made = release(multiplier=1.5)
+    meeting, table, refused = threading.Barrier(2), {}, []
+
+    def counted(rank: int) -> None:
+        count = CountBelowNorm(made, QuantileClip(0.5), SeededSource(0))
+        ranked = RankedCount(count, Thread(rank, meeting, table))
+        part = slice(3 * rank, 3 * rank + 3)
+        receipt = Receipt(0, 0, EVERYONE)
+        ranked(rows()[part], EVERYONE[part], receipt)
+        try:
+            ranked(rows()[part], EVERYONE[part], receipt)
+        except PrivacyError as error:
+            refused.append(str(error))
+
+    threads = [threading.Thread(target=counted, args=(rank,)) for rank in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(refused) == 2
+    assert all("'update/count' happened already" in text for text in refused)

@@ -275,6 +275,30 @@ def test_noise_on_rows_is_paid_for_once() -> None:
         ReleasePlan(name="update/rows", dimension=1)
 
 
+def test_noise_on_rows_of_replicates_is_their_own_and_paid_for_once() -> None:
+    privacy = replace(NORM, clip_norm=1.0)
+    plan = ReleasePlan(name="update", dimension=SIZE, rows=RowNoise(2.0))
+    bound = FullParticipation().bind(6)
+    channel = open_channel(privacy, (plan,), bound, seed=0, steps=5, replicates=2)
+    everyone = begin(channel)
+    rows = torch.zeros(2, 6, SIZE)
+    sent = channel._as_sent(channel._mechanisms["update"], rows, everyone, channel._receipt)
+    assert torch.unique(sent).numel() == rows.numel()
+    with pytest.raises(PrivacyError, match="'update/rows' happened already"):
+        channel.release("update", rows, everyone)
+
+
+def test_clients_have_the_noise_of_their_own_budgets() -> None:
+    budgets = {f"client-{k}": 2.0**k for k in range(5)}
+    channel = door(replace(NOISED, epsilon=budgets, noise_multiplier=None))
+    begin(channel)
+    clients = torch.tensor([3, 0, 4])
+    scales = channel.local._scale(clients)
+    multipliers = torch.from_numpy(channel.noise_multipliers)[clients]
+    assert torch.unique(scales).numel() == 3
+    torch.testing.assert_close(scales / multipliers, (scales / multipliers)[:1].expand(3))
+
+
 def test_a_row_leaves_its_client_once_for_a_receipt() -> None:
     channel, _ = sums(rows=RowNoise(2.0))
     receipt = Receipt(3, 0, torch.tensor([4]))
