@@ -26,7 +26,12 @@ def noise_of(
     rounds: int,
     schedule: Sampler | None = None,
 ) -> float:
-    """Returns nu, see :mod:`fedmtl.contrib.automatic`; 0 without noise.
+    """Returns nu, the length of the noise of a run relative to a client's contribution.
+
+    For clients nu = sigma sqrt(T p) / K, with the noise multiplier sigma of one release that has
+    the whole budget: the length of the noise on the mean of K updates of norm 1 if T rounds share
+    the budget. For N records it is sigma sqrt(T p K) / (.07 N), see
+    :mod:`fedmtl.contrib.automatic`.
 
     Args:
         privacy: of the run.
@@ -35,6 +40,9 @@ def noise_of(
         dimension: p.
         rounds: T.
         schedule: who takes part in a round, at the client level; None for all clients.
+
+    Returns:
+        nu, without a unit; 0 without noise.
     """
     from dp_accounting.gaussian_mechanism import get_sigma_gaussian
 

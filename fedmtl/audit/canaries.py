@@ -34,7 +34,14 @@ from ..errors import PrivacyError
 from ..privacy.adaptive import AdaptiveClip
 from ..privacy.channel import Channel
 from ..privacy.clip import RowTotal
-from ..privacy.mechanism import ClippedSum, Mechanism, Message, mechanism_of
+from ..privacy.mechanism import (
+    ClippedSum,
+    Inner,
+    Mechanism,
+    MechanismAround,
+    Message,
+    mechanism_of,
+)
 from ..privacy.noise.symmetric import smat
 from ..privacy.receipt import Receipt
 from ..privacy.release import Release
@@ -221,7 +228,7 @@ class CanaryRounds(Planted, Rounds):
         return _WithCanaries(super()._count(adaptive, release), self.canaries)
 
 
-class _WithCanaries:
+class _WithCanaries(MechanismAround[Inner]):
     """A mechanism that canaries add rows to.
 
     Args:
@@ -229,11 +236,8 @@ class _WithCanaries:
         canaries: of the run.
     """
 
-    def __init__(self, mechanism: Mechanism, canaries: Canaries) -> None:
-        self.release = mechanism.release
-        self.name = mechanism.name
-        self.check = mechanism.check
-        self._mechanism = mechanism
+    def __init__(self, mechanism: Inner, canaries: Canaries) -> None:
+        super().__init__(mechanism)
         self._canaries = canaries
 
     def __call__(self, rows: Message, clients: Tensor, receipt: Receipt) -> Tensor:
@@ -252,18 +256,14 @@ class _WithCanaries:
             yield self._canaries.row(self.release, receipt.step, canary)
 
 
-class _CanarySum(_WithCanaries):
+class _CanarySum(_WithCanaries[ClippedSum]):
     """The noised sum of the rows of clients and canaries, of which the attack gets the value."""
-
-    def __init__(self, mechanism: ClippedSum, canaries: Canaries) -> None:
-        super().__init__(mechanism, canaries)
-        self._sum = mechanism
 
     def __call__(self, rows: Message, clients: Tensor, receipt: Receipt) -> Tensor:
         release = self.release
         # The attacker knows the rows of all clients. Before canaries are added to a sum of theirs,
         # it is theirs alone.
-        rest = self._sum.total(rows, clients)
+        rest = self._mechanism.total(rows, clients)
         value = super().__call__(rows, clients, receipt)
         if release.form == "symmetric":
             rest = smat(rest)

@@ -22,7 +22,7 @@ from ..privacy.adaptive import AdaptiveClip
 from ..privacy.channel import Channel
 from ..privacy.clip import Clip, RowTotal, sum_width
 from ..privacy.dp_sgd import LocalSteps
-from ..privacy.mechanism import Mechanism, Message
+from ..privacy.mechanism import Mechanism, MechanismAround, Message
 from ..privacy.receipt import LocalReceipt, Receipt
 from ..privacy.records import GRADIENT, Records
 
@@ -103,11 +103,11 @@ class RecordedRounds(_Recorded, Rounds):
     ) -> Message:
         if self.forces_rows:
             return rows
-        hidden = super()._as_sent(mechanism, rows, clients, receipt)
+        sent = super()._as_sent(mechanism, rows, clients, receipt)
         if mechanism.name in self.rows:
-            assert isinstance(hidden, Tensor)
-            self.note(receipt.step, f"{mechanism.name}/rows", hidden)
-        return hidden
+            assert isinstance(sent, Tensor)
+            self.note(receipt.step, f"{mechanism.name}/rows", sent)
+        return sent
 
     def _mechanism(self, release: Release) -> Mechanism:
         return _RecordedMechanism(super()._mechanism(release), self)
@@ -119,7 +119,7 @@ class RecordedRounds(_Recorded, Rounds):
         return _RecordedSteps(records, receipt, self)
 
 
-class _RecordedMechanism:
+class _RecordedMechanism(MechanismAround[Mechanism]):
     """A mechanism whose values are recorded, or forced to those of a recording.
 
     Args:
@@ -128,10 +128,7 @@ class _RecordedMechanism:
     """
 
     def __init__(self, mechanism: Mechanism, channel: RecordedRounds) -> None:
-        self.release = mechanism.release
-        self.name = mechanism.name
-        self.check = mechanism.check
-        self._mechanism = mechanism
+        super().__init__(mechanism)
         self._channel = channel
 
     def __call__(self, rows: Message, clients: Tensor, receipt: Receipt) -> Tensor:

@@ -36,8 +36,8 @@ def settings(config: Config) -> Config:
         ConfigError: an impossible value.
     """
     from .. import models
+    from ..local.executor import resolve_device
     from ..trainer import Trainer
-    from ..trainer.problem import resolve_device
     from ..trainer.setting_checks import check_settings
 
     objects = {name: value for name, value in config.items() if name not in _OF_THE_COMMAND}

@@ -25,6 +25,8 @@ from torch import nn
 
 from .._check import Checked, Count
 from .._extras import installed, threadpoolctl
+from ..errors import ConfigError
+from ..ranks import SINGLE, Ranks
 from .batches import LANES, max_clients
 from .layout import Layout
 from .module import StackedModule
@@ -206,3 +208,32 @@ def available_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def resolve_device(device: str, ranks: Ranks = SINGLE) -> torch.device:
+    """Returns the device of a run.
+
+    Of several ranks on a machine each takes the next GPU.
+
+    Args:
+        device: a name as of :class:`torch.device`, or ``"auto"`` for the first GPU, or the CPU
+            without one.
+        ranks: the processes of the run.
+
+    Raises:
+        ConfigError: the device does not exist here.
+    """
+    if device in ("auto", "cuda") and ranks.beside > 1 and torch.cuda.is_available():
+        return torch.device("cuda", ranks.local % torch.cuda.device_count())
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        place = torch.device(device)
+        # Clips and sums need float64, which mps lacks.
+        torch.zeros(1, dtype=torch.float64, device=place)
+    except (RuntimeError, AssertionError, TypeError) as error:
+        here = ["auto", "cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
+        raise ConfigError(
+            f"device is {device!r}, which is not available here; accepted: {', '.join(here)}."
+        ) from error
+    return place

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+import copy
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
+from ..data import FederatedDataset
 from ..errors import ConfigError, PrivacyError
-from ..privacy import GradientPlan
+from ..privacy import GradientPlan, Rounds
 from .checks import prepare_module
 from .clients import train_on_batches, train_on_records
-from .executor import Execution, Executor
+from .executor import Execution, Executor, resolve_device
 from .layout import Layout
 from .losses import Loss, resolve_loss
 from .optimizers import Strength
 from .solver import LocalSolver
 from .train import LocalTraining
-from .trials import build_executor
+from .trials import build_executor, placed
 
 if TYPE_CHECKING:
-    from ..data import FederatedDataset
-    from ..privacy import LocalSteps, Rounds
+    from ..privacy import LocalSteps
 
 
 class LocalTrainer:
@@ -39,8 +40,9 @@ class LocalTrainer:
         data: of n clients.
         loss: of training, by its name or as a function (outputs, targets) -> (N,).
         seed: addresses batches and dropout masks.
-        device: of the computation.
-        dtype: of the parameters.
+        device: of the computation, a name as of :class:`torch.device`; ``"auto"`` takes a GPU if
+            there is one.
+        dtype: of the parameters, ``torch.float32`` or ``torch.float64``.
         execution: how many clients are computed at once.
 
     Attributes:
@@ -48,7 +50,8 @@ class LocalTrainer:
         initial: (D,), the parameters of ``module``.
 
     Raises:
-        ConfigError: an unknown loss.
+        ConfigError: no module or no data, an unknown loss or dtype, or a device that does not exist
+            here.
         ModelError: a module that cannot be trained for each client by itself.
 
     Example:
@@ -87,11 +90,18 @@ class LocalTrainer:
         *,
         loss: str | Loss = "cross_entropy",
         seed: int = 0,
-        device: str | torch.device = "cpu",
+        device: str = "cpu",
         dtype: torch.dtype = torch.float32,
         execution: Execution | None = None,
     ) -> None:
-        self.data = data.to(torch.device(device))
+        _check_kind("module", module, nn.Module)
+        _check_kind("data", data, FederatedDataset)
+        if dtype not in (torch.float32, torch.float64):
+            raise ConfigError(
+                f"LocalTrainer: dtype is {dtype!r}; accepted: torch.float32, torch.float64."
+            )
+        place = resolve_device(device)
+        self.data = placed(data, place)
         self.loss = resolve_loss(loss, mapped=data.target_range is not None)
         outputs = None
         if loss == "cross_entropy":
@@ -104,7 +114,7 @@ class LocalTrainer:
         sample = data.spec.sample(2, dtype)
         self.module = prepare_module(module, sample, seed=seed, outputs=outputs, dtype=dtype)
         self.layout = Layout.of(self.module)
-        self.initial = self.layout.flatten(self.module).to(self.data.train.x.device)
+        self.initial = self.layout.flatten(self.module).to(place)
         self._seed = seed
         self._given_loss = loss
         self._execution = execution or Execution()
@@ -161,8 +171,9 @@ class LocalTrainer:
             round: addresses batches, dropout masks and the step size, and is another one in every
                 call.
             channel: of :meth:`plan`, in a round that has begun: training is then DP-SGD, by the
-                local steps that this round has charged, and the models may be published. None
-                trains on the examples as they are, and the models are private.
+                local steps that this round has charged. The models may be published if ``start``
+                and ``anchor`` may, as models of earlier rounds of this channel. None trains on the
+                examples as they are, and the models are private.
 
         Returns:
             The models (k, D). One that is not finite, of a client whose training diverged, is
@@ -174,6 +185,9 @@ class LocalTrainer:
             PrivacyError: a channel in which no round has begun, or one of other gradients than this
                 model's; a local step that is not charged.
         """
+        for name, given in (("clients", clients), ("start", start), ("anchor", anchor)):
+            if given is not None:
+                _check_kind(name, given, Tensor)
         everybody = torch.arange(len(self.data))
         chosen = everybody if clients is None else clients.cpu()
         self._check(solver, chosen, start, anchor, lam)
@@ -198,9 +212,7 @@ class LocalTrainer:
 
     def module_of(self, model: Tensor) -> nn.Module:
         """Returns a new module with the parameters of one model (D,), in evaluation mode."""
-        sample = self.data.spec.sample(2, self.initial.dtype)
-        fresh = prepare_module(self.module, sample, seed=self._seed)
-        return self.layout.load(fresh, model.detach().cpu()).eval()
+        return self.layout.load(copy.deepcopy(self.module), model.detach().cpu()).eval()
 
     def _check(
         self,
@@ -230,7 +242,7 @@ class LocalTrainer:
 
     def _local_steps(self, channel: Rounds) -> LocalSteps:
         """Returns the local steps of the round that has begun, if they are this model's."""
-        if channel.local is None:
+        if not isinstance(channel, Rounds) or channel.local is None:
             raise PrivacyError(
                 "No round of local steps has begun in this channel, so nothing is charged for "
                 "them: open it with RecordPrivacy and LocalTrainer.plan(solver), and call "
@@ -244,6 +256,14 @@ class LocalTrainer:
                 f"{len(self.data):,} clients. Open the channel with LocalTrainer.plan(solver)."
             )
         return channel.local
+
+
+def _check_kind(name: str, value: object, kind: type) -> None:
+    """Refuses an argument that is no instance of ``kind``."""
+    if not isinstance(value, kind):
+        raise ConfigError(
+            f"LocalTrainer: {name} is {value!r}, of {type(value).__name__}; give a {kind.__name__}."
+        )
 
 
 def gradient_plan(

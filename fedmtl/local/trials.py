@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data import DataSpec, FederatedDataset
+from ..data.transforms import MappedImages
 from ..errors import ConfigError, ModelError, first_line
 from .batched import check_examples, check_stackable
 from .behaviour import check_behaviour, check_loss
@@ -61,6 +62,14 @@ def check_own_loss(
     except ConfigError as error:
         if error.__cause__ is None or not targets.is_floating_point():
             raise
+
+
+def placed(data: FederatedDataset, device: torch.device) -> FederatedDataset:
+    """Returns the data on a device. Mapped images stay on the disk, and are read and moved batch by
+    batch."""
+    if device.type == "cpu" or isinstance(data.transform, MappedImages):
+        return data
+    return data.to(device)
 
 
 def build_executor(

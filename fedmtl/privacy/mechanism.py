@@ -9,7 +9,7 @@ the Laplace or the L2-Laplace mechanism; :class:`OuterProductSum` is that on a m
 from __future__ import annotations
 
 from functools import partial
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -69,6 +69,9 @@ class Mechanism(Protocol):
         Raises:
             PrivacyError: as for :meth:`check`, or the receipt does not pay for this release.
         """
+
+
+Inner = TypeVar("Inner", bound=Mechanism)
 
 
 def check_one_each(release: Release, rows: Tensor, clients: Tensor) -> None:
@@ -286,6 +289,20 @@ class OuterProductSum(ClippedSum):
         if self.release.form == "diagonal":
             return value
         return smat(value)
+
+
+class MechanismAround(Generic[Inner]):
+    """A mechanism around another one, of which it has the release, the name and the checks.
+
+    Args:
+        mechanism: the one inside.
+    """
+
+    def __init__(self, mechanism: Inner) -> None:
+        self.release = mechanism.release
+        self.name = mechanism.name
+        self.check = mechanism.check
+        self._mechanism = mechanism
 
 
 def mechanism_of(release: Release, noise: SumNoise, source: NoiseSource) -> ClippedSum:

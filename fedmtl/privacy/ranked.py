@@ -17,7 +17,7 @@ from torch import Tensor
 from ..ranks import Ranks
 from .adaptive import AdaptiveClip, CountBelowNorm
 from .clip import RowTotal
-from .mechanism import ClippedSum, Mechanism, Message, mechanism_of
+from .mechanism import ClippedSum, Inner, Mechanism, MechanismAround, Message, mechanism_of
 from .receipt import Receipt
 from .release import Release
 from .rounds import Rounds
@@ -53,21 +53,16 @@ class RankedRounds(Rounds):
         return RankedCount(CountBelowNorm(release, adaptive.settings, self.source), self._ranks)
 
 
-class _Ranked:
+class _Ranked(MechanismAround[Inner]):
     """A mechanism whose rows are divided over ranks.
 
     Args:
         mechanism: that of one process, which adds its noise at the first rank.
         ranks: the processes of the run.
-
-    Attributes:
-        release, name: of the mechanism.
     """
 
-    def __init__(self, mechanism: Mechanism, ranks: Ranks) -> None:
-        self.release = mechanism.release
-        self.name = mechanism.name
-        self.check = mechanism.check
+    def __init__(self, mechanism: Inner, ranks: Ranks) -> None:
+        super().__init__(mechanism)
         self._ranks = ranks
 
     def _spend(self, clients: Tensor, receipt: Receipt) -> None:
@@ -77,12 +72,8 @@ class _Ranked:
         receipt.spend(self.name, senders)
 
 
-class RankedSum(_Ranked):
+class RankedSum(_Ranked[ClippedSum]):
     """The noised sum of rows that are divided over ranks."""
-
-    def __init__(self, mechanism: ClippedSum, ranks: Ranks) -> None:
-        super().__init__(mechanism, ranks)
-        self._mechanism = mechanism
 
     def __call__(self, rows: Message, clients: Tensor, receipt: Receipt) -> Tensor:
         self.check(rows, clients)
@@ -108,12 +99,8 @@ class RankedSum(_Ranked):
         return mechanism.total(all_rows, everyone)
 
 
-class RankedCount(_Ranked):
+class RankedCount(_Ranked[CountBelowNorm]):
     """The noised count of rows that are divided over ranks."""
-
-    def __init__(self, mechanism: CountBelowNorm, ranks: Ranks) -> None:
-        super().__init__(mechanism, ranks)
-        self._mechanism = mechanism
 
     def __call__(self, rows: Message, clients: Tensor, receipt: Receipt) -> Tensor:
         self.check(rows, clients)

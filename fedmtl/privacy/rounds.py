@@ -115,7 +115,7 @@ class Rounds(Channel):
     # A round
 
     def draw(self, step: int) -> Tensor:
-        """Return the cohort of round ``step``: int64 (k,), clients in the order of the sampler; the
+        """Draws the cohort of round ``step``: int64 (k,), clients in the order of the sampler; the
         same cohort until the round begins.
 
         Raises:
@@ -189,8 +189,8 @@ class Rounds(Channel):
         return LocalSteps(records, receipt)
 
     def _charge(self, step: int, clients: Tensor) -> int:
-        """Charge the accounts of ``clients``; return the number of this use, from 0, where
-        everybody is charged."""
+        """Charges the accounts of ``clients``; returns the number of rounds charged before, if
+        everybody is charged for each round."""
         if step not in self._drawn or not torch.equal(
             self._drawn[step].sort().values, clients.sort().values
         ):
@@ -203,7 +203,7 @@ class Rounds(Channel):
         return self.accountant.steps_charged - 1
 
     def release(self, name: str, rows: Message, clients: Tensor) -> Tensor:
-        """Return a public value: clip, sum over the cohort, noise, divide.
+        """Clips the rows of a cohort, adds them up, adds noise and divides: a public value.
 
         Args:
             name: a declared release, once a round.
@@ -249,7 +249,7 @@ class Rounds(Channel):
         return self._receipt
 
     def total(self, name: str) -> RowTotal | None:
-        """Return a new sum for the round that has begun, to which rows are added as they are made.
+        """Returns a new sum for the round that has begun, to which rows are added as they are made.
         :meth:`release` takes only the last one, so that rows of an attempt that failed are in no
         release. Returns None if the release needs the single rows: short ones, matrices, and with
         an adaptive clip or noise that clients add.
@@ -288,7 +288,7 @@ class Rounds(Channel):
         return noise.added(rows, clients, receipt.step, self.source)
 
     def clip(self, name: str, rows: Tensor) -> Tensor:
-        """Return each row as :meth:`release` counts it, for clients that keep what they sent; the
+        """Clips each row as :meth:`release` counts it, for clients that keep what they sent; the
         result is private.
 
         Args:
@@ -305,10 +305,11 @@ class Rounds(Channel):
         return clipped.reshape(rows.shape)
 
     def sent(self, name: str, row: Message, receipt: Receipt) -> Tensor:
-        """Return one client's row as it leaves a process of its own, float64 on the CPU: with its
-        own noise where the server is to see none without; else as its release adds it up, so that
-        to clip it again changes nothing. Where the clip norm adapts it is clipped at twice the
-        norm: the server counts who is above it.
+        """Returns one client's row as it leaves a process of its own, (1, D) float64 on the CPU.
+
+        The row has its own noise if the release asks for noise on rows. Otherwise it is clipped as
+        the release counts it, and a second clip at the server changes nothing. If the clip norm
+        adapts, it is clipped at twice the norm, because the server counts the rows above the norm.
 
         Args:
             name: a declared release.

@@ -16,7 +16,7 @@ from ..algorithms.base import Problem
 from ..algorithms.linear.data import TWO_CLASS_LOSSES
 from ..data import FederatedDataset, RowBound
 from ..data.examples import Side
-from ..data.transforms import Cast, Integers, MappedImages, Packed
+from ..data.transforms import Cast, Integers, Packed
 from ..errors import ConfigError, ModelError
 from ..local import (
     Execution,
@@ -24,9 +24,9 @@ from ..local import (
     prepare_module,
     resolve_loss,
 )
-from ..local.executor import available_cores
+from ..local.executor import available_cores, resolve_device
 from ..local.losses import Loss, binary_cross_entropy, is_of_numbers, name_of
-from ..local.trials import build_executor
+from ..local.trials import build_executor, placed
 from ..models import ModelFactory, NamedInputs
 from ..models.build import build_module
 from ..ranks import SINGLE, Ranks
@@ -97,11 +97,8 @@ def build_problem(
         private=settings.protects_records,
         cores=max(1, available_cores() // ranks.beside),  # ranks of a machine share them
     )
-    # Mapped images stay on the disk, and are read and moved batch by batch.
-    if place.type != "cpu" and not isinstance(data.transform, MappedImages):
-        data = data.to(place)
     problem = Problem(
-        data=data,
+        data=placed(data, place),
         module=template,
         initial=Layout.of(template).flatten(template).to(place),
         loss=resolve_loss(loss, mapped=data.target_range is not None),
@@ -281,32 +278,3 @@ def natural_loss(
     if single:
         return "binary_cross_entropy"
     return "cross_entropy"
-
-
-def resolve_device(device: str, ranks: Ranks = SINGLE) -> torch.device:
-    """Returns the device of a run.
-
-    Of several ranks on a machine each takes the next GPU.
-
-    Args:
-        device: a name as of :class:`torch.device`, or ``"auto"`` for the first GPU, or the CPU
-            without one.
-        ranks: the processes of the run.
-
-    Raises:
-        ConfigError: the device does not exist here.
-    """
-    if device in ("auto", "cuda") and ranks.beside > 1 and torch.cuda.is_available():
-        return torch.device("cuda", ranks.local % torch.cuda.device_count())
-    if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        place = torch.device(device)
-        # Clips and sums need float64, which mps lacks.
-        torch.zeros(1, dtype=torch.float64, device=place)
-    except (RuntimeError, AssertionError, TypeError) as error:
-        here = ["auto", "cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
-        raise ConfigError(
-            f"device is {device!r}, which is not available here; accepted: {', '.join(here)}."
-        ) from error
-    return place

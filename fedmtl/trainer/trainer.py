@@ -22,6 +22,7 @@ from ..contrib.automatic import automatic
 from ..data import FederatedDataset
 from ..errors import ConfigError
 from ..local import Execution
+from ..local.executor import resolve_device
 from ..local.losses import Loss
 from ..models import ModelFactory
 from ..models.build import build_module
@@ -37,7 +38,7 @@ from .hooks import RunAudit
 from .inputs import AUTO, as_data, as_model, is_auto
 from .metrics import Metric, MetricFunction, kind_of, resolve_metrics
 from .personalize import usual_finetuning
-from .problem import ProblemSettings, build_problem, coded_for, resolve_device
+from .problem import ProblemSettings, build_problem, coded_for
 from .result import Result
 from .setting_checks import check_declared, check_loss, check_settings
 from .stopping import EarlyStopping

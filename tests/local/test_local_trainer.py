@@ -14,6 +14,7 @@ from fedmtl import (
     LocalOptimizer,
     LocalSGD,
     RecordPrivacy,
+    Result,
     Trainer,
 )
 from fedmtl.errors import ConfigError, PrivacyError
@@ -37,6 +38,21 @@ def data(clients: int = 5) -> FederatedDataset:
 def linear() -> nn.Linear:
     torch.manual_seed(3)
     return nn.Linear(3, 2).double()
+
+
+def fitted(algorithm, of: FederatedDataset, privacy, *, rounds: int, seed: int) -> Result:
+    """A run of a trainer in which everybody takes part in every round."""
+    return Trainer(
+        algorithm=algorithm,
+        data=of,
+        model=linear(),
+        rounds=rounds,
+        schedule=FullParticipation(),
+        privacy=privacy,
+        dtype="float64",
+        seed=seed,
+        progress=False,
+    ).fit()
 
 
 def examples(of: FederatedDataset, k: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -83,17 +99,7 @@ def test_rounds_of_pmtl_are_local_training_towards_the_mean() -> None:
     """Batches too: those of a run's seed and round."""
     of = data()
     solver = LocalSGD(lr=0.2, epochs=1, batch_size=5)
-    whole = Trainer(
-        algorithm=PMTL(lam=0.5, local=solver),
-        data=of,
-        model=linear(),
-        rounds=3,
-        schedule=FullParticipation(),
-        privacy=None,
-        dtype="float64",
-        seed=11,
-        progress=False,
-    ).fit()
+    whole = fitted(PMTL(lam=0.5, local=solver), of, None, rounds=3, seed=11)
     local = LocalTrainer(linear(), of, seed=11, dtype=FLOAT)
     mean = local.initial
     models = mean.expand(len(of), -1)
@@ -116,17 +122,7 @@ def test_dp_sgd_is_that_of_a_run(mechanism: str) -> None:
     of = data()
     solver = LocalSGD(lr=0.2, steps=3, batch_size=6)
     privacy = RecordPrivacy(clip_norm=0.8, noise_multiplier=1.1, delta=1e-4, mechanism=mechanism)
-    whole = Trainer(
-        algorithm=FedAvg(local=solver),
-        data=of,
-        model=linear(),
-        rounds=1,
-        schedule=FullParticipation(),
-        privacy=privacy,
-        dtype="float64",
-        seed=5,
-        progress=False,
-    ).fit()
+    whole = fitted(FedAvg(local=solver), of, privacy, rounds=1, seed=5)
     local = LocalTrainer(linear(), of, seed=5, dtype=FLOAT)
     everybody = FullParticipation().bind(len(of))
     channel = open_channel(privacy, [local.plan(solver)], everybody, seed=5, steps=1)
@@ -168,6 +164,7 @@ def test_two_trainings_of_a_round_are_charged_as_two() -> None:
         ({"clients": torch.tensor([0, 5])}, "positions from 0 to 4"),
         ({"clients": torch.tensor([1, 1])}, "named twice"),
         ({"clients": torch.tensor([0.0])}, "positions from 0 to 4"),
+        ({"clients": [0, 1]}, r"clients is \[0, 1\], of list; give a Tensor"),
         ({"lam": 9.0, "anchor": torch.zeros(8)}, "overshoot"),
     ],
 )
@@ -175,6 +172,22 @@ def test_wrong_arguments_are_named(arguments: dict, message: str) -> None:
     local = LocalTrainer(linear(), data(), dtype=FLOAT)
     with pytest.raises(ConfigError, match=message):
         local.train(**{"solver": SOLVER, **arguments})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"module": "net"}, "module is 'net', of str; give a Module"),
+        ({"of": "table.csv"}, "data is 'table.csv', of str; give a FederatedDataset"),
+        ({"device": "tpu"}, "device is 'tpu', which is not available here; accepted: auto, cpu"),
+        ({"dtype": torch.int32}, r"dtype is torch\.int32; accepted: torch\.float32"),
+        ({"loss": "crossentropy"}, "loss is 'crossentropy'; accepted: cross_entropy"),
+    ],
+)
+def test_wrong_settings_are_named(options: dict, message: str) -> None:
+    options = {"module": linear(), "of": data(), **options}
+    with pytest.raises(ConfigError, match=message):
+        LocalTrainer(options.pop("module"), options.pop("of"), **options)
 
 
 def test_a_model_that_does_not_fit_is_refused() -> None:
