@@ -20,21 +20,12 @@ _KINDS = 20  # kinds of clients whose epsilon is computed again
 
 
 def check_charges(run: FinishedRun) -> Answer:
-    """Compares the charges in the ledger with the steps in result.json and in the report."""
+    """Compares the charges in the ledger with the steps in result.json."""
     if run.header is None:
         return None
     if run.secret:
         raise NotCovered("a search: its runs have ledgers of their own, which stay private")
-    remaining = run.ledger.remaining
     wrong = [*run.ledger.problems(), *_uncharged(run)]
-    stated = run.report.get("releases")
-    releases = run.ledger.releases
-    if stated != releases:
-        wrong.append(f"privacy.json has {stated} releases, the ledger charges {releases}")
-    if bool(run.report.get("remaining_charged")) != (remaining is not None):
-        wrong.append(
-            "privacy.json and the ledger differ in whether the rest was charged after an early stop"
-        )
     return wrong, _charges_in_words(run, run.header)
 
 

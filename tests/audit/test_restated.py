@@ -26,13 +26,15 @@ from fedmtl import (
 )
 from fedmtl.audit.lower_bound import Interval
 from fedmtl.audit.verification import CONFIRMED, FAILED, OPEN, verify
+from fedmtl.contrib.published.mp_mtl import PublishedMPMTL
+from fedmtl.contrib.published.pp_dmtl import PublishedPPDMTL
 from fedmtl.data import load_synthetic_tasks
 from fedmtl.graphs import Ring
 from fedmtl.privacy.accounting.library import library_epsilon
 from fedmtl.privacy.report import PrivacyReport
 
 from ..trainer.settings import COHORT, DELTA, NOISE, SOLVER
-from .test_verification import lists, run
+from .test_verification import both, failed, lists, run
 
 SECURE: dict[str, Any] = {"delta": DELTA, "source": "secure"}
 CLIENT = ClientPrivacy(clip_norm=0.7, noise_multiplier=NOISE, **SECURE)
@@ -70,6 +72,18 @@ RUNS: dict[str, dict[str, Any]] = {
     "seeded": {"privacy": ClientPrivacy(clip_norm=0.7, noise_multiplier=NOISE, delta=DELTA)},
     "canaries": {"audit": Interval(canaries=4)},
     "no noise": {"privacy": ClientPrivacy(clip_norm=0.7, epsilon=math.inf)},
+    "a refuted claim on clients": {
+        **ONE_AT_A_TIME,
+        "algorithm": PublishedMPMTL(row_norm=1.0, lam=0.05),
+        "privacy": ClientPrivacy(clip_norm=1.0, noise_multiplier=NOISE, mechanism="wishart", delta=DELTA),
+        "schedule": FullParticipation(),
+        "rounds": 2,
+    },
+    "a refuted claim on records": {
+        **ONE_AT_A_TIME,
+        "algorithm": PublishedPPDMTL(row_norm=1.0, a1=0.05),
+        "privacy": RecordPrivacy(clip_norm=1.0, noise_multiplier=NOISE, mechanism="l2_laplace", **SECURE),
+    },
 }  # fmt: skip
 
 
@@ -179,13 +193,29 @@ def test_a_field_that_no_report_has(folder: Path, tmp_path: Path) -> None:
 
 
 def test_what_is_derived_of_good_runs(folder: Path) -> None:
-    """Nothing of a run under noise is left open but the guesses of its canaries."""
+    """Nothing of a run under noise is left open but the guesses of its canaries and a formula of others."""
     (found,) = [each for each in verify(folder).checks if each.name == "fields"]
     stated = json.loads((folder / "public/privacy.json").read_text())
-    if stated["epsilon"] == "inf":
+    if stated["run"] is None:
         assert found.detail.endswith("there is no ledger to derive them from")
     elif "interval" in stated:
         assert found.verdict == OPEN
         assert found.detail.startswith("interval.confidence, interval.account, ")
+    elif stated["refuted"] is not None and stated["unit"] == "record":
+        assert found.verdict == OPEN
+        assert found.detail.startswith("claimed: the formula of a published accounting")
     else:
         assert found.verdict == CONFIRMED
+
+
+@pytest.mark.parametrize("name", [name for name in RUNS if name.startswith("a refuted claim")])
+def test_the_line_of_epsilon_fails_where_a_refuted_accounting_has_a_figure(
+    name: str, tmp_path: Path
+) -> None:
+    folder = run(tmp_path / "run", **{"rounds": 2, "checkpoint_every": 1} | RUNS[name])
+    claimed = json.loads((folder / "public/privacy.json").read_text())["claimed"]
+    assert math.isfinite(claimed)
+    both(folder, epsilon=claimed)
+    lists(folder)
+    told = f"epsilon is {claimed}, and the accounting is refuted"
+    assert failed(folder)["epsilon"] == told

@@ -307,6 +307,12 @@ FILES: dict[str, tuple[str, str, Callable[[Path], Any]]] = {
     "observer": ("settings", "observer is", lambda run: both(run, observer="server")),
     "names": ("settings", "names is", lambda run: both(run, names=["nothing"])),
     "another run": ("head", "the identity of another run", lambda run: both(run, run="0" * 64)),
+    "fewer releases": ("fields", "releases is 5", lambda run: both(run, releases=5)),
+    "a rest that was charged": (
+        "fields",
+        "remaining_charged is True",
+        lambda run: both(run, remaining_charged=True),
+    ),
     "noise in words": ("settings", "noise_std is", lambda run: both(run, noise_std=9.0)),
     "a lower epsilon": ("epsilon", "by dp-accounting", lambda run: both(run, epsilon=1.0)),
     "beyond the budget": ("budget", "of a budget of", budget_below_epsilon),
