@@ -234,7 +234,12 @@ def tuned(rows: Rows, where: dict[str, Any], data: FederatedDataset, method: str
 
 
 def measure(
-    rows: Rows, name: str, folder: Path, epsilons: Sequence[float], splits: Sequence[int]
+    rows: Rows,
+    name: str,
+    folder: Path,
+    epsilons: Sequence[float],
+    splits: Sequence[int],
+    units: Sequence[Unit] = UNITS,
 ) -> None:
     """Compute what is missing of a data set without tuning: the clients without others, and automatic settings."""
     for split in splits:
@@ -242,7 +247,7 @@ def measure(
         rows.get(where, partial(alone, cached(name, folder, split)))
         if not SOURCES[name].by_hand:
             rows.get(where | {"method": OPEN}, partial(open_by_hand, cached(name, folder, split)))
-    for epsilon, unit, split in product(epsilons, UNITS, splits):
+    for epsilon, unit, split in product(epsilons, units, splits):
         where = {
             "data": name,
             "unit": unit,
@@ -251,7 +256,7 @@ def measure(
             "method": AUTOMATIC,
         }
         rows.get(where, partial(automatic, cached(name, folder, split), unit, epsilon, split))
-    if cached(name, folder, splits[0]).classes is None:
+    if cached(name, folder, splits[0]).classes is None or "client" not in units:
         return
     for epsilon, split in product(epsilons, splits):
         where = {
@@ -313,6 +318,7 @@ def main() -> None:
         help="print the table of panels of a file of scores",
     )
     parser.add_argument("--epsilons", nargs="+", type=float, default=list(EPSILONS), metavar="E")
+    parser.add_argument("--units", nargs="+", choices=UNITS, default=list(UNITS), metavar="UNIT")
     parser.add_argument("--splits", nargs="+", type=int, default=list(SPLITS), metavar="SPLIT")
     parser.add_argument("--out", type=Path, default=Path("outputs/reproduce/own_data"))
     arguments = parser.parse_args()
@@ -332,7 +338,7 @@ def main() -> None:
     )
     if not arguments.collect:
         for name in names:
-            measure(rows, name, folder, epsilons, splits)
+            measure(rows, name, folder, epsilons, splits, arguments.units)
         tuned_names = [] if arguments.automatic else names
         for epsilon, name in product(epsilons, tuned_names):
             measure_by_hand(rows, name, folder, epsilon, splits)
