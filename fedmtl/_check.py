@@ -13,6 +13,7 @@ from __future__ import annotations
 import inspect
 import math
 import numbers
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache, wraps
@@ -227,9 +228,26 @@ def _where(settings: object) -> str:
 
 
 def id_of(client: Any) -> Any:
-    """Returns the id that a whole number stands for, its digits as a text; anything else as it
-    is."""
-    whole = isinstance(client, numbers.Integral) and not isinstance(client, bool)
-    if whole:
+    """Returns the id that a whole number stands for, its digits as a text, the same of 1 and of
+    1.0; anything else as it is."""
+    if isinstance(client, bool):
+        return client
+    if isinstance(client, numbers.Integral):
+        return str(int(client))
+    # a column of whole numbers with a gap holds 1.0
+    if isinstance(client, numbers.Real) and float(client).is_integer():
         return str(int(client))
     return client
+
+
+def without_zeros(text: str, decimal: str = ".") -> str:
+    """Returns a whole number without decimals of zero, 1 of 1.0; other texts as they are.
+
+    Args:
+        text: of a value.
+        decimal: the mark before its decimals.
+    """
+    whole, mark, decimals = text.partition(decimal)
+    if mark and not decimals.strip("0") and re.fullmatch("[+-]?[0-9]+", whole):
+        return whole
+    return text

@@ -29,6 +29,7 @@ _COLUMNS = (
     "one_hot",
     "bounds",
     "missing",
+    "missing_client",
     "missing_target",
     "target_scale",
     "labels",

@@ -124,6 +124,9 @@ def _draft(node: Config) -> None:
     table = Table.of(node["path"], settings=written)
     target = node["target"]
     labels = list(map(str, node.get("labels") or []))
+    client = node["client"]
+    if node.get("missing_client") == "drop" and client in table.frame.columns:
+        table = table.without(table.gaps(client), client, texts=True)
     if node.get("missing_target") == "drop" and target in table.frame.columns:
         gaps = table.gaps(target, labels)
         table = table.without(gaps, target, texts=bool(labels))
@@ -131,7 +134,7 @@ def _draft(node: Config) -> None:
     missing = list[str]()
     time = node.get("time")
     left_out = time if time not in bounds else None
-    chosen = feature_columns(table, node["client"], target, node.get("features"), left_out)
+    chosen = feature_columns(table, client, target, node.get("features"), left_out)
     lines = list[str]()
     # a range with an infinite end would bound nothing
     _refuse_endless(table, (*chosen, str(target)))
@@ -142,7 +145,7 @@ def _draft(node: Config) -> None:
         note = ""
         feature = name in bounds
         if not feature:
-            note, feature = _doubts(table.frame, name, node["client"], column)
+            note, feature = _doubts(table.frame, name, client, column)
             if feature:
                 bounds[name] = column.bounds
         if feature and column.missing:

@@ -72,7 +72,9 @@ def predict(words: list[str]) -> int:
 
     with printed_log(logging.WARNING):
         models = _models(options.folder)
-        table = read_rows(options.table, models.coding.schema, settings, options.keep)
+        table = read_rows(
+            options.table, models.coding.schema, settings, options.keep, models.owners
+        )
         made = predicted(
             models, table, options.client, probabilities=options.probabilities, kept=options.keep
         )

@@ -19,6 +19,7 @@ from .assemble import check_side, checked
 from .examples import SIDES, DataSpec, Domain, Examples, Side, client_keys
 from .fingerprint import digest
 from .grouping import group_rows, splits_of
+from .missing import MissingClient
 from .sides import Classes, Selection, scaled, sides_of
 from .transforms import Bounded, Cast, Integers, Packed, RowBound, Transform, describe
 from .units import TargetScale, in_units
@@ -292,6 +293,7 @@ class FederatedDataset:
         features: str | Sequence[str],
         test: Any = None,
         length: int | None = None,
+        missing_client: MissingClient = "refuse",
         name: str = "data",
         **options: Any,
     ) -> FederatedDataset:
@@ -304,8 +306,7 @@ class FederatedDataset:
                 ``"train"`` and, unless ``test`` is given, ``"test"``.
             client: the column with each row's client; its values become the ids, as text, in the
                 order in which they first occur.
-            target: the column to predict: whole labels, real numbers, or lists of them of one
-                length.
+            target: the column to predict: whole labels, real numbers, or lists of one length.
             features: the column to predict from, with numbers, arrays or images (Pillow) of one
                 shape, or several columns: of numbers alone they become one feature each, else the
                 model takes them by name, as a mapping.
@@ -315,21 +316,20 @@ class FederatedDataset:
                 ``mask``, which is 1 where a list has a value, unless a column ``mask`` or
                 ``attention_mask`` is among the features. An example has one target, so the loss and
                 the scores have no padding; what the model makes of its places the mask decides.
+            missing_client: of rows without a client, see :class:`~fedmtl.data.TableSettings`.
             name: for messages and reports.
             options: as in :meth:`from_tensors`.
 
         Raises:
             DataError: a missing column, or malformed rows, named by row and column.
-            ConfigError: an impossible length.
+            ConfigError: an impossible setting.
         """
-        columns = tuple(features)
-        if isinstance(features, str):
-            columns = (features,)
         table, test = splits_of(table, test, name)
-        train = group_rows(table, client, target, columns, name, length)
+        train = group_rows(table, client, target, features, name, length, missing_client)
         held = None
         if test is not None:
-            held = group_rows(test, client, target, columns, f"{name} (test)", length)
+            where = f"{name} (test)"
+            held = group_rows(test, client, target, features, where, length, missing_client)
         return cls.from_tensors(train, test=held, name=name, **options)
 
     def subset(self, clients: Sequence[str | int]) -> FederatedDataset:

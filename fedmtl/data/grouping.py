@@ -4,7 +4,6 @@ client."""
 from __future__ import annotations
 
 import logging
-import numbers
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -12,10 +11,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._check import id_of, one_of, without_zeros
 from .._extras import pandas as pd
 from ..errors import ConfigError, DataError
 from . import checks
 from .arrays import as_tensor, stack_rows
+from .missing import (
+    MISSING_CLIENT,
+    MissingClient,
+    accepted_client,
+    is_missing,
+    marks_of_clients,
+)
 
 logger = logging.getLogger("fedmtl")
 MASK = "mask"
@@ -101,33 +108,60 @@ def _check_roles(names: Sequence[str], roles: Sequence[str], where: str) -> None
             )
 
 
-def _rows_of_clients(clients: Any, column: str, where: str) -> dict[str | int, list[int]]:
+def _rows_of_clients(
+    clients: Any, column: str, where: str, missing: MissingClient
+) -> dict[str | int, list[int]]:
     """Returns the row numbers of each client, in the order in which the clients occur.
 
     Raises:
-        DataError: no row, or one without a client.
+        DataError: no row with a client, or one without that is to be refused.
     """
+    marks = marks_of_clients(missing)
     places: dict[str | int, list[int]] = {}
+    left_out = 0
     for row, name in enumerate(clients):
-        if pd.isna(name) or name == "":
-            raise DataError(
-                f"{where}: row {row}, column {column!r} is empty; every row must name its client."
-            )
-        # whole numbers stay apart from texts, so that 7 and "7" are noticed as one id
-        key = int(name) if isinstance(name, numbers.Integral) else str(name)
-        places.setdefault(key, []).append(row)
+        if is_missing(name, marks):
+            if missing != "drop":
+                _refuse_client(name, f"{where}: row {row}, column {column!r}")
+            left_out += 1
+            continue
+        places.setdefault(_key(name), []).append(row)
+    if not places and left_out:
+        raise DataError(f"{where}: no row has a value in the client column {column!r}.")
     if not places:
         raise DataError(f"{where} has no rows; at least one a client is needed.")
+    if left_out:
+        logger.warning(
+            "%s: rows without a client left out (a private count): %s", where, f"{left_out:,}"
+        )
     return places
+
+
+def _refuse_client(name: Any, place: str) -> None:
+    """Refuses a row without a client."""
+    state = "is empty"
+    if isinstance(name, str) and name.strip():
+        state = f"holds {name!r}"
+    raise DataError(f"{place} {state}; accepted: {accepted_client('missing_client')}.")
+
+
+def _key(name: Any) -> str | int:
+    """Returns the id of a client; whole numbers stay apart from texts, so that 7 and "7" are
+    noticed as one id."""
+    known = id_of(name)
+    if known is not name and not isinstance(name, str):
+        return int(known)
+    return without_zeros(str(name))
 
 
 def group_rows(
     table: Any,
     client: str,
     target: str,
-    features: Sequence[str],
+    features: str | Sequence[str],
     where: str,
     length: int | None = None,
+    missing_client: MissingClient = "refuse",
 ) -> dict[str, Rows]:
     """Returns the (x, y) of each client of a table of columns.
 
@@ -143,16 +177,21 @@ def group_rows(
         where: names the table in messages.
         length: to which lists of whole numbers are padded with 0, and cut; None for rows of one
             shape.
+        missing_client: of rows without a client, see :class:`~fedmtl.data.TableSettings`.
 
     Raises:
         DataError: a missing column, an empty client, or rows that do not agree.
-        ConfigError: an impossible length.
+        ConfigError: an impossible length, or another choice for rows without a client.
     """
     names = _column_names(table, where)
+    if isinstance(features, str):
+        features = (features,)
+    features = tuple(features)
     if not features:
         raise DataError(f"{where}: features names no column; at least one is needed.")
     _check_roles(names, (client, target, *features), where)
-    places = _rows_of_clients(table[client], client, where)
+    one_of("from_columns", MISSING_CLIENT, missing_client=missing_client)
+    places = _rows_of_clients(table[client], client, where, missing_client)
     x = _inputs(table, features, where, length)
     _check_one_target(table[target], where, target)
     y = stack_rows(table[target], f"{where}: row", target)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .._check import without_zeros
 from .._extras import pandas as pd
+from ..data.missing import A_CLIENT, MARKS
 from ..data.readers.columns import Table
 from ..data.readers.schema import TableSchema
 from ..errors import ConfigError, DataError
@@ -184,6 +186,7 @@ def read_rows(
     schema: TableSchema,
     settings: Mapping[str, Any] | None = None,
     kept: Sequence[str] = (),
+    clients: Collection[str] = (),
 ) -> Table:
     """Returns the rows of a file, with the client of each if the file names it.
 
@@ -192,6 +195,7 @@ def read_rows(
         schema: of the columns.
         settings: of :data:`FORM`, in place of the form of the run's table.
         kept: further columns, as they are written.
+        clients: those of the run, of which one may be called NA.
 
     Raises:
         ConfigError: an impossible setting.
@@ -216,7 +220,10 @@ def read_rows(
     table = Table.of(path, texts, settings=form | dict(settings or {}), empty=True)
     if schema.client is None or schema.client not in table.frame.columns:
         return table
-    return replace(table, client_of=table.written(schema.client, "the name of a client"))
+    # a client of the run may have such a name, if the run took it as one
+    marks = MARKS - set(clients)
+    accepted = f"{A_CLIENT}, or the rows of one by --client NAME without this column"
+    return replace(table, client_of=table.clients(schema.client, marks=marks, accepted=accepted))
 
 
 def predicted(
@@ -325,7 +332,9 @@ def _by_model(
         return {None: everything}, ()
     # A model is loaded once for all rows of its client.
     names, place = np.unique(table.client_of, return_inverse=True)
-    owners = models.owners
+    # also those of a run whose reader took 1.0 and 1 as two names
+    owners = {without_zeros(name): name for name in models.owners}
+    owners |= {name: name for name in models.owners}
     known = np.array([name in owners for name in names.tolist()], dtype=bool)
     unknown = tuple(names[~known].tolist())
     if unknown and models.shared is None:
@@ -338,7 +347,7 @@ def _by_model(
     groups: dict[str | None, np.ndarray] = {}
     for number, name in enumerate(names.tolist()):
         if known[number]:
-            groups[name] = everything[place == number]
+            groups[owners[name]] = everything[place == number]
     if unknown:
         groups[None] = everything[~known[place]]
     return groups, unknown

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from .._check import id_of
+from .._check import id_of, without_zeros
 from .._extras import pandas as pd
 from .._rounding import percent
 from .._text import shown
@@ -267,7 +267,7 @@ class Scored:
                     f"predictor({self.owners[0]!r})."
                 )
             return Predictor(self._module(self.shared), self.coding)
-        if id_of(client) not in self.owners and self.shared is not None:
+        if self.shared is not None:
             # A client that came later has no model of its own, and can still be served.
             try:
                 self.model_for(client)
@@ -300,8 +300,10 @@ def place_of(client: str | int, ids: Sequence[str]) -> int:
     Raises:
         ConfigError: no client of that id.
     """
-    if (name := id_of(client)) in ids:
-        return ids.index(name)
+    # as the reader of tables names clients: 1.0 is 1
+    for name in (id_of(client), without_zeros(str(client))):
+        if name in ids:
+            return ids.index(name)
     # The similarity of a million ids would take minutes.
     close = difflib.get_close_matches(str(client), ids[:10_000], n=1)
     hint = ""

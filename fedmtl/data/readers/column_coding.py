@@ -109,7 +109,7 @@ class Column:
         if any(isinstance(category, bool) for category in self.categories):
             # files spell them true, True or TRUE
             values = np.char.lower(values)
-        number = codes(values, texts)
+        number = codes(values, texts, table.decimal)
         if texts[-1] == OTHERS:
             number = np.where(number < 0, len(texts) - 1, number)
         known = (

@@ -6,7 +6,7 @@ import difflib
 import numbers
 import re
 import zlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from pathlib import Path
@@ -14,14 +14,15 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
+from ..._check import without_zeros
 from ..._extras import pandas as pd
 from ..._extras import parquet
 from ...errors import ConfigError, DataError
+from ..missing import A_CLIENT, MARKS, is_missing
 from ..partition import Partition, Parts
 from ..rows import by_number
 from .delimited import check_distinct, check_source, line_of, read_text
 from .encoding import unreadable
-from .summary import MARKS
 from .text_format import DECIMAL_COMMA, DECIMAL_POINT, SUFFIXES, Format, format_of
 
 Read = TypeVar("Read")
@@ -136,6 +137,13 @@ class Table:
         """Returns the number of rows n."""
         return len(self.frame)
 
+    @property
+    def decimal(self) -> str:
+        """Returns the mark before the decimals of a number that is written as text."""
+        if self.form is None:
+            return "."
+        return self.form.decimal
+
     def check_columns(self, needed: Sequence[str | None], role: str = "") -> None:
         """Raises :class:`DataError` unless the columns ``needed`` are there, none of them None;
         ``role`` says what they are for."""
@@ -188,10 +196,8 @@ class Table:
     def gaps(self, column: str, known: Collection[str] = ()) -> np.ndarray:
         """Returns the rows without a value in a column, bool (n,): an empty one, or a mark such as
         NA that is none of the ``known`` texts."""
-        values = self.frame[column]
         marks = MARKS - set(known)
-        marked = [isinstance(value, str) and value.strip() in marks for value in values]
-        return np.array(marked, dtype=bool) | values.isna().to_numpy(dtype=bool)
+        return np.array([is_missing(value, marks) for value in self.frame[column]], dtype=bool)
 
     def without(self, gaps: np.ndarray, column: str, *, texts: bool) -> Table:
         """Returns the table without the rows of ``gaps``, bool (n,), and a column as a file without
@@ -217,6 +223,8 @@ class Table:
                     found = found.astype(np.int64)
                 frame[column] = found
         kept = np.flatnonzero(~gaps)
+        if self.kept is not None:
+            kept = self.kept[~gaps]
         return replace(self, frame=frame, client_of=client_of, kept=kept)
 
     def numbers(
@@ -297,6 +305,27 @@ class Table:
             self.refuse(other.to_numpy(dtype=bool), column, "texts or numbers here")
         return values.astype(str).to_numpy(dtype=str)
 
+    def clients(
+        self, column: str, *, marks: Collection[str] = MARKS, accepted: str = A_CLIENT
+    ) -> np.ndarray:
+        """Returns the client of each row as a text (n,).
+
+        Texts stay as they are written, so that 007 and 7 are two clients. A whole number is one
+        client with decimals of zero and without: a column of whole numbers with a gap holds 1.0.
+
+        Args:
+            column: its name.
+            marks: texts that stand for a missing value.
+            accepted: for messages.
+
+        Raises:
+            DataError: a missing value.
+        """
+        self.refuse(self.gaps(column, MARKS - set(marks)), column, accepted)
+        texts, place = np.unique(self.written(column, accepted), return_inverse=True)
+        ids: np.ndarray = np.array([without_zeros(text, self.decimal) for text in texts.tolist()])
+        return ids[place]
+
     def labels(self, column: str, labels: Sequence[str] | None) -> tuple[np.ndarray, list[str]]:
         """Returns class numbers (n,), int64, and the labels that they number; None takes those that
         occur, sorted."""
@@ -305,7 +334,7 @@ class Table:
             names = np.unique(values).tolist()
         else:
             names = list(map(str, check_texts("labels", labels)))
-        number = codes(values, names)
+        number = codes(values, names, self.decimal)
         self.refuse(number < 0, column, f"the labels {', '.join(map(repr, names))}")
         return number, names
 
@@ -329,8 +358,10 @@ class Table:
             )
         if client is None:
             return cast(Partition, partition).deal(y, seed)
-        # as written, so that 007 and 7 stay two clients
-        ids, number = np.unique(self.written(client, "the name of a client"), return_inverse=True)
+        client_of = self.client_of
+        if client_of is None:
+            client_of = self.clients(client)
+        ids, number = np.unique(client_of, return_inverse=True)
         return by_number(number, ids)
 
 
@@ -380,34 +411,41 @@ def _printed(value: object) -> str:
     return f"{text[: _LONGEST - 1]}…"
 
 
-def codes(values: np.ndarray, categories: Sequence[str]) -> np.ndarray:
+def codes(values: np.ndarray, categories: Sequence[str], decimal: str = ".") -> np.ndarray:
     """Return the positions (n,), int64, of texts (n,) in ``categories``; -1 where a text is none of
     them.
 
     A whole number with decimals of zero, as 1.0, is also found without them, and the reverse: a
     column of whole numbers with gaps is written so.
+
+    Args:
+        values: texts, (n,).
+        categories: distinct texts.
+        decimal: the mark before the decimals of ``values``; of ``categories`` it is a point.
     """
     found: np.ndarray = pd.Index(list(categories)).get_indexer(pd.Index(values))
     missed = found < 0
-    whole = [_without_zeros(category) for category in categories]
+    whole = [without_zeros(category) for category in categories]
     if not missed.any() or len(set(whole)) < len(whole):
         return found
     texts, place = np.unique(values[missed], return_inverse=True)
-    shortened = pd.Index([_without_zeros(text) for text in texts.tolist()])
+    shortened = pd.Index([without_zeros(text, decimal) for text in texts.tolist()])
     again = pd.Index(whole).get_indexer(shortened)
     found[missed] = again[place]
     return found
 
 
-def _without_zeros(text: str) -> str:
-    """Returns a whole number without decimals of zero, 1 of 1.0; other texts as they are."""
-    return re.sub(r"^([+-]?[0-9]+)[.,]0*$", r"\1", text)
-
-
 def check_texts(option: str, texts: Sequence[str]) -> list[str]:
-    """Returns distinct texts as a list; raise :class:`ConfigError` where they are not."""
-    if isinstance(texts, str) or not texts or len(set(map(str, texts))) != len(texts):
+    """Returns distinct texts as a list; raise :class:`ConfigError` where they are not, or have no
+    order."""
+    listed = texts
+    # of NumPy or pandas; its values become those of Python
+    if hasattr(texts, "tolist"):
+        listed = texts.tolist()
+    # the order of a set of texts is another one in each process
+    fixed = isinstance(listed, Collection) and not isinstance(listed, (str, Set, Mapping))
+    if not fixed or not listed or len(set(map(str, listed))) != len(listed):
         raise ConfigError(
             f"data.{option} is {texts!r}; it must be distinct texts, at least one, in a list."
         )
-    return list(texts)
+    return list(listed)

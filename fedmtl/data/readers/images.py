@@ -93,6 +93,7 @@ def read_images(
     folder = Path(root)
     if not folder.is_dir():
         raise DataError(f"{folder} is no folder; give one of images.")
+    by_folder = table is None
     if table is None:
         if (client, target) != (None, None):
             raise ConfigError(
@@ -115,6 +116,9 @@ def read_images(
     rows.check_columns([column for column in (image, client, target) if column is not None])
     y, names = rows.labels(target, labels)
     files = rows.written(image)
+    if client is not None and by_folder:
+        # a folder is named, whatever its name is
+        rows = replace(rows, client_of=rows.written(client))
     parts = rows.parts(client, partition, y, seed)
     data = image_clients(
         [{owner: (files[index], y[index]) for owner, index in parts.items()}, {}],

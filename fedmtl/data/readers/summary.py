@@ -9,14 +9,13 @@ import numpy as np
 
 from ..._extras import pandas as pd
 from ..._rounding import rounded_down, rounded_up
+from ..missing import MARKS
 from .text_format import DECIMAL_COMMA
 
 _FEWEST = 20  # distinct values of a column of ids, at least
 _MOST = 50  # categories of a column in a draft
 _CODES = 12  # distinct whole numbers that may stand for categories
 _SKEWED = 1.5  # the mean of a skewed column over its median
-MARKS = frozenset({"", "NA", "N/A", "n/a", "NaN", "nan", "null", "?"})
-"""Texts that stand for missing values."""
 _OTHER_DATE = (
     r"(\d{1,2}[./-]\d{1,2}[./-](\d{4}|\d{2})|\d{4}[./]\d{1,2}[./]\d{1,2}"
     r"|\d{1,2}[ .-]{1,2}[A-Za-z]{3,9}[ .-]\d{2,4}|[A-Za-z]{3,9} \d{1,2},? \d{4})([T ].*)?"

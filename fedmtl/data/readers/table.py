@@ -15,6 +15,7 @@ from ...errors import DataError
 from ..dataset import FederatedDataset
 from ..examples import Domain
 from ..loaders import reader, with_settings
+from ..missing import accepted_client, marks_of_clients
 from ..partition import Parts
 from .column_coding import Column
 from .columns import Table
@@ -58,13 +59,13 @@ def read_table(settings: TableSettings) -> FederatedDataset:
         table, settings.client, settings.target, settings.features, settings.left_out
     )
     settings.check_features(features)
-    tables = [_with_targets(_with_clients(table, settings.client), settings)]
+    tables = [_with_targets(_with_clients(table, settings), settings)]
     if settings.test_path is not None:
         held = Table.of(
             settings.test_path, settings.written, f"{name or 'table'} (test)", settings.text
         )
         held.check_columns([settings.client, settings.target, *features])
-        tables.append(_with_targets(_with_clients(held, settings.client), settings))
+        tables.append(_with_targets(_with_clients(held, settings), settings))
     schema = _schema(settings, tables, features)
     sides = [(schema.features(each, _advice), _targets(each, schema, settings)) for each in tables]
     guessed = settings.guesses_classes
@@ -181,11 +182,21 @@ def _domain(settings: TableSettings, schema: TableSchema, classes: int | None) -
     return Domain(size, size**0.5, 1.0 if scaled else math.inf)
 
 
-def _with_clients(table: Table, client: str | None) -> Table:
-    """Returns the table with the client of each row for messages, if a column names it."""
+def _with_clients(table: Table, settings: TableSettings) -> Table:
+    """Returns the table with the client of each row, if a column names it, and without the rows
+    that have no client, if the settings leave these out.
+
+    Raises:
+        DataError: a row without a client that is to be refused, or no row with one.
+    """
+    client = settings.client
     if client is None:
         return table
-    return replace(table, client_of=table.written(client, "the name of a client"))
+    if settings.missing_client == "drop":
+        table = _without(table, table.gaps(client), client, "client", texts=True)
+    marks = marks_of_clients(settings.missing_client)
+    accepted = accepted_client("data.missing_client")
+    return replace(table, client_of=table.clients(client, marks=marks, accepted=accepted))
 
 
 def _with_targets(table: Table, settings: TableSettings) -> Table:
@@ -201,13 +212,23 @@ def _with_targets(table: Table, settings: TableSettings) -> Table:
     if settings.missing_target == "refuse":
         remedy = "a value (data.missing_target=drop leaves rows without a target out)"
         table.refuse(gaps, target, remedy)
+    return _without(table, gaps, target, "target", texts=labels is not None)
+
+
+def _without(table: Table, gaps: np.ndarray, column: str, role: str, *, texts: bool) -> Table:
+    """Returns the table without the rows of ``gaps``, bool (n,), which have no value in the column
+    of a role, see :meth:`Table.without`.
+
+    Raises:
+        DataError: no row is left.
+    """
     if not gaps.any():
         return table
     if gaps.all():
-        raise DataError(f"{table.file}: no row has a value in the target column {target!r}.")
-    text = "%s: rows without a target left out (a private count): %s of %s"
-    logger.warning(text, table.file, f"{int(gaps.sum()):,}", f"{len(table):,}")
-    return table.without(gaps, target, texts=labels is not None)
+        raise DataError(f"{table.file}: no row has a value in the {role} column {column!r}.")
+    text = "%s: rows without a %s left out (a private count): %s of %s"
+    logger.warning(text, table.file, role, f"{int(gaps.sum()):,}", f"{len(table):,}")
+    return table.without(gaps, column, texts=texts)
 
 
 def _pairs(rows: Rows, parts: Parts) -> dict[str, Rows]:

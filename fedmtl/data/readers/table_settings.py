@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..._check import fraction, given, one_of
 from ...errors import ConfigError, DataError
+from ..missing import MISSING_CLIENT, MissingClient
 from ..partition import Partition
 from ..sides import Classes
 from ..transforms import Integers, Transform
@@ -32,7 +33,8 @@ class TableSettings:
 
     Args:
         path: a .csv, .tsv (both also .gz) or .parquet file, or a table of pandas.
-        client: the column with each row's client; its values become the ids, as text.
+        client: the column with each row's client; its values become the ids, as text. A whole
+            number is one id, however it is written: 1 and 1.0.
         target: the column to predict; needed.
         partition: deals the rows to clients, such as :class:`~fedmtl.data.Dirichlet`, if no column
             names these.
@@ -57,8 +59,11 @@ class TableSettings:
             their values be missing, and ``"indicator"`` those of all feature columns with bounds.
             The features of such a column are 0 in a row without a value (the middle of a range,
             none of several categories), and each such column has one more feature, 1 in these rows
-            and else 0, even if no value is missing. Empty values are missing, and NA, N/A, NaN,
-            null and ? if they are no category.
+            and else 0, even if no value is missing. Empty values are missing, and NA, N/A, n/a,
+            #N/A, NaN, nan, null, NULL, <NA> and ? if they are no category.
+        missing_client: ``"refuse"`` refuses a row without a client, ``"drop"`` leaves it out as if
+            the table did not have it, and ``"name"`` takes NA and the other marks as the names of
+            clients; an empty value is refused then, too.
         missing_target: ``"refuse"`` refuses a row without a target, and ``"drop"`` leaves it out as
             if the table did not have it; empty values and the same marks, if they are no label.
         labels: the target's values in order of their class number, as text; needed if the target is
@@ -99,6 +104,7 @@ class TableSettings:
     bounds: Mapping[str, Sequence[Any]] | None = None
     target_scale: TargetScale = "linear"
     missing: str | Sequence[str] = "refuse"
+    missing_client: MissingClient = "refuse"
     missing_target: Literal["refuse", "drop"] = "refuse"
     labels: Sequence[str] | None = None
     classes: Classes = "infer"
@@ -117,9 +123,17 @@ class TableSettings:
     comment: str | None = None
 
     def __post_init__(self) -> None:
+        for name in ("features", "one_hot", "missing", "labels"):
+            object.__setattr__(self, name, _listed(getattr(self, name)))
+        if self.bounds is not None:
+            bounds = {name: _listed(values) for name, values in self.bounds.items()}
+            object.__setattr__(self, "bounds", bounds)
         if self.one_hot:
             check_texts("one_hot", self.one_hot)
+        if self.labels is not None:
+            check_texts("labels", self.labels)
         one_of("data", SCALES, target_scale=self.target_scale)
+        one_of("data", MISSING_CLIENT, missing_client=self.missing_client)
         one_of("data", ("refuse", "drop"), missing_target=self.missing_target)
         ends = self.target_range
         # a logarithm has no value at 0 or below
@@ -290,6 +304,14 @@ class TableSettings:
                     "its range, or none of its categories, is put in if a value is missing."
                 )
         return list(self.missing)
+
+
+def _listed(values: Any) -> Any:
+    """Returns an array of NumPy or a column of pandas as a list of values of Python; anything else
+    as it is."""
+    if hasattr(values, "tolist"):
+        return values.tolist()
+    return values
 
 
 def feature_columns(
