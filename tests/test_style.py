@@ -27,7 +27,7 @@ LIMITS = {
     "paired assignments": 0.1,
     "|= of a dict or a conditional": 0,
     "long lines": 0.03,
-    "functions of many parameters": 10,
+    "functions of many parameters": 3,
     "long files": 3,
     "openings": 0.0,
 }

@@ -223,7 +223,7 @@ class FederatedDataset:
         return x.reshape(*index.shape, *x.shape[1:]), y.reshape(*index.shape, *y.shape[1:])
 
     @classmethod
-    def from_tensors(
+    def from_tensors(  # noqa: PLR0913 - a program gives one or two of the options
         cls,
         clients: Mapping[str, Any] | Mapping[int, Any],
         *,

@@ -50,8 +50,9 @@ def with_settings(
         kind: the settings, a frozen dataclass, which refuses impossible ones when it is made.
 
     Returns:
-        The reader with the signature of ``kind``, from which the command takes its keys and their
-        defaults, and type checkers the arguments.
+        The reader with the signature and the annotations of ``kind``, from which the command takes
+        its keys and their defaults, type checkers the arguments, and
+        :func:`~fedmtl._check.check_arguments` what each of them accepts.
     """
 
     def wrap(function: Callable[[Settings], FederatedDataset]) -> Callable[P, FederatedDataset]:
@@ -64,6 +65,9 @@ def with_settings(
             return function(kind(*bound.args, **bound.kwargs))
 
         read.__signature__ = signature  # type: ignore[attr-defined]
+        read.__annotations__ = {
+            name: parameter.annotation for name, parameter in signature.parameters.items()
+        }
         return read
 
     return wrap

@@ -25,7 +25,7 @@ from .result import Result
 from .trainer import Trainer
 
 
-def personalize(
+def personalize(  # noqa: PLR0913 - the settings of a trainer that apply to new clients
     model: nn.Module,
     data: FederatedDataset | str | Mapping[str, Any],
     *,

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_array
 
-from fedmtl.data.readers import movielens
-from fedmtl.data.readers.movielens import als_features, ridge_rows
+from fedmtl.data.readers import als
+from fedmtl.data.readers.als import als_features, ridge_rows
 from fedmtl.errors import ConfigError, DataError
 
 
@@ -24,7 +24,7 @@ def some_ratings(users=30, items=12, seed=0):
 
 @pytest.mark.parametrize("block", [1, 1 << 22])
 def test_every_row_is_a_ridge_regression_on_its_own_entries(monkeypatch, block):
-    monkeypatch.setattr(movielens, "_BLOCK", block)
+    monkeypatch.setattr(als, "_BLOCK", block)
     ratings, full, known = some_ratings()
     v = np.random.default_rng(1).normal(size=(12, 3))
     expected = np.zeros((30, 3))

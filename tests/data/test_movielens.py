@@ -9,10 +9,10 @@ import torch
 from scipy.sparse import csr_array
 
 from fedmtl.data import RatingsGraph, load_data
+from fedmtl.data.readers.als import als_features
 from fedmtl.data.readers.movielens import (
     LEARNED_FEATURES,
     USER_CENTRE,
-    als_features,
     read_movielens,
     read_ratings,
     user_ratings,

@@ -9,19 +9,18 @@ rows.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
 from ..._check import one_of, positive, positive_int
 from ..dataset import FederatedDataset
 from ..examples import Domain
-from ..loaders import reader
+from ..loaders import reader, with_settings
 from .bounded_rows import clip_rows, with_intercept
 from .columns import Table, codes, find_file
-from .dealing import assemble, deal_table, texts_of
+from .dealing import DealtTable, assemble, deal_table, texts_of
 from .whitening import fit_whitening
 
 FILES = ("adult.csv.gz", "adult.csv")
@@ -86,25 +85,9 @@ ALIASES = {"sex": "gender", "education-num": "educational-num"}
 """Other names that copies of the data give to a column."""
 
 
-@reader("adult")
-def read_adult(
-    root: str | Path,
-    *,
-    clients: int = 3,
-    sizes: int | Sequence[int] | None = None,
-    public_rows: int = 1000,
-    labels: Literal["signed", "class"] = "signed",
-    components: int = 10,
-    z_clip: float = 5.0,
-    l1: float = 12.0,
-    test_fraction: float | None = 0.2,
-    seed: int = 0,
-) -> FederatedDataset:
-    """Reads adult.csv and deals its persons to clients.
-
-    Five numbers are mapped from their public range to 0 to 1 (capital gain and loss after log(1 +
-    value)), and seven categories are one-hot columns. The public rows fit z-scores and a whitened
-    PCA of these: fewer dimensions that are equally long, for which few noised gradients are enough.
+@dataclass(frozen=True)
+class AdultSettings(DealtTable):
+    """Settings of :func:`~fedmtl.data.read_adult`, which takes them as its arguments.
 
     Args:
         root: the .csv or .csv.gz file, or its folder.
@@ -112,8 +95,6 @@ def read_adult(
         sizes: persons of each client, training and test together: None for all in N equal parts,
             one number for all clients, or one number a client.
         public_rows: the last rows of the file, taken as public; they belong to no client.
-        labels: ``"signed"``: floating targets -1 and +1, for margin losses; ``"class"``: int64
-            labels 0 and 1.
         components: principal components k.
         z_clip: bound on a coded column's z-score.
         l1: bound on ``||x||_1`` without the 1 at the end, a public constant; longer rows are scaled
@@ -121,6 +102,25 @@ def read_adult(
         test_fraction: share of each client's persons held out for test; None trains on all of them
             and tests every client on the public rows.
         seed: of the deal and of the split.
+        labels: ``"signed"``: floating targets -1 and +1, for margin losses; ``"class"``: int64
+            labels 0 and 1.
+    """
+
+    labels: Literal["signed", "class"] = "signed"
+
+
+@reader("adult")
+@with_settings(AdultSettings)
+def read_adult(settings: AdultSettings) -> FederatedDataset:
+    """Reads adult.csv and deals its persons to clients.
+
+    Five numbers are mapped from their public range to 0 to 1 (capital gain and loss after log(1 +
+    value)), and seven categories are one-hot columns. The public rows fit z-scores and a whitened
+    PCA of these: fewer dimensions that are equally long, for which few noised gradients are enough.
+
+    Args:
+        settings: the fields of :class:`~fedmtl.data.AdultSettings`, each an argument of its own:
+            ``read_adult("adult.csv", clients=5, labels="class")``.
 
     Returns:
         Features (k + 1,), of which the last is 1, float32, and targets; +1 or class 1 for more than
@@ -132,29 +132,24 @@ def read_adult(
         ConfigError: an impossible setting, or more components than the public rows have directions.
     """
     where = "adult"
+    l1 = settings.l1
+    labels = settings.labels
+    components = settings.components
+    public_rows = settings.public_rows
     one_of(where, ("signed", "class"), labels=labels)
-    positive(where, z_clip=z_clip, l1=l1)
+    positive(where, z_clip=settings.z_clip, l1=l1)
     positive_int(where, components=components)
-    file = find_file(root, FILES)
+    file = find_file(settings.root, FILES)
     table = Table.of(file, (*CATEGORIES, "sex", TARGET))
     table = replace(table, frame=table.frame.rename(columns=ALIASES))
     table.check_columns((TARGET, *RANGES, *CATEGORIES))
-    parts = deal_table(
-        len(table),
-        public_rows,
-        clients,
-        sizes,
-        test_fraction=test_fraction,
-        seed=seed,
-        where=where,
-        file=file,
-    )
+    parts = deal_table(len(table), settings, where=where, file=file)
     public = slice(len(table) - public_rows, None)
     features = coded(table)
-    whitened = fit_whitening(features[public], components=components, z_clip=z_clip, where=where)(
-        features
+    whiten = fit_whitening(
+        features[public], components=components, z_clip=settings.z_clip, where=where
     )
-    x = with_intercept(clip_rows(whitened, l1=l1))
+    x = with_intercept(clip_rows(whiten(features), l1=l1))
     y = np.asarray(list(INCOMES.values()), dtype=np.int64)[
         _known(table, TARGET, tuple(INCOMES), "<=50K, >50K")
     ]
@@ -170,8 +165,16 @@ def read_adult(
     classes = None
     if labels == "class":
         classes = 2
-    options: dict[str, Any] = {"test_fraction": test_fraction, "seed": seed, "classes": classes}
-    data = assemble(x, targets, parts, public, name="adult", **options)
+    data = assemble(
+        x,
+        targets,
+        parts,
+        public,
+        test_fraction=settings.test_fraction,
+        seed=settings.seed,
+        classes=classes,
+        name="adult",
+    )
     # the intercept adds 1 to every norm: to the sum of absolute values, and at a right angle
     domain = Domain(l1 + 1, float(np.sqrt(l1**2 + 1)), 1.0)
     return replace(data, domain=domain, notes=(note,), verify=False)

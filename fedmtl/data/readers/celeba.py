@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from ..._check import check_arguments
 from ..._extras import vision_data
 from ...errors import ConfigError, DataError, first_line
 from ..dataset import FederatedDataset
-from ..loaders import reader
+from ..loaders import reader, with_settings
 from ..rows import by_number
 from .images import image_clients
 from .leaf import Pair, read_sides
@@ -37,25 +37,9 @@ Line = tuple[str, list[str]]
 """Where it stands, for messages, and its fields."""
 
 
-@reader("celeba")
-@check_arguments
-def read_celeba(
-    root: str | Path,
-    *,
-    target: str = "Smiling",
-    size: int | Sequence[int] = 84,
-    min_examples: int = 5,
-    clients: int | None = None,
-    test_fraction: float | None = 0.2,
-    seed: int = 0,
-    images: str | Path | None = None,
-    cache: str | Path | None = None,
-) -> FederatedDataset:
-    """Reads CelebA: a client a celebrity, two classes, features (3, height, width) in [0, 1].
-
-    Images are decoded and resized once, into a file that is memory-mapped from then on
-    (:func:`~fedmtl.data.readers.images.cached_images`). The dataset's domain states the bounds of
-    the pixels. Its notes say where a list is not the original one.
+@dataclass(frozen=True)
+class CelebASettings:
+    """Settings of :func:`~fedmtl.data.read_celeba`, which takes them as its arguments.
 
     Args:
         root: the folder ``celeba`` or the one around it, or LEAF JSON: a file, a zip or a folder.
@@ -71,39 +55,66 @@ def read_celeba(
             LEAF JSON, where LEAF's own scripts put it.
         cache: the folder for decoded images; None for ``fedmtl_cache`` beside the folder of the
             images.
+    """
+
+    root: str | Path
+    _: KW_ONLY
+    target: str = "Smiling"
+    size: int | Sequence[int] = 84
+    min_examples: int = 5
+    clients: int | None = None
+    test_fraction: float | None = 0.2
+    seed: int = 0
+    images: str | Path | None = None
+    cache: str | Path | None = None
+
+
+@reader("celeba")
+@check_arguments
+@with_settings(CelebASettings)
+def read_celeba(settings: CelebASettings) -> FederatedDataset:
+    """Reads CelebA: a client a celebrity, two classes, features (3, height, width) in [0, 1].
+
+    Images are decoded and resized once, into a file that is memory-mapped from then on
+    (:func:`~fedmtl.data.readers.images.cached_images`). The dataset's domain states the bounds of
+    the pixels. Its notes say where a list is not the original one.
+
+    Args:
+        settings: the fields of :class:`~fedmtl.data.CelebASettings`, each an argument of its own:
+            ``read_celeba("celeba", target="Smiling", clients=100)``.
 
     Raises:
         DataError: a missing or damaged file, or malformed LEAF JSON.
         ConfigError: an impossible setting.
     """
-    root = Path(root)
+    root = Path(settings.root)
     base = next(
         (folder for folder in (root, root / "celeba") if (folder / ATTRIBUTES).is_file()), None
     )
     if base is not None:
-        sides = _read_lists(base, target), dict[str, Pair]()
+        sides = _read_lists(base, settings.target), dict[str, Pair]()
         folder = base / IMAGES
         notes = _notes(base)
     else:
         sides = read_sides(root, _names, other=f"the folder of {ATTRIBUTES}")
         folder = _leaf_images(root)
         notes = ()
-    if images is not None:
-        folder = Path(images)
+    if settings.images is not None:
+        folder = Path(settings.images)
     if not folder.is_dir():
         raise DataError(f"{folder} is missing; it must hold the images, such as 000001.jpg.")
     data = image_clients(
         sides,
         folder,
-        size=size,
-        cache=cache,
+        size=settings.size,
+        cache=settings.cache,
         name="celeba",
         source=str(root),
         classes=2,
-        draw=clients,
-        min_examples=min_examples,
-        seed=seed,
-        test_fraction=test_fraction,
+        draw=settings.clients,
+        min_examples=settings.min_examples,
+        seed=settings.seed,
+        test_fraction=settings.test_fraction,
     )
     return replace(data, notes=notes, verify=False)
 

@@ -9,7 +9,7 @@ rows are clipped to norms that are public constants.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -25,10 +25,41 @@ from ..transforms import SHRINK
 from .columns import Table
 
 
+@dataclass(frozen=True)
+class DealtTable:
+    """Settings of a table that is dealt to clients and coded by its public rows.
+
+    Args:
+        root: the .csv or .csv.gz file, or its folder.
+        clients: their number N; ids ``owner-0``, ``owner-1``, ...
+        sizes: rows of each client, training and test together: None for all in N equal parts, one
+            number for all clients, or one number a client.
+        public_rows: the last rows of the file, taken as public; they belong to no client.
+        components: principal components k of the whitening, which the public rows fit.
+        z_clip: bound on a coded column's z-score.
+        l1: bound on ``||x||_1`` of the k components, a public constant; longer rows are scaled
+            down.
+        test_fraction: share of each client's rows held out for test; None trains on all of them
+            and tests every client on the public rows.
+        seed: of the deal and of the split.
+    """
+
+    root: str | Path
+    _: KW_ONLY
+    clients: int = 3
+    sizes: int | Sequence[int] | None = None
+    public_rows: int = 1000
+    components: int = 10
+    z_clip: float = 5.0
+    l1: float = 12.0
+    test_fraction: float | None = 0.2
+    seed: int = 0
+
+
 def texts_of(table: Table, column: str) -> np.ndarray:
     """Returns a column of texts (n,), stripped; an empty value becomes ``""``."""
     # a missing value is a category of its own
-    return table.frame[column].fillna("").astype(str).str.strip().to_numpy(dtype=str)
+    return table.frame[column].astype(object).fillna("").astype(str).str.strip().to_numpy(dtype=str)
 
 
 def clip_targets(y: np.ndarray, bound: float) -> np.ndarray:
@@ -90,32 +121,33 @@ def deal(
     return {f"owner-{i}": np.sort(part) for i, part in enumerate(parts)}
 
 
-def deal_table(
-    rows: int,
-    public_rows: int,
-    clients: int,
-    sizes: int | Sequence[int] | None,
-    *,
-    test_fraction: float | None,
-    seed: int,
-    where: str,
-    file: Path,
-) -> dict[str, np.ndarray]:
-    """Deals a table of ``rows`` rows whose last ``public_rows`` are public; see :func:`deal`.
+def deal_table(rows: int, settings: DealtTable, *, where: str, file: Path) -> dict[str, np.ndarray]:
+    """Deals the private rows of a table to clients; see :func:`deal`.
+
+    Args:
+        rows: number of rows of the table, of which the last ``public_rows`` are public.
+        settings: of the deal.
+        where: names the reader in messages.
+        file: of the table, for messages.
+
+    Returns:
+        The row numbers of each client, ascending.
 
     Raises:
         DataError: no private row remains.
         ConfigError: an impossible setting.
     """
     # one of them for test
-    least = 1 if test_fraction is None else 2
+    least = 1 if settings.test_fraction is None else 2
+    public_rows = settings.public_rows
     positive_int(where, public_rows=public_rows)
     if public_rows >= rows:
         raise DataError(
             f"{file} has {rows:,} rows, and {where}.public_rows is {public_rows:,}; some must "
             "remain for the clients."
         )
-    return deal(rows - public_rows, clients, sizes, seed, where=where, least=least)
+    private = rows - public_rows
+    return deal(private, settings.clients, settings.sizes, settings.seed, where=where, least=least)
 
 
 def assemble(

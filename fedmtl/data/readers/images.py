@@ -12,7 +12,7 @@ import time
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,7 +26,7 @@ from ...errors import ConfigError, DataError
 from ..assemble import taking_part
 from ..dataset import FederatedDataset
 from ..examples import pixel_domain
-from ..loaders import reader
+from ..loaders import reader, with_settings
 from ..partition import Partition
 from ..transforms import MappedImages
 from .columns import Table
@@ -43,30 +43,9 @@ Item = TypeVar("Item")
 logger = logging.getLogger("fedmtl")
 
 
-@reader("images")
-def read_images(
-    root: str | Path,
-    *,
-    size: int | Sequence[int] = 64,
-    table: str | Path | pd.DataFrame | None = None,
-    image: str = "file_name",
-    client: str | None = None,
-    target: str | None = None,
-    labels: Sequence[str] | None = None,
-    partition: Partition | None = None,
-    clients: int | None = None,
-    min_examples: int = 2,
-    test_fraction: float = 0.2,
-    seed: int = 0,
-    cache: str | Path | None = None,
-) -> FederatedDataset:
-    """Reads a folder of images: features (3, height, width) in [0, 1], which the dataset's domain
-    states.
-
-    Without a table the folders name clients and labels, ``root/CLIENT/LABEL/x.png``, or with a
-    partition the labels, ``root/LABEL/x.png``. Images are decoded and resized once
-    (:func:`cached_images`), as a viewer shows them (:func:`~fedmtl.data.readers.pictures.decode`).
-    Names that begin with a dot are passed over, links are followed.
+@dataclass(frozen=True, eq=False)
+class ImagesSettings:
+    """Settings of :func:`~fedmtl.data.read_images`, which takes them as its arguments.
 
     Args:
         root: the folder.
@@ -85,58 +64,101 @@ def read_images(
         test_fraction: share of each client's images held out for test.
         seed: of the partition, the split and the draw of clients.
         cache: the folder for decoded images; None for ``fedmtl_cache`` beside ``root``.
+    """
+
+    root: str | Path
+    _: KW_ONLY
+    size: int | Sequence[int] = 64
+    table: str | Path | pd.DataFrame | None = None
+    image: str = "file_name"
+    client: str | None = None
+    target: str | None = None
+    labels: Sequence[str] | None = None
+    partition: Partition | None = None
+    clients: int | None = None
+    min_examples: int = 2
+    test_fraction: float = 0.2
+    seed: int = 0
+    cache: str | Path | None = None
+
+
+@reader("images")
+@with_settings(ImagesSettings)
+def read_images(settings: ImagesSettings) -> FederatedDataset:
+    """Reads a folder of images: features (3, height, width) in [0, 1], which the dataset's domain
+    states.
+
+    Without a table the folders name clients and labels, ``root/CLIENT/LABEL/x.png``, or with a
+    partition the labels, ``root/LABEL/x.png``. Images are decoded and resized once
+    (:func:`cached_images`), as a viewer shows them (:func:`~fedmtl.data.readers.pictures.decode`).
+    Names that begin with a dot are passed over, links are followed.
+
+    Args:
+        settings: the fields of :class:`~fedmtl.data.ImagesSettings`, each an argument of its own:
+            ``read_images("photographs", size=32, min_examples=10)``.
 
     Raises:
         DataError: a missing or damaged image, or a malformed table.
         ConfigError: an impossible setting.
     """
-    folder = Path(root)
+    folder = Path(settings.root)
     if not folder.is_dir():
         raise DataError(f"{folder} is no folder; give one of images.")
-    by_folder = table is None
+    table, image, client, target = _labelled(settings, folder)
+    columns = [column for column in (image, client, target) if column is not None]
+    rows = Table.of(table, columns, str(folder))
+    rows.check_columns(columns)
+    y, names = rows.labels(target, settings.labels)
+    files = rows.written(image)
+    if client is not None and settings.table is None:
+        # a folder is named, whatever its name is
+        rows = replace(rows, client_of=rows.written(client))
+    parts = rows.parts(client, settings.partition, y, settings.seed)
+    data = image_clients(
+        [{owner: (files[index], y[index]) for owner, index in parts.items()}, {}],
+        folder,
+        size=settings.size,
+        cache=settings.cache,
+        name=folder.name,
+        source=str(folder),
+        classes=len(names),
+        test_fraction=settings.test_fraction,
+        seed=settings.seed,
+        min_examples=settings.min_examples,
+        draw=settings.clients,
+    )
+    if settings.labels is not None:
+        return data
+    # the labels were read off the rows, so their number is private
+    return replace(data, inferred=("classes",), verify=False)
+
+
+def _labelled(
+    settings: ImagesSettings, folder: Path
+) -> tuple[str | Path | pd.DataFrame, str, str | None, str]:
+    """Returns the table of the images and its columns: image, client and target; the client is None
+    if a partition deals the images."""
+    table = settings.table
+    client = settings.client
+    target = settings.target
     if table is None:
         if (client, target) != (None, None):
             raise ConfigError(
                 "read_images.table is None, so the folders name client and target; give no column."
             )
-        image = "image"
-        client = None if partition else "folder of the client"
-        target = "folder of the label"
-        table = _listed(folder, (target,) if client is None else (client, target))
-    elif target is None:
+        folders = ["folder of the label"]
+        if not settings.partition:
+            client = "folder of the client"
+            folders.insert(0, client)
+        return _listed(folder, folders), "image", client, "folder of the label"
+    if target is None:
         raise ConfigError(
             "read_images.target is None; give the column with the label of each image."
         )
-    elif isinstance(table, (str, Path)) and not Path(table).is_file():
+    if isinstance(table, (str, Path)) and not Path(table).is_file():
         # a name such as labels.csv lies beside the images
         table = folder / table
-    rows = Table.of(
-        table, [column for column in (image, client, target) if column is not None], str(folder)
-    )
-    rows.check_columns([column for column in (image, client, target) if column is not None])
-    y, names = rows.labels(target, labels)
-    files = rows.written(image)
-    if client is not None and by_folder:
-        # a folder is named, whatever its name is
-        rows = replace(rows, client_of=rows.written(client))
-    parts = rows.parts(client, partition, y, seed)
-    data = image_clients(
-        [{owner: (files[index], y[index]) for owner, index in parts.items()}, {}],
-        folder,
-        size=size,
-        cache=cache,
-        name=folder.name,
-        source=str(folder),
-        classes=len(names),
-        test_fraction=test_fraction,
-        seed=seed,
-        min_examples=min_examples,
-        draw=clients,
-    )
-    if labels is not None:
-        return data
-    # the labels were read off the rows, so their number is private
-    return replace(data, inferred=("classes",), verify=False)
+    return table, settings.image, client, target
 
 
 def _listed(root: Path, folders: Sequence[str]) -> pd.DataFrame:

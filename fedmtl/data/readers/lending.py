@@ -8,20 +8,17 @@ clients' rows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ..._check import positive, positive_int
 from ..dataset import FederatedDataset
 from ..examples import Domain
-from ..loaders import reader
+from ..loaders import reader, with_settings
 from .bounded_rows import clip_rows
 from .columns import Table, codes, find_file
-from .dealing import assemble, clip_targets, deal_table, texts_of
+from .dealing import DealtTable, assemble, clip_targets, deal_table, texts_of
 from .whitening import fit_whitening
 
 FILES = ("loans_full_schema.csv.gz", "loans_full_schema.csv")
@@ -95,22 +92,9 @@ DROPPED = {
 """The columns that are never features, with the reason."""
 
 
-@reader("lending")
-def read_lending(
-    root: str | Path,
-    *,
-    clients: int = 3,
-    sizes: int | Sequence[int] | None = None,
-    public_rows: int = 1000,
-    components: int = 10,
-    z_clip: float = 5.0,
-    l1: float = 12.0,
-    l2: float = 5.0,
-    target: float = 4.0,
-    test_fraction: float | None = 0.2,
-    seed: int = 0,
-) -> FederatedDataset:
-    """Reads loans_full_schema.csv and deals its loans to clients.
+@dataclass(frozen=True)
+class LendingSettings(DealtTable):
+    """Settings of :func:`~fedmtl.data.read_lending`, which takes them as its arguments.
 
     Args:
         root: the .csv or .csv.gz file, or its folder.
@@ -121,12 +105,26 @@ def read_lending(
         components: principal components k.
         z_clip: bound on a column's z-score.
         l1: bound on ``||x||_1`` of the k features, a public constant; longer rows are scaled down.
-        l2: bound on ``||x||_2``, likewise.
-        target: bound on ``|y|``, likewise; y is the interest rate minus the public rows' mean, over
-            their standard deviation.
         test_fraction: share of each client's loans held out for test; None trains on all of them
             and tests every client on the public rows.
         seed: of the deal and of the split.
+        l2: bound on ``||x||_2``, a public constant, likewise.
+        target: bound on ``|y|``, a public constant; a larger ``|y|`` is cut there. y is the
+            interest rate minus the public rows' mean, over their standard deviation.
+    """
+
+    l2: float = 5.0
+    target: float = 4.0
+
+
+@reader("lending")
+@with_settings(LendingSettings)
+def read_lending(settings: LendingSettings) -> FederatedDataset:
+    """Reads loans_full_schema.csv and deals its loans to clients.
+
+    Args:
+        settings: the fields of :class:`~fedmtl.data.LendingSettings`, each an argument of its own:
+            ``read_lending("loans_full_schema.csv", clients=5, l2=3.0)``.
 
     Returns:
         Features (k,) and targets, float32.
@@ -137,29 +135,24 @@ def read_lending(
         ConfigError: an impossible setting.
     """
     where = "lending"
-    positive(where, z_clip=z_clip, target=target, l1=l1, l2=l2)
+    l1 = settings.l1
+    l2 = settings.l2
+    target = settings.target
+    components = settings.components
+    public_rows = settings.public_rows
+    positive(where, z_clip=settings.z_clip, target=target, l1=l1, l2=l2)
     positive_int(where, components=components)
-    file = find_file(root, FILES)
+    file = find_file(settings.root, FILES)
     table = Table.of(file, CATEGORIES)
     table.check_columns((TARGET, *CATEGORIES, *NUMBERS))
-    parts = deal_table(
-        len(table),
-        public_rows,
-        clients,
-        sizes,
-        test_fraction=test_fraction,
-        seed=seed,
-        where=where,
-        file=file,
-    )
+    parts = deal_table(len(table), settings, where=where, file=file)
     public = slice(len(table) - public_rows, None)
     rates = table.numbers(TARGET, low=RATES[0], high=RATES[1])
     coded = _coded(table, public)
-    x = clip_rows(
-        fit_whitening(coded[public], components=components, z_clip=z_clip, where=where)(coded),
-        l1=l1,
-        l2=l2,
+    whiten = fit_whitening(
+        coded[public], components=components, z_clip=settings.z_clip, where=where
     )
+    x = clip_rows(whiten(coded), l1=l1, l2=l2)
     # of public rows alone, so that the scale of the target costs no privacy
     middle = rates[public].mean()
     spread = rates[public].std()
@@ -169,8 +162,16 @@ def read_lending(
         f"codes, the z-scores, the {components} principal components and the scale of the target, "
         "and no epsilon covers them; the number of loans of each client is public"
     )
-    options: dict[str, Any] = {"test_fraction": test_fraction, "seed": seed, "classes": None}
-    data = assemble(x, y, parts, public, name="lending", **options)
+    data = assemble(
+        x,
+        y,
+        parts,
+        public,
+        test_fraction=settings.test_fraction,
+        seed=settings.seed,
+        classes=None,
+        name="lending",
+    )
     return replace(data, domain=Domain(l1, l2, target), notes=(note,), verify=False)
 
 

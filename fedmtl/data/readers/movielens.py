@@ -8,7 +8,7 @@ theta_i . phi_j, with features phi_j in R^20 that are known to all. A row of the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
@@ -20,13 +20,14 @@ from ..._check import Checked, Count, Fraction, Positive, Range, Whole, check_ar
 from ..._extras import pandas as pd
 from ...errors import ConfigError, DataError
 from ...graphs import Graph, knn_cosine
-from ...random import derive_key, keyed_generator
+from ...random import derive_key
 from ..assemble import sample, stack
 from ..dataset import FederatedDataset
 from ..examples import Domain, Examples
-from ..loaders import reader
+from ..loaders import reader, with_settings
 from ..rows import by_number
 from ..transforms import SHRINK
+from .als import als_features
 from .columns import Table, find_file, loaded
 from .delimited import AS_WRITTEN
 from .text_format import Format
@@ -38,7 +39,6 @@ Rating = Annotated[
     float, Range(lambda v: RATINGS[0] <= v <= RATINGS[1], "a public number from 0.5 to 5")
 ]
 HEADER = ("userId", "movieId", "rating", "timestamp")
-_BLOCK = 1 << 22  # numbers in the normal matrices of a block of rows
 _FIELDS = ("user", "item", "rating", "timestamp")
 
 USER_CENTRE = (
@@ -55,27 +55,9 @@ LEARNED_FEATURES = (
 )
 
 
-@reader("movielens")
-@check_arguments
-def read_movielens(
-    root: str | Path,
-    *,
-    features: Count = 20,
-    reg: Positive = 0.5,
-    sweeps: Count = 20,
-    centre: Rating | Literal["user"] = "user",
-    constant: Positive = 1.0,
-    public_users: Whole = 0,
-    test_fraction: Fraction = 0.2,
-    min_examples: Count = 2,
-    seed: int = 0,
-) -> FederatedDataset:
-    """Reads ``u.data``, ``ratings.csv`` or ``ratings.dat`` (also .gz) and learn item features.
-
-    Item features are those of :func:`als_features` on ratings less their user's mean, of the
-    training ratings of all users or of the public users. An item that none of these ratings is
-    about has the features 0, so that its prediction is the user's mean (with a public centre: the
-    centre plus the user's own constant).
+@dataclass(frozen=True)
+class MovieLensSettings:
+    """Settings of :func:`~fedmtl.data.read_movielens`, which takes them as its arguments.
 
     Args:
         root: the file, or its folder.
@@ -95,6 +77,35 @@ def read_movielens(
         test_fraction: share of a user's ratings held out for test.
         min_examples: users with fewer ratings are left out.
         seed: of the split, keyed by the user's id, and of the factorization's start.
+    """
+
+    root: str | Path
+    _: KW_ONLY
+    features: Count = 20
+    reg: Positive = 0.5
+    sweeps: Count = 20
+    centre: Rating | Literal["user"] = "user"
+    constant: Positive = 1.0
+    public_users: Whole = 0
+    test_fraction: Fraction = 0.2
+    min_examples: Count = 2
+    seed: int = 0
+
+
+@reader("movielens")
+@check_arguments
+@with_settings(MovieLensSettings)
+def read_movielens(settings: MovieLensSettings) -> FederatedDataset:
+    """Reads ``u.data``, ``ratings.csv`` or ``ratings.dat`` (also .gz) and learns item features.
+
+    Item features are those of :func:`~fedmtl.data.readers.als.als_features` on ratings less their
+    user's mean: the training ratings of all users, or all ratings of the public users. An item
+    without such a rating has the features 0. Its prediction is then the user's mean, or with a
+    public centre the centre plus the user's own constant.
+
+    Args:
+        settings: the fields of :class:`~fedmtl.data.MovieLensSettings`, each an argument of its
+            own: ``read_movielens("ml-100k", features=10)``.
 
     Returns:
         Features (p,), or (p + 1,) with a public centre, and targets, float32. Users are in the
@@ -105,7 +116,12 @@ def read_movielens(
             user with enough ratings.
         ConfigError: an impossible setting.
     """
-    items, ratings, public = user_ratings(root, public_users, test_fraction, min_examples, seed)
+    features = settings.features
+    centre = settings.centre
+    seed = settings.seed
+    items, ratings, public = user_ratings(
+        settings.root, settings.public_users, settings.test_fraction, settings.min_examples, seed
+    )
     source = ratings.train if public is None else public
     centred = _matrix(source, _centred(source, source), len(items))
     # an item without ratings predicts 0, the mean of the user
@@ -115,17 +131,22 @@ def read_movielens(
         own = np.arange(len(items))
     else:
         own = np.unique(public.x)
-    phi[own] = als_features(centred[:, own], features, reg=reg, sweeps=sweeps, seed=seed)
+    phi[own] = als_features(
+        centred[:, own], features, reg=settings.reg, sweeps=settings.sweeps, seed=seed
+    )
     l1, l2 = (
         float(np.linalg.norm(phi.astype(float), ord=order, axis=1).max()) / SHRINK
         for order in (1, 2)
     )
-    notes = [LEARNED_FEATURES if public is None else PUBLIC_USERS.format(public_users)]
+    notes = [LEARNED_FEATURES]
+    if public is not None:
+        notes = [PUBLIC_USERS.format(settings.public_users)]
     notes.append("the number of ratings of each user is public")
     if centre == "user":
         notes.append(USER_CENTRE)
         target = RATINGS[1] - RATINGS[0]
     else:
+        constant = settings.constant
         phi = np.column_stack([phi, np.full(len(phi), constant, np.float32)])
         l1 = l1 + constant
         # the constant is one more feature, at a right angle to the others
@@ -299,85 +320,3 @@ def read_ratings(root: str | Path) -> pd.DataFrame:
     again = frame.duplicated(["user", "item"]).to_numpy()
     table.refuse(again, "item", "an item that the user has not rated in a row before")
     return frame[["user", "item"]].astype(np.int64).assign(rating=rating)
-
-
-@check_arguments
-def als_features(
-    ratings: csr_array,
-    dimension: Count = 20,
-    *,
-    reg: Positive = 0.5,
-    sweeps: Count = 20,
-    seed: int = 0,
-) -> np.ndarray:
-    """Learn features of items by alternating least squares, scaled so that the entries of all items
-    with ratings have standard deviation 1.
-
-        min_{U, V} sum over stored (i, j) of (r_ij - u_i . v_j)^2 + reg (||U||_F^2 + ||V||_F^2)
-
-    Zhou, Wilkinson, Schreiber, Pan: "Large-scale parallel collaborative filtering for the Netflix
-    prize", AAIM 2008, with a ridge that does not depend on the number of ratings. The users'
-    factors are not returned. An item without ratings has features 0.
-
-    Args:
-        ratings: (users, items), float64, centred; a stored 0 is a rating.
-        dimension: p, columns of U and V.
-        reg: ridge, above 0.
-        sweeps: updates of U and of V.
-        seed: of the items' first factors, N(0, 1 / p), drawn item by item.
-
-    Returns:
-        (items, p) float64.
-
-    Raises:
-        DataError: values that are not finite, or ratings that are all 0.
-    """
-    if not np.isfinite(ratings.data).all():
-        raise DataError("als_features: ratings holds a value that is not a finite number.")
-    users = csr_array(ratings)
-    items = csr_array(ratings.T)
-    rated = items.indptr[1:] > items.indptr[:-1]
-    generator = keyed_generator(seed, "als")
-    v = generator.standard_normal((ratings.shape[1], dimension)) / np.sqrt(dimension)
-    for _ in range(sweeps):
-        v = ridge_rows(items, ridge_rows(users, v, reg), reg)
-    scale = 0.0
-    if rated.any():
-        scale = float(v[rated].std())
-    if scale < 1e-100:
-        raise DataError(
-            "als_features: the ratings are all 0 after centring, so there are no features to learn."
-        )
-    return v / scale
-
-
-def ridge_rows(ratings: csr_array, factors: np.ndarray, reg: float) -> np.ndarray:
-    """Returns the factors of every row, given those of the columns: one ridge regression a row.
-
-        argmin_{u_i} sum over stored j of (r_ij - u_i . v_j)^2 + reg ||u_i||^2
-
-    Args:
-        ratings: (n, m).
-        factors: (m, p).
-        reg: above 0.
-
-    Returns:
-        (n, p) float64; 0 for a row without entries.
-    """
-    p = factors.shape[1]
-    rows = ratings.shape[0]
-    # v_j v_j^T of every item once: a sparse product then adds up the normal matrices of all rows
-    products = (factors[:, :, None] * factors[:, None, :]).reshape(len(factors), p * p)
-    stored = csr_array(
-        (np.ones(len(ratings.data)), ratings.indices, ratings.indptr), shape=ratings.shape
-    )
-    right = ratings @ factors
-    ridge = reg * np.eye(p)
-    solved = np.zeros((rows, p))
-    # the normal matrices of all rows at once would not fit in memory
-    block = max(1, _BLOCK // (p * p))
-    for first in range(0, rows, block):
-        part = slice(first, min(rows, first + block))
-        normal = (stored[part] @ products).reshape(-1, p, p) + ridge
-        solved[part] = np.linalg.solve(normal, right[part, :, None])[:, :, 0]
-    return solved

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from ...errors import DataError
 from ..assemble import taking_part
 from ..dataset import FederatedDataset
 from ..examples import Domain
-from ..loaders import reader
+from ..loaders import reader, with_settings
 from .h5 import H5, Fields, divided, read_h5
 
 TOKEN_COUNTS = "stackoverflow.word_count"
@@ -32,27 +32,9 @@ Texts = tuple[list[str], list[str]]
 """A client's texts, and the tags of each, joined by ``|``."""
 
 
-@reader("stackoverflow")
-@check_arguments
-def read_stackoverflow(
-    root: str | Path,
-    *,
-    tokens: Count = 10_000,
-    tags: Count = 500,
-    counts: str | Path | None = None,
-    clients: int | None = None,
-    min_examples: int = 2,
-    max_examples: Count | None = 1000,
-    test_fraction: float | None = 0.2,
-    seed: int = 0,
-) -> FederatedDataset:
-    """Reads StackOverflow: features (tokens,), the share of each word in a text, and ``tags``
-    labels that are 0 or 1.
-
-    A text is the tokens of a post and of its question's title. Its features are the numbers of the
-    commonest tokens over the number of all its tokens, so that they add up to 1 at most, which is
-    the dataset's domain. A text may have none of the commonest tags. Features are stored as a
-    sparse matrix, labels in a byte each.
+@dataclass(frozen=True)
+class StackOverflowSettings:
+    """Settings of :func:`~fedmtl.data.read_stackoverflow`, which takes them as its arguments.
 
     Args:
         root: the file, or its folder.
@@ -67,36 +49,63 @@ def read_stackoverflow(
         test_fraction: share of each user's texts held out for test, those of the source's test part
             included; None keeps the source's own split, and without one means 0.2.
         seed: of the split and of the choice of users.
+    """
+
+    root: str | Path
+    _: KW_ONLY
+    tokens: Count = 10_000
+    tags: Count = 500
+    counts: str | Path | None = None
+    clients: int | None = None
+    min_examples: int = 2
+    max_examples: Count | None = 1000
+    test_fraction: float | None = 0.2
+    seed: int = 0
+
+
+@reader("stackoverflow")
+@check_arguments
+@with_settings(StackOverflowSettings)
+def read_stackoverflow(settings: StackOverflowSettings) -> FederatedDataset:
+    """Reads StackOverflow: features (tokens,), the share of each word in a text, and ``tags``
+    labels that are 0 or 1.
+
+    A text is the tokens of a post and of its question's title. Its features are the numbers of the
+    commonest tokens over the number of all its tokens, so that they add up to 1 at most, which is
+    the dataset's domain. A text may have none of the commonest tags. Features are stored as a
+    sparse matrix, labels in a byte each.
+
+    Args:
+        settings: the fields of :class:`~fedmtl.data.StackOverflowSettings`, each an argument of its
+            own: ``read_stackoverflow("stackoverflow", tokens=5000, tags=100)``.
 
     Raises:
         DataError: a missing, truncated or malformed file; the message names file, user and field.
         ConfigError: an impossible setting.
     """
-    root = Path(root)
+    root = Path(settings.root)
+    tokens = settings.tokens
+    tags = settings.tags
     options: dict[str, Any] = {
-        "min_examples": min_examples,
-        "seed": seed,
-        "test_fraction": test_fraction,
+        "min_examples": settings.min_examples,
+        "seed": settings.seed,
+        "test_fraction": settings.test_fraction,
+        "source": str(root),
+        "draw": settings.clients,
     }
-    options["source"] = str(root)
-    options["draw"] = clients
     # before words are counted: users who are left out must not decide which are common
-    sides = taking_part(_read(root, max_examples), **options)
-    if counts is not None:
-        folder = Path(counts)
+    sides = taking_part(_read(root, settings.max_examples), **options)
+    given = settings.counts is not None
+    if settings.counts is not None:
+        folder = Path(settings.counts)
     elif root.is_dir():
         folder = root
     else:
         folder = root.parent
     words = _common(
-        folder / TOKEN_COUNTS,
-        tokens,
-        counts is not None,
-        (text.split() for text in _texts(sides, 0)),
+        folder / TOKEN_COUNTS, tokens, given, (text.split() for text in _texts(sides, 0))
     )
-    labels = _common(
-        folder / TAG_COUNTS, tags, counts is not None, (_tags(text) for text in _texts(sides, 1))
-    )
+    labels = _common(folder / TAG_COUNTS, tags, given, (_tags(text) for text in _texts(sides, 1)))
     coded = [
         {
             client: (_bag(xs, words[0], tokens), _labels(ys, labels[0], tags))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
 import torch
@@ -22,28 +23,50 @@ from ...errors import ConfigError
 from ...random import derive_key, keyed_bits
 from ..dataset import FederatedDataset
 from ..examples import Domain, Examples, client_keys
-from ..loaders import reader
+from ..loaders import reader, with_settings
 from ..transforms import SHRINK
 
 _BITS = 52
 
 
+@dataclass(frozen=True)
+class SyntheticTasks:
+    """Settings of :func:`~fedmtl.data.load_synthetic_tasks`, which takes them as its arguments.
+
+    Args:
+        tasks: number of tasks T.
+        train_examples: training examples a task.
+        test_examples: test examples a task.
+        features: dimensions d.
+        structure: of W, ``"low_rank"``, ``"group_sparse"``, ``"clustered"`` or ``"common"``.
+        rank: r: the rank of W, its rows that are not zero, or the number of clusters; no part of
+            ``"common"``.
+        deviation: size of each task's own part; above 0, W has full rank.
+        problem: ``"regression"``, or ``"classification"`` of two classes.
+        noise: standard deviation of the score's noise.
+        public_examples: further examples of the tasks, of each in turn, that belong to no client; 0
+            for none.
+        seed: of all draws.
+    """
+
+    tasks: Count = 20
+    _: KW_ONLY
+    train_examples: Count = 60
+    test_examples: Count = 140
+    features: Count = 28
+    structure: Literal["low_rank", "group_sparse", "clustered", "common"] = "low_rank"
+    rank: Count = 3
+    deviation: NonNegative = 0.0
+    problem: Literal["regression", "classification"] = "classification"
+    noise: NonNegative = 0.1
+    public_examples: Whole = 0
+    seed: int = 0
+
+
 @reader("synthetic_tasks")
 @check_arguments
-def load_synthetic_tasks(
-    tasks: Count = 20,
-    *,
-    train_examples: Count = 60,
-    test_examples: Count = 140,
-    features: Count = 28,
-    structure: Literal["low_rank", "group_sparse", "clustered", "common"] = "low_rank",
-    rank: Count = 3,
-    deviation: NonNegative = 0.0,
-    problem: Literal["regression", "classification"] = "classification",
-    noise: NonNegative = 0.1,
-    public_examples: Whole = 0,
-    seed: int = 0,
-) -> FederatedDataset:
+@with_settings(SyntheticTasks)
+def load_synthetic_tasks(settings: SyntheticTasks) -> FederatedDataset:
     """Makes tasks y = x . w_t with unit-norm rows x and related models w_t (:func:`true_weights`),
     one client a task.
 
@@ -62,19 +85,8 @@ def load_synthetic_tasks(
     tasks, and its first examples are the same when there are more.
 
     Args:
-        tasks: number of tasks T.
-        train_examples: training examples a task.
-        test_examples: test examples a task.
-        features: dimensions d.
-        structure: of W, ``"low_rank"``, ``"group_sparse"``, ``"clustered"`` or ``"common"``.
-        rank: r: the rank of W, its rows that are not zero, or the number of clusters; no part of
-            ``"common"``.
-        deviation: size of each task's own part; above 0, W has full rank.
-        problem: ``"regression"``, or ``"classification"`` of two classes.
-        noise: standard deviation of the score's noise.
-        public_examples: further examples of the tasks, of each in turn, that belong to no client; 0
-            for none.
-        seed: of all draws.
+        settings: the fields of :class:`~fedmtl.data.SyntheticTasks`, each an argument of its own:
+            ``load_synthetic_tasks(tasks=50, structure="group_sparse")``.
 
     Returns:
         Ids ``task-0``, ``task-1``, ...; features (d,) with ``||x||_2 <= 1`` (and at least 1 -
@@ -83,47 +95,63 @@ def load_synthetic_tasks(
     Raises:
         ConfigError: an impossible setting.
     """
-    if rank > features:
+    tasks = settings.tasks
+    features = settings.features
+    seed = settings.seed
+    if settings.rank > features:
         raise ConfigError(
-            f"load_synthetic_tasks.rank is {rank}; it must be at most the number of features, "
-            f"{features}."
+            f"load_synthetic_tasks.rank is {settings.rank}; it must be at most the number of "
+            f"features, {features}."
         )
     ids = tuple(f"task-{i}" for i in range(tasks))
     keys = client_keys(ids)
-    weights = true_weights(ids, features, structure, rank, deviation, seed)
+    weights = true_weights(
+        ids, features, settings.structure, settings.rank, settings.deviation, seed
+    )
+    classified = settings.problem == "classification"
     sides = []
-    for step, count in enumerate((train_examples, test_examples, -(-public_examples // tasks))):
+    # so many of each task that they are enough in all
+    further = -(-settings.public_examples // tasks)
+    for step, count in enumerate((settings.train_examples, settings.test_examples, further)):
         x = keyed_normal(seed, "tasks/x", keys, step, count * features).view(tasks, count, features)
         # shrunk, so that rounding to float32 leaves no row longer than 1
         rows = (SHRINK * x / x.norm(dim=2, keepdim=True)).float()
         score = torch.einsum("tnd,dt->tn", rows.double(), weights)
-        score = score + noise * keyed_normal(seed, "tasks/noise", keys, step, count)
-        if problem == "regression":
-            y = score.float()
-        else:
+        score = score + settings.noise * keyed_normal(seed, "tasks/noise", keys, step, count)
+        if classified:
             y = (score >= 0).to(torch.int64)
+        else:
+            y = score.float()
         offsets = torch.arange(tasks + 1) * count
         sides.append(Examples(rows.flatten(0, 1), y.flatten(), offsets))
     public = None
-    if public_examples:
-        x = sides[2].x.view(tasks, -1, features)
-        y = sides[2].y.view(tasks, -1)
-        # of each task in turn, so that any number of rows is spread over all
-        rows = x.transpose(0, 1).flatten(0, 1)
-        targets = y.T.flatten()
-        offsets = torch.tensor([0, public_examples])
-        public = Examples(
-            # copies, so that the further rows are freed
-            rows[:public_examples].clone(),
-            targets[:public_examples].clone(),
-            offsets,
-        )
-    name = f"synthetic tasks ({structure}, {problem})"
-    domain = Domain(math.sqrt(features), 1.0, 1.0 if problem == "classification" else math.inf)
-    classes = 2 if problem == "classification" else None
+    if settings.public_examples:
+        public = _spread(sides[2], tasks, settings.public_examples)
+    classes = None
+    bound = math.inf
+    if classified:
+        classes = 2
+        bound = 1.0
     return FederatedDataset(
-        sides[0], sides[1], ids, classes=classes, name=name, public=public, domain=domain
+        sides[0],
+        sides[1],
+        ids,
+        classes=classes,
+        name=f"synthetic tasks ({settings.structure}, {settings.problem})",
+        public=public,
+        domain=Domain(math.sqrt(features), 1.0, bound),
     )
+
+
+def _spread(examples: Examples, tasks: int, count: int) -> Examples:
+    """Returns the first ``count`` examples, of each task in turn, so that any number of rows is
+    spread over all tasks."""
+    x = examples.x.view(tasks, -1, examples.x.shape[1])
+    y = examples.y.view(tasks, -1)
+    rows = x.transpose(0, 1).flatten(0, 1)
+    targets = y.T.flatten()
+    # copies, so that the further rows are freed
+    return Examples(rows[:count].clone(), targets[:count].clone(), torch.tensor([0, count]))
 
 
 def true_weights(
