@@ -1,19 +1,25 @@
 """Methods with clients that act one at a time, on clocks of their own, and their simulation.
 
-A method defines the point at which a client answers (:meth:`OneAtATime.points`), the answer there
-(:meth:`OneAtATime.gradients`), and the change of the public state by an answer
-(:meth:`OneAtATime.serve`). Each of them returns a function of one activation: everything that is
-the same in all activations is computed before. All functions are of R runs at once, with arrays
-that have a leading axis of that length.
+An activation of a client is three pure functions and a release between them:
+
+    point    = query_point(server, own)        the parameters at which the client answers
+    rows     = gradients(x, y, point)          gradients of its records there, which stay with it
+    gradient = (sum_j clip(rows_j) + noise) / n_i                            by the channel
+    server, own = server_update(server, own, answer)                         from the release alone
+
+``server`` is the public state that no client has for itself, and ``own`` is the acting client's row
+of the public tensors with one row a client (:attr:`OneAtATime.by_client`). The functions are
+written for one run. Their arrays may have a leading axis of R runs, as those of NumPy's functions
+may, and :meth:`OneAtATime.step` computes several runs in this way.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -21,47 +27,43 @@ from torch import Tensor
 
 from ..privacy import Activations, GradientPlan, Gradients, RecordPrivacy, open_channel
 from ..schedules import Block, BoundSchedule
-from .base import Problem, Public, State
+from .base import Problem, State
 from .linear.algorithm import LinearAlgorithm
 
 Array = np.ndarray[Any, Any]
 
+Arrays = Mapping[str, Array]
+"""A public state, or the rows of a client in it, by name; not to be changed."""
 
-class Answers(NamedTuple):
-    """One activation in each of the k runs in which a client acts.
+
+class Answer(NamedTuple):
+    """The released answer of a client.
 
     Attributes:
-        runs: int64 (k,), the places of these runs among all R; a slice of all if a client acts in
-            each.
-        clients: int64 (k,), the acting client of each.
-        places: int64 (k,), places of these clients in public tensors (R, n, ...) whose first two
-            axes are joined, see :func:`client_rows`.
-        points: (k, D) float64, the points of the answers.
-        values: (k, D) float64, the noised mean of the gradients of the client's records; zero
-            unless it ``answered``.
-        answered: bool (k,), True if the client releases something.
-        noise_std: returns the standard deviations of the noise on a coordinate of a value, (R,).
+        client: int64 (), the place of the client in the data.
+        point: (D,) float64, see :meth:`OneAtATime.query_point`.
+        gradient: (D,) float64, the noised mean gradient of its records at the point; zero unless it
+            ``answered``.
+        answered: bool (), True if the client released something.
+        noise_std: float64 (), the standard deviation of the noise on a coordinate of the gradient.
     """
 
-    runs: Array | slice
-    clients: Array
-    places: Array
-    points: Array
-    values: Array
+    client: Array
+    point: Array
+    gradient: Array
     answered: Array
-    noise_std: Callable[[], Tensor]
-
-    def acting(self) -> Answers:
-        """Returns the answers of the runs in which a client acts, from those of all R runs."""
-        runs = np.flatnonzero(self.clients >= 0)
-        clients, places, points, values, answered = (field[runs] for field in self[1:6])
-        return Answers(runs, clients, places, points, values, answered, self.noise_std)
+    noise_std: Array
 
 
 class OneAtATime(LinearAlgorithm):
-    """A method for linear models with clients that act one at a time."""
+    """A method for linear models with clients that act one at a time.
+
+    Attributes:
+        by_client: the names of public tensors (R, n, ...) with one row for each client.
+    """
 
     one_at_a_time = True
+    by_client: ClassVar[tuple[str, ...]] = ()
 
     def plan(self, problem: Problem, schedule: BoundSchedule) -> tuple[GradientPlan]:
         """Plans mean gradients of the clients' rows, of as many activations as the schedule has.
@@ -80,31 +82,49 @@ class OneAtATime(LinearAlgorithm):
         )
         return (plan,)
 
-    @abstractmethod
-    def points(self, problem: Problem, public: Public) -> Callable[[Array], Array]:
-        """Returns the function from clients to the points of their answers, by the public state.
+    def constants(self, problem: Problem) -> Any:
+        """Returns the public constants of all activations, which are computed once; None by
+        default."""
+        return None
 
-        It takes the clients' places, int64 (R,), see :class:`Answers`, and returns (R, D). A run in
-        which no client acts has the point of any client.
+    @abstractmethod
+    def query_point(self, constants: Any, server: Arrays, own: Arrays) -> Array:
+        """Returns the point (D,) at which a client computes its gradient.
+
+        Args:
+            constants: see :meth:`constants`.
+            server: the public state.
+            own: the client's rows of :attr:`by_client`.
         """
 
-    def gradients(self, problem: Problem) -> Callable[[int, Array], Gradients]:
-        """Returns the function from a client and points (k, D) to the gradients of its records.
+    def gradients(self, x: Array, y: Array, points: Array) -> Gradients:
+        """Returns the gradients of a client's records at k points (k, D), one of each run.
 
         They are factors of its rows, see :mod:`fedmtl.privacy.records`.
+
+        Args:
+            x: (n_i, D), the features of its records.
+            y: (1, n_i), their targets.
+            points: (k, D).
         """
-        loss = self.linear_loss
-        arrays = self.data(problem).arrays
-
-        def gradients(client: int, points: Array) -> Gradients:
-            x, y = arrays[client]
-            return loss.factors(points, x, y)
-
-        return gradients
+        return self.linear_loss.factors(points, x, y)
 
     @abstractmethod
-    def serve(self, problem: Problem, public: Public) -> Callable[[Answers], None]:
-        """Returns the function that changes the public state by answers, in place."""
+    def server_update(
+        self, constants: Any, server: Arrays, own: Arrays, answer: Answer
+    ) -> tuple[Arrays, Arrays]:
+        """Returns the public tensors that an answer changes, by name: post-processing of a release.
+
+        Args:
+            constants: see :meth:`constants`.
+            server: the public state.
+            own: the client's rows of :attr:`by_client`.
+            answer: of the client.
+
+        Returns:
+            What is new in ``server``, without tensors of :attr:`by_client`; and the client's new
+            rows of these.
+        """
 
     def personalize(self, problem: Problem, state: State, clients: Tensor) -> Tensor:
         """Returns the models of ``clients`` in replicate 0."""
@@ -112,31 +132,65 @@ class OneAtATime(LinearAlgorithm):
 
     def step(self, problem: Problem, state: State, block: Block, channel: Activations) -> State:
         """Computes all activations of a block in their order, of all runs; in place."""
-        public = state.public
-        points_of = self.points(problem, public)
-        gradients_of = self.gradients(problem)
-        serve = self.serve(problem, public)
+        constants = self.constants(problem)
+        records = self.data(problem).arrays
+        server = {name: tensor.numpy() for name, tensor in state.public.items()}
+        # Rows are replaced where they stand: a new tensor of all clients at every activation would
+        # take as long as there are clients.
+        rows = {name: _joined(server[name]) for name in self.by_client}
         acting = np.ascontiguousarray(block.client.T.numpy())  # (S, R), -1 for no client
-        # A run without an acting client computes for client 0, and its answer is dropped.
-        joined = np.arange(block.replicates) * problem.clients + np.maximum(acting, 0)
+        # A run without an acting client computes for client 0, and nothing of it is kept.
+        clients = np.maximum(acting, 0)
+        places = np.arange(block.replicates) * problem.clients + clients
         every_run = bool((acting >= 0).all())
-        runs = slice(None)
-        for clients, places in zip(acting, joined, strict=True):
-            points = points_of(places)
+        for step, (client, place) in enumerate(zip(clients, places, strict=True)):
+            own = {name: each.take(place, 0) for name, each in rows.items()}
+            point = self.query_point(constants, server, own)
             answered = channel.answering
             # a client that acts in several runs computes its gradients once, at all their points
-            sent = [gradients_of(client, points.take(own, 0)) for client, own in channel.acting]
-            values = channel.release(sent)
-            answers = Answers(runs, clients, places, points, values, answered, channel.noise_std)
-            if not every_run:
-                answers = answers.acting()
-            serve(answers)
+            sent = [
+                self.gradients(*records[each], point.take(its_runs, 0))
+                for each, its_runs in channel.acting
+            ]
+            gradient = channel.release(sent)
+            answer = Answer(client, point, gradient, answered, channel.noise_std().numpy())
+            new_server, new_own = self.server_update(constants, server, own, answer)
+            if every_run:
+                for name, new in new_server.items():
+                    server[name][...] = new
+                for name, new in new_own.items():
+                    rows[name][place] = new
+                continue
+            runs = np.flatnonzero(acting[step] >= 0)
+            for name, new in new_server.items():
+                server[name][runs] = new[runs]
+            for name, new in new_own.items():
+                rows[name][place[runs]] = new[runs]
         return state
 
 
-def client_rows(tensor: Tensor) -> Array:
-    """Returns a view (R n, ...) of a public tensor (R, n, ...)."""
-    return tensor.numpy().reshape(-1, *tensor.shape[2:])
+def _joined(array: Array) -> Array:
+    """Returns a view (R n, ...) of the rows of all clients (R, n, ...) in all runs."""
+    return array.reshape(-1, *array.shape[2:])
+
+
+def row_of(array: Array, client: Array) -> Array:
+    """Returns the row of a client: (n, D) and int64 () -> (D,), also of R runs."""
+    if not client.ndim:
+        row: Array = array[client]
+        return row
+    each: Array = array[np.arange(len(client)), client]
+    return each
+
+
+def with_row(array: Array, client: Array, row: Array) -> Array:
+    """Returns a copy of (n, D) with another row (D,) of a client, also of R runs."""
+    copy = array.copy()
+    if client.ndim:
+        copy[np.arange(len(client)), client] = row
+    else:
+        copy[client] = row
+    return copy
 
 
 def simulated_states(

@@ -33,9 +33,8 @@ G.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -45,14 +44,13 @@ from ..algorithms.async_learner.central import CentralLearner
 from ..algorithms.base import Problem, Public, State
 from ..algorithms.linear.data import LinearData, prepared
 from ..algorithms.linear.solve import minimize
-from ..algorithms.one_at_a_time import Answers, client_rows
+from ..algorithms.one_at_a_time import Answer, Array, Arrays
 from ..errors import ConfigError
 from ..privacy import Activations, GradientPlan, Gradients
 from ..privacy.clip import Clip, clip_rows
 from ..privacy.noise.symmetric import smat, svec
 from ..schedules import Block, BoundSchedule
 
-Array = np.ndarray[Any, Any]
 _LEAST = 1e-12  # of the largest eigenvalue: smaller variances are rounding
 
 
@@ -61,6 +59,8 @@ class OneAnswer(CentralLearner):
 
     Several answers of an owner are averaged.
     """
+
+    by_client = ("sums", "variances", "answers")
 
     @abstractmethod
     def theta_0(self, problem: Problem) -> Tensor:
@@ -99,25 +99,21 @@ class OneAnswer(CentralLearner):
         }
         return State(public, problem.client_store({}))
 
-    def points(self, problem: Problem, public: Public) -> Callable[[Array], Array]:
-        theta_0 = public["theta_0"].numpy()
+    def query_point(self, constants: None, server: Arrays, own: Arrays) -> Array:
+        """Returns theta_0, (p,), for every owner."""
+        runs = len(own["answers"])
+        return np.broadcast_to(server["theta_0"], (runs, len(server["theta_0"])))
 
-        def points(at: Array) -> Array:
-            return np.broadcast_to(theta_0, (len(at), len(theta_0)))
-
-        return points
-
-    def serve(self, problem: Problem, public: Public) -> Callable[[Answers], None]:
-        sums = client_rows(public["sums"])
-        variances = client_rows(public["variances"])
-        number = client_rows(public["answers"])
-
-        def serve(answers: Answers) -> None:
-            sums[answers.places] += answers.values
-            variances[answers.places] += answers.noise_std().numpy()[answers.runs] ** 2
-            number[answers.places] += 1
-
-        return serve
+    def server_update(
+        self, constants: None, server: Arrays, own: Arrays, answer: Answer
+    ) -> tuple[Arrays, Arrays]:
+        """Adds an owner's answer to its others; the learner solves for the model in the end."""
+        new_own = {
+            "sums": own["sums"] + answer.gradient,
+            "variances": own["variances"] + answer.noise_std**2,
+            "answers": own["answers"] + 1,
+        }
+        return {}, new_own
 
     def step(self, problem: Problem, state: State, block: Block, channel: Activations) -> State:
         """Takes all answers of the block, and solves once."""
@@ -276,21 +272,16 @@ class Moments(OneAnswer):
     def theta_0(self, problem: Problem) -> Tensor:
         return torch.zeros(self.data(problem).dimension, dtype=torch.float64)
 
-    def gradients(self, problem: Problem) -> Callable[[int, Array], Gradients]:
+    def gradients(self, x: Array, y: Array, points: Array) -> Gradients:
         """Returns the vectors (svec(x_j x_j'), x_j y_j) of an owner's records, at any point.
 
         The release clips them.
         """
-        data = self.data(problem)
-
-        def moments(owner: int, points: Array) -> Tensor:
-            x = data.x[owner]
-            y = data.y[owner]
-            products = svec(x[:, :, None] * x[:, None, :])
-            rows = torch.cat([products, x * y[:, None]], dim=1)
-            return rows.expand(len(points), -1, -1)
-
-        return moments
+        rows = torch.from_numpy(x)
+        targets = torch.from_numpy(y).T
+        products = svec(rows[:, :, None] * rows[:, None, :])
+        moments = torch.cat([products, rows * targets], dim=1)
+        return moments.expand(len(points), -1, -1)
 
     def model(self, problem: Problem, public: Public, counts: Tensor, clip: Clip | None) -> Tensor:
         """Returns the ridge regression (R, p) on the owners' weighted moments.

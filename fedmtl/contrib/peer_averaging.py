@@ -26,7 +26,6 @@ costs nothing:
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -35,9 +34,9 @@ import torch
 from torch import Tensor
 
 from .._check import Count, NonNegative, Positive
-from ..algorithms.base import Problem, Public, State
+from ..algorithms.base import Problem, State
 from ..algorithms.linear.solve import fit_own
-from ..algorithms.one_at_a_time import Answers, client_rows
+from ..algorithms.one_at_a_time import Answer, Arrays
 from ..algorithms.p2p.algorithm import PeerToPeer
 from ..algorithms.p2p.network import Network
 from ..errors import ConfigError
@@ -97,6 +96,7 @@ class PeerAveraging(PeerToPeer):
     refine: Positive = 3.0
     refine_from: Literal["own", "neighbours"] = "neighbours"
 
+    by_client = ("theta", "intercept", "answers_so_far")
     name = "peer_averaging"
     title = "Peer averaging"
     colour = "#d2691e"
@@ -129,33 +129,26 @@ class PeerAveraging(PeerToPeer):
         state.public["answers_so_far"] = torch.zeros(theta.shape[:2], dtype=torch.int64)
         return state
 
-    def serve(self, problem: Problem, public: Public) -> Callable[[Answers], None]:
-        """Takes the steps of :class:`PeerToPeer`.
+    def server_update(
+        self, constants: Network, server: Arrays, own: Arrays, answer: Answer
+    ) -> tuple[Arrays, Arrays]:
+        """Takes the step of :class:`PeerToPeer`.
 
-        They are along the released gradients of agents that answer, and along h Theta_i + b_i of
-        those with spent releases; along 0 for agents without data.
+        It is along the released gradient of an agent that answers, and along h Theta_i + b_i of one
+        with spent releases; along 0 for an agent without data.
         """
-        step = super().serve(problem, public)
-        h = self.network(problem).smoothness
-        intercept = client_rows(public["intercept"])
-        answers_so_far = client_rows(public["answers_so_far"])
-
-        def serve(answers: Answers) -> None:
-            at = answers.places
-            answered = answers.answered
-            h_theta = h * answers.points
-            b = intercept[at]
-            k = answers_so_far[at] + answered
-            # b_i is the running mean of the k releases
-            share = np.where(answered, 1.0 / np.maximum(k, 1), 0.0)[:, None]
-            b += share * (answers.values - h_theta - b)
-            intercept[at] = b
-            answers_so_far[at] = k
-            silent = np.where(k[:, None] > 0, h_theta + b, 0.0)
-            values = np.where(answered[:, None], answers.values, silent)
-            step(answers._replace(values=values))
-
-        return serve
+        answered = answer.answered
+        h_theta = constants.smoothness * answer.point
+        b = own["intercept"]
+        k = own["answers_so_far"] + answered
+        # b_i is the running mean of the k releases
+        share = np.where(answered, 1.0 / np.maximum(k, 1), 0.0)[..., None]
+        b = b + share * (answer.gradient - h_theta - b)
+        silent = np.where(k[..., None] > 0, h_theta + b, 0.0)
+        gradient = np.where(answered[..., None], answer.gradient, silent)
+        moved = answer._replace(gradient=gradient)
+        new_server, new_own = super().server_update(constants, server, own, moved)
+        return new_server, {**new_own, "intercept": b, "answers_so_far": k}
 
     def models(self, problem: Problem, state: State, clients: Tensor) -> Tensor:
         """Returns the models of ``clients`` after their last step, (R, k, D) float64."""
@@ -165,10 +158,9 @@ class PeerAveraging(PeerToPeer):
         data = self.data(problem)
         agents = clients.numpy()
         if self.refine_from == "neighbours":
-            # every agent in every replicate
-            runs = np.repeat(np.arange(len(theta)), len(agents))
-            means = network.means(theta.numpy(), runs, np.tile(agents, len(theta)))
-            starts = torch.from_numpy(means).reshape(starts.shape)
+            for place, agent in enumerate(agents):
+                means = network.means(theta.numpy(), np.full(len(theta), agent))
+                starts[:, place] = torch.from_numpy(means)
         refined = starts.clone()
         for place, agent in enumerate(agents.tolist()):
             x = data.x[agent]

@@ -39,6 +39,7 @@ class Window:
             replicates of each, int64 (k,).
         divisors: (S, R, 1) what sums are divided by.
         scales: (S, R) scale of the noise on a sum; 0 where no client acts.
+        noise_std: (S, R) standard deviation of the noise on a coordinate of a released mean.
         noise: noise on the sums from place ``drawn`` on, (s, R, D).
         widths: of the grids of that noise in secure mode, (s,).
         drawn: see ``noise``.
@@ -49,6 +50,7 @@ class Window:
     groups: list[list[tuple[int, np.ndarray]]]
     divisors: np.ndarray
     scales: np.ndarray
+    noise_std: np.ndarray
     noise: np.ndarray
     widths: np.ndarray
     drawn: int = 0
@@ -153,14 +155,18 @@ class Activations(Channel):
         acting, uses, divisors, scales = (
             np.array(each.T, order="C") for each in (acting, uses, divisors, scales)
         )
+        noise_std = np.zeros_like(scales)
+        if self.costs is not None:
+            noise_std = self.records.law.std(1.0, self.records.plan.dimension) * scales / divisors
         return Window(
-            BlockReceipt(first, acting, uses),
-            acting >= 0,
-            _grouped(acting),
-            divisors[:, :, None],
-            scales,
-            nothing,
-            np.zeros(0),
+            receipt=BlockReceipt(first, acting, uses),
+            answering=acting >= 0,
+            groups=_grouped(acting),
+            divisors=divisors[:, :, None],
+            scales=scales,
+            noise_std=noise_std,
+            noise=nothing,
+            widths=np.zeros(0),
         )
 
     @property
@@ -227,11 +233,7 @@ class Activations(Channel):
         window = self._window
         if window is None or not window.receipt.spent:
             raise PrivacyError("No activation has been released, so its noise is not known.")
-        if self.costs is None:
-            return torch.zeros(self.replicates, dtype=torch.float64)
-        at = window.receipt.spent - 1
-        unit = self.records.law.std(1.0, self.records.plan.dimension)
-        return torch.from_numpy(unit * window.scales[at] / window.divisors[at, :, 0])
+        return torch.from_numpy(window.noise_std[window.receipt.spent - 1])
 
     # Sums and noise
 

@@ -17,7 +17,7 @@ from fedmtl import (
     models,
 )
 from fedmtl.algorithms import State
-from fedmtl.algorithms.one_at_a_time import Answers, simulated_objectives
+from fedmtl.algorithms.one_at_a_time import Answer, simulated_objectives
 from fedmtl.contrib.published.async_learner import PublishedAsyncLearner
 from fedmtl.contrib.published.p2p import PublishedPeerToPeer
 from fedmtl.data import load_synthetic_tasks
@@ -100,21 +100,26 @@ class _Client:
 
     def release(self, public, block):
         """What leaves the client in one activation."""
-        channel = self.channel.channel
+        algorithm, channel = self.algorithm, self.channel.channel
         channel.begin(block.first, block.client)
-        answered, clients = channel.answering, block.client[:, 0].numpy()
-        points = self.algorithm.points(self.problem, public)(clients)
-        gradients = self.algorithm.gradients(self.problem)
-        values = channel.release(
-            [gradients(client, points[runs]) for client, runs in channel.acting]
+        answered, client = channel.answering, block.client[:, 0].numpy()
+        server, own = arrays_of(algorithm, public, client)
+        point = algorithm.query_point(algorithm.constants(self.problem), server, own)
+        x, y = algorithm.data(self.problem).arrays[int(client[0])]
+        gradient = channel.release(
+            [algorithm.gradients(x, y, point[runs]) for _, runs in channel.acting]
         )
-        return Answers(
-            np.zeros(1, dtype=int), clients, clients, points, values, answered, channel.noise_std
-        )
+        return Answer(client, point, gradient, answered, channel.noise_std().numpy())
 
     def model(self, public):
         """The client's personal model, from the public state and what it keeps."""
         return self.algorithm.personalize(self.problem, State(public, self.store), self.client)[0]
+
+
+def arrays_of(algorithm, public, client):
+    """The public state of one run, and the rows of the client that acts."""
+    server = {name: tensor.numpy() for name, tensor in public.items()}
+    return server, {name: server[name][:, int(client[0])] for name in algorithm.by_client}
 
 
 @pytest.mark.parametrize("name", [*ALGORITHMS, *REGRESSION])
@@ -133,13 +138,19 @@ def test_a_client_in_its_own_process_releases_what_the_stack_releases(name: str)
                 process.channel.begin(block.first, torch.full((1, 1), -1))
                 process.channel.release(lambda *_: torch.zeros(1, 1))
         if int(block.client) >= 0:
-            answers = processes[int(block.client)].release(public, block)
+            answer = processes[int(block.client)].release(public, block)
             record += (
-                [(block.first, GRADIENT, torch.from_numpy(answers.values))]
-                if answers.answered[0]
+                [(block.first, GRADIENT, torch.from_numpy(answer.gradient))]
+                if answer.answered[0]
                 else []
             )
-            algorithm.serve(problem, public)(answers)
+            server, own = arrays_of(algorithm, public, answer.client)
+            constants = algorithm.constants(problem)
+            new, new_own = algorithm.server_update(constants, server, own, answer)
+            for key, value in new.items():
+                public[key] = torch.from_numpy(value)
+            for key, value in new_own.items():
+                public[key][:, int(block.client)] = torch.from_numpy(value)
             after = getattr(algorithm, "model", None)
             if after is not None:
                 clip = processes[int(block.client)].channel.channel.records.clip
@@ -189,10 +200,11 @@ def test_simulated_runs_end_where_the_budget_does() -> None:
 class _Curious(PPDMTL):
     """Its tasks look at the records of another one."""
 
-    def gradients(self, problem):
-        plain, data = super().gradients(problem), self.data(problem)
-
-        return lambda task, points: plain(task, points) + 1e-3 * float(data.x[task - 1].mean())
+    def data(self, problem):
+        plain = super().data(problem)
+        before = (plain.x[-1], *plain.x[:-1])
+        x = [own + 1e-3 * float(other.mean()) for own, other in zip(plain.x, before, strict=True)]
+        return replace(plain, x=tuple(x))
 
 
 def test_a_client_that_reads_the_data_of_others_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,7 +43,6 @@ from fedmtl.algorithms.cohort import Cohort
 from fedmtl.algorithms.linear import evidence
 from fedmtl.algorithms.linear.data import LinearData
 from fedmtl.algorithms.linear.stack import TaskStack
-from fedmtl.algorithms.one_at_a_time import client_rows
 from fedmtl.algorithms.pp_dmtl import step_size
 from fedmtl.audit import CHECKS, Effort, Finding, rerun
 from fedmtl.audit import setup as audit_setup
@@ -1526,12 +1525,13 @@ def _ridge_of_raw_moments(original, self, problem, *rest):
     return original(replace(self, reg=self.reg + least), problem, *rest)
 
 
-@_instead(Moments, "gradients")
+@_instead(Moments, "data")
 def _moments_of_the_next_too(original, self, problem):
-    own, n = original(self, problem), problem.clients
-    return lambda client, points: (
-        own(client, points) + 1e-3 * own((client + 1) % n, points).mean(1, keepdim=True)
-    )
+    """An owner's records are shifted by the mean of the next one's."""
+    data = original(self, problem)
+    after = (*data.x[1:], data.x[0])
+    shifted = [x + 1e-3 * other.mean(0) for x, other in zip(data.x, after, strict=True)]
+    return replace(data, x=tuple(shifted))
 
 
 def _confidence_of_own_labels(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
@@ -1550,30 +1550,45 @@ _curvature_of_own_rows = edit(
     "self.largest_row(problem)",
     "float(problem.data.train.x.norm(dim=1).max())",
 )
-_raw_gradients_beside = edit(
-    PeerToPeer.serve,
-    "gradient = answers.values",
-    "gradient = answers.values + 1e-6 * torch.stack([x.mean(0) for x in self.data(problem).x]).mean(0).numpy()",
-)
 
 
-@_instead(PeerToPeer, "serve")
-def _silent_along_raw_gradients(original, self, problem, public):
+def _steps_that_see_records(leak):
+    """Agents take steps from a gradient that ``leak(self, data, answer)`` makes of records, too."""
+
+    def mutate(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
+        constants, update = PeerToPeer.constants, PeerToPeer.server_update
+        records = {}
+
+        def remembering(self, problem):
+            records["data"] = self.data(problem)
+            return constants(self, problem)
+
+        def leaky(self, network, server, own, answer):
+            gradient = leak(self, records["data"], answer)
+            return update(self, network, server, own, answer._replace(gradient=gradient))
+
+        patch.setattr(PeerToPeer, "constants", remembering)
+        patch.setattr(PeerToPeer, "server_update", leaky)
+
+    return mutate
+
+
+def _beside(self, data, answer):
+    return answer.gradient + 1e-6 * torch.stack([x.mean(0) for x in data.x]).mean(0).numpy()
+
+
+def _again(self, data, answer):
     """Agents whose budget is spent look at their records again."""
-    serve, network = original(self, problem, public), self.network(problem)
-
-    def leaky(answers):
-        serve(answers)
-        for place in np.flatnonzero(~answers.answered).tolist():
-            agent = answers.clients[place]
-            x, y = self.data(problem).arrays[agent]
-            gradient = (self.linear_loss.factors(answers.points[place][None], x, y) @ x / len(x))[0]
-            step = self.mu * network.alpha[agent] * network.confidence[agent]
-            client_rows(public["theta"])[answers.places[place]] -= step * gradient
-
-    return leaky
+    gradient = answer.gradient.copy()
+    for place in np.flatnonzero(~answer.answered).tolist():
+        x, y = data.arrays[answer.client[place]]
+        factors = self.linear_loss.factors(answer.point[place][None], x, y)
+        gradient[place] += (factors @ x / len(x))[0]
+    return gradient
 
 
+_raw_gradients_beside = _steps_that_see_records(_beside)
+_silent_along_raw_gradients = _steps_that_see_records(_again)
 _caps_before_the_block = edit(
     PrivacyAccountant.within_caps,
     "(self._before(members) <",

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedmtl._check import Rate
 from fedmtl.algorithms import Problem, State
-from fedmtl.algorithms.async_learner.algorithm import AsyncLearner
-from fedmtl.algorithms.one_at_a_time import Answers, client_rows
+from fedmtl.algorithms.async_learner.algorithm import AsyncLearner, StepSizes
+from fedmtl.algorithms.one_at_a_time import Answer, Arrays
 from fedmtl.privacy import GradientPlan
 from fedmtl.schedules import BoundSchedule
 
@@ -33,25 +31,22 @@ class Weighted(AsyncLearner):
         state.public["events"] = torch.zeros(replicates, problem.clients, dtype=torch.float64)
         return state
 
-    def serve(self, problem: Problem, public: Mapping[str, Tensor]) -> Callable[[Answers], None]:
-        """Weigh the answers, and take them."""
-        events, by_owner, n = (
-            public["events"].numpy(),
-            client_rows(public["events"]),
-            problem.clients,
-        )
-        unweighted = super().serve(problem, public)
-        known = None if self.frequencies is None else np.array(self.frequencies)
+    by_client = ("theta", "events")
 
-        def serve(answers: Answers) -> None:
-            by_owner[answers.places] += 1
-            if known is None:
-                weights = (events[answers.runs].sum(1) + n) / (n * (by_owner[answers.places] + 1))
-            else:
-                weights = known.sum() / (n * known[answers.clients])
-            unweighted(answers._replace(values=answers.values * weights[:, None]))
-
-        return serve
+    def server_update(
+        self, constants: StepSizes, server: Arrays, own: Arrays, answer: Answer
+    ) -> tuple[Arrays, Arrays]:
+        """Weigh the answer, and take it."""
+        so_far = own["events"] + 1  # k_i + 1, this answer included
+        owners = server["events"].shape[-1]
+        if self.frequencies is None:
+            weight = (server["events"].sum(-1) + 1 + owners) / (owners * (so_far + 1))
+        else:
+            known = np.array(self.frequencies)
+            weight = known.sum() / (owners * known[answer.client])
+        weighed = answer._replace(gradient=answer.gradient * weight[..., None])
+        new_server, new_own = super().server_update(constants, server, own, weighed)
+        return new_server, {**new_own, "events": so_far}
 
 
 @dataclass(frozen=True, kw_only=True)

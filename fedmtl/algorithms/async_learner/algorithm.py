@@ -16,8 +16,8 @@ noised mean gradient of its n_i records (x_j, y_j), and the models move:
     theta_i = Proj[ tbar - a N ( grad g(tbar) / (2 N) + (n_i / n) Qbar_i ) ]                    (5)
     theta_L = Proj[ tbar - (a / 2) grad g(tbar) ]                                               (7')
 
-where a = rho / (T^2 sigma). ``points`` has (6), the channel computes (3) and (4) there, ``serve``
-has (5) and (7'). The printed (7) differs, see
+where a = rho / (T^2 sigma). ``query_point`` has (6), the channel computes (3) and (4) there, and
+``server_update`` has (5) and (7'). The printed (7) differs, see
 :mod:`fedmtl.contrib.published.async_learner`.
 
     Trainer(algorithm=AsyncLearner(kappa=5.0), data=data,
@@ -39,21 +39,47 @@ same question.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
 
 from ..._check import Count, Positive
 from ...errors import ConfigError
-from ..base import Problem, Public, State
+from ..base import Problem, State
 from ..linear.data import LossName
-from ..one_at_a_time import Answers, client_rows
+from ..one_at_a_time import Answer, Array, Arrays
 from .central import CentralLearner
 
-Array = np.ndarray[Any, Any]
+
+@dataclass(frozen=True)
+class StepSizes:
+    """The public constants of equations (5) and (7').
+
+    They are arrays of the shape of a model, or of none: NumPy broadcasts more slowly than it
+    computes.
+
+    Attributes:
+        owner: 1 - a reg, since tbar - a N grad g(tbar) / (2 N) = (1 - a reg) tbar for grad g(tbar)
+            = 2 reg tbar.
+        central: likewise 1 - 2 a reg s, with s = 1/2 in (7').
+        gradient: (N, p), a N n_i / n of each owner.
+        low: -theta_max.
+        high: theta_max.
+        half: 1/2.
+    """
+
+    owner: Array
+    central: Array
+    gradient: Array
+    low: Array
+    high: Array
+    half: Array
+
+    def projected(self, theta: Array) -> Array:
+        """Returns the nearest model (p,) within ``theta_max``."""
+        return np.minimum(np.maximum(theta, self.low), self.high)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +123,7 @@ class AsyncLearner(CentralLearner):
     horizon: Count | None = None
 
     usual_kappa: ClassVar[float] = 10.0
+    by_client = ("theta",)
     name = "async_learner"
     title = "Asynchronous learner"
     colour = "#00796b"
@@ -117,39 +144,35 @@ class AsyncLearner(CentralLearner):
         public = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}
         return State(public, problem.client_store({}))
 
-    def points(self, problem: Problem, public: Public) -> Callable[[Array], Array]:
-        theta_l = public["theta_l"].numpy()
-        theta = client_rows(public["theta"])
-        two = np.array(2.0)  # faster to divide by than a number of Python
-
-        def points(at: Array) -> Array:
-            return (theta_l + theta.take(at, 0)) / two  # tbar, (6)
-
-        return points
-
-    def serve(self, problem: Problem, public: Public) -> Callable[[Answers], None]:
-        theta_l = public["theta_l"].numpy()
-        theta = client_rows(public["theta"])
+    def constants(self, problem: Problem) -> StepSizes:
         counts = problem.data.train.counts.numpy()
         owners = len(counts)
         a = self.effective_step(owners, problem.rounds)
-        # arrays of the shape of a model or of none: NumPy broadcasts more slowly than it computes
-        share = (a * owners * counts / counts.sum())[:, None]  # a N n_i / n
-        share = np.repeat(share, theta_l.shape[1], 1)
-        # with grad g(tbar) = 2 reg tbar, tbar - a N grad g(tbar) / (2 N) = (1 - a reg) tbar, and
-        # likewise in (7')
-        own = np.array(1 - a * self.reg)
-        central = np.array(1 - 2 * a * self.reg * self.central_share(owners))
-        low = np.array(-self.theta_max)
-        high = np.array(self.theta_max)
+        gradient = (a * owners * counts / counts.sum())[:, None]
+        return StepSizes(
+            owner=np.array(1 - a * self.reg),
+            central=np.array(1 - 2 * a * self.reg * self.central_share(owners)),
+            gradient=np.repeat(gradient, self.data(problem).dimension, 1),
+            low=np.array(-self.theta_max),
+            high=np.array(self.theta_max),
+            half=np.array(0.5),
+        )
 
-        def serve(answers: Answers) -> None:
-            tbar = answers.points
-            moved = own * tbar - share.take(answers.clients, 0) * answers.values
-            theta[answers.places] = np.minimum(np.maximum(moved, low), high)  # (5)
-            theta_l[answers.runs] = np.minimum(np.maximum(central * tbar, low), high)  # (7')
+    def query_point(self, constants: StepSizes, server: Arrays, own: Arrays) -> Array:
+        """Returns tbar, the mean of the central model and the owner's, (p,)."""
+        tbar: Array = (server["theta_l"] + own["theta"]) * constants.half  # (6)
+        return tbar
 
-        return serve
+    def server_update(
+        self, constants: StepSizes, server: Arrays, own: Arrays, answer: Answer
+    ) -> tuple[Arrays, Arrays]:
+        """Moves the owner's model along its answer, and the central one to the regularizer's
+        minimum."""
+        tbar = answer.point
+        pull = constants.gradient.take(answer.client, 0) * answer.gradient
+        theta = constants.projected(constants.owner * tbar - pull)  # (5)
+        theta_l = constants.projected(constants.central * tbar)  # (7')
+        return {"theta_l": theta_l}, {"theta": theta}
 
     def effective_step(self, owners: int, events: int) -> float:
         """Returns a, for N ``owners`` with ``events`` answers in all."""

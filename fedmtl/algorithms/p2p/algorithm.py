@@ -36,10 +36,9 @@ start: one more release, with a share of the budget.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -53,9 +52,9 @@ from ...privacy.noise.laws import LAWS
 from ...schedules import Block, BoundSchedule
 from ..base import Problem, Public, State
 from ..linear.data import prepared
-from ..one_at_a_time import Answers, OneAtATime, client_rows
+from ..one_at_a_time import Answer, Arrays, OneAtATime
 from .allocation import Allocation, wakeup_weights
-from .network import Array, Ints, Network
+from .network import Array, Network
 from .warm_start import as_gradients, check_accuracy, mean_at_minimizer, spread
 
 
@@ -116,6 +115,7 @@ class PeerToPeer(OneAtATime):
     allocation: Allocation = "uniform"
     warm_start: Fraction | None = None
 
+    by_client: ClassVar[tuple[str, ...]] = ("theta",)
     name = "p2p"
     title = "Peer-to-peer"
     colour = "#a0522d"
@@ -317,34 +317,26 @@ class PeerToPeer(OneAtATime):
         start = spread(network, local, network.counts > 0).reshape(own.shape)
         public["theta"].copy_(torch.from_numpy(start).transpose(0, 1))
 
-    def points(self, problem: Problem, public: Public) -> Callable[[Ints], Array]:
-        """Returns the agents' own models, the points of their answers."""
-        theta = client_rows(public["theta"])
+    def constants(self, problem: Problem) -> Network:
+        return self.network(problem)
 
-        def points(at: Ints) -> Array:
-            return theta.take(at, 0)
+    def query_point(self, constants: Network, server: Arrays, own: Arrays) -> Array:
+        """Returns the agent's own model, (D,)."""
+        return own["theta"]
 
-        return points
-
-    def serve(self, problem: Problem, public: Public) -> Callable[[Answers], None]:
-        """Takes the step of one agent in each of R replicates, from its neighbours' broadcasts."""
-        network = self.network(problem)
-        theta = public["theta"].numpy()
-        rows = client_rows(public["theta"])  # the same memory, (R n, D)
-        sent = public["sent"].numpy()
-        every_run = np.arange(len(theta))
-
-        def serve(answers: Answers) -> None:
-            agents = answers.clients
-            own = answers.points
-            alpha = network.alpha[agents, None]
-            pull = self.mu * network.confidence[agents, None]
-            gradient = answers.values + 2 * network.ridge[agents, None] * own  # of L_i, with eta_i
-            means = network.means(theta, every_run[answers.runs], agents)
-            rows[answers.places] = (1 - alpha) * own + alpha * (means - pull * gradient)  # (4), (6)
-            sent[answers.runs] += network.graph.degrees[agents]
-
-        return serve
+    def server_update(
+        self, constants: Network, server: Arrays, own: Arrays, answer: Answer
+    ) -> tuple[Arrays, Arrays]:
+        """Takes the agent's step from its neighbours' broadcasts, and broadcasts its model."""
+        network = constants
+        agent = answer.client
+        theta = own["theta"]
+        alpha = network.alpha[agent, None]
+        pull = self.mu * network.confidence[agent, None]
+        gradient = answer.gradient + 2 * network.ridge[agent, None] * theta  # of L_i, with eta_i
+        means = network.means(server["theta"], agent)
+        moved = (1 - alpha) * theta + alpha * (means - pull * gradient)  # (4), (6)
+        return {"sent": server["sent"] + network.graph.degrees[agent]}, {"theta": moved}
 
     def models(self, problem: Problem, state: State, clients: Tensor) -> Tensor:
         """Returns Theta_i of ``clients`` in every replicate, (R, k, D) float64."""

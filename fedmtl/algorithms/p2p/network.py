@@ -85,24 +85,22 @@ class Network:
         ends = weights.indptr[1:-1]
         return list(zip(np.split(indices, ends), np.split(shares, ends), strict=True))
 
-    def means(self, theta: Array, runs: Ints, agents: Ints) -> Array:
-        """Returns the weighted means sum_j (W_ij / D_ii) Theta_j over neighbours.
+    def means(self, theta: Array, agents: Ints) -> Array:
+        """Returns the weighted means sum_j (W_ij / D_ii) Theta_j over neighbours, of R runs.
 
         The work is that of the agents' neighbours, for all n.
 
         Args:
-            theta: (R, n, D), the models of all replicates.
-            runs: int64 (k,), the replicate of each agent.
-            agents: int64 (k,).
+            theta: (R, n, D), the models of all agents.
+            agents: int64 (R,), an agent of each run.
 
         Returns:
-            (k, D) float64.
+            (R, D) float64.
         """
         means = np.empty((len(agents), theta.shape[2]))
-        pairs = zip(runs.tolist(), agents.tolist(), strict=True)
-        for row, (run, agent) in enumerate(pairs):
+        for row, (models, agent) in enumerate(zip(theta, agents.tolist(), strict=True)):
             neighbours, shares = self.neighbours[agent]
-            shares.dot(theta[run].take(neighbours, 0), out=means[row])
+            shares.dot(models.take(neighbours, 0), out=means[row])
         return means
 
     def roughness(self, theta: Array) -> float:

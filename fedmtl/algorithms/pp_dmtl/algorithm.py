@@ -41,9 +41,9 @@ otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -53,10 +53,10 @@ from ...errors import ConfigError
 from ...local.proximal import PENALTIES, OwnPenalty, SharedPenalty
 from ...privacy import GradientPlan, RecordPrivacy
 from ...schedules import BoundSchedule
-from ..base import Problem, Public, State
+from ..base import Problem, State
 from ..linear.solve import fit_own
 from ..local_fit import LocalFit
-from ..one_at_a_time import Answers, Array, OneAtATime, client_rows
+from ..one_at_a_time import Answer, Array, Arrays, OneAtATime, row_of, with_row
 from .step_size import choose_step
 
 
@@ -135,6 +135,7 @@ class PPDMTL(OneAtATime):
     refine_tau: Positive | None = None
     batch_rate: Rate = 1.0
 
+    by_client: ClassVar[tuple[str, ...]] = ("returned", "own")
     name = "pp_dmtl"
     title = "PP-DMTL"
     colour = "#3f51b5"
@@ -162,62 +163,53 @@ class PPDMTL(OneAtATime):
         public = {name: torch.zeros(shape, dtype=torch.float64) for name in names}
         return State(public, problem.client_store({}))
 
-    def points(self, problem: Problem, public: Public) -> Callable[[Array], Array]:
-        """Returns the points p_t + q_t of the gradients: Algorithm 1, lines 9 and 11 to 13.
+    def constants(self, problem: Problem) -> float:
+        """Returns a2, the step size of P."""
+        return self.step_size(problem)
 
-        The release clips and noises the gradients of the tasks' records there.
-        """
-        returned = client_rows(public["returned"])
-        own = client_rows(public["own"])
+    def query_point(self, constants: float, server: Arrays, own: Arrays) -> Array:
+        """Returns p_t + q_t, (p,): Algorithm 1, lines 9 and 11 to 13."""
+        point: Array = own["returned"] + own["own"]
+        return point
 
-        def points(at: Array) -> Array:
-            return returned.take(at, 0) + own.take(at, 0)
+    def server_update(
+        self, constants: float, server: Arrays, own: Arrays, answer: Answer
+    ) -> tuple[Arrays, Arrays]:
+        """Moves the task's q_t along its noised gradient G_t, and the server's P along S."""
+        new_server, new_own = self.proximal_step(constants, server, answer)
+        if self.a1 > 0:
+            new_own["own"] = self.own_step(own["own"], answer.gradient)
+        return new_server, new_own
 
-        return points
-
-    def serve(self, problem: Problem, public: Public) -> Callable[[Answers], None]:
-        """Takes the noised gradients G_t of the tasks that act.
-
-        Each task moves its q_t by its own gradient, and the server moves P.
-        """
-        own = client_rows(public["own"])
-        server = self.server_steps(problem, public)
-
-        def serve(answers: Answers) -> None:
-            if self.a1 > 0:
-                q = torch.from_numpy(own[answers.places])
-                gradient = torch.from_numpy(answers.values)
-                own[answers.places] = self.own_step(q, gradient).numpy()
-            server(answers)
-
-        return serve
-
-    def own_step(self, q: Tensor, gradient: Tensor) -> Tensor:
-        """Returns the q_t (k, p) of tasks after a step along a gradient."""
+    def own_step(self, q: Array, gradient: Array) -> Array:
+        """Returns the q_t (p,) of a task after a step along a gradient."""
         if self.own_penalty == "frobenius":
-            return q - self.a1 * (gradient + self.tau * q)  # line 10
-        return PENALTIES[self.own_penalty].prox(q - self.a1 * gradient, self.a1 * self.tau)
+            moved: Array = q - self.a1 * (gradient + self.tau * q)  # line 10
+            return moved
+        # one task is one row; the penalties are of the last two axes
+        stepped = torch.from_numpy(q - self.a1 * gradient)[..., None, :]
+        prox = PENALTIES[self.own_penalty].prox(stepped, self.a1 * self.tau)
+        return prox[..., 0, :].numpy()
 
-    def server_steps(self, problem: Problem, public: Public) -> Callable[[Answers], None]:
-        """Returns the three steps of the server on the gradients G_t of tasks, as one function."""
-        a2 = self.step_size(problem)
-        threshold = a2 * self.lam
+    def proximal_step(
+        self, a2: float, server: Arrays, answer: Answer
+    ) -> tuple[dict[str, Array], dict[str, Array]]:
+        """Takes the three steps of the server on the gradient G_t of a task.
+
+        Args:
+            a2: the step size.
+            server: P and S.
+            answer: with G_t.
+
+        Returns:
+            The new P and S (T, p); and the row of P that goes back to the task, (p,).
+        """
+        stale = with_row(server["stale"], answer.client, answer.gradient)  # 1st step: G_t is in S
         prox = PENALTIES[self.penalty].prox
-        p = public["shared"]
-        s = public["stale"]
-        # the same memory with one row for each column of every run
-        columns_p = client_rows(p)
-        columns_s = client_rows(s)
-        returned = client_rows(public["returned"])
-
-        def serve(answers: Answers) -> None:
-            at = answers.places
-            runs = answers.runs
-            columns_s[at] = answers.values  # server, 1st step: G_t is column t of S
-            p[runs] = prox(p[runs] - a2 * s[runs], threshold)  # server, 2nd step
-            returned[at] = columns_p.take(at, 0)  # server, 3rd step: p_t goes back
-
-        return serve
+        moved = torch.from_numpy(server["shared"] - a2 * stale)
+        shared = prox(moved, a2 * self.lam).numpy()  # 2nd step
+        returned = row_of(shared, answer.client)  # 3rd step: p_t goes back
+        return {"shared": shared, "stale": stale}, {"returned": returned}
 
     def curvature(self, problem: Problem) -> float:
         """Returns L, ``smoothness`` or that of the domain."""

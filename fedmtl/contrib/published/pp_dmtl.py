@@ -28,7 +28,7 @@ from torch import Tensor
 from ..._check import NonNegative, Positive
 from ...algorithms.base import Problem, State
 from ...algorithms.linear.solve import fit_own
-from ...algorithms.one_at_a_time import Answers
+from ...algorithms.one_at_a_time import Answer
 from ...algorithms.pp_dmtl.algorithm import PPDMTL
 from ...errors import PrivacyError
 from ...privacy import Activations, GradientPlan, L2LaplaceNoise, PublishedClaim, RecordPrivacy
@@ -58,6 +58,7 @@ class PublishedPPDMTL(PPDMTL):
     a2: Positive | Literal["auto"] | None = 0.1
     refine: bool = False
 
+    by_client = ("returned",)  # q_t is private here
     name = "pp_dmtl_published"
     title = "PP-DMTL, published"
 
@@ -92,9 +93,8 @@ class PublishedPPDMTL(PPDMTL):
         """Computes all activations of a block, of all replicates; in place."""
         data = self.data(problem)
         public = state.public
-        gradients = self.gradients(problem)
-        server = self.server_steps(problem, public)
-        no_noise = torch.zeros(block.replicates)  # the server of this method reads none
+        server = {name: public[name].numpy() for name in ("shared", "stale")}
+        a2 = self.constants(problem)
         for tasks in block.client.T:
             points = self._query_noise(problem, public["acted"], tasks, channel)  # line 11: z1
             for task in tasks[tasks >= 0].unique().tolist():
@@ -109,22 +109,30 @@ class PublishedPPDMTL(PPDMTL):
                 if drawn is not None:
                     factors = factors * torch.from_numpy(drawn)
                 gradient = factors @ x / (self.batch_rate * len(x))  # line 9
-                row[0, runs] = self.own_step(q, gradient)  # line 10
+                stepped = self.own_step(q.numpy(), gradient.numpy())  # line 10
+                row[0, runs] = torch.from_numpy(stepped)
                 points[runs] += p + row[0, runs]
                 state.private.scatter("own", torch.tensor([task]), row)
                 public["acted"][runs, task] += 1
-            answers = [gradients(task, points.numpy()[runs]) for task, runs in channel.acting]
-            released = channel.release(answers)  # lines 12 and 13
-            acting = Answers(
-                runs=slice(None),
-                clients=tasks.numpy(),
-                places=(torch.arange(len(tasks)) * problem.clients + tasks).numpy(),
-                points=points.numpy(),
-                values=released,
-                answered=tasks.numpy() >= 0,
-                noise_std=no_noise.clone,
+            sent = [
+                self.gradients(*data.arrays[task], points.numpy()[runs])
+                for task, runs in channel.acting
+            ]
+            released = channel.release(sent)  # lines 12 and 13
+            acting = tasks.numpy() >= 0
+            answer = Answer(
+                client=tasks.clamp(min=0).numpy(),
+                point=points.numpy(),
+                gradient=released,
+                answered=acting,
+                noise_std=np.zeros(len(tasks)),  # the server of this method reads none
             )
-            server(acting.acting())
+            new_server, new_own = self.proximal_step(a2, server, answer)
+            runs = torch.from_numpy(np.flatnonzero(acting))
+            for name, new in new_server.items():
+                public[name][runs] = torch.from_numpy(new)[runs]
+            returned = torch.from_numpy(new_own["returned"])
+            public["returned"][runs, tasks[runs]] = returned[runs]
         return state
 
     def _query_noise(
