@@ -1,5 +1,6 @@
-"""How numbers are written: an epsilon or a delta in print is never below the one that was spent,
-nor a lower bound above the one that was measured, and a score has the same digits everywhere."""
+"""Rounding of printed numbers: an epsilon or a delta in print is never below the one that was
+spent, nor a lower bound above the one that was measured, and a score has the same digits
+everywhere."""
 
 from __future__ import annotations
 

@@ -26,7 +26,8 @@ ROWS = "rows of "
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """What the cost of a release says, without the arithmetic of the channel.
+    """The law, the scale and the sensitivity of a release as its cost states them, without the
+    arithmetic of the channel.
 
     Attributes:
         law: name of the law of the noise.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Claims:
-    """What is claimed of every release; false where no noise is claimed.
+    """The claims on all releases of a run; false if no noise is claimed.
 
     Args:
         setup: public facts.

@@ -17,7 +17,7 @@ LOUD = 8.0
 
 
 class Coins:
-    """What canaries of both units have.
+    """The coins and the directions of the canaries of both units.
 
     Args:
         count: m, how many.

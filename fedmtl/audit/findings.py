@@ -1,4 +1,4 @@
-"""What an audit reports: one finding a check, and the table of all of them."""
+"""The findings of an audit: one a check, and the table of all of them."""
 
 from __future__ import annotations
 

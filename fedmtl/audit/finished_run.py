@@ -27,7 +27,8 @@ class NotCovered(Exception):
 
 
 Answer = tuple[list[str], str] | None
-"""What is wrong, and what holds if nothing is; None where the check does not apply to the run."""
+"""The faults, and the sentence that is confirmed if there are none; None if the check does not
+apply to the run."""
 
 
 class FinishedRun:

@@ -132,7 +132,7 @@ class _Lines:
 
 
 class Reading:
-    """What a ledger says.
+    """The content of a ledger: its charges, and the kinds of accounts.
 
     Args:
         lines: of the file, the header first.

@@ -57,7 +57,7 @@ class _Recorded(Channel):
 
     @property
     def replays(self) -> bool:
-        """Whether releases are forced."""
+        """Returns True if releases are forced."""
         return self._forced is not None
 
     def replayed(self, step: int, name: str) -> Tensor:
@@ -94,7 +94,7 @@ class RecordedRounds(_Recorded, Rounds):
 
     @property
     def forces_rows(self) -> bool:
-        """Whether sums of rows are forced. If records are protected, sums of rows are
+        """Returns True if sums of rows are forced. If records are protected, sums of rows are
         post-processing of gradients that are forced."""
         return self.replays and self.records is None
 

@@ -41,7 +41,7 @@ _LEAST = 100  # releases of pure noise, where these have many numbers
 
 @dataclass(frozen=True, kw_only=True)
 class Effort(Checked):
-    """How much is drawn, and which checks run.
+    """Sizes of the samples of an audit, and the checks that run.
 
     Args:
         noise: numbers of noise of every release, at least; more where four steps have more.

@@ -47,7 +47,7 @@ Marks = dict[tuple[int, str, int], str]
 
 @dataclass
 class Notes:
-    """What a run computed, as hashes, and what it published.
+    """The hashes of the values that a run computed, and its published files.
 
     Attributes:
         public: the public state, the shared model and the clip norms, after every event.

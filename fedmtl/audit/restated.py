@@ -53,7 +53,7 @@ _MOST_SUMS = 1 << 20  # noised sums of one account of which epsilon is computed
 
 @dataclass(frozen=True)
 class Restated:
-    """What a ledger makes of a report.
+    """The fields of a report that follow from the ledger.
 
     Attributes:
         made: the fields that it decides, JSON-ready, with their values.
@@ -66,7 +66,7 @@ class Restated:
 
 @dataclass(frozen=True)
 class Beside:
-    """What is known beside the ledger.
+    """Facts of a run that are not in its ledger.
 
     Attributes:
         ledger: name of its file.

@@ -36,7 +36,7 @@ class Released:
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """What a channel released under one name.
+    """The values that a channel released under one name.
 
     Attributes:
         size: D, the number of coordinates.

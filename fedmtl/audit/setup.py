@@ -1,4 +1,5 @@
-"""How an audit opens a channel of the run, and the public facts of that run."""
+"""The setup of an audited run: its public facts, and channels that are opened as the run opens its
+own."""
 
 from __future__ import annotations
 
@@ -49,7 +50,7 @@ class Clocks:
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """How a run opens its channel, and the public facts.
+    """The public facts of a run, and the opening of its channel.
 
     Args:
         privacy: the run's settings.
@@ -137,7 +138,7 @@ class Setup:
 
     @property
     def one_at_a_time(self) -> bool:
-        """Whether clients act one at a time, and not in rounds."""
+        """Returns True if clients act one at a time, and not in rounds."""
         return isinstance(self.schedule, Clocks)
 
     @property
@@ -175,7 +176,7 @@ class Setup:
 
     @property
     def secure(self) -> bool:
-        """Whether the run takes its coins from the operating system."""
+        """Returns True if the run takes its coins from the operating system."""
         return self.privacy.source == "secure"
 
     def seeded(self) -> Setup:

@@ -64,7 +64,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Verification:
-    """What could be confirmed of a run.
+    """The checks of a finished run, confirmed or failed.
 
     Attributes:
         run: identity of the run, the hash of its ledger's first line; None without a ledger.
@@ -82,7 +82,7 @@ class Verification:
 
     @property
     def fits(self) -> bool:
-        """Whether nothing failed."""
+        """Returns True if no check failed."""
         return all(check.verdict != FAILED for check in self.checks)
 
     def conclusion(self) -> str:

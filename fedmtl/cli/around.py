@@ -1,5 +1,5 @@
-"""What surrounds a run of the command: the printed log, the note of a failure, and the advice after
-an interruption."""
+"""The surroundings of a run of the command: the printed log, the note of a failure, and the advice
+after an interruption."""
 
 from __future__ import annotations
 

@@ -167,7 +167,8 @@ def _launched(words: list[str]) -> Ranks | None:
 
 
 def _in_a_group() -> bool:
-    """Whether the program that calls the command has made a process group of several processes."""
+    """Returns True if the program that calls the command has made a process group of several
+    processes."""
     # a program that has made one has imported it
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available():

@@ -51,7 +51,7 @@ class Process:
 
     @property
     def writes(self) -> bool:
-        """Whether it is the one that writes and prints."""
+        """Returns True if this process is the one that writes and prints."""
         return self.ranks is None or self.ranks.first
 
     def agree(self) -> AbstractContextManager[None]:

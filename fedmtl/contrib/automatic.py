@@ -48,7 +48,7 @@ _COUNT_SHARE = 0.1  # of the budget of a real target, for the quantile that the 
 
 @dataclass(frozen=True)
 class Automatic:
-    """What the automatic settings of a run are.
+    """The automatic settings of a run.
 
     Attributes:
         algorithm, model, schedule, privacy, rounds, finetune: as of :class:`~fedmtl.Trainer`.

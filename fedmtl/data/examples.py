@@ -22,7 +22,7 @@ SIDES: tuple[Side, ...] = get_args(Side)
 
 @dataclass(frozen=True)
 class DataSpec:
-    """What a model must know about the data, and nothing that comes from the examples.
+    """The facts of the data that a model is built from; none of them comes from the examples.
 
     Args:
         shape: shape of one example after the transform.
@@ -42,8 +42,15 @@ class DataSpec:
     inputs: tuple[tuple[str, tuple[int, ...], str], ...] = ()
 
     def sample(self, count: int, dtype: torch.dtype) -> Tensor:
-        """Returns features of ``count`` examples that are all zero, in ``dtype`` or, for whole
-        numbers, int64."""
+        """Returns the features of examples that are all zero.
+
+        Args:
+            count: number of examples, at least 0.
+            dtype: floating dtype of the features; whole numbers are int64 whatever it is.
+
+        Returns:
+            (count, *shape) on the CPU.
+        """
         return torch.zeros(count, *self.shape, dtype=torch.int64 if self.integer else dtype)
 
     @property
@@ -161,7 +168,11 @@ class Examples:
         return self.offsets.diff()
 
     def take_clients(self, clients: Tensor) -> Examples:
-        """Returns the examples of the chosen clients (k,), in the given order."""
+        """Returns the examples of some clients, in the given order.
+
+        Args:
+            clients: int64 (k,) on the host, positions of clients; one may occur twice.
+        """
         counts = self.counts[clients]
         index, _ = rows.ranges(self.offsets[clients], counts)
         return self._take(index, counts)
@@ -174,7 +185,11 @@ class Examples:
 
     def to(self, device: torch.device | str) -> Examples:
         """Returns features and targets on another device; the offsets stay on the host, where
-        batches are planned."""
+        batches are planned.
+
+        Args:
+            device: of the features and targets, such as ``"cuda"``.
+        """
         return Examples(self.x.to(device), self.y.to(device), self.offsets)
 
 
@@ -192,6 +207,16 @@ def cut(
     and the first ``round(test_fraction * count)`` of them, at least 1 and at most count - 1, are
     its test examples: the only example of a client is for training. The split of a client does not
     depend on the other clients or on their order.
+
+    Args:
+        whole: all examples of the clients.
+        ids: (n,), of the clients.
+        test_fraction: share of each client's examples for test, above 0 and below 1.
+        seed: of the permutations.
+        where: names the data in messages.
+
+    Returns:
+        Training and test examples of the n clients; a client with one example has none for test.
 
     Raises:
         DataError: a client has no examples, or none has 2.

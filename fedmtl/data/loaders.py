@@ -24,6 +24,13 @@ def reader(name: str) -> Callable[[Reader], Reader]:
     The modules of ``fedmtl/data/readers`` are imported with the package; a module elsewhere
     registers its readers when it is imported.
 
+    Args:
+        name: by which :func:`load_data` finds the function, and ``data=name`` the file of its
+            settings.
+
+    Returns:
+        A decorator that returns the function as it is.
+
     Raises:
         ConfigError: another function has the name.
     """
@@ -83,6 +90,10 @@ def load_data(name: str, **options: Any) -> FederatedDataset:
             ``"cifar"``, ``"femnist"``, ``"images"``, ``"leaf"``, ``"movielens"``, ``"school"``,
             ``"stackoverflow"``, ``"table"``.
         options: arguments of that function.
+
+    Returns:
+        The dataset; its public facts are in :attr:`FederatedDataset.spec`, its features and targets
+        as the reader states them.
 
     Raises:
         ConfigError: an unknown name or option, or a required option that is missing.

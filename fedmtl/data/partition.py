@@ -30,7 +30,16 @@ class Partition(Protocol):
     """A law by which one pool of examples is dealt to clients, ``client-0``, ``client-1``, ..."""
 
     def deal(self, y: Any, seed: int = 0) -> Parts:
-        """Returns the row numbers of each client, from the labels y (N,)."""
+        """Deals examples to clients.
+
+        Args:
+            y: labels (N,), a tensor, an array or a list of whole numbers.
+            seed: of the deal; another seed deals other examples.
+
+        Returns:
+            The row numbers of each client by its id: ascending int64 arrays, in which no number
+            occurs twice.
+        """
 
 
 @dataclass(frozen=True)
@@ -53,10 +62,23 @@ class Dirichlet(Checked):
     min_examples: Count = 2
 
     def deal(self, y: Any, seed: int = 0) -> Parts:
-        """Returns the row numbers of each client.
+        """Deals examples to clients, class by class.
+
+        Args:
+            y: labels (N,) of any whole numbers.
+            seed: of the shares and of the order within a class.
+
+        Returns:
+            The row numbers of each client, ascending; every row is dealt.
 
         Raises:
             ConfigError: more clients than ``y`` allows, or settings that no draw satisfied.
+
+        Example:
+            >>> from fedmtl.data import Dirichlet
+            >>> parts = Dirichlet(clients=3, alpha=0.5).deal([0, 1] * 20)
+            >>> sorted(parts), sum(map(len, parts.values()))
+            (['client-0', 'client-1', 'client-2'], 40)
         """
         labels = _labels(y)
         if self.clients * self.min_examples > len(labels):
@@ -102,10 +124,23 @@ class Shards(Checked):
     shards_per_client: Count = 2
 
     def deal(self, y: Any, seed: int = 0) -> Parts:
-        """Returns the row numbers of each client; the seed shuffles within a label and deals.
+        """Deals shards of examples to clients.
+
+        Args:
+            y: labels (N,) of any whole numbers.
+            seed: of the order within a label and of the deal.
+
+        Returns:
+            The row numbers of each client, ascending; every row is dealt.
 
         Raises:
             ConfigError: more shards than examples.
+
+        Example:
+            >>> from fedmtl.data import Shards
+            >>> parts = Shards(clients=4, shards_per_client=1).deal([0, 1] * 4)
+            >>> [len(rows) for rows in parts.values()]
+            [2, 2, 2, 2]
         """
         labels = _labels(y)
         total = self.clients * self.shards_per_client
@@ -144,10 +179,24 @@ class ByClasses(Checked):
     classes_per_client: Count
 
     def deal(self, y: Any, seed: int = 0) -> Parts:
-        """Returns the row numbers of each client, from labels in ``0 .. classes - 1``.
+        """Deals some classes to each client.
+
+        Args:
+            y: labels (N,) in ``0 .. classes - 1``.
+            seed: of the classes of each client and of the order within a class.
+
+        Returns:
+            The row numbers of each client, ascending, as many for each; rows that are left over are
+            dealt to nobody.
 
         Raises:
             ConfigError: too few classes, or too few examples of some class.
+
+        Example:
+            >>> from fedmtl.data import ByClasses
+            >>> parts = ByClasses(clients=3, classes_per_client=2).deal([0, 1, 2] * 4)
+            >>> {name: len(rows) for name, rows in parts.items()}
+            {'client-0': 4, 'client-1': 4, 'client-2': 4}
         """
         labels = _labels(y)
         classes = int(labels.max()) + 1

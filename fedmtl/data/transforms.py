@@ -141,7 +141,14 @@ class RowBound(Checked):
     norm: Literal["l1", "l2"] = "l2"
 
     def norms(self, x: Tensor) -> Tensor:
-        """Returns norms of the records x (N, ...), float64 (N,)."""
+        """Returns the norms of records.
+
+        Args:
+            x: (N, ...) of any floating dtype.
+
+        Returns:
+            float64 (N,); NaN or infinite if a feature is.
+        """
         rows = x.reshape(x.shape[0], -1)  # len(x) would fix their number in an exported program
         return torch.linalg.vector_norm(rows.double(), ord=int(self.norm[1]), dim=1)
 
@@ -157,8 +164,14 @@ class RowBound(Checked):
         return (x.double() * factor).masked_fill_(~valid, 0.0).to(x.dtype)
 
     def exceeded(self, x: Tensor) -> Tensor:
-        """Returns bool (N,): the records x (N, ...) that are beyond the bound by more than rounding
-        to float32."""
+        """Returns the records that are beyond the bound by more than rounding to float32.
+
+        Args:
+            x: (N, ...) of any floating dtype.
+
+        Returns:
+            bool (N,).
+        """
         # negated, so that a norm that is NaN counts as beyond the bound
         return ~(self.norms(x) <= self.bound * (1 + 2.0**-20))
 

@@ -34,6 +34,14 @@ class Graph:
         ConfigError: ids that are not distinct or not n; weights that are not square, not finite,
             negative, on the diagonal, or different in the two directions; agents without
             neighbours. The message names the agents.
+
+    Example:
+        >>> import numpy as np
+        >>> from fedmtl.graphs import Graph
+        >>> weights = np.array([[0.0, 1.0, 0.5], [1.0, 0.0, 0.0], [0.5, 0.0, 0.0]])
+        >>> graph = Graph(weights, ("a", "b", "c"))
+        >>> graph.edges, graph.normalization.tolist()
+        (2, [1.5, 1.0, 0.5])
     """
 
     weights: csr_array
@@ -132,8 +140,10 @@ class Graph:
         return int(self.weights.nnz) // 2
 
     def ordered(self, ids: Sequence[str]) -> Graph:
-        """Returns the same graph with its rows in the order of ``ids``, which must be the same
-        agents.
+        """Returns the same graph with its rows in another order.
+
+        Args:
+            ids: the same agents in the order of the new rows.
 
         Raises:
             ConfigError: an agent of ``ids`` that is not in the graph, or the other way round.
@@ -164,9 +174,10 @@ class Graph:
 
 @check_arguments
 def knn_cosine(vectors: Any, k: Count, ids: Sequence[str]) -> Graph:
-    """Gives weight 1 where one of two agents is among the k nearest of the other by cosine
-    similarity (the paper's recommendation task); agents with the same similarity come in the order
-    of the search.
+    """Builds the graph of k nearest neighbours by cosine similarity.
+
+    Two agents have weight 1 if one of them is among the k nearest of the other (section 5.2 of
+    Bellet et al. 2018). Agents with the same similarity come in the order of the search.
 
     Args:
         vectors: (n, d) dense or SciPy sparse, such as the ratings of each agent; no n x n matrix is
@@ -174,9 +185,18 @@ def knn_cosine(vectors: Any, k: Count, ids: Sequence[str]) -> Graph:
         k: neighbours of each agent, below n.
         ids: of the agents.
 
+    Returns:
+        The graph; an agent has at least k neighbours.
+
     Raises:
         ConfigError: other than one row an agent, an agent whose vector is zero or not finite, or k
             is not in [1, n - 1].
+
+    Example:
+        >>> from fedmtl.graphs import knn_cosine
+        >>> vectors = [[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]]
+        >>> knn_cosine(vectors, k=1, ids=("a", "b", "c", "d")).edges
+        2
     """
     rows = vectors
     if not issparse(vectors):

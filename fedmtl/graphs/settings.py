@@ -20,7 +20,8 @@ from .graph import Graph, knn_cosine
 
 @runtime_checkable
 class GraphSettings(Protocol):
-    """What makes a graph of a dataset's clients: a frozen dataclass with ``build``.
+    """A setting from which the graph of a dataset's clients is built: a frozen dataclass with
+    ``build``.
 
     ``from_data`` says whether it reads the clients' records; a report then says that no epsilon
     covers the graph.
@@ -29,8 +30,14 @@ class GraphSettings(Protocol):
     from_data: bool
 
     def build(self, data: Any) -> Graph:
-        """Returns the graph of ``data``, a :class:`~fedmtl.data.FederatedDataset`, rows in the
-        order of its ids."""
+        """Returns the graph of the clients of a dataset.
+
+        Args:
+            data: a :class:`~fedmtl.data.FederatedDataset` of n clients.
+
+        Returns:
+            The graph of n agents, in the order of the ids.
+        """
         ...
 
 
@@ -41,7 +48,14 @@ class Complete:
     from_data = False
 
     def build(self, data: Any) -> Graph:
-        """Connects all pairs (n (n - 1) stored numbers)."""
+        """Connects all pairs of the clients of a dataset.
+
+        Args:
+            data: of n clients; the graph stores n (n - 1) numbers.
+
+        Returns:
+            The graph, in the order of the ids.
+        """
         n = len(data.ids)
         return Graph(csr_array(np.ones((n, n)) - np.eye(n)), data.ids)
 
@@ -55,7 +69,13 @@ class Ring(Checked):
     from_data = False
 
     def build(self, data: Any) -> Graph:
-        """Connects the places.
+        """Connects each client of a dataset with its ``reach`` neighbours on either side.
+
+        Args:
+            data: of n clients, in the order of the circle.
+
+        Returns:
+            The graph, in the order of the ids.
 
         Raises:
             ConfigError: a reach that goes around: 2 reach must be below n.
@@ -102,7 +122,13 @@ class EdgesFile:
         object.__setattr__(self, "digest", hashlib.blake2b(content, digest_size=16).hexdigest())
 
     def build(self, data: Any) -> Graph:
-        """Reads the file.
+        """Reads the edges between the clients of a dataset.
+
+        Args:
+            data: whose ids are the agents of the file.
+
+        Returns:
+            The graph, in the order of the ids.
 
         Raises:
             DataError: a malformed row; the message names it.
@@ -164,7 +190,13 @@ class KNNCosine(Checked):
     from_data = True
 
     def build(self, data: Any) -> Graph:
-        """Builds the graph of :func:`~fedmtl.graphs.knn_cosine`.
+        """Connects the clients of a dataset by :func:`~fedmtl.graphs.knn_cosine` of their means.
+
+        Args:
+            data: with one real target or two classes; its training records are read.
+
+        Returns:
+            The graph, in the order of the ids; not private.
 
         Raises:
             ConfigError: targets of more than one number or more than two classes, or a client

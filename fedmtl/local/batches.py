@@ -1,5 +1,6 @@
-"""Which examples each client uses at each local step: dense batches from ragged clients, and where
-clients stand in a stack, so that the arithmetic of one does not show how many examples another has.
+"""Plans of batches: the examples of each client at each local step, as dense batches of ragged
+clients. Places in a stack are chosen so that the arithmetic of one client does not show how many
+examples another has.
 
 Numbers of examples are private if the protected unit is a client; who takes part is no client's
 data. Clients are nevertheless stacked by their numbers of local steps, because those that have

@@ -31,7 +31,7 @@ _LARGEST = 1 << 16
 
 
 class Tape(NamedTuple):
-    """What a convolution remembers for its gradients.
+    """The values of a forward pass that the gradients of a convolution need.
 
     Attributes:
         columns: the windows of its input: of the first one (C h w, H B W), later at each point (P,

@@ -1,4 +1,5 @@
-"""How many clients one batched program computes, and how many processes share a run's clients.
+"""Execution of client work: the number of clients that one batched program computes, and the number
+of processes that share a run's clients.
 
 The numbers are the same for any choice up to the order of floating-point sums, and for perceptrons
 and networks of convolutions on a CPU to the bit. Which is faster depends on the model and the
@@ -52,7 +53,7 @@ _CONVOLUTIONS = (
 
 @dataclass(frozen=True)
 class Execution(Checked):
-    """How client work runs.
+    """Settings of the execution of client work.
 
     Args:
         chunk: clients computed in one batched program, at most; ``None`` takes on a CPU 8 of a

@@ -15,7 +15,7 @@ from ..errors import ConfigError, ModelError
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each trainable tensor of a module stands in a flat row of D numbers.
+    """The places of a module's trainable tensors in a flat row of D numbers.
 
     Tied weights appear once, and can be named by each of their names. Tensors with
     ``requires_grad=False`` are frozen: they do not appear, are public with the module, and are one

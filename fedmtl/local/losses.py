@@ -16,7 +16,7 @@ from ..errors import ConfigError, first_line
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(outputs (N, ...), targets (N, ...)) -> (N,)."""
 Link = Literal["identity", "exp", "exp of share"]
-"""What makes predictions of outputs: nothing, the exponential, or, of targets that are mapped from
+"""The link from outputs to predictions: none, the exponential, or, of targets that are mapped from
 [0, HIGH] to [-1, 1], the exponential as the share of HIGH."""
 LINKS: tuple[Link, ...] = get_args(Link)
 

@@ -14,8 +14,8 @@ from .solver import LocalSolver
 
 @dataclass(frozen=True)
 class Mixture:
-    """What clients mix into the models w of a local run: v, and its weight alpha. Training changes
-    both in place.
+    """Personal models v of clients, and their weight alpha in a mixture with the models w of a
+    local run. Training changes both in place.
 
     v follows the gradients at the mixtures of the two (Deng, Kamani, Mahdavi: "Adaptive
     Personalized Federated Learning", 2020, Algorithm 1).

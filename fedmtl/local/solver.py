@@ -24,7 +24,8 @@ from .optimizers import Rule, StackedOptimizer, Strength, backoff_rule, torch_ru
 
 @dataclass(frozen=True, kw_only=True)
 class LocalSolver(Checked, ABC):
-    """How long a client trains and on which batches; subclasses say with which optimizer.
+    """The base class of local solvers: the number of local steps and their batches. Subclasses add
+    the optimizer.
 
     Args:
         lr: step size.

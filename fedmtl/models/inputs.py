@@ -1,4 +1,4 @@
-"""What stands between data and a model: bounds on features and predictions, and inputs by name."""
+"""Layers around a model: bounds on features and predictions, and inputs by name."""
 
 from __future__ import annotations
 

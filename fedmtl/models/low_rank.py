@@ -33,8 +33,8 @@ from .networks import Model, transformed
 
 
 class _LowRank(nn.Module):
-    """What the adapted layers share: the two factors and their scale, beside all that the plain
-    layer has."""
+    """The common part of adapted layers: the two factors and their scale, beside the parameters of
+    the plain layer."""
 
     plain: type[nn.Module]
     lora_A: nn.Parameter
@@ -48,7 +48,7 @@ class _LowRank(nn.Module):
         raise NotImplementedError
 
     def increment(self) -> Tensor:
-        """What the factors add to the weight, in its shape."""
+        """Returns the low-rank change of the weight, in its shape."""
         raise NotImplementedError
 
     def extra_repr(self) -> str:

@@ -102,14 +102,37 @@ def transformed(
 
 @factory
 def softmax_regression(spec: DataSpec, *, bias: bool = True) -> nn.Module:
-    """Multinomial logistic regression from zero weights (convex, so the start is only a
-    convention)."""
+    """Multinomial logistic regression from zero weights.
+
+    The problem is convex, so the start is only a convention. Features of any shape are flattened.
+
+    Args:
+        spec: the shape of the data.
+        bias: True for a bias of each class.
+
+    Returns:
+        A module (B, *shape) -> (B, outputs) of logits.
+
+    Example:
+        >>> from fedmtl import load_data, models
+        >>> spec = load_data("digits", clients=2).spec
+        >>> sum(p.numel() for p in models.softmax_regression()(spec).parameters())
+        650
+    """
     return _linear(spec, spec.outputs, bias)
 
 
 @factory
 def linear_regression(spec: DataSpec, *, bias: bool = True) -> nn.Module:
-    """A linear map to one real number for each target, from zero weights."""
+    """A linear map to one real number for each target, from zero weights.
+
+    Args:
+        spec: the shape of the data.
+        bias: True for a bias of each target.
+
+    Returns:
+        A module (B, *shape) -> (B, targets).
+    """
     return _linear(spec, math.prod(spec.targets), bias)
 
 
@@ -120,6 +143,16 @@ def logistic_regression(spec: DataSpec, *, bias: bool = True) -> nn.Module:
 
     With 500 tags on 10,000 tokens, the StackOverflow model of Hu et al. 2023. More than two classes
     are for :func:`softmax_regression`.
+
+    Args:
+        spec: the shape of the data.
+        bias: True for a bias of each logit.
+
+    Returns:
+        A module (B, *shape) -> (B, 1) or (B, labels) of logits.
+
+    Raises:
+        ModelError: more than two classes, or a regression.
     """
     if spec.classes != 2:
         raise ModelError(
@@ -133,7 +166,17 @@ def logistic_regression(spec: DataSpec, *, bias: bool = True) -> nn.Module:
 def mlp(
     spec: DataSpec, *, hidden: Count = 64, layers: Count = 1, dropout: float = 0.0
 ) -> nn.Module:
-    """A perceptron with ``layers`` hidden layers of ``hidden`` rectified units."""
+    """A perceptron with hidden layers of rectified units.
+
+    Args:
+        spec: the shape of the data.
+        hidden: units of each hidden layer, at least 1.
+        layers: number of hidden layers, at least 1.
+        dropout: share of units that are dropped in training, from 0 to below 1; 0 adds no layer.
+
+    Returns:
+        A module (B, *shape) -> (B, outputs); its weights are drawn by PyTorch's default.
+    """
     blocks: list[nn.Module] = [nn.Flatten()]
     width = math.prod(spec.shape)
     for _ in range(layers):

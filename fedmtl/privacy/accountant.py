@@ -222,7 +222,7 @@ class PrivacyAccountant:
 
     @property
     def remaining_charged(self) -> bool:
-        """Whether the run stopped early and is charged for all its planned steps."""
+        """Returns True if the run stopped early and is charged for all its planned steps."""
         return self.ledger is not None and self.ledger.remaining is not None
 
     def close(self) -> None:

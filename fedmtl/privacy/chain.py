@@ -75,7 +75,7 @@ class Chain:
         return START
 
     def has(self, head: Head) -> bool:
-        """Whether the chain once ended in ``head``."""
+        """Returns True if the chain once ended in ``head``."""
         return head == START or (
             0 < head.lines <= len(self.digests) and self.digests[head.lines - 1] == head.digest
         )

@@ -28,8 +28,8 @@ _MANY = 1 << 40  # uses that no run makes
 
 @dataclass(frozen=True, kw_only=True)
 class PrivacyCost:
-    """What the uses of one account cost, as a function of the noise multiplier z (scale of the
-    noise over the sensitivity).
+    """The privacy cost of the uses of one account, as a function of the noise multiplier z (scale
+    of the noise over the sensitivity).
 
     Several releases of one use share the coin of each client, so Gaussian ones are one Gaussian
     release of the concatenated vector with multiplier ``sum(z ** -2) ** -0.5``, sampled once;

@@ -55,7 +55,7 @@ class PublishedClaim:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class GradientPlan:
-    """What an algorithm, or local training, says about its releases of gradients before anything
+    """The plan of releases of gradients, of an algorithm or of local training, before anything
     runs.
 
     Args:

@@ -21,8 +21,8 @@ from .settings import Privacy, RecordPrivacy
 from .terms import Terms, caps_of, schedule_facts
 
 OF_RECORDS = {"relation": "zero_out", "amplified": False, "per_participation": True}
-"""What is assumed of the cohorts of rounds whose unit is one record, whatever draws them: they are
-public."""
+"""The assumption of the accountant on cohorts of rounds whose unit is one record, whatever draws
+them: they are public."""
 
 
 def terms_of_records(

@@ -1,4 +1,4 @@
-"""What is released, typed: the unit, the relation, the clip, the noise and the sampling.
+"""Releases, typed: the unit, the relation, the clip, the noise and the sampling.
 
 Sensitivity is computed from these and never typed in, and the accounting event comes from the
 sampler that draws the cohort, so the noise, the sampling and the accountant cannot disagree.
@@ -32,8 +32,7 @@ Form = Literal["vector", "symmetric", "diagonal"]
 
 @dataclass(frozen=True, kw_only=True)
 class ReleasePlan:
-    """What an algorithm says about one of its releases, before anything runs: each happens in every
-    step.
+    """The plan of one release of an algorithm, before anything runs. It happens in every step.
 
     Args:
         name: key of the release, unique within an algorithm, such as ``"update"``.

@@ -1,4 +1,4 @@
-"""What a run may say about its privacy, and how loud the noise is."""
+"""The privacy report of a run, and the signal-to-noise ratio of its releases."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ class PrivacyReport:
 
     @property
     def private(self) -> bool:
-        """Whether there are settings of privacy, which have a clip norm."""
+        """Returns True if there are settings of privacy, which have a clip norm."""
         return self.clip_norm is not None
 
     @property
@@ -316,7 +316,7 @@ def measured_rows(interval: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class SignalToNoise:
-    """How loud the noise is, from public quantities only.
+    """The signal-to-noise ratio of the loudest release, from public quantities only.
 
     Attributes:
         noise_norm: expected L2 norm of the noise on a released mean, about std sqrt(D), the loudest

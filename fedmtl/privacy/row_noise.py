@@ -30,7 +30,7 @@ from .release import Release, ReleasePlan
 
 @dataclass(frozen=True)
 class RowNoise(Checked):
-    """What is asked of the noise on rows.
+    """Settings of the noise that clients add to their own rows.
 
     Args:
         epsilon: budget of each client over all the uses, against the server.

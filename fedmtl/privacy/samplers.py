@@ -1,5 +1,5 @@
-"""Who takes part in a step: samplers draw the cohort *and* say what the accountant may assume of
-it.
+"""Samplers of cohorts: each draws the participants of a step, and states what the accountant may
+assume of the draw.
 
 Why stateful clients change nothing under Poisson sampling
 -----------------------------------------------------------
@@ -48,8 +48,8 @@ from ..random import Coins, binomial_quantile, distinct_numbers
 
 USUAL_COHORT = 100
 Relation = Literal["add_remove", "replace", "zero_out"]
-"""How neighbours differ: one unit added or removed; one replaced; or one whose data are replaced by
-nothing, where who takes part when is public."""
+"""The relation of neighbouring data: one unit added or removed; one replaced; or the data of one
+replaced by nothing, if the participants of each step are public."""
 
 
 @dataclass(frozen=True)

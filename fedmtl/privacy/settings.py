@@ -1,5 +1,5 @@
-"""What a user asks of privacy; everything else (sensitivity, noise, accounting) is derived from
-it."""
+"""Privacy settings, as the user gives them; everything else (sensitivity, noise, accounting) is
+derived from these."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LEAST_DELTA = 1e-18
 
 
 class _Budgeted:
-    """What both kinds of settings say of themselves."""
+    """The common part of both kinds of settings."""
 
     clip_norm: float | QuantileClip | None
     epsilon: float | Mapping[str, float] | None

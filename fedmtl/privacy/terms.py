@@ -18,7 +18,7 @@ from .settings import Privacy
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """What a channel is opened on: the noise, and what a ledger writes of it.
+    """The terms on which a channel is opened: settings, caps, costs, releases and noise.
 
     Attributes:
         settings: the privacy of all replicates, or of each.

@@ -20,7 +20,7 @@ SEARCH_OUTSIDE = (
     "the server and the other clients, who take part in every repetition",
     OUTSIDE[2],
 )
-"""What the epsilon of a search does not cover."""
+"""The values that the epsilon of a search does not cover."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What can be said of data before anything is trained: who takes part, and whether the noise at an
+"""The check of data before anything is trained: the participants, and whether the noise at an
 epsilon allows sharing."""
 
 from __future__ import annotations

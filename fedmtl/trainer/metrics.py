@@ -37,10 +37,10 @@ from ..local.losses import Loss, is_quantile
 from .scores import RECALL_AT, auc, balanced_accuracy, f1, mae, mean_score, micro_auc, recall, rmse
 
 CUSTOM = "custom_"
-"""How the names of metrics begin that are functions of the caller's: no other column has such a
+"""The prefix of the names of metrics that are functions of the caller's: no other column has such a
 name."""
 Kind = Literal["classes", "labels", "many labels", "numbers", "number"]
-"""What is predicted: one class, up to 5 labels, more labels, several real targets, or one."""
+"""The kind of the targets: one class, up to 5 labels, more labels, several real targets, or one."""
 MetricFunction = Callable[[Tensor, Tensor], float]
 """(outputs (N, ...), targets (N, ...)) of the N >= 1 test rows of one client, on the CPU -> a
 number; NaN if it is not defined."""

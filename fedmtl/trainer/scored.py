@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Finetuned:
-    """What finetuning made of a run, by client id. All of it is computed on private data.
+    """The models that finetuning made of a run, by client id. All of it is computed on private
+    data.
 
     Attributes:
         settings: of the finetuning.

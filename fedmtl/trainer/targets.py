@@ -1,5 +1,5 @@
-"""What a file may name: reading a configuration or the folder of a run must not run the code that
-it names.
+"""The names that a file may use: reading a configuration or the folder of a run must not run the
+code that it names.
 
 A file may name the settings, readers, networks and loggers of this package and the modules of
 :mod:`torch.nn`. Anything else must be defined in a module that the user trusts by name, on the

@@ -34,7 +34,7 @@ ATTRIBUTES = "list_attr_celeba.txt"
 _LABELS = {"-1": 0, "1": 1}
 _SHOWN = 60  # letters of a line that are printed
 Line = tuple[str, list[str]]
-"""Where it stands, for messages, and its fields."""
+"""The place of a line, for messages, and its fields."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,10 @@ def read_celeba(settings: CelebASettings) -> FederatedDataset:
     Args:
         settings: the fields of :class:`~fedmtl.data.CelebASettings`, each an argument of its own:
             ``read_celeba("celeba", target="Smiling", clients=100)``.
+
+    Returns:
+        Features (3, height, width), stored as uint8 and read as floats in [0, 1], and int64 labels,
+        1 for the attribute. Ids are the numbers of the celebrities.
 
     Raises:
         DataError: a missing or damaged file, or malformed LEAF JSON.

@@ -45,6 +45,10 @@ def read_cifar(
             for another partition.
         seed: of the deal and of the split.
 
+    Returns:
+        Features (3, 32, 32), stored as uint8 and read as floats in [0, 1], and int64 labels; ids
+        ``client-0``, ``client-1``, ...
+
     Raises:
         DataError: a missing file, or one whose checksum is not the original's.
         ConfigError: an impossible setting.

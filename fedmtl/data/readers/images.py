@@ -97,6 +97,10 @@ def read_images(settings: ImagesSettings) -> FederatedDataset:
         settings: the fields of :class:`~fedmtl.data.ImagesSettings`, each an argument of its own:
             ``read_images("photographs", size=32, min_examples=10)``.
 
+    Returns:
+        Features (3, height, width) and int64 labels; ids are the names of the folders or the values
+        of the column.
+
     Raises:
         DataError: a missing or damaged image, or a malformed table.
         ConfigError: an impossible setting.

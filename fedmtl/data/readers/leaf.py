@@ -65,6 +65,10 @@ def read_leaf(
         integers: keep the features as whole numbers, for models of tokens.
         name: for messages and reports; None for the file's name.
 
+    Returns:
+        Features as float32, or whole numbers with ``integers``, and int64 labels or float32
+        targets, as the file has them.
+
     Raises:
         DataError: a missing, truncated or malformed file; the message names file, client and field.
         ConfigError: an impossible setting.

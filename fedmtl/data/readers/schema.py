@@ -24,8 +24,8 @@ from .text_format import Format
 
 @dataclass(frozen=True)
 class TableSchema:
-    """What the reader of tables knows of a table beside its rows: how raw columns become the
-    features of a model, and outputs of a model predictions.
+    """The coding of a table: how raw columns become the features of a model, and outputs of a model
+    predictions.
 
     Args:
         columns: those to predict from, in their order.

@@ -79,6 +79,10 @@ def read_stackoverflow(settings: StackOverflowSettings) -> FederatedDataset:
         settings: the fields of :class:`~fedmtl.data.StackOverflowSettings`, each an argument of its
             own: ``read_stackoverflow("stackoverflow", tokens=5000, tags=100)``.
 
+    Returns:
+        Features (tokens,), a sparse float32 matrix, and targets (tags,) of 0 and 1, stored as
+        uint8.
+
     Raises:
         DataError: a missing, truncated or malformed file; the message names file, user and field.
         ConfigError: an impossible setting.

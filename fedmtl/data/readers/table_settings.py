@@ -226,7 +226,7 @@ class TableSettings:
 
     @property
     def guesses_classes(self) -> bool:
-        """Whether whole numbers of the target may be classes or amounts, by their values."""
+        """Returns True if whole numbers of the target may be classes or amounts."""
         # bounds of a target say that it is real, and labels that it is not
         return self.classes == "infer" and self.labels is None and self.target_column is None
 

@@ -25,7 +25,7 @@ _FITTING = 0.9  # share of lines with as many fields as the heading that a separ
 
 @dataclass(frozen=True)
 class Format:
-    """How the text of a table is written.
+    """The format of a table of text.
 
     Attributes:
         separator: the letter between fields; a space stands for any number of blanks.

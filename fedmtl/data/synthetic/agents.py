@@ -134,6 +134,9 @@ class TargetAngles(Checked):
 
         The paper leaves out "negligible" weights and prints no number.
 
+        Args:
+            data: of :func:`load_synthetic_agents`.
+
         Raises:
             ConfigError: data of another origin, whose clients have no such angles.
         """

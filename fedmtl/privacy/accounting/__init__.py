@@ -1,2 +1,2 @@
-"""What releases cost: privacy loss distributions, their composition, and the calibration of noise
+"""Privacy accounting: privacy loss distributions, their composition, and the calibration of noise
 to a budget."""

@@ -14,8 +14,8 @@ _LARGEST = 600.0  # loss whose exponential is a float64
 
 @dataclass(frozen=True, eq=False)
 class TradeOff:
-    """What tests can achieve between two laws P and Q: for every event E, P(E) <= F(Q(E)) and Q(E)
-    <= F(P(E)).
+    """The trade-off between two laws P and Q, as a bound on all tests: for every event E, P(E) <=
+    F(Q(E)) and Q(E) <= F(P(E)).
 
     F is one minus the trade-off function of Dong, Roth, Su (2022, "Gaussian differential privacy"),
     made symmetric. It is increasing and concave: the smallest of the lines ``delta(e) + exp(e) x``

@@ -1,5 +1,5 @@
-"""Where noise is added, and the public grid of secure mode: the least significant bits of a
-released value say nothing.
+"""The addition of noise, on a public grid in secure mode: the least significant bits of a released
+value say nothing.
 
 A double made by adding noise to a private sum gives the sum away through its low bits (Mironov, "On
 significance of the least significant bits for differential privacy", CCS 2012). In secure mode the

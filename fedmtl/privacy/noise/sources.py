@@ -1,5 +1,5 @@
-"""Where random bits come from: a seed (reproducible, not private) or the operating system (private,
-not reproducible).
+"""Sources of random bits: a seed (reproducible, not private) or the operating system (private, not
+reproducible).
 
 Neither source keeps state that a caller could rewind by accident: seeded draws are addressed by
 (seed, purpose, step), secure draws are fresh at every call and are never stored or logged.
