@@ -183,11 +183,18 @@ class Coins(Protocol):
 
 
 def distinct_numbers(n: int, size: int, coins: Coins) -> np.ndarray:
-    """Returns a uniform subset of ``size`` of ``range(n)``, sorted int64; memory and time O(size)
-    for small sizes.
+    """Draws a uniform subset of whole numbers; memory and time are O(size) for small sizes.
 
     Draws with replacement and keeps the first ``size`` distinct values, which is exactly uniform
     sampling without replacement; more than half of the population is drawn as a complement.
+
+    Args:
+        n: the numbers are those of ``range(n)``.
+        size: of the subset, from 0 to n.
+        coins: source of uniform numbers.
+
+    Returns:
+        int64 (size,), ascending.
     """
     if 2 * size > n:
         left_out = distinct_numbers(n, n - size, coins)

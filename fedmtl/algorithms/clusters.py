@@ -129,9 +129,15 @@ class ClusteredPMTL(SharedModels):
         super().__post_init__()
 
     def cluster_of(self, problem: Problem) -> Tensor:
-        """Returns the number of each client's cluster, int64 (n,).
+        """Returns the number of each client's cluster.
 
-        Clusters are numbered in the order of their names.
+        Clusters are numbered from 0 in the order of their names.
+
+        Args:
+            problem: of the run; only the ids of its clients are read.
+
+        Returns:
+            int64 (n,) on the host.
 
         Raises:
             ConfigError: a client has no cluster.
@@ -246,7 +252,14 @@ class IFCA(SharedModels):
         return torch.full((self.clusters,), self.clusters, dtype=torch.float64)
 
     def personal(self, c: Cohort) -> Tensor:
-        """Returns the model that each client chooses."""
+        """Returns the model that each client chooses.
+
+        Args:
+            c: clients; the loss of every model on their own records decides.
+
+        Returns:
+            (k, D).
+        """
         return c.shared[self.choice(c.problem, c.shared, c.ids)]
 
 

@@ -93,7 +93,14 @@ class Cohort:
         return self.problem.data.train.counts[self.ids]
 
     def steps(self, solver: LocalSolver) -> Tensor:
-        """Returns the clients' numbers of local steps in one training by ``solver``, int64 (k,)."""
+        """Returns the numbers of local steps of the clients in one training.
+
+        Args:
+            solver: of the training; under record-level privacy the charged steps count instead.
+
+        Returns:
+            int64 (k,).
+        """
         if self.local is not None:
             return self.local.steps(self.ids)
         return solver.step_counts(self.examples)
@@ -104,7 +111,11 @@ class Cohort:
         return (~self.own["seen"]).nonzero()[:, 0].cpu()
 
     def part(self, places: Tensor) -> Cohort:
-        """Returns the clients at ``places``, int64 (j,) on the host."""
+        """Returns some of the clients.
+
+        Args:
+            places: int64 (j,) on the host, places among the k clients.
+        """
         own = {name: rows[places] for name, rows in self.own.items()}
         return replace(self, ids=self.ids[places], own=own)
 
@@ -125,9 +136,16 @@ class Cohort:
         return torch.where(took_part[:, None], rows, first)
 
     def keep(self, models: Tensor, start: Tensor) -> Own:
-        """Returns the states of clients after training from ``start`` to ``models``, (k, D) each.
+        """Returns the states of clients after a training.
 
         A client whose model is no longer finite keeps its start.
+
+        Args:
+            models: (k, D), after the training.
+            start: (k, D), before it.
+
+        Returns:
+            The fields of :func:`personal_fields`, and the other fields of the clients as they were.
         """
         seen = torch.ones_like(self.own["seen"])
         trained = torch.ones_like(seen)  # a tensor of its own: a store takes both without a copy
@@ -139,7 +157,14 @@ class Cohort:
         return self.own | {"model": models, "seen": seen, "trained": trained}
 
     def personal(self, new: Callable[[Cohort], Tensor]) -> Tensor:
-        """Returns the clients' own models (k, D); ``new`` makes those of clients without one."""
+        """Returns the clients' own models.
+
+        Args:
+            new: from the clients without a model, j of them, to their models (j, D).
+
+        Returns:
+            (k, D).
+        """
         places = self.new
         if not len(places):
             return self.own["model"]
@@ -319,6 +344,9 @@ def _write(rows: Tensor, place: Tensor, models: Tensor) -> None:
 
 def personal_fields(problem: Problem) -> Fields:
     """Returns the fields of a store of personal models.
+
+    Args:
+        problem: of the run, for the size and the dtype of a model.
 
     Returns:
         ``model``, the client's model (D,); ``seen``, True if it has taken part; ``trained``, True

@@ -80,7 +80,13 @@ class FedRep(SharedModel):
             LocalSolver.check_given(self, self.head_local, name="head_local")
 
     def shared_places(self, problem: Problem) -> Tensor:
-        """Returns a mask (D,) bool of the shared parameters, on the host.
+        """Returns the shared parameters as a mask.
+
+        Args:
+            problem: of the run; only the model is read.
+
+        Returns:
+            bool (D,) on the host, False for the head.
 
         Raises:
             ConfigError: a name that the network does not have, or nothing is shared.
@@ -143,6 +149,9 @@ class FedRep(SharedModel):
         """Returns the shared representation with each client's head.
 
         A client that never took part fits a head to it.
+
+        Returns:
+            (k, D).
         """
         shared = self.shared_places(c.problem)
         new = c.new

@@ -76,16 +76,27 @@ class Problem:
         return len(self.data)
 
     def over(self, ranks: Ranks) -> Problem:
-        """Returns the problem with its clients divided among ``ranks``."""
+        """Divides the clients among processes.
+
+        Args:
+            ranks: of the run; of a single process no client has an owner.
+
+        Returns:
+            The same problem with ``ranks`` and ``owner``.
+        """
         owner = None
         if ranks.size > 1:
             owner = ranks.owners(self.data.train.counts)
         return replace(self, ranks=ranks, owner=owner)
 
     def own(self, clients: Tensor) -> Tensor:
-        """Returns the places in ``clients``, int64 (k,), of the clients that this process computes.
+        """Returns the places of the clients that this process computes.
 
-        A single process computes all of them.
+        Args:
+            clients: int64 (k,), positions in the data.
+
+        Returns:
+            int64 (j,), places in ``clients``; all of them in a single process.
         """
         if self.owner is None:
             return torch.arange(len(clients))
@@ -98,11 +109,17 @@ class Problem:
         return replace(self, data=self.data.take_clients(members), ranks=SINGLE, owner=None)
 
     def pieces(self, clients: Tensor) -> tuple[Tensor, ...]:
-        """Returns ``clients``, int64 (k,), in pieces that are computed one after another.
+        """Divides clients into pieces that are computed one after another.
 
         They are one piece if their models take at most 256 MiB. If they take more, a piece has a
         stack of clients, at least 32 of them and at least 32 MiB of models: stacks of fewer clients
         would be filled up.
+
+        Args:
+            clients: int64 (k,), positions in the data.
+
+        Returns:
+            The clients in their order, int64, divided.
         """
         row = max(1, self.dimension * self.initial.element_size())  # bytes of a model
         if len(clients) * row <= 8 * _PIECE_BYTES:
@@ -145,7 +162,11 @@ class Problem:
         return (*self.data.notes, frozen)
 
     def client_store(self, fields: Fields) -> ClientStore:
-        """Returns an empty store of the clients' own tensors, on the problem's device."""
+        """Returns an empty store of the clients' own tensors, on the problem's device.
+
+        Args:
+            fields: shape of one client's value and dtype, by name.
+        """
         members = None
         if self.owner is not None:
             members = (self.owner == self.ranks.rank).nonzero()[:, 0]
@@ -157,6 +178,9 @@ class Problem:
         """Returns a store with the tensors of all clients, at every rank.
 
         In a single process it is ``store`` itself.
+
+        Args:
+            store: with the tensors of this rank's clients.
         """
         if self.owner is None:
             return store

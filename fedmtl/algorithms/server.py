@@ -104,6 +104,9 @@ def apply_update(
         update: the released mean update, float64 (D,).
         lr: the server's step size.
         optimizer: ``None`` for the plain step.
+
+    Returns:
+        The public state with the moved model, in the dtype that it had.
     """
     if optimizer is not None:
         return optimizer.step(public, name, lr * update)

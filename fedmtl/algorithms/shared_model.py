@@ -125,14 +125,22 @@ class SharedModel(Algorithm):
         return State({"global": problem.initial.clone()}, self.client_store(problem))
 
     def client_store(self, problem: Problem) -> ClientStore:
-        """Returns an empty store of :meth:`fields`, and of personal models if clients keep some."""
+        """Returns an empty store of :meth:`fields`, and of personal models if clients keep some.
+
+        Returns:
+            A store of n clients, on the device of the initial model.
+        """
         fields = self.fields(problem)
         if self.keeps:
             fields = {**personal_fields(problem), **fields}
         return problem.client_store(fields)
 
     def fields(self, problem: Problem) -> Fields:
-        """Returns the fields of the clients' states, without the personal model."""
+        """Returns the fields of the clients' states, without the personal model.
+
+        Returns:
+            Shape of one client's value and dtype, by name; none by default.
+        """
         return {}
 
     def client(self, c: Cohort) -> tuple[Mapping[str, Message], Own]:
@@ -155,6 +163,9 @@ class SharedModel(Algorithm):
         """Returns the model updates w_k - w without weights, (k, D), and the new client states.
 
         The updates may be a sum, see :meth:`~.cohort.Cohort.change`; it has the weights of ``c``.
+
+        Args:
+            c: the clients of the round that are computed in this call.
         """
         raise NotImplementedError(f"{type(self).__name__} does not say what its clients compute.")
 

@@ -128,7 +128,17 @@ class ClientStore:
         return {name: self.gather(name, ids) for name in self.fields}
 
     def whole(self, name: str) -> Tensor:
-        """Returns the rows of all clients, (n, *shape), which must not be changed."""
+        """Returns the rows of all clients, which must not be changed.
+
+        Args:
+            name: of the field.
+
+        Returns:
+            (n, *shape).
+
+        Raises:
+            NotImplementedError: the store of a rank, which has its own clients alone.
+        """
         if len(self.members) < self.clients:
             own = "A rank has only the tensors of its own clients"
             raise NotImplementedError(f"{own}; gather them first.")

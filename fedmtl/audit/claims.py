@@ -53,8 +53,14 @@ class Claims:
         return range(1 if self._setup.gradients is None else len(self._setup.sizes))
 
     def charged(self, uses: np.ndarray) -> np.ndarray:
-        """Return (m,) the uses of these accounts, from those of all: where clients share a cost,
-        the most."""
+        """Returns the uses of the accounts that have costs of their own.
+
+        Args:
+            uses: (n,) whole numbers, uses of each client.
+
+        Returns:
+            (m,), where m is 1 and the value the largest if clients share a cost.
+        """
         if self._setup.gradients is None:
             return uses.max(keepdims=True)
         return uses
@@ -74,8 +80,11 @@ class Claims:
         return self.costs.refuted
 
     def cost(self, client: int = 0) -> tuple[PrivacyCost, float]:
-        """Return the cost of an account, of ``client`` where the unit is a record, and its noise
-        multiplier."""
+        """Returns the privacy cost of an account and its noise multiplier.
+
+        Args:
+            client: whose account, if the unit is a record.
+        """
         kind = self.costs.kind[0, 0 if self._setup.gradients is None else client]
         return self.costs.kinds[kind], self.costs.multipliers[kind]
 
@@ -144,7 +153,14 @@ class Claims:
         return setup.release(name).without_data
 
     def facts(self, client: int = 0) -> dict[str, Any]:
-        """Returns the cost facts of an account that follow from the settings and public facts."""
+        """Returns the cost facts of an account that follow from the settings and public facts.
+
+        Args:
+            client: whose account, if the unit is a record.
+
+        Returns:
+            The facts by the names of :class:`~fedmtl.privacy.PrivacyCost`.
+        """
         setup = self._setup
         of_records = self._setup.gradients is not None
         return {
@@ -159,7 +175,12 @@ class Claims:
 
     def spent(self, client: int, uses: int) -> float:
         """Returns epsilon of an account after ``uses``, at the delta of the settings; see
-        :func:`composition`."""
+        :func:`composition`.
+
+        Args:
+            client: whose account, if the unit is a record.
+            uses: number of uses, from 0.
+        """
         parts = [(event, count) for event, count in composition(*self.cost(client), uses) if count]
         if not parts:
             return 0.0

@@ -77,12 +77,26 @@ def skipped(check: str, reason: str) -> Finding:
 
 
 def any_refuted(findings: Sequence[Finding]) -> bool:
-    """Returns True if a check refuted its claim."""
+    """Returns True if a check refuted its claim.
+
+    Args:
+        findings: of an audit.
+
+    Returns:
+        True for at least one refuted claim; the exit code of ``fedmtl audit`` is then 1.
+    """
     return any(finding.refuted for finding in findings)
 
 
 def table(findings: Sequence[Finding]) -> str:
-    """Returns one line a finding under a header: check, statistic, threshold, verdict."""
+    """Formats findings as a table of text.
+
+    Args:
+        findings: of an audit; an empty list has the header alone.
+
+    Returns:
+        Lines of check, statistic, threshold and verdict, one a finding, under a header.
+    """
     cells = [("check", "statistic", "threshold", "verdict")]
     cells += [(f.check, _number(f.statistic), _number(f.threshold), f.verdict) for f in findings]
     widths = [max(len(row[column]) for row in cells) for column in range(3)]

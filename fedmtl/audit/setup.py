@@ -98,17 +98,35 @@ class Setup:
         return tuple(plan for plan in self.plans if isinstance(plan, ReleasePlan))
 
     def release(self, name: str) -> ReleasePlan:
-        """Returns the release of rows of this name, or the one whose rows are checked."""
+        """Returns the release of rows of this name, or the one whose rows are checked.
+
+        Args:
+            name: of a release of rows.
+        """
         return next(plan for plan in self.releases if plan.name == (self.rows or name))
 
     def dimension(self, name: str) -> int:
-        """Returns the length of what one client or record contributes to a release."""
+        """Returns the number of coordinates that one client or record contributes to a release.
+
+        Args:
+            name: of a release.
+
+        Returns:
+            Length of a row, or of a gradient under record-level privacy.
+        """
         if self.gradients is not None:
             return self.records.dimension
         return self.release(name).dimension
 
     def form(self, name: str) -> Form:
-        """Returns the form of the release of the rows."""
+        """Returns the form of a release of rows.
+
+        Args:
+            name: of the release.
+
+        Returns:
+            ``"vector"``, ``"symmetric"`` or ``"diagonal"``; ``"vector"`` for gradients.
+        """
         if self.gradients is not None or self.rows:
             return "vector"
         return self.release(name).form
@@ -128,8 +146,15 @@ class Setup:
         return "add_remove"
 
     def denominator(self, client: int, sampled: float | None) -> float:
-        """Returns the public constant that divides a sum: the expected cohort, or q n_i of the
-        records of ``client``; 1 for rows."""
+        """Returns the public constant that divides a sum.
+
+        Args:
+            client: whose records are added up, if the unit is a record.
+            sampled: q, the rate at which its records are drawn; None for all.
+
+        Returns:
+            The expected cohort; q n_i if the unit is a record; 1 for rows with noise of their own.
+        """
         if self.gradients is None:
             if self.rows:
                 return 1.0
@@ -192,8 +217,18 @@ class Setup:
         replicates: int = 1,
         x: Sequence[Tensor] | None = None,
     ) -> Any:
-        """Opens a channel of the run with another seed, and other rows ``x`` where gradients are
-        multiples of rows."""
+        """Opens a channel of the run.
+
+        Args:
+            seed: of the noise and the cohorts, in place of the run's.
+            ledger: file of the charges; None keeps them in memory.
+            resume: True to continue that file.
+            replicates: R, the number of runs in one channel.
+            x: other rows for each client, if gradients are multiples of rows; None for the run's.
+
+        Returns:
+            A :class:`RecordedRounds` or a :class:`RecordedActivations`.
+        """
         plans: list[ReleasePlan | GradientPlan] = []
         for plan in self.plans:
             if isinstance(plan, GradientPlan):
@@ -235,14 +270,24 @@ class Setup:
         return Claims(self, channel.accountant.costs, bands)
 
     def name(self, client: int) -> str:
-        """Returns the name of a client in findings."""
+        """Returns the name of a client in findings.
+
+        Args:
+            client: its position in the data.
+        """
         if self.gradients is None:
             return str(client)
         return repr(self.gradients.ids[client])
 
     def parts(self, dimension: int) -> list[tuple[int, int]]:
-        """Returns (start, stop) of every tensor in a vector of ``dimension`` numbers; of every
-        number in a short one."""
+        """Divides a released vector into the tensors of the model.
+
+        Args:
+            dimension: of the vector.
+
+        Returns:
+            (start, stop) of each tensor, or of each number of a short vector.
+        """
         if sum(self.tensors) == dimension:
             sizes = self.tensors
         else:

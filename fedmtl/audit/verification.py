@@ -128,6 +128,10 @@ def verify(folder: str | Path) -> Verification:
         folder: of the run. Where it holds ``public/`` and nothing else, what needs the private part
             is not covered.
 
+    Returns:
+        The checks in their order, each confirmed, failed or not covered, with the epsilon and the
+        seal of the run.
+
     Raises:
         DataError: not the folder of a run, a run that has not finished, or a report that cannot be
             read.

@@ -75,6 +75,9 @@ def cost_of_privacy(
         records: of all owners in the run that is forecast; None: those of ``data``.
         bias: True if the model has a bias.
 
+    Returns:
+        The fitted constants, and the forecast costs of the run and of each owner alone.
+
     Raises:
         ConfigError: a hinge loss, fewer than 2 simulated epsilons, objectives that are not above
             the least one, or epsilons and records that are not above 0.

@@ -71,6 +71,9 @@ def client_app(
         folder: holds a folder for each client, with its state and at the end its model. The
             configuration of a node may override it by ``folder``.
 
+    Returns:
+        The app for ``flower-supernode``, or for a simulation of Flower.
+
     Raises:
         ConfigError: see :func:`~fedmtl.flower.server_app`.
     """

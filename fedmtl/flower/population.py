@@ -51,6 +51,10 @@ def population(
         domain: public bounds that every record keeps, if there are any.
         name: for messages and reports.
 
+    Returns:
+        A dataset of n clients with one record of zeros each, for the ``data`` of a trainer of
+        :func:`server_app`.
+
     Raises:
         DataError: names that are not distinct texts, or shapes without positive numbers.
 

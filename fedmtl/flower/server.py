@@ -64,6 +64,9 @@ def server_app(trainer: Trainer, *, patience: Positive = 600.0, gather: float = 
             nodes have ``patience`` to say their names. A node that comes later takes part from the
             round on that follows its answer with the name.
 
+    Returns:
+        The app for ``flower-superlink``, or for a simulation of Flower.
+
     Raises:
         ConfigError: clients of the algorithm act one at a time, or nodes cannot follow the
             settings.

@@ -80,14 +80,24 @@ class BatchPlan:
     grain: int = 1
 
     def part(self, clients: slice) -> BatchPlan:
-        """Returns the plan of some of the clients, sharing this one's memory."""
+        """Returns the plan of some of the clients, sharing this one's memory.
+
+        Args:
+            clients: a slice of the k clients.
+        """
         index = self.index[:, clients]
         lengths = self.lengths[:, clients]
         return BatchPlan(self.keys[clients], self.steps[clients], index, lengths, self.grain)
 
     def batches(self, dtype: torch.dtype = torch.float32) -> Iterator[Batch]:
-        """Yields the batches of the local steps, with weights of ``dtype``; a single client has no
-        padding."""
+        """Yields the batches of the local steps.
+
+        Args:
+            dtype: of the weights.
+
+        Yields:
+            One batch a step. That of a single client has no padding.
+        """
         steps = self.steps.numpy()
         count, columns = self.index.shape[1:]
         most = int(steps.max(initial=0))

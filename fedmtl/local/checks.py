@@ -28,6 +28,9 @@ _MIXING_OPTIONS = ("max_norm", "sparse", "scale_grad_by_freq")
 def check_layers(module: nn.Module) -> None:
     """Refuses layers that mix the examples of a batch.
 
+    Args:
+        module: any module; it is not changed.
+
     Raises:
         ModelError: batch normalization, or an embedding with an option that mixes examples.
     """
@@ -66,6 +69,9 @@ def _groups_for(layer: _BatchNorm) -> str:
 def check_copyable(module: nn.Module) -> None:
     """Refuses a module whose parameters cannot be exchanged for those of a client, or are no start
     of training.
+
+    Args:
+        module: any module; it is not changed.
 
     Raises:
         ModelError: a module of ``torch.jit``, ``torch.compile`` or ``nn.DataParallel``, one that

@@ -80,8 +80,16 @@ class Execution(Checked):
     def resolve(
         self, module: nn.Module, device: torch.device, cores: int | None = None
     ) -> Execution:
-        """Returns the same settings with every choice made for this module and device, on so many
-        cores; None for those that this process may use."""
+        """Fills in the settings that are None, for a model on a device.
+
+        Args:
+            module: the model; its size and its layers decide.
+            device: that computes it.
+            cores: for processes; None for those that this process may use.
+
+        Returns:
+            Settings with numbers in place of None.
+        """
         size = sum(p.numel() for p in module.parameters())
         chunk = max_clients(size)
         processes = 1
@@ -135,11 +143,17 @@ class Executor:
         self.stack = StackedModule(module, capacity=1, device=device, dtype=dtype)
 
     def slices(self, count: int, *, grain: int | None = None) -> Iterator[slice]:
-        """Yields consecutive slices of ``range(count)``, at most ``chunk`` long: the clients that
-        are computed at once.
+        """Yields the clients that are computed at once, as slices.
 
         With a ``grain`` of :func:`~fedmtl.local.batches.grain_of` all but the last slice are a
         multiple of it long, and of 1 exactly 1.
+
+        Args:
+            count: number of clients in all.
+            grain: of :func:`~fedmtl.local.batches.grain_of`; None for any length.
+
+        Yields:
+            Consecutive slices of ``range(count)``, of at most ``chunk`` clients.
         """
         size = self.chunk
         if grain == 1:
@@ -151,7 +165,11 @@ class Executor:
 
     def examples_at_once(self, expected: float) -> int:
         """Returns the ``width`` of :func:`~fedmtl.local.per_example.example_gradients` for batches
-        of ``expected`` examples, a number that is the same for all clients, and public."""
+        of ``expected`` examples, a number that is the same for all clients, and public.
+
+        Args:
+            expected: examples of a batch, above 0.
+        """
         if self.chunk >= LANES:
             return PIECE
         if not self.batched or expected <= _FEW:

@@ -31,7 +31,15 @@ class Layout:
 
     @classmethod
     def of(cls, module: nn.Module) -> Layout:
-        """The layout of a module's trainable parameters, in the order of ``named_parameters``."""
+        """Returns the layout of a module's trainable parameters.
+
+        Args:
+            module: whose parameters with ``requires_grad`` come in the order of
+                ``named_parameters``.
+
+        Returns:
+            A layout of D numbers; a tied weight stands in it once.
+        """
         # A tied weight is one parameter of the row, whatever its number of names.
         named = [(names, p) for names, p in _by_all_names(module) if p.requires_grad]
         offsets = [0]
@@ -44,12 +52,15 @@ class Layout:
         )
 
     def places(self, patterns: Sequence[str], owner: str) -> Tensor:
-        """(D,) bool: which of the flat parameters belong to one of the patterns.
+        """Returns the parameters that belong to one of some patterns, as a mask.
 
         Args:
             patterns: names of parameters or of modules, such as ``"fc"`` for ``fc.weight`` and
                 ``fc.bias``; ``*``, ``?`` and ``[...]`` stand for what they do in names of files.
             owner: the setting that they come from, for the message.
+
+        Returns:
+            bool (D,).
 
         Raises:
             ConfigError: no sequence, an empty one, or a pattern without a parameter.
@@ -58,8 +69,14 @@ class Layout:
         return chosen.repeat_interleave(torch.tensor(self.offsets).diff())
 
     def frozen(self, module: nn.Module) -> dict[str, Tensor]:
-        """The tensors of the module's state that are none of these parameters, by name: what is
-        public with it."""
+        """Returns the tensors of a module's state that are not trained.
+
+        Args:
+            module: of this layout.
+
+        Returns:
+            The tensors by name, not copied; they are public with the module.
+        """
         named = dict(module.named_parameters())
         # By address, since a state names tied weights several times.
         # tied weights have several names in a state
@@ -76,12 +93,26 @@ class Layout:
         return self.names[-1].rpartition(".")[0] or self.names[-1]
 
     def flatten(self, module: nn.Module) -> Tensor:
-        """Returns the module's trainable parameters as a new (D,) tensor."""
+        """Returns a module's trainable parameters as one row.
+
+        Args:
+            module: of this layout.
+
+        Returns:
+            (D,), a copy, in the dtype of the parameters.
+        """
         named = dict(module.named_parameters())
         return torch.cat([named[name].detach().reshape(-1) for name in self.names])
 
     def views(self, rows: Tensor) -> dict[str, Tensor]:
-        """Named views into ``rows``: (K, D) -> {name: (K, *shape)}; (D,) -> {name: shape}."""
+        """Returns views of the parameters in rows.
+
+        Args:
+            rows: (D,), or (K, D) for K models.
+
+        Returns:
+            (*shape) or (K, *shape) by name; writing to one changes ``rows``.
+        """
         lead = rows.shape[:-1]
         return {
             name: rows[..., a:b].view((*lead, *shape))
@@ -91,7 +122,15 @@ class Layout:
         }
 
     def load(self, module: nn.Module, row: Tensor) -> nn.Module:
-        """Copies a (D,) row into the module's parameters, in place; returns the module."""
+        """Copies a row into a module's parameters, in place.
+
+        Args:
+            module: of this layout.
+            row: (D,) of any floating dtype and device.
+
+        Returns:
+            The module.
+        """
         named = dict(module.named_parameters())
         with torch.no_grad():
             for name, value in self.views(row).items():
@@ -107,6 +146,11 @@ def belongs(name: str, pattern: str) -> bool:
 
 def check_names(owner: object, field: str, names: Any) -> None:
     """Refuses what an algorithm has as its ``field`` for names of layers and is no list of them.
+
+    Args:
+        owner: the settings that have the names.
+        field: by which they have them.
+        names: the value of the field, of any type.
 
     Raises:
         ConfigError: naming the class of ``owner``.

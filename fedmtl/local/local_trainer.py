@@ -211,7 +211,14 @@ class LocalTrainer:
         return models
 
     def module_of(self, model: Tensor) -> nn.Module:
-        """Returns a new module with the parameters of one model (D,), in evaluation mode."""
+        """Returns a new module with the parameters of one model.
+
+        Args:
+            model: (D,), such as a row of :meth:`train`.
+
+        Returns:
+            A copy in evaluation mode, on the CPU.
+        """
         return self.layout.load(copy.deepcopy(self.module), model.detach().cpu()).eval()
 
     def _check(

@@ -70,13 +70,15 @@ class StackedModule:
         self.rows = like.new_zeros(capacity, padded)[:, : self.layout.dimension]
 
     def load(self, start: Tensor, count: int, *, place: Tensor | None = None) -> Tensor:
-        """Sets the parameters of the first copies, and returns them as a view of ``rows``,
-        (count, D).
+        """Sets the parameters of the first copies.
 
         Args:
             start: (D,) or (count, D); (n, D) with ``place``.
             count: number of copies.
             place: int64 (count,), the row of ``start`` for each copy; None for its own.
+
+        Returns:
+            A view of ``rows``, (count, D).
         """
         if count > len(self.rows):
             self._allocate(self.rows, count)

@@ -46,11 +46,22 @@ class LocalSolver(Checked, ABC):
     decay_every: Count = 1
 
     def lr_at(self, round: int) -> float:
-        """Returns the step size of a round, counted from 0."""
+        """Returns the step size of a round.
+
+        Args:
+            round: its number, from 0.
+        """
         return self.lr * self.decay ** (round // self.decay_every)
 
     def step_counts(self, counts: Tensor) -> Tensor:
-        """Returns the local steps of clients with ``counts`` examples, int64 (k,) -> (k,)."""
+        """Returns the numbers of local steps of clients.
+
+        Args:
+            counts: int64 (k,), their numbers of examples.
+
+        Returns:
+            int64 (k,).
+        """
         if self.steps is not None:
             return torch.full_like(counts, self.steps)
         return self.epochs * batches_per_epoch(counts, self.batch_size)
@@ -76,7 +87,14 @@ class LocalSolver(Checked, ABC):
         solver.check(lam)
 
     def check(self, lam: float) -> None:
-        """Refuses a regularization strength this solver cannot follow."""
+        """Refuses a regularization strength this solver cannot follow.
+
+        Args:
+            lam: strength of the pull to an anchor, at least 0.
+
+        Raises:
+            ConfigError: a strength with which the steps diverge.
+        """
 
     @abstractmethod
     def optimizer(

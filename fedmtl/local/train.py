@@ -169,6 +169,10 @@ class LocalTraining:
             place: int64 (k,), on the host, the clients' positions among the n, in the order of
                 decreasing numbers of steps.
             steps: :meth:`on_batches` or :meth:`on_records`.
+
+        Yields:
+            Clients that have finished: their positions among the n, int64 (d,), and their models
+            (d, D), which the next stack overwrites.
         """
         rows = stack.load(self.start, len(place), place=place)
         lam = self.lam

@@ -134,8 +134,7 @@ def torchvision_model(
 
 @check_arguments
 def with_group_norm(module: nn.Module, groups: Count = 32) -> nn.Module:
-    """Puts group normalization in the place of every batch normalization, in place, and return the
-    module.
+    """Replaces every batch normalization by group normalization, in place.
 
     Scales and shifts are kept; running statistics are dropped (Wu and He, "Group normalization",
     ECCV 2018).
@@ -145,6 +144,9 @@ def with_group_norm(module: nn.Module, groups: Count = 32) -> nn.Module:
         groups: at most; the largest number of at most ``groups`` that divides the channels of a
             layer is taken. A layer that may have vectors (``nn.BatchNorm1d``, ``nn.SyncBatchNorm``)
             has one group, since a group with a single number would be constant.
+
+    Returns:
+        The module.
     """
     for name, child in list(module.named_children()):
         if isinstance(child, _BatchNorm):

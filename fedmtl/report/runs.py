@@ -98,6 +98,9 @@ def frame(folders: Iterable[str | os.PathLike[str]]) -> DataFrame:
     baseline with the numbers of another row has no row of its own, and neither has a run that
     differs from another in its folder alone.
 
+    Args:
+        folders: of runs, or of folders with runs in them, at any depth.
+
     Returns:
         The columns of ``FIXED``, the metrics that the runs have, and all settings but seeds as
         text, in columns such as ``config.algorithm.lam``. ``epsilon`` is 0 if nothing is released

@@ -57,9 +57,11 @@ class Block:
         return clients.unique()
 
     def window(self, start: int, stop: int) -> Block:
-        """Returns steps ``start`` to ``stop - 1``, counted from the first one of this block.
+        """Returns some of the steps; the tensors are views.
 
-        The tensors are views.
+        Args:
+            start: first step, counted from the first one of this block.
+            stop: step after the last one.
         """
         time = self.time[:, start:stop]
         return Block(self.first + start, time, self.clients[:, start:stop])

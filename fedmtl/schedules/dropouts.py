@@ -55,7 +55,14 @@ class Dropouts:
             _check_intervals(name, pairs)
 
     def check(self, names: Sequence[str]) -> None:
-        """Raises :class:`ConfigError` for an interval of a client that is not among ``names``."""
+        """Refuses intervals of clients that are not in the data.
+
+        Args:
+            names: ids of the clients.
+
+        Raises:
+            ConfigError: names such a client.
+        """
         own = {str(name) for name in self.intervals or {}}
         unknown = sorted(own - set(names))
         if unknown:

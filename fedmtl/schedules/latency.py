@@ -104,7 +104,14 @@ class TraceLatency:
     source: str | Path | Mapping[str, Sequence[float]] | Sequence[Sequence[float]]
 
     def bind(self, names: Sequence[str]) -> Law:
-        """Returns the law for clients of these names.
+        """Returns the law of the latencies of clients.
+
+        Args:
+            names: ids of the n clients, in the order of the data.
+
+        Returns:
+            A function from uniform numbers (k,), clients int64 (k,) and numbers of their events to
+            latencies in seconds (k,).
 
         Raises:
             DataError: a trace is malformed or has no row for a client.

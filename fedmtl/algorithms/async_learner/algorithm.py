@@ -175,7 +175,12 @@ class AsyncLearner(CentralLearner):
         return {"theta_l": theta_l}, {"theta": theta}
 
     def effective_step(self, owners: int, events: int) -> float:
-        """Returns a, for N ``owners`` with ``events`` answers in all."""
+        """Returns a, the step size of equations (5) and (7').
+
+        Args:
+            owners: N.
+            events: T, the number of answers in all, if ``horizon`` is None.
+        """
         if self.step_size != "auto":
             return float(self.step_size)
         kappa = self.kappa or self.usual_kappa

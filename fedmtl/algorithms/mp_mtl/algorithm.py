@@ -187,7 +187,14 @@ class MPMTL(TaskAlgorithm):
         return (covariance,)
 
     def budget(self, problem: Problem) -> tuple[float, ...]:
-        """Returns the part of the budget of every round, with mean 1."""
+        """Returns the weights of the rounds in the budget.
+
+        Args:
+            problem: of the run, for the number of rounds.
+
+        Returns:
+            One weight above 0 a round, of mean 1.
+        """
         return budget_weights(
             problem.rounds,
             momentum=self.momentum,
@@ -277,7 +284,14 @@ class MPMTL(TaskAlgorithm):
         return rows
 
     def fits(self, own: Own) -> Tensor:
-        """Returns the models what_i; they are p_i + q_i if W = P + Q."""
+        """Returns the models what_i; they are p_i + q_i if W = P + Q.
+
+        Args:
+            own: the tasks' states.
+
+        Returns:
+            (k, R, D) float64.
+        """
         if self.own_penalty is None:
             return own["projected"]
         return _sum(own["projected"], own["own_projected"])

@@ -195,7 +195,14 @@ class PeerToPeer(OneAtATime):
         return {"allocation": self.weights(problem, caps, privacy)}
 
     def check_law(self, privacy: RecordPrivacy) -> None:
-        """Refuses a warm start with noise for another norm than that of its sensitivity."""
+        """Refuses a warm start with noise for another norm than that of its sensitivity.
+
+        Args:
+            privacy: of the run.
+
+        Raises:
+            PrivacyError: names the laws that are accepted.
+        """
         if self.warm_start is not None and LAWS[privacy.mechanism].norm != "l2":
             raise PrivacyError(
                 "PeerToPeer.warm_start: how far an agent's own model moves is bounded in the L2 "
@@ -206,10 +213,18 @@ class PeerToPeer(OneAtATime):
     def weights(
         self, problem: Problem, caps: np.ndarray, privacy: RecordPrivacy
     ) -> list[np.ndarray]:
-        """Returns the weights of the releases of every agent, (caps[i],) of mean 1.
+        """Returns the weights of the releases of every agent, of mean 1.
 
         They are those of the wake-ups by ``allocation``, after that of a warm start. Agents with
         equal caps share an array.
+
+        Args:
+            problem: of the run.
+            caps: int64 (n,), most releases of each agent.
+            privacy: of the run; its law of noise sets how releases compose.
+
+        Returns:
+            float64 (caps[i],) for each agent.
         """
         network = self.network(problem)
         contraction = 1.0 - network.convexity / network.largest_curvature
