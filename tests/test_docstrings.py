@@ -33,6 +33,42 @@ def test_the_example_of_a_docstring_prints_what_it_says(
     assert outcome.failed == 0, "".join(printed)
 
 
+PACKAGES = (
+    "algorithms",
+    "audit",
+    "contrib",
+    "data",
+    "graphs",
+    "local",
+    "models",
+    "privacy",
+    "schedules",
+)
+
+
+def examples() -> list[Any]:
+    """Returns the examples of what the packages export, and the root does not."""
+    found = {}
+    finder = doctest.DocTestFinder(recurse=True, exclude_empty=True)
+    for package in PACKAGES:
+        module = importlib.import_module(f"fedmtl.{package}")
+        for name in module.__all__:
+            one = getattr(module, name)
+            if one in EXPORTED or one is Algorithm or not (inspect.isclass(one) or callable(one)):
+                continue
+            for example in finder.find(one, name, module=False, globs={}):
+                if example.examples:
+                    found[example.name] = example
+    return list(found.values())
+
+
+@pytest.mark.parametrize("example", examples(), ids=lambda example: example.name)
+def test_the_example_of_a_package_prints_what_it_says(example: doctest.DocTest) -> None:
+    printed: list[str] = []
+    outcome = doctest.DocTestRunner().run(example, out=printed.append)
+    assert outcome.failed == 0, "".join(printed)
+
+
 PROGRAM = re.compile(r"^ {4}Trainer\((?:.*\n)+?.*fit\(\)$", re.MULTILINE)
 
 

@@ -107,6 +107,14 @@ def apply_update(
 
     Returns:
         The public state with the moved model, in the dtype that it had.
+
+    Example:
+        >>> import torch
+        >>> from fedmtl.algorithms import apply_update
+        >>> public = {"global": torch.zeros(2)}
+        >>> update = torch.tensor([1.0, -2.0], dtype=torch.float64)
+        >>> apply_update(public, "global", update, lr=0.5, optimizer=None)["global"].tolist()
+        [0.5, -1.0]
     """
     if optimizer is not None:
         return optimizer.step(public, name, lr * update)

@@ -96,6 +96,15 @@ def table(findings: Sequence[Finding]) -> str:
 
     Returns:
         Lines of check, statistic, threshold and verdict, one a finding, under a header.
+
+    Example:
+        >>> from fedmtl.audit import Finding, any_refuted, table
+        >>> findings = [Finding("noise", statistic=0.31, threshold=1.96, refuted=False)]
+        >>> print(table(findings))
+        check  statistic  threshold  verdict
+        noise       0.31       1.96  could not refute
+        >>> any_refuted(findings)
+        False
     """
     cells = [("check", "statistic", "threshold", "verdict")]
     cells += [(f.check, _number(f.statistic), _number(f.threshold), f.verdict) for f in findings]

@@ -32,6 +32,13 @@ class DataSpec:
         integer: whether features are whole numbers (int64), such as tokens.
         inputs: name, shape and kind of each of a model's inputs where an example has several
             (:class:`Packed`).
+
+    Example:
+        >>> import torch
+        >>> from fedmtl.data import DataSpec
+        >>> spec = DataSpec(shape=(1, 8, 8), classes=10, clients=100)
+        >>> spec.outputs, tuple(spec.sample(2, torch.float32).shape)
+        (10, (2, 1, 8, 8))
     """
 
     shape: tuple[int, ...]
@@ -109,6 +116,14 @@ class Examples:
     Raises:
         DataError: lengths that disagree, offsets that do not ascend from 0 to N, an unknown layout
             or dtype.
+
+    Example:
+        >>> import torch
+        >>> from fedmtl.data import Examples
+        >>> x = torch.arange(10.0).view(5, 2)
+        >>> side = Examples(x, torch.tensor([0, 1, 0, 1, 1]), torch.tensor([0, 2, 5]))
+        >>> side.counts.tolist(), side.take_clients(torch.tensor([1])).x.tolist()
+        ([2, 3], [[4.0, 5.0], [6.0, 7.0], [8.0, 9.0]])
     """
 
     x: Tensor

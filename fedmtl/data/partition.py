@@ -263,6 +263,15 @@ def from_partition(
 
     Raises:
         DataError: malformed data, or a row that does not exist or is used twice.
+
+    Example:
+        >>> import torch
+        >>> from fedmtl.data import Dirichlet, from_partition
+        >>> x = torch.randn(60, 3)
+        >>> y = torch.arange(60) % 2
+        >>> data = from_partition(x, y, Dirichlet(clients=4, alpha=1.0), classes=2)
+        >>> len(data), len(data.train) + len(data.test)
+        (4, 60)
     """
     features = as_tensor(x, name, "x")
     targets = as_targets(y, name)

@@ -49,6 +49,13 @@ class Affine(Checked):
 
     Args:
         scale, shift: finite numbers.
+
+    Example:
+        >>> import torch
+        >>> from fedmtl.data import Affine
+        >>> x = torch.tensor([[0, 1, 255]], dtype=torch.uint8)
+        >>> Affine(scale=0.5, shift=-1.0)(x, torch.float32).tolist()
+        [[-1.0, -0.5, 126.5]]
     """
 
     scale: Finite = 1.0
@@ -135,6 +142,16 @@ class RowBound(Checked):
     Args:
         bound: on the norm of all features of a record, above 0.
         norm: ``"l2"`` or ``"l1"``.
+
+    Example:
+        >>> import torch
+        >>> from fedmtl.data import RowBound
+        >>> bound = RowBound(1.0, norm="l1")
+        >>> rows = torch.tensor([[0.25, 0.5], [3.0, 1.0]], dtype=torch.float64)
+        >>> bound.norms(rows).tolist(), bound.exceeded(rows).tolist()
+        ([0.75, 4.0], [False, True])
+        >>> bound(rows).round(decimals=6).tolist()
+        [[0.25, 0.5], [0.75, 0.25]]
     """
 
     bound: Positive

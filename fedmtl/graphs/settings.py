@@ -63,7 +63,14 @@ class Complete:
 @dataclass(frozen=True)
 class Ring(Checked):
     """Weight 1 between clients at a distance of at most ``reach`` places on a circle, in the order
-    of the data."""
+    of the data.
+
+    Example:
+        >>> from fedmtl import load_data
+        >>> from fedmtl.graphs import Ring
+        >>> Ring(reach=2).build(load_data("digits", clients=10)).degrees.tolist()
+        [4, 4, 4, 4, 4, 4, 4, 4, 4, 4]
+    """
 
     reach: Count = 1
     from_data = False

@@ -21,6 +21,17 @@ class Layout:
     ``requires_grad=False`` are frozen: they do not appear, are public with the module, and are one
     tensor for all clients. This is the one place that says what moves: clip, noise, releases and
     the clients' own tensors have the D numbers of a row.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from fedmtl.local import Layout
+        >>> module = nn.Linear(3, 2)
+        >>> layout = Layout.of(module)
+        >>> layout.dimension, layout.names
+        (8, ('weight', 'bias'))
+        >>> {name: tuple(view.shape) for name, view in layout.views(torch.zeros(5, 8)).items()}
+        {'weight': (5, 2, 3), 'bias': (5, 2)}
     """
 
     names: tuple[str, ...]

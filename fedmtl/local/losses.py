@@ -253,6 +253,12 @@ def resolve_loss(loss: str | Loss, *, mapped: bool = False) -> Loss:
 
     Raises:
         ConfigError: an unknown name, or one with an impossible number.
+
+    Example:
+        >>> import torch
+        >>> from fedmtl.local import resolve_loss
+        >>> resolve_loss("mse")(torch.tensor([[1.0], [3.0]]), torch.tensor([1.0, 1.0])).tolist()
+        [0.0, 4.0]
     """
     if mapped and (isinstance(loss, Poisson) or loss == "poisson"):
         return Poisson(mapped=True)

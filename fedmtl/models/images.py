@@ -147,6 +147,13 @@ def with_group_norm(module: nn.Module, groups: Count = 32) -> nn.Module:
 
     Returns:
         The module.
+
+    Example:
+        >>> from torch import nn
+        >>> from fedmtl.models import with_group_norm
+        >>> module = with_group_norm(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)), groups=4)
+        >>> module[1].num_groups
+        4
     """
     for name, child in list(module.named_children()):
         if isinstance(child, _BatchNorm):

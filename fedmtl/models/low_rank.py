@@ -166,6 +166,13 @@ def lora(
         ConfigError: a value outside these ranges, a name without such a layer, or a rank that is no
             less than the smaller side of any layer's weight, so that nothing were low; for a
             factory, when the model is built.
+
+    Example:
+        >>> from torch import nn
+        >>> from fedmtl.models import lora
+        >>> adapted = lora(nn.Sequential(nn.Linear(100, 10)), rank=2)
+        >>> sum(p.numel() for p in adapted.parameters() if p.requires_grad)
+        220
     """
     scale = 1.0
     if alpha is not None:

@@ -132,6 +132,15 @@ def linear_regression(spec: DataSpec, *, bias: bool = True) -> nn.Module:
 
     Returns:
         A module (B, *shape) -> (B, targets).
+
+    Example:
+        >>> from fedmtl.data import DataSpec
+        >>> from fedmtl.models import linear_regression
+        >>> linear_regression(bias=False)(DataSpec(shape=(5,), classes=None, clients=3))
+        Sequential(
+          (0): Flatten(start_dim=1, end_dim=-1)
+          (1): Linear(in_features=5, out_features=1, bias=False)
+        )
     """
     return _linear(spec, math.prod(spec.targets), bias)
 
@@ -153,6 +162,13 @@ def logistic_regression(spec: DataSpec, *, bias: bool = True) -> nn.Module:
 
     Raises:
         ModelError: more than two classes, or a regression.
+
+    Example:
+        >>> from fedmtl.data import DataSpec
+        >>> from fedmtl.models import logistic_regression
+        >>> spec = DataSpec(shape=(100,), classes=2, clients=3, targets=(8,))
+        >>> logistic_regression()(spec)[-1].out_features
+        8
     """
     if spec.classes != 2:
         raise ModelError(
@@ -176,6 +192,17 @@ def mlp(
 
     Returns:
         A module (B, *shape) -> (B, outputs); its weights are drawn by PyTorch's default.
+
+    Example:
+        >>> from fedmtl import load_data, models
+        >>> spec = load_data("digits", clients=2).spec
+        >>> models.mlp(hidden=16)(spec)
+        Sequential(
+          (0): Flatten(start_dim=1, end_dim=-1)
+          (1): Linear(in_features=64, out_features=16, bias=True)
+          (2): ReLU()
+          (3): Linear(in_features=16, out_features=10, bias=True)
+        )
     """
     blocks: list[nn.Module] = [nn.Flatten()]
     width = math.prod(spec.shape)
@@ -241,6 +268,14 @@ def mean_embedding(
         width: of an embedding.
         hidden: rectified units between the mean and the outputs; None for none.
         padding: the token that fills up short sequences; None for none.
+
+    Example:
+        >>> from fedmtl.data import DataSpec
+        >>> from fedmtl.models import mean_embedding
+        >>> spec = DataSpec(shape=(20,), classes=3, clients=5, integer=True)
+        >>> module = mean_embedding(vocabulary=50, width=8)(spec)
+        >>> tuple(module(spec.sample(4, None)).shape)
+        (4, 3)
     """
     if not spec.integer or len(spec.shape) != 1:
         kind = "real numbers"

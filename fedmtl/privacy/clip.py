@@ -112,6 +112,13 @@ def clip_rows(rows: Tensor, clip: Clip | None) -> Tensor:
 
     Returns:
         (k, D), the dtype and device of ``rows``.
+
+    Example:
+        >>> import torch
+        >>> from fedmtl.privacy import Clip, clip_rows
+        >>> rows = torch.tensor([[3.0, 4.0], [0.25, 0.0]])
+        >>> clip_rows(rows, Clip(1.0)).norm(dim=1).round(decimals=4).tolist()
+        [1.0, 0.25]
     """
     out = torch.empty_like(rows)
     block = block_rows(rows)
@@ -176,6 +183,13 @@ def clipped_sum(rows: Tensor, clip: Clip | None, width: float | None = None) -> 
 
     Returns:
         (D,) float64 on the CPU, whole multiples of g.
+
+    Example:
+        >>> import torch
+        >>> from fedmtl.privacy import Clip, clipped_sum
+        >>> rows = torch.tensor([[30.0, 40.0], [0.25, 0.0]])
+        >>> clipped_sum(rows, Clip(1.0)).round(decimals=4).tolist()
+        [0.85, 0.8]
     """
     if width is None:
         width = sum_width(largest_norm(rows) if clip is None else clip.bound, max(1, len(rows)))

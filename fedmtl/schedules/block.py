@@ -74,6 +74,13 @@ def rounds(draw: Callable[[int], Tensor], *, start: int, stop: int) -> Iterator[
         draw: cohort of a round, int64 (k,) clients.
         start: the first round.
         stop: one past the last.
+
+    Example:
+        >>> import torch
+        >>> from fedmtl.schedules import rounds
+        >>> steps = rounds(lambda step: torch.tensor([0, step]), start=1, stop=3)
+        >>> [block.cohort.tolist() for block in steps]
+        [[0, 1], [0, 2]]
     """
     # round r takes place at virtual time r
     for step in range(start, stop):

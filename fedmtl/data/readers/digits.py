@@ -61,6 +61,12 @@ def load_digits_clients(
 
     Raises:
         ConfigError: a setting is impossible, or a client would need more images than a pool has.
+
+    Example:
+        >>> from fedmtl.data import load_digits_clients
+        >>> data = load_digits_clients(3, train_images=5, test_images=2, classes_per_client=2)
+        >>> data.spec.shape, data.train.counts.tolist(), data.test.counts.tolist()
+        ((1, 8, 8), [5, 5, 5], [2, 2, 2])
     """
     if classes_per_client > CLASSES:
         raise ConfigError(

@@ -66,6 +66,12 @@ def load_synthetic_agents(
 
     Raises:
         ConfigError: an impossible setting.
+
+    Example:
+        >>> from fedmtl.data import load_synthetic_agents
+        >>> data = load_synthetic_agents(agents=3, features=4, least=2, most=5)
+        >>> data.ids, data.spec.shape, data.classes
+        (('agent-0', 'agent-1', 'agent-2'), (4,), 2)
     """
     where = "load_synthetic_agents"
     if features < 2:

@@ -76,10 +76,9 @@ def load_synthetic_tasks(settings: SyntheticTasks) -> FederatedDataset:
     the others 0. ``clustered``: ``w_t = s_t u_c`` with a sign s_t and one of r centres u_c ~ N(0,
     I_d), both uniform: given these, each row of W is N(0, Sigma) with a covariance Sigma of tasks
     that is 1 or -1 within a cluster and 0 between them. ``common``: ``w_t = u``, one for all, u ~
-    N(0, I_d). All have E||w_t||^2 = d, so that x . w_t has variance 1. Then
-    ``w_t += deviation * N(0, I_d)``, what a task shares with no other. The score is
-    ``s = x . w_t + noise * N(0, 1)``; a regression's target is s, a classification's label is 1
-    where s is at least 0, else 0.
+    N(0, I_d). All have E||w_t||^2 = d, so that x . w_t has variance 1. Then ``w_t += deviation *
+    N(0, I_d)``, what a task shares with no other. The score is ``s = x . w_t + noise * N(0, 1)``; a
+    regression's target is s, a classification's label is 1 where s is at least 0, else 0.
 
     Every draw is keyed by (seed, task id, example): a task is the same among 10 and among 1,000
     tasks, and its first examples are the same when there are more.
@@ -94,6 +93,12 @@ def load_synthetic_tasks(settings: SyntheticTasks) -> FederatedDataset:
 
     Raises:
         ConfigError: an impossible setting.
+
+    Example:
+        >>> from fedmtl.data import load_synthetic_tasks
+        >>> data = load_synthetic_tasks(tasks=3, train_examples=4, features=5, problem="regression")
+        >>> data.ids, data.spec.shape, data.classes, len(data.train)
+        (('task-0', 'task-1', 'task-2'), (5,), None, 12)
     """
     tasks = settings.tasks
     features = settings.features

@@ -50,6 +50,13 @@ def epsilon(event: DpEvent, uses: int, delta: float, *, coarsen: float = 1.0) ->
 
     Raises:
         PrivacyError: an event that the accountant does not support.
+
+    Example:
+        >>> from dp_accounting import dp_event
+        >>> from fedmtl.privacy import epsilon
+        >>> event = dp_event.GaussianDpEvent(2.0)
+        >>> round(epsilon(event, 1, 1e-5), 2), round(epsilon(event, 10, 1e-5), 2)
+        (1.99, 7.51)
     """
     if uses == 0:
         return 0.0
