@@ -182,7 +182,15 @@ class PPDMTL(OneAtATime):
         return new_server, new_own
 
     def own_step(self, q: Array, gradient: Array) -> Array:
-        """Returns the q_t (p,) of a task after a step along a gradient."""
+        """Returns the own part of a task after a step along a gradient.
+
+        Args:
+            q: (p,) float64, q_t.
+            gradient: (p,) float64, the noised G_t.
+
+        Returns:
+            (p,) float64.
+        """
         if self.own_penalty == "frobenius":
             moved: Array = q - self.a1 * (gradient + self.tau * q)  # line 10
             return moved
@@ -212,7 +220,12 @@ class PPDMTL(OneAtATime):
         return {"shared": shared, "stale": stale}, {"returned": returned}
 
     def curvature(self, problem: Problem) -> float:
-        """Returns L, ``smoothness`` or that of the domain."""
+        """Returns L, a bound on the curvature of every task's loss: ``smoothness``, or that of the
+        domain.
+
+        Args:
+            problem: of the run; its public bounds on rows are read.
+        """
         if self.smoothness is not None:
             return self.smoothness
         return self.linear_loss.smoothness(self.largest_row(problem))
