@@ -45,7 +45,11 @@ def test_the_local_cost_is_psi_of_exact_fits(squared: bool) -> None:
             model = Ridge(alpha=reg * len(y), fit_intercept=False)
         else:
             model = LogisticRegression(
-                C=1 / (2 * reg * len(y)), fit_intercept=False, tol=1e-12, max_iter=10_000
+                C=1 / (2 * reg * len(y)),
+                fit_intercept=False,
+                solver="newton-cholesky",
+                tol=1e-12,
+                max_iter=10_000,
             )
         models.append(np.ravel(model.fit(x, y).coef_))
     least, *local = (fitness(*parts[0], theta, squared=squared) for theta in models)

@@ -17,7 +17,7 @@ from .mutants import trainer_of
 EFFORT = Effort(noise=1600, cohorts=24, checks=("noise law", "freshness", "sampler"))
 
 
-def setup() -> Setup:
+def a_setup() -> Setup:
     """80 clients, 200 coordinates in two tensors, 8 steps, little noise: one audit takes some 60 ms."""
     plan = ReleasePlan(name="update", dimension=200)
     return Setup(
@@ -47,7 +47,7 @@ def activations(law: str) -> Setup:
 
 FEWER = replace(EFFORT, noise=480, checks=("noise law", "freshness"))
 SETUPS = {  # with the number of seeds
-    "sums": (setup, EFFORT, 40),
+    "sums": (a_setup, EFFORT, 40),
     "rows": (rows_setup, FEWER, 40),
     "activations, laplace": (partial(activations, "laplace"), FEWER, 20),
     "activations, l2_laplace": (partial(activations, "l2_laplace"), FEWER, 20),

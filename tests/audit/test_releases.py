@@ -41,7 +41,7 @@ from tests.mutation import forget_multipliers
 SMALL = Effort(noise=3000, cohorts=60)
 
 
-def setup(
+def a_setup(
     sampler=None, dimension: int = 120, steps: int = 30, releases: int = 1, **options
 ) -> Setup:
     sampler = sampler or PoissonSampling(8)
@@ -172,7 +172,7 @@ UNUSUAL = {  # beside what the mutation gate passes as it is
 
 @pytest.mark.parametrize("name", UNUSUAL)
 def test_nothing_sound_is_refuted(name: str) -> None:
-    made = setup(**UNUSUAL[name])
+    made = a_setup(**UNUSUAL[name])
     findings = audit_channel(made, effort=SMALL)
     assert not any_refuted(findings), table(findings)
     kinds = {finding.check.split(":")[0] for finding in findings if not finding.skipped}
@@ -210,7 +210,7 @@ def test_nothing_sound_is_refuted(name: str) -> None:
 def test_outer_products(form: str, mechanism: str, sampler) -> None:
     plan = ReleasePlan(name="update", dimension=14, form=form)
     findings = audit_channel(
-        replace(setup(sampler, mechanism=mechanism), plans=(plan,)), effort=SMALL
+        replace(a_setup(sampler, mechanism=mechanism), plans=(plan,)), effort=SMALL
     )
     assert not any_refuted(findings), table(findings)
     (moved,) = [
@@ -220,7 +220,7 @@ def test_outer_products(form: str, mechanism: str, sampler) -> None:
 
 
 def test_without_noise_only_the_clip_is_checked() -> None:
-    findings = audit_channel(setup(epsilon=math.inf), effort=SMALL)
+    findings = audit_channel(a_setup(epsilon=math.inf), effort=SMALL)
     checked = {finding.check.split(":")[0] for finding in findings if not finding.skipped}
     assert checked == {"sensitivity", "exact sum"}
     assert not any_refuted(findings)
@@ -228,14 +228,14 @@ def test_without_noise_only_the_clip_is_checked() -> None:
 
 def test_small_vectors_and_few_steps() -> None:
     for dimension, steps in ((1, 30), (2, 3), (20_000, 2)):
-        tiny = replace(setup(dimension=dimension, steps=steps), tensors=())
+        tiny = replace(a_setup(dimension=dimension, steps=steps), tensors=())
         assert not any_refuted(audit_channel(tiny, effort=SMALL)), dimension
 
 
 def test_an_audit_repeats_under_its_seed_and_leaves_the_threads_of_torch() -> None:
     threads, effort = torch.get_num_threads(), Effort(noise=600, cohorts=10)
     one, again, other = (
-        str(audit_channel(setup(), seed=seed, effort=effort)) for seed in (3, 3, 4)
+        str(audit_channel(a_setup(), seed=seed, effort=effort)) for seed in (3, 3, 4)
     )
     assert one == again != other
     assert torch.get_num_threads() == threads
@@ -301,7 +301,7 @@ def test_the_budget_is_that_of_the_client_that_takes_part_most(
         return draw(self, step, coins, uses.index_fill(0, torch.tensor([0]), self.max_uses))
 
     monkeypatch.setattr(BoundFixed, "draw", others)
-    findings = audit_channel(setup(FixedCohort(8)), effort=Effort(checks=("charges",)))
+    findings = audit_channel(a_setup(FixedCohort(8)), effort=Effort(checks=("charges",)))
     (budget,) = [finding.statistic for finding in findings if finding.check == "charges: budget"]
     assert budget == pytest.approx(1, rel=1e-6)
 

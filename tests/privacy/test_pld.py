@@ -94,6 +94,9 @@ def test_delta_and_epsilon_invert_each_other() -> None:
     for eps in (1e6 * H - 0.3, 1e6 * H + 0.23):
         assert pld.epsilon_at(high, delta_at(high, eps)) == pytest.approx(eps, abs=1e-9)
     assert pld.epsilon_at(high, 1.0) == 0.0
+    rounded = LossLaw(H, 10**6, np.array([0.7, 0.3 + 2.0**-52]))
+    assert rounded.masses.sum() > 1.0  # as a sum of masses may round
+    assert pld.epsilon_at(rounded, 1.0) == 0.0
 
 
 def test_placing_atoms_keeps_the_probabilities_of_both_hypotheses_and_dominates() -> None:

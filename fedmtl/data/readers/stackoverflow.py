@@ -144,7 +144,8 @@ def _read(root: Path, most: int | None) -> list[dict[str, Texts]]:
     def store(fields: Fields, where: str) -> Texts:
         for name, values in fields.items():
             if values.dtype.kind != "O":
-                raise DataError(f"{where}, field {name!r} holds {values[0]!r}; accepted: text.")
+                first = values[0].item()
+                raise DataError(f"{where}, field {name!r} holds {first!r}; accepted: text.")
         texts = [
             f"{text} {title}" for text, title in zip(fields["tokens"], fields["title"], strict=True)
         ]

@@ -275,6 +275,9 @@ def epsilon_at(law: LossLaw, delta: float) -> float:
     it may be infinite."""
     if law.infinity > delta:
         return math.inf
+    # No divergence is above 1; the sum of the masses may be, by its rounding.
+    if delta >= 1.0:
+        return 0.0
     # Losses below 0 add nothing to delta at an epsilon of at least 0.
     masses = law.masses[max(0, -law.first) :]
     start = max(0, law.first)
