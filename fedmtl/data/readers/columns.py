@@ -259,7 +259,8 @@ class Table:
         values = pd.to_numeric(series, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
         # a float64 beyond its range reads as infinite, and is refused as such
         wrong = ~np.isfinite(values) | (values < low) | (values > high)
-        if typed and not numeric and not wrong.any():
+        # a file of text has no types: pandas leaves whole numbers beyond 64 bits as it reads them
+        if typed and not numeric and self.form is None and not wrong.any():
             wrong = np.array([not isinstance(value, (numbers.Real, Decimal)) for value in series])
         self._refuse_decimals(wrong, column)
         self.refuse(
