@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -215,18 +215,15 @@ class Cohort:
             PrivacyError: single records are protected, and the round has charged no local steps.
         """
         models = self.initial.new_empty(len(self.ids), self.problem.dimension)
-        run = LocalTraining(
-            self.problem.data,
-            self.problem.loss,
+        run = self._training(
             solver,
-            self.round,
             start,
-            lam,
-            anchor,
-            divergence,
-            moving,
-            mixture,
-            correction,
+            lam=lam,
+            anchor=anchor,
+            divergence=divergence,
+            moving=moving,
+            mixture=mixture,
+            correction=correction,
         )
         for place, trained in self._train(run):
             _write(models, place, trained)
@@ -240,7 +237,6 @@ class Cohort:
         lam: Strength = 0.0,
         anchor: Tensor | None = None,
         mixture: Mixture | None = None,
-        trained: Tensor | None = None,
     ) -> Rows:
         """Trains the clients' models and returns their updates, for the release ``"update"``.
 
@@ -253,12 +249,45 @@ class Cohort:
             lam: see :meth:`train`.
             anchor: see :meth:`train`.
             mixture: see :meth:`train`.
-            trained: (k, D), to which the models themselves are written. None: they are not needed.
 
         Returns:
             The model updates w_k - w from the shared model, (k, D); or their weighted, clipped sum
             if the channel needs no rows.
         """
+        run = self._training(solver, start, lam=lam, anchor=anchor, mixture=mixture)
+        return self._change(run, None)
+
+    def change_and_models(
+        self,
+        solver: LocalSolver,
+        start: Tensor,
+        *,
+        lam: Strength = 0.0,
+        anchor: Tensor | None = None,
+    ) -> tuple[Rows, Tensor]:
+        """Trains the clients' models and returns their updates and the models themselves.
+
+        Args:
+            solver: see :meth:`train`.
+            start: see :meth:`train`.
+            lam: see :meth:`train`.
+            anchor: see :meth:`train`.
+
+        Returns:
+            The updates, as those of :meth:`change`, and the models (k, D).
+        """
+        models = self.initial.new_empty(len(self.ids), self.problem.dimension)
+        run = self._training(solver, start, lam=lam, anchor=anchor)
+        return self._change(run, models), models
+
+    def _training(self, solver: LocalSolver, start: Tensor, **pull: Any) -> LocalTraining:
+        """Returns the local training of the clients in this round."""
+        problem = self.problem
+        return LocalTraining(problem.data, problem.loss, solver, self.round, start, **pull)
+
+    def _change(self, run: LocalTraining, models: Tensor | None) -> Rows:
+        """Trains the clients and returns their updates, rows or a sum; the trained models are
+        written to ``models`` (k, D), if it is given."""
         initial = self.initial
         # sums are exact on the CPU alone; long rows are added as they are made
         total = None
@@ -266,21 +295,11 @@ class Cohort:
             total = self.total("update")
         kept = len(self.ids) if total is None else 0
         changes = initial.new_empty(kept, self.problem.dimension)
-        run = LocalTraining(
-            self.problem.data,
-            self.problem.loss,
-            solver,
-            self.round,
-            start,
-            lam,
-            anchor,
-            mixture=mixture,
-        )
         shared = self.shared
-        for place, models in self._train(run):
-            if trained is not None:
-                _write(trained, place, models)
-            rows = models - shared
+        for place, trained in self._train(run):
+            if models is not None:
+                _write(models, place, trained)
+            rows = trained - shared
             if total is None:
                 _write(changes, place, rows)
                 continue

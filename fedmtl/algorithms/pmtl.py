@@ -28,7 +28,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from .._check import NonNegative, Positive
@@ -121,13 +120,12 @@ class PMTL(SharedModel):
         start = c.models(mean)
         # (c): the messages
         if self.delta == "global":
-            models = torch.empty_like(start)
-            change = c.change(self.local, start, lam=self.lam, anchor=mean, trained=models)
-            return {"update": change}, c.keep(models, start)
+            update, models = c.change_and_models(self.local, start, lam=self.lam, anchor=mean)
+            return {"update": update}, c.keep(models, start)
         models = c.train(self.local, start, lam=self.lam, anchor=mean)
         sent = c.own["sent"]  # u_k = wtilde^0 + sent
-        update = c.clip("update", models - c.initial - sent)
-        return {"update": update}, c.keep(models, start) | {"sent": sent + update}
+        row = c.clip("update", models - c.initial - sent)
+        return {"update": row}, c.keep(models, start) | {"sent": sent + row}
 
     def server(self, problem: Problem, public: Public, released: Released) -> dict[str, Tensor]:
         # (d): the server moves the mean by the clipped, noised sum over the public denominator m

@@ -87,7 +87,7 @@ def _resume_runs(
             with process.agree():
                 config = with_logger(stored_config(run), run, overrides)
             with process.claimed(run, resume=True), noted(run, job, process):
-                train_one(config, run, process, job=job)
+                train_one(config, run, process, resume=True, job=job)
 
 
 def audit(words: list[str]) -> int:

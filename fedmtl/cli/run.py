@@ -234,11 +234,20 @@ def train_one(
     folder: Path,
     process: Process,
     *,
-    command: Sequence[str] | None = None,
+    command: Sequence[str] = (),
+    resume: bool = False,
     job: Job | None = None,
 ) -> Result:
-    """Makes the run of a resolved configuration in a folder that is claimed; without the words of
-    the ``command`` that begins it, continue the one in the folder."""
+    """Trains a run in a folder that is claimed, and prints its summary, or the line of a job.
+
+    Args:
+        config: resolved.
+        folder: of the run.
+        process: of the command.
+        command: the words of the command, which are stored with a run that begins.
+        resume: True to continue the run in the folder.
+        job: of a sweep; None for a run of its own.
+    """
     from ..ranks import Ranks
     from ..trainer.engine import Engine
     from ..trainer.fit import trained
@@ -250,7 +259,7 @@ def train_one(
         with process.agree():
             # the log says what automatic settings are
             trainer = build.build(config | {"progress": False}, folder)
-            if command is not None and writes:
+            if writes and not resume:
                 write_config(folder, command, config)
         # without a terminal a job prints one line
         trainer = replace(
@@ -259,9 +268,7 @@ def train_one(
         began = time.monotonic()
         resumed = resumable(place if job is None else short(job.sweep), process.ranks)
         with resumed if writes else nullcontext(), build.by_key(vars(trainer)):
-            result = trained(
-                trainer, command is None, Engine(ranks=process.ranks or Ranks.of_launch())
-            )
+            result = trained(trainer, resume, Engine(ranks=process.ranks or Ranks.of_launch()))
     if writes:
         show(result.summary() if job is None else job.line(result, began, place))
         if job is None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .optimizers import Gradient
+from .optimizers import Descent
 from .products import descend
 from .solver import LocalSolver
 
@@ -56,7 +56,7 @@ class MixtureSteps:
         self._first = True
 
     @torch.no_grad()
-    def __call__(self, active: int, gradient: Gradient) -> None:
+    def __call__(self, active: int, descent: Descent) -> None:
         """Moves v of the first A clients, before their w is moved.
 
         v <- v - lr alpha g and, in the first step, alpha <- alpha - lr <v - w, g>, within [0, 1],
@@ -65,7 +65,7 @@ class MixtureSteps:
 
         Args:
             active: A.
-            gradient: at what stands in the rows then.
+            descent: along the gradients at the models that the rows hold when it is called.
         """
         rows = self._rows[:active]
         v = self._models[:active]
@@ -74,7 +74,7 @@ class MixtureSteps:
         g = torch.empty_like(v)
         # the gradient is taken at the mixture, which stands there meanwhile
         rows.lerp_(v, weights[:, None])
-        gradient(g, 0.0, -1.0)
+        descent(g, 0.0, -1.0)  # g becomes the gradients
         rows.copy_(w)
         slopes: Tensor | None = None
         if self._all.adaptive and self._first:

@@ -16,9 +16,11 @@ Strength = float | Tensor | Precision
 precision matrix."""
 Rule = Callable[[Tensor], None]
 """gradients (A, D) -> the leading A rows are moved."""
-Gradient = Callable[[Tensor, float, float], None]
-"""(target (A, D), keep, rate) -> ``target = keep * target - rate * gradient``, in place, with the
-gradients at the leading A rows. With ``keep=0`` the target is not read. It may be these rows."""
+Descent = Callable[[Tensor, float, float], None]
+"""A step along the gradients at the leading A rows, which need not be in memory for it:
+(target (A, D), keep, rate) -> ``target = keep * target - rate * gradient``, in place. With
+``keep=0`` the target is not read, and with ``rate=-1`` it becomes the gradients. It may be these
+rows."""
 
 
 class StackedOptimizer:
@@ -71,21 +73,21 @@ class StackedOptimizer:
         self._gradients: Tensor | None = None
 
     @torch.no_grad()
-    def step(self, active: int, gradient: Gradient) -> None:
+    def step(self, active: int, descend: Descent) -> None:
         """Moves the leading rows by one step; all others keep every bit.
 
         Args:
             active: A, the number of rows that move.
-            gradient: of the losses at these rows.
+            descend: along the gradients of the losses at these rows.
         """
         if self.rule is None and not isinstance(self.lam, (Tensor, Precision)):
-            self._descend(active, gradient, self.lam)
+            self._descend(active, descend, self.lam)
             return
         w = self.rows[:active]
         if self._gradients is None:
             self._gradients = torch.empty_like(self.rows)
         g = self._gradients[:active]
-        gradient(g, 0.0, -1.0)
+        descend(g, 0.0, -1.0)  # g becomes the gradients
         anchor = rows_of(self.anchor, slice(active))
         lam = rows_of(self.lam, slice(active))
         if anchor is not None and not self.proximal:
@@ -97,7 +99,7 @@ class StackedOptimizer:
         if anchor is not None and self.proximal:
             self._pull(w, lam, anchor)
 
-    def _descend(self, active: int, gradient: Gradient, lam: float) -> None:
+    def _descend(self, active: int, descend: Descent, lam: float) -> None:
         """Moves the rows by gradient descent with a pull of one strength.
 
         w <- a w - b gradient + c anchor takes one pass over the rows and one over the anchor: of
@@ -112,7 +114,7 @@ class StackedOptimizer:
         if self.proximal:
             keep = 1.0
             scale = 1.0 + pull
-        gradient(w, (keep - self.lr * self.decay) / scale, self.lr / scale)
+        descend(w, (keep - self.lr * self.decay) / scale, self.lr / scale)
         if self.anchor is not None:
             w.add_(rows_of(self.anchor, slice(active)), alpha=pull / scale)
 

@@ -1,9 +1,10 @@
 """The loop over local steps, of plain training and of DP-SGD, over a stack of clients.
 
-Of DP-SGD only noised, clipped sums of gradients of single records touch a client's model. Abadi et
-al.: "Deep Learning with Differential Privacy", CCS 2016 (Algorithm 1); inside the silos of a
-federation, Liu, Hu, Wu, Smith: "On Privacy and Personalization in Cross-Silo Federated Learning",
-NeurIPS 2022. What a client sends after such a run is post-processing of what the run released.
+Under DP-SGD a client's model depends on its records only through noised sums of clipped gradients,
+one gradient a record. Abadi et al.: "Deep Learning with Differential Privacy", CCS 2016 (Algorithm
+1); inside the silos of a federation, Liu, Hu, Wu, Smith: "On Privacy and Personalization in
+Cross-Silo Federated Learning", NeurIPS 2022. The message of a client after such a training is
+post-processing of these releases.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch.nn.functional import pad
 from .batches import BatchPlan
 from .losses import Loss, Pull, example_losses
 from .mixture import Mixture, MixtureSteps
-from .optimizers import Gradient, Strength, rows_of
+from .optimizers import Descent, Strength, rows_of
 from .per_example import PIECE, DropoutKeys, example_gradients
 from .products import descend, output_gradient
 from .solver import LocalSolver
@@ -64,9 +65,12 @@ class PlainStep:
     pull: Pull | None
 
     @torch.no_grad()
-    def gradient(self, target: Tensor, keep: float, rate: float) -> None:
-        """Descends by the gradients: by batched products if the network has them, otherwise by
-        :func:`torch.func.vmap`; see :data:`~fedmtl.local.optimizers.Gradient`."""
+    def descend(self, target: Tensor, keep: float, rate: float) -> None:
+        """Moves ``target`` along the gradients, see :data:`~fedmtl.local.optimizers.Descent`.
+
+        They are computed by batched products if the network has them, otherwise by
+        :func:`torch.func.vmap`.
+        """
         stack = self.stack
         rows = stack.rows[: self.active]
         if stack.network is not None:
@@ -84,7 +88,7 @@ class PlainStep:
             gradients = stack.backward((losses * self.weight).sum(1))
         descend(target, gradients, keep=keep, rate=rate)
 
-    mean = gradient
+    descend_by_mean = descend
 
 
 @dataclass(frozen=True)
@@ -105,12 +109,13 @@ class PrivateStep:
     release: Callable[[GradientChunks], Tensor]
     counts: Tensor
 
-    def gradient(self, target: Tensor, keep: float, rate: float) -> None:
-        """Descends by what is released."""
+    def descend(self, target: Tensor, keep: float, rate: float) -> None:
+        """Moves ``target`` along the released sums of gradients."""
         descend(target, self.release(self.gradients()).to(target), keep=keep, rate=rate)
 
-    def mean(self, target: Tensor, keep: float, rate: float) -> None:
-        """Descends by the mean gradients of the records as they are."""
+    def descend_by_mean(self, target: Tensor, keep: float, rate: float) -> None:
+        """Moves ``target`` along the mean gradients, not clipped and without noise: for models
+        that stay with their clients."""
         # The sum before the division, so that a chunk need not know how many chunks there are.
         total = torch.zeros_like(target)
         for part, owner in self.gradients():
@@ -194,11 +199,11 @@ class LocalTraining:
         # lead.
         for step in steps:
             if beside is not None:
-                beside(step.active, step.mean)
-            gradient = step.gradient
+                beside(step.active, step.descend_by_mean)
+            descent: Descent = step.descend
             if correction is not None:
-                gradient = partial(_corrected, gradient, rows_of(correction, slice(step.active)))
-            optimizer.step(step.active, gradient)
+                descent = partial(_corrected, descent, rows_of(correction, slice(step.active)))
+            optimizer.step(step.active, descent)
             if frozen is not None and still is not None:
                 # An optimizer moves a coordinate without a gradient too, by its decay or its pull.
                 rows[: step.active, frozen] = still[: step.active]
@@ -290,10 +295,10 @@ class LocalTraining:
 
 
 def _corrected(
-    gradient: Gradient, correction: Tensor, target: Tensor, keep: float, rate: float
+    descent: Descent, correction: Tensor, target: Tensor, keep: float, rate: float
 ) -> None:
-    """Descends by ``gradient`` plus a correction, (D,) or (A, D)."""
-    gradient(target, keep, rate)
+    """Moves ``target`` along the gradients of ``descent`` plus a correction, (D,) or (A, D)."""
+    descent(target, keep, rate)
     target.sub_(correction, alpha=rate)
 
 
