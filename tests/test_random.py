@@ -45,7 +45,7 @@ def test_pairs_of_words_are_those_of_philox_however_they_are_broadcast():
         rng.integers(0, 1 << 32, shape, dtype=np.uint64) for shape in ((7,), (1,), (5, 1), (5, 7))
     )
     for key in (-3, rng.integers(0, 1 << 63, (5, 1), dtype=np.uint64)):
-        pairs = np.empty((2, 7, 5), dtype=np.uint64).mT  # not contiguous
+        pairs = np.empty((2, 7, 5), dtype=np.uint64).swapaxes(1, 2)  # not contiguous
         philox_words(pairs, key, c0, c1, c2, c3)
         w0, w1, w2, w3 = philox(key, *np.broadcast_arrays(c0, c1, c2, c3))
         assert np.array_equal(pairs[0], (w0 << 32) | w1)
