@@ -16,8 +16,8 @@ __version__ = "0.1.0"
 
 
 def _exports() -> dict[str, str]:
-    """Return the module of every public name; every line of the stub reads
-    ``from MODULE import NAME as NAME``."""
+    """Returns the module of every public name; every line of the stub reads ``from MODULE import
+    NAME as NAME``."""
     lines = Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8").splitlines()
     return {
         name: module

@@ -72,7 +72,7 @@ def remove_temporary(folder: Path) -> None:
 
 
 def lock(file: IO[bytes]) -> None:
-    """Lock an open file for one process; the system releases the lock when that process ends,
+    """Locks an open file for one process; the system releases the lock when that process ends,
     however it ends.
 
     Raises:

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 
 @contextmanager
 def uncollected(*, frozen: bool = False) -> Iterator[None]:
-    """Pause the garbage collector for the imports in the block, which takes a fifth off the time of
-    PyTorch's.
+    """Pauses the garbage collector for the imports in the block, which takes a fifth off the time
+    of PyTorch's.
 
     Args:
         frozen: whether it leaves all that exists by then out of its later visits, the last one at

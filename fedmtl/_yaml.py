@@ -16,13 +16,13 @@ with extras():
 
 
 def yaml_text(values: Mapping[str, Any]) -> str:
-    """Return plain values as YAML, from which :func:`read_yaml` reads the same texts: ``yes``,
+    """Returns plain values as YAML, from which :func:`read_yaml` reads the same texts: ``yes``,
     ``1e3`` and ``${x}``."""
     return yaml.dump(dict(values), Dumper=_Plain, sort_keys=False, allow_unicode=True)
 
 
 def read_yaml(path: Path) -> Any:
-    """Return the plain values in a YAML file; a text that looks like a reference, ``${x}``, stays
+    """Returns the plain values in a YAML file; a text that looks like a reference, ``${x}``, stays
     one.
 
     Raises:

@@ -104,14 +104,14 @@ class Claim:
 
 
 def weighted(cost: PrivacyCost, multiplier: float, use: int) -> float:
-    """Return the noise multiplier of a use, of the last one beyond an allocation."""
+    """Returns the noise multiplier of a use, of the last one beyond an allocation."""
     if cost.weights is None:
         return multiplier
     return multiplier / cost.weights[min(use, len(cost.weights) - 1)]
 
 
 def composition(cost: PrivacyCost, multiplier: float, uses: int) -> list[tuple[Any, int]]:
-    """Return the events of ``uses``, with their numbers; uses beyond an allocation are taken for
+    """Returns the events of ``uses``, with their numbers; uses beyond an allocation are taken for
     the last one."""
     if cost.weights is None:
         return [(event_of(cost, multiplier), uses * cost.sums)]
@@ -119,8 +119,8 @@ def composition(cost: PrivacyCost, multiplier: float, uses: int) -> list[tuple[A
 
 
 def event_of(cost: PrivacyCost, multiplier: float) -> Any:
-    """Return the ``dp_accounting`` event of one noised sum with noise of ``multiplier``, of all its
-    releases; a multiplier of 0 is no noise."""
+    """Returns the ``dp_accounting`` event of one noised sum with noise of ``multiplier``, of all
+    its releases; a multiplier of 0 is no noise."""
     if multiplier == 0:
         return dp_event.NonPrivateDpEvent()
     events: list[Any] = [dp_event.LaplaceDpEvent(multiplier) for _ in cost.sizes]

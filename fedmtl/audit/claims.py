@@ -48,7 +48,7 @@ class Claims:
 
     @property
     def accounts(self) -> range:
-        """Return the accounts with costs of their own: one for each client where the unit is a
+        """Returns the accounts with costs of their own: one for each client where the unit is a
         record, else one."""
         return range(1 if self._setup.gradients is None else len(self._setup.sizes))
 
@@ -76,7 +76,8 @@ class Claims:
 
     @property
     def refuted(self) -> str | None:
-        """Return why the published accounting that is charged does not hold; None where it does."""
+        """Returns why the published accounting that is charged does not hold; None where it
+        does."""
         return self.costs.refuted
 
     def cost(self, client: int = 0) -> tuple[PrivacyCost, float]:

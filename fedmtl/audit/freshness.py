@@ -141,7 +141,7 @@ def _within(name: str, noise: np.ndarray, parts: Sequence[tuple[int, int]]) -> l
 
 
 def _lags(check: str, noise: np.ndarray) -> Finding:
-    """Correlate every vector with itself, shifted: by the Fourier transform, over all steps."""
+    """Correlates every vector with itself, shifted: by the Fourier transform, over all steps."""
     steps, d = noise.shape
     lags = np.arange(1, min(d, _MOST_LAGS + 1))
     lags = lags[(d - lags) * steps >= _SHORTEST]

@@ -145,7 +145,7 @@ def lower_bound(
     confidence: Fraction = 0.95,
     independent: bool = False,
 ) -> float:
-    """Return the lower bound on the epsilon of ``uses`` uses at the delta of ``cost``.
+    """Returns the lower bound on the epsilon of ``uses`` uses at the delta of ``cost``.
 
     It is 0 if the guesses refute nothing, and holds with probability ``confidence`` over the run
     and its coins; the module gives the theorems.

@@ -194,7 +194,7 @@ def _observers(
 
 
 def with_bounds(record: Mapping[str, Any], cost: PrivacyCost) -> dict[str, Any]:
-    """Return a certificate with the epsilon of every bound, computed from its guesses; that of the
+    """Returns a certificate with the epsilon of every bound, computed from its guesses; that of the
     first bound of the first observer stands under ``measured``, since the largest of several would
     hold with less confidence.
 

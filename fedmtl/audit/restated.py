@@ -343,7 +343,7 @@ def _outside(header: Mapping[str, Any], beside: Beside) -> Restated:
 
 
 def claimed(header: Mapping[str, Any]) -> tuple[Setup, Claims]:
-    """Return the settings, the schedule and the releases in the header of a ledger, and what is
+    """Returns the settings, the schedule and the releases in the header of a ledger, and what is
     claimed of these by the cost in it."""
     settings = dict(header["privacy"])
     facts = header["schedule"]

@@ -75,8 +75,8 @@ def sensitivity(setup: Setup, seed: int, coins: np.random.Generator) -> list[Fin
 
 
 def _neighbours(setup: Setup, name: str, seed: int, coins: np.random.Generator) -> list[Finding]:
-    """Try random and aligned clients or records with and without an adversary, and every client as
-    the adversary.
+    """Tries random and aligned clients or records with and without an adversary, and every client
+    as the adversary.
 
     Add/remove: the adversary is drawn and its row is there, or neither. Zero out: its row, or one
     of the records of a client, is there or not. Replace: it is there, or its opposite is. What

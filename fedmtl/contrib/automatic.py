@@ -120,7 +120,7 @@ def automatic(
     schedule: Sampler | None = None,
     averages: bool = True,
 ) -> Automatic:
-    """Return settings for linear models of a real target or of classes, and for networks of
+    """Returns settings for linear models of a real target or of classes, and for networks of
     classes.
 
     Real targets at the client level: 20 exact proximal steps, of which the first four move the
@@ -269,9 +269,9 @@ def _clip_of_numbers(
 
 
 def _by_records(classes: bool) -> Algorithm:
-    """Return an algorithm of one full-batch step a round. Adam's steps along the released gradients
-    have a length that depends neither on the size of rows, which a public bound overstates, nor on
-    the noise."""
+    """Returns an algorithm of one full-batch step a round. Adam's steps along the released
+    gradients have a length that depends neither on the size of rows, which a public bound
+    overstates, nor on the noise."""
     return FedAvg(
         averaged=True,
         weights="examples",

@@ -210,7 +210,7 @@ class Average(Personalization):
         return "average of models"
 
     def check(self, problem: Problem) -> None:
-        """Refuse a model that is neither linear nor one of classes, or a loss without a name.
+        """Refuses a model that is neither linear nor one of classes, or a loss without a name.
 
         Raises:
             ConfigError: what is accepted.
@@ -536,7 +536,7 @@ class Records:
 def average_classes(
     x: Array, y: NDArray[np.int64], shared: Array, bias: bool, prior: float, fold: NDArray[np.int64]
 ) -> tuple[Array, Array]:
-    """Return a client's average of linear models of classes (p,), and the weights of the
+    """Returns a client's average of linear models of classes (p,), and the weights of the
     :data:`PARTS`.
 
     Args:
@@ -583,7 +583,7 @@ def _part_of(local: bool, steps: int) -> str:
 
 
 def _average_networks(problem: Problem, starts: Tensor, clients: Tensor, prior: float) -> Tensor:
-    """Return clients' averages of networks of classes, followed by the weights of the
+    """Returns clients' averages of networks of classes, followed by the weights of the
     :data:`PARTS`, (k, D + 4).
 
     Args:
@@ -621,7 +621,7 @@ def _average_networks(problem: Problem, starts: Tensor, clients: Tensor, prior: 
 def _paths(
     problem: Problem, starts: Tensor, clients: Tensor, rows: Sequence[Tensor], prior: float
 ) -> Tensor:
-    """Return the candidates of clients by some of their training records, (k, m, D); the released
+    """Returns the candidates of clients by some of their training records, (k, m, D); the released
     model for those without prior weight.
 
     Args:
@@ -653,7 +653,7 @@ def _paths(
 
 
 def _hits(problem: Problem, models: Tensor, index: Tensor) -> Array:
-    """Return hits and a tenth of the log likelihood of models (m, D) on training records ``index``
+    """Returns hits and a tenth of the log likelihood of models (m, D) on training records ``index``
     (n,): (m,)."""
     x, y = problem.data.gather("train", index, dtype=models.dtype, device=models.device)
     stack = problem.executor.stack
@@ -671,8 +671,9 @@ def _hits(problem: Problem, models: Tensor, index: Tensor) -> Array:
 def _log_prior(
     parts: NDArray[np.int64], prior: float, others: Sequence[float] = (5 / 9, 2 / 9, 2 / 9)
 ) -> Array:
-    """Log prior weights of models of classes, (m,); models of a part have equal shares of its
-    prior.
+    """Returns the logarithms of the prior weights of models of classes, (m,).
+
+    Models of a part have equal shares of its prior.
 
     Args:
         parts: (m,), of which of the :data:`PARTS` each model is.
@@ -701,7 +702,7 @@ def _averaged(models: Array, logs: Array, parts: NDArray[np.int64]) -> tuple[Arr
 
 
 def _fold(problem: Problem, client: int, count: int) -> NDArray[np.int64]:
-    """Return the fold of each record of a client, by a permutation that its id and its number of
+    """Returns the fold of each record of a client, by a permutation that its id and its number of
     records decide."""
     bits = keyed_bits(
         derive_key(problem.seed, "folds"), problem.data.keys[client], 0, torch.arange(count)

@@ -108,7 +108,7 @@ def check_lengths(x: Tensor, y: Tensor, where: str) -> None:
 
 
 def say_left_out(count: int, where: str, why: str) -> None:
-    """Log how many clients are left out, if any are."""
+    """Logs the number of clients that are left out, if there are any."""
     if count:
         logger.warning(
             "%s: clients left out (a private count): %s, with %s", where, f"{count:,}", why

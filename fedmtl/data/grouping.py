@@ -205,7 +205,7 @@ def group_rows(
 
 
 def _check_one_target(values: Iterable[Any], where: str, target: str) -> None:
-    """Refuse targets that are lists of different lengths, as one label a token.
+    """Refuses targets that are lists of different lengths, as one label a token.
 
     Raises:
         DataError: names the row.
@@ -227,7 +227,7 @@ def _check_one_target(values: Iterable[Any], where: str, target: str) -> None:
 
 
 def _items(size: int | None) -> str:
-    """Return in words how many values a target has."""
+    """Returns in words how many values a target has."""
     if size is None:
         return "one value"
     return f"a list of {size:,}"

@@ -69,14 +69,14 @@ class PrivacyAccountant:
 
     @property
     def delta(self) -> float | None:
-        """Return the delta of every epsilon, or None where nothing is noised."""
+        """Returns the delta of every epsilon, or None where nothing is noised."""
         if self.costs is None:
             return None
         return self.costs.delta
 
     @property
     def steps_charged(self) -> int:
-        """Return steps charged up to the current one; in secure mode with everything earlier
+        """Returns steps charged up to the current one; in secure mode with everything earlier
         sessions charged."""
         # Fresh noise of an earlier session was released, whether or not this one repeats its steps.
         if self.ledger is not None and (self._next is None or not self.ledger.replays_free):
@@ -85,14 +85,14 @@ class PrivacyAccountant:
 
     @property
     def uses(self) -> np.ndarray:
-        """Return (R, m) int64 uses of every account up to the current step."""
+        """Returns (R, m) int64 uses of every account up to the current step."""
         if self.by_client:
             return self.participations
         return np.full((len(self.participations), 1), self.steps_charged)
 
     @property
     def spent(self) -> np.ndarray:
-        """Return (R, m) int64 as :attr:`uses`, with what earlier sessions charged and this one has
+        """Returns (R, m) int64 as :attr:`uses`, with what earlier sessions charged and this one has
         not reached again; everything planned, where the rest is charged."""
         if self.ledger is None:
             return self.uses
@@ -108,7 +108,7 @@ class PrivacyAccountant:
     # What that costs
 
     def epsilons(self, *, spent: bool = False) -> np.ndarray:
-        """Return (R, m) float64 epsilon of every account after its uses, or after all that is
+        """Returns (R, m) float64 epsilon of every account after its uses, or after all that is
         ``spent``.
 
         Infinite without noise or where the accounting is refuted, 0 where nothing was charged.
@@ -123,7 +123,7 @@ class PrivacyAccountant:
         return self.costs.epsilons(uses)
 
     def epsilon_at(self, uses: np.ndarray | int) -> float:
-        """Return the largest epsilon after ``uses``, (m,) or of everybody: infinite where the
+        """Returns the largest epsilon after ``uses``, (m,) or of everybody: infinite where the
         accounting is refuted."""
         refuted = self.costs is not None and self.costs.refuted is not None
         if refuted and np.any(uses):
@@ -131,7 +131,7 @@ class PrivacyAccountant:
         return self.claimed_at(uses)
 
     def claimed_at(self, uses: np.ndarray | int) -> float:
-        """Return the accountant's largest epsilon after ``uses``, whether it is refuted or not."""
+        """Returns the accountant's largest epsilon after ``uses``, whether it is refuted or not."""
         if not np.any(uses):
             return 0.0
         if self.costs is None:
@@ -141,7 +141,7 @@ class PrivacyAccountant:
     # Charging
 
     def start(self, step: int) -> None:
-        """Set the account to ``step``, the first of this session; seeded: later charged steps will
+        """Sets the account to ``step``, the first of this session; seeded: later charged steps will
         be replays.
 
         Raises:
@@ -162,7 +162,7 @@ class PrivacyAccountant:
         self._next = step
 
     def charge(self, first: int, members: np.ndarray) -> np.ndarray | None:
-        """Charge a block of consecutive steps; on return the charge is written, in secure mode to
+        """Charges a block of consecutive steps; on return the charge is written, in secure mode to
         the disk.
 
         Args:
@@ -205,7 +205,7 @@ class PrivacyAccountant:
         return before
 
     def charge_remaining(self, done: int) -> None:
-        """Charge everything that was planned. Called on early stopping after ``done`` steps, which
+        """Charges everything that was planned. Called on early stopping after ``done`` steps, which
         depends on what was released.
 
         Stopping is then post-processing of the whole run; the epsilon of the steps made would be
@@ -226,7 +226,7 @@ class PrivacyAccountant:
         return self.ledger is not None and self.ledger.remaining is not None
 
     def close(self) -> None:
-        """End cleanly; idempotent."""
+        """Ends cleanly; idempotent."""
         if self.ledger is not None:
             self.ledger.close()
 
@@ -241,7 +241,7 @@ class PrivacyAccountant:
         return {}
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Continue from :meth:`state`."""
+        """Continues from :meth:`state`."""
         if "uses" in state:
             self.participations[:] = state["uses"].numpy()
         if "charged" in state and self.ledger is not None and int(state["charged"]):
@@ -250,8 +250,8 @@ class PrivacyAccountant:
     # Inside
 
     def within_caps(self, members: np.ndarray) -> np.ndarray:
-        """Return ``members`` (R, S, k), as for :meth:`charge`, with -1 in place of clients at their
-        caps."""
+        """Returns ``members`` (R, S, k), as for :meth:`charge`, with -1 in place of clients at
+        their caps."""
         if self.caps is None:
             return members
         return np.where(self._before(members) < self.caps[members], members, -1)
@@ -294,7 +294,7 @@ class PrivacyAccountant:
             )
 
     def _check_budget(self, ledger: Ledger, first: int, end: int) -> None:
-        """Raise BudgetExhausted unless the steps [first, end) that are not charged yet fit the
+        """Raises BudgetExhausted unless the steps [first, end) that are not charged yet fit the
         budget."""
         if ledger.replays_free:
             new = end - max(first, ledger.reached)

@@ -92,7 +92,7 @@ class Activations(Channel):
 
     @property
     def releases_anything(self) -> bool:
-        """Return True: every activation is charged."""
+        """Returns True: every activation is charged."""
         return True
 
     # A block
@@ -103,7 +103,7 @@ class Activations(Channel):
             self._end = step
 
     def begin(self, first: int, members: Tensor) -> None:
-        """Charge a block of activations; on return the charge is written, in secure mode to the
+        """Charges a block of activations; on return the charge is written, in secure mode to the
         disk.
 
         Args:
@@ -171,20 +171,20 @@ class Activations(Channel):
 
     @property
     def answering(self) -> np.ndarray:
-        """Return in which replicates the next activation releases something, bool (R,); public."""
+        """Returns in which replicates the next activation releases something, bool (R,); public."""
         window, start = self._next()
         answering: np.ndarray = window.answering[start]
         return answering
 
     @property
     def acting(self) -> list[tuple[int, np.ndarray]]:
-        """Return the clients that release something in the next activation, in ascending order,
+        """Returns the clients that release something in the next activation, in ascending order,
         each with the replicates in which it acts, int64 (k,); public."""
         window, start = self._next()
         return window.groups[start]
 
     def members(self, client: int, runs: np.ndarray) -> np.ndarray | None:
-        """Return the records of a client that take part in its next release, for what it computes
+        """Returns the records of a client that take part in its next release, for what it computes
         from them by itself; they are secret.
 
         Args:
@@ -224,7 +224,7 @@ class Activations(Channel):
         return self._noised(sums, start, window)
 
     def _next(self) -> tuple[Window, int]:
-        """Return the block, and the place in it of the next activation."""
+        """Returns the block, and the place in it of the next activation."""
         if self._window is None:
             raise PrivacyError("No activation has begun, so nothing is charged for it.")
         return self._window, self._window.receipt.next()
@@ -238,7 +238,7 @@ class Activations(Channel):
     # Sums and noise
 
     def _sums(self, gradients: Sequence[Gradients], window: Window, start: int) -> np.ndarray:
-        """Return (R, D): clipped sums over the records of the clients that act at place ``start``
+        """Returns (R, D): clipped sums over the records of the clients that act at place ``start``
         and take part; zero where no client acts."""
         groups = window.groups[start]
         records = self.records
@@ -269,7 +269,7 @@ class Activations(Channel):
         return sums
 
     def _noised(self, total: np.ndarray, start: int, window: Window) -> np.ndarray:
-        """Return means, with their noise, of sums (R, D) at place ``start`` of the window."""
+        """Returns means, with their noise, of sums (R, D) at place ``start`` of the window."""
         divisors = window.divisors[start]
         if self.costs is None:
             exact: np.ndarray = total / divisors
@@ -290,7 +290,7 @@ class Activations(Channel):
         return means
 
     def _draw_noise(self, window: Window, start: int) -> None:
-        """Draw the noise of the activations of the block from place ``start`` on."""
+        """Draws the noise of the activations of the block from place ``start`` on."""
         part = slice(
             start, start + max(1, _DRAWN // max(1, self.replicates * self.records.plan.dimension))
         )
@@ -311,7 +311,7 @@ class Activations(Channel):
 
 
 def _grouped(clients: np.ndarray) -> list[list[tuple[int, np.ndarray]]]:
-    """Return the groups of a :class:`Window` of ``clients`` (S, R)."""
+    """Returns the groups of a :class:`Window` of ``clients`` (S, R)."""
     order = clients.argsort(1, kind="stable")
     ordered = np.sort(clients, 1)
     begins = np.ones(clients.shape, dtype=bool)

@@ -39,12 +39,12 @@ class Head:
     digest: str
 
     def text(self) -> str:
-        """Return one line of fixed length, read by :meth:`parse`."""
+        """Returns one line of fixed length, read by :meth:`parse`."""
         return f"{self.lines:>15} {self.digest}\n"
 
     @classmethod
     def parse(cls, text: str) -> Head | None:
-        """Return the head that :meth:`text` wrote, or None where the text is something else."""
+        """Returns the head that :meth:`text` wrote, or None where the text is something else."""
         parts = text.split()
         if len(parts) != 2 or not parts[0].isdecimal() or len(parts[1]) != 64:
             return None
@@ -82,12 +82,12 @@ class Chain:
 
 
 def digest_of(line: bytes) -> str:
-    """Return SHA-256 of a line as it is written, newline included."""
+    """Returns SHA-256 of a line as it is written, newline included."""
     return hashlib.sha256(line).hexdigest()
 
 
 def read_chain(path: Path, *, version: int | None = None) -> Chain:
-    """Return the lines of the file at ``path``; none where there is no file.
+    """Returns the lines of the file at ``path``; none where there is no file.
 
     Args:
         path: of the file.
@@ -107,7 +107,7 @@ def head_file(path: Path) -> Path:
 
 
 def parse(raw: bytes, path: Path, version: int | None = None) -> Chain:
-    """Return the lines of the file at ``path``, whose bytes are ``raw``; arguments and errors of
+    """Returns the lines of the file at ``path``, whose bytes are ``raw``; arguments and errors of
     :func:`read_chain`."""
     lines: list[dict[str, Any]] = []
     digests: list[str] = []

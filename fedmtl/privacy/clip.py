@@ -64,7 +64,7 @@ class Clip:
 
 
 def clip_factors(norms: Tensor, clip: Clip | None) -> Tensor:
-    """Return the factor of each row: ``min(1, C (1 - 2**-20) / norm)``, 0 where the norm is not
+    """Returns the factor of each row: ``min(1, C (1 - 2**-20) / norm)``, 0 where the norm is not
     finite, 1 without a clip.
 
     A row within the limit but for rounding (2**-30 of it) has the factor 1, so that a row that is
@@ -79,7 +79,7 @@ def clip_factors(norms: Tensor, clip: Clip | None) -> Tensor:
 
 
 def bounds_of(clip: Clip | None) -> tuple[float, float]:
-    """Return the limit on a row's norm, infinity for none, and the order of the norm, 1 or 2."""
+    """Returns the limit on a row's norm, infinity for none, and the order of the norm, 1 or 2."""
     if clip is None:
         return math.inf, 2.0
     return clip.bound * (1 - MARGIN), 1.0 if clip.norm == "l1" else 2.0
@@ -100,7 +100,7 @@ def _factors(norms: Tensor, limit: float) -> Tensor:
 
 
 def clip_rows(rows: Tensor, clip: Clip | None) -> Tensor:
-    """Return every row clipped, in its dtype: what a client that keeps an account of what it sent
+    """Returns every row clipped, in its dtype: what a client that keeps an account of what it sent
     must add.
 
     Rows that are cut end a further 2**-22 below the limit, so that a float32 result is not cut
@@ -134,7 +134,7 @@ def clip_rows(rows: Tensor, clip: Clip | None) -> Tensor:
 
 
 def row_norms(rows: Tensor, clip: Clip | None) -> Tensor:
-    """Return the norm of each row before clipping, in the norm of ``clip`` (L2 without one): (k,)
+    """Returns the norm of each row before clipping, in the norm of ``clip`` (L2 without one): (k,)
     float64."""
     chunks = torch.split(rows.detach(), block_rows(rows))
     parts = [rows_and_norms(chunk, clip)[1] for chunk in chunks]
@@ -153,7 +153,7 @@ def not_finite(rows: Tensor) -> int:
 
 
 def sum_width(bound: float, rows: int) -> float:
-    """Return g, the width of the grid on which sums of clipped rows are exact: a power of two.
+    """Returns g, the width of the grid on which sums of clipped rows are exact: a power of two.
 
     A coordinate is at most ``bound`` <= 2**e, and a sum of ``rows`` <= 2**l of them at most 2**(e +
     l), so with g = 2**(e + l - 53) it is a multiple of g up to 2**53 g. For a thousand rows g is
@@ -170,7 +170,7 @@ def sum_width(bound: float, rows: int) -> float:
 
 
 def clipped_sum(rows: Tensor, clip: Clip | None, width: float | None = None) -> Tensor:
-    """Return the sum of clipped rows on their grid, exactly, without a float64 copy of the whole
+    """Returns the sum of clipped rows on their grid, exactly, without a float64 copy of the whole
     matrix.
 
     A row with a NaN or an infinity (or whose norm overflows float64) counts as zero.
@@ -205,7 +205,7 @@ def clipped_sum(rows: Tensor, clip: Clip | None, width: float | None = None) -> 
 
 
 def whole_cells(rows: Tensor, limit: float, order: float, width: float) -> Tensor:
-    """Return the sum of clipped rows (k, D) in multiples of ``width``, each coordinate truncated
+    """Returns the sum of clipped rows (k, D) in multiples of ``width``, each coordinate truncated
     toward zero: float64 (D,).
 
     Args:
@@ -243,7 +243,7 @@ def whole_cells_by_row(rows: Tensor, limit: float, order: float, width: float) -
 
 
 def add_clipped(cells: Tensor, row: Tensor, limit: float, order: float, width: float) -> None:
-    """Add one clipped row to an exact sum, in multiples of ``width``, each coordinate truncated
+    """Adds one clipped row to an exact sum, in multiples of ``width``, each coordinate truncated
     toward zero.
 
     Args:
@@ -297,7 +297,7 @@ class RowTotal:
         self._cells = torch.zeros(dimension, dtype=torch.float64)
 
     def add(self, clients: Tensor, rows: Tensor) -> None:
-        """Add the rows (k, D) of ``clients``, int64 (k,); any float dtype, on the CPU.
+        """Adds the rows (k, D) of ``clients``, int64 (k,); any float dtype, on the CPU.
 
         Raises:
             PrivacyError: rows of another shape, whole numbers, or another number of clients.
@@ -315,16 +315,16 @@ class RowTotal:
 
     @property
     def clients(self) -> list[int]:
-        """Return the clients of the rows that have been added, sorted."""
+        """Returns the clients of the rows that have been added, sorted."""
         return sorted(self._clients)
 
     def sum(self) -> Tensor:
-        """Return the sum, float64 (D,), whole multiples of the width."""
+        """Returns the sum, float64 (D,), whole multiples of the width."""
         return self._cells * self.width
 
 
 def largest_norm(rows: Tensor) -> float:
-    """Return the largest finite L2 norm of rows (k, D), 0 without any."""
+    """Returns the largest finite L2 norm of rows (k, D), 0 without any."""
     norms = row_norms(rows, None)
     if len(norms):
         return float(torch.where(torch.isfinite(norms), norms, 0.0).max())
@@ -341,8 +341,8 @@ def block_rows(rows: Tensor) -> int:
 
 
 def rows_and_norms(rows: Tensor, clip: Clip | None) -> tuple[Tensor, Tensor]:
-    """Return rows in float64, those that are not finite as zeros, and their norms before that, (k,)
-    float64."""
+    """Returns rows in float64, those that are not finite as zeros, and their norms before that,
+    (k,) float64."""
     wide = rows.to(torch.float64)
     norms = torch.linalg.vector_norm(wide, ord=bounds_of(clip)[1], dim=1)
     finite = torch.isfinite(norms)

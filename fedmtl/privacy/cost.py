@@ -75,8 +75,8 @@ class PrivacyCost:
             )
 
     def event(self, multiplier: float, use: int = 0) -> DpEvent:
-        """Return the ``dp_accounting`` event of one noised sum in use number ``use``, from 0, whose
-        cost is finite: of all its releases. A multiplier of 0 is no noise."""
+        """Returns the ``dp_accounting`` event of one noised sum in use number ``use``, from 0,
+        whose cost is finite: of all its releases. A multiplier of 0 is no noise."""
         if multiplier == 0:
             return dp_event.NonPrivateDpEvent()
         z = multiplier / (1.0 if self.weights is None else self.weights[use])
@@ -110,7 +110,7 @@ class PrivacyCost:
         return 0.0
 
     def after(self, uses: int, multiplier: float) -> DpEvent:
-        """Return the event of the first ``uses`` uses.
+        """Returns the event of the first ``uses`` uses.
 
         Raises:
             PrivacyError: more uses than there are.
@@ -119,7 +119,7 @@ class PrivacyCost:
         return dp_event.SelfComposedDpEvent(event, count)
 
     def epsilon(self, uses: int, multiplier: float, *, coarsen: float = 1.0) -> float:
-        """Return an upper bound on epsilon after ``uses`` uses; infinite without noise, 0 of no
+        """Returns an upper bound on epsilon after ``uses`` uses; infinite without noise, 0 of no
         use.
 
         Args:
@@ -140,7 +140,7 @@ class PrivacyCost:
         return value + self.slack(uses, value)
 
     def affordable(self, budget: float, multiplier: float, most: int | None = None) -> int:
-        """Return the largest number of uses, up to ``most``, whose epsilon is at most
+        """Returns the largest number of uses, up to ``most``, whose epsilon is at most
         ``budget``."""
         limits = [limit for limit in (most, self.most) if limit is not None]
         top = min(limits, default=_MANY)
@@ -160,7 +160,7 @@ class PrivacyCost:
         return low
 
     def multiplier(self, budget: float, uses: int) -> float:
-        """Return the noise multiplier whose ``uses`` uses cost at most ``budget``, within 1e-5
+        """Returns the noise multiplier whose ``uses`` uses cost at most ``budget``, within 1e-5
         relative of the smallest one; cached.
 
         Raises:
@@ -173,13 +173,13 @@ class PrivacyCost:
         return replace(self, sums=max(1, self.sums))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON."""
+        """Returns JSON."""
         values = asdict(self)
         return values | {key: list(each) for key, each in values.items() if isinstance(each, tuple)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> PrivacyCost:
-        """Return the cost that :meth:`to_dict` wrote.
+        """Returns the cost that :meth:`to_dict` wrote.
 
         Raises:
             TypeError, KeyError: values that are no cost.
@@ -190,7 +190,7 @@ class PrivacyCost:
         return cls(**own)
 
     def _composed(self, uses: int, multiplier: float) -> tuple[DpEvent, int]:
-        """Return an event and how often it happens in ``uses`` uses."""
+        """Returns an event and how often it happens in ``uses`` uses."""
         if self.most is not None and uses > self.most:
             raise PrivacyError(
                 f"{uses} uses were charged, but the budget is allocated to {self.most}."
@@ -214,7 +214,7 @@ def _multiplier(cost: PrivacyCost, budget: float, uses: int) -> float:
 
 
 def normalized(weights: Sequence[float]) -> tuple[float, ...]:
-    """Return the weights over their mean: an allocation.
+    """Returns the weights over their mean: an allocation.
 
     Raises:
         ConfigError: no weights, or one that is not positive and finite.

@@ -86,22 +86,22 @@ class PrivacyCosts:
 
     @property
     def delta(self) -> float:
-        """Return the delta of every epsilon."""
+        """Returns the delta of every epsilon."""
         return self.kinds[0].delta
 
     @property
     def most(self) -> int | None:
-        """Return the largest number of uses of the first account; None without a limit."""
+        """Returns the largest number of uses of the first account; None without a limit."""
         kind = int(self.kind[0, 0])
         return self.kinds[kind].most
 
     def event(self, account: int = 0, use: int = 0, replicate: int = 0) -> DpEvent:
-        """Return the event of one noised sum in use number ``use`` (from 0) of ``account``."""
+        """Returns the event of one noised sum in use number ``use`` (from 0) of ``account``."""
         kind = self.kind[replicate if len(self.kind) > 1 else 0, account]
         return self.kinds[kind].event(self.multipliers[kind], use)
 
     def epsilons(self, uses: np.ndarray | int) -> np.ndarray:
-        """Return float64 (R, m), the epsilon of every account after ``uses``, (R, m), (m,) or one
+        """Returns float64 (R, m), the epsilon of every account after ``uses``, (R, m), (m,) or one
         for all: that of the events, also where these are refuted. R is P at least."""
         kind, charges = np.broadcast_arrays(self.kind, np.asarray(uses))
         base = int(charges.max(initial=0)) + 1
@@ -114,18 +114,18 @@ class PrivacyCosts:
         return each[index.reshape(kind.shape)]
 
     def epsilon(self, uses: np.ndarray | int) -> float:
-        """Return the largest epsilon after ``uses``, as for :meth:`epsilons`; of one account the
+        """Returns the largest epsilon after ``uses``, as for :meth:`epsilons`; of one account the
         most uses count."""
         return float(self.epsilons(uses).max())
 
     def affordable(self, budget: float) -> int:
-        """Return the largest number of uses of the first account whose epsilon is at most
+        """Returns the largest number of uses of the first account whose epsilon is at most
         ``budget``."""
         kind = int(self.kind[0, 0])
         return self.kinds[kind].affordable(budget, self.multipliers[kind])
 
     def header(self, caps: np.ndarray | None) -> dict[str, Any]:
-        """Return JSON for a ledger: the number of accounts; one entry for every kind of them, with
+        """Returns JSON for a ledger: the number of accounts; one entry for every kind of them, with
         the cap on its uses of ``caps`` (m,), or None; and the kind of every account where there are
         several."""
         most = [
@@ -144,12 +144,12 @@ class PrivacyCosts:
 
     @cached_property
     def by_account(self) -> np.ndarray:
-        """Return z of each account at a weight of 1, (P, m) float64."""
+        """Returns z of each account at a weight of 1, (P, m) float64."""
         multipliers: np.ndarray = np.array(self.multipliers)[self.kind]
         return multipliers
 
     def of_uses(self, accounts: np.ndarray, uses: np.ndarray) -> np.ndarray:
-        """Return the noise multipliers of the uses ``uses`` (from 0) of ``accounts``, both (R, S):
+        """Returns the noise multipliers of the uses ``uses`` (from 0) of ``accounts``, both (R, S):
         (R, S) float64; 0 of account -1."""
         rows: int | np.ndarray = 0
         if len(self.kind) > 1:
@@ -165,7 +165,7 @@ class PrivacyCosts:
 
     @cached_property
     def _weights(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the weights of all kinds one after another, and where each kind's begin: -1 where
+        """Returns the weights of all kinds one after another, and where each kind's begin: -1 where
         it has none."""
         start = np.full(len(self.kinds), -1)
         weights = [1.0]

@@ -24,7 +24,7 @@ _NAME = "dp_accounting.dp_event"
 
 
 def _events() -> ModuleType:
-    """Return the module of events, without running the package around it."""
+    """Returns the module of events, without running the package around it."""
     if _NAME not in sys.modules:
         package = find_spec("dp_accounting")
         spec = None

@@ -131,7 +131,7 @@ class GradientPlan:
             )
 
     def with_canaries(self, canaries: int) -> GradientPlan:
-        """Return this plan with about ``canaries`` records more, equally many of every client that
+        """Returns this plan with about ``canaries`` records more, equally many of every client that
         has the most common number of records, or of uses where each has a cap of its own, so that
         these clients have one cost."""
         if self.caps is None:
@@ -144,7 +144,7 @@ class GradientPlan:
         return replace(self, counts=self.counts + group * max(1, round(canaries / group.sum())))
 
     def check(self, *, clients: int | None) -> None:
-        """Refuse settings that rounds, or clients that act one at a time, do not follow.
+        """Refuses settings that rounds, or clients that act one at a time, do not follow.
 
         Args:
             clients: number of clients of the rounds; None where clients act one at a time.
@@ -173,7 +173,7 @@ class GradientPlan:
                 )
 
     def under(self, privacy: Sequence[RecordPrivacy]) -> GradientPlan:
-        """Return this plan with what depends on the settings of a run, those of all repetitions or
+        """Returns this plan with what depends on the settings of a run, those of all repetitions or
         of each."""
         noised = next((each for each in privacy if not each.noiseless), None)
         # A run that only clips has no noise for a step size to follow.
@@ -191,7 +191,7 @@ class GradientPlan:
 
     @cached_property
     def rates(self) -> np.ndarray:
-        """Return q_i, (n,) float64."""
+        """Returns q_i, (n,) float64."""
         if self.batch_size is not None:
             # A client with fewer records than a batch uses all of them in every step.
             rates: np.ndarray = np.minimum(1.0, self.batch_size / np.maximum(self.counts, 1))
@@ -208,7 +208,7 @@ class GradientPlan:
 
     @cached_property
     def local_steps(self) -> np.ndarray:
-        """Return (n,) int64 noised sums of one use."""
+        """Returns (n,) int64 noised sums of one use."""
         n = len(self.ids)
         if self.steps is None:
             return np.ones(n, dtype=np.int64)
@@ -216,21 +216,21 @@ class GradientPlan:
 
     @cached_property
     def addresses(self) -> Tensor:
-        """Return int64 (n,) keys of the clients."""
+        """Returns int64 (n,) keys of the clients."""
         if self.keys is None:
             return torch.arange(len(self.ids))
         return self.keys
 
     @property
     def expected(self) -> np.ndarray:
-        """Return (n,) float64: q_i n_i, the public numbers by which sums over all records are
+        """Returns (n,) float64: q_i n_i, the public numbers by which sums over all records are
         divided."""
         expected: np.ndarray = self.rates * self.counts
         return expected
 
     @property
     def public_digest(self) -> str:
-        """Return a digest of public numbers that the noise depends on: a resumed run must have the
+        """Returns a digest of public numbers that the noise depends on: a resumed run must have the
         same ones."""
         counts = np.ascontiguousarray(self.counts)
         digest = hashlib.blake2b(
@@ -239,7 +239,7 @@ class GradientPlan:
         return digest.hexdigest()
 
     def describe(self) -> str:
-        """Return which records take part in a release, for the report."""
+        """Returns which records take part in a release, for the report."""
         low = float(self.rates.min(initial=1.0))
         high = float(self.rates.max(initial=0.0))
         if self.batch_size is not None:
@@ -261,7 +261,7 @@ class GradientPlan:
 
 
 def whole_numbers(name: str, values: Any, clients: int) -> np.ndarray:
-    """Return (n,) int64 of whole numbers of at least 0.
+    """Returns (n,) int64 of whole numbers of at least 0.
 
     Raises:
         ConfigError: something else.
@@ -286,7 +286,7 @@ def record_costs(
     *,
     header: Mapping[str, Any] | None = None,
 ) -> tuple[PrivacyCosts, np.ndarray]:
-    """Calibrate the noise of every kind of client.
+    """Calibrates the noise of every kind of client.
 
     Args:
         privacy: settings of all repetitions, or of each.
@@ -343,7 +343,7 @@ def record_costs(
 def _weights(
     allocation: Sequence[np.ndarray] | None, caps: np.ndarray
 ) -> list[tuple[float, ...] | None]:
-    """Return normalized weights by client; None where all are equal."""
+    """Returns normalized weights by client; None where all are equal."""
     if allocation is None:
         return [None] * caps.size
     if len(allocation) != caps.size:

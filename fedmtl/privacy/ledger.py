@@ -136,7 +136,7 @@ class Ledger:
     # reading
 
     def uses(self, before: int | None = None) -> np.ndarray:
-        """Return (n,) int64 charged participations by client, in steps below ``before``, for an
+        """Returns (n,) int64 charged participations by client, in steps below ``before``, for an
         account that charges participations."""
         chosen = [np.zeros(0, dtype=np.int64)]
         for first, sizes, clients in self._cohorts:
@@ -149,7 +149,7 @@ class Ledger:
     # writing
 
     def charge(self, first: int, end: int, cohorts: Sequence[list[int]] | None = None) -> None:
-        """Charge steps ``[first, end)``; returns once the line is written, in secure mode to the
+        """Charges steps ``[first, end)``; returns once the line is written, in secure mode to the
         disk. Steps that are charged already are not charged again in seeded mode.
 
         Args:
@@ -183,7 +183,7 @@ class Ledger:
         self._next = end
 
     def charge_remaining(self, uses: int) -> None:
-        """Raise the charge to ``uses`` steps for good (or to the caps, where participations are
+        """Raises the charge to ``uses`` steps for good (or to the caps, where participations are
         charged)."""
         self._open()
         self._append({"kind": "remaining", "uses": uses})
@@ -204,7 +204,7 @@ class Ledger:
         return self.head
 
     def close(self) -> None:
-        """End cleanly, with all lines on the disk; idempotent."""
+        """Ends cleanly, with all lines on the disk; idempotent."""
         if self._closed:
             return
         failed = self._file is not None and self._file.failed
@@ -229,7 +229,7 @@ class Ledger:
         self.close()
 
     def _open(self) -> None:
-        """Write that this session has begun, before its first charge."""
+        """Writes that this session has begun, before its first charge."""
         if not self._opened:
             self._append({"kind": "open", "session": self.session})
             self._opened = True
@@ -321,7 +321,7 @@ class Ledger:
 
 
 def read_header(path: Path) -> dict[str, Any] | None:
-    """Return the header of a ledger, or None if there is no complete one."""
+    """Returns the header of a ledger, or None if there is no complete one."""
     if not path.exists():
         return None
     with open(path, "rb") as file:

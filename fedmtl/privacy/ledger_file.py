@@ -146,7 +146,7 @@ class LedgerFile:
 
 
 def _lock(file: IO[bytes], path: Path, *, needed: bool) -> None:
-    """Take the lock of a ledger, which a run whose noise cannot be drawn again needs."""
+    """Takes the lock of a ledger, which a run whose noise cannot be drawn again needs."""
     try:
         lock(file)
     except BlockingIOError as error:

@@ -50,9 +50,9 @@ def open_channel(
     order: Tensor | None = None,
     kind: type[Rounds | Activations] | None = None,
 ) -> Rounds | Activations:
-    """Calibrate the noise, open the ledger and return the channel of one run, or of R replicates of
-    it: :class:`~fedmtl.privacy.Rounds`, or :class:`~fedmtl.privacy.Activations` where clients act
-    one at a time.
+    """Calibrates the noise, opens the ledger and returns the channel of one run, or of R replicates
+    of it: :class:`~fedmtl.privacy.Rounds`, or :class:`~fedmtl.privacy.Activations` where clients
+    act one at a time.
 
     Args:
         privacy: settings, or None for neither clip nor noise. For replicates also a sequence of R
@@ -326,7 +326,7 @@ def _check_rounds(
 
 
 def _header(path: Path | None, resume: bool) -> Mapping[str, Any]:
-    """Return the header of the ledger that is resumed; nothing without one."""
+    """Returns the header of the ledger that is resumed; nothing without one."""
     if not resume or path is None:
         return {}
     return read_header(path) or {}
@@ -339,7 +339,7 @@ def _sources(
     source: NoiseSource | None,
     path: Path | None,
 ) -> tuple[NoiseSource, ...]:
-    """Return the source of each replicate's noise and cohorts."""
+    """Returns the source of each replicate's noise and cohorts."""
     secure = any(each.source == "secure" for each in settings)
     if replicates > 1 and (secure or path is not None):
         raise ConfigError(

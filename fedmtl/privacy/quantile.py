@@ -50,7 +50,7 @@ class QuantileClip(Checked):
     count_noise: Positive | None = None
 
     def count_std(self, denominator: float) -> float:
-        """Return sigma_b: standard deviation of the noise on the count, in clients.
+        """Returns sigma_b: standard deviation of the noise on the count, in clients.
 
         Args:
             denominator: m, the expected cohort.
@@ -60,7 +60,7 @@ class QuantileClip(Checked):
         return self.count_noise
 
     def count_multiplier(self, denominator: float, relation: Relation = "add_remove") -> float:
-        """Return the multiplier of the count's release, sigma_b over :func:`count_sensitivity`.
+        """Returns the multiplier of the count's release, sigma_b over :func:`count_sensitivity`.
 
         Args:
             denominator: m, the expected cohort.
@@ -69,7 +69,7 @@ class QuantileClip(Checked):
         return self.count_std(denominator) / count_sensitivity(relation)
 
     def updated_norm(self, norm: float, noisy_fraction: float) -> float:
-        """Return the next clip norm, C exp(-eta_C (b - gamma)): Algorithm 1, within the bounds of
+        """Returns the next clip norm, C exp(-eta_C (b - gamma)): Algorithm 1, within the bounds of
         every clip.
 
         Args:
@@ -83,7 +83,7 @@ class QuantileClip(Checked):
 
 
 def count_sensitivity(relation: Relation) -> float:
-    """Return the most that the sum of ``b - 1/2`` over a cohort moves between neighbours.
+    """Returns the most that the sum of ``b - 1/2`` over a cohort moves between neighbours.
 
     A client whose row is in the sum adds 1/2 or -1/2, one whose row is not there adds 0, and the
     others add the same for both neighbours. So the sum moves by
@@ -105,7 +105,7 @@ def count_sensitivity(relation: Relation) -> float:
 
 
 def count_rows(norms: Tensor, norm: float) -> Tensor:
-    """Return ``b_k - 1/2`` with ``b_k = 1`` where the norm is at most C: what a client adds to the
+    """Returns ``b_k - 1/2`` with ``b_k = 1`` where the norm is at most C: what a client adds to the
     count.
 
     Args:
@@ -121,8 +121,8 @@ def count_rows(norms: Tensor, norm: float) -> Tensor:
 
 
 def split_multiplier(multiplier: float, count_multiplier: float) -> float:
-    """Return the update's multiplier when the count shares its step, z_delta = (z^-2 - z_b^-2)^-1/2
-    (Theorem 1).
+    """Returns the update's multiplier when the count shares its step, z_delta = (z^-2 -
+    z_b^-2)^-1/2 (Theorem 1).
 
     Args:
         multiplier: z of both releases, above 0.

@@ -156,7 +156,7 @@ def _check_post_processing(plans: tuple[ReleasePlan, ...]) -> None:
 
 
 def most_participations(sampler: BoundSampler, steps: int) -> int:
-    """Return the hard cap on the participations of one client: the sampler's, or one above the
+    """Returns the hard cap on the participations of one client: the sampler's, or one above the
     average, rounded up."""
     if sampler.cap is not None:
         return sampler.cap

@@ -38,7 +38,7 @@ themselves."""
 
 
 def usable_rows(x: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
-    """Return rows (n_i, D), of which gradients are multiples, as float64, and their norms (n_i,).
+    """Returns rows (n_i, D), of which gradients are multiples, as float64, and their norms (n_i,).
 
     A row that is not finite, or whose norm is below 1e-140 (its squares underflow), counts as zero:
     no limit on its factor would bound its gradient.
@@ -136,7 +136,7 @@ class Records:
         return self._bounded_sum(np.where(wrong, 0.0, factors), x, low, high, drawn)
 
     def _rows(self, client: int) -> tuple[Array, Array, Array]:
-        """Return the rows of a client (n_i, D), and the least and largest factors (1, n_i) of
+        """Returns the rows of a client (n_i, D), and the least and largest factors (1, n_i) of
         each."""
         if client not in self._prepared:
             if self.plan.x is None:
@@ -155,7 +155,7 @@ class Records:
     def _bounded_sum(
         self, factors: Array, x: Array, low: Array, high: Array, drawn: Array | None
     ) -> Array:
-        """Return the sums (k, D) of rows (n_i, D) times clipped ``factors`` (k, n_i): up to 2**15
+        """Returns the sums (k, D) of rows (n_i, D) times clipped ``factors`` (k, n_i): up to 2**15
         of them in float64, for which the clip leaves room (see
         :func:`~fedmtl.privacy.noise.grid.grid_width`); more exactly, on the grid of sums of so
         many."""
@@ -229,7 +229,7 @@ class Records:
     # Which records
 
     def drawn(self, client: int, numbers: Array, replicates: Array) -> Array | None:
-        """Return the records that take part in sums of one client; asked for again, the same ones.
+        """Returns the records that take part in sums of one client; asked for again, the same ones.
 
         Args:
             client: who acts.
@@ -252,7 +252,7 @@ class Records:
         return self._latest[1]
 
     def batch(self, clients: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the records of one sum of each client, drawn anew.
+        """Returns the records of one sum of each client, drawn anew.
 
         Args:
             clients: int64 (A,).
@@ -274,7 +274,7 @@ class Records:
         return torch.where(mask, order, 0), mask
 
     def _subsets(self, clients: Array, numbers: Array, sources: Sequence[NoiseSource]) -> Array:
-        """Return which records take part in sums of ``clients``, int64 (S, R), by the coins of R
+        """Returns which records take part in sums of ``clients``, int64 (S, R), by the coins of R
         sources: bool (S, R, n), n the most records of one of them."""
         counts = self.plan.counts[clients]
         rates = self.plan.rates[clients]
@@ -291,7 +291,7 @@ class Records:
     # Noise
 
     def scales(self, clients: Array, numbers: Array) -> Array:
-        """Return the scale of the noise on sums ``numbers`` of ``clients``, (R, S) both: (R, S)
+        """Returns the scale of the noise on sums ``numbers`` of ``clients``, (R, S) both: (R, S)
         float64; 0 without noise and of client -1."""
         if self.costs is None:
             return np.zeros(clients.shape)
@@ -304,7 +304,7 @@ class Records:
     def noise(
         self, clients: Tensor, numbers: Tensor, scales: Tensor
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the noise (S, R, D) on sums ``numbers`` of ``clients``, and the widths of its
+        """Returns the noise (S, R, D) on sums ``numbers`` of ``clients``, and the widths of its
         grids (S, R) in secure mode; all arguments are (S, R)."""
         keys = self.plan.addresses[clients]
         size = self.plan.dimension

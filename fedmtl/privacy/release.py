@@ -93,28 +93,28 @@ class ReleasePlan:
         return relation
 
     def weight(self, use: int) -> float:
-        """Return w_t of the use numbered ``use`` from 0; 1 without an allocation."""
+        """Returns w_t of the use numbered ``use`` from 0; 1 without an allocation."""
         if self.allocation is None:
             return 1.0
         return self.allocation[use]
 
     @property
     def model_size(self) -> int:
-        """Return the number of noised coordinates that move a model."""
+        """Returns the number of noised coordinates that move a model."""
         if self.model is None:
             return self.size
         return self.model
 
     @property
     def size(self) -> int:
-        """Return the number of noised coordinates: d, or d (d + 1) / 2 of a symmetric matrix."""
+        """Returns the number of noised coordinates: d, or d (d + 1) / 2 of a symmetric matrix."""
         if self.form == "symmetric":
             return self.dimension * (self.dimension + 1) // 2
         return self.dimension
 
 
 def check_allocation(owner: str, weights: Sequence[float]) -> None:
-    """Raise ConfigError unless the weights are positive and have mean 1."""
+    """Raises ConfigError unless the weights are positive and have mean 1."""
     if not all(0 < weight < math.inf for weight in weights):
         raise ConfigError(
             f"{owner}: an allocation has positive finite weights; one is {min(weights):g}."
@@ -184,7 +184,7 @@ class Release(ReleasePlan):
 
     @property
     def bound(self) -> float:
-        """Return C; infinite without a clip."""
+        """Returns C; infinite without a clip."""
         if self.clip is None:
             return math.inf
         return self.clip.bound
@@ -197,7 +197,7 @@ class Release(ReleasePlan):
 
     @property
     def sensitivity(self) -> float:
-        """Return S, the most the sum moves between neighbours, in the norm that the noise needs.
+        """Returns S, the most the sum moves between neighbours, in the norm that the noise needs.
 
         A vector moves by C, and by 2 C for replace-one; a matrix w w^T, or its diagonal, by
         :func:`~fedmtl.privacy.noise.symmetric.outer_sensitivity`.
@@ -212,14 +212,15 @@ class Release(ReleasePlan):
 
     @property
     def contribution_bound(self) -> float:
-        """Return the most that one client contributes to the sum: C, or C^2 of an outer product."""
+        """Returns the most that one client contributes to the sum: C, or C^2 of an outer
+        product."""
         if self.form == "vector":
             return self.bound
         return self.bound**2
 
     @property
     def independent(self) -> tuple[float, float]:
-        """Return the sensitivity and the bound on one client at which the independent noise of a
+        """Returns the sensitivity and the bound on one client at which the independent noise of a
         step is drawn; see :mod:`.noise.banded` for noise that is correlated."""
         if self.bands is None:
             return self.sensitivity, self.contribution_bound
@@ -229,12 +230,12 @@ class Release(ReleasePlan):
 
     @property
     def denominator(self) -> float:
-        """Return m, the public constant that divides the sum."""
+        """Returns m, the public constant that divides the sum."""
         return self.sampling.denominator
 
     @property
     def noise_std(self) -> float:
-        """Return the root mean square of one noised coordinate of the released mean; 0 without
+        """Returns the root mean square of one noised coordinate of the released mean; 0 without
         noise. Of correlated noise, what it approaches in the course of the rounds."""
         if self.noise is None:
             return 0.0
@@ -242,14 +243,14 @@ class Release(ReleasePlan):
         return gain * self.noise.std(self.sensitivity, self.size) / self.denominator
 
     def weighted(self, use: int) -> Release:
-        """Return this release in its use numbered ``use`` from 0: the noise multiplier is divided
+        """Returns this release in its use numbered ``use`` from 0: the noise multiplier is divided
         by the weight."""
         if self.noise is None:
             return self
         return self.with_multiplier(self.noise.multiplier / self.weight(use))
 
     def with_multiplier(self, multiplier: float) -> Release:
-        """Return this release with another noise multiplier, 0 for no noise."""
+        """Returns this release with another noise multiplier, 0 for no noise."""
         if self.noise is None or self.noise.multiplier == multiplier:
             return self
         return replace(
@@ -257,7 +258,7 @@ class Release(ReleasePlan):
         )
 
     def clipped_at(self, bound: float) -> Release:
-        """Return this release with another clip norm."""
+        """Returns this release with another clip norm."""
         return replace(self, clip=None if self.clip is None else replace(self.clip, bound=bound))
 
 
@@ -321,8 +322,8 @@ def bind_releases(
     multiplier: float = 0.0,
     bands: Bands | None = None,
 ) -> dict[str, Release]:
-    """Return the typed releases of an algorithm, by name: without ``privacy`` with neither clip nor
-    noise; with a :class:`QuantileClip`, with what the count leaves of the noise."""
+    """Returns the typed releases of an algorithm, by name: without ``privacy`` with neither clip
+    nor noise; with a :class:`QuantileClip`, with what the count leaves of the noise."""
     options: dict[str, Any] = {}
     releases = {}
     for plan in plans:

@@ -23,7 +23,7 @@ from .settings import ClientPrivacy, Privacy, RecordPrivacy
 def settings_of(
     privacy: Privacy | Sequence[Privacy] | None, replicates: int
 ) -> tuple[Privacy, ...]:
-    """Return settings of all replicates, or of each, which differ only in their budgets; none
+    """Returns settings of all replicates, or of each, which differ only in their budgets; none
     without privacy."""
     if privacy is None:
         return ()
@@ -55,7 +55,7 @@ def settings_of(
 
 
 def check_replicates(settings: tuple[Privacy, ...], sampler: BoundSampler) -> None:
-    """Raise ConfigError where replicates in rounds cannot be computed at once."""
+    """Raises ConfigError where replicates in rounds cannot be computed at once."""
     if not isinstance(sampler, BoundFull):
         raise ConfigError(
             "Replicates in rounds need FullParticipation(), where all have the same cohort; not "

@@ -111,8 +111,8 @@ class PrivacyReport:
     outside: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON-ready fields, the headline first; an infinite epsilon or budget is the string
-        ``"inf"``."""
+        """Returns JSON-ready fields, the headline first; an infinite epsilon or budget is the
+        string ``"inf"``."""
         values = {"headline": self.headline, **asdict(self)}
         for name in ("elsewhere", "interval", "search"):
             if values[name] is None:
@@ -123,7 +123,7 @@ class PrivacyReport:
         return {key: "inf" if value == math.inf else value for key, value in values.items()}
 
     def with_ledger(self, ledger: Ledger | None) -> PrivacyReport:
-        """Return this report with the identity of the run and the end of its ledger, as it is
+        """Returns this report with the identity of the run and the end of its ledger, as it is
         now."""
         if ledger is None or ledger.head is None:
             return self
@@ -133,7 +133,7 @@ class PrivacyReport:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> PrivacyReport:
-        """Return the report that :meth:`to_dict` wrote, as a ``privacy.json`` has it; keys of
+        """Returns the report that :meth:`to_dict` wrote, as a ``privacy.json`` has it; keys of
         further figures are left out.
 
         Raises:
@@ -155,8 +155,8 @@ class PrivacyReport:
 
     @property
     def _standing(self) -> tuple[str, str, str]:
-        """Return the headline, whether what was released may be published, and who must be trusted,
-        in words."""
+        """Returns the headline, whether what was released may be published, and who must be
+        trusted, in words."""
         refused = "not private: epsilon = inf"
         kept = "not private, to be kept like private/"
         everybody = "everybody: no finite epsilon holds"
@@ -190,7 +190,7 @@ class PrivacyReport:
 
     @property
     def headline(self) -> str:
-        """Return the first line of the printed block."""
+        """Returns the first line of the printed block."""
         return self._standing[0]
 
     @property
@@ -205,7 +205,7 @@ class PrivacyReport:
         return self._standing[2]
 
     def rows(self) -> list[tuple[str, str]]:
-        """Return the lines of the printed block under its headline: what each is about, and its
+        """Returns the lines of the printed block under its headline: what each is about, and its
         text. None without privacy, but where nothing is released for what is said of that."""
         outside = ("outside", "; ".join(self.outside))
         if not self.private:
@@ -265,7 +265,7 @@ class PrivacyReport:
         ]
 
     def text(self) -> str:
-        """Return one printed block."""
+        """Returns one printed block."""
         lines = [self.headline]
         for label, text in self.rows():
             lines += wrap(text, _WIDTH, initial_indent=f"  {label:<13}", subsequent_indent=15 * " ")
@@ -273,7 +273,7 @@ class PrivacyReport:
 
 
 def searched_rows(search: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the lines of a report on a private search."""
+    """Returns the lines of a report on a private search."""
     poisson = search["shape"] == "inf"
     candidates = search["candidates"]
     law = "Poisson"
@@ -291,7 +291,7 @@ def searched_rows(search: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def measured_rows(interval: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the lines of a report on a certificate of
+    """Returns the lines of a report on a certificate of
     :func:`fedmtl.audit.Interval.certificate`."""
     share = f"{100 * interval['confidence']:.4g}%"
     claimed = rounded_up(interval["claimed"])
@@ -334,12 +334,12 @@ class SignalToNoise:
 
     @property
     def ratio(self) -> float:
-        """Return the noise over the most of the mean."""
+        """Returns the noise over the most of the mean."""
         return self.noise_norm / self.clip_norm
 
     @property
     def warning(self) -> str | None:
-        """Return advice when the noise norm exceeds 10 times the clip norm, else None."""
+        """Returns advice when the noise norm exceeds 10 times the clip norm, else None."""
         if self.ratio <= 10:
             return None
         return (
@@ -348,7 +348,7 @@ class SignalToNoise:
         )
 
     def text(self) -> str:
-        """Return one line."""
+        """Returns one line."""
         return (
             f"the noise on a released {self.what} has norm {self.noise_norm:.3g}, {self.ratio:.3g} "
             f"times the clip norm {self.clip_norm:g}{' of the first round' * self.first}"

@@ -65,15 +65,15 @@ class BoundRowNoise:
 
     @property
     def sensitivity(self) -> float:
-        """Return the sensitivity, 2 C."""
+        """Returns the sensitivity, 2 C."""
         return 2.0 * self.release.bound
 
     def epsilon_at(self, uses: int) -> float:
-        """Return the epsilon of each client against the server after ``uses``."""
+        """Returns the epsilon of each client against the server after ``uses``."""
         return self.cost.epsilon(uses, self.multiplier)
 
     def added(self, rows: Tensor, clients: Tensor, step: int, source: NoiseSource) -> Tensor:
-        """Return the clipped rows with noise: (k, D) -> (k, D) float64 on the CPU.
+        """Returns the clipped rows with noise: (k, D) -> (k, D) float64 on the CPU.
 
         Args:
             rows: (k, D) float; one that is not finite counts as zero.
@@ -97,12 +97,12 @@ class BoundRowNoise:
         return noised(clipped, noise[:, 0], width)
 
     def text(self, uses: int) -> str:
-        """Return one line for the report."""
+        """Returns one line for the report."""
         return rows_text(self.cost, self.multiplier, uses)
 
 
 def rows_text(cost: PrivacyCost, multiplier: float, uses: int) -> str:
-    """Return one line for the report on noise of this cost and ``multiplier`` after ``uses``."""
+    """Returns one line for the report on noise of this cost and ``multiplier`` after ``uses``."""
     return (
         f"epsilon {rounded_up(cost.epsilon(uses, multiplier))} at delta = "
         f"{rounded_up(cost.delta, 3)} for the data of one client against the server (relation "
@@ -117,7 +117,7 @@ def bind_rows(
     delta: float,
     prior: Mapping[str, Any],
 ) -> dict[str, BoundRowNoise]:
-    """Return the noise on the rows of every release that asks for it, calibrated to its steps.
+    """Returns the noise on the rows of every release that asks for it, calibrated to its steps.
 
     Args:
         plans: of the run.
@@ -161,12 +161,12 @@ def row_facts(plans: tuple[ReleasePlan, ...], rows: Mapping[str, BoundRowNoise])
 
 
 def row_key(name: str) -> str:
-    """Return the key under which a ledger's header keeps the multiplier."""
+    """Returns the key under which a ledger's header keeps the multiplier."""
     return f"row noise of {name}"
 
 
 def refuse_rows(plans: tuple[ReleasePlan, ...]) -> None:
-    """Raise PrivacyError where noise on rows is asked for in a run without noise on its sums."""
+    """Raises PrivacyError where noise on rows is asked for in a run without noise on its sums."""
     for plan in plans:
         if plan.rows is not None:
             raise PrivacyError(

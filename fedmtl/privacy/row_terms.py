@@ -149,8 +149,8 @@ def _facts(
 def calibrated_release(
     privacy: ClientPrivacy, plan: ReleasePlan, sampler: BoundSampler, steps: int
 ) -> Release:
-    """Return the release of a run in which it is the only one, with its noise; nothing is opened or
-    charged."""
+    """Returns the release of a run in which it is the only one, with its noise; nothing is opened
+    or charged."""
     terms = terms_of_rows((privacy,), (plan,), sampler, steps, (SeededSource(0),), {})
     return terms.releases[plan.name]
 

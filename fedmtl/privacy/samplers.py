@@ -77,17 +77,17 @@ class BoundSampler(ABC):
 
     @property
     def denominator(self) -> float:
-        """Return m as a float: a public constant that divides every sum."""
+        """Returns m as a float: a public constant that divides every sum."""
         return float(self.cohort)
 
     @property
     def probability(self) -> float:
-        """Return the probability that a given client takes part in a given step."""
+        """Returns the probability that a given client takes part in a given step."""
         return self.denominator / self.n
 
     @property
     def cap(self) -> int | None:
-        """Return the hard cap on the steps in which one client takes part, or None."""
+        """Returns the hard cap on the steps in which one client takes part, or None."""
         return None
 
     @property
@@ -96,11 +96,12 @@ class BoundSampler(ABC):
         return 1
 
     def capped(self, steps: int) -> BoundSampler:
-        """Return this sampler with its own cap for a run of ``steps``; itself where it has none."""
+        """Returns this sampler with its own cap for a run of ``steps``; itself where it has
+        none."""
         return self
 
     def with_cap(self, max_uses: int) -> BoundSampler:
-        """Return this sampler with another cap, where it has one."""
+        """Returns this sampler with another cap, where it has one."""
         return self
 
     @property
@@ -112,7 +113,7 @@ class BoundSampler(ABC):
 
     @abstractmethod
     def draw(self, step: int, coins: Coins, uses: Tensor | None = None) -> Tensor:
-        """Draw a cohort.
+        """Draws a cohort.
 
         Args:
             step: number of the step (the coins are already specific to it).
@@ -126,7 +127,7 @@ class BoundSampler(ABC):
 
     @abstractmethod
     def describe(self) -> str:
-        """Return one phrase for the report."""
+        """Returns one phrase for the report."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +165,7 @@ class _BoundCohort(BoundSampler):
 
     @abstractmethod
     def _most(self, steps: int) -> int:
-        """Return the cap for a run of ``steps``."""
+        """Returns the cap for a run of ``steps``."""
 
     def with_cap(self, max_uses: int) -> BoundSampler:
         return replace(self, max_uses=max_uses)
@@ -182,7 +183,7 @@ class BoundFixed(_BoundCohort):
     per_participation = True
 
     def _most(self, steps: int) -> int:
-        """Return one above the average number of uses, rounded up, so that cohorts stay full."""
+        """Returns one above the average number of uses, rounded up, so that cohorts stay full."""
         return min(steps, math.ceil(steps * self.probability) + 1)
 
     def draw(self, step: int, coins: Coins, uses: Tensor | None = None) -> Tensor:
@@ -211,12 +212,12 @@ class BoundCyclic(_BoundCohort):
     per_participation = True
 
     def _most(self, steps: int) -> int:
-        """Return the most turns that ``steps`` rounds give one client."""
+        """Returns the most turns that ``steps`` rounds give one client."""
         return math.ceil(steps * self.cohort / self.n)
 
     @property
     def separation(self) -> int:
-        """Return floor(n / cohort): turns are at distance n in the order, of which a round takes
+        """Returns floor(n / cohort): turns are at distance n in the order, of which a round takes
         ``cohort``."""
         return self.n // self.cohort
 
@@ -290,7 +291,7 @@ class PoissonSampling(Checked):
     cohort: Positive | None = None
 
     def bind(self, n: int) -> BoundPoisson | BoundFull:
-        """Attach the population size; :class:`~fedmtl.errors.ConfigError` if the cohort exceeds
+        """Attaches the population size; :class:`~fedmtl.errors.ConfigError` if the cohort exceeds
         it."""
         _fits(self, self.cohort or 0, n)
         # With few clients a sample hides nobody well, and all of them cost less noise than half.
@@ -321,7 +322,7 @@ class FixedCohort(Checked):
     max_uses: Count | None = None
 
     def bind(self, n: int) -> BoundFixed:
-        """Attach the population size; :class:`~fedmtl.errors.ConfigError` if the cohort exceeds
+        """Attaches the population size; :class:`~fedmtl.errors.ConfigError` if the cohort exceeds
         it."""
         _fits(self, self.cohort, n)
         return BoundFixed(n, self.cohort, self.max_uses)
@@ -347,7 +348,7 @@ class CyclicCohorts(Checked):
     cohort: Count
 
     def bind(self, n: int) -> BoundCyclic:
-        """Attach the population size; :class:`~fedmtl.errors.ConfigError` if the cohort exceeds
+        """Attaches the population size; :class:`~fedmtl.errors.ConfigError` if the cohort exceeds
         it."""
         _fits(self, self.cohort, n)
         return BoundCyclic(n, self.cohort)
@@ -364,7 +365,7 @@ class FullParticipation:
     """
 
     def bind(self, n: int) -> BoundFull:
-        """Attach the population size."""
+        """Attaches the population size."""
         positive_int("FullParticipation.bind", n=n)
         return BoundFull(n, n)
 

@@ -43,7 +43,7 @@ class _Budgeted:
 
     @property
     def initial_norm(self) -> float:
-        """Return C of the first step.
+        """Returns C of the first step.
 
         Raises:
             ConfigError: without a clip norm.
@@ -60,14 +60,14 @@ class _Budgeted:
         return float(norm)
 
     def resolved_delta(self, units: int) -> float:
-        """Return the delta of ``units`` clients or records: the one given, or
-        ``min(1e-5, units ** -1.1)``."""
+        """Returns the delta of ``units`` clients or records: the one given, or ``min(1e-5, units **
+        -1.1)``."""
         if self.delta is not None:
             return self.delta
         return min(1e-5, float(max(1.0, units) ** -1.1))
 
     def loose_delta(self, units: int) -> str | None:
-        """Return a warning of a delta at which one of ``units`` clients or records may be given
+        """Returns a warning of a delta at which one of ``units`` clients or records may be given
         away whole; None of a smaller one, and where nothing is noised."""
         if self.delta is None or self.noiseless or self.delta <= 1 / max(1, units):
             return None
@@ -218,7 +218,7 @@ class RecordPrivacy(_Budgeted):
     units: ClassVar[str] = "records"
 
     def budgets(self, ids: tuple[str, ...]) -> tuple[float | None, ...]:
-        """Return the budget of each client.
+        """Returns the budget of each client.
 
         Raises:
             ConfigError: a client without one, or an unknown client.

@@ -37,7 +37,7 @@ def clipped_segment_sums(
     onto: Tensor | None = None,
     width: Tensor | None = None,
 ) -> Tensor:
-    """Return sums of clipped rows by client: per-example clipping of many clients' examples at
+    """Returns sums of clipped rows by client: per-example clipping of many clients' examples at
     once.
 
     A row with a NaN or an infinity (or whose norm overflows float64) counts as zero. The rows of a
@@ -95,7 +95,7 @@ def clipped_segment_sums(
 
 
 def _sums_in_order(rows: Tensor, client: Tensor, count: int) -> Tensor:
-    """Return sums by client without atomic additions, so that the same rows give the same bits."""
+    """Returns sums by client without atomic additions, so that the same rows give the same bits."""
     order = torch.argsort(client, stable=True)
     lengths = torch.bincount(client, minlength=count)
     return torch.segment_reduce(rows[order], "sum", lengths=lengths, axis=0)

@@ -43,7 +43,7 @@ class Terms:
 
     @property
     def header(self) -> dict[str, Any] | None:
-        """Return the header of the ledger; None where nothing is charged."""
+        """Returns the header of the ledger; None where nothing is charged."""
         if self.costs is None:
             return None
         about = {

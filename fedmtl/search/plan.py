@@ -94,7 +94,7 @@ def check_candidates(candidates: Mapping[str, Trainer]) -> None:
 
 
 def _check_quantiles(candidates: Mapping[str, Trainer]) -> None:
-    """Refuse candidates of which some predict a quantile and others something else: errors of
+    """Refuses candidates of which some predict a quantile and others something else: errors of
     different metrics do not compare.
 
     Raises:

@@ -164,8 +164,8 @@ class Table:
                 )
 
     def refuse(self, wrong: np.ndarray, column: str, accepted: str) -> None:
-        """Raise :class:`DataError` for the first row of ``column`` that is ``wrong``, bool (n,), if
-        there is one."""
+        """Raises :class:`DataError` for the first row of ``column`` that is ``wrong``, bool (n,),
+        if there is one."""
         if not wrong.any():
             return
         place_in_frame = int(wrong.argmax())
@@ -295,7 +295,7 @@ class Table:
     def written(
         self, column: str, accepted: str = "a value (fill it, or leave the row or the column out)"
     ) -> np.ndarray:
-        """Return a column of texts or numbers as it is written (n,), without missing values."""
+        """Returns a column of texts or numbers as it is written (n,), without missing values."""
         values = self.frame[column]
         self.refuse(values.isna().to_numpy(), column, accepted)
         # bytes, such as those of an image, lists and mappings are neither
@@ -367,7 +367,7 @@ class Table:
 
 
 def _read(file: Path, text: Sequence[str], form: Format, settable: bool) -> pd.DataFrame:
-    """Return the table in a file, with distinct names of columns."""
+    """Returns the table in a file, with distinct names of columns."""
     if not file.name.lower().endswith((*SUFFIXES, ".parquet")):
         raise DataError(
             f"{file} has an unknown suffix; accepted: {', '.join((*SUFFIXES, '.parquet'))}."
@@ -381,7 +381,7 @@ def _read(file: Path, text: Sequence[str], form: Format, settable: bool) -> pd.D
 
 
 def _parquet_names(file: Path) -> list[str]:
-    """Return the names of the columns of a parquet file."""
+    """Returns the names of the columns of a parquet file."""
     return list(parquet.read_schema(file).names)
 
 
@@ -413,8 +413,8 @@ def _printed(value: object) -> str:
 
 
 def codes(values: np.ndarray, categories: Sequence[str], decimal: str = ".") -> np.ndarray:
-    """Return the positions (n,), int64, of texts (n,) in ``categories``; -1 where a text is none of
-    them.
+    """Returns the positions (n,), int64, of texts (n,) in ``categories``; -1 where a text is none
+    of them.
 
     A whole number with decimals of zero, as 1.0, is also found without them, and the reverse: a
     column of whole numbers with gaps is written so.

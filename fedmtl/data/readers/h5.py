@@ -110,7 +110,7 @@ def _clients(file: Path, fields: Sequence[str]) -> Iterator[tuple[str, Fields]]:
 
 
 def _values(dataset: Any) -> np.ndarray:
-    """Return the values of a field, texts decoded."""
+    """Returns the values of a field, texts decoded."""
     return np.asarray(
         (dataset if h5py.check_string_dtype(dataset.dtype) is None else dataset.asstr())[()]
     )

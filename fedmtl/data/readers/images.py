@@ -297,7 +297,7 @@ def cached_images(
 def _decode_all(
     root: Path, images: Sequence[str], size: tuple[int, int], file: Path, name: str
 ) -> None:
-    """Write the images, decoded and resized, to a new NumPy file."""
+    """Writes the images, decoded and resized, to a new NumPy file."""
     places = [root / image for image in images]
     # Pillow lets other threads run while it decodes
     pool = ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1))
@@ -316,7 +316,7 @@ def _decode_all(
 
 
 def with_progress(items: Iterable[Item], text: str, total: int | None = None) -> Iterable[Item]:
-    """Return ``items``; where standard error is a terminal, a progress bar is there while they are
+    """Returns ``items``; where standard error is a terminal, a progress bar is there while they are
     read, if rich is installed."""
     if not sys.stderr.isatty() or not installed("rich"):
         return items

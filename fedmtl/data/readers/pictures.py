@@ -88,7 +88,7 @@ def as_type(pixels: np.ndarray, kind: np.dtype) -> np.ndarray:
 
 @contextlib.contextmanager
 def _opened(source: Path | bytes, where: str) -> Iterator[Image.Image]:
-    """Open an image file of one picture; whatever goes wrong with it in the block is a
+    """Opens an image file of one picture; whatever goes wrong with it in the block is a
     :class:`DataError`."""
     try:
         with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
@@ -126,7 +126,7 @@ def _deep(image: Image.Image) -> bool:
 
 
 def _upright(image: Image.Image) -> Image.Image:
-    """Return an image turned as its tag says; tags that cannot be read turn nothing, as in
+    """Returns an image turned as its tag says; tags that cannot be read turn nothing, as in
     viewers."""
     image.load()
     try:

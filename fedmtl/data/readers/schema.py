@@ -195,7 +195,7 @@ class TableSchema:
 
 
 def _table(rows: pd.DataFrame) -> Table:
-    """Return rows of pandas with distinct columns."""
+    """Returns rows of pandas with distinct columns."""
     if not isinstance(rows, pd.DataFrame):
         raise DataError(
             f"rows are a {type(rows).__name__}; give a DataFrame of pandas with a "

@@ -161,7 +161,7 @@ def _changed(
 
 
 def _client_means(values: Tensor, counts: Tensor) -> Tensor:
-    """Average the rows (N, d), float64, of each client: (n, d)."""
+    """Averages the rows (N, d), float64, of each client: (n, d)."""
     # one pass over all rows, whatever the number of clients
     return torch.segment_reduce(values, "mean", lengths=counts)
 

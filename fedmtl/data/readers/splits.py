@@ -69,7 +69,7 @@ def by_time(table: Table, column: str, parts: Parts, share: float) -> tuple[Part
 
 
 def _moments(table: Table, column: str) -> np.ndarray:
-    """Return a column of dates, times or numbers as numbers that ascend with them, (n,)."""
+    """Returns a column of dates, times or numbers as numbers that ascend with them, (n,)."""
     values = table.frame[column]
     if pd.api.types.is_numeric_dtype(values.dtype) and not pd.api.types.is_bool_dtype(values.dtype):
         return table.numbers(column)

@@ -21,7 +21,7 @@ _TOLERANCE = 1e-5
 def smallest_multiplier(
     cost: Callable[[float, float], float], *, target: float, delta: float, what: str
 ) -> float:
-    """Return the noise multiplier that costs at most ``target``.
+    """Returns the noise multiplier that costs at most ``target``.
 
     Args:
         cost: epsilon at ``delta`` of a noise multiplier (scale of the noise over the sensitivity;
@@ -84,7 +84,7 @@ def smallest_multiplier(
 
 
 def selection_epsilon(event: DpEvent, delta: float, *, mean: float, shape: float) -> float:
-    """Return epsilon of the whole search at ``delta``, by Renyi accounting (Theorems 2 and 6).
+    """Returns epsilon of the whole search at ``delta``, by Renyi accounting (Theorems 2 and 6).
 
     Args:
         event: one candidate: training and noised score, any event with a Renyi divergence.
@@ -102,7 +102,7 @@ def selection_epsilon(event: DpEvent, delta: float, *, mean: float, shape: float
 def calibrate_selection(
     candidate: Callable[[float], DpEvent], *, target: float, delta: float, mean: float, shape: float
 ) -> float:
-    """Return the smallest noise multiplier with which the whole search costs at most ``target``.
+    """Returns the smallest noise multiplier with which the whole search costs at most ``target``.
 
     Args:
         candidate: the event of one candidate under a noise multiplier; more noise must not cost
@@ -124,14 +124,14 @@ def calibrate_selection(
 
 
 def _root(excess: Callable[[float], float], low: float, high: float, tolerance: float) -> float:
-    """Return a point within the tolerance of where ``excess`` changes sign."""
+    """Returns a point within the tolerance of where ``excess`` changes sign."""
     if excess(high) == 0:
         return high
     return float(optimize.brentq(excess, low, high, xtol=tolerance))
 
 
 def _meets(excess: Callable[[float], float], start: float) -> float:
-    """Return the first point from ``start`` on, in growing steps, where nothing is in excess."""
+    """Returns the first point from ``start`` on, in growing steps, where nothing is in excess."""
     step = _TOLERANCE / 2
     while excess(start) > 0:
         start = start + step

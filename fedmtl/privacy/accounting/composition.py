@@ -34,7 +34,7 @@ _TAIL = 1e-15
 
 
 def epsilon(event: DpEvent, uses: int, delta: float, *, coarsen: float = 1.0) -> float:
-    """Return an upper bound on the epsilon of ``uses`` compositions of ``event`` at ``delta``;
+    """Returns an upper bound on the epsilon of ``uses`` compositions of ``event`` at ``delta``;
     cached.
 
     Args:
@@ -64,7 +64,7 @@ def epsilon(event: DpEvent, uses: int, delta: float, *, coarsen: float = 1.0) ->
 
 
 def renyi_curve(event: DpEvent, orders: tuple[float, ...]) -> np.ndarray:
-    """Return (m,) upper bounds on the Renyi divergences of ``event`` at the ``orders`` (m,), all
+    """Returns (m,) upper bounds on the Renyi divergences of ``event`` at the ``orders`` (m,), all
     above 1.
 
     Raises:
@@ -77,7 +77,7 @@ def renyi_curve(event: DpEvent, orders: tuple[float, ...]) -> np.ndarray:
 
 
 def elementary(event: DpEvent) -> Parts:
-    """Return the distinct elementary events in ``event`` with their numbers of uses, Gaussian ones
+    """Returns the distinct elementary events in ``event`` with their numbers of uses, Gaussian ones
     joined into one.
 
     Gaussian releases, also under a shared sampling coin, are one release with
@@ -125,7 +125,7 @@ def _epsilon(parts: Parts, uses: int, delta: float, coarsen: float) -> float:
 
 
 def trade_off(event: DpEvent, uses: int) -> TradeOff:
-    """Return an upper bound on what tests can achieve that observe ``uses`` compositions of
+    """Returns an upper bound on what tests can achieve that observe ``uses`` compositions of
     ``event``; cached.
 
     Args:
@@ -162,7 +162,7 @@ def _pld_epsilon(parts: Parts, uses: int, delta: float, coarsen: float) -> float
 
 
 def _loss_pairs(parts: Parts, uses: int, coarsen: float) -> list[tuple[pld.LossPair, int]]:
-    """Return the laws of the losses of the parts on one grid, each with its number of
+    """Returns the laws of the losses of the parts on one grid, each with its number of
     repetitions."""
     # many Gaussian uses are few of the joint one, so that its width is not taken for that of one
     # step
@@ -189,7 +189,7 @@ def _rdp_epsilon(parts: Parts, uses: int, delta: float) -> float:
 
 @lru_cache(maxsize=256)
 def _renyi_part(event: DpEvent, orders: tuple[float, ...]) -> np.ndarray:
-    """Return Renyi divergences of one use of an elementary event."""
+    """Returns Renyi divergences of one use of an elementary event."""
     if isinstance(event, dp_event.RepeatAndSelectDpEvent):
         return selection_curve(
             np.asarray(orders), renyi_curve(event.event, orders), mean=event.mean, shape=event.shape
@@ -211,7 +211,7 @@ def _renyi_part(event: DpEvent, orders: tuple[float, ...]) -> np.ndarray:
 
 
 def _flat(event: DpEvent, times: int) -> Iterator[tuple[DpEvent, int]]:
-    """Yield elementary events: sampled ones in a form that can be hashed, none without noise, none
+    """Yields elementary events: sampled ones in a form that can be hashed, none without noise, none
     without an effect."""
     if isinstance(event, dp_event.ComposedDpEvent):
         for part in event.events:
@@ -267,7 +267,7 @@ def _single_part(event: DpEvent, times: int) -> tuple[DpEvent, int]:
 
 
 def _joined(parts: Parts) -> DpEvent:
-    """Return one event of all parts that can be hashed."""
+    """Returns one event of all parts that can be hashed."""
     return dp_event.ComposedDpEvent(
         tuple(dp_event.SelfComposedDpEvent(part, count) for part, count in parts)
     )
@@ -275,7 +275,7 @@ def _joined(parts: Parts) -> DpEvent:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence the library's notes on orders it leaves out; without them the bound is looser, and
+    """Silences the library's notes on orders it leaves out; without them the bound is looser, and
     sound."""
     logger = logging.getLogger("absl")
     disabled = logger.disabled

@@ -67,7 +67,7 @@ class KNormDpEvent(dp_event.DpEvent):  # type: ignore[misc]
 
 
 def loss_law(epsilon: float, dimension: int, width: float) -> LossLaw:
-    """Return the loss of one release as an upper bound on a grid.
+    """Returns the loss of one release as an upper bound on a grid.
 
     Args:
         epsilon: pure epsilon of one release.
@@ -91,7 +91,7 @@ def loss_law(epsilon: float, dimension: int, width: float) -> LossLaw:
 
 @lru_cache(maxsize=1024)
 def loss_scale(epsilon: float, dimension: int) -> tuple[float, float]:
-    """Return (standard deviation of the loss of one release, length of the interval that holds
+    """Returns (standard deviation of the loss of one release, length of the interval that holds
     it)."""
     if dimension == 1:
         return min(epsilon, 1.0), 2 * epsilon
@@ -104,7 +104,7 @@ def loss_scale(epsilon: float, dimension: int) -> tuple[float, float]:
 
 
 def bessel_ratio(order: float, z: float) -> float:
-    """Return K_{order + 1}(z) / K_order(z) for order = -1/2, 0, 1/2, ... and z > 0, by upward
+    """Returns K_{order + 1}(z) / K_order(z) for order = -1/2, 0, 1/2, ... and z > 0, by upward
     recurrence (stable)."""
     at = 0.0
     if order != round(order):
@@ -133,7 +133,7 @@ def _laplace_law(epsilon: float, width: float) -> LossLaw:
 
 
 def _log_density(b: Any, epsilon: float, dimension: int, curvature: float) -> Any:
-    """Return the logarithm of the density of b with respect to asin(b), up to a constant;
+    """Returns the logarithm of the density of b with respect to asin(b), up to a constant;
     ``curvature`` is kappa - 1."""
     rest = np.maximum((1 - b) * (1 + b), 1e-300)
     return (dimension - 2) / 2 * np.log(rest) + epsilon * b / 2 + np.log(curvature + rest)
@@ -146,8 +146,8 @@ def _curvature(epsilon: float, dimension: int) -> float:
 
 @lru_cache(maxsize=1024)
 def _support(epsilon: float, dimension: int) -> tuple[float, float]:
-    """Return the interval of b outside which nothing counts; the density (in asin b, d > 2) has one
-    peak."""
+    """Returns the interval of b outside which nothing counts; the density (in asin b, d > 2) has
+    one peak."""
     if dimension < 3:
         return -1.0, 1.0
     curvature = _curvature(epsilon, dimension)
@@ -172,7 +172,7 @@ def _support(epsilon: float, dimension: int) -> tuple[float, float]:
 
 
 def _nodes(epsilon: float, dimension: int, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return losses and probabilities (n, 8) of the Gauss-Legendre nodes of the n cells of b
+    """Returns losses and probabilities (n, 8) of the Gauss-Legendre nodes of the n cells of b
     between the ``edges``."""
     points = _POINTS
     weights = _WEIGHTS

@@ -22,7 +22,7 @@ _MOST = 1 << 17  # uses; more take minutes
 def library_epsilon(
     composition: Sequence[tuple[DpEvent, int]], delta: float, near: float
 ) -> float | None:
-    """Return epsilon of a composition by the privacy loss distributions of ``dp_accounting``.
+    """Returns epsilon of a composition by the privacy loss distributions of ``dp_accounting``.
 
     Args:
         composition: events with their numbers of uses.
@@ -63,9 +63,9 @@ def library_epsilon(
 
 
 def _pure(event: DpEvent) -> float:
-    """Return the pure epsilon of one use, which bounds that at any delta: the library rounds losses
-    up to its grid, and of Laplace noise the largest losses are the likely ones. Infinite of other
-    noise."""
+    """Returns the pure epsilon of one use, which bounds that at any delta: the library rounds
+    losses up to its grid, and of Laplace noise the largest losses are the likely ones. Infinite of
+    other noise."""
     if isinstance(event, dp_event.LaplaceDpEvent):
         return float(1 / event.noise_multiplier)
     if isinstance(event, dp_event.PoissonSampledDpEvent) and isinstance(
@@ -78,8 +78,8 @@ def _pure(event: DpEvent) -> float:
 
 
 def _reach(event: DpEvent) -> float:
-    """Return about the largest loss of one use; 0 of a Gaussian release, of which the library makes
-    one of all uses."""
+    """Returns about the largest loss of one use; 0 of a Gaussian release, of which the library
+    makes one of all uses."""
     if isinstance(event, dp_event.LaplaceDpEvent):
         return 2 / float(event.noise_multiplier)
     inner = getattr(event, "event", None)
@@ -92,7 +92,7 @@ def _reach(event: DpEvent) -> float:
 
 
 def _parts(composition: Sequence[tuple[DpEvent, int]]) -> Iterator[tuple[DpEvent, int]]:
-    """Yield the elementary events; Gaussian releases under one coin are one, which the library
+    """Yields the elementary events; Gaussian releases under one coin are one, which the library
     has."""
     for event, count in composition:
         if not count:

@@ -103,7 +103,7 @@ class Loss:
 
 @lru_cache(maxsize=1024)
 def loss_of(event: DpEvent) -> Loss:
-    """Return the loss of one elementary event.
+    """Returns the loss of one elementary event.
 
     Raises:
         PrivacyError: an event whose loss has no law here.
@@ -138,7 +138,7 @@ def loss_of(event: DpEvent) -> Loss:
 
 
 def _sampled(event: DpEvent, q: float) -> Loss:
-    """Return the loss of an event that is Poisson-sampled."""
+    """Returns the loss of an event that is Poisson-sampled."""
     if isinstance(event, dp_event.GaussianDpEvent):
         z = event.noise_multiplier
         return Loss(
@@ -167,7 +167,7 @@ def _sampled(event: DpEvent, q: float) -> Loss:
 
 
 def _replaced(event: DpEvent, q: float) -> Loss:
-    """Return the loss of an event that is Poisson-sampled, where neighbours replace a record."""
+    """Returns the loss of an event that is Poisson-sampled, where neighbours replace a record."""
     sampled = _sampled(event, q)
 
     def scale() -> tuple[float, float]:
@@ -183,7 +183,7 @@ def _replaced(event: DpEvent, q: float) -> Loss:
 
 
 def grid_width(parts: Parts, coarsen: float) -> float:
-    """Return the grid width of a composition: a part of the root mean square deviation of its
+    """Returns the grid width of a composition: a part of the root mean square deviation of its
     losses, or as their range allows.
 
     The error of epsilon is about T (h / eps)^2 for T steps, so the width follows the deviation of
@@ -199,12 +199,12 @@ def grid_width(parts: Parts, coarsen: float) -> float:
 
 @lru_cache(maxsize=256)
 def step_pair(event: DpEvent, width: float) -> LossPair:
-    """Return the pair of laws of one elementary event."""
+    """Returns the pair of laws of one elementary event."""
     return loss_of(event).pair(width)
 
 
 def gaussian_pair(multiplier: float, probability: float, width: float) -> LossPair:
-    """Return the laws of Poisson-sampled Gaussian noise, or of Gaussian noise with ``probability``
+    """Returns the laws of Poisson-sampled Gaussian noise, or of Gaussian noise with ``probability``
     1."""
     z = multiplier
     q = probability
@@ -233,7 +233,7 @@ def gaussian_pair(multiplier: float, probability: float, width: float) -> LossPa
 
 
 def _replaced_law(multiplier: float, probability: float, width: float) -> LossLaw:
-    """Return the law of P = (1 - q) N(0, z^2) + q N(1, z^2) against its mirror image."""
+    """Returns the law of P = (1 - q) N(0, z^2) + q N(1, z^2) against its mirror image."""
     z = multiplier
     q = probability
     log_a = math.log(q) - 0.5 / z**2
@@ -278,7 +278,7 @@ def _weighted(a: Cells, b: Cells, share: float) -> Cells:
 
 
 def _gaussian_cells(edges: np.ndarray) -> Cells:
-    """Return the standard normal probabilities of the cells between the edges (n + 1,), below the
+    """Returns the standard normal probabilities of the cells between the edges (n + 1,), below the
     first and above the last."""
     below = special.ndtr(edges)
     above = special.ndtr(-edges)
@@ -288,7 +288,7 @@ def _gaussian_cells(edges: np.ndarray) -> Cells:
 
 
 def _reflected(width: float, first: int, p: Cells, q: Cells) -> LossPair:
-    """Return both laws from (cells, below, above) under P and under Q."""
+    """Returns both laws from (cells, below, above) under P and under Q."""
     remove = pld.from_cells(width, first, p[0], q[0], below=p[1], above=(p[2], q[2]))
     # Seen from Q the loss has the other sign: the cells stand in reverse order.
     mirrored = -(first + p[0].size)
@@ -308,7 +308,7 @@ def _parts(event: DpEvent) -> Parts:
 
 @lru_cache(maxsize=64)
 def _atoms(event: DpEvent, q: float) -> tuple[tuple[np.ndarray, np.ndarray, float], ...]:
-    """Return atoms of a Poisson-sampled event, from the laws of the joint event on a grid of its
+    """Returns atoms of a Poisson-sampled event, from the laws of the joint event on a grid of its
     own."""
     parts = _parts(event)
     width = grid_width(parts, 1.0)
@@ -319,7 +319,7 @@ def _atoms(event: DpEvent, q: float) -> tuple[tuple[np.ndarray, np.ndarray, floa
 
 
 def _gaussian_scale(multiplier: float, probability: float) -> tuple[float, float]:
-    """Return q sqrt(exp(1 / z^2) - 1) or at most 1 / z, and the largest loss, about log(1 + q
+    """Returns q sqrt(exp(1 / z^2) - 1) or at most 1 / z, and the largest loss, about log(1 + q
     (exp(10 / z + 1 / (2 z^2)) - 1)).
 
     Where the loss has a long thin tail (small q and z), the range bounds the number of points

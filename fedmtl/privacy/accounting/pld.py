@@ -42,7 +42,7 @@ class LossLaw:
 
     @property
     def losses(self) -> np.ndarray:
-        """Return the losses, (n,)."""
+        """Returns the losses, (n,)."""
         return self.width * (self.first + np.arange(self.masses.size))
 
 
@@ -63,7 +63,7 @@ def from_cells(
     below: float = 0.0,
     above: tuple[float, float] = (0.0, 0.0),
 ) -> LossLaw:
-    """Return the law of a pair (P, Q) from the probabilities of cells of losses.
+    """Returns the law of a pair (P, Q) from the probabilities of cells of losses.
 
     Args:
         width: grid width h.
@@ -90,8 +90,8 @@ def from_cells(
 
 
 def from_shares(width: float, first: int, p: np.ndarray, upper: np.ndarray) -> LossLaw:
-    """Return the law as :func:`from_cells`, given the part (n,) of each cell's mass that belongs at
-    its right end."""
+    """Returns the law as :func:`from_cells`, given the part (n,) of each cell's mass that belongs
+    at its right end."""
     upper = np.clip(upper, 0.0, p)
     masses = np.append(p - upper, 0.0)
     masses[1:] += upper
@@ -99,7 +99,7 @@ def from_shares(width: float, first: int, p: np.ndarray, upper: np.ndarray) -> L
 
 
 def on_grid(losses: np.ndarray, masses: np.ndarray, width: float, infinity: float = 0.0) -> LossLaw:
-    """Return the law of masses (n,) at arbitrary finite losses (n,), on a grid of the given
+    """Returns the law of masses (n,) at arbitrary finite losses (n,), on a grid of the given
     width."""
     # Each atom lies between two grid points, and is split between them as a cell is.
     cell = np.floor(losses / width).astype(np.int64)
@@ -113,7 +113,7 @@ def on_grid(losses: np.ndarray, masses: np.ndarray, width: float, infinity: floa
 
 
 def spread(losses: np.ndarray, masses: np.ndarray) -> float:
-    """Return the standard deviation of masses (n,) at losses (n,)."""
+    """Returns the standard deviation of masses (n,) at losses (n,)."""
     total = masses.sum()
     centred = losses - (masses @ losses) / total
     return math.sqrt(max(float(masses @ centred**2 / total), 0.0))
@@ -122,7 +122,7 @@ def spread(losses: np.ndarray, masses: np.ndarray) -> float:
 def sampled_atoms(
     pair: LossPair, probability: float
 ) -> tuple[tuple[np.ndarray, np.ndarray, float], ...]:
-    """Return losses, masses and mass at infinity of the Poisson-sampled mechanism, for (remove,
+    """Returns losses, masses and mass at infinity of the Poisson-sampled mechanism, for (remove,
     add).
 
     With P the law with the unit drawn and Q the law without it, sampling with probability q turns
@@ -163,7 +163,7 @@ def sampled_atoms(
 
 
 def symmetric(law: LossLaw) -> LossLaw:
-    """Return the law of a pair that looks the same from both sides, with the hockey-stick
+    """Returns the law of a pair that looks the same from both sides, with the hockey-stick
     divergences of ``law`` at every epsilon of at least 0: its positive losses, their mirror images,
     and what is left at 0.
 
@@ -187,7 +187,7 @@ def symmetric(law: LossLaw) -> LossLaw:
 def composed_epsilon(
     parts: Sequence[tuple[LossLaw, int]], delta: float, tail: float = 1e-15
 ) -> float:
-    """Return epsilon at ``delta`` of the composition; ``parts`` and ``tail`` as for
+    """Returns epsilon at ``delta`` of the composition; ``parts`` and ``tail`` as for
     :func:`compose`.
 
     A transform has rounding errors of up to T 1e-16, which may drown a small delta after many
@@ -212,7 +212,7 @@ def composed_epsilon(
 def compose(
     parts: Sequence[tuple[LossLaw, int]], tail: float = 1e-15, near: float | None = None
 ) -> LossLaw:
-    """Return the law of the sum of independent losses.
+    """Returns the law of the sum of independent losses.
 
     Args:
         parts: laws on one grid, each with its number of repetitions of at least 1.
@@ -249,7 +249,7 @@ def compose(
 
 
 def compose_exactly(parts: Sequence[tuple[LossLaw, int]]) -> LossLaw:
-    """Compose by direct sums, which keep tiny masses exact; as :func:`compose`, for few
+    """Composes by direct sums, which keep tiny masses exact; as :func:`compose`, for few
     repetitions."""
     width = parts[0][0].width
     first = 0
@@ -271,8 +271,8 @@ def compose_exactly(parts: Sequence[tuple[LossLaw, int]]) -> LossLaw:
 
 
 def epsilon_at(law: LossLaw, delta: float) -> float:
-    """Return the smallest epsilon of at least 0 whose hockey-stick divergence is at most ``delta``;
-    it may be infinite."""
+    """Returns the smallest epsilon of at least 0 whose hockey-stick divergence is at most
+    ``delta``; it may be infinite."""
     if law.infinity > delta:
         return math.inf
     # No divergence is above 1; the sum of the masses may be, by its rounding.
@@ -304,7 +304,7 @@ def epsilon_at(law: LossLaw, delta: float) -> float:
 
 
 def _discounted(values: np.ndarray, keep: float, gain: float) -> np.ndarray:
-    """Return y (n,) with ``y[i] = keep y[i - 1] + gain values[i]``, from 0."""
+    """Returns y (n,) with ``y[i] = keep y[i - 1] + gain values[i]``, from 0."""
     if values.size > _LONG:
         from scipy.signal import lfilter
 
@@ -316,7 +316,7 @@ def _discounted(values: np.ndarray, keep: float, gain: float) -> np.ndarray:
 
 
 def renyi(law: LossLaw, orders: np.ndarray, largest: float) -> np.ndarray:
-    """Return (m,) Renyi divergences ``log E exp((a - 1) loss) / (a - 1)`` of the orders a (m,)
+    """Returns (m,) Renyi divergences ``log E exp((a - 1) loss) / (a - 1)`` of the orders a (m,)
     above 1.
 
     ``largest`` is a bound on the true loss; the mass at infinity is counted there.
@@ -340,7 +340,7 @@ def _sampled_loss(losses: np.ndarray, probability: float) -> np.ndarray:
 
 
 def _tilted(law: LossLaw, order: float) -> tuple[np.ndarray, float]:
-    """Return the masses times exp(order * index) over their sum, and the logarithm of that sum."""
+    """Returns the masses times exp(order * index) over their sum, and the logarithm of that sum."""
     if order == 0:
         return law.masses, 0.0
     with np.errstate(divide="ignore"):
@@ -355,7 +355,7 @@ def _tilted(law: LossLaw, order: float) -> tuple[np.ndarray, float]:
 def _window(
     parts: Sequence[tuple[LossLaw, int]], tail: float, near: float | None = None
 ) -> tuple[int, int, float]:
-    """Return indices outside which the sum, tilted or not, has at most ``tail`` of its mass, and
+    """Returns indices outside which the sum, tilted or not, has at most ``tail`` of its mass, and
     the order of the tilt.
 
     Indices are relative to the sum of the first ones. Chernoff: P(sum >= x) <= exp(log M(s) - s x).
@@ -385,7 +385,7 @@ def _window(
     repeats = np.array([times for _, times in parts])
 
     def moment(order: float) -> float:
-        """Return the logarithm of the moment generating function of the sum."""
+        """Returns the logarithm of the moment generating function of the sum."""
         exponents = log_masses + order * index
         top = np.maximum.reduceat(exponents, starts)
         sums = np.add.reduceat(np.exp(exponents - np.repeat(top, sizes)), starts)

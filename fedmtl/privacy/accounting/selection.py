@@ -31,7 +31,7 @@ from ..events import DpEvent, dp_event
 
 
 def selection_event(event: DpEvent, *, mean: float, shape: float) -> DpEvent:
-    """Return the event of the whole search.
+    """Returns the event of the whole search.
 
     Args:
         event: one candidate, its score included.
@@ -48,7 +48,7 @@ def selection_event(event: DpEvent, *, mean: float, shape: float) -> DpEvent:
 def selection_curve(
     orders: np.ndarray, candidate: np.ndarray, *, mean: float, shape: float
 ) -> np.ndarray:
-    """Return Renyi divergences of the search from those of one candidate.
+    """Returns Renyi divergences of the search from those of one candidate.
 
     Args:
         orders: (m,) orders, all above 1.
@@ -78,7 +78,7 @@ def selection_curve(
 
 @lru_cache(maxsize=256)
 def halting_probability(mean: float, shape: float) -> float:
-    """Return gamma of the law of K with this mean; 1 for a mean of 1. Poisson has none: nan.
+    """Returns gamma of the law of K with this mean; 1 for a mean of 1. Poisson has none: nan.
 
     Raises:
         ConfigError: a mean below 1 (or infinite) or a negative shape.
@@ -98,7 +98,7 @@ def halting_probability(mean: float, shape: float) -> float:
         return 1.0
 
     def excess(log_inverse: float) -> float:
-        """Return the logarithm of the mean at gamma = exp(-log_inverse), less that asked for."""
+        """Returns the logarithm of the mean at gamma = exp(-log_inverse), less that asked for."""
         top = math.log(math.expm1(log_inverse))
         if shape == 0:
             return top - math.log(log_inverse) - math.log(mean)
@@ -111,7 +111,7 @@ def halting_probability(mean: float, shape: float) -> float:
 
 
 def most_repetitions(mean: float, shape: float) -> int:
-    """Return a number that K exceeds with a probability below exp(-1000).
+    """Returns a number that K exceeds with a probability below exp(-1000).
 
     Args:
         mean: as for :func:`selection_event`.
@@ -123,7 +123,7 @@ def most_repetitions(mean: float, shape: float) -> int:
 
 
 def draw_repetitions(source: Coins | np.random.Generator, mean: float, shape: float) -> int:
-    """Return K, by inversion of its distribution function from one uniform number.
+    """Returns K, by inversion of its distribution function from one uniform number.
 
     Args:
         source: coins of a noise source (they are privacy coins), or a NumPy generator for
@@ -159,7 +159,7 @@ def draw_repetitions(source: Coins | np.random.Generator, mean: float, shape: fl
 
 
 def _log_probability(ks: np.ndarray, mean: float, shape: float, gamma: float) -> np.ndarray:
-    """Return (n,) logarithms of P(K = k)."""
+    """Returns (n,) logarithms of P(K = k)."""
     if math.isinf(shape):
         return ks * math.log(mean) - mean - special.gammaln(ks + 1)
     log_inverse = -math.log(gamma)

@@ -32,8 +32,8 @@ class TradeOff:
 
     @classmethod
     def of_laws(cls, *laws: LossLaw) -> TradeOff:
-        """Return the curve of pairs of laws; where there are several, of the largest delta at every
-        loss."""
+        """Returns the curve of pairs of laws; where there are several, of the largest delta at
+        every loss."""
         width = laws[0].width
         last = max(law.first + law.masses.size for law in laws)
         losses = width * np.arange(max(2, min(last, int(_LARGEST / width)) + 1))
@@ -43,7 +43,7 @@ class TradeOff:
 
     @classmethod
     def of_epsilon(cls, epsilon: float, delta: float) -> TradeOff:
-        """Return the curve of (``epsilon``, ``delta``)-differential privacy alone; no bound if
+        """Returns the curve of (``epsilon``, ``delta``)-differential privacy alone; no bound if
         epsilon is infinite."""
         if math.isinf(epsilon):
             return cls(np.zeros(2), np.array([0.0, 1.0]))
@@ -52,7 +52,7 @@ class TradeOff:
 
     @classmethod
     def _of_deltas(cls, losses: np.ndarray, deltas: np.ndarray) -> TradeOff:
-        """Return the curve of the lines of the ``losses`` (n,), increasing from 0, with their
+        """Returns the curve of the lines of the ``losses`` (n,), increasing from 0, with their
         ``deltas`` (n,)."""
         slopes = np.exp(losses)
         # Two neighbouring lines delta(e) + exp(e) x cross at a corner of the curve.
@@ -66,16 +66,17 @@ class TradeOff:
 
     @property
     def advantage(self) -> float:
-        """Return the total variation between P and Q: the largest F(x) - x."""
+        """Returns the total variation between P and Q: the largest F(x) - x."""
         return float(np.max(self.y - self.x))
 
     def smallest(self, y: float) -> float:
-        """Return the smallest x with F(x) >= ``y``."""
+        """Returns the smallest x with F(x) >= ``y``."""
         return float(np.interp(y, self.y, self.x))
 
 
 def _deltas(law: LossLaw, count: int) -> np.ndarray:
-    """Return the hockey-stick divergences at the losses ``law.width * arange(count)``, (count,)."""
+    """Returns the hockey-stick divergences at the losses ``law.width * arange(count)``,
+    (count,)."""
     beyond = np.arange(count) + 1 - law.first  # the index of the first larger loss
     with np.errstate(over="ignore"):
         # The masses under Q of the same outcomes.

@@ -68,7 +68,7 @@ class Bands:
 
     @classmethod
     def square_root(cls, count: int) -> Bands:
-        """Return ``count`` bands of the square root of the prefix sums, at a norm of 1."""
+        """Returns ``count`` bands of the square root of the prefix sums, at a norm of 1."""
         j = np.arange(1, count)
         raw = np.cumprod(np.concatenate([[1.0], (2 * j - 1) / (2 * j)]))
         # A norm of 1 is the condition under which u participations cost what u Gaussian releases
@@ -80,7 +80,7 @@ class Bands:
 
     @property
     def gain(self) -> float:
-        """Return the deviation of w over that of z, which it approaches from below."""
+        """Returns the deviation of w over that of z, which it approaches from below."""
         from scipy.signal import lfilter
 
         # The variance of w_t is the energy of the impulse response of 1 / C up to t.
@@ -109,7 +109,7 @@ class CorrelatedNoise:
         self._next: tuple[int, int] | None = None  # step and process
 
     def at(self, step: int) -> tuple[Tensor, float | None]:
-        """Return w of ``step``, (D,) float64, and the width of its grid. Where it does not follow
+        """Returns w of ``step``, (D,) float64, and the width of its grid. Where it does not follow
         the last one that was asked for, repeatable noise is that of a run from step 0, and other
         noise begins anew; so in a process that was forked."""
         # A forked process has the memory of its parent: both would release the same past noise.

@@ -91,7 +91,7 @@ def slack(numbers: int, epsilon: float) -> float:
 def discrete_gaussian(
     words: Words, size: int, deviation: int | Fraction, *, margin: float = MARGIN
 ) -> np.ndarray:
-    """Return (size,) int64 independent numbers with the law N_Z(0, s^2).
+    """Returns (size,) int64 independent numbers with the law N_Z(0, s^2).
 
     Args:
         words: count -> (count,) uint64 fresh random words.
@@ -221,7 +221,7 @@ def _stairs(deviation: Fraction) -> _Stairs:
 
 
 def _zeros(words: Words) -> int:
-    """Return the number of zeros before the first one in a stream of fresh bits."""
+    """Returns the number of zeros before the first one in a stream of fresh bits."""
     count = 0
     while not (word := int(words(1)[0])):
         count += 64
@@ -244,7 +244,7 @@ def _below(word: int, gamma: Fraction, height: Fraction, words: Words) -> bool:
 
 
 def exponential(gamma: Fraction, precision: int) -> tuple[Fraction, Fraction]:
-    """Return rational numbers on both sides of ``exp(-gamma)``, gamma >= 0, within
+    """Returns rational numbers on both sides of ``exp(-gamma)``, gamma >= 0, within
     ``2**-precision`` of each other.
 
     The alternating series of exp(-gamma / 2**h), gamma / 2**h <= 1/2, in whole numbers of 2**-p

@@ -54,7 +54,7 @@ class GridValue:
 
     @property
     def off_grid(self) -> int:
-        """Return the number of coordinates that are not on the grid."""
+        """Returns the number of coordinates that are not on the grid."""
         # The division by the public constant rounds, so the value itself is compared and not its
         # cell.
         cells = torch.round(self.value * self.divisor / self.width)
@@ -62,8 +62,8 @@ class GridValue:
 
 
 def grid_width(law: NoiseLaw | type[NoiseLaw], bound: float, dimension: int, scale: float) -> float:
-    """Return the width of the public grid: a power of two, at most 2**-40 of Gaussian noise, 2**-20
-    of other noise.
+    """Returns the width of the public grid: a power of two, at most 2**-40 of Gaussian noise,
+    2**-20 of other noise.
 
     Rounding moves the sum by at most half a width in every coordinate, so the sums of two
     neighbours differ by at most D widths in the L1 norm and sqrt(D) widths in the L2 norm. That is
@@ -88,7 +88,7 @@ def grid_width(law: NoiseLaw | type[NoiseLaw], bound: float, dimension: int, sca
 def check_drawable(
     law: NoiseLaw, source: NoiseSource, size: int, *, sensitivity: float, bound: float
 ) -> None:
-    """Refuse noise that is too large beside the grid to be drawn in whole numbers, in secure mode.
+    """Refuses noise that is too large beside the grid to be drawn in whole numbers, in secure mode.
 
     Args:
         law: of the noise, with its multiplier.
@@ -122,7 +122,7 @@ def release_noise(
     sensitivity: float,
     bound: float,
 ) -> tuple[Tensor, float | None]:
-    """Draw the noise of one release.
+    """Draws the noise of one release.
 
     Args:
         law: of the noise, with its multiplier.
@@ -155,7 +155,7 @@ def client_noise(
     sensitivity: Tensor,
     bound: float,
 ) -> tuple[Tensor, Tensor | None]:
-    """Draw the noise on a sum of each of several clients, in several repetitions.
+    """Draws the noise on a sum of each of several clients, in several repetitions.
 
     Args:
         law: as for :func:`release_noise`.
@@ -189,7 +189,7 @@ def client_noise(
 
 
 def noised(total: Numbers, noise: Numbers, width: float | Tensor | None = None) -> Numbers:
-    """Return a private sum with its noise: the one place where noise is added.
+    """Returns a private sum with its noise: the one place where noise is added.
 
     The sum of two whole numbers in float64 is a function of their exact sum, even beyond 2**53.
 

@@ -70,12 +70,13 @@ class NoiseLaw(Checked, ABC):
 
     @abstractmethod
     def event(self, dimension: int) -> DpEvent:
-        """Return the ``dp_accounting`` event of one release of a vector of ``dimension``
+        """Returns the ``dp_accounting`` event of one release of a vector of ``dimension``
         coordinates; its parameter is relative to the full sensitivity."""
 
     @abstractmethod
     def std(self, sensitivity: float, dimension: int = 1) -> float:
-        """Return the root mean square of one coordinate of the noise, in units of the released sum.
+        """Returns the root mean square of one coordinate of the noise, in units of the released
+        sum.
 
         Args:
             sensitivity: S, in those units.
@@ -83,13 +84,13 @@ class NoiseLaw(Checked, ABC):
         """
 
     def draw(self, source: NoiseSource, purpose: str, step: int, size: int) -> np.ndarray:
-        """Return noise of one release at sensitivity 1: (size,) float64."""
+        """Returns noise of one release at sensitivity 1: (size,) float64."""
         return self._invert(*source.tails(purpose, step, self._coins(size)))
 
     def draw_rows(
         self, source: NoiseSource, purpose: str, step: int | Tensor, keys: Tensor, size: int
     ) -> np.ndarray:
-        """Return noise of several clients at once, at sensitivity 1.
+        """Returns noise of several clients at once, at sensitivity 1.
 
         Args:
             source: where the bits come from.
@@ -108,7 +109,7 @@ class NoiseLaw(Checked, ABC):
     def draw_each(
         self, sources: Sequence[NoiseSource], purpose: str, uses: Tensor, keys: Tensor, size: int
     ) -> np.ndarray:
-        """Return noise of several clients in several repetitions, at sensitivity 1.
+        """Returns noise of several clients in several repetitions, at sensitivity 1.
 
         Args:
             sources: of each of R repetitions.
@@ -134,7 +135,7 @@ class NoiseLaw(Checked, ABC):
     def whole(
         self, source: NoiseSource, purpose: str, step: int, shape: tuple[int, ...], cells: float
     ) -> np.ndarray:
-        """Return noise in whole numbers of cells, for secure mode: rounded to the cell above or
+        """Returns noise in whole numbers of cells, for secure mode: rounded to the cell above or
         below at random, in proportion to how near they are.
 
         Such a dither is one more independent noise, so no guarantee changes, and it makes the law
@@ -160,12 +161,12 @@ class NoiseLaw(Checked, ABC):
         return down + (dither < noise - down)
 
     def _coins(self, size: int) -> int:
-        """Return the number of tails that one vector of ``size`` coordinates takes."""
+        """Returns the number of tails that one vector of ``size`` coordinates takes."""
         return size
 
     @abstractmethod
     def _invert(self, sign: np.ndarray, tail: np.ndarray) -> np.ndarray:
-        """Return noise from (..., coins) signs and tails: (..., size)."""
+        """Returns noise from (..., coins) signs and tails: (..., size)."""
 
 
 @dataclass(frozen=True)
@@ -182,21 +183,21 @@ class GaussianNoise(NoiseLaw):
     cell = 2.0**-40
 
     def event(self, dimension: int | None = None) -> DpEvent:
-        """Return ``GaussianDpEvent(z)``, whatever the dimension."""
+        """Returns ``GaussianDpEvent(z)``, whatever the dimension."""
         return dp_event.GaussianDpEvent(self.multiplier)
 
     def std(self, sensitivity: float, dimension: int = 1) -> float:
-        """Return z S: the standard deviation of a coordinate."""
+        """Returns z S: the standard deviation of a coordinate."""
         return self.multiplier * sensitivity
 
     def draw(self, source: NoiseSource, purpose: str, step: int, size: int) -> np.ndarray:
-        """Return noise of one release at sensitivity 1: (size,) float64."""
+        """Returns noise of one release at sensitivity 1: (size,) float64."""
         return source.normal(purpose, step, size) * self.multiplier
 
     def whole(
         self, source: NoiseSource, purpose: str, step: int, shape: tuple[int, ...], cells: float
     ) -> np.ndarray:
-        """Return noise in whole numbers of cells, exactly of the discrete Gaussian law; see
+        """Returns noise in whole numbers of cells, exactly of the discrete Gaussian law; see
         :mod:`.discrete`."""
         # Rounded up: the noise is never less than what is charged.
         deviation = math.floor(self.multiplier * cells) + 1
@@ -227,11 +228,11 @@ class LaplaceNoise(NoiseLaw):
     pure = True
 
     def event(self, dimension: int | None = None) -> DpEvent:
-        """Return ``LaplaceDpEvent(b)``, whatever the dimension."""
+        """Returns ``LaplaceDpEvent(b)``, whatever the dimension."""
         return dp_event.LaplaceDpEvent(self.multiplier)
 
     def std(self, sensitivity: float, dimension: int = 1) -> float:
-        """Return sqrt(2) b S: the standard deviation of a coordinate."""
+        """Returns sqrt(2) b S: the standard deviation of a coordinate."""
         return math.sqrt(2.0) * self.multiplier * sensitivity
 
     def _invert(self, sign: np.ndarray, tail: np.ndarray) -> np.ndarray:
@@ -263,13 +264,13 @@ class L2LaplaceNoise(NoiseLaw):
     pure = True
 
     def event(self, dimension: int) -> DpEvent:
-        """Return ``KNormDpEvent(1 / b, dimension)``: composition is far tighter than that of pure
+        """Returns ``KNormDpEvent(1 / b, dimension)``: composition is far tighter than that of pure
         epsilons, and depends on the dimension."""
         positive_int(self, dimension=dimension)
         return KNormDpEvent(epsilon=1.0 / self.multiplier, dimension=dimension)
 
     def std(self, sensitivity: float, dimension: int = 1) -> float:
-        """Return b S sqrt(d + 1): the root mean square of a coordinate of a vector of d."""
+        """Returns b S sqrt(d + 1): the root mean square of a coordinate of a vector of d."""
         return self.multiplier * sensitivity * math.sqrt(dimension + 1.0)
 
     def _coins(self, size: int) -> int:

@@ -33,15 +33,15 @@ class NoiseSource(Protocol):
 
     @property
     def name(self) -> str:
-        """Return ``"seeded"`` or ``"secure"``."""
+        """Returns ``"seeded"`` or ``"secure"``."""
 
     def normal(self, purpose: str, step: int, size: int) -> np.ndarray:
-        """Return (size,) float64 standard normal numbers for one release of one step."""
+        """Returns (size,) float64 standard normal numbers for one release of one step."""
 
     def tails(
         self, purpose: str, step: int | Tensor, size: int, keys: Tensor | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return random signs and tail probabilities, from which every law of noise is made by
+        """Returns random signs and tail probabilities, from which every law of noise is made by
         inversion.
 
         Args:
@@ -58,11 +58,11 @@ class NoiseSource(Protocol):
         """
 
     def words(self, purpose: str, step: int) -> Words:
-        """Return a stream of uniform words for one release of one step, as long as it is asked
+        """Returns a stream of uniform words for one release of one step, as long as it is asked
         for."""
 
     def coins(self, purpose: str, step: int) -> Coins:
-        """Return coins for one draw of a cohort."""
+        """Returns coins for one draw of a cohort."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class SeededSource:
     def tails(
         self, purpose: str, step: int | Tensor, size: int, keys: Tensor | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return signs and tails that are a function of (seed, purpose, replicate, step), and of
+        """Returns signs and tails that are a function of (seed, purpose, replicate, step), and of
         the key of the row where there are keys: which other clients are drawn does not matter."""
         if keys is None:
             assert isinstance(step, int)
@@ -101,7 +101,7 @@ class SeededSource:
         )
 
     def key(self, purpose: str) -> np.uint64:
-        """Return the key of the random numbers of clients."""
+        """Returns the key of the random numbers of clients."""
         return np.uint64(derive_key(self.seed, f"privacy/owners/{purpose}", self.replicate))
 
     def words(self, purpose: str, step: int) -> Words:
@@ -123,7 +123,7 @@ class SecureSource:
     name: ClassVar[str] = "secure"
 
     def normal(self, purpose: str, step: int, size: int) -> np.ndarray:
-        """Return (size,) float64 standard normal numbers by inversion of :meth:`tails`: no gaps
+        """Returns (size,) float64 standard normal numbers by inversion of :meth:`tails`: no gaps
         wider than about 2**-53 out to 9 standard deviations."""
         sign, tail = self.tails(purpose, step, size)
         # Inversion of a tail, and not of a probability near 1, keeps far values exact.
@@ -132,7 +132,7 @@ class SecureSource:
     def tails(
         self, purpose: str, step: int | Tensor, size: int, keys: Tensor | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return fresh signs and tails; of ``keys`` only the number matters."""
+        """Returns fresh signs and tails; of ``keys`` only the number matters."""
         shape: tuple[int, ...] = (size,)
         if keys is not None:
             shape = (keys.numel(), size)
@@ -163,7 +163,7 @@ class SystemCoins:
 
 
 def _system_words(count: int) -> np.ndarray:
-    """Return (count,) uint64 from the operating system."""
+    """Returns (count,) uint64 from the operating system."""
     return np.frombuffer(os.urandom(8 * count), dtype=np.uint64)
 
 
@@ -174,7 +174,7 @@ _ONE = np.array(1.0).view(np.uint64)  # its highest bit is the sign
 
 
 def signs_and_tails(first: np.ndarray, more: More | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Return signs and probabilities in (0, 1/2), float64, from random words of any shape.
+    """Returns signs and probabilities in (0, 1/2), float64, from random words of any shape.
 
     The lowest bit of a word is the sign. With ``more``, a tail is ``(a + (b + 1/2) 2**-64) 2**-64``
     with a of 63 bits from ``first`` and b of 64 from ``more``, rounded. b is drawn for one number
@@ -201,7 +201,7 @@ def signs_and_tails(first: np.ndarray, more: More | None = None) -> tuple[np.nda
 
 
 def _deep_tails(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Return ``(a + (b + 1/2) 2**-64) 2**-64`` for a below 2**63."""
+    """Returns ``(a + (b + 1/2) 2**-64) 2**-64`` for a below 2**63."""
     tail = (b.astype(np.float64) + 0.5) * 2.0**-64 + (a & 0x3FF).astype(np.float64)
     # the other 53 bits of a are exact as a double, so the sum is rounded once, with b to break ties
     tail = tail + (a >> 10).astype(np.float64) * 2.0**10
@@ -211,7 +211,7 @@ def _deep_tails(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def client_tails(
     sources: Sequence[NoiseSource], purpose: str, uses: Tensor, keys: Tensor, size: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the signs and tails of clients in R repetitions, float64 (S, R, size): of each those
+    """Returns the signs and tails of clients in R repetitions, float64 (S, R, size): of each those
     of its source.
 
     Args:
@@ -234,7 +234,7 @@ def client_tails(
 
 
 def client_words(keys: np.ndarray, clients: np.ndarray, uses: np.ndarray, size: int) -> np.ndarray:
-    """Return a random word for each number of each row, uint64 (k, size): a function of the row's
+    """Returns a random word for each number of each row, uint64 (k, size): a function of the row's
     arguments and of the place of the number, whatever ``size`` is.
 
     Places 2 i and 2 i + 1 are the two words of Philox4x32-10 under the row's key with the counter

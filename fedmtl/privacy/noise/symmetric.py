@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 
 def svec(matrix: Tensor) -> Tensor:
-    """Return the upper triangle by rows, off-diagonal entries times sqrt(2):
-    ``svec(A) . svec(B) = tr(A B)``.
+    """Returns the upper triangle by rows, off-diagonal entries times sqrt(2): ``svec(A) . svec(B) =
+    tr(A B)``.
 
     Args:
         matrix: (..., d, d) symmetric, float.
@@ -39,7 +39,7 @@ def svec(matrix: Tensor) -> Tensor:
 
 
 def smat(vector: Tensor) -> Tensor:
-    """Return the matrix of a vector: the inverse of :func:`svec`.
+    """Returns the matrix of a vector: the inverse of :func:`svec`.
 
     Args:
         vector: (..., d(d+1)/2), float.
@@ -66,7 +66,7 @@ def _weights(rows: Tensor, columns: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def outer_sensitivity(clip_norm: float, relation: Relation, *, diagonal_norm: Norm = "l2") -> float:
-    """Return the most that a sum of ``w w^T`` moves between neighbours.
+    """Returns the most that a sum of ``w w^T`` moves between neighbours.
 
     In the Frobenius norm it is K^2 for add/remove and sqrt(2) K^2 for replace-one (two orthogonal
     vectors of norm K):
