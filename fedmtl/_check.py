@@ -235,8 +235,10 @@ def id_of(client: Any) -> Any:
     if isinstance(client, numbers.Integral):
         return str(int(client))
     # a column of whole numbers with a gap holds 1.0
-    if isinstance(client, numbers.Real) and float(client).is_integer():
-        return str(int(client))
+    if isinstance(client, numbers.Real):
+        number = float(client)
+        if number.is_integer():
+            return str(int(number))
     return client
 
 
