@@ -42,7 +42,7 @@ class BudgetExhausted(FedmtlError, RuntimeError):
 
 
 def first_line(error: BaseException) -> str:
-    """Returns an error's first line, without its full stop; the name of its class where it has no
+    """Returns an error's first line, without its full stop; the name of its class if it has no
     text."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines[0] if lines else type(error).__name__).rstrip(".")

@@ -34,7 +34,7 @@ _EXAMINED = 6  # accounts of one run that are computed again
 
 _Block: TypeAlias = tuple[int, Tensor, list[list[int]] | None]
 """The first step, what begins, and the accounts that each step is charged to, -1 for that of all
-clients; None where the block must be refused."""
+clients; None if the block must be refused."""
 
 
 def charges(setup: Setup, seed: int) -> list[Finding]:
@@ -265,7 +265,7 @@ def _blocks_of_activations(setup: Setup, channel: Activations, seed: int) -> Ite
 
 def _charged(setup: Setup, left: np.ndarray, clients: Tensor) -> list[list[int]] | None:
     """Returns the accounts that each activation of ``clients``, (1, S), is charged to, and takes
-    them off the uses that are ``left``, (n,); None, and no use is taken, where the block must be
+    them off the uses that are ``left``, (n,); None, and no use is taken, if the block must be
     refused."""
     after = left.copy()
     charged = list[list[int]]()

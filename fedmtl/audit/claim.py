@@ -32,7 +32,7 @@ class Claim:
     Attributes:
         law: name of the law of the noise.
         multiplier: scale of the noise over the sensitivity.
-        bound: C, the clip norm in the settings (of the first step, where it adapts).
+        bound: C, the clip norm in the settings (of the first step, if it adapts).
         relation: how the rows of neighbours differ: ``"replace"`` for random cohorts of a fixed
             size, and for zero-out if clients without data send rows.
         norm: of the sensitivity that this law needs.
@@ -41,7 +41,7 @@ class Claim:
         denominator: m, the public constant that divides the sum; of gradients q n_i.
         sampled: probability of a Poisson-sampled cost, else None.
         bands: of noise that is correlated over rounds, C w is independent noise of this multiplier;
-            empty where noise is independent as it is.
+            empty if noise is independent as it is.
     """
 
     law: str

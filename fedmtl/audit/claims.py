@@ -48,7 +48,7 @@ class Claims:
 
     @property
     def accounts(self) -> range:
-        """Returns the accounts with costs of their own: one for each client where the unit is a
+        """Returns the accounts with costs of their own: one for each client if the unit is a
         record, else one."""
         return range(1 if self._setup.gradients is None else len(self._setup.sizes))
 
@@ -94,7 +94,7 @@ class Claims:
 
         Args:
             name: of the release, or ``"<name>/count"`` for the count of its unclipped clients.
-            client: whose account, where the unit is a record; with all its records.
+            client: whose account, if the unit is a record; with all its records.
             use: number of the use, from 0; beyond an allocation the last one. Of a clip norm that
                 adapts the first.
         """
@@ -106,7 +106,7 @@ class Claims:
     def _claim(self, name: str, client: int, use: int) -> Claim:
         setup = self._setup
         adaptive = self._setup.adaptive
-        if name.endswith("/count"):  # which one client moves by 1/2, or by 1 where it is replaced
+        if name.endswith("/count"):  # which one client moves by 1/2, or by 1 if it is replaced
             assert adaptive is not None
             bound = 1.0 if self._exchanged(name.removesuffix("/count")) else 0.5
             claim = replace(

@@ -39,7 +39,7 @@ class FinishedRun:
         report: of ``public/privacy.json``.
         result: of ``private/result.json``; empty without the private part.
         files: what is read of it.
-        chain: the lines of the ledger; None where it is missing or does not hold, with the reason
+        chain: the lines of the ledger; None if it is missing or does not hold, with the reason
             in ``broken``.
 
     Raises:
@@ -143,7 +143,7 @@ class FinishedRun:
 
     @cached_property
     def norms(self) -> dict[str, float]:
-        """Returns the clip norms of the last round by release, where these adapt and there is a
+        """Returns the clip norms of the last round by release, if these adapt and there is a
         checkpoint."""
         if not self.adaptive or self.checkpoint is None:
             return {}

@@ -179,7 +179,7 @@ _Noise = dict[str, np.ndarray]
 
 
 def _elsewhere(setup: Setup, first: int, second: int) -> list[Finding]:
-    """Compares the noise with that of another channel, of a replicate where clients act one at a
+    """Compares the noise with that of another channel, of a replicate if clients act one at a
     time, of a forked process and of a restored run.
 
     In seeded mode channels have different seeds, and processes continue at the next step, since the

@@ -159,7 +159,7 @@ def lower_bound(
         independent: whether to assume that canaries are independent.
 
     Raises:
-        ConfigError: a confidence outside (0, 1), or abstentions where canaries are taken for
+        ConfigError: a confidence outside (0, 1), or abstentions if canaries are taken for
             independent.
         PrivacyError: more uses than the cost has, or a cost without a loss distribution.
     """

@@ -22,7 +22,7 @@ from .rerun import Notes, differing, watched, when
 
 
 def independence(trainer: Trainer, first: Notes, *, seed: int = 0, rounds: int) -> list[Finding]:
-    """Replaces one client's data, by extreme values and, where they are private, by other numbers
+    """Replaces one client's data, by extreme values and, if they are private, by other numbers
     of records, and compares the others' numbers with those of the ``first`` run, which has the same
     coins. Replaces those of all others, and compares the client's numbers: so what all clients take
     from one of them is found, whichever that is."""
@@ -32,7 +32,7 @@ def independence(trainer: Trainer, first: Notes, *, seed: int = 0, rounds: int) 
     # most records
     client = next((k for k in first.first if int(counts[k]) > 0), int(counts.argmax()))
     sizes: dict[str, int | None] = {"values": None}
-    # where the unit is a record, and of clients that act one at a time, numbers of records are
+    # if the unit is a record, and of clients that act one at a time, numbers of records are
     # public
     if private := not trainer.algorithm.one_at_a_time and not isinstance(
         trainer.privacy, RecordPrivacy

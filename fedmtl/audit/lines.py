@@ -142,7 +142,7 @@ class Reading:
         steps: step, and the clients that it is charged to, or None where it is charged to all.
         remaining: uses to which the charge was raised after an early stop, or None.
         kinds: the kinds of accounts, each with its ``cost``, ``multiplier`` and ``cap``.
-        kind_of: (m,) int64, the kind of each account: a single one where all clients are charged
+        kind_of: (m,) int64, the kind of each account: a single one if all clients are charged
             for every step.
         caps: (m,) int64, most uses of each account.
 

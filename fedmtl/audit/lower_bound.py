@@ -44,7 +44,7 @@ class Interval(Checked, RunAudit):
     Each canary sends a row as long as the clip allows, in a direction of its own, and so changes
     the models as an adversarial client would: more canaries measure more precisely and cost more
     accuracy. If the unit is one record, the canaries are about as many records of the clients with
-    the most common number of records, or of activations where clients act one at a time.
+    the most common number of records, or of activations if clients act one at a time.
 
     Args:
         canaries: number of canaries.

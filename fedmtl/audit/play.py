@@ -63,7 +63,7 @@ def silence(setup: Setup) -> Sent:
 
 
 def gathered(setup: Setup, seed: int, wanted: int) -> dict[str, Sample]:
-    """Draws at least ``wanted`` numbers of noise of every release, where the budget has them: in
+    """Draws at least ``wanted`` numbers of noise of every release, if the budget has them: in
     one step of a channel of this seed, and then in as many steps of up to 49 others as seem to be
     missing."""
     drawn: list[dict[str, Sample]] = []

@@ -70,7 +70,7 @@ class Beside:
 
     Attributes:
         ledger: name of its file.
-        norms: clip norms of the last round by release, where these adapt and there is a checkpoint.
+        norms: clip norms of the last round by release, if these adapt and there is a checkpoint.
         counts: numbers of records of the clients, None without ``clients.csv``.
         finetuned: whether clients finetuned their models; None without ``result.json``.
         interval: whether canaries took part.

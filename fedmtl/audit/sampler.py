@@ -185,7 +185,7 @@ def _unrelated(check: str, noise: Sample) -> Finding:
 
 
 def sampler(setup: Setup, seed: int, draws: int) -> list[Finding]:
-    """Checks ``draws`` cohorts, or subsets of records where the unit is a record, of two channels
+    """Checks ``draws`` cohorts, or subsets of records if the unit is a record, of two channels
     each; in secure mode these have the same seed, which must not matter."""
     if setup.gradients is not None:
         return _subsets(setup, seed, draws)

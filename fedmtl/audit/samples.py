@@ -106,7 +106,7 @@ def standardized(values: np.ndarray, claim: Claim) -> np.ndarray:
 
 def decorrelated(values: np.ndarray, claim: Claim) -> np.ndarray:
     """Returns C w of releases w (T, D) of consecutive rounds, the first of which is the first of a
-    session; ``values`` where noise is independent over rounds."""
+    session; ``values`` if noise is independent over rounds."""
     if claim.bands and len(values):
         return signal.lfilter(claim.bands, [1.0], values, axis=0)
     return values

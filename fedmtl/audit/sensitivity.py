@@ -81,7 +81,7 @@ def _neighbours(setup: Setup, name: str, seed: int, coins: np.random.Generator) 
     Add/remove: the adversary is drawn and its row is there, or neither. Zero out: its row, or one
     of the records of a client, is there or not. Replace: it is there, or its opposite is. What
     others release must be the same to the last bit. The count of unclipped clients is compared,
-    too, where the clip norm adapts.
+    too, if the clip norm adapts.
     """
     relation = setup.claims.of(name).relation
     plan = setup.rows or name

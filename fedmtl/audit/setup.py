@@ -77,7 +77,7 @@ class Setup:
 
     @cached_property
     def gradients(self) -> GradientPlan | None:
-        """Returns the releases of gradients under these settings, where the protected unit is one
+        """Returns the releases of gradients under these settings, if the protected unit is one
         record."""
         if not isinstance(self.privacy, RecordPrivacy):
             return None
@@ -88,7 +88,7 @@ class Setup:
 
     @property
     def records(self) -> GradientPlan:
-        """Returns :attr:`gradients`, where there are some."""
+        """Returns :attr:`gradients`, if there are some."""
         assert self.gradients is not None
         return self.gradients
 

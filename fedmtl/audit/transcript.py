@@ -162,7 +162,7 @@ def released_rows(trainer: Trainer, first: Notes, setup: Setup) -> Finding:
 def automatic_settings(written: Trainer, trainer: Trainer, *, seed: int = 0) -> list[Finding]:
     """Checks that the settings that a run fills in by itself, those of an algorithm such as a step
     size and all that ``algorithm=auto`` chooses, are chosen without a look at any record, and the
-    same where every client's data are replaced; nothing without privacy, where they may be read.
+    same if every client's data are replaced; nothing without privacy, where they may be read.
 
     Such settings shape every client's numbers and are in no release, and all other checks take them
     as they are.
@@ -204,7 +204,7 @@ def automatic_settings(written: Trainer, trainer: Trainer, *, seed: int = 0) -> 
 
 
 def _of_no_setting(data: FederatedDataset, privacy: Privacy) -> Automatic | None:
-    """Returns the automatic settings of data, all of them; None where there are none for such
+    """Returns the automatic settings of data, all of them; None if there are none for such
     data."""
     try:
         return automatic(data, replace(privacy, clip_norm=None))

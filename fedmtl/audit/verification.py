@@ -70,7 +70,7 @@ class Verification:
         run: identity of the run, the hash of its ledger's first line; None without a ledger.
         seal: hash of ``public/manifest.json``, which stands for every listed file, the ledger
             included; None without that file.
-        epsilon, delta: as the run reports them; epsilon is ``"inf"`` where nothing is protected.
+        epsilon, delta: as the run reports them; epsilon is ``"inf"`` if nothing is protected.
         checks: in order.
     """
 

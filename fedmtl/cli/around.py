@@ -46,11 +46,11 @@ def noted(folder: Path, job: Job | None, process: Process) -> Iterator[None]:
 
 @contextmanager
 def resumable(folder: Path, ranks: Ranks | None = None) -> Iterator[None]:
-    """Says how to continue where the block is interrupted.
+    """Says how to continue if the block is interrupted.
 
     Args:
         folder: of the run, sweep or search.
-        ranks: of torchrun, which sends SIGTERM to this process where another one has ended.
+        ranks: of torchrun, which sends SIGTERM to this process if another one has ended.
 
     Raises:
         SystemExit: an interruption.

@@ -41,7 +41,7 @@ def config_folder() -> Path:
 
 
 def config_folders() -> list[Path]:
-    """Returns the folders that are searched for groups: the user's, where there is one, then the
+    """Returns the folders that are searched for groups: the user's, if there is one, then the
     package's."""
     return [*filter(None, [EXTRA.get()]), config_folder()]
 
@@ -68,7 +68,7 @@ def unknown(accepted: Collection[str], near: Sequence[str], text: str, printed: 
         accepted: the names in its place.
         near: those that may be meant.
         text: what is wrong.
-        printed: the command that prints all, where they are many.
+        printed: the command that prints all, if they are many.
     """
     hint = ""
     if near:

@@ -67,7 +67,7 @@ These are exponential weights by the mean loss of the clients, each in its own u
 Littlestone and Warmuth 1994). The noise moves a log weight by half a unit at most. A vote has
 length 1, so one client moves the sum of votes by 1 if its data are taken away, and by 2 if they are
 replaced: it is clipped, noised and charged like the other rows of a run. One record can turn the
-vote of its client, so that votes are not taken where single records are protected.
+vote of its client, so that votes are not taken if single records are protected.
 
 *Linear models of classes: in five folds.* The candidates are minimizers of the mean loss with a
 pull

@@ -74,7 +74,7 @@ def read_clients(
     Args:
         clients: a pair (x, y) or a torch Dataset for each client.
         name: for messages.
-        like: the training examples of the clients where these are their test examples, of which
+        like: the training examples of the clients if these are their test examples, of which
             there may be none.
         packed: the inputs of ``like``, if it has several.
 
@@ -278,7 +278,7 @@ def stack(pairs: Mapping[str, Pair], ids: Sequence[str]) -> Examples:
 def infer_classes(y: Tensor, offsets: Tensor, ids: Sequence[str], where: str) -> int | None:
     """Returns the number of classes that targets are taken for, or None for a regression.
 
-    Two where the targets are true and false, or -1 and +1 or floating 0.0 and 1.0, both of them
+    Two if the targets are true and false, or -1 and +1 or floating 0.0 and 1.0, both of them
     present, and for several integer labels an example that are all 0 or 1; else the largest label
     plus 1 of integer targets, and None for floating ones.
     """

@@ -247,7 +247,7 @@ class FederatedDataset:
                 that is a whole number is kept as a text, 7 as ``"7"``. Where x is a mapping from
                 names to tensors or arrays (examples, ...), every client has these inputs, and the
                 model takes them by name.
-            test: each client's test examples, where it has any; one client at least has both kinds.
+            test: each client's test examples, if it has any; one client at least has both kinds.
                 Clients without training examples are left out.
             test_fraction: share of each client's examples held out for test, above 0 and below 1,
                 those of ``test`` included; each side keeps at least 1 example, and the only example
@@ -359,7 +359,7 @@ class FederatedDataset:
         return replace(self, train=train, test=test, ids=ids, verify=False)
 
     def as_two_classes(self) -> FederatedDataset:
-        """Returns the same data as two classes where the targets are numbers and all of them 0 and
+        """Returns the same data as two classes if the targets are numbers and all of them 0 and
         1, or all -1 and +1; else the data as they are."""
         parts = [part for part in (self.train, self.test, self.public) if part is not None]
         # of all parts, since a test label that does not occur in training is a class as well

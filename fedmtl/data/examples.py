@@ -30,7 +30,7 @@ class DataSpec:
         clients: number of clients.
         targets: shape of one example's target: () for one label or number, (T,) for T of them.
         integer: whether features are whole numbers (int64), such as tokens.
-        inputs: name, shape and kind of each of a model's inputs where an example has several
+        inputs: name, shape and kind of each of a model's inputs if an example has several
             (:class:`Packed`).
 
     Example:
@@ -62,7 +62,7 @@ class DataSpec:
 
     @property
     def labels(self) -> int:
-        """Returns T where an example has T labels that are each there or not (multi-label
+        """Returns T if an example has T labels that are each there or not (multi-label
         classification); else 0."""
         # one label of two classes is not several: its targets have no shape
         if self.classes == 2 and self.targets:
@@ -85,7 +85,7 @@ class Domain:
     Args:
         l1: on the sum of absolute features ``||x||_1``, a constant feature included.
         l2: on ``||x||_2``, likewise.
-        target: on ``|y|``; infinite where targets are not bounded.
+        target: on ``|y|``; infinite if targets are not bounded.
     """
 
     l1: float

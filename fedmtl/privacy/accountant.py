@@ -26,11 +26,11 @@ class PrivacyAccountant:
     Args:
         clients: n, the population.
         steps: planned number of steps.
-        costs: what uses cost, or None where nothing is noised (epsilon is then infinite).
+        costs: what uses cost, or None if nothing is noised (epsilon is then infinite).
         budget: epsilon that ends the run, or None.
-        caps: (n,) int64, the most participations of each client, where these are counted, and
-            charged where there is a ledger; None: everybody is charged for every step.
-        ledger: where charges are kept, or None where nothing is charged.
+        caps: (n,) int64, the most participations of each client, if these are counted, and
+            charged if there is a ledger; None: everybody is charged for every step.
+        ledger: where charges are kept, or None if nothing is charged.
         replicates: R.
 
     Attributes:
@@ -69,7 +69,7 @@ class PrivacyAccountant:
 
     @property
     def delta(self) -> float | None:
-        """Returns the delta of every epsilon, or None where nothing is noised."""
+        """Returns the delta of every epsilon, or None if nothing is noised."""
         if self.costs is None:
             return None
         return self.costs.delta
@@ -93,7 +93,7 @@ class PrivacyAccountant:
     @property
     def spent(self) -> np.ndarray:
         """Returns (R, m) int64 as :attr:`uses`, with what earlier sessions charged and this one has
-        not reached again; everything planned, where the rest is charged."""
+        not reached again; everything planned, if the rest is charged."""
         if self.ledger is None:
             return self.uses
         if self.caps is not None:
@@ -111,7 +111,7 @@ class PrivacyAccountant:
         """Returns (R, m) float64 epsilon of every account after its uses, or after all that is
         ``spent``.
 
-        Infinite without noise or where the accounting is refuted, 0 where nothing was charged.
+        Infinite without noise or if the accounting is refuted, 0 where nothing was charged.
         """
         if spent or self.remaining_charged:
             uses = self.spent

@@ -24,7 +24,7 @@ from .receipt import BlockReceipt
 from .records import GRADIENT, Gradients, Records
 from .terms import Terms
 
-_DRAWN = 1 << 20  # numbers of noise drawn ahead, where nothing is lost by that
+_DRAWN = 1 << 20  # numbers of noise drawn ahead, if nothing is lost by that
 
 
 @dataclass(eq=False)

@@ -87,7 +87,7 @@ def digest_of(line: bytes) -> str:
 
 
 def read_chain(path: Path, *, version: int | None = None) -> Chain:
-    """Returns the lines of the file at ``path``; none where there is no file.
+    """Returns the lines of the file at ``path``; none if there is no file.
 
     Args:
         path: of the file.

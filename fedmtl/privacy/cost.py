@@ -34,7 +34,7 @@ class PrivacyCost:
     Several releases of one use share the coin of each client, so Gaussian ones are one Gaussian
     release of the concatenated vector with multiplier ``sum(z ** -2) ** -0.5``, sampled once;
     composing them as independently sampled would understate epsilon. Releases with other noise are
-    composed where nothing is sampled, and refused elsewhere.
+    composed if nothing is sampled, and refused elsewhere.
 
     Args:
         mechanism: name of the law of the noise.

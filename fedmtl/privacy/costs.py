@@ -102,7 +102,7 @@ class PrivacyCosts:
 
     def epsilons(self, uses: np.ndarray | int) -> np.ndarray:
         """Returns float64 (R, m), the epsilon of every account after ``uses``, (R, m), (m,) or one
-        for all: that of the events, also where these are refuted. R is P at least."""
+        for all: that of the events, also if these are refuted. R is P at least."""
         kind, charges = np.broadcast_arrays(self.kind, np.asarray(uses))
         base = int(charges.max(initial=0)) + 1
         # Accounts of one kind with equal uses share a figure: thousands of clients ask for a few.
@@ -126,7 +126,7 @@ class PrivacyCosts:
 
     def header(self, caps: np.ndarray | None) -> dict[str, Any]:
         """Returns JSON for a ledger: the number of accounts; one entry for every kind of them, with
-        the cap on its uses of ``caps`` (m,), or None; and the kind of every account where there are
+        the cap on its uses of ``caps`` (m,), or None; and the kind of every account if there are
         several."""
         most = [
             None if caps is None else int(caps[self.kind[0] == k].max(initial=0))

@@ -132,7 +132,7 @@ class GradientPlan:
 
     def with_canaries(self, canaries: int) -> GradientPlan:
         """Returns this plan with about ``canaries`` records more, equally many of every client that
-        has the most common number of records, or of uses where each has a cap of its own, so that
+        has the most common number of records, or of uses if each has a cap of its own, so that
         these clients have one cost."""
         if self.caps is None:
             sizes = self.counts
@@ -147,7 +147,7 @@ class GradientPlan:
         """Refuses settings that rounds, or clients that act one at a time, do not follow.
 
         Args:
-            clients: number of clients of the rounds; None where clients act one at a time.
+            clients: number of clients of the rounds; None if clients act one at a time.
 
         Raises:
             PrivacyError: named.

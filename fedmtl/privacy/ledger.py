@@ -7,7 +7,7 @@ are
   runs have the same hashes;
 - ``open``: a process begins, with its session number. A resumed run writes it before its first
   charge, so that one that charges nothing leaves the file as it is;
-- ``charge``: consecutive steps, with the cohort of each where participations are charged;
+- ``charge``: consecutive steps, with the cohort of each if participations are charged;
 - ``remaining``: the run stopped early and is charged as if it had continued;
 - ``close``: a clean end.
 
@@ -52,7 +52,7 @@ class Ledger:
         header: JSON object that describes the account; a resume must bring an equal one.
         fingerprint: identifies data, configuration and execution.
         replays_free: True in seeded mode: a step charged once is never charged again.
-        clients: population size where participations are charged; None where everybody is charged
+        clients: population size if participations are charged; None if everybody is charged
             for each step.
         resume: continue the ledger at ``path`` (or begin one, if there is none yet).
         single: the file must not be used by two processes: file locks and the head file are needed,
@@ -155,7 +155,7 @@ class Ledger:
         Args:
             first: the first step; in a file it follows those that this session has charged.
             end: the step after the last one.
-            cohorts: for each step, the clients that take part, where participations are charged.
+            cohorts: for each step, the clients that take part, if participations are charged.
 
         Raises:
             PrivacyError: in a file, a step that this session has charged already, or one after a
@@ -183,7 +183,7 @@ class Ledger:
         self._next = end
 
     def charge_remaining(self, uses: int) -> None:
-        """Raises the charge to ``uses`` steps for good (or to the caps, where participations are
+        """Raises the charge to ``uses`` steps for good (or to the caps, if participations are
         charged)."""
         self._open()
         self._append({"kind": "remaining", "uses": uses})

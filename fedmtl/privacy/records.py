@@ -113,7 +113,7 @@ class Records:
         Args:
             client: whose records.
             factors: s, float64; one that is not a number counts as zero, and an infinite one as any
-                that is clipped (as zero where nothing is clipped).
+                that is clipped (as zero if nothing is clipped).
             drawn: (k, n_i) bool, the records that take part, or None for all.
         """
         x, low, high = self._rows(client)

@@ -55,7 +55,7 @@ def settings_of(
 
 
 def check_replicates(settings: tuple[Privacy, ...], sampler: BoundSampler) -> None:
-    """Raises ConfigError where replicates in rounds cannot be computed at once."""
+    """Raises ConfigError if replicates in rounds cannot be computed at once."""
     if not isinstance(sampler, BoundFull):
         raise ConfigError(
             "Replicates in rounds need FullParticipation(), where all have the same cohort; not "

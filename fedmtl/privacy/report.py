@@ -56,7 +56,7 @@ class PrivacyReport:
         clipping: which norm is bounded, and how C adapts, in words.
         mechanism: the law of the noise.
         sampler: the cohort's law, in words.
-        records: the law of the records drawn by a client, in words; None where the unit is a
+        records: the law of the records drawn by a client, in words; None if the unit is a
             client.
         server: what clients' own noise on their rows guarantees against the server, in words, or
             None.
@@ -206,7 +206,7 @@ class PrivacyReport:
 
     def rows(self) -> list[tuple[str, str]]:
         """Returns the lines of the printed block under its headline: what each is about, and its
-        text. None without privacy, but where nothing is released for what is said of that."""
+        text. None without privacy, but if nothing is released for what is said of that."""
         outside = ("outside", "; ".join(self.outside))
         if not self.private:
             if self.outside and not self.names:

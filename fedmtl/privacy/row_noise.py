@@ -166,7 +166,7 @@ def row_key(name: str) -> str:
 
 
 def refuse_rows(plans: tuple[ReleasePlan, ...]) -> None:
-    """Raises PrivacyError where noise on rows is asked for in a run without noise on its sums."""
+    """Raises PrivacyError if noise on rows is asked for in a run without noise on its sums."""
     for plan in plans:
         if plan.rows is not None:
             raise PrivacyError(

@@ -250,7 +250,7 @@ class BoundAsked(BoundSampler):
     Args:
         n, cohort: 1.
         cohorts: how the server says that it draws.
-        max_uses: hard cap on the steps in which the client takes part; None where nothing is
+        max_uses: hard cap on the steps in which the client takes part; None if nothing is
             charged.
     """
 
@@ -280,7 +280,7 @@ class PoissonSampling(Checked):
 
     Args:
         cohort: expected number of clients a step, above 0 and at most the population; the public
-            denominator. None for 100, or all clients in every step where there are fewer.
+            denominator. None for 100, or all clients in every step if there are fewer.
 
     Example:
         >>> from fedmtl import PoissonSampling

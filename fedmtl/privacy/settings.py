@@ -68,7 +68,7 @@ class _Budgeted:
 
     def loose_delta(self, units: int) -> str | None:
         """Returns a warning of a delta at which one of ``units`` clients or records may be given
-        away whole; None of a smaller one, and where nothing is noised."""
+        away whole; None of a smaller one, and if nothing is noised."""
         if self.delta is None or self.noiseless or self.delta <= 1 / max(1, units):
             return None
         return (
@@ -83,7 +83,7 @@ class ClientPrivacy(_Budgeted):
     """Differential privacy whose protected unit is a client with all its examples.
 
     It holds against a coalition of all other clients, which know who of them took part in a step,
-    and so, where cohorts have a fixed size, whether the protected client did.
+    and so, if cohorts have a fixed size, whether the protected client did.
 
     Args:
         clip_norm: bound C on the norm of everything one client contributes to one release, above 0:
@@ -165,7 +165,7 @@ class RecordPrivacy(_Budgeted):
     Every client perturbs the gradients of its own local training, so whatever it sends afterwards,
     and its own model, are functions of noised values. Every client has an account of its own. The
     number of records of each client is public: in rounds, neighbours differ by one record replaced
-    by nothing (``"zero_out"``), and where clients act one at a time by one record replaced by
+    by nothing (``"zero_out"``), and if clients act one at a time by one record replaced by
     another (``"replace"``).
 
     Args:

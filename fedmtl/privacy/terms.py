@@ -22,9 +22,9 @@ class Terms:
 
     Attributes:
         settings: the privacy of all replicates, or of each.
-        caps: int64 (n,), the most uses of each client, where clients have accounts of their own;
+        caps: int64 (n,), the most uses of each client, if clients have accounts of their own;
             else None.
-        costs: what uses cost; None where nothing is noised.
+        costs: what uses cost; None if nothing is noised.
         facts: what the header of the ledger has beside the settings and the costs.
         sampler: who takes part in rounds; None for clients that act one at a time.
         releases: of rows of clients, by name.
@@ -43,7 +43,7 @@ class Terms:
 
     @property
     def header(self) -> dict[str, Any] | None:
-        """Returns the header of the ledger; None where nothing is charged."""
+        """Returns the header of the ledger; None if nothing is charged."""
         if self.costs is None:
             return None
         about = {

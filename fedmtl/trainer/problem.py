@@ -32,7 +32,7 @@ from ..models.build import build_module
 from ..ranks import SINGLE, Ranks
 
 SIDES: tuple[Side, ...] = ("train", "test")
-_ROWS = 1 << 16  # of one piece of the data, where all of them are looked at
+_ROWS = 1 << 16  # of one piece of the data, if all of them are looked at
 logger = logging.getLogger("fedmtl")
 
 

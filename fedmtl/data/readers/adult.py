@@ -200,7 +200,7 @@ def coded(table: Table) -> np.ndarray:
 
 
 def _known(table: Table, column: str, categories: Sequence[str], accepted: str) -> np.ndarray:
-    """Returns the category (n,) of each row; an empty one is the unknown one, where there is such a
+    """Returns the category (n,) of each row; an empty one is the unknown one, if there is such a
     category."""
     values = texts_of(table, column)
     number = codes(np.where(values == "", UNKNOWN, values), categories)

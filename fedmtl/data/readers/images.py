@@ -260,7 +260,7 @@ def cached_images(
         root: the folder of the images.
         images: their paths in it, at least 1.
         size: (height, width) of all images in the array.
-        folder: where the file goes; made where it is missing.
+        folder: where the file goes; made if it is missing.
         name: the first part of the file's name.
 
     Returns:

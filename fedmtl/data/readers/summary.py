@@ -54,7 +54,7 @@ def looks_like_id(values: pd.Series) -> bool:
 class Summary:
     """A summary of a column (n,), guessed from its private values: numbers, dates, or categories.
 
-    Texts are numbers where more than half spell some, and the others are marks of missing values,
+    Texts are numbers if more than half spell some, and the others are marks of missing values,
     such as NA, or too many for categories. True and false are categories.
 
     Attributes:

@@ -207,7 +207,7 @@ class TableSettings:
     def written(self) -> list[str]:
         """Returns the columns that a file of text is read for as they are written: id 007 is not
         7."""
-        # ids and categories are texts even where all of them are digits
+        # ids and categories are texts even if all of them are digits
         names = [self.client, *self.undeclared_categories]
         names += TableSchema(tuple(self.declared.values()), "").written
         if self.labels is not None:

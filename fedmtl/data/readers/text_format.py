@@ -50,7 +50,7 @@ def format_of(
     """Returns the format of a file by its name and the settings of a reader.
 
     Args:
-        name: of the file; the separator of .tsv is a tab and else a comma where none is given.
+        name: of the file; the separator of .tsv is a tab and else a comma if none is given.
         separator: a name of :data:`SEPARATORS`, or the letter itself.
         decimal: a name of :data:`DECIMALS`, or the letter itself.
         encoding: a name that Python knows.

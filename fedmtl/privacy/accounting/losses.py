@@ -91,7 +91,7 @@ class Loss:
     """The privacy loss of one elementary event, as ``composition`` makes them.
 
     Attributes:
-        largest: the largest possible loss; infinite where there is none.
+        largest: the largest possible loss; infinite if there is none.
         scale: () -> standard deviation of the loss and length of its range, both approximate.
         pair: grid width -> its laws.
     """
@@ -167,7 +167,7 @@ def _sampled(event: DpEvent, q: float) -> Loss:
 
 
 def _replaced(event: DpEvent, q: float) -> Loss:
-    """Returns the loss of an event that is Poisson-sampled, where neighbours replace a record."""
+    """Returns the loss of an event that is Poisson-sampled, if neighbours replace a record."""
     sampled = _sampled(event, q)
 
     def scale() -> tuple[float, float]:

@@ -32,7 +32,7 @@ class TradeOff:
 
     @classmethod
     def of_laws(cls, *laws: LossLaw) -> TradeOff:
-        """Returns the curve of pairs of laws; where there are several, of the largest delta at
+        """Returns the curve of pairs of laws; if there are several, of the largest delta at
         every loss."""
         width = laws[0].width
         last = max(law.first + law.masses.size for law in laws)

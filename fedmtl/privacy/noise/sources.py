@@ -88,7 +88,7 @@ class SeededSource:
         self, purpose: str, step: int | Tensor, size: int, keys: Tensor | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
         """Returns signs and tails that are a function of (seed, purpose, replicate, step), and of
-        the key of the row where there are keys: which other clients are drawn does not matter."""
+        the key of the row if there are keys: which other clients are drawn does not matter."""
         if keys is None:
             assert isinstance(step, int)
             generator = keyed_generator(self.seed, f"privacy/tails/{purpose}", step, self.replicate)
@@ -215,7 +215,7 @@ def client_tails(
     of its source.
 
     Args:
-        sources: of the repetitions, all seeded where there are several.
+        sources: of the repetitions, all seeded if there are several.
         purpose: name of the release.
         uses: int64 (S, R), the number of each client's use.
         keys: int64 (S, R), keys of the clients.
