@@ -39,11 +39,8 @@ COMMENTS = 45.0
 _BLANK = (tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
 _DOCUMENTED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Module)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-_OPENINGS = tuple(
-    f"{verb} {word}"
-    for verb in ("return", "returns")
-    for word in ("what", "who", "how", "where", "whether")
-)
+_QUESTIONS = ("what", "who", "how", "where", "whether", "which")
+_OPENINGS = tuple(f"{verb}{word} " for verb in ("", "return ", "returns ") for word in _QUESTIONS)
 
 
 def counted(text: str) -> Counter[str]:

@@ -74,8 +74,8 @@ class RecordCanaries(Coins):
         return score_dependence(self._law, self.each, self._dimension)
 
     def without(self, clients: Tensor, positions: Tensor, drawn: Tensor) -> Tensor:
-        """Returns which drawn positions (A, B) of ``clients`` are records of their own, and notes
-        the canaries."""
+        """Returns the drawn positions (A, B) of ``clients`` that are records of their own, as a
+        mask, and notes the canaries."""
         planted = drawn & (positions >= self._own[clients][:, None])
         for row in planted.any(1).nonzero()[:, 0].tolist():
             client = int(clients[row])

@@ -175,7 +175,7 @@ def check_names(owner: object, field: str, names: Any) -> None:
 def named_by(
     patterns: Any, names: Sequence[Sequence[str]], owner: str, what: str = "parameter"
 ) -> list[bool]:
-    """Returns which parameters, or layers, a pattern names, or a module that they lie within.
+    """Returns a mask of the parameters, or layers, that a pattern names, or a module around them.
 
     Args:
         patterns: names, where ``*``, ``?`` and ``[...]`` stand for what they do in names of files.

@@ -29,7 +29,7 @@ from .settings import Privacy
 
 
 class Channel(ABC):
-    """What both kinds of channel have in common; made by :func:`~fedmtl.privacy.open_channel`.
+    """The common part of both kinds of channel; :func:`~fedmtl.privacy.open_channel` makes them.
 
     Attributes:
         settings: the privacy of all replicates, or of each; empty without privacy.
@@ -76,7 +76,7 @@ class Channel(ABC):
 
     @property
     def bound(self) -> float:
-        """Return C on the norm of a row, or of one record's gradient, in the first step; infinite
+        """Returns C on the norm of a row, or of one record's gradient, in the first step; infinite
         without privacy."""
         if self.privacy is None:
             return math.inf
@@ -84,7 +84,7 @@ class Channel(ABC):
 
     @property
     def noised(self) -> bool:
-        """Whether anything is noised."""
+        """Returns True if anything is noised."""
         return self.costs is not None
 
     @property
@@ -111,7 +111,7 @@ class Channel(ABC):
 
     @property
     def caps(self) -> np.ndarray:
-        """Return (n,) int64, the most uses of each client."""
+        """Returns (n,) int64, the most uses of each client."""
         assert self.accountant.caps is not None
         return self.accountant.caps
 
@@ -130,7 +130,7 @@ class Channel(ABC):
     # A step
 
     def start(self, step: int) -> None:
-        """Say at which step this session begins, so that a run with no step left reports what it
+        """States at which step this session begins, so that a run with no step left reports what it
         spent.
 
         Raises:
@@ -140,7 +140,7 @@ class Channel(ABC):
 
     @abstractmethod
     def noise_std(self, name: str) -> Tensor:
-        """Return (R,) float64: root mean square of a noised coordinate (of a matrix: a diagonal
+        """Returns (R,) float64: root mean square of a noised coordinate (of a matrix: a diagonal
         one) of ``name`` as released in the step that has begun, or released last; 0 without noise,
         and where no client acted."""
 
@@ -148,12 +148,12 @@ class Channel(ABC):
 
     @property
     def delta(self) -> float | None:
-        """Return the delta of every epsilon here, or None without noise."""
+        """Returns the delta of every epsilon here, or None without noise."""
         return self.accountant.delta
 
     @property
     def epsilons(self) -> np.ndarray:
-        """Return (R,) float64 epsilon of each replicate up to the current step, the largest of all
+        """Returns (R,) float64 epsilon of each replicate up to the current step, the largest of all
         clients; infinite without noise, 0 when nothing has been released."""
         if not self.releases_anything:
             return np.zeros(self.replicates)
@@ -161,18 +161,18 @@ class Channel(ABC):
 
     @property
     def epsilon(self) -> float:
-        """Return the largest of :attr:`epsilons`."""
+        """Returns the largest of :attr:`epsilons`."""
         return float(self.epsilons.max())
 
     def epsilon_at(self, uses: int) -> float:
-        """Return the epsilon of ``uses`` rounds (of participations of every client, where these are
-        charged)."""
+        """Returns the epsilon of ``uses`` rounds (of participations of every client, where these
+        are charged)."""
         if self.releases_anything:
             return self.accountant.epsilon_at(uses)
         return 0.0
 
     def _records_of(self, plan: GradientPlan) -> Records:
-        """Return the noised sums of gradients of a plan."""
+        """Returns the noised sums of gradients of a plan."""
         return Records(plan, self.sources, self.costs, bound=self.bound, mechanism=self.mechanism)
 
     # Its end
@@ -183,21 +183,21 @@ class Channel(ABC):
         return self.accountant.state()
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Continue from :meth:`state`."""
+        """Continues from :meth:`state`."""
         self.accountant.restore(state)
 
     def sync(self) -> Head | None:
-        """Return the end of the ledger's chain of hashes once all of it is on the disk; None where
+        """Returns the end of the ledger's chain of hashes once all of it is on the disk; None where
         no file is kept."""
         if self.accountant.ledger is None:
             return None
         return self.accountant.ledger.sync()
 
     def charge_remaining(self, done: int) -> None:
-        """Stop after ``done`` steps because of what was released: everything planned is charged,
+        """Stops after ``done`` steps because of what was released: everything planned is charged,
         see the account."""
         self.accountant.charge_remaining(done)
 
     def close(self) -> None:
-        """End cleanly; idempotent."""
+        """Ends cleanly; idempotent."""
         self.accountant.close()

@@ -239,7 +239,7 @@ class GradientPlan:
         return digest.hexdigest()
 
     def describe(self) -> str:
-        """Returns which records take part in a release, for the report."""
+        """Returns a phrase on the records that take part in a release, for the report."""
         low = float(self.rates.min(initial=1.0))
         high = float(self.rates.max(initial=0.0))
         if self.batch_size is not None:

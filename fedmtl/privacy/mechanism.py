@@ -25,8 +25,8 @@ from .release import Release
 from .sums import outer_product_sum
 
 Message = Tensor | RowTotal
-"""What the clients of a cohort send for one release: their rows, or the sum that they were added
-to."""
+"""The messages of a cohort for one release: the rows of its clients, or the sum that they were
+added to."""
 
 
 class Mechanism(Protocol):

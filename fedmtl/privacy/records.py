@@ -274,8 +274,8 @@ class Records:
         return torch.where(mask, order, 0), mask
 
     def _subsets(self, clients: Array, numbers: Array, sources: Sequence[NoiseSource]) -> Array:
-        """Returns which records take part in sums of ``clients``, int64 (S, R), by the coins of R
-        sources: bool (S, R, n), n the most records of one of them."""
+        """Returns a mask of the records that take part in sums of ``clients``, int64 (S, R), by the
+        coins of R sources: bool (S, R, n), n the most records of one of them."""
         counts = self.plan.counts[clients]
         rates = self.plan.rates[clients]
         keys = self._keys[clients]

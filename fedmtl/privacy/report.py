@@ -205,8 +205,10 @@ class PrivacyReport:
         return self._standing[2]
 
     def rows(self) -> list[tuple[str, str]]:
-        """Returns the lines of the printed block under its headline: what each is about, and its
-        text. None without privacy, but if nothing is released for what is said of that."""
+        """Returns the lines of the printed block under its headline, a name and a text each.
+
+        There are none without privacy, except ``outside`` if nothing is released.
+        """
         outside = ("outside", "; ".join(self.outside))
         if not self.private:
             if self.outside and not self.names:

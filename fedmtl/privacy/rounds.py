@@ -86,12 +86,12 @@ class Rounds(Channel):
 
     @property
     def plans(self) -> tuple[ReleasePlan, ...]:
-        """Return the declared releases."""
+        """Returns the declared releases."""
         return tuple(self.releases.values())
 
     @property
     def denominator(self) -> float:
-        """Return m, the public constant that divides the sum over a cohort."""
+        """Returns m, the public constant that divides the sum over a cohort."""
         return self.sampler.denominator
 
     @property
@@ -335,7 +335,7 @@ class Rounds(Channel):
         return self.clip(name, row.detach().cpu().double())
 
     def bound_of(self, name: str) -> float:
-        """Return the norm C to which rows were clipped in the round that has begun; infinite
+        """Returns the norm C to which rows were clipped in the round that has begun; infinite
         without a clip."""
         self._begun(name)
         return self._mechanisms[name].release.bound

@@ -97,8 +97,8 @@ def read_hospital(
 
 
 def public_places(rows: int, share: float) -> np.ndarray:
-    """Returns which rows are public, bool (rows,): ``round(share * rows)`` of them, at least one,
-    always the same."""
+    """Returns a mask of the public rows, bool (rows,): ``round(share * rows)`` of them, at least
+    one, always the same."""
     score = keyed_bits(
         derive_key(0, "hospital/public"),
         torch.zeros(rows, dtype=torch.int64),

@@ -175,7 +175,7 @@ class _Stairs:
         words: Words,
         margin: float,
     ) -> np.ndarray:
-        """Returns which trials lie below the curve, bool (m,).
+        """Returns a mask of the trials that lie below the curve, bool (m,).
 
         Doubles decide unless the height is within their error ``margin`` of the curve, or so far
         out that they would underflow; whole numbers decide there.
