@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from dp_accounting import dp_event
-from dp_accounting.pld import PLDAccountant
 from scipy import optimize
 
 from fedmtl import PeerAveraging, PoissonClocks, Trainer, models
@@ -20,6 +19,7 @@ from fedmtl.errors import ConfigError, PrivacyError
 from fedmtl.privacy import RecordPrivacy
 from fedmtl.privacy.clip import Clip
 from fedmtl.privacy.records import Records
+from tests.helpers import library_accountant
 from tests.trainer.ledgers import participations
 
 from .harness import run_activations as run
@@ -187,7 +187,7 @@ def test_gaussian_noise_of_the_start_and_of_the_wakeups_composes_to_the_budget()
             ]
         )
         precision = ((2 * 0.4 / scales) ** 2).sum()  # of sums, which a record moves by 2 C
-        accountant = PLDAccountant()
+        accountant = library_accountant()
         accountant.compose(dp_event.GaussianDpEvent(float(precision**-0.5)))
         assert accountant.get_epsilon(1e-4) == pytest.approx(2.0, rel=2e-3)
         assert scales[0] < scales[1:].min(), "it has more than the fourth part"

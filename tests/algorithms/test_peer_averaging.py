@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from dp_accounting import dp_event, pld
+from dp_accounting import dp_event
 from scipy import optimize
 
 from fedmtl import PeerAveraging, PoissonClocks, RecordPrivacy, models
@@ -15,6 +15,7 @@ from fedmtl.data import FederatedDataset
 from fedmtl.data.examples import Examples
 from fedmtl.graphs import Ring
 from tests import small
+from tests.helpers import library_accountant
 from tests.small import check_resumed
 
 from .harness import run_activations as run
@@ -95,7 +96,7 @@ def test_all_of_the_budget_is_in_the_releases_and_nothing_else_is_charged() -> N
         assert channel.accountant.uses.tolist() == [[releases] * N]
         assert channel.accountant.epsilons()[0] == pytest.approx(2.0, rel=1e-3)
         z = channel.channel.noise_multipliers[0]
-        accountant = pld.PLDAccountant()
+        accountant = library_accountant()
         accountant.compose(dp_event.GaussianDpEvent(float(z)), releases)
         assert accountant.get_epsilon(1e-5) == pytest.approx(2.0, rel=2e-3)
         values = torch.stack([value for *_, value in channel.record])
@@ -131,7 +132,7 @@ def test_where_the_budget_ends_before_the_schedule_agents_go_on_averaging() -> N
     algorithm = PeerAveraging(row_norm=1.0, graph=Ring(), releases=9)
     found = trainer(algorithm=algorithm, privacy=fixed).fit()
     assert found.stopped == "rounds"
-    accountant, fits = pld.PLDAccountant(), 0
+    accountant, fits = library_accountant(), 0
     while accountant.compose(dp_event.GaussianDpEvent(4.0)).get_epsilon(1e-4) <= 2.0:
         fits += 1
     assert 1 < fits < 9

@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 import torch
 from dp_accounting import dp_event
-from dp_accounting.pld import PLDAccountant
 
 from fedmtl import FullParticipation, LocalSGD, Scaffold
 from fedmtl.data import FederatedDataset
 from fedmtl.local import plan_batches
 from fedmtl.privacy import ClientPrivacy, FixedCohort
 from tests.algorithms.harness import everyone, problem_of, run
-from tests.helpers import regression
+from tests.helpers import library_accountant, regression
 from tests.trainer.settings import DELTA, trainer
 
 BATCHES = LocalSGD(
@@ -101,7 +100,7 @@ def test_a_round_is_charged_as_one_release_of_both_rows() -> None:
     ).fit()
     event = dp_event.GaussianDpEvent(2.0 / math.sqrt(2.0))
     assert result.epsilon == pytest.approx(
-        PLDAccountant().compose(event, 3).get_epsilon(DELTA), rel=1e-3
+        library_accountant().compose(event, 3).get_epsilon(DELTA), rel=1e-3
     )
     assert result.privacy.releases == 2 * 3
 

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from dp_accounting import dp_event, gaussian_mechanism
-from dp_accounting.pld import PLDAccountant
 
 from fedmtl.errors import BudgetExhausted, ConfigError, PrivacyError, ResumeError
 from fedmtl.privacy import (
@@ -28,7 +27,7 @@ from fedmtl.privacy import (
 )
 from fedmtl.privacy.cost import PrivacyCost, normalized
 from fedmtl.privacy.row_noise import RowNoise
-from tests.helpers import l2_laplace_losses
+from tests.helpers import l2_laplace_losses, library_accountant
 
 WEIGHTS = normalized([float(t) ** 0.7 for t in range(1, 9)])
 GAUSSIAN = ClientPrivacy(clip_norm=2.0, epsilon=1.5, delta=1e-5)
@@ -95,7 +94,7 @@ def test_gaussian_uses_compose_to_the_budget_in_closed_form() -> None:
 def test_different_uses_compose_as_the_library_does(
     mechanism: str, sampled: float, event: Callable[[float], Any], rel: float
 ) -> None:
-    library = PLDAccountant()
+    library = library_accountant()
     for w in WEIGHTS:
         library.compose(event(3.0 / w))
     ours = PrivacyCost(

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 from dp_accounting import dp_event, gaussian_mechanism
-from dp_accounting.pld import PLDAccountant
 from scipy import integrate, optimize, stats
 
 from fedmtl.errors import PrivacyError
 from fedmtl.privacy import PrivacyCost
+from tests.helpers import library_accountant
 
 
 @pytest.mark.parametrize("sampled", [1.0, 0.2])
@@ -20,7 +20,7 @@ def test_releases_of_one_use_are_one_gaussian_release_under_one_coin(
     event: dp_event.DpEvent = dp_event.GaussianDpEvent(multiplier / np.sqrt(releases))
     if sampled < 1:
         event = dp_event.PoissonSampledDpEvent(sampled, event)
-    expected = PLDAccountant().compose(event, 6).get_epsilon(1e-5)
+    expected = library_accountant().compose(event, 6).get_epsilon(1e-5)
     cost = PrivacyCost(
         mechanism="gaussian", sizes=tuple(range(1, releases + 1)), delta=1e-5, sampled=sampled
     )

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from dp_accounting import dp_event
-from dp_accounting.pld import PLDAccountant
 
 from fedmtl.errors import ConfigError, PrivacyError, ResumeError
 from fedmtl.privacy import (
@@ -25,6 +24,7 @@ from fedmtl.privacy import (
 from fedmtl.privacy.clip import sum_width
 from fedmtl.privacy.records import Records
 from fedmtl.random import id_key
+from tests.helpers import library_accountant
 
 COUNTS = (10, 25, 40, 8, 100)
 DIMENSION, BATCH = 6, 8
@@ -220,7 +220,7 @@ def test_accounts_are_what_dp_accounting_says_of_each_client() -> None:
         event = dp_event.GaussianDpEvent(1.7)
         if n > BATCH:
             event = dp_event.PoissonSampledDpEvent(BATCH / n, event)
-        expected = PLDAccountant().compose(event, 3 * STEPS[k]).get_epsilon(1e-5)
+        expected = library_accountant().compose(event, 3 * STEPS[k]).get_epsilon(1e-5)
         assert found[k] == pytest.approx(expected, rel=2e-3)
     report = privacy_report(channel)
     assert channel.epsilon == report.epsilon == found.max()

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 from dp_accounting import dp_event
-from dp_accounting.pld import PLDAccountant
 
 from fedmtl.audit.recording import RecordedRounds
 from fedmtl.privacy import (
@@ -16,6 +15,7 @@ from fedmtl.privacy import (
     open_channel,
 )
 from fedmtl.privacy.row_noise import RowNoise
+from tests.helpers import library_accountant
 
 CLIP, CLIENTS, STEPS = 0.7, 4000, 3
 EVERYBODY = torch.arange(CLIENTS)
@@ -33,7 +33,7 @@ def test_noise_on_rows_is_laplace_noise_for_a_distance_of_two_clips() -> None:
     noise = channel().rows["c"]
     added = noise.added(torch.zeros(CLIENTS, 1), EVERYBODY, 0, SeededSource(3)).numpy()
     assert np.abs(added).mean() == pytest.approx(2 * CLIP * noise.multiplier, rel=0.08)
-    library = PLDAccountant().compose(dp_event.LaplaceDpEvent(noise.multiplier), STEPS)
+    library = library_accountant().compose(dp_event.LaplaceDpEvent(noise.multiplier), STEPS)
     assert library.get_epsilon(1e-5) == pytest.approx(1.5, rel=2e-3)
 
 

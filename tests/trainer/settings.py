@@ -4,11 +4,10 @@ from functools import cache
 from typing import Any
 
 from dp_accounting import dp_event
-from dp_accounting.pld import PLDAccountant
 
 from fedmtl import PMTL, ClientPrivacy, LocalSGD, PoissonSampling, Trainer, models
 from tests import small
-from tests.helpers import ragged_classification
+from tests.helpers import library_accountant, ragged_classification
 
 CLIENTS, COHORT, NOISE, DELTA = 12, 4, 1.5, 1e-5
 SOLVER = LocalSGD(lr=0.2, epochs=2, batch_size=4)
@@ -36,7 +35,7 @@ def trainer(**settings: Any) -> Trainer:
 def epsilon(uses: int) -> float:
     """Straight from dp_accounting."""
     event = dp_event.PoissonSampledDpEvent(COHORT / CLIENTS, dp_event.GaussianDpEvent(NOISE))
-    return PLDAccountant().compose(event, uses).get_epsilon(DELTA)
+    return library_accountant().compose(event, uses).get_epsilon(DELTA)
 
 
 @cache
@@ -47,5 +46,7 @@ def record_epsilon(epochs: int) -> float:
     for count in FEW.train.counts.tolist():
         event = dp_event.GaussianDpEvent(NOISE_OF_RECORDS)
         event = dp_event.PoissonSampledDpEvent(4 / count, event) if count > 4 else event
-        spent.append(PLDAccountant().compose(event, epochs * -(-count // 4)).get_epsilon(DELTA))
+        spent.append(
+            library_accountant().compose(event, epochs * -(-count // 4)).get_epsilon(DELTA)
+        )
     return max(spent)
