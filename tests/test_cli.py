@@ -25,7 +25,8 @@ from fedmtl import cli
 from fedmtl._files import write_bytes
 from fedmtl.cli.build import build, settings
 from fedmtl.cli.config import compose, resolve
-from fedmtl.cli.names import choices
+from fedmtl.cli.defaults import load
+from fedmtl.cli.names import EXTRA, choices
 from fedmtl.cli.overrides import combinations
 from fedmtl.cli.process import Process
 from fedmtl.cli.run import train_one, unlike
@@ -372,6 +373,23 @@ def test_every_option_of_every_group_composes() -> None:
         named = {group: one for group, one in zip(groups, chosen, strict=True) if one}
         further = [word for one in named.values() for word in needed.get(one, [])]
         objects(*(f"{group}={one}" for group, one in named.items()), *dict.fromkeys(further))
+
+
+def test_a_file_of_the_package_is_read_once_and_one_of_the_user_whenever_it_is_loaded(
+    tmp_path: Path,
+) -> None:
+    """What is loaded belongs to the caller, who changes it in place, as Hydra does."""
+    before = OmegaConf.to_container(load("schedule", "fixed"))
+    load("schedule", "fixed").clear()
+    assert OmegaConf.to_container(load("schedule", "fixed")) == before
+    token = EXTRA.set(tmp_path)
+    (tmp_path / "schedule").mkdir()
+    for cohort in (3, 5):
+        (tmp_path / "schedule/fixed.yaml").write_text(
+            f"_target_: fedmtl.FixedCohort\ncohort: {cohort}\n"
+        )
+        assert load("schedule", "fixed").cohort == cohort
+    EXTRA.reset(token)
 
 
 def test_data_options_are_those_of_the_readers() -> None:
