@@ -120,13 +120,28 @@ class CountBelowNorm:
         return self.fraction(self.total(rows), receipt.step)
 
     def total(self, rows: Message) -> Tensor:
-        """Returns the sum of :func:`count_rows` over rows (k, D), (1,) float64; it is private."""
+        """Returns the sum of :func:`count_rows`, which is private.
+
+        Args:
+            rows: (k, D) of the clients.
+
+        Returns:
+            float64 (1,).
+        """
         assert isinstance(rows, Tensor)  # refused by check
         counted = count_rows(row_norms(rows, self.release.clip), self.release.bound)
         return counted.double().sum(0).cpu()
 
     def fraction(self, total: Tensor, step: int) -> Tensor:
-        """Adds the noise of a round to a :meth:`total` and divides: (1,) float64."""
+        """Adds the noise of a round to a sum of counts and divides by the public constant m.
+
+        Args:
+            total: float64 (1,), of :meth:`total`.
+            step: number of the round.
+
+        Returns:
+            float64 (1,), released.
+        """
         denominator = self.release.denominator
         sensitivity = count_sensitivity(self.release.relation)
         noise = release_noise(

@@ -75,8 +75,12 @@ class PrivacyCost:
             )
 
     def event(self, multiplier: float, use: int = 0) -> DpEvent:
-        """Returns the ``dp_accounting`` event of one noised sum in use number ``use``, from 0,
-        whose cost is finite: of all its releases. A multiplier of 0 is no noise."""
+        """Returns the ``dp_accounting`` event of one noised sum, of all its releases.
+
+        Args:
+            multiplier: z, of a use of weight 1; 0 is no noise.
+            use: number of the use, from 0, for its weight.
+        """
         if multiplier == 0:
             return dp_event.NonPrivateDpEvent()
         z = multiplier / (1.0 if self.weights is None else self.weights[use])
@@ -100,9 +104,15 @@ class PrivacyCost:
         return event
 
     def slack(self, uses: int, epsilon: float) -> float:
-        """Returns the part of the privacy loss that ``epsilon`` after ``uses`` uses leaves out.
-        In secure mode Gaussian noise is drawn as whole numbers, see :mod:`.noise.discrete`.
-        Other noise has none."""
+        """Returns the part of the privacy loss that is left out of an epsilon in secure mode.
+
+        Gaussian noise is drawn there as whole numbers, see :mod:`.noise.discrete`. Other noise has
+        none.
+
+        Args:
+            uses: number of uses, from 0.
+            epsilon: after these uses.
+        """
         # at least, with a count and a score beside it
         numbers = 3 * sum(self.sizes) * uses * self.sums * self.bands
         if LAWS[self.mechanism].joint:
@@ -110,7 +120,11 @@ class PrivacyCost:
         return 0.0
 
     def after(self, uses: int, multiplier: float) -> DpEvent:
-        """Returns the event of the first ``uses`` uses.
+        """Returns the event of the first uses.
+
+        Args:
+            uses: number of uses, at most :attr:`most`.
+            multiplier: z, of a use of weight 1.
 
         Raises:
             PrivacyError: more uses than there are.
@@ -140,8 +154,13 @@ class PrivacyCost:
         return value + self.slack(uses, value)
 
     def affordable(self, budget: float, multiplier: float, most: int | None = None) -> int:
-        """Returns the largest number of uses, up to ``most``, whose epsilon is at most
-        ``budget``."""
+        """Returns the largest number of uses that a budget pays for.
+
+        Args:
+            budget: epsilon, at the delta of the cost.
+            multiplier: z, of a use of weight 1.
+            most: upper bound on the number; None for none.
+        """
         limits = [limit for limit in (most, self.most) if limit is not None]
         top = min(limits, default=_MANY)
         # Doubling finds an interval [low, high) that the number is in, and bisection halves it.
@@ -160,8 +179,14 @@ class PrivacyCost:
         return low
 
     def multiplier(self, budget: float, uses: int) -> float:
-        """Returns the noise multiplier whose ``uses`` uses cost at most ``budget``, within 1e-5
-        relative of the smallest one; cached.
+        """Returns the noise multiplier with which uses cost at most a budget; cached.
+
+        Args:
+            budget: epsilon above 0, at the delta of the cost.
+            uses: number of uses, at least 1.
+
+        Returns:
+            z, within 1e-5 relative of the smallest one.
 
         Raises:
             ConfigError: a budget that cannot be met, or that needs no noise.
@@ -180,6 +205,9 @@ class PrivacyCost:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> PrivacyCost:
         """Returns the cost that :meth:`to_dict` wrote.
+
+        Args:
+            values: of :meth:`to_dict`, as a ledger or JSON has them.
 
         Raises:
             TypeError, KeyError: values that are no cost.

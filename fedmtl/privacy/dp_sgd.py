@@ -37,18 +37,34 @@ class LocalSteps:
         self._records = records
 
     def steps(self, clients: Tensor) -> Tensor:
-        """Returns local steps of one training in this round: int64 (k,) clients -> int64 (k,); 0
-        for clients that do not take part."""
+        """Returns the local steps of clients in one training of this round.
+
+        Args:
+            clients: int64 (k,), positions in the data.
+
+        Returns:
+            int64 (k,); 0 for clients that do not take part.
+        """
         return self.receipt.charged[clients] // self.plan.trainings
 
     def numbers(self, clients: Tensor) -> Tensor:
-        """Returns the number of the next local step of each of ``clients`` in its participation;
-        see :meth:`LocalReceipt.next`."""
+        """Returns the number of the next local step of clients in their participation; see
+        :meth:`LocalReceipt.next`.
+
+        Args:
+            clients: int64 (k,), positions in the data.
+
+        Returns:
+            int64 (k,), from 0.
+        """
         return self.receipt.next(clients)
 
     def batch(self, clients: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the records of the next local step of each of ``clients``; see
-        :meth:`Records.batch`."""
+        """Returns the records of the next local step of clients; see :meth:`Records.batch`.
+
+        Args:
+            clients: int64 (k,), positions in the data.
+        """
         return self._records.batch(clients, self._addresses(clients, self.numbers(clients)))
 
     def release(self, clients: Tensor, chunks: Iterable[tuple[Tensor, Tensor]]) -> Tensor:

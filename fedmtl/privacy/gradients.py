@@ -131,9 +131,14 @@ class GradientPlan:
             )
 
     def with_canaries(self, canaries: int) -> GradientPlan:
-        """Returns this plan with about ``canaries`` records more, equally many of every client that
-        has the most common number of records, or of uses if each has a cap of its own, so that
-        these clients have one cost."""
+        """Returns this plan with more records, for canaries.
+
+        They are divided equally among the clients that have the most common number of records, or
+        of uses if each has a cap of its own: these clients have one cost.
+
+        Args:
+            canaries: about their number in all.
+        """
         if self.caps is None:
             sizes = self.counts
         else:
@@ -173,8 +178,11 @@ class GradientPlan:
                 )
 
     def under(self, privacy: Sequence[RecordPrivacy]) -> GradientPlan:
-        """Returns this plan with what depends on the settings of a run, those of all repetitions or
-        of each."""
+        """Returns this plan with the fields that depend on the privacy settings of a run.
+
+        Args:
+            privacy: the settings, those of all repetitions or of each.
+        """
         noised = next((each for each in privacy if not each.noiseless), None)
         # A run that only clips has no noise for a step size to follow.
         if noised is None or self.given_noise is None:

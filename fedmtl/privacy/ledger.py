@@ -136,8 +136,14 @@ class Ledger:
     # reading
 
     def uses(self, before: int | None = None) -> np.ndarray:
-        """Returns (n,) int64 charged participations by client, in steps below ``before``, for an
-        account that charges participations."""
+        """Returns the charged participations of each client, if participations are charged.
+
+        Args:
+            before: counts the steps below this number; None for all.
+
+        Returns:
+            int64 (n,).
+        """
         chosen = [np.zeros(0, dtype=np.int64)]
         for first, sizes, clients in self._cohorts:
             some = None
@@ -184,7 +190,11 @@ class Ledger:
 
     def charge_remaining(self, uses: int) -> None:
         """Raises the charge to ``uses`` steps for good (or to the caps, if participations are
-        charged)."""
+        charged).
+
+        Args:
+            uses: of every account, at least those that are charged.
+        """
         self._open()
         self._append({"kind": "remaining", "uses": uses})
         self.remaining = uses

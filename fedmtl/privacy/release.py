@@ -85,15 +85,23 @@ class ReleasePlan:
             check_allocation(f"ReleasePlan {self.name!r}", self.allocation)
 
     def relation_of_rows(self, relation: Relation) -> Relation:
-        """Returns the neighbouring relation of rows for clients that differ by ``relation``. It
-        is a replacement under zero-out if clients without data send rows."""
+        """Returns the neighbouring relation of rows.
+
+        Args:
+            relation: of the clients. Under zero-out it is a replacement if clients without data
+                send rows.
+        """
         # The row of no data is still a row: a client then replaces one by another.
         if self.without_data and relation == "zero_out":
             return "replace"
         return relation
 
     def weight(self, use: int) -> float:
-        """Returns w_t of the use numbered ``use`` from 0; 1 without an allocation."""
+        """Returns w_t, the weight of a use in the budget; 1 without an allocation.
+
+        Args:
+            use: its number, from 0.
+        """
         if self.allocation is None:
             return 1.0
         return self.allocation[use]
@@ -243,14 +251,21 @@ class Release(ReleasePlan):
         return gain * self.noise.std(self.sensitivity, self.size) / self.denominator
 
     def weighted(self, use: int) -> Release:
-        """Returns this release in its use numbered ``use`` from 0: the noise multiplier is divided
-        by the weight."""
+        """Returns this release in one of its uses: the noise multiplier is divided by the weight.
+
+        Args:
+            use: its number, from 0.
+        """
         if self.noise is None:
             return self
         return self.with_multiplier(self.noise.multiplier / self.weight(use))
 
     def with_multiplier(self, multiplier: float) -> Release:
-        """Returns this release with another noise multiplier, 0 for no noise."""
+        """Returns this release with another noise multiplier.
+
+        Args:
+            multiplier: z, at least 0; 0 for no noise.
+        """
         if self.noise is None or self.noise.multiplier == multiplier:
             return self
         return replace(
@@ -258,7 +273,11 @@ class Release(ReleasePlan):
         )
 
     def clipped_at(self, bound: float) -> Release:
-        """Returns this release with another clip norm."""
+        """Returns this release with another clip norm; without a clip it stays as it is.
+
+        Args:
+            bound: C, above 0.
+        """
         return replace(self, clip=None if self.clip is None else replace(self.clip, bound=bound))
 
 

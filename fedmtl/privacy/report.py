@@ -123,8 +123,11 @@ class PrivacyReport:
         return {key: "inf" if value == math.inf else value for key, value in values.items()}
 
     def with_ledger(self, ledger: Ledger | None) -> PrivacyReport:
-        """Returns this report with the identity of the run and the end of its ledger, as it is
-        now."""
+        """Returns this report with the identity of the run and the end of its ledger.
+
+        Args:
+            ledger: as it is now; None leaves the report as it is.
+        """
         if ledger is None or ledger.head is None:
             return self
         return replace(
@@ -133,8 +136,10 @@ class PrivacyReport:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> PrivacyReport:
-        """Returns the report that :meth:`to_dict` wrote, as a ``privacy.json`` has it; keys of
-        further figures are left out.
+        """Returns the report that :meth:`to_dict` wrote.
+
+        Args:
+            values: as a ``privacy.json`` has them; keys of further figures are left out.
 
         Raises:
             ValueError, TypeError: values that are no report.

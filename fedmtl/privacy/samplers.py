@@ -96,12 +96,18 @@ class BoundSampler(ABC):
         return 1
 
     def capped(self, steps: int) -> BoundSampler:
-        """Returns this sampler with its own cap for a run of ``steps``; itself where it has
-        none."""
+        """Returns the sampler with its own cap for a run.
+
+        Args:
+            steps: planned number of steps.
+
+        Returns:
+            The sampler itself if it needs no cap.
+        """
         return self
 
     def with_cap(self, max_uses: int) -> BoundSampler:
-        """Returns this sampler with another cap, where it has one."""
+        """Returns the sampler with another cap on the steps of a client, if it has one."""
         return self
 
     @property
@@ -291,8 +297,11 @@ class PoissonSampling(Checked):
     cohort: Positive | None = None
 
     def bind(self, n: int) -> BoundPoisson | BoundFull:
-        """Attaches the population size; :class:`~fedmtl.errors.ConfigError` if the cohort exceeds
-        it."""
+        """Returns the sampler of a population of ``n`` clients.
+
+        Raises:
+            ConfigError: the cohort exceeds it.
+        """
         _fits(self, self.cohort or 0, n)
         # With few clients a sample hides nobody well, and all of them cost less noise than half.
         if self.cohort is None and n < USUAL_COHORT:
@@ -322,8 +331,11 @@ class FixedCohort(Checked):
     max_uses: Count | None = None
 
     def bind(self, n: int) -> BoundFixed:
-        """Attaches the population size; :class:`~fedmtl.errors.ConfigError` if the cohort exceeds
-        it."""
+        """Returns the sampler of a population of ``n`` clients.
+
+        Raises:
+            ConfigError: the cohort exceeds it.
+        """
         _fits(self, self.cohort, n)
         return BoundFixed(n, self.cohort, self.max_uses)
 
@@ -348,8 +360,11 @@ class CyclicCohorts(Checked):
     cohort: Count
 
     def bind(self, n: int) -> BoundCyclic:
-        """Attaches the population size; :class:`~fedmtl.errors.ConfigError` if the cohort exceeds
-        it."""
+        """Returns the sampler of a population of ``n`` clients.
+
+        Raises:
+            ConfigError: the cohort exceeds it.
+        """
         _fits(self, self.cohort, n)
         return BoundCyclic(n, self.cohort)
 
@@ -365,7 +380,7 @@ class FullParticipation:
     """
 
     def bind(self, n: int) -> BoundFull:
-        """Attaches the population size."""
+        """Returns the sampler of a population of ``n`` clients, at least 1."""
         positive_int("FullParticipation.bind", n=n)
         return BoundFull(n, n)
 

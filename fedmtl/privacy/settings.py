@@ -220,6 +220,12 @@ class RecordPrivacy(_Budgeted):
     def budgets(self, ids: tuple[str, ...]) -> tuple[float | None, ...]:
         """Returns the budget of each client.
 
+        Args:
+            ids: of the n clients.
+
+        Returns:
+            Epsilon of each client, or None for a noise multiplier instead.
+
         Raises:
             ConfigError: a client without one, or an unknown client.
         """

@@ -70,8 +70,14 @@ class NoiseLaw(Checked, ABC):
 
     @abstractmethod
     def event(self, dimension: int) -> DpEvent:
-        """Returns the ``dp_accounting`` event of one release of a vector of ``dimension``
-        coordinates; its parameter is relative to the full sensitivity."""
+        """Returns the ``dp_accounting`` event of one release of a vector.
+
+        Args:
+            dimension: length of the vector.
+
+        Returns:
+            The event; its parameter is relative to the full sensitivity.
+        """
 
     @abstractmethod
     def std(self, sensitivity: float, dimension: int = 1) -> float:
@@ -84,7 +90,17 @@ class NoiseLaw(Checked, ABC):
         """
 
     def draw(self, source: NoiseSource, purpose: str, step: int, size: int) -> np.ndarray:
-        """Returns noise of one release at sensitivity 1: (size,) float64."""
+        """Draws the noise of one release at sensitivity 1.
+
+        Args:
+            source: of the random bits.
+            purpose: name of the release, which addresses seeded bits.
+            step: number of the step, which addresses seeded bits.
+            size: number of coordinates.
+
+        Returns:
+            float64 (size,).
+        """
         return self._invert(*source.tails(purpose, step, self._coins(size)))
 
     def draw_rows(

@@ -36,7 +36,16 @@ class NoiseSource(Protocol):
         """Returns ``"seeded"`` or ``"secure"``."""
 
     def normal(self, purpose: str, step: int, size: int) -> np.ndarray:
-        """Returns (size,) float64 standard normal numbers for one release of one step."""
+        """Draws standard normal numbers for one release of one step.
+
+        Args:
+            purpose: name of the release.
+            step: number of the step.
+            size: number of coordinates.
+
+        Returns:
+            float64 (size,).
+        """
 
     def tails(
         self, purpose: str, step: int | Tensor, size: int, keys: Tensor | None = None
@@ -58,11 +67,23 @@ class NoiseSource(Protocol):
         """
 
     def words(self, purpose: str, step: int) -> Words:
-        """Returns a stream of uniform words for one release of one step, as long as it is asked
-        for."""
+        """Returns a stream of uniform words for one release of one step.
+
+        Args:
+            purpose: name of the release.
+            step: number of the step.
+
+        Returns:
+            A function from a count to that many words, uint64; each call goes on in the stream.
+        """
 
     def coins(self, purpose: str, step: int) -> Coins:
-        """Returns coins for one draw of a cohort."""
+        """Returns coins for one draw of a cohort.
+
+        Args:
+            purpose: name of the draw, such as ``"cohort"``.
+            step: number of the step.
+        """
 
 
 @dataclass(frozen=True)
