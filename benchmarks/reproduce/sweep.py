@@ -108,8 +108,11 @@ def outcomes(run: Run, seeds: Sequence[int], out: Path) -> list[dict[str, Any]]:
             if key == "round":
                 row[key] = int(values[0])
                 continue
+            if key == "epsilon":  # infinite without privacy, of which there is no interval
+                row[key] = max(values)
+                continue
             row[key], half = interval(values)
-            if len(values) > 1 and key != "epsilon":
+            if len(values) > 1:
                 row[f"{key}_half"] = half
         rows.append(row)
     return rows

@@ -20,7 +20,7 @@ from run import DELTA, HERE, both, write
 from fedmtl.audit.guesses import Guesses, refuted
 from fedmtl.cli.build import build
 from fedmtl.cli.config import compose, resolve
-from fedmtl.privacy.accounting.pld import TradeOff
+from fedmtl.privacy.accounting.trade_off import TradeOff
 from fedmtl.report.canvas import drawing
 
 CLAIMS = 1.0, 4.0
