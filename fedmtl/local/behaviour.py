@@ -63,14 +63,19 @@ def check_behaviour(module: nn.Module, batches: Sequence[Tensor]) -> None:
 
 
 def _first_accepted(module: nn.Module, batches: Sequence[Tensor]) -> Tensor:
-    """Returns the first batch on which the module does not fail, else the last."""
+    """Returns the first batch on which the module does not fail.
+
+    Raises:
+        ModelError: a module that fails on all of them.
+    """
     for x in batches:
         try:
             _outputs(module, x)
-        except Exception:  # such as a lookup of a number without a row
+        except Exception as error:  # such as a lookup of a number without a row
+            failed = error
             continue
         return x
-    return batches[-1]
+    raise failed_on(batches[-1], failed, "a batch of any size is to be taken") from failed
 
 
 @torch.no_grad()

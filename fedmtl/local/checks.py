@@ -117,6 +117,14 @@ def _check_exchangeable(name: str, layer: nn.Module) -> None:
                 f"{where} holds {attribute!r}, a tensor that was computed from parameters and "
                 "cannot be copied; set it to None, or compute it in forward."
             )
+        if isinstance(value, Tensor):
+            _check_constant(f"The tensor {attribute!r} of {where[0].lower()}{where[1:]}", value)
+
+
+def _check_constant(what: str, tensor: Tensor) -> None:
+    """Refuses NaN in a tensor that is not trained; masks may hold infinities."""
+    if tensor.is_floating_point() and not tensor.is_meta and bool(torch.isnan(tensor).any()):
+        raise ModelError(f"{what} holds NaN, which no training removes; give it numbers.")
 
 
 def _check_tensor(name: str, tensor: Tensor) -> None:
@@ -137,6 +145,7 @@ def _check_tensor(name: str, tensor: Tensor) -> None:
     if tensor.layout != torch.strided:
         raise ModelError(f"{name!r} has layout {tensor.layout}; make it dense with to_dense().")
     if not isinstance(tensor, nn.Parameter):
+        _check_constant(f"Buffer {name!r}", tensor)
         return
     if not bool(torch.isfinite(tensor).all()):
         raise ModelError(
