@@ -61,6 +61,13 @@ def check_ids(ids: Sequence[str], where: str) -> None:
                 f"{where}: the client id {name!r} is of type {type(name).__name__}; ids must be "
                 "texts or whole numbers."
             )
+        try:
+            name.encode()
+        except UnicodeEncodeError as error:
+            raise DataError(
+                f"{where}: the client id {name!r} holds half of a character, which no file can "
+                "store; give whole ones, such as by errors='replace' where the text was decoded."
+            ) from error
     name, times = Counter(ids).most_common(1)[0]
     if times > 1:
         raise DataError(f"{where}: client {name!r} occurs twice; ids must be distinct.")

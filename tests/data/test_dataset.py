@@ -294,6 +294,10 @@ BAD = {
         r"client id 7.5 is of type float; ids must be texts or whole numbers",
     ),
     "true": ({"clients": {True: (X, Y)}}, r"client id True is of type bool"),
+    "half of a character": (
+        {"clients": {"a\ud800": (X, Y)}},
+        r"client id 'a\\ud800' holds half of a character, which no file can store",
+    ),
     "same text": (
         {"clients": {1: (X, Y), "1": (X, Y)}},
         r"client '1' occurs twice, as a number and as a text",
