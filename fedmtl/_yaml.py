@@ -13,6 +13,7 @@ from .errors import DataError
 
 with extras():
     import yaml
+    from yaml import YAMLError as YAMLError
 
 
 def yaml_text(values: Mapping[str, Any]) -> str:
@@ -29,9 +30,53 @@ def read_yaml(path: Path) -> Any:
         DataError: the file cannot be read.
     """
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        check_yaml(text)
+        return yaml.safe_load(text)
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise DataError(f"{path} cannot be read: {' '.join(str(error).split())}.") from error
+
+
+def check_yaml(text: str) -> None:
+    """Checks that a text is no more than settings of some size once its references to anchors are
+    written out: a few lines may stand for billions of values.
+
+    Raises:
+        ValueError: a text of more than 1,000,000 values or 100 levels.
+        yaml.YAMLError: no YAML.
+    """
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except RecursionError as error:
+        raise ValueError(_TOO_DEEP) from error
+    if root is not None and _values(root, {}, 0) > _MOST_VALUES:
+        raise ValueError(f"it has more than {_MOST_VALUES:,} values")
+
+
+def _values(node: yaml.Node, known: dict[yaml.Node, int], level: int) -> int:
+    """Returns the number of values in a node, counted anew at each reference to it.
+
+    Args:
+        node: of a composed text.
+        known: numbers of nodes that were met before; of one that is not counted yet, too many.
+        level: of the node.
+    """
+    if level > _MOST_LEVELS:
+        raise ValueError(_TOO_DEEP)
+    if isinstance(node, yaml.ScalarNode):
+        return 1
+    if node not in known:
+        known[node] = _MOST_VALUES + 1  # a node that refers to itself has no end
+        parts = node.value
+        if isinstance(node, yaml.MappingNode):
+            parts = [part for pair in node.value for part in pair]
+        known[node] = 1 + sum(_values(part, known, level + 1) for part in parts)
+    return known[node]
+
+
+_MOST_VALUES = 1_000_000
+_MOST_LEVELS = 100
+_TOO_DEEP = f"it has more than {_MOST_LEVELS} levels"
 
 
 class _Plain(yaml.SafeDumper):

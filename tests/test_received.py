@@ -9,10 +9,11 @@ from textwrap import indent
 import pytest
 
 from fedmtl import cli
+from fedmtl._yaml import read_yaml
 from fedmtl.cli.config import compose
 from fedmtl.cli.names import EXTRA
 from fedmtl.cli.received import resolvers
-from fedmtl.errors import ConfigError
+from fedmtl.errors import ConfigError, DataError
 
 TINY = [
     "data.clients=10",
@@ -39,6 +40,10 @@ SOCKET = IN_HYDRA.replace(
     "class: logging.FileHandler\n        filename: victim\n        mode: w\n", SENT
 )
 FORMATTER = "version: 1\nformatters:\n  evil:\n    (): pathlib.Path.touch\n    self: x\n"
+LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{name}: &{name} [{', '.join([f'*{last}'] * 10)}]\n"
+    for last, name in zip("abcdefgh", "bcdefghi", strict=True)
+)
 CALLED = "hydra:\n  job_logging:\n" + indent(FORMATTER, "    ")
 
 
@@ -123,6 +128,21 @@ ATTACKS = {
         {"hydra/job_logging/evil.yaml": LOGGING},
         ["hydra/job_logging=evil"],
         "an option of hydra/job_logging",
+    ),
+    "a few lines of a billion values": (
+        {"experiment/evil.yaml": GLOBAL + LAUGHS},
+        EXPERIMENT,
+        "mine/experiment/evil.yaml cannot be read: it has more than 1,000,000 values",
+    ),
+    "a value in itself": (
+        {"experiment/evil.yaml": f"{GLOBAL}device: &a [*a]\n"},
+        EXPERIMENT,
+        "mine/experiment/evil.yaml cannot be read: it has more than 1,000,000 values",
+    ),
+    "thousands of levels": (
+        {"experiment/evil.yaml": f"{GLOBAL}device: {'[' * 3000}{']' * 3000}\n"},
+        EXPERIMENT,
+        "mine/experiment/evil.yaml cannot be read: it has more than 100 levels",
     ),
     "a launcher": (
         {"experiment/evil.yaml": f"{GLOBAL}defaults:\n  - override /hydra/launcher: basic\n"},
@@ -218,6 +238,20 @@ ATTACKS = {
         "logger.folder is '../elsewhere' in a file",
     ),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (LAUGHS, "more than 1,000,000 values"),
+        (f"a: {'[' * 200}{']' * 200}", "more than 100 levels"),
+        ("a: &a {b: *a}", "more than 1,000,000 values"),
+    ],
+)
+def test_stored_settings_have_an_end(text: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(text)
+    with pytest.raises(DataError, match=rf"config\.yaml cannot be read: it has {said}"):
+        read_yaml(tmp_path / "config.yaml")
 
 
 SWEEP = ["-m", "seed=1,2", "hydra.sweep.dir=run"]

@@ -27,7 +27,7 @@ from omegaconf import DictConfig, OmegaConf
 from .._imports import uncollected
 from ..errors import ConfigError
 from .names import TRUST, config_folder, config_folders
-from .received import check_file
+from .received import check_file, check_size
 
 VERSION = "1.3"  # of Hydra, as whose behaviour a later one takes
 # arguments that are no settings of their class
@@ -50,8 +50,10 @@ class Defaults(FileConfigSource):
 
     def completed(self, config_path: str) -> ConfigResult:
         """Returns the content of a file, checked, with the defaults of what it names."""
+        name = self._normalize_file_name(config_path)
+        check_size(Path(self.path) / name)
         result = super().load_config(config_path)
-        check_file(Path(self.path), self._normalize_file_name(config_path), result)
+        check_file(Path(self.path), name, result)
         folder = Path(config_path).parent.as_posix().replace("/", ".").strip(".")
         assert isinstance(result.config, DictConfig)
         add_defaults(result.config, "" if result.header.get("package") else folder)

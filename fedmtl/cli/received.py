@@ -19,6 +19,7 @@ from omegaconf.errors import GrammarParseError
 from omegaconf.grammar.gen.OmegaConfGrammarParser import OmegaConfGrammarParser
 from omegaconf.grammar_parser import parse
 
+from .._yaml import YAMLError, check_yaml
 from ..errors import ConfigError
 from .names import TRUST, config_folder
 
@@ -33,6 +34,21 @@ _ACCEPTED = (
 _NAMED = re.compile(rf"(?:^|[^\w-]){HYDRA}(?:$|[^\w-])")  # hydra as a word of a key
 # of OmegaConf, that read settings only
 _RESOLVERS = ("oc.select", "oc.dict.keys", "oc.dict.values", "oc.deprecated")
+
+
+def check_size(file: Path) -> None:
+    """Refuses a file that is more than settings: of too many values or levels, references to
+    anchors written out.
+
+    Raises:
+        ConfigError: the file and the reason.
+    """
+    try:
+        check_yaml(file.read_text(encoding="utf-8"))
+    except (OSError, YAMLError):  # Hydra says where it is missing or wrong
+        return
+    except ValueError as error:
+        raise ConfigError(f"{file} cannot be read: {error}.") from error
 
 
 def check_file(root: Path, name: str, result: ConfigResult) -> None:
