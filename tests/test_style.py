@@ -22,7 +22,7 @@ PARAMETERS = 8
 LINES = 400
 
 LIMITS = {
-    "conditional expressions": 9.5,
+    "conditional expressions": 9.1,
     "nested conditional expressions": 0,
     "paired assignments": 0.1,
     "|= of a dict or a conditional": 0,
