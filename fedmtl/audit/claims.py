@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from dp_accounting import dp_event
@@ -16,6 +16,9 @@ from .claim import GRADIENTS, ROWS, Claim, composition, count_std, weighted
 
 if TYPE_CHECKING:
     from .setup import Setup
+
+_COUNT = "/count"
+"""At the end of the name of the count of a release's unclipped clients."""
 
 
 class Claims:
@@ -50,7 +53,9 @@ class Claims:
     def accounts(self) -> range:
         """Returns the accounts with costs of their own: one for each client if the unit is a
         record, else one."""
-        return range(1 if self._setup.gradients is None else len(self._setup.sizes))
+        if self._setup.gradients is None:
+            return range(1)
+        return range(len(self._setup.sizes))
 
     def charged(self, uses: np.ndarray) -> np.ndarray:
         """Returns the uses of the accounts that have costs of their own.
@@ -86,7 +91,9 @@ class Claims:
         Args:
             client: whose account, if the unit is a record.
         """
-        kind = self.costs.kind[0, 0 if self._setup.gradients is None else client]
+        if self._setup.gradients is None:
+            client = 0  # all clients share a cost
+        kind = self.costs.kind[0, client]
         return self.costs.kinds[kind], self.costs.multipliers[kind]
 
     def of(self, name: str, client: int = 0, use: int = 0) -> Claim:
@@ -104,45 +111,75 @@ class Claims:
         return self._made[key]
 
     def _claim(self, name: str, client: int, use: int) -> Claim:
+        if name.endswith(_COUNT):
+            return self._claim_on_count(name.removesuffix(_COUNT))
         setup = self._setup
-        adaptive = self._setup.adaptive
-        if name.endswith("/count"):  # which one client moves by 1/2, or by 1 if it is replaced
-            assert adaptive is not None
-            bound = 1.0 if self._exchanged(name.removesuffix("/count")) else 0.5
-            claim = replace(
-                self.of(name.removesuffix("/count")), law="gaussian", norm="l2", size=1, bound=bound
-            )
-            return replace(
-                claim, relation="add_remove", multiplier=count_std(adaptive, setup.sampler) / bound
-            )
-        cost, multiplier = (None, 0.0) if self._prices is None else self.cost(client)
-        if cost is None:
-            law = setup.privacy.mechanism
-        else:
+        law = setup.privacy.mechanism
+        multiplier = 0.0
+        sampled = None
+        if self._prices is not None:
+            cost, multiplier = self.cost(client)
             law = cost.mechanism
-        if cost is None or cost.sampled == 1:
-            sampled = None
-        else:
-            sampled = cost.sampled
-        if cost is not None:
-            multiplier = weighted(cost, multiplier, use)
+            multiplier = self._without_count(name, weighted(cost, multiplier, use))
+            if cost.sampled != 1:
+                sampled = cost.sampled
         form = setup.form(name)
-        d = setup.dimension(name)
-        if adaptive is not None and cost is not None:  # the count takes its part
-            count = count_std(adaptive, setup.sampler) / (1.0 if self._exchanged(name) else 0.5)
-            multiplier = (multiplier**-2 - count**-2) ** -0.5
+        size = setup.dimension(name)
+        norm: Literal["l1", "l2"] = "l2"
+        if form == "symmetric":
+            size = size * (size + 1) // 2
+        elif law == "laplace":
+            norm = "l1"
+        relation = setup.relation
+        if self._exchanged(name):
+            relation = "replace"
         return Claim(
             law=law,
             multiplier=multiplier,
             bound=setup.privacy.initial_norm,
-            relation="replace" if self._exchanged(name) else setup.relation,
-            norm="l1" if law == "laplace" and form != "symmetric" else "l2",
+            relation=relation,
+            norm=norm,
             form=form,
-            size=d * (d + 1) // 2 if form == "symmetric" else d,
+            size=size,
             denominator=setup.denominator(client, sampled),
             sampled=sampled,
             bands=self._bands.get(name, ()),
         )
+
+    def _claim_on_count(self, name: str) -> Claim:
+        """Returns the claim on the count of the unclipped clients of a release."""
+        bound = self._count_bound(name)
+        return replace(
+            self.of(name),
+            law="gaussian",
+            norm="l2",
+            size=1,
+            bound=bound,
+            relation="add_remove",
+            multiplier=self._count_std() / bound,
+        )
+
+    def _without_count(self, name: str, multiplier: float) -> float:
+        """Returns the noise multiplier of a sum of rows, from that of the sum and its count.
+
+        Both are one Gaussian release, of which the count takes its part if the clip norm adapts.
+        """
+        if self._setup.adaptive is None:
+            return multiplier
+        count = self._count_std() / self._count_bound(name)
+        return (multiplier**-2 - count**-2) ** -0.5
+
+    def _count_std(self) -> float:
+        """Returns the standard deviation of the noise on a count."""
+        adaptive = self._setup.adaptive
+        assert adaptive is not None
+        return count_std(adaptive, self._setup.sampler)
+
+    def _count_bound(self, name: str) -> float:
+        """Returns the sensitivity of a count: 1/2, or 1 if one client replaces another."""
+        if self._exchanged(name):
+            return 1.0
+        return 0.5
 
     def _exchanged(self, name: str) -> bool:
         """Returns True if neighbours have two rows in a release instead of one or none. That is
@@ -163,14 +200,19 @@ class Claims:
             The facts by the names of :class:`~fedmtl.privacy.PrivacyCost`.
         """
         setup = self._setup
-        of_records = self._setup.gradients is not None
+        mechanism = setup.privacy.mechanism
+        if setup.rows:
+            mechanism = "l2_laplace"
+        sums = 1
+        if setup.gradients is not None:
+            sums = int(setup.records.local_steps[client])
         return {
-            "mechanism": "l2_laplace" if setup.rows else setup.privacy.mechanism,
+            "mechanism": mechanism,
             "sizes": tuple(self.of(name, client).size for name in self.names),
             "delta": setup.delta,
             "sampled": setup.rate(client),
             "replaced": setup.one_at_a_time,
-            "sums": int(setup.records.local_steps[client]) if of_records else 1,
+            "sums": sums,
             "bands": max([1, *map(len, self._bands.values())]),
         }
 
@@ -185,9 +227,8 @@ class Claims:
         parts = [(event, count) for event, count in composition(*self.cost(client), uses) if count]
         if not parts:
             return 0.0
-        whole, count = (
-            parts[0]
-            if len(parts) == 1
-            else (dp_event.ComposedDpEvent([event for event, _ in parts]), 1)
-        )
-        return epsilon(whole, count, self._setup.delta)
+        if len(parts) == 1:
+            event, count = parts[0]
+            return epsilon(event, count, self._setup.delta)
+        whole = dp_event.ComposedDpEvent([event for event, _ in parts])
+        return epsilon(whole, 1, self._setup.delta)
