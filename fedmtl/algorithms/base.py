@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, ClassVar
@@ -263,45 +263,44 @@ class Algorithm(Checked):
                 :class:`~fedmtl.privacy.Activations` of clients that act one at a time.
         """
         store = state.private
-        total = cache(channel.total)  # all pieces add to one sum
         ascending = replace(block, clients=torch.sort(block.clients).values)  # as the store's rows
-        clients = ascending.cohort[problem.own(ascending.cohort)]
-        pieces: tuple[Tensor, ...] = (clients,)
-        if not self.all_at_once:
-            pieces = problem.pieces(clients)
-        own_problem = problem
-        if self.all_at_once and problem.owner is not None:
-            own_problem = problem.mine
-
-        def piece(ids: Tensor) -> Cohort:
-            own = store.gather_all(ids)
-            if own_problem is not problem:
-                ids = torch.arange(len(ids))  # positions among this rank's clients
-            return Cohort(
-                problem=own_problem,
-                ids=ids,
-                public=state.public,
-                own=own,
-                round=block.first,
-                clip=channel.clip,
-                local=channel.local,
-                members=block.cohort,
-                total=total,
-            )
-
+        mine = Cohort(
+            problem=problem,
+            ids=ascending.cohort[problem.own(ascending.cohort)],
+            public=state.public,
+            round=block.first,
+            clip=channel.clip,
+            local=channel.local,
+            members=block.cohort,
+            total=cache(channel.total),  # all pieces add to one sum
+        )
         sent: dict[str, list[Message]] = {}
-        for ids in pieces:
-            rows, own = self.client(piece(ids))
+        for ids, c in self._pieces(mine, store):
+            rows, own = self.client(c)
             store.scatter_all(ids, own)
             for name, part in rows.items():
                 sent.setdefault(name, []).append(part)
-            del rows, own  # frees their memory before the next piece
+            del rows, own, c  # frees their memory before the next piece
         messages = {name: joined(parts) for name, parts in sent.items()}
         state.public = self.conclude(problem, state.public, messages, ascending, channel)
         if type(self).receive is not Algorithm.receive:
-            for ids in pieces:
-                store.scatter_all(ids, self.receive(piece(ids)))
+            for ids, c in self._pieces(replace(mine, public=state.public), store):
+                store.scatter_all(ids, self.receive(c))
         return state
+
+    def _pieces(self, mine: Cohort, store: ClientStore) -> Iterator[tuple[Tensor, Cohort]]:
+        """Yields the clients of this process piece by piece: their ids, and their cohort with their
+        states."""
+        problem = mine.problem
+        if not self.all_at_once:
+            for ids in problem.pieces(mine.ids):
+                yield ids, replace(mine, ids=ids, own=store.gather_all(ids))
+            return
+        ids = mine.ids
+        if problem.owner is not None:
+            # the problem of this rank's clients alone, with positions among them
+            mine = replace(mine, problem=problem.mine, ids=torch.arange(len(ids)))
+        yield ids, replace(mine, own=store.gather_all(ids))
 
     def conclude(
         self,
