@@ -338,7 +338,7 @@ def run(name, data, loss="squared", **options):
             nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1 if loss == "squared" else 2)
         )
     if algorithm.one_at_a_time:
-        options |= {"schedule": PoissonClocks(per_client=4)}
+        options |= {"schedule": PoissonClocks(per_client=4), "eval_every": 30}
         rounds = 1000
     elif isinstance(algorithm, PrivatePrior | PriorLayers):
         rounds = 1

@@ -215,7 +215,7 @@ def test_the_last_layer_reaches_the_logistic_regression_on_the_frozen_features()
     x, y = data.train.x, data.train.y
     y[::4] = (y[::4] + 1) % 3  # so that no line separates the classes
     result = head(
-        algorithm=FedAvg(local=LocalSGD(lr=1.0, momentum=0.9, steps=2500, batch_size=None)),
+        algorithm=FedAvg(local=LocalSGD(lr=3.0, momentum=0.95, steps=800, batch_size=None)),
         data=data,
         schedule=FullParticipation(),
         privacy=None,
