@@ -171,6 +171,16 @@ REFUSED = {
         r"is not text in UTF-8 \(line 4 holds the byte 0xfc\); give its encoding, such as data\.encoding=cp1252",
     ),
     "a null byte": (PLAIN.replace("40", "4\x000"), {}, r"line 3 holds a null byte"),
+    "a number beyond single precision": (
+        PLAIN.replace("b,1.5", "b,-1e39"),
+        {},
+        r"client 'b', line 4, column 'age' holds -1e\+39; accepted: a number of at most 3\.4e\+38",
+    ),
+    "a target beyond single precision": (
+        PLAIN.replace(",5\n", ",5e38\n"),
+        {},
+        r"client 'b', line 5, column 'days' holds 5e\+38; accepted: .* the range of float32",
+    ),
     "an empty file": ("", {}, r"cannot be read as a table: it is empty"),
     "blank lines alone": ("\n\n \n", {}, r"it is empty"),
     "only a heading": ("ward,age,days\n", {}, r"has no rows; at least 2 a client"),

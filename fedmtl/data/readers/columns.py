@@ -268,6 +268,19 @@ class Table:
         )
         return values
 
+    def check_single(self, values: np.ndarray, column: str) -> None:
+        """Checks that the numbers of a column, (n,) or (n, width), are within the range of
+        float32.
+
+        Raises:
+            DataError: the first row with one beyond.
+        """
+        largest = float(np.finfo(np.float32).max)
+        beyond = np.abs(values) > largest
+        if beyond.ndim > 1:
+            beyond = beyond.any(axis=1)
+        self.refuse(beyond, column, f"a number of at most {largest:.2g}, the range of float32")
+
     def _refuse_decimals(self, wrong: np.ndarray, column: str) -> None:
         """Raises :class:`DataError` for the first row of ``column`` that is ``wrong``, bool (n,),
         and a number with the decimals of another language."""

@@ -99,7 +99,11 @@ class TableSchema:
         numbers, with ``advice`` for a wrong value."""
         # float32 would round tokens and ids from 2^24 on
         parts = [column.encode(table, advice) for column in self.columns]
-        return np.concatenate(parts, axis=1).astype(np.float64 if self.integers else np.float32)
+        if self.integers:
+            return np.concatenate(parts, axis=1).astype(np.float64)
+        for column, part in zip(self.columns, parts, strict=True):
+            table.check_single(part, column.name)
+        return np.concatenate(parts, axis=1).astype(np.float32)
 
     def outside(self, table: Table) -> dict[str, int]:
         """Returns the number of values that are cut at the ends of the range, by column, for

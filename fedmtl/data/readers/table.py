@@ -257,6 +257,7 @@ def _targets(table: Table, schema: TableSchema, settings: TableSettings) -> np.n
     )
     values = table.numbers(name, typed=True, accepted=accepted)
     if table.frame[name].to_numpy().dtype.kind in "fO":
+        table.check_single(values, name)
         return values.astype(np.float32)
     table.refuse(values >= 2.0**63, name, "a whole number below 2^63")
     return values.astype(np.int64)
