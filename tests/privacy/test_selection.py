@@ -98,6 +98,16 @@ def test_the_whole_search_is_the_library_s(shape: float) -> None:
         )
 
 
+@pytest.mark.parametrize(("mean", "shape"), [(1.0, 1.0), (10.0, 0.0), (300.0, math.inf)])
+def test_with_fewer_orders_the_search_costs_no_less_and_hardly_more(
+    mean: float, shape: float
+) -> None:
+    whole = selection_epsilon(CANDIDATE, 1e-6, mean=mean, shape=shape)
+    for coarsen in (2.0, 8.0):
+        coarse = selection_epsilon(CANDIDATE, 1e-6, mean=mean, shape=shape, coarsen=coarsen)
+        assert whole <= coarse <= 1.05 * whole
+
+
 def exact_deltas(mu: float, mean: float, shape: float, eps: float) -> tuple[float, float]:
     """Delta at ``eps`` of a search over scores N(0, 1) against N(mu, 1), the larger of both directions, by summing
     densities: of the best score alone, and of the best score with the number of the repetition that has it.

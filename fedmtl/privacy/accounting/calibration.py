@@ -83,7 +83,9 @@ def smallest_multiplier(
     return math.exp(_meets(fine, root))
 
 
-def selection_epsilon(event: DpEvent, delta: float, *, mean: float, shape: float) -> float:
+def selection_epsilon(
+    event: DpEvent, delta: float, *, mean: float, shape: float, coarsen: float = 1.0
+) -> float:
     """Returns epsilon of the whole search at ``delta``, by Renyi accounting (Theorems 2 and 6).
 
     Args:
@@ -91,12 +93,13 @@ def selection_epsilon(event: DpEvent, delta: float, *, mean: float, shape: float
         delta: in (0, 1).
         mean: expected number of repetitions, at least 1.
         shape: eta >= 0; infinite for Poisson.
+        coarsen: as for :func:`.composition.epsilon`, here a factor on the steps between orders.
 
     Raises:
         ConfigError: a mean below 1 or a negative shape.
         PrivacyError: an event without a known Renyi divergence.
     """
-    return epsilon(selection_event(event, mean=mean, shape=shape), 1, delta)
+    return epsilon(selection_event(event, mean=mean, shape=shape), 1, delta, coarsen=coarsen)
 
 
 def calibrate_selection(
@@ -117,7 +120,8 @@ def calibrate_selection(
     """
 
     def cost(multiplier: float, coarsen: float) -> float:
-        return selection_epsilon(candidate(multiplier), delta, mean=mean, shape=shape)
+        event = candidate(multiplier)
+        return selection_epsilon(event, delta, mean=mean, shape=shape, coarsen=coarsen)
 
     what = f"a search of {mean:g} expected repetitions"
     return smallest_multiplier(cost, target=target, delta=delta, what=what)

@@ -113,7 +113,7 @@ def _epsilon(parts: Parts, uses: int, delta: float, coarsen: float) -> float:
         # Pure epsilons add up, and no composition is tighter at delta 0.
         return sum(count * uses * losses.loss_of(part).largest for part, count in parts)
     if any(isinstance(part, dp_event.RepeatAndSelectDpEvent) for part, _ in parts):
-        return _rdp_epsilon(parts, uses, delta)
+        return _rdp_epsilon(parts, uses, delta, coarsen)
     if len(parts) == 1 and isinstance(gaussian := parts[0][0], dp_event.GaussianDpEvent):
         # T Gaussian releases are one with sqrt(T) times less noise, whose epsilon is a closed form.
         from dp_accounting import gaussian_mechanism
@@ -176,10 +176,11 @@ def _loss_pairs(parts: Parts, uses: int, coarsen: float) -> list[tuple[pld.LossP
     return [(losses.step_pair(part, width), count) for part, count in scaled]
 
 
-def _rdp_epsilon(parts: Parts, uses: int, delta: float) -> float:
+def _rdp_epsilon(parts: Parts, uses: int, delta: float, coarsen: float) -> float:
     from dp_accounting.rdp import rdp_privacy_accountant as rdp
 
-    orders = tuple(float(order) for order in rdp.DEFAULT_RDP_ORDERS)
+    # every order gives a bound, so the least of a few is one, too
+    orders = tuple(float(order) for order in rdp.DEFAULT_RDP_ORDERS)[:: max(1, round(coarsen))]
     divergences = uses * sum(
         (count * _renyi_part(part, orders) for part, count in parts), np.zeros(len(orders))
     )
