@@ -109,6 +109,7 @@ def read_clients(
             checks.check_like(part, other, where, field, f"of client {first!r}")
         pairs[client] = x, y
     checks.check_ids(tuple(pairs), name)
+    checks.warn_of_alike(tuple(pairs), name)
     return pairs, packed
 
 

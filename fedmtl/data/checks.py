@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass
@@ -71,6 +72,32 @@ def check_ids(ids: Sequence[str], where: str) -> None:
     name, times = Counter(ids).most_common(1)[0]
     if times > 1:
         raise DataError(f"{where}: client {name!r} occurs twice; ids must be distinct.")
+
+
+def warn_of_alike(ids: Sequence[str], where: str) -> None:
+    """Warns of ids that look the same: the data of one client under two of them would have two
+    budgets."""
+    shown: dict[str, str] = {}
+    for name in ids:
+        other = shown.setdefault(_visible(name), name)
+        if other != name:
+            logger.warning(
+                "%s: the clients %r and %r look the same; if they are one, write it one way, "
+                "since epsilon protects each by itself",
+                where,
+                other,
+                name,
+            )
+            return
+
+
+def _visible(name: str) -> str:
+    """Returns what is seen of an id: composed characters, without those that have no shape."""
+    if name.isascii() and name.isprintable():
+        return name.strip()
+    seen = unicodedata.normalize("NFKC", name)
+    hidden = ("Cc", "Cf")  # control characters, and formats such as a mark of byte order
+    return "".join(one for one in seen if unicodedata.category(one) not in hidden).strip()
 
 
 def check_like(value: Tensor, other: Tensor, where: str, field: str, of: str = "in train") -> None:

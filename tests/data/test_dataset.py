@@ -526,3 +526,24 @@ def test_images_of_bytes_are_scaled_wherever_they_come_from(shape, given):
     assert (kept.transform, kept.domain) == (Cast(), None)
     plain = FederatedDataset.from_tensors({"a": (x.flatten(1), torch.zeros(5))}, classes=None)
     assert (plain.transform, plain.domain) == (Cast(), None)  # numbers in a row are no image
+
+
+@pytest.mark.parametrize(
+    ("other", "alike"),
+    [
+        ("anna ", True),
+        ("\ufeffanna", True),
+        ("an\u200bna", True),
+        ("an\nna", True),
+        ("\uff41nna", True),  # a wide letter
+        ("Anna", False),
+        ("an na", False),
+        ("\u0430nna", False),  # a letter of another alphabet
+    ],
+)
+def test_ids_that_look_the_same_are_told(other, alike, caplog):
+    FederatedDataset.from_tensors({"anna": (X, Y), other: (X, Y)}, classes=3)
+    told = [line for line in caplog.messages if "look the same" in line]
+    assert len(told) == alike
+    if alike:
+        assert f"the clients 'anna' and {other!r}" in told[0]
