@@ -92,7 +92,7 @@ def warn_of_alike(ids: Sequence[str], where: str) -> None:
 
 
 def _visible(name: str) -> str:
-    """Returns what is seen of an id: composed characters, without those that have no shape."""
+    """Returns the visible characters of an id, composed, without blanks at its ends."""
     if name.isascii() and name.isprintable():
         return name.strip()
     seen = unicodedata.normalize("NFKC", name)
