@@ -53,6 +53,7 @@ from .trainer import Result as Result
 from .trainer import Trainer as Trainer
 from .trainer import load_predictor as load_predictor
 from .trainer import personalize as personalize
+from .trainer import simulate as simulate
 from .trainer.check import check as check
 
 __version__: str

@@ -851,19 +851,19 @@ def test_without_a_terminal_evaluations_are_lines(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One about every ten seconds and the last; and metrics.csv grows during the run."""
-    from fedmtl.trainer import run
+    from fedmtl.trainer import evaluations
 
-    monkeypatch.setattr(run, "_HISTORY_SECONDS", 0.0)
+    monkeypatch.setattr(evaluations, "_WRITE_SECONDS", 0.0)
     monkeypatch.setattr(callbacks, "_LINE_SECONDS", 0.0)
     seen: list[int] = []
-    evaluate = run.Run.evaluate
+    evaluate = evaluations.Evaluations.evaluate
 
     def keep(self: Any, *args: Any) -> Any:
         found = evaluate(self, *args)
         seen.append(len((tmp_path / "run/private/metrics.csv").read_text().splitlines()) - 1)
         return found
 
-    monkeypatch.setattr(run.Run, "evaluate", keep)
+    monkeypatch.setattr(evaluations.Evaluations, "evaluate", keep)
     config = resolve(compose((*TINY[:-1], "finetune=none", "baselines=[]")))
     train_one(config, tmp_path / "run", Process(), command=[])
     shown = capsys.readouterr().err.splitlines()

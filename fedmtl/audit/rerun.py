@@ -167,12 +167,12 @@ class _Watching(Engine):
             "coins": self.coins,
             "kind": _kind(run.settings),
         }
-        channel = open_run(run.settings, run.problem, run.fingerprint, **options)
+        channel = open_run(run.settings, run.problem, run.plan.fingerprint, **options)
         assert isinstance(channel, RecordedRounds | RecordedActivations)
         run.stop = min(run.stop, self.rounds)
         self.channel = channel
         # all clients, so that the models of those who are not scored are compared, too
-        self.evaluated = run.clients
+        self.evaluated = run.plan.clients
         self._run = run
         channel.record = self.notes.releases
         if self.tapped:

@@ -306,7 +306,9 @@ class NodeEngine(Engine):
                 "releases": 0,
                 "elsewhere": _ELSEWHERE,
             }
-        channel = open_run(settings, run.problem, run.fingerprint, ledger=run.ledger, resume=resume)
+        channel = open_run(
+            settings, run.problem, run.plan.fingerprint, ledger=run.ledger, resume=resume
+        )
         assert isinstance(channel, Rounds)
         channel.rows_are_noised = True
         return channel
@@ -330,7 +332,7 @@ class NodeEngine(Engine):
 
     def contents(self, run: Run, state: State, step: int, clients: Tensor) -> dict[str, RecordDict]:
         """Returns the messages to ``clients``, int64 (k,), by their names."""
-        facts: dict[str, Any] = {"run": self.run, "round": step, "settings": run.fingerprint}
+        facts: dict[str, Any] = {"run": self.run, "round": step, "settings": run.plan.fingerprint}
         common = pack({}, public=state.public, channel=run.channel.norms())
         counted = state.private.gather(COUNTED, clients).tolist()
         contents = {}
@@ -385,7 +387,7 @@ class NodeEngine(Engine):
             The released model for every client, (n, D), or the initial one if none is released.
         """
         clients = run.problem.clients
-        step = run.history[-1]["round"]
+        step = run.evaluations.rows[-1]["round"]
         replies = self.nodes.ask(FINISH, self.contents(run, state, step, torch.arange(clients)))
         logger.info("%d of %d clients have the final state", len(replies), clients)
         shared = run.algorithm.shared(state)

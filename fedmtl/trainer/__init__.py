@@ -6,6 +6,7 @@ from .new_clients import personalize
 from .predict import load_predictor
 from .result import Result
 from .scored import Scored
+from .simulate import Step, simulate
 from .stopping import EarlyStopping
 from .trainer import Trainer
 
@@ -16,7 +17,9 @@ __all__ = [
     "Result",
     "RunAudit",
     "Scored",
+    "Step",
     "Trainer",
     "load_predictor",
     "personalize",
+    "simulate",
 ]

@@ -44,8 +44,8 @@ def conclude(run: Run, state: State, step: int, stopped: str) -> Result:
         stopped: why they ended, see :meth:`Run.ends`.
     """
     problem = run.problem
-    evaluated = run.evaluated
-    runs, scored = run.evaluate(state, step)
+    evaluated = run.plan.evaluated
+    runs, scored = run.evaluations.evaluate(state, step)
     tally = run.tally()
     # Rank 0 alone keeps the account and the grids of releases.
     report, released = run.ranks.share(
@@ -71,13 +71,13 @@ def conclude(run: Run, state: State, step: int, stopped: str) -> Result:
     return Result(
         algorithm=run.algorithm.name,
         privacy=replace(report, **run.engine.facts),
-        history=run.history,
+        history=run.evaluations.rows,
         personal=personal,
         parts=parts,
         shared=run.algorithm.shared(state),
         ids=problem.data.ids,
         scores=scores or {"personal": {"loss": {}, metric: {}}},
-        final=run.history[-1],
+        final=run.evaluations.rows[-1],
         stopped=stopped,
         metric=metric,
         data_name=problem.data.name,
@@ -90,7 +90,7 @@ def conclude(run: Run, state: State, step: int, stopped: str) -> Result:
         trained=not 0 < tally.trained == tally.diverged,
         untrained=_untrained(run, state),
         step=run.step_name,
-        evaluated=evaluated.data.ids if len(run.clients) < problem.clients else None,
+        evaluated=evaluated.data.ids if len(run.plan.clients) < problem.clients else None,
         tested=int((problem.data.test.counts > 0).sum()),
         constants=own_constants(evaluated),
         constant=constant_loss(evaluated),
@@ -111,14 +111,14 @@ def with_finetuned(run: Run, result: Result, finetune: Personalization) -> Resul
     """
     result, measured = finetuned(
         result,
-        run.evaluated,
+        run.plan.evaluated,
         finetune,
         name=run.algorithm.name,
         validation=run.plan.validation,
         metrics=run.settings.asked_metrics,
     )
     outside = (*result.privacy.outside, *not_covered(run.algorithm, run.settings.privacy))
-    final = result.final | numbers_of(run.evaluated, measured)
+    final = result.final | numbers_of(run.plan.evaluated, measured)
     return replace(result, final=final, privacy=replace(result.privacy, outside=outside))
 
 
@@ -126,7 +126,7 @@ def _untrained(run: Run, state: State) -> tuple[str, ...]:
     """Returns the ids of the evaluated clients whose local trainings all diverged: they keep the
     model that they started from."""
     store = state.private
-    clients = run.clients
+    clients = run.plan.clients
     # Only clients with models of their own keep these flags.
     if not {"seen", "trained"} <= set(store.fields):
         return ()

@@ -198,7 +198,7 @@ class Engine:
         return open_run(
             run.settings,
             run.problem,
-            run.fingerprint,
+            run.plan.fingerprint,
             ledger=run.ledger,
             resume=resume,
             coins=self.coins,
@@ -229,7 +229,7 @@ class Engine:
         """
         problem = run.problem
         algorithm = run.algorithm
-        evaluated = run.evaluated
+        evaluated = run.plan.evaluated
         metrics = run.settings.asked_metrics
         scores = dict[str, Metrics]()
         if run.settings.runs > 1:
@@ -244,7 +244,7 @@ class Engine:
                 each = [scores["shared"]]
             else:
                 own = partial(algorithm.personalize, problem, state)
-                each = [evaluate_each(problem, own, run.clients, metrics)]
+                each = [evaluate_each(problem, own, run.plan.clients, metrics)]
         # Most methods have no objective, and gathering the clients' states is expensive.
         if type(algorithm).objective is not Algorithm.objective:
             state = State(state.public, problem.gathered(state.private))
@@ -272,7 +272,7 @@ class Engine:
         """
         problem = run.problem
         algorithm = run.algorithm
-        clients = run.clients
+        clients = run.plan.clients
         if _is_everyones(run, algorithm.shared(state), state):
             personal = algorithm.personalize(problem, state, clients)
         else:
@@ -291,5 +291,5 @@ def _is_everyones(run: Run, model: Tensor | None, state: State) -> bool:
     if model is None or state.private.fields:
         return False
     # Two clients show it: a view of one row has a stride of 0, whatever the number of clients.
-    rows = run.algorithm.personalize(run.problem, state, run.clients[:2])
+    rows = run.algorithm.personalize(run.problem, state, run.plan.clients[:2])
     return (len(rows) == 1 or rows.stride(0) == 0) and torch.equal(rows[0], model.to(rows))

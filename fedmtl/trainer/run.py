@@ -3,35 +3,31 @@
 from __future__ import annotations
 
 import logging
-import math
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-import torch
-
-from ..algorithms.base import State
+from ..algorithms.base import Algorithm, State
 from ..algorithms.problem import Tally
 from ..errors import BudgetExhausted, ConfigError
 from ..privacy.reporting import signal_to_noise
+from ..ranks import Ranks
 from ..schedules import Block, BoundSchedule, rounds
-from .aggregates import bands
 from .callbacks import Callback, ProgressBar
 from .checkpoint import Checkpoint
 from .conclusion import conclude, informed, with_finetuned
 from .engine import Engine
-from .evaluation import Metrics
+from .evaluations import Evaluations
 from .folder import RunFolder
 from .interruption import held_interruption
 from .outcome import write_run
 from .result import Result
 from .run_plan import RunPlan
+from .saving import Checkpoints
 
 logger = logging.getLogger("fedmtl")
-_CHECKPOINT_SECONDS = 20.0  # between checkpoints, if the settings name no number of steps
-_HISTORY_SECONDS = 1.0  # between two writes of metrics.csv
 # A run without noise has failed if this share of the local trainings of its first rounds diverged;
 # fewer trainings than _FEW say nothing.
 _FIRST_ROUNDS = 3
@@ -47,16 +43,15 @@ class Run:
         engine: computes the clients' part.
 
     Attributes:
-        settings, problem, clients, evaluated, fingerprint: see :class:`RunPlan`.
-        ranks: the processes that compute the run.
-        algorithm: with the settings that it chose itself.
+        plan, engine: see above.
+        settings: of the plan; after the last step with what finetuning takes from the releases.
+        problem: of the plan, which counts local trainings.
         folder: in which the run is saved; None for a run that is not.
-        ledger: the file of its charges; None without a folder.
-        channel: its releases; open while it runs.
         stop: number of steps of the whole run.
-        every: steps between evaluations.
-        step_name: ``"round"``, or ``"activation"`` if clients act one at a time.
-        history: rows of the evaluations so far.
+        channel: its releases; open while it runs.
+        callbacks: of the first rank.
+        evaluations: its history.
+        checkpoints: of its state.
     """
 
     channel: Any
@@ -66,20 +61,40 @@ class Run:
         self.engine = engine
         self.settings = plan.settings
         self.problem = plan.problem
-        self.clients = plan.clients
-        self.evaluated = plan.evaluated
-        self.fingerprint = plan.fingerprint
-        self.ranks = plan.problem.ranks
-        self.algorithm = plan.settings.algorithm
         self.folder = RunFolder.of(plan.settings.folder)
-        self.ledger = None if self.folder is None else self.folder.ledger
         self.stop = plan.problem.rounds
-        self.every = plan.settings.eval_every or max(1, self.stop // 20)
-        self.step_name = "activation" if self.algorithm.one_at_a_time else "round"
-        self.history: list[dict[str, Any]] = []
         self.callbacks: list[Callback] = []
-        self.warned = 0  # diverged local trainings at the last warning
-        self.written = -math.inf  # when metrics.csv was
+        self.evaluations = Evaluations(self)
+        self.checkpoints = Checkpoints(self)
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """Returns the algorithm with the settings that it chose itself."""
+        return self.plan.settings.algorithm
+
+    @property
+    def ranks(self) -> Ranks:
+        """Returns the processes that compute the run."""
+        return self.plan.problem.ranks
+
+    @property
+    def ledger(self) -> Path | None:
+        """Returns the file of its charges; None without a folder."""
+        if self.folder is None:
+            return None
+        return self.folder.ledger
+
+    @property
+    def every(self) -> int:
+        """Returns the number of steps between evaluations."""
+        return self.settings.eval_every or max(1, self.stop // 20)
+
+    @property
+    def step_name(self) -> str:
+        """Returns ``"round"``, or ``"activation"`` if clients act one at a time."""
+        if self.algorithm.one_at_a_time:
+            return "activation"
+        return "round"
 
     def __call__(self, resume: bool) -> Result:
         """Computes all steps and returns the result.
@@ -122,7 +137,7 @@ class Run:
                 f"early_stopping looks at the shared model, but {self.algorithm.name} has none."
             )
         if checkpoint is not None:
-            self._restore(state, checkpoint)
+            self.checkpoints.restore(state, checkpoint)
             step = checkpoint.step
             tally = checkpoint.tally
         # Also if no round is left to draw: it reports what was spent, and misses no charge.
@@ -134,24 +149,12 @@ class Run:
                 self._log_signal()
         return state, step
 
-    def _restore(self, state: State, checkpoint: Checkpoint) -> None:
-        """Puts the state, the history and the channel back to those of a checkpoint, in place."""
-        folder = self.folder
-        assert folder is not None  # a checkpoint was read from it
-        checkpoint.check(folder.checkpoint, self.fingerprint)
-        self.history = checkpoint.history
-        device = self.problem.initial.device
-        state.public = {name: tensor.to(device) for name, tensor in checkpoint.public.items()}
-        with self.ranks.agree():
-            state.private.load(folder.clients, checkpoint.clients)
-        self.channel.restore(checkpoint.channel)
-
     def _count_from(self, tally: Tally) -> None:
         """Counts local trainings on from those of the whole run so far, which rank 0 keeps."""
         if not self.ranks.first:
             tally = Tally()  # the sum over ranks would count them once a rank
         self.problem = replace(self.problem, tally=tally)
-        self.warned = tally.diverged
+        self.evaluations.count_from(tally)
 
     def _log_signal(self) -> None:
         """Logs the signal-to-noise ratio of the releases; a warning if noise will hide them."""
@@ -168,11 +171,8 @@ class Run:
         if self.ranks.first:  # callbacks print and write
             bar = [ProgressBar()] if self.settings.progress else []
             self.callbacks = [*bar, *self.settings.callbacks]
-        before = 0.0
-        if self.history:  # time goes on where the interrupted run left it
-            before = self.history[-1]["time"]
-        self.began = time.monotonic() - before
-        self.saved = time.monotonic()
+        self.evaluations.start()
+        self.checkpoints.start()
         outcome: Result | None = None
         try:
             for callback in self.callbacks:
@@ -206,40 +206,39 @@ class Run:
         # A run that was resumed after its end: it has nothing more to do.
         if stopped := self.ends(step):
             return state, step, stopped
+        steps = self.steps(state, step)
         try:
-            for block in self.blocks(step):
-                # The charge is on the disk before the data are read, in secure mode.
-                self.channel.begin(block.first, block.clients)
-                state = self.engine.step(self, state, block)
+            for block, state in steps:
                 step = block.step + 1
-                # The first warning comes at once: the next evaluation may be far.
-                if self.problem.tally is not None and not self.warned:
-                    self._warn(step, self.problem.tally)
+                self.evaluations.warn_first(step)
                 for callback in self.callbacks:
                     callback.on_event(block, state)
                 if step % self.every == 0 and step < self.stop:
-                    self.evaluate(state, step)
+                    self.evaluations.evaluate(state, step)
                 stopped = self.ends(step)
                 # Clocks and signals differ between ranks, so rank 0 decides for all of them.
-                halt, waited = self.ranks.share(
-                    lambda: (interrupted(), time.monotonic() - self.saved)
-                )
+                halt, age = self.ranks.share(lambda: (interrupted(), self.checkpoints.age))
                 if stopped or halt:
                     break
-                if self._is_due(step, waited):
-                    self.checkpoint(state, step)
+                if self.checkpoints.is_due(step, age):
+                    self.checkpoints.save(state, step)
         except BudgetExhausted as spent:
             logger.info("%s", spent)
             stopped = "budget"
-        self.checkpoint(state, step)
+        self.checkpoints.save(state, step)
         return state, step, stopped or "rounds"
 
-    def _is_due(self, step: int, waited: float) -> bool:
-        """Returns True if a checkpoint is due: by the settings, or after some seconds."""
-        every = self.settings.checkpoint_every
-        if every:
-            return step % every == 0
-        return waited > _CHECKPOINT_SECONDS
+    def steps(self, state: State, step: int) -> Iterator[tuple[Block, State]]:
+        """Yields the blocks from ``step`` on, each with the state after it.
+
+        Raises:
+            BudgetExhausted: a client would exceed its budget in the next block.
+        """
+        for block in self.blocks(step):
+            # The charge is on the disk before the data are read, in secure mode.
+            self.channel.begin(block.first, block.clients)
+            state = self.engine.step(self, state, block)
+            yield block, state
 
     def blocks(self, start: int) -> Iterator[Block]:
         """Returns the blocks from step ``start`` on.
@@ -265,7 +264,7 @@ class Run:
         if not 0 < step < self.stop:
             return ""
         rule = self.settings.early_stopping
-        rows = self.history
+        rows = self.evaluations.rows
         if rule is not None and rows and rows[-1]["round"] == step and rule.stops(rows):
             self.channel.charge_remaining(step)
             return "early"
@@ -276,125 +275,8 @@ class Run:
             return "diverged"
         return ""
 
-    def evaluate(self, state: State, step: int) -> tuple[list[dict[str, Any]], dict[str, Metrics]]:
-        """Scores the models and adds what was measured to the history.
-
-        The history gets one row; of replicates one row for each budget. A row of the same step is
-        replaced.
-
-        Returns:
-            The numbers of each replicate, with its budget and its number among those of the
-            budget; and the scores of the first replicate by model.
-        """
-        settings = self.settings
-        numbers, scores = self.engine.measure(self, state)
-        # The run ended at an evaluated round: its row is made anew, with the same numbers.
-        while self.history and self.history[-1]["round"] == step:
-            self.history.pop()
-        when, spent, numbers = self.ranks.share(
-            lambda: (time.monotonic() - self.began, self.channel.epsilons, numbers)
-        )
-        counts: dict[str, float] = dict(self._diverged(step, scores))
-        if settings.early_stopping is not None:
-            model = self.algorithm.shared(state)
-            if model is not None:  # EarlyStopping reads how far it has come
-                counts["distance"] = float((model - self.problem.initial).norm())
-        runs: list[dict[str, Any]] = []
-        for budget, members in settings.budgets:
-            row: dict[str, Any] = {"round": step, "time": when}
-            if settings.runs > 1:
-                row["budget"] = budget
-            # The replicates of a budget differ in their cohorts, and so in what they have spent.
-            row["epsilon"] = float(spent[members].max())
-            self.history.append(row | bands(numbers[members]) | counts)
-            runs += [
-                {"budget": budget, "repetition": k} | row for k, row in enumerate(numbers[members])
-            ]
-            for callback in self.callbacks:
-                callback.on_evaluate(self.history[-1])
-        self._write_history()
-        return runs, scores
-
-    def _write_history(self) -> None:
-        """Writes the evaluations so far, at most once a second: frequent ones would cost more than
-        the steps between them."""
-        if self.folder is None or not self.ranks.first:
-            return
-        if time.monotonic() - self.written > _HISTORY_SECONDS:
-            self.folder.write_history(self.history)
-            self.written = time.monotonic()
-
     def tally(self) -> Tally:
         """Returns the local trainings of all ranks; zeros if they are not counted."""
         mine = self.problem.tally or Tally()
         each = self.ranks.gather((mine.trained, mine.diverged))
         return Tally(*(sum(counts) for counts in zip(*each, strict=True)))
-
-    def _warn(self, step: int, tally: Tally) -> None:
-        """Warns of local trainings that diverged since the last warning."""
-        if tally.diverged > self.warned and self.ranks.first:
-            logger.warning(
-                "%s, %s %d: %d of %d local trainings diverged: their models are not finite, count "
-                "as zero in what is "
-                "sent, and are not kept; a smaller learning rate (algorithm.local.lr) may help",
-                self.algorithm.name, self.step_name, step, tally.diverged, tally.trained,
-            )  # fmt: skip
-        self.warned = tally.diverged
-
-    def _diverged(self, step: int, scores: Mapping[str, Metrics]) -> dict[str, int]:
-        """Counts, and warns of, the local trainings that diverged since the last evaluation, and
-        the clients whose models have no finite loss.
-
-        Returns:
-            The columns ``diverged_trainings`` and ``diverged_clients``, each only if it is not 0.
-        """
-        if self.problem.tally is None or not scores:
-            return {}
-        tally = self.tally()
-        counts = {}
-        self._warn(step, tally)
-        # A tally is of the whole run. Rows of one round, of several budgets, have the same count.
-        before = {row["round"]: row.get("diverged_trainings", 0) for row in self.history}
-        lost = tally.diverged - sum(before.values())
-        if lost:
-            counts["diverged_trainings"] = lost
-        # The loss of a client without test examples is NaN and says nothing about its training.
-        losses = scores["personal"].loss[self.evaluated.data.test.counts > 0]
-        diverged = int((~torch.isfinite(losses)).sum())
-        if diverged:
-            counts["diverged_clients"] = diverged
-            if self.ranks.first:
-                text = "%s, %s %d: the loss of %d of %d clients' own models is not finite"
-                logger.warning(
-                    text, self.algorithm.name, self.step_name, step, diverged, len(losses)
-                )
-        return counts
-
-    def checkpoint(self, state: State, step: int) -> None:
-        """Writes a checkpoint of the state after ``step`` steps; nothing without a folder.
-
-        Each rank writes the rows of its clients, then rank 0 the rest: a checkpoint names files
-        that are whole and on the disk.
-        """
-        folder = self.folder
-        if folder is None:
-            return
-        tally = self.tally()
-        with self.ranks.agree():
-            own = state.private.save(folder.clients, step)
-        files = {file: length for each in self.ranks.gather(own) for file, length in each.items()}
-        self.ranks.share(
-            lambda: Checkpoint(
-                step=step,
-                public=dict(state.public),
-                clients=files,
-                history=self.history,
-                fingerprint=self.fingerprint,
-                channel=self.channel.state(),
-                ledger=self.channel.sync(),
-                tally=tally,
-            ).write(folder.checkpoint)
-        )
-        # The new checkpoint is on the disk, and nothing names the files of the one before.
-        state.private.commit(folder.clients, files)
-        self.saved = time.monotonic()

@@ -45,6 +45,7 @@ from fedmtl.data import FederatedDataset
 from fedmtl.errors import TrainingError
 from fedmtl.graphs import Ring
 from fedmtl.privacy.clip import not_finite
+from fedmtl.trainer.evaluations import Evaluations
 from fedmtl.trainer.run import Run
 from tests import small
 
@@ -149,8 +150,9 @@ def test_what_diverges_late_or_at_some_clients_stops_no_run(
     assert (found.stopped, found.final["round"], found.diverged_trainings) == ("rounds", 6, 60)
     counts = Tally()
     monkeypatch.setattr(Run, "tally", lambda self: counts)
+    monkeypatch.setattr(Run, "stop", 6)
     loop = Run.__new__(Run)
-    loop.settings, loop.stop, loop.history = trainer(), 6, []
+    loop.settings, loop.evaluations = trainer(), Evaluations(loop)
     counts.trained = counts.diverged = 4  # too few to judge by
     assert not loop.ends(1)
     counts.trained = counts.diverged = 5

@@ -1,0 +1,146 @@
+"""The evaluations of a run, and warnings of local trainings that diverged."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..algorithms.base import State
+from ..algorithms.problem import Tally
+from .aggregates import bands
+from .evaluation import Metrics
+
+if TYPE_CHECKING:
+    from .run import Run
+
+logger = logging.getLogger("fedmtl")
+_WRITE_SECONDS = 1.0  # between two writes of metrics.csv
+
+
+class Evaluations:
+    """The evaluations of a run.
+
+    Args:
+        run: that is evaluated.
+
+    Attributes:
+        rows: the history, one row for each evaluation; of replicates one for each budget.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self._run = run
+        self._began = time.monotonic()
+        self._written = -math.inf  # when metrics.csv was
+        self._warned = 0  # diverged local trainings at the last warning
+
+    def start(self) -> None:
+        """Starts the clock, which goes on where an interrupted run left it."""
+        before = 0.0
+        if self.rows:
+            before = self.rows[-1]["time"]
+        self._began = time.monotonic() - before
+
+    def count_from(self, tally: Tally) -> None:
+        """Counts diverged local trainings on from those of a checkpoint, which were warned of."""
+        self._warned = tally.diverged
+
+    def evaluate(self, state: State, step: int) -> tuple[list[dict[str, Any]], dict[str, Metrics]]:
+        """Scores the models and adds what was measured to the history.
+
+        A row of the same step is replaced.
+
+        Returns:
+            The numbers of each replicate, with its budget and its number among those of the
+            budget; and the scores of the first replicate by model.
+        """
+        run = self._run
+        settings = run.settings
+        numbers, scores = run.engine.measure(run, state)
+        # The run ended at an evaluated round: its row is made anew, with the same numbers.
+        while self.rows and self.rows[-1]["round"] == step:
+            self.rows.pop()
+        when, spent, numbers = run.ranks.share(
+            lambda: (time.monotonic() - self._began, run.channel.epsilons, numbers)
+        )
+        counts: dict[str, float] = dict(self._diverged(step, scores))
+        if settings.early_stopping is not None:
+            model = run.algorithm.shared(state)
+            if model is not None:  # EarlyStopping reads how far it has come
+                counts["distance"] = float((model - run.problem.initial).norm())
+        runs: list[dict[str, Any]] = []
+        for budget, members in settings.budgets:
+            row: dict[str, Any] = {"round": step, "time": when}
+            if settings.runs > 1:
+                row["budget"] = budget
+            # The replicates of a budget differ in their cohorts, and so in what they have spent.
+            row["epsilon"] = float(spent[members].max())
+            self.rows.append(row | bands(numbers[members]) | counts)
+            runs += [
+                {"budget": budget, "repetition": k} | row for k, row in enumerate(numbers[members])
+            ]
+            for callback in run.callbacks:
+                callback.on_evaluate(self.rows[-1])
+        self._write()
+        return runs, scores
+
+    def _write(self) -> None:
+        """Writes the rows so far, at most once a second: frequent ones would cost more than the
+        steps between them."""
+        folder = self._run.folder
+        if folder is None or not self._run.ranks.first:
+            return
+        if time.monotonic() - self._written > _WRITE_SECONDS:
+            folder.write_history(self.rows)
+            self._written = time.monotonic()
+
+    def warn_first(self, step: int) -> None:
+        """Warns of the first diverged local trainings at once: the next evaluation may be far."""
+        tally = self._run.problem.tally
+        if tally is not None and not self._warned:
+            self._warn(step, tally)
+
+    def _warn(self, step: int, tally: Tally) -> None:
+        """Warns of local trainings that diverged since the last warning."""
+        run = self._run
+        if tally.diverged > self._warned and run.ranks.first:
+            logger.warning(
+                "%s, %s %d: %d of %d local trainings diverged: their models are not finite, count "
+                "as zero in what is "
+                "sent, and are not kept; a smaller learning rate (algorithm.local.lr) may help",
+                run.algorithm.name, run.step_name, step, tally.diverged, tally.trained,
+            )  # fmt: skip
+        self._warned = tally.diverged
+
+    def _diverged(self, step: int, scores: Mapping[str, Metrics]) -> dict[str, int]:
+        """Counts, and warns of, the local trainings that diverged since the last evaluation, and
+        the clients whose models have no finite loss.
+
+        Returns:
+            The columns ``diverged_trainings`` and ``diverged_clients``, each only if it is not 0.
+        """
+        run = self._run
+        if run.problem.tally is None or not scores:
+            return {}
+        tally = run.tally()
+        counts = {}
+        self._warn(step, tally)
+        # A tally is of the whole run. Rows of one round, of several budgets, have the same count.
+        before = {row["round"]: row.get("diverged_trainings", 0) for row in self.rows}
+        lost = tally.diverged - sum(before.values())
+        if lost:
+            counts["diverged_trainings"] = lost
+        # The loss of a client without test examples is NaN and says nothing about its training.
+        losses = scores["personal"].loss[run.plan.evaluated.data.test.counts > 0]
+        diverged = int((~torch.isfinite(losses)).sum())
+        if diverged:
+            counts["diverged_clients"] = diverged
+            if run.ranks.first:
+                text = "%s, %s %d: the loss of %d of %d clients' own models is not finite"
+                logger.warning(text, run.algorithm.name, run.step_name, step, diverged, len(losses))
+        return counts

@@ -1,0 +1,94 @@
+"""The checkpoints of a run: when one is due, and the state that it gives back."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from ..algorithms.base import State
+from .checkpoint import Checkpoint
+
+if TYPE_CHECKING:
+    from .run import Run
+
+_SECONDS = 20.0  # between checkpoints, if the settings name no number of steps
+
+
+class Checkpoints:
+    """The checkpoints of a run; none are written without a folder.
+
+    Args:
+        run: whose state is saved.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._saved = time.monotonic()
+
+    def start(self) -> None:
+        """Starts the clock between checkpoints."""
+        self._saved = time.monotonic()
+
+    @property
+    def age(self) -> float:
+        """Returns the seconds since the last checkpoint."""
+        return time.monotonic() - self._saved
+
+    def is_due(self, step: int, age: float) -> bool:
+        """Returns True if a checkpoint is due: by the settings, or after some seconds.
+
+        Args:
+            step: number of steps done.
+            age: seconds since the last one.
+        """
+        every = self._run.settings.checkpoint_every
+        if every:
+            return step % every == 0
+        return age > _SECONDS
+
+    def save(self, state: State, step: int) -> None:
+        """Writes a checkpoint of the state after ``step`` steps.
+
+        Each rank writes the rows of its clients, then rank 0 the rest: a checkpoint names files
+        that are whole and on the disk.
+        """
+        run = self._run
+        folder = run.folder
+        if folder is None:
+            return
+        tally = run.tally()
+        with run.ranks.agree():
+            own = state.private.save(folder.clients, step)
+        files = {file: length for each in run.ranks.gather(own) for file, length in each.items()}
+        run.ranks.share(
+            lambda: Checkpoint(
+                step=step,
+                public=dict(state.public),
+                clients=files,
+                history=run.evaluations.rows,
+                fingerprint=run.plan.fingerprint,
+                channel=run.channel.state(),
+                ledger=run.channel.sync(),
+                tally=tally,
+            ).write(folder.checkpoint)
+        )
+        # The new checkpoint is on the disk, and nothing names the files of the one before.
+        state.private.commit(folder.clients, files)
+        self.start()
+
+    def restore(self, state: State, checkpoint: Checkpoint) -> None:
+        """Puts the state, the history and the channel back to those of a checkpoint, in place.
+
+        Raises:
+            ResumeError: a checkpoint of another run, or one that the ledger does not hold.
+        """
+        run = self._run
+        folder = run.folder
+        assert folder is not None  # a checkpoint was read from it
+        checkpoint.check(folder.checkpoint, run.plan.fingerprint)
+        run.evaluations.rows = checkpoint.history
+        device = run.problem.initial.device
+        state.public = {name: tensor.to(device) for name, tensor in checkpoint.public.items()}
+        with run.ranks.agree():
+            state.private.load(folder.clients, checkpoint.clients)
+        run.channel.restore(checkpoint.channel)

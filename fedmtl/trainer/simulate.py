@@ -1,0 +1,109 @@
+"""The rounds of a run one by one, for programs with a loop of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ..algorithms.base import Algorithm, Problem, State
+from ..errors import ConfigError
+from ..schedules import Block
+from .engine import Engine
+from .run import Run
+from .run_plan import prepare
+
+if TYPE_CHECKING:
+    from .trainer import Trainer
+
+
+@dataclass(frozen=True)
+class Step:
+    """A round that has been computed, or a block of activations of clients that act one at a time.
+
+    Attributes:
+        done: number of rounds, or of activations, so far.
+        block: who took part, in the numbers of :attr:`problem`.
+        state: the algorithm's state. The next step changes it in place.
+        epsilon: of the steps so far, at the delta of the settings; infinite without noise.
+        algorithm: with the settings that it chose itself.
+        problem: the data and the model.
+    """
+
+    done: int
+    block: Block
+    state: State
+    epsilon: float
+    algorithm: Algorithm
+    problem: Problem
+
+    @property
+    def shared(self) -> Tensor | None:
+        """Returns the shared model (D,), which is released; None if the algorithm has none."""
+        return self.algorithm.shared(self.state)
+
+    def personal(self, clients: Tensor | None = None) -> Tensor:
+        """Returns the personal models of clients, (k, D); they are private.
+
+        Args:
+            clients: int64 (k,), their places in the data; None for all.
+        """
+        if clients is None:
+            clients = torch.arange(self.problem.clients)
+        return self.algorithm.personalize(self.problem, self.state, clients)
+
+
+def simulate(trainer: Trainer) -> Iterator[Step]:
+    """Yields the rounds of a run, each of them charged before it is computed.
+
+    It is the loop of :meth:`fedmtl.Trainer.fit`, with the same cohorts, noise and models to the
+    bit, in this process. Evaluation, callbacks, checkpoints, early stopping, finetuning and
+    baselines are left to the caller.
+
+    A caller may leave the loop early. If the step at which it leaves is fixed beforehand, or
+    follows from ``epsilon`` alone, the epsilon of that step is spent. If it follows from the
+    releases, count the epsilon of the whole run, as :class:`~fedmtl.EarlyStopping` does: the
+    epsilon of a step says nothing of a number of steps that depends on the noise. If it follows
+    from scores or from personal models, the number of steps is a release that no epsilon covers.
+
+    Args:
+        trainer: the settings, with ``folder=None``: the charges are kept in memory.
+
+    Raises:
+        ConfigError: settings that do not fit together, or a folder.
+        BudgetExhausted: a client would exceed its budget in the next round.
+
+    Example:
+        >>> from fedmtl import ClientPrivacy, FedAvg, FullParticipation, LocalSGD, Trainer
+        >>> from fedmtl import load_data, models, simulate
+        >>> trainer = Trainer(
+        ...     algorithm=FedAvg(local=LocalSGD(lr=0.1)),
+        ...     data=load_data("digits", clients=10),
+        ...     model=models.softmax_regression(),
+        ...     schedule=FullParticipation(),
+        ...     privacy=ClientPrivacy(clip_norm=0.5, epsilon=8.0),
+        ...     rounds=5,
+        ... )
+        >>> for step in simulate(trainer):
+        ...     if step.epsilon > 5.0:
+        ...         break
+        >>> step.done, tuple(step.personal().shape)
+        (3, (10, 650))
+    """
+    if trainer.folder is not None:
+        raise ConfigError(
+            f"simulate() keeps nothing on the disk, but folder is {str(trainer.folder)!r}; give "
+            "folder=None, or use Trainer.fit, which can be resumed."
+        )
+    run = Run(prepare(trainer, trainer.problem()), Engine())
+    run.channel = run.engine.open(run, resume=False)
+    with closing(run.channel):
+        state = run.engine.init(run)
+        run.channel.start(0)
+        for block, after in run.steps(state, 0):
+            epsilon = float(run.channel.epsilons.max())
+            yield Step(block.step + 1, block, after, epsilon, run.algorithm, run.problem)

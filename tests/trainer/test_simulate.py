@@ -1,0 +1,114 @@
+"""Rounds one by one: those of a whole run, charged and stopped by the caller."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedmtl import (
+    PMTL,
+    PPDMTL,
+    ClientPrivacy,
+    FedAvg,
+    Local,
+    LocalSGD,
+    PoissonClocks,
+    PoissonSampling,
+    RecordPrivacy,
+    load_data,
+    models,
+    simulate,
+)
+from fedmtl.errors import ConfigError
+from tests.small import trainer
+
+LOCAL = LocalSGD(lr=0.1, batch_size=4)
+PRIVATE = ClientPrivacy(clip_norm=0.5, epsilon=4.0)
+CASES: dict[str, dict[str, Any]] = {
+    "pmtl": {"algorithm": PMTL(lam=0.5, local=LOCAL), "schedule": PoissonSampling(cohort=3)},
+    "fedavg": {"algorithm": FedAvg(local=LOCAL)},
+    "records": {
+        "algorithm": FedAvg(local=LOCAL),
+        "privacy": RecordPrivacy(clip_norm=0.5, epsilon=4.0),
+    },
+    "local": {"algorithm": Local(local=LOCAL), "privacy": None},
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_steps_are_those_of_a_run(name: str) -> None:
+    settings = trainer(**{"privacy": PRIVATE, "rounds": 4, "eval_every": 1} | CASES[name])
+    found = settings.fit()
+    steps = []
+    for step in simulate(settings):
+        steps.append((step.done, step.epsilon))
+        personal = step.personal()
+        shared = None if step.shared is None else step.shared.clone()
+    assert [done for done, _ in steps] == [1, 2, 3, 4]
+    assert [epsilon for _, epsilon in steps] == [row["epsilon"] for row in found.history]
+    assert torch.equal(personal, found.personal)
+    if found.shared is not None:
+        assert shared is not None
+        assert torch.equal(shared, found.shared)
+
+
+def test_activations_come_in_blocks() -> None:
+    settings = trainer(
+        algorithm=PPDMTL(row_norm=1.0),
+        data=load_data("synthetic_tasks", tasks=4),
+        model=models.linear_regression(bias=False),
+        schedule=PoissonClocks(per_client=3),
+        privacy=RecordPrivacy(clip_norm=1.0, epsilon=8.0),
+        rounds=12,
+    )
+    *_, last = simulate(settings)
+    found = settings.fit()
+    assert last.done == 12
+    torch.testing.assert_close(last.personal(torch.tensor([2]))[0], found.personal[2])
+    assert last.epsilon == found.epsilon
+
+
+def test_a_loop_that_is_left_has_spent_less_and_closes_the_channel() -> None:
+    settings = trainer(privacy=PRIVATE, rounds=4)
+    loop = simulate(settings)
+    first = next(loop)
+    whole = settings.fit()
+    assert 0 < first.epsilon < whole.epsilon
+    alone = replace(
+        settings,
+        rounds=1,
+        privacy=replace(PRIVATE, epsilon=None, noise_multiplier=_multiplier(whole)),
+    ).fit()
+    assert first.epsilon == pytest.approx(alone.epsilon, rel=1e-9)
+    loop.close()
+    assert list(loop) == []
+
+
+def _multiplier(result: Any) -> float:
+    return float(result.privacy.noise_multiplier)
+
+
+def test_nothing_is_computed_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A generator that nobody asks charges nothing; a step is charged before it is computed."""
+    from fedmtl.algorithms.base import Algorithm
+    from fedmtl.privacy import Rounds
+
+    order: list[str] = []
+    begin, step = Rounds.begin, Algorithm.step
+    monkeypatch.setattr(Rounds, "begin", lambda self, *a: order.append("charge") or begin(self, *a))
+    monkeypatch.setattr(Algorithm, "step", lambda self, *a: order.append("step") or step(self, *a))
+    loop = simulate(trainer(privacy=PRIVATE, rounds=2))
+    assert order == []
+    next(loop)
+    assert order == ["charge", "step"]
+    loop.close()
+
+
+def test_a_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="keeps nothing on the disk"):
+        next(simulate(trainer(folder=tmp_path / "run")))
+    assert not (tmp_path / "run").exists()
