@@ -117,7 +117,7 @@ class CountBelowNorm:
         """
         self.check(rows, clients)
         receipt.spend(self.name, clients)
-        return self.fraction(self.total(rows), receipt.step)
+        return self.fraction(self.total(rows), receipt)
 
     def total(self, rows: Message) -> Tensor:
         """Returns the sum of :func:`count_rows`, which is private.
@@ -132,16 +132,20 @@ class CountBelowNorm:
         counted = count_rows(row_norms(rows, self.release.clip), self.release.bound)
         return counted.double().sum(0).cpu()
 
-    def fraction(self, total: Tensor, step: int) -> Tensor:
+    def fraction(self, total: Tensor, receipt: Receipt) -> Tensor:
         """Adds the noise of a round to a sum of counts and divides by the public constant m.
 
         Args:
             total: float64 (1,), of :meth:`total`.
-            step: number of the round.
+            receipt: of the round, spent on this count.
 
         Returns:
             float64 (1,), released.
+
+        Raises:
+            PrivacyError: the receipt has not been spent on this count.
         """
+        step = receipt.paid(self.name)
         denominator = self.release.denominator
         sensitivity = count_sensitivity(self.release.relation)
         noise = release_noise(

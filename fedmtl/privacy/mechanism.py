@@ -214,7 +214,7 @@ class ClippedSum:
         """
         self.check(rows, clients)
         receipt.spend(self.name, clients)
-        return self.mean(self.total(rows, clients), receipt.step)
+        return self.mean(self.total(rows, clients), receipt)
 
     def total(self, rows: Message, clients: Tensor, width: float | None = None) -> Tensor:
         """Adds up the clipped rows; the sum is exact, and private.
@@ -242,16 +242,20 @@ class ClippedSum:
         assert isinstance(rows, Tensor)  # only rows that are clipped are added up as they are made
         return sum_width(largest_norm(rows), self.release.sampling.n)
 
-    def mean(self, total: Tensor, step: int) -> Tensor:
+    def mean(self, total: Tensor, receipt: Receipt) -> Tensor:
         """Adds the noise of a round to a sum, and divides it by m.
 
         Args:
             total: float64 (size,), of :meth:`total`.
-            step: number of the round.
+            receipt: of the round, spent on this release.
 
         Returns:
             The released value, float64 (D,).
+
+        Raises:
+            PrivacyError: the receipt has not been spent on this release.
         """
+        step = receipt.paid(self.name)
         if self.release.noise is None:
             return total / self.denominator
         return self._noise.mean(self, total, step)
@@ -279,13 +283,13 @@ class OuterProductSum(ClippedSum):
         diagonal = self.release.form == "diagonal"
         return outer_product_sum(ordered, self.release.clip, diagonal=diagonal)
 
-    def mean(self, total: Tensor, step: int) -> Tensor:
-        """Adds the noise of a round to a sum, and divides it by m.
+    def mean(self, total: Tensor, receipt: Receipt) -> Tensor:
+        """Adds the noise of a round to a sum, and divides it by m; see :meth:`ClippedSum.mean`.
 
         Returns:
             The released value, float64 (D, D), or (D,) for a diagonal.
         """
-        value = super().mean(total, step)
+        value = super().mean(total, receipt)
         if self.release.form == "diagonal":
             return value
         return smat(value)

@@ -79,7 +79,7 @@ class RankedSum(_Ranked[ClippedSum]):
         self.check(rows, clients)
         self._spend(clients, receipt)
         total = self._total(rows, clients)
-        return self._ranks.share(partial(self._mechanism.mean, total, receipt.step))
+        return self._ranks.share(partial(self._mechanism.mean, total, receipt))
 
     def _total(self, rows: Message, clients: Tensor) -> Tensor:
         """Returns the clipped sum of the rows of all ranks, complete at the first rank only; ignore
@@ -106,4 +106,4 @@ class RankedCount(_Ranked[CountBelowNorm]):
         self.check(rows, clients)
         self._spend(clients, receipt)
         total = self._ranks.sum(self._mechanism.total(rows))
-        return self._ranks.share(partial(self._mechanism.fraction, total, receipt.step))
+        return self._ranks.share(partial(self._mechanism.fraction, total, receipt))

@@ -66,6 +66,23 @@ class Receipt:
             )
         self._spent.add(name)
 
+    def paid(self, name: str) -> int:
+        """Returns the number of the round for a release that this receipt has been spent on; it
+        addresses the noise.
+
+        Args:
+            name: of the release.
+
+        Raises:
+            PrivacyError: the receipt has not been spent on it.
+        """
+        if name not in self._spent:
+            raise PrivacyError(
+                f"Release {name!r} of step {self.step} is not paid for: noise is added to what a "
+                "receipt has been spent on; call the mechanism with the rows and the receipt."
+            )
+        return self.step
+
 
 class LocalReceipt:
     """The charge of the local steps of one round: each client pays its own, in their order.

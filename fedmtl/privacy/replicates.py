@@ -110,9 +110,8 @@ class ReplicatedRounds(Rounds):
         mechanism.check(rows, clients)
         assert isinstance(rows, Tensor)  # there are no sums of replicates
         receipt.spend(noise.name, clients)
-        step = receipt.step
         each = zip(rows, self.sources, strict=True)
-        return torch.stack([noise.added(own, clients, step, source) for own, source in each])
+        return torch.stack([noise.added(own, clients, receipt, source) for own, source in each])
 
 
 class ReplicatedSum:
@@ -146,5 +145,5 @@ class ReplicatedSum:
         receipt.spend(self.name, clients)
         values = []
         for mechanism, own in zip(self.replicates, rows, strict=True):
-            values.append(mechanism.mean(mechanism.total(own, clients), receipt.step))
+            values.append(mechanism.mean(mechanism.total(own, clients), receipt))
         return torch.stack(values)

@@ -285,7 +285,7 @@ class Rounds(Channel):
         mechanism.check(rows, clients)
         assert isinstance(rows, Tensor)  # noise of their own keeps the rows apart
         receipt.spend(noise.name, clients)
-        return noise.added(rows, clients, receipt.step, self.source)
+        return noise.added(rows, clients, receipt, self.source)
 
     def clip(self, name: str, rows: Tensor) -> Tensor:
         """Clips each row as :meth:`release` counts it, for clients that keep what they sent; the
@@ -326,7 +326,7 @@ class Rounds(Channel):
         if name in self.rows:
             noise = self.rows[name]
             receipt.spend(noise.name, receipt.clients)
-            return noise.added(row, receipt.clients, receipt.step, self.source)
+            return noise.added(row, receipt.clients, receipt, self.source)
         if self._adaptive is not None and release.clip is not None:
             return clip_rows(row, replace(release.clip, bound=2 * release.clip.bound))
         if release.clip is not None and release.form == "vector":

@@ -25,6 +25,7 @@ from .cost import PrivacyCost
 from .noise.grid import client_noise, noised
 from .noise.laws import L2LaplaceNoise
 from .noise.sources import NoiseSource
+from .receipt import Receipt
 from .release import Release, ReleasePlan
 
 
@@ -72,15 +73,19 @@ class BoundRowNoise:
         """Returns the epsilon of each client against the server after ``uses``."""
         return self.cost.epsilon(uses, self.multiplier)
 
-    def added(self, rows: Tensor, clients: Tensor, step: int, source: NoiseSource) -> Tensor:
+    def added(self, rows: Tensor, clients: Tensor, receipt: Receipt, source: NoiseSource) -> Tensor:
         """Returns the clipped rows with noise: (k, D) -> (k, D) float64 on the CPU.
 
         Args:
             rows: (k, D) float; one that is not finite counts as zero.
             clients: (k,) int64, whose they are: in seeded mode they address the noise.
-            step: number of the step.
+            receipt: of the round, spent on this noise.
             source: of the noise.
+
+        Raises:
+            PrivacyError: the receipt has not been spent on this noise.
         """
+        step = receipt.paid(self.name)
         # strides change last bits
         clipped = clip_rows(rows.detach().cpu().double().contiguous(), self.release.clip)
         # The client's key and the step address the noise, so no other client moves it.

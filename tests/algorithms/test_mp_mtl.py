@@ -18,6 +18,7 @@ from fedmtl.contrib.published.mp_mtl import PublishedMPMTL
 from fedmtl.errors import ConfigError, PrivacyError
 from fedmtl.privacy import (
     QuantileClip,
+    Receipt,
     SecureSource,
     SeededSource,
     mechanism,
@@ -277,7 +278,10 @@ def test_noise_on_models_protects_them_from_the_curator() -> None:
     assert 6.0 * (1 - 1e-4) < noise.epsilon_at(3) <= 6.0
     # what the curator gets: a clipped model and noise of radius Gamma(d, z 2 C), mean d z 2 C
     many = torch.zeros(4000, D, dtype=torch.float64)
-    radius = noise.added(many, torch.arange(4000), 0, SeededSource(1)).norm(dim=1) / (
+    everyone = torch.arange(4000)
+    receipt = Receipt(0, 0, everyone)
+    receipt.spend(noise.name, everyone)
+    radius = noise.added(many, everyone, receipt, SeededSource(1)).norm(dim=1) / (
         1.6 * noise.multiplier
     )
     assert float(radius.mean()) == pytest.approx(D, abs=5 * math.sqrt(D / 4000))
@@ -286,7 +290,7 @@ def test_noise_on_models_protects_them_from_the_curator() -> None:
     rows = torch.randn(TASKS, D, dtype=torch.float64)
     channel.begin(0, channel.draw(0))
     value = channel.release("covariance", rows, torch.arange(TASKS)).numpy() * TASKS
-    sent = noise.added(rows, torch.arange(TASKS), 0, channel.source).numpy()
+    sent = noise.added(rows, torch.arange(TASKS), receipt, channel.source).numpy()
     sent = sent * np.minimum(1, 0.8 * (1 - 2.0**-20) / np.linalg.norm(sent, axis=1))[:, None]
     plain = open_channel(privacy, MPMTL(row_norm=1.0).plan(problem, bound), bound, seed=5, steps=3)
     plain.begin(0, plain.draw(0))
@@ -299,7 +303,9 @@ def test_noise_on_models_protects_them_from_the_curator() -> None:
     with pytest.raises(PrivacyError, match="without noise"):
         run(algorithm, problem)
     # in secure mode the rows are on a public grid, and fresh
-    first, second = (noise.added(rows, torch.arange(TASKS), 0, SecureSource()) for _ in range(2))
+    first, second = (
+        noise.added(rows, torch.arange(TASKS), receipt, SecureSource()) for _ in range(2)
+    )
     assert not torch.equal(first, second)
     assert torch.equal(torch.round(first * 2.0**24), first * 2.0**24)
 

@@ -646,8 +646,8 @@ def _count_noise_of_the_cohort(patch: pytest.MonkeyPatch, trainer: Trainer) -> N
 
 _noise_of_the_cohort = edit(
     ClippedSum.__call__,
-    "return self.mean(self.total(rows, clients), receipt.step)",
-    "total = self.total(rows, clients); value = self.mean(total, receipt.step); mean = total / self.denominator; "
+    "return self.mean(self.total(rows, clients), receipt)",
+    "total = self.total(rows, clients); value = self.mean(total, receipt); mean = total / self.denominator; "
     "return mean + (value - mean) * max(1, len(receipt.clients)) / self.denominator",
 )
 _noise_of_the_local_cohort = edit(

@@ -216,6 +216,26 @@ def test_a_count_takes_one_row_of_each_client() -> None:
         count(torch.zeros(3, SIZE), EVERYONE, receipt)
 
 
+def test_noise_is_added_to_what_a_receipt_was_spent_on() -> None:
+    """Sums and counts without their mechanism's call, which spends the receipt, get no noise."""
+    settings = QuantileClip(initial=1.0, count_noise=3.0)
+    release = sums(ClientPrivacy(clip_norm=settings, noise_multiplier=1.0))[0].releases["update"]
+    count = CountBelowNorm(release, settings, SeededSource(0))
+    for form in ("vector", "symmetric"):
+        release = sums(form=form)[0].releases["update"]
+        mechanism = mechanism_of(release, SumNoise(), SeededSource(0))
+        rows = torch.zeros(3, SIZE)
+        summed = mechanism.total(rows, EVERYONE)
+        receipt = Receipt(2, 0, EVERYONE)
+        receipt.spend("another", EVERYONE)
+        with pytest.raises(PrivacyError, match="'update' of step 2 is not paid for"):
+            mechanism.mean(summed, receipt)
+        value = mechanism(rows, EVERYONE, receipt)
+        assert torch.equal(mechanism.mean(summed, receipt), value)
+        with pytest.raises(PrivacyError, match="'update/count' of step 2 is not paid for"):
+            count.fraction(torch.zeros(1), receipt)
+
+
 # Rounds
 
 
@@ -303,7 +323,8 @@ def test_a_row_leaves_its_client_once_for_a_receipt() -> None:
     channel, _ = sums(rows=RowNoise(2.0))
     receipt = Receipt(3, 0, torch.tensor([4]))
     sent = channel.sent("update", torch.zeros(1, SIZE), receipt)
-    noise = channel.rows["update"].added(torch.zeros(1, SIZE), torch.tensor([4]), 3, channel.source)
+    law = channel.rows["update"]
+    noise = law.added(torch.zeros(1, SIZE), torch.tensor([4]), receipt, channel.source)
     assert torch.equal(sent, noise)
     with pytest.raises(PrivacyError, match="'update/rows' happened already in step 3"):
         channel.sent("update", torch.ones(1, SIZE), receipt)
