@@ -76,6 +76,7 @@ class Receipt:
         Raises:
             PrivacyError: the receipt has not been spent on it.
         """
+        # Wrappers of a mechanism add its noise to sums of several processes, after they have paid.
         if name not in self._spent:
             raise PrivacyError(
                 f"Release {name!r} of step {self.step} is not paid for: noise is added to what a "

@@ -42,6 +42,7 @@ class Checkpoints:
             age: seconds since the last one.
         """
         every = self._run.settings.checkpoint_every
+        # A number of steps is kept to whatever time they take, so that runs can be compared.
         if every:
             return step % every == 0
         return age > _SECONDS
@@ -87,6 +88,7 @@ class Checkpoints:
         assert folder is not None  # a checkpoint was read from it
         checkpoint.check(folder.checkpoint, run.plan.fingerprint)
         run.evaluations.rows = checkpoint.history
+        # A run may continue on another device than the one on which it began.
         device = run.problem.initial.device
         state.public = {name: tensor.to(device) for name, tensor in checkpoint.public.items()}
         with run.ranks.agree():

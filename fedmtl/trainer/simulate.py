@@ -99,11 +99,13 @@ def simulate(trainer: Trainer) -> Iterator[Step]:
             f"simulate() keeps nothing on the disk, but folder is {str(trainer.folder)!r}; give "
             "folder=None, or use Trainer.fit, which can be resumed."
         )
+    # In this process alone: other ranks would run the caller's loop, too.
     run = Run(prepare(trainer, trainer.problem()), Engine())
     run.channel = run.engine.open(run, resume=False)
     with closing(run.channel):
         state = run.engine.init(run)
         run.channel.start(0)
         for block, after in run.steps(state, 0):
+            # Replicates and clients may have spent unequally; the largest holds for all of them.
             epsilon = float(run.channel.epsilons.max())
             yield Step(block.step + 1, block, after, epsilon, run.algorithm, run.problem)

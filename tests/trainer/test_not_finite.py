@@ -150,9 +150,8 @@ def test_what_diverges_late_or_at_some_clients_stops_no_run(
     assert (found.stopped, found.final["round"], found.diverged_trainings) == ("rounds", 6, 60)
     counts = Tally()
     monkeypatch.setattr(Run, "tally", lambda self: counts)
-    monkeypatch.setattr(Run, "stop", 6)
     loop = Run.__new__(Run)
-    loop.settings, loop.evaluations = trainer(), Evaluations(loop)
+    loop.settings, loop.stop, loop.evaluations = trainer(), 6, Evaluations(loop)
     counts.trained = counts.diverged = 4  # too few to judge by
     assert not loop.ends(1)
     counts.trained = counts.diverged = 5
