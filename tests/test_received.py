@@ -217,6 +217,11 @@ ATTACKS = {
         EXPERIMENT,
         "not by the resolver oc.decode",
     ),
+    "an expression": (
+        {"experiment/evil.yaml": GLOBAL + "rounds: '${eval:1+\"2\"}'\n"},
+        EXPERIMENT,
+        "mine/experiment/evil.yaml has a text with '${' that is no reference to a setting, such as",
+    ),
     "a mapping that is made": (
         {"data/evil.yaml": "seed: '${oc.create:${seed}}'\n"},
         ["data=evil"],

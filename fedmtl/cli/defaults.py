@@ -23,9 +23,10 @@ from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigResult
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import GrammarParseError
 
 from .._imports import uncollected
-from ..errors import ConfigError
+from ..errors import ConfigError, first_line
 from .names import TRUST, config_folder, config_folders
 from .received import check_file, check_size
 
@@ -52,7 +53,13 @@ class Defaults(FileConfigSource):
         """Returns the content of a file, checked, with the defaults of what it names."""
         name = self._normalize_file_name(config_path)
         check_size(Path(self.path) / name)
-        result = super().load_config(config_path)
+        try:
+            result = super().load_config(config_path)
+        except GrammarParseError as error:
+            raise ConfigError(
+                f"{Path(self.path) / name} has a text with '${{' that is no reference to a "
+                f"setting, such as ${{seed}} ({first_line(error)})."
+            ) from error
         check_file(Path(self.path), name, result)
         folder = Path(config_path).parent.as_posix().replace("/", ".").strip(".")
         assert isinstance(result.config, DictConfig)
