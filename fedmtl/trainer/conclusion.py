@@ -45,7 +45,7 @@ def conclude(run: Run, state: State, step: int, stopped: str) -> Result:
     """
     problem = run.problem
     evaluated = run.plan.evaluated
-    runs, scored = run.evaluations.evaluate(state, step)
+    runs, scored = run.evaluations.evaluate(run, state, step)
     tally = run.tally()
     # Rank 0 alone keeps the account and the grids of releases.
     report, released = run.ranks.share(

@@ -23,18 +23,15 @@ _WRITE_SECONDS = 1.0  # between two writes of metrics.csv
 
 
 class Evaluations:
-    """The evaluations of a run.
-
-    Args:
-        run: that is evaluated.
+    """The evaluations of a run, which its methods get: a reference to it would be a cycle, and keep
+    the processes of the run until the next collection of garbage.
 
     Attributes:
         rows: the history, one row for each evaluation; of replicates one for each budget.
     """
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
-        self._run = run
         self._began = time.monotonic()
         self._written = -math.inf  # when metrics.csv was
         self._warned = 0  # diverged local trainings at the last warning
@@ -50,16 +47,22 @@ class Evaluations:
         """Counts diverged local trainings on from those of a checkpoint, which were warned of."""
         self._warned = tally.diverged
 
-    def evaluate(self, state: State, step: int) -> tuple[list[dict[str, Any]], dict[str, Metrics]]:
+    def evaluate(
+        self, run: Run, state: State, step: int
+    ) -> tuple[list[dict[str, Any]], dict[str, Metrics]]:
         """Scores the models and adds what was measured to the history.
 
         A row of the same step is replaced.
+
+        Args:
+            run: with an open channel.
+            state: that is scored.
+            step: number of steps done.
 
         Returns:
             The numbers of each replicate, with its budget and its number among those of the
             budget; and the scores of the first replicate by model.
         """
-        run = self._run
         settings = run.settings
         numbers, scores = run.engine.measure(run, state)
         # The run ended at an evaluated round: its row is made anew, with the same numbers.
@@ -68,7 +71,7 @@ class Evaluations:
         when, spent, numbers = run.ranks.share(
             lambda: (time.monotonic() - self._began, run.channel.epsilons, numbers)
         )
-        counts: dict[str, float] = dict(self._diverged(step, scores))
+        counts: dict[str, float] = dict(self._diverged(run, step, scores))
         if settings.early_stopping is not None:
             model = run.algorithm.shared(state)
             if model is not None:  # EarlyStopping reads how far it has come
@@ -86,28 +89,27 @@ class Evaluations:
             ]
             for callback in run.callbacks:
                 callback.on_evaluate(self.rows[-1])
-        self._write()
+        self._write(run)
         return runs, scores
 
-    def _write(self) -> None:
+    def _write(self, run: Run) -> None:
         """Writes the rows so far, at most once a second: frequent ones would cost more than the
         steps between them."""
-        folder = self._run.folder
-        if folder is None or not self._run.ranks.first:
+        folder = run.folder
+        if folder is None or not run.ranks.first:
             return
         if time.monotonic() - self._written > _WRITE_SECONDS:
             folder.write_history(self.rows)
             self._written = time.monotonic()
 
-    def warn_first(self, step: int) -> None:
+    def warn_first(self, run: Run, step: int) -> None:
         """Warns of the first diverged local trainings at once: the next evaluation may be far."""
-        tally = self._run.problem.tally
+        tally = run.problem.tally
         if tally is not None and not self._warned:
-            self._warn(step, tally)
+            self._warn(run, step, tally)
 
-    def _warn(self, step: int, tally: Tally) -> None:
+    def _warn(self, run: Run, step: int, tally: Tally) -> None:
         """Warns of local trainings that diverged since the last warning."""
-        run = self._run
         if tally.diverged > self._warned and run.ranks.first:
             logger.warning(
                 "%s, %s %d: %d of %d local trainings diverged: their models are not finite, count "
@@ -117,19 +119,18 @@ class Evaluations:
             )  # fmt: skip
         self._warned = tally.diverged
 
-    def _diverged(self, step: int, scores: Mapping[str, Metrics]) -> dict[str, int]:
+    def _diverged(self, run: Run, step: int, scores: Mapping[str, Metrics]) -> dict[str, int]:
         """Counts, and warns of, the local trainings that diverged since the last evaluation, and
         the clients whose models have no finite loss.
 
         Returns:
             The columns ``diverged_trainings`` and ``diverged_clients``, each only if it is not 0.
         """
-        run = self._run
         if run.problem.tally is None or not scores:
             return {}
         tally = run.tally()
         counts = {}
-        self._warn(step, tally)
+        self._warn(run, step, tally)
         # A tally is of the whole run. Rows of one round, of several budgets, have the same count.
         before = {row["round"]: row.get("diverged_trainings", 0) for row in self.rows}
         lost = tally.diverged - sum(before.values())

@@ -64,8 +64,8 @@ class Run:
         self.folder = RunFolder.of(plan.settings.folder)
         self.stop = plan.problem.rounds
         self.callbacks: list[Callback] = []
-        self.evaluations = Evaluations(self)
-        self.checkpoints = Checkpoints(self)
+        self.evaluations = Evaluations()
+        self.checkpoints = Checkpoints()
 
     @property
     def algorithm(self) -> Algorithm:
@@ -137,7 +137,7 @@ class Run:
                 f"early_stopping looks at the shared model, but {self.algorithm.name} has none."
             )
         if checkpoint is not None:
-            self.checkpoints.restore(state, checkpoint)
+            self.checkpoints.restore(self, state, checkpoint)
             step = checkpoint.step
             tally = checkpoint.tally
         # Also if no round is left to draw: it reports what was spent, and misses no charge.
@@ -210,22 +210,22 @@ class Run:
         try:
             for block, state in steps:
                 step = block.step + 1
-                self.evaluations.warn_first(step)
+                self.evaluations.warn_first(self, step)
                 for callback in self.callbacks:
                     callback.on_event(block, state)
                 if step % self.every == 0 and step < self.stop:
-                    self.evaluations.evaluate(state, step)
+                    self.evaluations.evaluate(self, state, step)
                 stopped = self.ends(step)
                 # Clocks and signals differ between ranks, so rank 0 decides for all of them.
                 halt, age = self.ranks.share(lambda: (interrupted(), self.checkpoints.age))
                 if stopped or halt:
                     break
-                if self.checkpoints.is_due(step, age):
-                    self.checkpoints.save(state, step)
+                if self.checkpoints.is_due(self.settings.checkpoint_every, step, age):
+                    self.checkpoints.save(self, state, step)
         except BudgetExhausted as spent:
             logger.info("%s", spent)
             stopped = "budget"
-        self.checkpoints.save(state, step)
+        self.checkpoints.save(self, state, step)
         return state, step, stopped or "rounds"
 
     def steps(self, state: State, step: int) -> Iterator[tuple[Block, State]]:

@@ -15,14 +15,9 @@ _SECONDS = 20.0  # between checkpoints, if the settings name no number of steps
 
 
 class Checkpoints:
-    """The checkpoints of a run; none are written without a folder.
+    """The checkpoints of a run, which its methods get; none are written without a folder."""
 
-    Args:
-        run: whose state is saved.
-    """
-
-    def __init__(self, run: Run) -> None:
-        self._run = run
+    def __init__(self) -> None:
         self._saved = time.monotonic()
 
     def start(self) -> None:
@@ -34,26 +29,25 @@ class Checkpoints:
         """Returns the seconds since the last checkpoint."""
         return time.monotonic() - self._saved
 
-    def is_due(self, step: int, age: float) -> bool:
+    def is_due(self, every: int | None, step: int, age: float) -> bool:
         """Returns True if a checkpoint is due: by the settings, or after some seconds.
 
         Args:
+            every: number of steps between two; None or 0 if it is not given.
             step: number of steps done.
             age: seconds since the last one.
         """
-        every = self._run.settings.checkpoint_every
         # A number of steps is kept to whatever time they take, so that runs can be compared.
         if every:
             return step % every == 0
         return age > _SECONDS
 
-    def save(self, state: State, step: int) -> None:
+    def save(self, run: Run, state: State, step: int) -> None:
         """Writes a checkpoint of the state after ``step`` steps.
 
         Each rank writes the rows of its clients, then rank 0 the rest: a checkpoint names files
         that are whole and on the disk.
         """
-        run = self._run
         folder = run.folder
         if folder is None:
             return
@@ -77,13 +71,12 @@ class Checkpoints:
         state.private.commit(folder.clients, files)
         self.start()
 
-    def restore(self, state: State, checkpoint: Checkpoint) -> None:
+    def restore(self, run: Run, state: State, checkpoint: Checkpoint) -> None:
         """Puts the state, the history and the channel back to those of a checkpoint, in place.
 
         Raises:
             ResumeError: a checkpoint of another run, or one that the ledger does not hold.
         """
-        run = self._run
         folder = run.folder
         assert folder is not None  # a checkpoint was read from it
         checkpoint.check(folder.checkpoint, run.plan.fingerprint)

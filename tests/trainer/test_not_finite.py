@@ -151,7 +151,7 @@ def test_what_diverges_late_or_at_some_clients_stops_no_run(
     counts = Tally()
     monkeypatch.setattr(Run, "tally", lambda self: counts)
     loop = Run.__new__(Run)
-    loop.settings, loop.stop, loop.evaluations = trainer(), 6, Evaluations(loop)
+    loop.settings, loop.stop, loop.evaluations = trainer(), 6, Evaluations()
     counts.trained = counts.diverged = 4  # too few to judge by
     assert not loop.ends(1)
     counts.trained = counts.diverged = 5
