@@ -20,7 +20,7 @@ from sklearn.datasets import load_diabetes
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "comparison"), str(HERE.parents[2])]
 
-from judges import JUDGES  # noqa: E402
+from judges import TABLES  # noqa: E402
 from settings import half_size  # noqa: E402
 
 from fedmtl import FederatedDataset, load_data  # noqa: E402
@@ -285,7 +285,7 @@ def judges(wide: float = 1.0) -> dict[str, Source]:
             panel(judge.client, judge.target, judge.numbers, judge.texts, wide=wide),
             by_hand=(),
         )
-        for name, judge in JUDGES.items()
+        for name, judge in TABLES.items()
     }
 
 
