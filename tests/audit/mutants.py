@@ -942,7 +942,7 @@ _half_of_the_batch = edit(  # gradients of every second record that was drawn go
 
 def _another_cohort(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     """The channel does not look who sends a row."""
-    patch.setattr(Receipt, "spend", lambda self, name, clients: None)
+    patch.setattr(Receipt, "spend", lambda self, name, clients: self._spent.add(name))
     _exchanged(patch, trainer)
 
 
