@@ -28,7 +28,8 @@ class Step:
     Attributes:
         done: number of rounds, or of activations, so far.
         block: who took part, in the numbers of :attr:`problem`.
-        state: the algorithm's state. The next step changes it in place.
+        state: the algorithm's state. The next step changes it in place, so models of a step are to
+            be taken before the next one is asked for.
         epsilon: of the steps so far, at the delta of the settings; infinite without noise.
         algorithm: with the settings that it chose itself.
         problem: the data and the model.
@@ -61,8 +62,10 @@ def simulate(trainer: Trainer) -> Iterator[Step]:
     """Yields the rounds of a run, each of them charged before it is computed.
 
     It is the loop of :meth:`fedmtl.Trainer.fit`, with the same cohorts, noise and models to the
-    bit, in this process. Evaluation, callbacks, checkpoints, early stopping, finetuning and
-    baselines are left to the caller.
+    bit, in this process. All else is left to the caller, whatever the settings say: evaluation,
+    callbacks and the progress bar, warnings, checkpoints, an end because of ``early_stopping`` or
+    of training that diverges, finetuning and baselines. Activations come in blocks that end where
+    ``eval_every`` and ``checkpoint_every`` say.
 
     A caller may leave the loop early. If the step at which it leaves is fixed beforehand, or
     follows from ``epsilon`` alone, the epsilon of that step is spent. If it follows from the
@@ -94,6 +97,7 @@ def simulate(trainer: Trainer) -> Iterator[Step]:
         >>> step.done, tuple(step.personal().shape)
         (3, (10, 650))
     """
+    # Settings are refused by the call, and not by the first step.
     if trainer.folder is not None:
         raise ConfigError(
             f"simulate() keeps nothing on the disk, but folder is {str(trainer.folder)!r}; give "
@@ -101,6 +105,11 @@ def simulate(trainer: Trainer) -> Iterator[Step]:
         )
     # In this process alone: other ranks would run the caller's loop, too.
     run = Run(prepare(trainer, trainer.problem()), Engine())
+    return _steps(run)
+
+
+def _steps(run: Run) -> Iterator[Step]:
+    """Yields the steps of a run; its channel closes with the generator."""
     run.channel = run.engine.open(run, resume=False)
     with closing(run.channel):
         state = run.engine.init(run)
