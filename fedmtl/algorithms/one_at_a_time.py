@@ -7,10 +7,10 @@ An activation of a client is three pure functions and a release between them:
     gradient = (sum_j clip(rows_j) + noise) / n_i                            by the channel
     server, own = server_update(server, own, answer)                         from the release alone
 
-``server`` is the public state that no client has for itself, and ``own`` is the acting client's row
-of the public tensors with one row a client (:attr:`OneAtATime.by_client`). The functions are
-written for one run. Their arrays may have a leading axis of R runs, as those of NumPy's functions
-may, and :meth:`OneAtATime.step` computes several runs in this way.
+``server`` is the public state, and ``own`` has the acting client's rows of its tensors with one row
+for each client (:attr:`OneAtATime.by_client`). The functions are written for one run. Their arrays
+may have a leading axis of R runs, as those of NumPy's functions may, and :meth:`OneAtATime.step`
+computes several runs in this way.
 """
 
 from __future__ import annotations

@@ -51,6 +51,27 @@ def test_a_release_is_the_mean_of_clipped_gradients_and_noise(mechanism: str) ->
         assert torch.allclose(moved[0], expected, rtol=1e-5, atol=1e-12)
 
 
+@pytest.mark.parametrize("source", ["seeded", "secure"])
+@pytest.mark.parametrize(
+    ("mechanism", "square"),
+    [("gaussian", 1.0), ("laplace", 2.0), ("l2_laplace", D + 1.0)],  # of a coordinate, at scale 1
+)
+def test_the_noise_has_the_size_of_the_sensitivity(
+    mechanism: Any, square: float, source: Any
+) -> None:
+    """One record replaces another, so a sum moves by 2 C, and the mean by 2 C / n."""
+    uses, clip, multiplier = 1500, 0.5, 3.0
+    privacy = RecordPrivacy(
+        clip_norm=clip, noise_multiplier=multiplier, mechanism=mechanism, delta=1e-5, source=source
+    )
+    channel = door(privacy, caps=(uses, 1, 1))
+    channel.begin(0, torch.zeros(1, uses, dtype=torch.int64))
+    drawn = np.concatenate([channel.release(nothing) for _ in range(uses)])
+    expected = math.sqrt(square) * 2 * clip * multiplier / COUNTS[0]
+    assert math.sqrt(np.square(drawn).mean()) == pytest.approx(expected, rel=0.06)
+    assert float(channel.noise_std()[0]) == pytest.approx(expected, rel=1e-9)
+
+
 def test_caps_are_hard_and_nothing_is_charged_beyond_them() -> None:
     channel = door(caps=(2, 4, 4))
     channel.begin(0, torch.tensor([[0, 1, 0]]))
