@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -16,9 +15,7 @@ from ..schedules import Block
 from .engine import Engine
 from .run import Run
 from .run_plan import prepare
-
-if TYPE_CHECKING:
-    from .trainer import Trainer
+from .trainer import Trainer
 
 
 @dataclass(frozen=True)
@@ -52,9 +49,19 @@ class Step:
 
         Args:
             clients: int64 (k,), their places in the data; None for all.
+
+        Raises:
+            ConfigError: anything else, or a place that no client has.
         """
+        n = self.problem.clients
         if clients is None:
-            clients = torch.arange(self.problem.clients)
+            clients = torch.arange(n)
+        places = isinstance(clients, Tensor) and clients.dtype == torch.int64 and clients.ndim == 1
+        if not places or bool(((clients < 0) | (clients >= n)).any()):
+            raise ConfigError(
+                f"Step.personal takes an int64 tensor (k,) of clients' places, numbers from 0 to "
+                f"{n - 1}, not {clients!r}; problem.data.ids has the id of each place."
+            )
         return self.algorithm.personalize(self.problem, self.state, clients)
 
 
@@ -77,7 +84,7 @@ def simulate(trainer: Trainer) -> Iterator[Step]:
         trainer: the settings, with ``folder=None``: the charges are kept in memory.
 
     Raises:
-        ConfigError: settings that do not fit together, or a folder.
+        ConfigError: no trainer, settings that do not fit together, or a folder.
         BudgetExhausted: a client would exceed its budget in the next round.
 
     Example:
@@ -98,6 +105,8 @@ def simulate(trainer: Trainer) -> Iterator[Step]:
         (3, (10, 650))
     """
     # Settings are refused by the call, and not by the first step.
+    if not isinstance(trainer, Trainer):
+        raise ConfigError(f"simulate() takes a Trainer, not {trainer!r}.")
     if trainer.folder is not None:
         raise ConfigError(
             f"simulate() keeps nothing on the disk, but folder is {str(trainer.folder)!r}; give "

@@ -108,6 +108,22 @@ def test_nothing_is_computed_before_the_first_step(monkeypatch: pytest.MonkeyPat
     loop.close()
 
 
+@pytest.mark.parametrize(
+    "clients",
+    ["anna", [0, 1], torch.tensor([6]), torch.tensor([-1]), torch.tensor([0.0]), torch.tensor(1)],
+    ids=str,
+)
+def test_personal_models_are_asked_for_by_places(clients: Any) -> None:
+    step = next(simulate(trainer()))
+    with pytest.raises(ConfigError, match="numbers from 0 to 5"):
+        step.personal(clients)
+
+
+def test_what_is_no_trainer_is_refused() -> None:
+    with pytest.raises(ConfigError, match="takes a Trainer, not 'pmtl'"):
+        simulate("pmtl")  # type: ignore[arg-type]
+
+
 def test_a_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="keeps nothing on the disk"):
         simulate(trainer(folder=tmp_path / "run"))  # by the call, before a step is asked for
