@@ -175,10 +175,12 @@ class BoundSchedule:
             yield self.events(seed, start, end, replicates=replicates)
             start = end
 
-    def _activations(self, seed: int, replicate: int, count: int) -> tuple[Array, Ints]:
-        """Returns times and clients of the first ``count`` activations of a replicate.
+    def draws(self, seed: int, replicate: int = 0) -> tuple[Gaps, Absences | None]:
+        """Returns the latencies of a replicate by client and number, and a new record of absences.
 
-        They are fewer if all clients have finished.
+        Args:
+            seed: of the run.
+            replicate: its number.
         """
 
         def uniform(purpose: str, clients: Ints, index: Ints) -> Array:
@@ -197,6 +199,14 @@ class BoundSchedule:
         absences = None
         if self.dropouts is not None:
             absences = Absences(self.dropouts, self.names, departures)
+        return gaps, absences
+
+    def _activations(self, seed: int, replicate: int, count: int) -> tuple[Array, Ints]:
+        """Returns times and clients of the first ``count`` activations of a replicate.
+
+        They are fewer if all clients have finished.
+        """
+        gaps, absences = self.draws(seed, replicate)
         activations = _rounds if self.waits else _merged
         if not self.opening:
             return activations(self.caps, gaps, absences, count)

@@ -182,11 +182,11 @@ class Synchronous(Latencies):
     waits = True
 
 
-def _is_cap(value: Any) -> bool:
+def _is_count(value: Any) -> bool:
     return isinstance(value, numbers.Integral) and 0 <= int(value) < ENDLESS
 
 
-_CAP = Range(_is_cap, "a whole number in [0, 2**31)")
+COUNT = Range(_is_count, "a whole number in [0, 2**31)")
 
 
 def _entries(value: Any) -> list[Any] | None:
@@ -237,4 +237,4 @@ def _check_length(
     # a single client may have the cap 0, all of them may not
     if _entries(caps) is None:
         positive_int(settings, **{name: caps})
-    bounded(settings, _each(name, caps), _CAP)
+    bounded(settings, _each(name, caps), COUNT)
