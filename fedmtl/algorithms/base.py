@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .._check import Checked
 from ..data import FederatedDataset, RowBound
+from ..errors import ConfigError
 from ..local import LocalSolver
 from ..privacy import GradientPlan, ReleasePlan, Rounds
 from ..privacy.clip import RowTotal
@@ -33,10 +34,13 @@ class State:
     Attributes:
         public: tensors that observers may see; they change only by releases.
         private: per-client tensors that never leave their clients.
+        earlier: public states from which clients started that have not answered yet, by version;
+            see :class:`~fedmtl.schedules.block.Asked`.
     """
 
     public: dict[str, Tensor]
     private: ClientStore
+    earlier: dict[int, dict[str, Tensor]] = field(default_factory=dict)
 
 
 def joined(parts: list[Any]) -> Message:
@@ -58,6 +62,51 @@ def joined(parts: list[Any]) -> Message:
         whole[..., start:end, :] = part
         start = end
     return whole
+
+
+def _starts(mine: Cohort, block: Block, state: State) -> list[Cohort]:
+    """Returns the clients of a round by the public state from which they start.
+
+    Args:
+        mine: the clients that this process computes.
+        block: the round, with its clients in ascending order.
+        state: before the round.
+    """
+    if block.asked is None:
+        return [mine]
+    known = {**state.earlier, block.first: state.public}
+    versions = block.asked.versions[mine.problem.own(block.cohort)]
+    starts = []
+    for version in versions.unique().tolist():
+        # rows have weights, so they are not added up as they are made
+        ids = mine.ids[versions == version]
+        starts.append(replace(mine, ids=ids, public=known[version], total=None))
+    return starts
+
+
+def _weighted(
+    messages: Mapping[str, Message], clients: Tensor, weights: Tensor, channel: Rounds
+) -> dict[str, Message]:
+    """Returns the clipped rows times their weights, in ascending order of the clients.
+
+    The weight follows the clip, so that it counts for long rows, too. The channel clips the product
+    once more, which bounds it whatever the weight is.
+
+    Args:
+        messages: rows (k, D) by release.
+        clients: int64 (k,), of the rows.
+        weights: float64 (k,), public, in ascending order of the clients.
+        channel: clips.
+    """
+    places = torch.argsort(clients)
+    weighted: dict[str, Message] = {}
+    for name, message in messages.items():
+        assert isinstance(message, Tensor)  # without a total
+        rows = message[places]
+        factors = weights.to(rows)[:, None]
+        # what has the weight 1 stays as it is, to the bit
+        weighted[name] = torch.where(factors < 1, factors * channel.clip(name, rows), rows)
+    return weighted
 
 
 @dataclass(frozen=True)
@@ -263,7 +312,10 @@ class Algorithm(Checked):
                 :class:`~fedmtl.privacy.Activations` of clients that act one at a time.
         """
         store = state.private
-        ascending = replace(block, clients=torch.sort(block.clients).values)  # as the store's rows
+        ascending = block.ascending()  # as the store's rows
+        asked = ascending.asked
+        if asked is not None:
+            self.check_asked()
         mine = Cohort(
             problem=problem,
             ids=ascending.cohort[problem.own(ascending.cohort)],
@@ -275,18 +327,40 @@ class Algorithm(Checked):
             total=cache(channel.total),  # all pieces add to one sum
         )
         sent: dict[str, list[Message]] = {}
-        for ids, c in self._pieces(mine, store):
-            rows, own = self.client(c)
-            store.scatter_all(ids, own)
-            for name, part in rows.items():
-                sent.setdefault(name, []).append(part)
-            del rows, own, c  # frees their memory before the next piece
+        order: list[Tensor] = []
+        for start in _starts(mine, ascending, state):
+            for ids, c in self._pieces(start, store):
+                rows, own = self.client(c)
+                store.scatter_all(ids, own)
+                order.append(ids)
+                for name, part in rows.items():
+                    sent.setdefault(name, []).append(part)
+                del rows, own, c  # frees their memory before the next piece
         messages = {name: joined(parts) for name, parts in sent.items()}
-        state.public = self.conclude(problem, state.public, messages, ascending, channel)
+        if asked is not None:
+            weights = asked.weights[problem.own(ascending.cohort)]
+            messages = _weighted(messages, torch.cat(order), weights, channel)
+        before = state.public
+        state.public = self.conclude(problem, before, messages, ascending, channel)
+        if asked is not None:
+            known = {**state.earlier, block.first: before}
+            state.earlier = {version: known[version] for version in sorted(asked.kept)}
         if type(self).receive is not Algorithm.receive:
             for ids, c in self._pieces(replace(mine, public=state.public), store):
                 store.scatter_all(ids, self.receive(c))
         return state
+
+    def check_asked(self) -> None:
+        """Refuses rounds whose clients start from different public states.
+
+        Raises:
+            ConfigError: the equations of the method need one state for all clients of a round.
+        """
+        if self.all_at_once or type(self).receive is not Algorithm.receive:
+            raise ConfigError(
+                f"{self.name} needs one public state for all clients of a round; accepted: a "
+                "schedule that waits for them."
+            )
 
     def _pieces(self, mine: Cohort, store: ClientStore) -> Iterator[tuple[Tensor, Cohort]]:
         """Yields the clients of this process piece by piece: their ids, and their cohort with their

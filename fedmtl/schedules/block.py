@@ -3,10 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The moments at which the participants of a round were asked, in steps of the server.
+
+    Version v of the public state is that before round v.
+
+    Attributes:
+        versions: int64 (k,), version of the public state from which each participant started, in
+            the order of the block's participants.
+        weights: float64 (k,), public factors of their clipped rows, in [0, 1].
+        kept: the earlier versions that later rounds may use.
+    """
+
+    versions: Tensor
+    weights: Tensor
+    kept: frozenset[int]
 
 
 @dataclass(frozen=True)
@@ -19,11 +37,14 @@ class Block:
         clients: int64 (R, S, k), positions in the data; -1 is no client. A round is one step with
             its cohort, in the order of the clients' keys. An activation is a step with one client
             (-1 if a replicate has finished).
+        asked: the moments at which the participants of a round were asked; None if all start from
+            the state before the round.
     """
 
     first: int
     time: Tensor
     clients: Tensor
+    asked: Asked | None = None
 
     def __len__(self) -> int:
         return self.clients.shape[1]
@@ -55,6 +76,15 @@ class Block:
         if len(self) == 1:
             return clients
         return clients.unique()
+
+    def ascending(self) -> Block:
+        """Returns this block with the participants of each step in ascending order."""
+        clients, order = torch.sort(self.clients)
+        asked = self.asked
+        if asked is not None:
+            order = order[0, 0]
+            asked = replace(asked, versions=asked.versions[order], weights=asked.weights[order])
+        return replace(self, clients=clients, asked=asked)
 
     def window(self, start: int, stop: int) -> Block:
         """Returns some of the steps; the tensors are views.

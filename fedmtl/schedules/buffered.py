@@ -15,6 +15,7 @@ from torch import Tensor
 from .._check import bounded, given, non_negative, positive_int
 from ..errors import BudgetExhausted, ConfigError
 from .activations import BoundSchedule
+from .block import Asked, Block
 from .clocks import COUNT, Latencies
 from .dropouts import Dropouts
 from .latency import RandomLatency, TraceLatency
@@ -32,12 +33,14 @@ class Answers:
         clients: int64 (buffer,), distinct.
         versions: int64 (buffer,), version of the shared model from which each client started, at
             most ``step``.
+        kept: the versions up to ``step`` from which answers that may still be used started.
     """
 
     step: int
     time: float
     clients: Tensor
     versions: Tensor
+    kept: frozenset[int]
 
     @property
     def staleness(self) -> Tensor:
@@ -185,6 +188,22 @@ class BoundBuffered:
         for step in range(stop):
             yield server.next(step)
 
+    def blocks(self, seed: int, stop: int) -> Iterator[Block]:
+        """Yields the server steps 0 to ``stop - 1`` as rounds.
+
+        Args:
+            seed: of the run.
+            stop: number of steps.
+
+        Raises:
+            BudgetExhausted: too few clients can answer.
+        """
+        for answers in self.steps(seed, stop):
+            weights = self.settings.weights(answers.staleness)
+            asked = Asked(answers.versions, weights, answers.kept)
+            time = torch.tensor([[answers.time]], dtype=torch.float64)
+            yield Block(answers.step, time, answers.clients[None, None], asked)
+
 
 @dataclass
 class _Server:
@@ -224,7 +243,10 @@ class _Server:
             self.used[client] += 1
             self.free_from[client] = step + settings.rest
         clients, versions = torch.tensor(sorted(taken)).T
-        return Answers(step, self.now, clients, versions)
+        oldest = step + 1 - settings.max_staleness
+        begun = {version for *_, version in (*self.busy, *self.arrived)}
+        kept = frozenset(version for version in begun if version >= oldest)
+        return Answers(step, self.now, clients, versions, kept)
 
     def _ask(self, version: int) -> None:
         """Asks free clients in the order of the queue, until ``concurrency`` are busy."""
