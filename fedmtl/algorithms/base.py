@@ -19,6 +19,7 @@ from ..privacy.clip import RowTotal
 from ..privacy.mechanism import Message
 from ..report._names import METHODS, Method
 from ..schedules import Block
+from .asked import starts, weighted
 from .cohort import Cohort, Own
 from .problem import Problem
 from .store import ClientStore
@@ -62,51 +63,6 @@ def joined(parts: list[Any]) -> Message:
         whole[..., start:end, :] = part
         start = end
     return whole
-
-
-def _starts(mine: Cohort, block: Block, state: State) -> list[Cohort]:
-    """Returns the clients of a round by the public state from which they start.
-
-    Args:
-        mine: the clients that this process computes.
-        block: the round, with its clients in ascending order.
-        state: before the round.
-    """
-    if block.asked is None:
-        return [mine]
-    known = {**state.earlier, block.first: state.public}
-    versions = block.asked.versions[mine.problem.own(block.cohort)]
-    starts = []
-    for version in versions.unique().tolist():
-        # rows have weights, so they are not added up as they are made
-        ids = mine.ids[versions == version]
-        starts.append(replace(mine, ids=ids, public=known[version], total=None))
-    return starts
-
-
-def _weighted(
-    messages: Mapping[str, Message], clients: Tensor, weights: Tensor, channel: Rounds
-) -> dict[str, Message]:
-    """Returns the clipped rows times their weights, in ascending order of the clients.
-
-    The weight follows the clip, so that it counts for long rows, too. The channel clips the product
-    once more, which bounds it whatever the weight is.
-
-    Args:
-        messages: rows (k, D) by release.
-        clients: int64 (k,), of the rows.
-        weights: float64 (k,), public, in ascending order of the clients.
-        channel: clips.
-    """
-    places = torch.argsort(clients)
-    weighted: dict[str, Message] = {}
-    for name, message in messages.items():
-        assert isinstance(message, Tensor)  # without a total
-        rows = message[places]
-        factors = weights.to(rows)[:, None]
-        # what has the weight 1 stays as it is, to the bit
-        weighted[name] = torch.where(factors < 1, factors * channel.clip(name, rows), rows)
-    return weighted
 
 
 @dataclass(frozen=True)
@@ -194,6 +150,8 @@ class Algorithm(Checked):
         fitted_once: True if every client fits its model once, from its own records and without a
             release.
         on_host: True if it computes on the CPU, in NumPy, whatever the device of the run.
+        one_start: True if all clients of a round must start from one public state, and their rows
+            have the weight 1.
     """
 
     name: ClassVar[str]
@@ -205,6 +163,7 @@ class Algorithm(Checked):
     all_at_once: ClassVar[bool] = False
     fitted_once: ClassVar[bool] = False
     on_host: ClassVar[bool] = False
+    one_start: ClassVar[bool] = False
     local: LocalSolver | None = None
     loss: str | None = None
 
@@ -328,7 +287,7 @@ class Algorithm(Checked):
         )
         sent: dict[str, list[Message]] = {}
         order: list[Tensor] = []
-        for start in _starts(mine, ascending, state):
+        for start in starts(mine, ascending, {**state.earlier, block.first: state.public}):
             for ids, c in self._pieces(start, store):
                 rows, own = self.client(c)
                 store.scatter_all(ids, own)
@@ -339,7 +298,7 @@ class Algorithm(Checked):
         messages = {name: joined(parts) for name, parts in sent.items()}
         if asked is not None:
             weights = asked.weights[problem.own(ascending.cohort)]
-            messages = _weighted(messages, torch.cat(order), weights, channel)
+            messages = weighted(messages, torch.cat(order), weights, channel)
         before = state.public
         state.public = self.conclude(problem, before, messages, ascending, channel)
         if asked is not None:
@@ -356,7 +315,8 @@ class Algorithm(Checked):
         Raises:
             ConfigError: the equations of the method need one state for all clients of a round.
         """
-        if self.all_at_once or type(self).receive is not Algorithm.receive:
+        receives = type(self).receive is not Algorithm.receive
+        if self.one_start or self.all_at_once or receives:
             raise ConfigError(
                 f"{self.name} needs one public state for all clients of a round; accepted: a "
                 "schedule that waits for them."

@@ -93,6 +93,11 @@ class PMTL(SharedModel):
             reason = "an exact running mean allows no other step"
             raise ConfigError(f"PMTL.server_optimizer needs delta='global': {reason}.")
 
+    @property
+    def one_start(self) -> bool:  # type: ignore[override]
+        """True with ``delta="local"``: a weight below 1 would break the running mean."""
+        return self.delta == "local"
+
     def plan(self, problem: Problem, schedule: BoundSampler) -> tuple[ReleasePlan, ...]:
         right = schedule.denominator / problem.clients
         plan = super().plan(problem, schedule)

@@ -60,6 +60,7 @@ class Scaffold(SharedModel):
     """
 
     name = "scaffold"
+    one_start = True  # the mean of the control variates has equal weights
     title = "SCAFFOLD"
     colour = "#006b8f"
 

@@ -5,8 +5,9 @@ import math
 import pytest
 import torch
 
-from fedmtl import PMTL, Ditto, FedAvg, FullParticipation, LocalSGD
+from fedmtl import PMTL, Ditto, FedAvg, FullParticipation, LocalSGD, Scaffold
 from fedmtl.data import load_synthetic_tasks
+from fedmtl.errors import ConfigError
 from fedmtl.privacy import ClientPrivacy, open_channel
 from fedmtl.schedules import RandomLatency
 from fedmtl.schedules.buffered import Buffered
@@ -145,3 +146,11 @@ def test_equal_latencies_and_a_buffer_of_all_are_full_rounds_to_the_bit(kind):
     clients = torch.arange(N)
     models = [METHODS[kind].personalize(whole, end, clients) for end in (state, rounds)]
     assert torch.equal(*models)
+
+
+@pytest.mark.parametrize("algorithm", [PMTL(delta="local", local=SOLVER), Scaffold(local=SOLVER)])
+def test_methods_that_need_one_start_are_refused(algorithm):
+    whole = problem()
+    block = next(schedule().blocks(0, 1))
+    with pytest.raises(ConfigError, match="needs one public state for all clients of a round"):
+        algorithm.step(whole, algorithm.init(whole), block, Door())

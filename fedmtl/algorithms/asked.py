@@ -1,0 +1,58 @@
+"""Rounds of clients that were asked at different moments: their public states and their weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ..privacy import Rounds
+from ..privacy.mechanism import Message
+from ..schedules import Block
+from .cohort import Cohort
+
+
+def starts(mine: Cohort, block: Block, known: Mapping[int, Mapping[str, Tensor]]) -> list[Cohort]:
+    """Returns the clients of a round by the public state from which they start.
+
+    Args:
+        mine: the clients that this process computes.
+        block: the round, with its clients in ascending order.
+        known: the public states that are in use, by version.
+    """
+    if block.asked is None:
+        return [mine]
+    versions = block.asked.versions[mine.problem.own(block.cohort)]
+    cohorts = []
+    for version in versions.unique().tolist():
+        # rows have weights, so they are not added up as they are made
+        ids = mine.ids[versions == version]
+        cohorts.append(replace(mine, ids=ids, public=known[version], total=None))
+    return cohorts
+
+
+def weighted(
+    messages: Mapping[str, Message], clients: Tensor, weights: Tensor, channel: Rounds
+) -> dict[str, Message]:
+    """Returns the clipped rows times their weights, in ascending order of the clients.
+
+    The weight follows the clip, so that it counts for long rows, too. The channel clips the product
+    once more, which bounds it whatever the weight is.
+
+    Args:
+        messages: rows (k, D) by release.
+        clients: int64 (k,), of the rows.
+        weights: float64 (k,), public, in ascending order of the clients.
+        channel: clips.
+    """
+    places = torch.argsort(clients)
+    sent: dict[str, Message] = {}
+    for name, message in messages.items():
+        assert isinstance(message, Tensor)  # without a total
+        rows = message[places]
+        factors = weights.to(rows)[:, None]
+        # what has the weight 1 stays as it is, to the bit
+        sent[name] = torch.where(factors < 1, factors * channel.clip(name, rows), rows)
+    return sent
