@@ -12,15 +12,13 @@ from torch import Tensor
 
 from .._check import Checked
 from ..data import FederatedDataset, RowBound
-from ..errors import ConfigError
 from ..local import LocalSolver
 from ..privacy import GradientPlan, ReleasePlan, Rounds
-from ..privacy.clip import RowTotal
 from ..privacy.mechanism import Message
 from ..report._names import METHODS, Method
 from ..schedules import Block
-from .asked import starts, weighted
 from .cohort import Cohort, Own
+from .pieces import joined, one_start_needed, starts, weighted
 from .problem import Problem
 from .store import ClientStore
 
@@ -42,27 +40,6 @@ class State:
     public: dict[str, Tensor]
     private: ClientStore
     earlier: dict[int, dict[str, Tensor]] = field(default_factory=dict)
-
-
-def joined(parts: list[Any]) -> Message:
-    """Joins the messages of consecutive pieces to one: rows (..., k, D), or their sum.
-
-    Args:
-        parts: a message of each piece; a sum is the same object in all. Rows are taken out of the
-            list, so that none is in memory twice.
-    """
-    first: Message = parts[0]
-    if isinstance(first, RowTotal) or len(parts) == 1:
-        return first
-    count = sum(part.shape[-2] for part in parts)
-    whole = first.new_empty(*first.shape[:-2], count, first.shape[-1])
-    start = 0
-    while parts:
-        part = parts.pop(0)
-        end = start + part.shape[-2]
-        whole[..., start:end, :] = part
-        start = end
-    return whole
 
 
 @dataclass(frozen=True)
@@ -274,7 +251,9 @@ class Algorithm(Checked):
         ascending = block.ascending()  # as the store's rows
         asked = ascending.asked
         if asked is not None:
-            self.check_asked()
+            receives = type(self).receive is not Algorithm.receive
+            if self.one_start or self.all_at_once or receives:
+                raise one_start_needed(self.name)
         mine = Cohort(
             problem=problem,
             ids=ascending.cohort[problem.own(ascending.cohort)],
@@ -308,19 +287,6 @@ class Algorithm(Checked):
             for ids, c in self._pieces(replace(mine, public=state.public), store):
                 store.scatter_all(ids, self.receive(c))
         return state
-
-    def check_asked(self) -> None:
-        """Refuses rounds whose clients start from different public states.
-
-        Raises:
-            ConfigError: the equations of the method need one state for all clients of a round.
-        """
-        receives = type(self).receive is not Algorithm.receive
-        if self.one_start or self.all_at_once or receives:
-            raise ConfigError(
-                f"{self.name} needs one public state for all clients of a round; accepted: a "
-                "schedule that waits for them."
-            )
 
     def _pieces(self, mine: Cohort, store: ClientStore) -> Iterator[tuple[Tensor, Cohort]]:
         """Yields the clients of this process piece by piece: their ids, and their cohort with their

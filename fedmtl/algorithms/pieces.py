@@ -1,14 +1,17 @@
-"""Rounds of clients that were asked at different moments: their public states and their weights."""
+"""The pieces of a round: where their clients start, and their messages as one."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..errors import ConfigError
 from ..privacy import Rounds
+from ..privacy.clip import RowTotal
 from ..privacy.mechanism import Message
 from ..schedules import Block
 from .cohort import Cohort
@@ -56,3 +59,36 @@ def weighted(
         # what has the weight 1 stays as it is, to the bit
         sent[name] = torch.where(factors < 1, factors * channel.clip(name, rows), rows)
     return sent
+
+
+def joined(parts: list[Any]) -> Message:
+    """Joins the messages of consecutive pieces to one: rows (..., k, D), or their sum.
+
+    Args:
+        parts: a message of each piece; a sum is the same object in all. Rows are taken out of the
+            list, so that none is in memory twice.
+    """
+    first: Message = parts[0]
+    if isinstance(first, RowTotal) or len(parts) == 1:
+        return first
+    count = sum(part.shape[-2] for part in parts)
+    whole = first.new_empty(*first.shape[:-2], count, first.shape[-1])
+    start = 0
+    while parts:
+        part = parts.pop(0)
+        end = start + part.shape[-2]
+        whole[..., start:end, :] = part
+        start = end
+    return whole
+
+
+def one_start_needed(method: str) -> ConfigError:
+    """Returns the refusal of clients that start from different public states.
+
+    Args:
+        method: its name.
+    """
+    return ConfigError(
+        f"{method} needs one public state for all clients of a round; accepted: a schedule that "
+        "waits for them."
+    )
