@@ -244,7 +244,8 @@ class _Server:
             self.free_from[client] = step + settings.rest
         clients, versions = torch.tensor(sorted(taken)).T
         oldest = step + 1 - settings.max_staleness
-        begun = {version for *_, version in (*self.busy, *self.arrived)}
+        begun = [version for _, _, _, version in self.busy]
+        begun += [version for _, version in self.arrived]
         kept = frozenset(version for version in begun if version >= oldest)
         return Answers(step, self.now, clients, versions, kept)
 
