@@ -36,7 +36,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -67,6 +67,7 @@ class BoundSampler(ABC):
         amplified: whether the event of one step accounts for secrecy of the sample.
         per_participation: whether a client is charged for each step it took part in, not everybody
             for every step.
+        weighted: whether rows have public weights below 1, which follow the clip.
     """
 
     n: int
@@ -74,6 +75,7 @@ class BoundSampler(ABC):
     relation: ClassVar[Relation]
     amplified: ClassVar[bool] = False
     per_participation: ClassVar[bool] = False
+    weighted: ClassVar[bool] = False
 
     @property
     def denominator(self) -> float:
@@ -109,6 +111,11 @@ class BoundSampler(ABC):
     def with_cap(self, max_uses: int) -> BoundSampler:
         """Returns the sampler with another cap on the steps of a client, if it has one."""
         return self
+
+    @property
+    def recorded(self) -> dict[str, Any]:
+        """Returns the settings for the header of a ledger, JSON-ready."""
+        return asdict(self)
 
     @property
     def facts(self) -> dict[str, Any]:

@@ -64,5 +64,5 @@ def caps_of(sampler: BoundSampler) -> np.ndarray | None:
 def schedule_facts(sampler: BoundSampler, **assumed: Any) -> dict[str, Any]:
     """Returns the facts that accounting takes from the sampler or assumes in its place, for
     readers of the ledger."""
-    schedule = {"class": type(sampler).__name__, **asdict(sampler), **sampler.facts, **assumed}
+    schedule = {"class": type(sampler).__name__, **sampler.recorded, **sampler.facts, **assumed}
     return {"sampler": sampler.describe(), "schedule": schedule}

@@ -5,8 +5,10 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -14,6 +16,8 @@ from torch import Tensor
 
 from .._check import bounded, given, non_negative, positive_int
 from ..errors import BudgetExhausted, ConfigError
+from ..privacy.samplers import BoundSampler
+from ..random import Coins
 from .activations import BoundSchedule
 from .block import Asked, Block
 from .clocks import COUNT, Latencies
@@ -74,7 +78,7 @@ class Buffered:
     Example:
         >>> from fedmtl.schedules.buffered import Buffered
         >>> schedule = Buffered(latency=1.0, concurrency=2, buffer=1, scale=[1.0, 3.5]).bind(2)
-        >>> steps = schedule.steps(seed=0, stop=4)
+        >>> steps = schedule.steps(4)
         >>> [(step.time, step.clients.tolist(), step.versions.tolist()) for step in steps]
         [(1.0, [0], [0]), (2.0, [0], [1]), (3.0, [0], [2]), (3.5, [1], [0])]
     """
@@ -113,15 +117,21 @@ class Buffered:
         return Latencies(latency=latency, activations=1, scale=self.scale, dropouts=self.dropouts)
 
     def bind(
-        self, clients: int, *, names: Sequence[str] | None = None, keys: Tensor | None = None
+        self,
+        clients: int,
+        *,
+        names: Sequence[str] | None = None,
+        keys: Tensor | None = None,
+        seed: int = 0,
     ) -> BoundBuffered:
         """Returns the schedule of ``clients`` clients.
 
         Args:
             clients: n, at least ``concurrency`` and ``rest * buffer``.
             names: their names, for traces and absences; None for "0", "1", ...
-            keys: int64 (n,), their keys for random draws; None to make them of the names, or of the
-                positions without names.
+            keys: int64 (n,), their keys for random draws, in the order of which they wait at first;
+                None to make them of the names, or of the positions without names.
+            seed: of the latencies and absences.
 
         Raises:
             ConfigError: a setting does not fit n clients.
@@ -138,7 +148,13 @@ class Buffered:
                 f"steps that {clients} clients fill with {self.buffer} answers each."
             )
         times = self._times().bind(clients, names=names, keys=keys)
-        return BoundBuffered(self, times)
+        return BoundBuffered(
+            n=clients,
+            cohort=self.buffer,
+            max_uses=self.per_client,
+            rest=self.rest,
+            population=Population(self, times, seed),
+        )
 
     def weights(self, staleness: Tensor) -> Tensor:
         """Returns the public weights of answers, in (0, 1], float64.
@@ -152,65 +168,191 @@ class Buffered:
         return weights
 
 
-@dataclass(frozen=True)
-class BoundBuffered:
-    """The buffered schedule of n given clients.
+@dataclass(frozen=True, eq=False)
+class Population:
+    """The clients of a buffered schedule.
 
     Attributes:
         settings: of the schedule.
         times: latencies and absences of the clients.
+        seed: of the latencies and absences.
     """
 
     settings: Buffered
     times: BoundSchedule
+    seed: int
+
+    @cached_property
+    def order(self) -> Tensor:
+        """Returns the clients in the order of their keys, int64 (n,)."""
+        return torch.argsort(self.times.keys, stable=True)
+
+
+@dataclass(frozen=True)
+class BoundBuffered(BoundSampler):
+    """The buffered schedule of n given clients.
+
+    Who answers when is public: neighbours differ by one client whose data are replaced by nothing,
+    and a client is charged for each of its answers that is used.
+
+    Attributes:
+        max_uses: most answers of a client that are used; None for no cap.
+        rest: least number of steps between two uses of a client's answers.
+        population: the clients; None if no cohort is drawn.
+    """
+
+    cohort: int
+    max_uses: int | None = None
+    rest: int = 1
+    population: Population | None = None
+    relation = "zero_out"
+    per_participation = True
+    weighted = True
+
+    @property
+    def cap(self) -> int | None:
+        return self.max_uses
 
     @property
     def separation(self) -> int:
         """Returns the least number of steps between two uses of a client's answers."""
-        return self.settings.rest
+        return self.rest
+
+    def capped(self, steps: int) -> BoundBuffered:
+        """Returns this schedule with a cap: without one of its own, the most answers of a client
+        that ``steps`` steps use.
+
+        Args:
+            steps: planned number of steps.
+        """
+        if self.max_uses is not None:
+            return self
+        return replace(self, max_uses=max(1, int(self.uses(steps).max())))
+
+    def with_cap(self, max_uses: int) -> BoundBuffered:
+        return replace(self, max_uses=max_uses)
+
+    @property
+    def recorded(self) -> dict[str, Any]:
+        facts: dict[str, Any] = {
+            "n": self.n,
+            "cohort": self.cohort,
+            "max_uses": self.max_uses,
+            "rest": self.rest,
+        }
+        if self.population is not None:
+            settings = self.population.settings
+            facts |= {
+                "concurrency": settings.concurrency,
+                "max_staleness": settings.max_staleness,
+                "staleness": settings.staleness,
+                "latency": self.population.times.kind,
+                "seed": self.population.seed,
+            }
+        return facts
+
+    def describe(self) -> str:
+        text = f"the first {self.cohort} answers of busy clients"
+        if self.population is not None:
+            settings = self.population.settings
+            text = (
+                f"the first {self.cohort} answers of {settings.concurrency} busy clients, of "
+                f"{self.n}, at most {settings.max_staleness} steps old"
+            )
+        if self.max_uses is not None:
+            text += f", at most {self.max_uses} of each"
+        return text
+
+    @property
+    def clients(self) -> Population:
+        """Returns the population of a schedule that draws cohorts."""
+        assert self.population is not None
+        return self.population
 
     @property
     def versions_kept(self) -> int:
         """Returns the most versions of the shared model that are in use at once."""
-        return min(self.settings.max_staleness, self.settings.concurrency) + 1
+        settings = self.clients.settings
+        return min(settings.max_staleness, settings.concurrency) + 1
 
-    def steps(self, seed: int, stop: int) -> Iterator[Answers]:
-        """Yields the server steps 0 to ``stop - 1``.
+    @cached_property
+    def _server(self) -> _Server:
+        return _Server(self)
+
+    def answers(self, step: int) -> Answers:
+        """Returns the answers of a step.
 
         Args:
-            seed: of the run.
-            stop: number of steps.
+            step: its number, from 0. The steps before it are simulated, each once.
 
         Raises:
             BudgetExhausted: too few clients can answer: they are at the cap, or never come back.
         """
-        server = _Server(self, seed)
-        for step in range(stop):
-            yield server.next(step)
+        return self._server.answers(step)
 
-    def blocks(self, seed: int, stop: int) -> Iterator[Block]:
-        """Yields the server steps 0 to ``stop - 1`` as rounds.
+    def steps(self, stop: int) -> Iterator[Answers]:
+        """Yields the server steps 0 to ``stop - 1``.
 
         Args:
-            seed: of the run.
             stop: number of steps.
 
         Raises:
             BudgetExhausted: too few clients can answer.
         """
-        for answers in self.steps(seed, stop):
-            weights = self.settings.weights(answers.staleness)
-            asked = Asked(answers.versions, weights, answers.kept)
-            time = torch.tensor([[answers.time]], dtype=torch.float64)
-            yield Block(answers.step, time, answers.clients[None, None], asked)
+        for step in range(stop):
+            yield self.answers(step)
+
+    def uses(self, steps: int) -> Tensor:
+        """Returns the number of answers of each client that are used, int64 (n,).
+
+        Args:
+            steps: number of steps; those after which too few clients can answer do not count.
+        """
+        used = torch.zeros(self.n, dtype=torch.int64)
+        with suppress(BudgetExhausted):
+            for answers in self.steps(steps):
+                used[answers.clients] += 1
+        return used
+
+    def draw(self, step: int, coins: Coins, uses: Tensor | None = None) -> Tensor:
+        chosen = torch.zeros(self.n, dtype=torch.bool)
+        chosen[self.answers(step).clients] = True
+        return chosen[self.clients.order].nonzero().flatten()
+
+    def block(self, step: int, clients: Tensor) -> Block:
+        """Returns a server step as a round.
+
+        Args:
+            step: its number.
+            clients: int64 (k,), the clients whose answers are computed, among those of the step.
+        """
+        answers = self.answers(step)
+        versions = torch.zeros(self.n, dtype=torch.int64)
+        versions[answers.clients] = answers.versions
+        started = versions[clients]
+        weights = self.clients.settings.weights(step - started)
+        time = torch.tensor([[answers.time]], dtype=torch.float64)
+        return Block(step, time, clients[None, None], Asked(started, weights, answers.kept))
+
+    def blocks(self, stop: int) -> Iterator[Block]:
+        """Yields the server steps 0 to ``stop - 1`` as rounds.
+
+        Args:
+            stop: number of steps.
+
+        Raises:
+            BudgetExhausted: too few clients can answer.
+        """
+        for answers in self.steps(stop):
+            yield self.block(answers.step, answers.clients)
 
 
 @dataclass
 class _Server:
-    """The state of the simulation between two steps."""
+    """The simulation: its steps so far, and its state after them."""
 
     bound: BoundBuffered
-    seed: int
+    made: list[Answers] = field(default_factory=list)
     now: float = 0.0
     waiting: deque[int] = field(default_factory=deque)  # free clients, in the order of the queue
     questions: int = 0
@@ -220,16 +362,23 @@ class _Server:
     arrived: deque[tuple[int, int]] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
-        n = self.bound.times.clients
-        self.waiting.extend(range(n))
+        n = self.bound.n
+        self.settings = self.bound.clients.settings
+        self.waiting.extend(self.bound.clients.order.tolist())
         self.asked = np.zeros(n, np.int64)
         self.used = np.zeros(n, np.int64)
         self.free_from = np.zeros(n, np.int64)  # first version from which a client may start
-        self.gaps, self.absences = self.bound.times.draws(self.seed)
+        self.gaps, self.absences = self.bound.clients.times.draws(self.bound.clients.seed)
 
-    def next(self, step: int) -> Answers:
-        """Returns the answers of a step."""
-        settings = self.bound.settings
+    def answers(self, step: int) -> Answers:
+        """Returns the answers of a step, after those before it."""
+        while len(self.made) <= step:
+            self.made.append(self._next(len(self.made)))
+        return self.made[step]
+
+    def _next(self, step: int) -> Answers:
+        """Returns the answers of the next step."""
+        settings = self.settings
         taken: list[tuple[int, int]] = []
         while len(taken) < settings.buffer:
             if not self.arrived:
@@ -251,9 +400,9 @@ class _Server:
 
     def _ask(self, version: int) -> None:
         """Asks free clients in the order of the queue, until ``concurrency`` are busy."""
-        cap = self.bound.settings.per_client
+        cap = self.bound.max_uses
         passed: list[int] = []
-        while self.waiting and len(self.busy) < self.bound.settings.concurrency:
+        while self.waiting and len(self.busy) < self.settings.concurrency:
             client = self.waiting.popleft()
             if cap is not None and self.used[client] >= cap:
                 continue  # never asked again
@@ -270,7 +419,7 @@ class _Server:
         """Returns the time of the answer to a question of this moment."""
         who = np.array([client])
         latency = self.gaps(who, self.asked[who][:, None])[:, 0]
-        if self.bound.settings.latency == 0:
+        if self.settings.latency == 0:
             latency = np.zeros(1)
         due = self.now + latency
         if self.absences is not None:
@@ -281,7 +430,7 @@ class _Server:
         """Waits for the next moment at which answers arrive, and takes all of them."""
         if not self.busy or self.busy[0][0] == np.inf:
             raise BudgetExhausted(
-                f"Step {step} needs {self.bound.settings.buffer} answers, but no more clients can "
+                f"Step {step} needs {self.settings.buffer} answers, but no more clients can "
                 "answer: they are at the cap of answers (per_client), or away for good."
             )
         self.now = self.busy[0][0]

@@ -66,7 +66,7 @@ def slow_run(problem, kind, lam, bound):
         gradient = 2 * features.T @ (features @ start - targets) / len(targets)
         return start - LR * (gradient + pull * (start - anchor))
 
-    for answers in schedule().steps(0, STEPS):
+    for answers in schedule().steps(STEPS):
         total = torch.zeros_like(history[0])
         for client, version in zip(
             answers.clients.tolist(), answers.versions.tolist(), strict=True
@@ -100,7 +100,7 @@ def test_every_method_equals_a_slow_event_loop(kind, bound):
     channel = Door(bound)
     state = algorithm.init(whole)
     stale = 0
-    for block in schedule().blocks(0, STEPS):
+    for block in schedule().blocks(STEPS):
         stale += int((block.asked.versions < block.first).sum())
         state = algorithm.step(whole, state, block, channel)
         assert len(state.earlier) < schedule().versions_kept
@@ -139,7 +139,7 @@ def noised(algorithm, whole, sampler, blocks):
 def test_equal_latencies_and_a_buffer_of_all_are_full_rounds_to_the_bit(kind):
     whole = problem()
     everyone = Buffered(latency=1.0, concurrency=N, buffer=N).bind(N)
-    state = noised(METHODS[kind], whole, FullParticipation(), everyone.blocks(0, STEPS))
+    state = noised(METHODS[kind], whole, FullParticipation(), everyone.blocks(STEPS))
     privacy = ClientPrivacy(clip_norm=0.2, noise_multiplier=0.5, delta=1e-5)
     rounds = run(METHODS[kind], whole, privacy=privacy)
     assert torch.equal(state.public["global"], rounds.public["global"])
@@ -151,6 +151,6 @@ def test_equal_latencies_and_a_buffer_of_all_are_full_rounds_to_the_bit(kind):
 @pytest.mark.parametrize("algorithm", [PMTL(delta="local", local=SOLVER), Scaffold(local=SOLVER)])
 def test_methods_that_need_one_start_are_refused(algorithm):
     whole = problem()
-    block = next(schedule().blocks(0, 1))
+    block = next(schedule().blocks(1))
     with pytest.raises(ConfigError, match="needs one public state for all clients of a round"):
         algorithm.step(whole, algorithm.init(whole), block, Door())

@@ -90,12 +90,12 @@ def test_the_steps_are_those_of_a_slow_simulation(
         per_client=per_client or math.inf,
         stop=40,
     )
-    assert listed(settings.bind(30).steps(5, 40)) == expected
+    assert listed(settings.bind(30, seed=5).steps(40)) == expected
 
 
 def test_equal_latencies_and_a_buffer_of_all_clients_are_full_rounds():
     schedule = Buffered(latency=2.0, concurrency=6, buffer=6).bind(6)
-    for step in schedule.steps(0, 5):
+    for step in schedule.steps(5):
         assert step.time == 2.0 * (step.step + 1)
         assert step.clients.tolist() == list(range(6))
         assert step.staleness.tolist() == [0] * 6
@@ -103,7 +103,7 @@ def test_equal_latencies_and_a_buffer_of_all_clients_are_full_rounds():
 
 def test_without_latency_clients_take_turns():
     schedule = Buffered(latency=0.0, concurrency=3, buffer=3).bind(7)
-    for step in schedule.steps(0, 9):
+    for step in schedule.steps(9):
         turns = (3 * step.step + torch.arange(3)) % 7
         assert step.clients.tolist() == turns.sort().values.tolist()
         assert step.staleness.tolist() == [0] * 3
@@ -120,9 +120,9 @@ def test_what_the_schedule_guarantees():
         scale=STRAGGLERS,
         dropouts=Dropouts(rate=0.1, duration=3.0),
     )
-    schedule = settings.bind(30)
+    schedule = settings.bind(30, seed=1)
     uses = defaultdict(list)
-    for step in schedule.steps(1, 100):
+    for step in schedule.steps(100):
         assert len(set(step.clients.tolist())) == 3
         assert 0 <= int(step.staleness.min()) <= int(step.staleness.max()) <= 5
         for client in step.clients.tolist():
@@ -133,9 +133,13 @@ def test_what_the_schedule_guarantees():
 
 
 def test_a_longer_run_begins_with_the_shorter_one():
-    schedule = Buffered(latency=LOGNORMAL, concurrency=9, buffer=2).bind(20)
-    assert listed(schedule.steps(3, 30))[:11] == listed(schedule.steps(3, 11))
-    assert listed(schedule.steps(3, 30)) != listed(schedule.steps(4, 30))
+    settings = Buffered(latency=LOGNORMAL, concurrency=9, buffer=2)
+    whole = listed(settings.bind(20, seed=3).steps(30))
+    assert whole[:11] == listed(settings.bind(20, seed=3).steps(11))
+    assert whole != listed(settings.bind(20, seed=4).steps(30))
+    # any step can be asked for first
+    later = settings.bind(20, seed=3)
+    assert listed([later.answers(29), later.answers(7)]) == [whole[29], whole[7]]
 
 
 def test_weights_are_public_and_at_most_one():
@@ -147,19 +151,19 @@ def test_weights_are_public_and_at_most_one():
 
 def test_the_run_ends_once_the_caps_are_reached():
     schedule = Buffered(latency=1.0, concurrency=2, buffer=2, per_client=2).bind(4)
-    assert len(list(schedule.steps(0, 4))) == 4
+    assert len(list(schedule.steps(4))) == 4
     with pytest.raises(BudgetExhausted, match="Step 4 needs 2 answers"):
-        list(schedule.steps(0, 5))
+        list(schedule.steps(5))
 
 
 def test_clients_that_never_return_hold_their_places():
     away = Dropouts(intervals={"0": [(0.5, math.inf)], "1": [(0.5, math.inf)]})
     trace = TraceLatency([[1.0]] * 4)
     schedule = Buffered(latency=trace, concurrency=3, buffer=1, dropouts=away).bind(4)
-    assert [step.clients.tolist() for step in schedule.steps(0, 4)] == [[2], [3], [2], [3]]
+    assert [step.clients.tolist() for step in schedule.steps(4)] == [[2], [3], [2], [3]]
     stuck = Buffered(latency=trace, concurrency=2, buffer=1, dropouts=away).bind(4)
     with pytest.raises(BudgetExhausted, match="away for good"):
-        list(stuck.steps(0, 1))
+        list(stuck.steps(1))
 
 
 @pytest.mark.parametrize(
