@@ -34,7 +34,8 @@ from ..privacy.report import (
     SECURE_OUTSIDE,
 )
 from ..privacy.row_noise import row_key, rows_text
-from ..privacy.samplers import BoundAsked, BoundCyclic, BoundFixed, BoundFull, BoundPoisson
+from ..privacy.asked import BoundAsked
+from ..privacy.samplers import BoundCyclic, BoundFixed, BoundFull, BoundPoisson
 from ..privacy.settings import ClientPrivacy, RecordPrivacy
 from ..trainer.personalize import CLIENT_LEVEL, RECORD_LEVEL
 from .claim import Claim

@@ -13,13 +13,14 @@ import numpy as np
 from torch import Tensor
 
 from ..privacy.activations import Activations
+from ..privacy.asked import BoundAsked
 from ..privacy.costs import PrivacyCosts
 from ..privacy.gradients import GradientPlan
 from ..privacy.opening import open_channel
 from ..privacy.quantile import QuantileClip
 from ..privacy.release import Form, ReleasePlan
 from ..privacy.rounds import Rounds
-from ..privacy.samplers import BoundAsked, BoundCyclic, BoundFixed, BoundSampler, Relation
+from ..privacy.samplers import BoundCyclic, BoundFixed, BoundSampler, Relation
 from ..privacy.settings import Privacy, RecordPrivacy
 from .claim import expected_cohort
 from .claims import Claims

@@ -25,7 +25,8 @@ from ..privacy.record_terms import most_participations
 from ..privacy.report import SIMULATED
 from ..privacy.reporting import privacy_report
 from ..privacy.row_noise import row_facts
-from ..privacy.samplers import BoundAsked, BoundSampler
+from ..privacy.asked import BoundAsked
+from ..privacy.samplers import BoundSampler
 from ..trainer import Trainer
 from ..trainer.engine import open_run
 from ..trainer.fingerprint import fingerprint

@@ -21,7 +21,7 @@ from fedmtl.privacy import (
     open_channel,
     privacy_report,
 )
-from fedmtl.privacy.samplers import BoundAsked
+from fedmtl.privacy.asked import BoundAsked
 from fedmtl.random import binomial_quantile
 from tests.helpers import gaussian_epsilon
 
