@@ -235,6 +235,12 @@ class Algorithm(Checked):
         """
         return c.own
 
+    def check_starts(self) -> None:
+        """Raises ConfigError if all clients of a round must start from one public state."""
+        receives = type(self).receive is not Algorithm.receive
+        if self.one_start or self.all_at_once or receives:
+            raise one_start_needed(self.name)
+
     def step(self, problem: Problem, state: State, block: Block, channel: Any) -> State:
         """Computes one round, or a block of activations.
 
@@ -251,9 +257,7 @@ class Algorithm(Checked):
         ascending = block.ascending()  # as the store's rows
         asked = ascending.asked
         if asked is not None:
-            receives = type(self).receive is not Algorithm.receive
-            if self.one_start or self.all_at_once or receives:
-                raise one_start_needed(self.name)
+            self.check_starts()
         mine = Cohort(
             problem=problem,
             ids=ascending.cohort[problem.own(ascending.cohort)],

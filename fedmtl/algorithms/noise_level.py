@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from ..data import FederatedDataset
 from ..privacy import (
+    BoundSampler,
     ClientPrivacy,
     FullParticipation,
     Privacy,
@@ -24,7 +25,7 @@ def noise_of(
     data: FederatedDataset,
     dimension: int,
     rounds: int,
-    schedule: Sampler | None = None,
+    schedule: Sampler | BoundSampler | None = None,
 ) -> float:
     """Returns nu, the length of the noise of a run relative to a client's contribution.
 
@@ -52,9 +53,10 @@ def noise_of(
     records = isinstance(privacy, RecordPrivacy)
     if isinstance(privacy, ClientPrivacy) and not isinstance(schedule, FullParticipation | None):
         plan = ReleasePlan(name="update", dimension=dimension)
-        release = calibrated_release(
-            replace(privacy, clip_norm=1.0), plan, schedule.bind(clients), rounds
-        )
+        bound = schedule
+        if not isinstance(bound, BoundSampler):
+            bound = bound.bind(clients)
+        release = calibrated_release(replace(privacy, clip_norm=1.0), plan, bound, rounds)
         return release.noise_std * math.sqrt(dimension)
     if records:
         units = int(data.train.counts.sum())

@@ -27,12 +27,15 @@ def starts(mine: Cohort, block: Block, known: Mapping[int, Mapping[str, Tensor]]
     """
     if block.asked is None:
         return [mine]
+    # rows have weights, so they are not added up as they are made
+    mine = replace(mine, total=None)
+    if len(mine.ids) == 0:
+        return [mine]  # of a rank without a client in this round
     versions = block.asked.versions[mine.problem.own(block.cohort)]
     cohorts = []
     for version in versions.unique().tolist():
-        # rows have weights, so they are not added up as they are made
         ids = mine.ids[versions == version]
-        cohorts.append(replace(mine, ids=ids, public=known[version], total=None))
+        cohorts.append(replace(mine, ids=ids, public=known[version]))
     return cohorts
 
 
@@ -90,5 +93,5 @@ def one_start_needed(method: str) -> ConfigError:
     """
     return ConfigError(
         f"{method} needs one public state for all clients of a round; accepted: a schedule that "
-        "waits for them."
+        "waits for them, such as PoissonSampling(cohort=100), not Buffered(...)."
     )

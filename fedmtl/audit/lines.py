@@ -19,6 +19,7 @@ from .claim import composition
 
 _UNLIMITED = 1 << 62
 _ACCOUNTS = 2**24  # of a run, at most
+_SIZED = ("BoundFixed", "BoundCyclic", "BoundBuffered")  # whose cohorts have a size
 _BLOCK = 2**16  # steps that one line charges at most without their cohorts; runs write 1
 
 
@@ -36,6 +37,17 @@ def _same(value: Any, other: Any) -> bool:
     if isinstance(value, float) and isinstance(other, float):
         return math.isclose(value, other, rel_tol=1e-9)
     return bool(value == other)
+
+
+def turns_apart(schedule: Mapping[str, Any]) -> int:
+    """Returns the least number of rounds between two turns of a client.
+
+    Args:
+        schedule: in the header of a ledger, whose turns are public.
+    """
+    if schedule["class"] == "BoundBuffered":
+        return int(schedule["rest"])
+    return int(schedule["n"] // schedule["cohort"])
 
 
 def spread(values: Sequence[int], most: int) -> Sequence[int]:
@@ -251,8 +263,8 @@ class Reading:
         """Returns the charged cohorts that the sampler does not draw, or activations of several
         clients.
 
-        In what order the clients take turns is in no file, but turns of one are floor(n / cohort)
-        rounds from each other at least; local steps are not charged to clients that have reached
+        In what order the clients take turns is in no file, but turns of one are some rounds from
+        each other at least; local steps are not charged to clients that have reached
         their caps.
         """
         n = len(self.kind_of)
@@ -267,12 +279,13 @@ class Reading:
                 problems.append(f"step {step} has no cohort of distinct clients")
                 continue
             members = np.array(clients, dtype=np.int64)
-            fits = kind not in ("BoundFixed", "BoundCyclic") or len(members) <= cohort
+            fits = kind not in _SIZED or len(members) <= cohort
             if kind == "BoundFull":
                 fits = not np.delete(taken < self.caps, members).any()
-            elif kind == "BoundCyclic":
+            elif kind in ("BoundCyclic", "BoundBuffered"):
                 distance = np.abs(step - latest[members])
-                fits = fits and bool(((distance == 0) | (distance >= n // cohort)).all())
+                apart = turns_apart(schedule)
+                fits = fits and bool(((distance == 0) | (distance >= apart)).all())
                 latest[members] = step
             if not fits:
                 problems.append(
@@ -292,8 +305,8 @@ class Reading:
             problems.append("the bands of the noise are longer than 1")
         schedule = self.header.get("schedule", {})
         between = 1
-        if schedule.get("class") == "BoundCyclic":
-            between = schedule["n"] // schedule["cohort"]
+        if schedule.get("class") in ("BoundCyclic", "BoundBuffered"):
+            between = turns_apart(schedule)
         if len(bands) > between:
             problems.append(
                 f"noise is correlated over {len(bands)} rounds, and a client may act "

@@ -17,6 +17,7 @@ import numpy as np
 
 from ..contrib.published import mp_mtl as _published  # noqa: F401  (registers the law of noise of its ledgers)
 from ..privacy.accounting.library import TOLERANCE
+from ..privacy.asked import BoundAsked
 from ..privacy.cost import PrivacyCost
 from ..privacy.costs import PrivacyCosts
 from ..privacy.noise.banded import Bands
@@ -34,19 +35,19 @@ from ..privacy.report import (
     SECURE_OUTSIDE,
 )
 from ..privacy.row_noise import row_key, rows_text
-from ..privacy.asked import BoundAsked
 from ..privacy.samplers import BoundCyclic, BoundFixed, BoundFull, BoundPoisson
 from ..privacy.settings import ClientPrivacy, RecordPrivacy
+from ..schedules import BoundBuffered
 from ..trainer.personalize import CLIENT_LEVEL, RECORD_LEVEL
 from .claim import Claim
 from .claims import Claims
-from .lines import Reading
+from .lines import Reading, turns_apart
 from .lower_bound import Interval
 from .setup import Setup
 
 _SAMPLERS = {
     sampler.__name__: sampler
-    for sampler in (BoundPoisson, BoundFixed, BoundCyclic, BoundFull, BoundAsked)
+    for sampler in (BoundPoisson, BoundFixed, BoundCyclic, BoundFull, BoundAsked, BoundBuffered)
 }
 _MOST_COSTS = 200  # distinct costs of which epsilon is computed
 _MOST_SUMS = 1 << 20  # noised sums of one account of which epsilon is computed
@@ -279,7 +280,7 @@ def _rounds(header: Mapping[str, Any]) -> str:
             f"; steps have public weights {low:.3g} to {high:.3g}, and noise in inverse proportion"
         )
     if header.get("bands"):
-        between = schedule["n"] // schedule["cohort"]
+        between = turns_apart(schedule)
         text += f"; {between} rounds from one to the next at least, which correlated noise needs"
     return text
 

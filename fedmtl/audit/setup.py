@@ -22,6 +22,7 @@ from ..privacy.release import Form, ReleasePlan
 from ..privacy.rounds import Rounds
 from ..privacy.samplers import BoundCyclic, BoundFixed, BoundSampler, Relation
 from ..privacy.settings import Privacy, RecordPrivacy
+from ..schedules import BoundBuffered
 from .claim import expected_cohort
 from .claims import Claims
 from .recording import RecordedActivations, RecordedRounds
@@ -142,7 +143,7 @@ class Setup:
             return "zero_out"
         if self.rows or isinstance(self.schedule, BoundFixed):
             return "replace"
-        if isinstance(self.schedule, (BoundCyclic, BoundAsked)):
+        if isinstance(self.schedule, (BoundCyclic, BoundAsked, BoundBuffered)):
             return "zero_out"
         return "add_remove"
 

@@ -90,6 +90,7 @@ class ProximalPoint(FedAvg):
     colour = "#5c6bff"
     baseline = False
     from_training = False
+    one_start = True  # the step is implicit, from one point of all clients
 
     def check_solver(self) -> None:
         pass

@@ -20,12 +20,12 @@ from .._rounding import rounded_up
 from ..algorithms.base import Problem
 from ..errors import BudgetExhausted, ResumeError
 from ..privacy import Receipt, RecordPrivacy, Rounds
+from ..privacy.asked import BoundAsked
 from ..privacy.ledger import Ledger
 from ..privacy.record_terms import most_participations
 from ..privacy.report import SIMULATED
 from ..privacy.reporting import privacy_report
 from ..privacy.row_noise import row_facts
-from ..privacy.asked import BoundAsked
 from ..privacy.samplers import BoundSampler
 from ..trainer import Trainer
 from ..trainer.engine import open_run

@@ -20,7 +20,7 @@ from ..algorithms.base import Algorithm, State
 from ..algorithms.store import ClientStore
 from ..errors import ConfigError, TrainingError
 from ..privacy import RecordPrivacy, Rounds
-from ..schedules import Block
+from ..schedules import Block, Buffered
 from ..trainer import Trainer
 from ..trainer.engine import Engine, open_run
 from ..trainer.evaluation import Metrics
@@ -128,6 +128,8 @@ def check(trainer: Trainer) -> None:
     kind = in_one_process(trainer)
     if trainer.baselines:
         kind = "baselines"
+    if isinstance(trainer.schedule, Buffered):
+        kind = "the schedule Buffered(...)"
     if kind:
         needs = "needs all clients in one process; a Flower app has a process for each"
         raise ConfigError(f"A run with {kind} {needs}.")

@@ -13,6 +13,7 @@ from .noise.banded import Bands
 from .noise.grid import check_drawable
 from .noise.laws import LAWS
 from .noise.sources import NoiseSource, SeededSource
+from .quantile import QuantileClip
 from .release import Release, ReleasePlan, bind_releases, step_cost
 from .row_noise import bind_rows, refuse_rows, row_facts
 from .samplers import BoundSampler
@@ -44,6 +45,8 @@ def terms_of_rows(
     """
     each_one = tuple(each for each in settings if isinstance(each, ClientPrivacy))
     privacy = _loudest(each_one)
+    if sampler.weighted:
+        _check_weights(privacy, plans, sampler)
     if privacy is None or privacy.noiseless or not plans:
         return _without_noise(privacy, plans, sampler)
     delta = privacy.resolved_delta(sampler.n)
@@ -121,6 +124,24 @@ def _check_allocation(cost: PrivacyCost, sampler: BoundSampler) -> None:
         )
 
 
+def _check_weights(
+    privacy: ClientPrivacy | None, plans: Sequence[ReleasePlan], sampler: BoundSampler
+) -> None:
+    """Refuses releases whose sensitivity does not follow from rows with weights of at most 1."""
+    if privacy is not None and isinstance(privacy.clip_norm, QuantileClip):
+        raise PrivacyError(
+            "A QuantileClip counts the rows within the clip norm, and rows with weights always "
+            f"are; with {sampler.describe()} clip_norm is a number."
+        )
+    for plan in plans:
+        if plan.form != "vector" or plan.rows is not None:
+            raise PrivacyError(
+                f"Release {plan.name!r} is of products of rows, or of rows with noise of their "
+                f"own, which have no weights; accepted: a schedule without weights, not "
+                f"{sampler.describe()}."
+            )
+
+
 def _check_noise(releases: Mapping[str, Release], cost: PrivacyCost, source: NoiseSource) -> None:
     """Refuses noise that the source cannot draw. The largest is that of the least weight."""
     least = min(cost.weights or (1.0,))
@@ -170,8 +191,8 @@ def _bands(
     if sampler.relation != "zero_out":
         raise PrivacyError(
             "ClientPrivacy.bands needs a public schedule in which a client stays away between its "
-            f"turns, so CyclicCohorts(...); not {sampler.describe()}, where it may take part in "
-            "two rounds running. Leave bands out for independent noise."
+            f"turns, so CyclicCohorts(...) or Buffered(rest=...); not {sampler.describe()}, where "
+            "it may take part in two rounds running. Leave bands out for independent noise."
         )
     if any(plan.rows is not None for plan in plans):
         raise PrivacyError(

@@ -2,6 +2,7 @@
 
 from .activations import BoundSchedule
 from .block import Block, rounds
+from .buffered import BoundBuffered, Buffered
 from .clocks import AsynchronousSchedule, Latencies, PoissonClocks, Synchronous
 from .dropouts import Dropouts
 from .latency import RandomLatency, TraceLatency
@@ -9,7 +10,9 @@ from .latency import RandomLatency, TraceLatency
 __all__ = [
     "AsynchronousSchedule",
     "Block",
+    "BoundBuffered",
     "BoundSchedule",
+    "Buffered",
     "Dropouts",
     "Latencies",
     "PoissonClocks",

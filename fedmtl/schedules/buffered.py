@@ -156,6 +156,15 @@ class Buffered:
             population=Population(self, times, seed),
         )
 
+    @property
+    def law(self) -> str:
+        """Returns the law of the latencies in words."""
+        if isinstance(self.latency, RandomLatency):
+            return f"{self.latency.law} {dict(self.latency.parameters)}"
+        if isinstance(self.latency, TraceLatency):
+            return "a trace"
+        return f"{self.latency:g}"
+
     def weights(self, staleness: Tensor) -> Tensor:
         """Returns the public weights of answers, in (0, 1], float64.
 
@@ -246,8 +255,7 @@ class BoundBuffered(BoundSampler):
                 "concurrency": settings.concurrency,
                 "max_staleness": settings.max_staleness,
                 "staleness": settings.staleness,
-                "latency": self.population.times.kind,
-                "seed": self.population.seed,
+                "latency": settings.law,
             }
         return facts
 

@@ -31,6 +31,8 @@ class Checkpoint:
             adaptive clip norms.
         ledger: end of the ledger's chain when this was written; None without a ledger.
         tally: local trainings so far, and those that diverged.
+        earlier: tensors of earlier public states that are in use, by version and name, as
+            ``"v17/global"``.
     """
 
     step: int
@@ -41,10 +43,11 @@ class Checkpoint:
     channel: dict[str, Tensor] = field(default_factory=dict)
     ledger: Head | None = None
     tally: Tally = field(default_factory=Tally)
+    earlier: dict[str, Tensor] = field(default_factory=dict)
 
     def write(self, path: Path) -> None:
         """Writes one safetensors file, whole or not at all."""
-        parts = {"public": self.public, "channel": self.channel}
+        parts = {"public": self.public, "channel": self.channel, "earlier": self.earlier}
         write_parts(
             path, parts, {name: value for name, value in vars(self).items() if name not in parts}
         )
@@ -68,11 +71,11 @@ class Checkpoint:
         Raises:
             KeyError, ValueError, TypeError: they are not those of a checkpoint.
         """
-        parts, notes = parts_of(tensors, metadata, "public", "channel")
+        parts, notes = parts_of(tensors, metadata, "public", "channel", "earlier")
         notes["tally"] = Tally(**notes["tally"])
         if notes["ledger"]:
             notes["ledger"] = Head(**notes["ledger"])
-        return cls(public=parts["public"], channel=parts["channel"], **notes)
+        return cls(**parts, **notes)
 
     def check(self, path: Path, fingerprint: str) -> None:
         """Refuses to continue another run from this checkpoint.

@@ -30,7 +30,7 @@ from ..privacy import (
 )
 from ..privacy.samplers import USUAL_COHORT
 from ..ranks import SINGLE, Ranks
-from ..schedules import AsynchronousSchedule, Block, BoundSchedule
+from ..schedules import AsynchronousSchedule, Block, BoundSchedule, Buffered
 from .aggregates import numbers_of, summarize
 from .evaluation import Metrics, evaluate_each, evaluate_models
 
@@ -38,21 +38,28 @@ if TYPE_CHECKING:
     from .run import Run
     from .trainer import Trainer
 
-Schedule = Sampler | AsynchronousSchedule
+Schedule = Sampler | AsynchronousSchedule | Buffered
 
 
 def bind_schedule(
-    schedule: Schedule, data: FederatedDataset, canaries: int = 0
+    schedule: Schedule, data: FederatedDataset, canaries: int = 0, seed: int = 0
 ) -> BoundSampler | BoundSchedule:
     """Returns the schedule of the clients of ``data``, and of ``canaries`` behind them.
 
-    Samplers are bound to the number of clients, clocks to their names and keys.
+    Samplers are bound to the number of clients, clocks and latencies to their names and keys.
 
     Args:
         schedule: of rounds or of activations.
         data: of the clients.
         canaries: number of canaries that are clients.
+        seed: of the run, for latencies.
     """
+    if isinstance(schedule, Buffered):
+        names = [*data.ids, *(f"canary-{number}" for number in range(canaries))]
+        # canaries come behind the clients
+        last = torch.iinfo(torch.int64).max - torch.arange(canaries).flip(0)
+        keys = torch.cat([data.keys.cpu(), last])
+        return schedule.bind(len(names), names=names, keys=keys, seed=seed)
     if isinstance(schedule, AsynchronousSchedule):
         return schedule.bind(len(data), names=data.ids, keys=data.keys)
     # Fewer clients than a cohort all take part. Canaries do not count: an audited run has the

@@ -14,7 +14,7 @@ from ..algorithms.problem import Tally
 from ..errors import BudgetExhausted, ConfigError
 from ..privacy.reporting import signal_to_noise
 from ..ranks import Ranks
-from ..schedules import Block, BoundSchedule, rounds
+from ..schedules import Block, BoundBuffered, BoundSchedule, rounds
 from .callbacks import Callback, ProgressBar
 from .checkpoint import Checkpoint
 from .conclusion import conclude, informed, with_finetuned
@@ -147,6 +147,7 @@ class Run:
             self._count_from(tally)
             if self.ranks.first:
                 self._log_signal()
+                self._log_versions(state)
         return state, step
 
     def _count_from(self, tally: Tally) -> None:
@@ -165,6 +166,24 @@ class Run:
             logger.warning("%s: %s", self.algorithm.name, signal.warning)
         else:
             logger.info("%s: %s", self.algorithm.name, signal.text())
+
+    def _log_versions(self, state: State) -> None:
+        """Logs the memory for earlier public states, and warns of clients that never count."""
+        if not isinstance(self.settings.bound, BoundBuffered):
+            return
+        sampler = self.channel.sampler
+        size = sum(tensor.nbytes for tensor in state.public.values())
+        most = sampler.versions_kept
+        logger.info("Buffered keeps up to %d shared models, %d bytes", most, most * size)
+        never = int((sampler.uses(self.stop) == 0).sum())
+        if never:
+            logger.warning(
+                "Buffered: no answer of %s of the %s clients counts in %d rounds: they are too "
+                "slow, away, or not asked",
+                f"{never:,}",
+                f"{sampler.n:,}",
+                self.stop,
+            )
 
     def _train(self, state: State, step: int) -> Result:
         """Returns the result of the steps from ``step`` on, without finetuning."""
@@ -248,6 +267,10 @@ class Run:
         """
         settings = self.settings
         schedule = self.settings.bound
+        if isinstance(schedule, BoundBuffered):
+            capped = self.channel.sampler  # with the cap of the account
+            drawn = rounds(self.channel.draw, start=start, stop=self.stop)
+            return (capped.block(block.first, block.cohort) for block in drawn)
         if not isinstance(schedule, BoundSchedule):
             return rounds(self.channel.draw, start=start, stop=self.stop)
         cuts = [self.every, *filter(None, [settings.checkpoint_every])]

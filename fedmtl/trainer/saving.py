@@ -5,7 +5,11 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from torch import Tensor
+
 from ..algorithms.base import State
+from ..errors import ResumeError
+from ..schedules import BoundBuffered
 from .checkpoint import Checkpoint
 
 if TYPE_CHECKING:
@@ -65,6 +69,11 @@ class Checkpoints:
                 channel=run.channel.state(),
                 ledger=run.channel.sync(),
                 tally=tally,
+                earlier={
+                    f"v{version}/{name}": tensor
+                    for version, public in state.earlier.items()
+                    for name, tensor in public.items()
+                },
             ).write(folder.checkpoint)
         )
         # The new checkpoint is on the disk, and nothing names the files of the one before.
@@ -84,6 +93,33 @@ class Checkpoints:
         # A run may continue on another device than the one on which it began.
         device = run.problem.initial.device
         state.public = {name: tensor.to(device) for name, tensor in checkpoint.public.items()}
+        state.earlier = _earlier(run, checkpoint)
         with run.ranks.agree():
             state.private.load(folder.clients, checkpoint.clients)
         run.channel.restore(checkpoint.channel)
+
+
+def _earlier(run: Run, checkpoint: Checkpoint) -> dict[int, dict[str, Tensor]]:
+    """Returns the earlier public states of a checkpoint, by version.
+
+    Raises:
+        ResumeError: they are not those from which clients started that have not answered yet.
+    """
+    device = run.problem.initial.device
+    earlier: dict[int, dict[str, Tensor]] = {}
+    for key, tensor in checkpoint.earlier.items():
+        version, _, name = key.removeprefix("v").partition("/")
+        earlier.setdefault(int(version), {})[name] = tensor.to(device)
+    folder = run.folder
+    assert folder is not None  # a checkpoint was read from it
+    needed: frozenset[int] = frozenset()
+    if isinstance(run.settings.bound, BoundBuffered) and checkpoint.step > 0:
+        needed = run.channel.sampler.answers(checkpoint.step - 1).kept
+    whole = all(public.keys() == checkpoint.public.keys() for public in earlier.values())
+    if earlier.keys() != needed or not whole:
+        versions = ", ".join(map(str, sorted(needed))) or "none"
+        raise ResumeError(
+            f"{folder.checkpoint} lacks public states from which clients have started; after "
+            f"step {checkpoint.step} it must hold the versions {versions}."
+        )
+    return earlier

@@ -15,8 +15,8 @@ from ..data.checks import refuse
 from ..errors import ConfigError
 from ..local import Execution, LocalSolver, resolve_loss
 from ..local.losses import Poisson, is_of_numbers, name_of
-from ..privacy import ClientPrivacy, Privacy
-from ..schedules import AsynchronousSchedule
+from ..privacy import ClientPrivacy, Privacy, QuantileClip
+from ..schedules import AsynchronousSchedule, Buffered
 from .baselines import named_baselines
 from .callbacks import Callback
 from .hooks import RunAudit
@@ -198,7 +198,14 @@ def check_schedule(algorithm: Algorithm, schedule: Any, privacy: Privacy | None)
                 f"{algorithm.name} protects single records: its privacy is RecordPrivacy(...) or "
                 "None (privacy=record or none by name)."
             )
-    elif clocked:
+    if isinstance(schedule, Buffered):
+        algorithm.check_starts()
+        if privacy is not None and isinstance(privacy.clip_norm, QuantileClip):
+            raise ConfigError(
+                "Buffered weighs clipped rows by their staleness, so a QuantileClip counts all of "
+                "them as short; clip_norm is a number."
+            )
+    if clocked and not algorithm.one_at_a_time:
         raise ConfigError(
             f"{algorithm.name} goes in rounds; its schedule is a sampler such as "
             f"PoissonSampling(cohort=100), not {type(schedule).__name__}."

@@ -28,7 +28,7 @@ from ..models import ModelFactory
 from ..models.build import build_module
 from ..privacy import BoundSampler, Privacy, RecordPrivacy
 from ..ranks import SINGLE, Ranks
-from ..schedules import AsynchronousSchedule, BoundSchedule
+from ..schedules import AsynchronousSchedule, BoundBuffered, BoundSchedule
 from .baselines import named_baselines, usual_baselines
 from .callbacks import Callback
 from .check import unscaled
@@ -241,7 +241,7 @@ class Trainer:
         if self.audit is not None and not isinstance(self.privacy, RecordPrivacy):
             canaries = self.audit.canaries
         bound: BoundSampler | BoundSchedule = self.algorithm.scheduled(
-            bind_schedule(self.schedule, self.data, canaries)
+            bind_schedule(self.schedule, self.data, canaries, self.seed)
         )
         return bound
 
@@ -353,7 +353,9 @@ class Trainer:
         finetune = self.finetune
         if finetune is not None:
             schedule = None
-            if not isinstance(self.schedule, AsynchronousSchedule):
+            if isinstance(self.bound, BoundBuffered):
+                schedule = self.bound
+            elif not isinstance(self.schedule, AsynchronousSchedule):
                 schedule = self.schedule
             noise = noise_of(self.privacy, problem.data, problem.dimension, self.rounds, schedule)
             finetune = usual_finetuning(finetune, problem).resolved(noise)

@@ -1,0 +1,289 @@
+"""Runs whose clients answer late: their limits, their charges, and what is refused."""
+
+import logging
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from dp_accounting import dp_event
+from dp_accounting.pld import PLDAccountant
+
+from fedmtl import (
+    Buffered,
+    Callback,
+    ClientPrivacy,
+    CyclicCohorts,
+    Ditto,
+    FedAvg,
+    Finetune,
+    FullParticipation,
+    Interval,
+    LocalSGD,
+    QuantileClip,
+    RecordPrivacy,
+    ServerOptimizer,
+    models,
+    simulate,
+)
+from fedmtl.audit import verify
+from fedmtl.errors import ConfigError, PrivacyError, ResumeError
+from fedmtl.privacy import open_channel
+from fedmtl.privacy.release import ReleasePlan
+from fedmtl.privacy.row_noise import RowNoise
+from fedmtl.schedules import Dropouts, RandomLatency, TraceLatency
+from fedmtl.trainer.checkpoint import Checkpoint
+from tests.helpers import ragged_classification
+from tests.methods import NETWORKS
+from tests.small import check_resumed, check_same, trainer
+from tests.trainer.ledgers import participations, read_lines
+
+N = 12
+LOGNORMAL = RandomLatency("lognorm", {"s": 1.5})
+LATE = Buffered(latency=LOGNORMAL, concurrency=8, buffer=3, max_staleness=4)
+NOISE = ClientPrivacy(clip_norm=0.5, epsilon=4.0, delta=1e-5)
+RECORDS = RecordPrivacy(clip_norm=0.5, epsilon=4.0, delta=1e-4)
+
+
+def made(**settings):
+    defaults = {"data": ragged_classification(N), "schedule": LATE, "privacy": NOISE, "rounds": 9}
+    return trainer(**defaults | settings)
+
+
+REFUSED = ("pmtl, running mean", "scaffold", "mp_mtl_layers", "prior_layers")
+
+
+@pytest.mark.parametrize("name", [*(set(NETWORKS) - {"prior_layers, output side"})])
+def test_methods_run_or_are_refused_before_anything_is_charged(name):
+    run = {"algorithm": NETWORKS[name], "model": models.mlp(hidden=5), "rounds": 4}
+    if name in REFUSED:
+        with pytest.raises(ConfigError, match="needs one public state for all clients of a round"):
+            made(**run)
+        return
+    result = made(**run).fit()
+    assert torch.isfinite(result.personal).all()
+
+
+@pytest.mark.parametrize("algorithm", [NETWORKS["fedavg"], NETWORKS["pmtl"], NETWORKS["ditto"]])
+@pytest.mark.parametrize("privacy", [None, NOISE, RECORDS])
+def test_equal_latencies_and_a_buffer_of_all_are_full_rounds_to_the_bit(algorithm, privacy):
+    everyone = Buffered(latency=1.0, concurrency=N, buffer=N)
+    late = made(algorithm=algorithm, schedule=everyone, privacy=privacy, rounds=5).fit()
+    rounds = made(algorithm=algorithm, schedule=FullParticipation(), privacy=privacy, rounds=5)
+    check_same(late, rounds.fit())
+
+
+@pytest.mark.parametrize("privacy", [None, NOISE, RECORDS])
+def test_without_latency_clients_take_turns_to_the_bit(privacy):
+    # 5 turns of 3 of 12 clients: some have one turn more than others
+    quick = Buffered(latency=0.0, concurrency=3, buffer=3)
+    late = made(schedule=quick, privacy=privacy, rounds=5).fit()
+    check_same(late, made(schedule=CyclicCohorts(cohort=3), privacy=privacy, rounds=5).fit())
+
+
+def test_a_buffer_of_one_is_fedasync_with_its_mixing_weight():
+    """x <- (1 - a) x + a y, y trained from x, for a server that asks one client at a time."""
+    data = ragged_classification(N)
+    mixing = 0.6
+    one = Buffered(latency=LOGNORMAL, concurrency=1, buffer=1)
+    sgd = LocalSGD(lr=0.1, epochs=1, batch_size=30)
+    steps = [
+        (step.block.cohort.tolist(), step.shared.clone())
+        for step in simulate(
+            made(
+                algorithm=FedAvg(local=sgd, server_optimizer=ServerOptimizer(lr=mixing)),
+                schedule=one,
+                privacy=None,
+            )
+        )
+    ]
+    problem = made(privacy=None).problem()
+    shared = problem.initial.double()
+    for (client,), found in steps:
+        first, last = data.train.offsets[client : client + 2].tolist()
+        model = models.softmax_regression()(data.spec).double()
+        torch.nn.utils.vector_to_parameters(shared, model.parameters())
+        outputs = model(data.train.x[first:last].double())
+        loss = torch.nn.functional.cross_entropy(outputs, data.train.y[first:last])
+        gradient = torch.autograd.grad(loss, list(model.parameters()))
+        trained = shared - 0.1 * torch.nn.utils.parameters_to_vector(gradient)
+        shared = (1 - mixing) * shared + mixing * trained.detach()
+        assert torch.allclose(found, shared, rtol=0, atol=1e-12)
+
+
+def test_a_client_is_charged_for_each_answer_that_is_used(tmp_path):
+    run = made(folder=tmp_path / "run", rounds=20)
+    run.fit()
+    ledger = tmp_path / "run" / "private" / "ledger.jsonl"
+    used = Counter()
+    for step in run.bound.capped(20).steps(20):
+        used.update(step.clients.tolist())
+    assert participations(ledger) == used
+    header = read_lines(ledger)[0]
+    assert header["kinds"][0]["cap"] == max(used.values()) == run.bound.capped(20).cap
+    settings = {"n": N, "cohort": 3, "rest": 1, "concurrency": 8, "max_staleness": 4}
+    assert header["schedule"].items() >= settings.items()
+    assert header["schedule"]["latency"] == "lognorm {'s': 1.5}"
+    verified = verify(tmp_path / "run")
+    assert {check.name: check.verdict for check in verified.checks}["charges"] == "confirmed"
+
+
+def composed(multiplier, uses):
+    accountant = PLDAccountant()
+    accountant.compose(dp_event.GaussianDpEvent(multiplier), uses)
+    return accountant.get_epsilon(1e-5)
+
+
+@pytest.mark.parametrize("per_client", [None, 8])
+def test_epsilon_is_that_of_unequal_participation_by_dp_accounting(per_client):
+    run = made(schedule=replace(LATE, per_client=per_client), rounds=20)
+    bound = run.bound
+    plan = ReleasePlan(name="update", dimension=18)
+    channel = open_channel(NOISE, [plan], bound, seed=0, steps=20)
+    for step in range(20):
+        members = channel.draw(step)
+        channel.begin(step, members)
+    uses = channel.accountant.uses[0]
+    assert len(set(uses.tolist())) > 1
+    z = channel.noise_multiplier
+    cap = channel.sampler.cap
+    assert uses.max() <= cap == (per_client or uses.max())
+    # the noise is for the cap, and each account has what it was charged
+    assert composed(z, cap) == pytest.approx(4.0, rel=1e-3)
+    found = channel.accountant.epsilons()[0]
+    expected = [composed(z, int(count)) if count else 0.0 for count in uses]
+    assert found == pytest.approx(np.array(expected), rel=2e-3)
+    channel.close()
+
+
+def test_records_are_charged_by_client_and_answer(tmp_path):
+    run = made(folder=tmp_path / "run", privacy=RECORDS, rounds=20)
+    result = run.fit()
+    used = participations(tmp_path / "run" / "private" / "ledger.jsonl")
+    capped = run.bound.capped(20)
+    assert used == Counter(client for step in capped.steps(20) for client in step.clients.tolist())
+    assert result.epsilon <= 4.0
+    assert result.privacy.by_client[0] < result.privacy.by_client[2]
+    assert all(check.verdict != "FAILED" for check in verify(tmp_path / "run").checks)
+
+
+def test_correlated_noise_needs_the_rest_of_the_schedule(tmp_path):
+    rested = replace(LATE, rest=4)
+    auto = replace(NOISE, bands="auto")
+    result = made(schedule=rested, privacy=auto, folder=tmp_path / "run").fit()
+    assert "correlated over 4 rounds" in result.privacy.mechanism
+    assert all(check.verdict != "FAILED" for check in verify(tmp_path / "run").checks)
+    with pytest.raises(PrivacyError, match="between two turns"):
+        made(schedule=rested, privacy=replace(NOISE, bands=5)).fit()
+    with pytest.raises(PrivacyError, match="makes 1"):
+        made(privacy=auto).fit()
+
+
+def test_a_row_with_a_weight_is_never_longer_than_the_clip(monkeypatch):
+    """The sensitivity does not rest on the weights."""
+    monkeypatch.setattr(Buffered, "weights", lambda self, staleness: 5.0 + 0.0 * staleness.double())
+    quiet = ClientPrivacy(clip_norm=0.05, epsilon=float("inf"))
+    before = None
+    for step in simulate(made(privacy=quiet, algorithm=FedAvg(local=LocalSGD(lr=5.0)))):
+        if before is not None:
+            assert float((step.shared - before).norm()) <= 0.05 * (1 + 1e-9)
+        before = step.shared.clone()
+
+
+def test_an_interrupted_run_continues_to_the_same_bits(tmp_path):
+    def make(folder, callbacks=()):
+        return made(
+            folder=folder, callbacks=callbacks, algorithm=NETWORKS["pmtl"], checkpoint_every=4
+        )
+
+    check_resumed(make, tmp_path, 6)
+
+
+class Ends(Callback):
+    """Ends the process's run after a step."""
+
+    def on_event(self, event, state):
+        if event.step == 5:
+            raise KeyboardInterrupt
+
+
+def test_a_checkpoint_without_a_version_in_use_is_refused(tmp_path):
+    run = made(folder=tmp_path / "run", checkpoint_every=2)
+    with pytest.raises(KeyboardInterrupt):
+        replace(run, callbacks=[Ends()]).fit()
+    path = tmp_path / "run" / "private" / "checkpoint.safetensors"
+    whole = Checkpoint.read(path)
+    kept = run.bound.capped(9).answers(whole.step - 1).kept
+    assert {name.split("/")[0] for name in whole.earlier} == {f"v{version}" for version in kept}
+    missing = min(whole.earlier)
+    earlier = {name: value for name, value in whole.earlier.items() if name != missing}
+    replace(whole, earlier=earlier).write(path)
+    with pytest.raises(ResumeError, match="lacks public states from which clients have started"):
+        run.fit(resume=True)
+
+
+def test_memory_and_clients_that_never_count_are_said_before_the_run(caplog):
+    slow = [1.0] * 10 + [1e6] * 2
+    with caplog.at_level(logging.INFO, "fedmtl"):
+        made(schedule=replace(LATE, scale=slow), rounds=20).fit()
+    assert "Buffered keeps up to 5 shared models, 720 bytes" in caplog.text
+    assert "no answer of 2 of the 12 clients counts in 20 rounds" in caplog.text
+
+
+def test_the_order_of_the_clients_in_the_data_does_not_matter():
+    data = ragged_classification(N)
+    order = torch.randperm(N, generator=torch.Generator().manual_seed(1))
+    one = made(privacy=NOISE).fit()
+    other = made(data=data.take_clients(order)).fit()
+    assert torch.allclose(one.shared, other.shared, rtol=0, atol=1e-12)
+
+
+def test_the_history_and_canaries_of_a_late_run():
+    audited = made(audit=Interval(canaries=30), rounds=12).fit()
+    assert audited.privacy.interval is not None
+    finetuned = made(finetune=Finetune(), algorithm=Ditto(local=LocalSGD(lr=0.1))).fit()
+    assert torch.isfinite(finetuned.personal).all()
+
+
+def rows_noised():
+    return ReleasePlan(name="update", dimension=4, rows=RowNoise(epsilon=3.0))
+
+
+@pytest.mark.parametrize(
+    ("privacy", "plan", "message"),
+    [
+        (
+            ClientPrivacy(clip_norm=QuantileClip(0.5), epsilon=4.0),
+            ReleasePlan(name="update", dimension=4),
+            "clip_norm is a number",
+        ),
+        (NOISE, ReleasePlan(name="update", dimension=4, form="symmetric"), "which have no weights"),
+        (NOISE, rows_noised(), "which have no weights"),
+    ],
+)
+def test_releases_whose_sensitivity_does_not_follow_are_refused(privacy, plan, message):
+    bound = LATE.bind(N)
+    with pytest.raises(PrivacyError, match=message):
+        open_channel(privacy, [plan], bound, seed=0, steps=4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"privacy": ClientPrivacy(clip_norm=QuantileClip(0.5), epsilon=4.0)}, "a number"),
+        ({"schedule": replace(LATE, concurrency=40)}, "at most the number of clients, 12"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        made(**settings).fit()
+
+
+def test_traces_and_absences_go_by_the_names_of_the_clients():
+    names = ragged_classification(N).ids
+    trace = TraceLatency({name: [1.0 + place] for place, name in enumerate(names)})
+    away = Dropouts(intervals={names[0]: [(0.5, float("inf"))]})
+    run = made(schedule=replace(LATE, latency=trace, dropouts=away), rounds=10)
+    run.fit()
+    assert 0 not in torch.cat([step.clients for step in run.bound.steps(10)]).tolist()
