@@ -213,7 +213,7 @@ class BoundBuffered(BoundSampler):
     cohort: int
     max_uses: int | None = None
     rest: int = 1
-    population: Population | None = None
+    population: Population | None = field(default=None, repr=False)
     relation = "zero_out"
     per_participation = True
     weighted = True

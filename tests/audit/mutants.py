@@ -22,6 +22,7 @@ from fedmtl import (
     PPDMTL,
     PPSGD,
     AsyncLearner,
+    Buffered,
     ClusteredPMTL,
     Ditto,
     FedPer,
@@ -37,7 +38,7 @@ from fedmtl import (
     Trainer,
     models,
 )
-from fedmtl.algorithms import MPMTL, PMTL, FedAvg, SharedModel
+from fedmtl.algorithms import MPMTL, PMTL, FedAvg, SharedModel, pieces
 from fedmtl.algorithms.base import Algorithm, Problem
 from fedmtl.algorithms.cohort import Cohort
 from fedmtl.algorithms.linear import evidence
@@ -95,7 +96,7 @@ from fedmtl.privacy.noise.banded import Bands, CorrelatedNoise
 from fedmtl.privacy.receipt import LocalReceipt, Receipt
 from fedmtl.privacy.records import Records
 from fedmtl.report import figures
-from fedmtl.schedules import RandomLatency
+from fedmtl.schedules import BoundBuffered, RandomLatency
 from fedmtl.trainer import model_file
 from fedmtl.trainer.run import Run
 from fedmtl.trainer.stopping import EarlyStopping
@@ -151,6 +152,10 @@ IN_ROUNDS: dict[str, tuple[Any, Any]] = {
     "records": (FullParticipation(), _RECORDS),
     "records, secure": (FullParticipation(), replace(_RECORDS, source="secure")),
     "fixed, secure": (FixedCohort(cohort=COHORT), replace(_CALIBRATED, source="secure")),
+    "buffered": (
+        Buffered(latency=RandomLatency("lognorm", {"s": 1.0}), concurrency=20, buffer=COHORT),
+        _CALIBRATED,
+    ),
     "low rank": (PoissonSampling(cohort=COHORT), _CALIBRATED),
     "low rank, records": (FullParticipation(), _RECORDS),
 }
@@ -254,7 +259,10 @@ def algorithms_of(configuration: str, *, run: bool = True) -> tuple[str, ...]:
         return ("mp_mtl",)
     if configuration in CLOCKED:
         return tuple(ONE_AT_A_TIME) if run else ("async_learner", "pp_dmtl")
-    return tuple(ROUNDS) if run else ("pmtl",)
+    if not run:
+        return ("pmtl",)
+    # an exact running mean has no weights
+    return tuple(name for name in ROUNDS if (configuration, name) != ("buffered", "pmtl-local"))
 
 
 def trainer_of(algorithm: str, configuration: str) -> Trainer:
@@ -1843,6 +1851,22 @@ MUTANTS = [
         _charged_as_poisson(samplers.BoundCyclic),
         SAMPLER,
         ("in turn",),
+    ),
+    Mutant(
+        "answers accounted as Poisson",
+        _charged_as_poisson(BoundBuffered),
+        SAMPLER,
+        ("buffered",),
+    ),
+    Mutant(
+        "weights that follow the rows of others",
+        edit(
+            pieces.weighted,
+            "weights.to(rows)[:, None]",
+            "weights.to(rows)[:, None] * rows[:1].norm().clamp(max=1)",
+        ),
+        INDEPENDENCE,
+        ("buffered",),
     ),
     # noise that is correlated over rounds
     Mutant("bands charged, noise independent", _independent, FRESH, BANDS),

@@ -4,7 +4,6 @@ import logging
 from collections import Counter
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from dp_accounting import dp_event
@@ -54,7 +53,7 @@ def made(**settings):
 REFUSED = ("pmtl, running mean", "scaffold", "mp_mtl_layers", "prior_layers")
 
 
-@pytest.mark.parametrize("name", [*(set(NETWORKS) - {"prior_layers, output side"})])
+@pytest.mark.parametrize("name", [name for name in NETWORKS if name != "prior_layers, output side"])
 def test_methods_run_or_are_refused_before_anything_is_charged(name):
     run = {"algorithm": NETWORKS[name], "model": models.mlp(hidden=5), "rounds": 4}
     if name in REFUSED:
@@ -152,8 +151,8 @@ def test_epsilon_is_that_of_unequal_participation_by_dp_accounting(per_client):
     # the noise is for the cap, and each account has what it was charged
     assert composed(z, cap) == pytest.approx(4.0, rel=1e-3)
     found = channel.accountant.epsilons()[0]
-    expected = [composed(z, int(count)) if count else 0.0 for count in uses]
-    assert found == pytest.approx(np.array(expected), rel=2e-3)
+    for client in (int(uses.argmin()), int(uses.argmax())):
+        assert found[client] == pytest.approx(composed(z, int(uses[client])), rel=2e-3)
     channel.close()
 
 

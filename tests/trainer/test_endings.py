@@ -18,6 +18,7 @@ from dp_accounting import dp_event
 
 from fedmtl import (
     PMTL,
+    Buffered,
     Callback,
     ClientPrivacy,
     EarlyStopping,
@@ -36,6 +37,7 @@ from fedmtl import (
 )
 from fedmtl.errors import ConfigError
 from fedmtl.privacy import Rounds
+from fedmtl.schedules import RandomLatency
 from fedmtl.trainer.checkpoint import Checkpoint
 from fedmtl.trainer.interruption import held_interruption
 
@@ -206,6 +208,9 @@ CASES: dict[str, dict[str, Any]] = {
     "plain": {"privacy": None},
     "quantile": {"privacy": ClientPrivacy(**PRIVACY | {"clip_norm": QUANTILE})},
     "records": {"privacy": RecordPrivacy(**PRIVACY)},
+    "buffered": {
+        "schedule": Buffered(latency=RandomLatency("lognorm", {"s": 1.5}), concurrency=6, buffer=2)
+    },
     "adam": {"algorithm": FedAvg(local=MOMENTUM, server_optimizer=ADAM)},
     "canaries": {"algorithm": FedAvg(local=MOMENTUM), "audit": Interval(canaries=20)},
 }

@@ -22,6 +22,7 @@ import torch.distributed as dist
 from fedmtl import (
     PMTL,
     PPDMTL,
+    Buffered,
     ClientPrivacy,
     Execution,
     Finetune,
@@ -40,6 +41,7 @@ from fedmtl.cli.process import Process
 from fedmtl.data import load_synthetic_tasks
 from fedmtl.errors import ConfigError, ResumeError, TrainingError
 from fedmtl.ranks import Ranks
+from fedmtl.schedules import RandomLatency
 from fedmtl.trainer.processes import processes
 from tests.helpers import ragged_classification
 from tests.methods import LINEAR, NETWORKS, SOLVER
@@ -78,6 +80,12 @@ CASES: dict[str, dict[str, Any]] = {
     "fedavg, finetuned": {"algorithm": NETWORKS["fedavg"], "finetune": Finetune(validation=0.3)},
     "ditto, everybody": {"algorithm": NETWORKS["ditto"], "schedule": FullParticipation()},
     **{name: {"algorithm": NETWORKS[name]} for name in ("fedrep", "ifca", "mp_mtl_layers")},
+    "buffered": {
+        "folder": True,
+        "rounds": 8,
+        # in some rounds a process has no client
+        "schedule": Buffered(latency=RandomLatency("lognorm", {"s": 1.5}), concurrency=8, buffer=2),
+    },
     "saved every round": {"folder": True, "checkpoint_every": 1},
     "adaptive": {
         "privacy": ClientPrivacy(
