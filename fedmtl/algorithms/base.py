@@ -127,8 +127,7 @@ class Algorithm(Checked):
         fitted_once: True if every client fits its model once, from its own records and without a
             release.
         on_host: True if it computes on the CPU, in NumPy, whatever the device of the run.
-        one_start: True if all clients of a round must start from one public state, and their rows
-            have the weight 1.
+        one_start: True if all clients of a round must start from one public state.
     """
 
     name: ClassVar[str]

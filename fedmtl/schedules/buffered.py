@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import heapq
-from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,37 +16,13 @@ from ..errors import BudgetExhausted, ConfigError
 from ..privacy.samplers import BoundSampler
 from ..random import Coins
 from .activations import BoundSchedule
+from .answers import Answers, Limits, Server
 from .block import Asked, Block
 from .clocks import COUNT, Latencies
 from .dropouts import Dropouts
 from .latency import RandomLatency, TraceLatency
 
 Staleness = Literal["sqrt", "none"]
-
-
-@dataclass(frozen=True)
-class Answers:
-    """The answers of one server step, in the order of the clients.
-
-    Attributes:
-        step: number s of the step, from 0: it makes version s + 1 of the shared model from s.
-        time: virtual time of the step.
-        clients: int64 (buffer,), distinct.
-        versions: int64 (buffer,), version of the shared model from which each client started, at
-            most ``step``.
-        kept: the versions up to ``step`` from which answers that may still be used started.
-    """
-
-    step: int
-    time: float
-    clients: Tensor
-    versions: Tensor
-    kept: frozenset[int]
-
-    @property
-    def staleness(self) -> Tensor:
-        """Returns the server steps since each client was asked, int64 (buffer,)."""
-        return self.step - self.versions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,12 +224,12 @@ class BoundBuffered(BoundSampler):
         }
         if self.population is not None:
             settings = self.population.settings
-            facts |= {
-                "concurrency": settings.concurrency,
-                "max_staleness": settings.max_staleness,
-                "staleness": settings.staleness,
-                "latency": settings.law,
-            }
+            facts.update(
+                concurrency=settings.concurrency,
+                max_staleness=settings.max_staleness,
+                staleness=settings.staleness,
+                latency=settings.law,
+            )
         return facts
 
     def describe(self) -> str:
@@ -284,8 +257,18 @@ class BoundBuffered(BoundSampler):
         return min(settings.max_staleness, settings.concurrency) + 1
 
     @cached_property
-    def _server(self) -> _Server:
-        return _Server(self)
+    def _server(self) -> Server:
+        clients = self.clients
+        settings = clients.settings
+        limits = Limits(
+            concurrency=settings.concurrency,
+            buffer=settings.buffer,
+            max_staleness=settings.max_staleness,
+            rest=settings.rest,
+            most=self.max_uses,
+            at_once=settings.latency == 0,
+        )
+        return Server(clients.times, clients.seed, limits)
 
     def answers(self, step: int) -> Answers:
         """Returns the answers of a step.
@@ -353,95 +336,3 @@ class BoundBuffered(BoundSampler):
         """
         for answers in self.steps(stop):
             yield self.block(answers.step, answers.clients)
-
-
-@dataclass
-class _Server:
-    """The simulation: its steps so far, and its state after them."""
-
-    bound: BoundBuffered
-    made: list[Answers] = field(default_factory=list)
-    now: float = 0.0
-    waiting: deque[int] = field(default_factory=deque)  # free clients, in the order of the queue
-    questions: int = 0
-    # (time of the answer, number of the question, client, version at the question)
-    busy: list[tuple[float, int, int, int]] = field(default_factory=list)
-    # (client, version) of the answers of this moment that no step has taken
-    arrived: deque[tuple[int, int]] = field(default_factory=deque)
-
-    def __post_init__(self) -> None:
-        n = self.bound.n
-        self.settings = self.bound.clients.settings
-        self.waiting.extend(self.bound.clients.order.tolist())
-        self.asked = np.zeros(n, np.int64)
-        self.used = np.zeros(n, np.int64)
-        self.free_from = np.zeros(n, np.int64)  # first version from which a client may start
-        self.gaps, self.absences = self.bound.clients.times.draws(self.bound.clients.seed)
-
-    def answers(self, step: int) -> Answers:
-        """Returns the answers of a step, after those before it."""
-        while len(self.made) <= step:
-            self.made.append(self._next(len(self.made)))
-        return self.made[step]
-
-    def _next(self, step: int) -> Answers:
-        """Returns the answers of the next step."""
-        settings = self.settings
-        taken: list[tuple[int, int]] = []
-        while len(taken) < settings.buffer:
-            if not self.arrived:
-                self._ask(step)
-                self._wait(step)
-            client, version = self.arrived.popleft()
-            self.waiting.append(client)
-            if step - version > settings.max_staleness:
-                continue
-            taken.append((client, version))
-            self.used[client] += 1
-            self.free_from[client] = step + settings.rest
-        clients, versions = torch.tensor(sorted(taken)).T
-        oldest = step + 1 - settings.max_staleness
-        begun = [version for _, _, _, version in self.busy]
-        begun += [version for _, version in self.arrived]
-        kept = frozenset(version for version in begun if version >= oldest)
-        return Answers(step, self.now, clients, versions, kept)
-
-    def _ask(self, version: int) -> None:
-        """Asks free clients in the order of the queue, until ``concurrency`` are busy."""
-        cap = self.bound.max_uses
-        passed: list[int] = []
-        while self.waiting and len(self.busy) < self.settings.concurrency:
-            client = self.waiting.popleft()
-            if cap is not None and self.used[client] >= cap:
-                continue  # never asked again
-            if self.free_from[client] > version:
-                passed.append(client)
-                continue
-            # answers of one moment arrive in the order of their questions
-            heapq.heappush(self.busy, (self._due(client), self.questions, client, version))
-            self.questions += 1
-            self.asked[client] += 1
-        self.waiting.extendleft(reversed(passed))
-
-    def _due(self, client: int) -> float:
-        """Returns the time of the answer to a question of this moment."""
-        who = np.array([client])
-        latency = self.gaps(who, self.asked[who][:, None])[:, 0]
-        if self.settings.latency == 0:
-            latency = np.zeros(1)
-        due = self.now + latency
-        if self.absences is not None:
-            due = self.absences.arrive(who, due)
-        return float(due[0])
-
-    def _wait(self, step: int) -> None:
-        """Waits for the next moment at which answers arrive, and takes all of them."""
-        if not self.busy or self.busy[0][0] == np.inf:
-            raise BudgetExhausted(
-                f"Step {step} needs {self.settings.buffer} answers, but no more clients can "
-                "answer: they are at the cap of answers (per_client), or away for good."
-            )
-        self.now = self.busy[0][0]
-        while self.busy and self.busy[0][0] == self.now:
-            _, _, client, version = heapq.heappop(self.busy)
-            self.arrived.append((client, version))

@@ -169,7 +169,8 @@ class Run:
 
     def _log_versions(self, state: State) -> None:
         """Logs the memory for earlier public states, and warns of clients that never count."""
-        if not isinstance(self.settings.bound, BoundBuffered):
+        # a method without a public state asks nobody
+        if not isinstance(self.settings.bound, BoundBuffered) or not state.public:
             return
         sampler = self.channel.sampler
         size = sum(tensor.nbytes for tensor in state.public.values())
