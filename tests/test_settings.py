@@ -24,6 +24,7 @@ PACKAGES = (
 PACKAGES += ("data.transforms", "data.partition")
 REQUIRED: dict[str, dict[str, Any]] = {  # fields without a default, and those that others need
     "ClientPrivacy": {"clip_norm": 1.0, "epsilon": 1.0},
+    "Buffered": {"latency": 1.0},
     "ByClasses": {"clients": 2, "classes_per_client": 1},
     "ClusteredPMTL": {"clusters": {"a": 1}},
     "CyclicCohorts": {"cohort": 2},
@@ -56,7 +57,7 @@ REQUIRED: dict[str, dict[str, Any]] = {  # fields without a default, and those t
 NO_SETTINGS = {  # base classes, and those that hold what a run has made, not what a user has set
     "CentralLearner", "SharedModels", "ChannelAccount", "Effort", "Graph", "EdgesFile", "GradientPlan", "NoiseLaw",
     "Packed", "PrivacyCost", "RandomLatency", "OneAnswer", "Release", "LocalSolver", "Clip", "Examples", "FederatedDataset",
-    "BoundSchedule", "ReleasePlan",
+    "BoundSchedule", "ReleasePlan", "Server",
 }  # fmt: skip
 COUNT = (0, -1, 2.5, math.nan, True, "other", None)
 POSITIVE = (0, -1.0, math.nan, math.inf, True, "other", None)
@@ -83,7 +84,8 @@ RANGES = (  # of fields by name, or by class and name; the rest of the floats ar
     (NUMBER, "MPMTL.alpha PublishedMPMTL.alpha MPMTLayers.alpha"),
     ((math.nan, math.inf, "other", None), "Affine.scale Affine.shift"),
     (WORD, "optimizer_name"),
-    ((-1, 1.5, True, "other"), "intercept_rounds vote_rounds"),
+    (AT_LEAST_0, "Buffered.latency"),
+    ((-1, 1.5, True, "other"), "intercept_rounds vote_rounds Buffered.max_staleness"),
     ((-1.0, "other"), "allocation"),
 )
 WRONG: dict[str, tuple[Any, ...]] = {
@@ -100,11 +102,12 @@ WORDS = (
     "Start",
     "Side",
     "Form",
+    "Staleness",
 )
 WORDS += ("Mechanism", "SourceName")
 # what takes more than one value to say, or what a Trainer refuses: tests of the class have it
 ELSEWHERE = {
-    "ClusteredPMTL.clusters", "Dropouts.intervals", "Latencies.dropouts", "Synchronous.dropouts",
+    "ClusteredPMTL.clusters", "Dropouts.intervals", "Latencies.dropouts", "Buffered.dropouts", "Synchronous.dropouts",
     "LocalOptimizer.options", "ServerOptimizer.options", "MPMTL.curator_epsilon",
     "PublishedMPMTL.curator_epsilon", "MPMTL.curator_delta", "PublishedMPMTL.curator_delta", "server_optimizer",
 }  # fmt: skip

@@ -11,14 +11,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from .._check import bounded, given, non_negative, positive_int
+from .._check import bounded, given, non_negative, positive, positive_int
 from ..errors import BudgetExhausted, ConfigError
 from ..privacy.samplers import BoundSampler
 from ..random import Coins
 from .activations import BoundSchedule
 from .answers import Answers, Limits, Server
 from .block import Asked, Block
-from .clocks import COUNT, Latencies
+from .clocks import COUNT, Latencies, entries_of
 from .dropouts import Dropouts
 from .latency import RandomLatency, TraceLatency
 
@@ -80,7 +80,7 @@ class Buffered:
                 f"Buffered.buffer is {self.buffer}; it must be at most concurrency, "
                 f"{self.concurrency}: no more answers than busy clients can arrive together."
             )
-        self._times()  # refuses scales and absences
+        positive(self, **entries_of("scale", self.scale))
 
     def _times(self) -> Latencies:
         """Returns the settings of the latencies; those of a constant 0 are settings of 1."""

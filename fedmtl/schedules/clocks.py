@@ -81,7 +81,7 @@ class PoissonClocks(AsynchronousSchedule):
 
     def __post_init__(self) -> None:
         _check_length(self, self.events, "per_client", self.per_client)
-        non_negative(self, **_each("rate", self.rate))
+        non_negative(self, **entries_of("rate", self.rate))
 
     def _bound(self, names: Sequence[str], keys: Tensor) -> BoundSchedule:
         rate = _per_client(self, "rate", len(names), np.float64)
@@ -130,7 +130,7 @@ class Latencies(AsynchronousSchedule):
         if not isinstance(self.latency, RandomLatency | TraceLatency):
             positive(self, latency=self.latency)
         _check_length(self, self.events, "activations", self.activations)
-        positive(self, **_each("scale", self.scale))
+        positive(self, **entries_of("scale", self.scale))
 
     def _bound(self, names: Sequence[str], keys: Tensor) -> BoundSchedule:
         if self.dropouts is not None:
@@ -216,7 +216,7 @@ def _per_client(settings: object, name: str, clients: int, dtype: type) -> NDArr
     return np.broadcast_to(np.asarray(value, dtype), (clients,)).copy()
 
 
-def _each(name: str, value: Any) -> dict[str, Any]:
+def entries_of(name: str, value: Any) -> dict[str, Any]:
     """Returns a setting by its name, or its entries by client, by their names."""
     entries = _entries(value)
     if entries is None:
@@ -237,4 +237,4 @@ def _check_length(
     # a single client may have the cap 0, all of them may not
     if _entries(caps) is None:
         positive_int(settings, **{name: caps})
-    bounded(settings, _each(name, caps), COUNT)
+    bounded(settings, entries_of(name, caps), COUNT)
