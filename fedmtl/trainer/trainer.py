@@ -26,9 +26,9 @@ from ..local.executor import resolve_device
 from ..local.losses import Loss
 from ..models import ModelFactory
 from ..models.build import build_module
-from ..privacy import BoundSampler, Privacy, RecordPrivacy
+from ..privacy import BoundSampler, Privacy, RecordPrivacy, Sampler
 from ..ranks import SINGLE, Ranks
-from ..schedules import AsynchronousSchedule, BoundBuffered, BoundSchedule
+from ..schedules import AsynchronousSchedule, BoundBuffered, BoundSchedule, Buffered
 from .baselines import named_baselines, usual_baselines
 from .callbacks import Callback
 from .check import unscaled
@@ -352,10 +352,10 @@ class Trainer:
         algorithm = self.algorithm.resolve_auto(problem, bound, self.privacies)
         finetune = self.finetune
         if finetune is not None:
-            schedule = None
+            schedule: Sampler | BoundSampler | None = None
             if isinstance(self.bound, BoundBuffered):
                 schedule = self.bound
-            elif not isinstance(self.schedule, AsynchronousSchedule):
+            elif not isinstance(self.schedule, AsynchronousSchedule | Buffered):
                 schedule = self.schedule
             noise = noise_of(self.privacy, problem.data, problem.dimension, self.rounds, schedule)
             finetune = usual_finetuning(finetune, problem).resolved(noise)
