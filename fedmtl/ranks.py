@@ -338,6 +338,17 @@ class Ranks:
             ) from error
 
 
+def launched() -> int:
+    """Returns the number of processes that a launcher or the program has started, of which this is
+    one; it waits for none of them."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_world_size()
+    size = os.environ.get("WORLD_SIZE", "1")
+    if size.isdecimal():
+        return int(size)
+    return 1
+
+
 def _awaited() -> str:
     """Returns the processes that this one waits for at the start of a launch, in words."""
     rank, size, *place = (

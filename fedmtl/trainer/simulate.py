@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..algorithms.base import Algorithm, Problem, State
 from ..errors import ConfigError
+from ..ranks import launched
 from ..schedules import Block
 from .engine import Engine
 from .run import Run
@@ -84,7 +85,8 @@ def simulate(trainer: Trainer) -> Iterator[Step]:
         trainer: the settings, with ``folder=None``: the charges are kept in memory.
 
     Raises:
-        ConfigError: no trainer, settings that do not fit together, or a folder.
+        ConfigError: no trainer, settings that do not fit together, a folder, or secure noise in one
+            of several processes of a launch.
         BudgetExhausted: a client would exceed its budget in the next round.
 
     Example:
@@ -111,6 +113,15 @@ def simulate(trainer: Trainer) -> Iterator[Step]:
         raise ConfigError(
             f"simulate() keeps nothing on the disk, but folder is {str(trainer.folder)!r}; give "
             "folder=None, or use Trainer.fit, which can be resumed."
+        )
+    started = launched()
+    # Seeded noise is the same in all of them.
+    if started > 1 and any(each is not None and each.source == "secure" for each in trainer.privacies):
+        raise ConfigError(
+            f"simulate() computes a whole run in each process, and {started} were launched: with "
+            "noise of source='secure' each would release other values of the same data, and no "
+            "report would count them all. Use Trainer.fit, which the processes share, or one "
+            "process."
         )
     # In this process alone: other ranks would run the caller's loop, too.
     run = Run(prepare(trainer, trainer.problem()), Engine())
