@@ -136,7 +136,7 @@ def test_secure_noise_is_refused_in_one_of_several_processes(
     """Each would draw noise of its own, and two noised values of the same data cost twice as much as one."""
     monkeypatch.setenv("WORLD_SIZE", "2")
     secure = replace(PRIVATE, source="secure")
-    with pytest.raises(ConfigError, match="2 were launched.*no report would count them all"):
+    with pytest.raises(ConfigError, match=r"2 were launched.*no report would count them all"):
         simulate(trainer(privacy=secure, rounds=2))
     alike = [next(simulate(trainer(privacy=PRIVATE, rounds=2))).shared for _ in range(2)]
     assert torch.equal(*alike)  # seeded noise is one release, however often it is computed
