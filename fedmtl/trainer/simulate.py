@@ -116,7 +116,8 @@ def simulate(trainer: Trainer) -> Iterator[Step]:
         )
     started = launched()
     # Seeded noise is the same in all of them.
-    if started > 1 and any(each is not None and each.source == "secure" for each in trainer.privacies):
+    secure = [each is not None and each.source == "secure" for each in trainer.privacies]
+    if started > 1 and any(secure):
         raise ConfigError(
             f"simulate() computes a whole run in each process, and {started} were launched: with "
             "noise of source='secure' each would release other values of the same data, and no "
