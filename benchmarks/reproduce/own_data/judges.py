@@ -295,8 +295,8 @@ SINGLES = {
         ("wagest", "hrsopen", "prpblck", "lincome", "crmrte"),
     ),
 }
-"""Tables with clients of a few rows. The first five are for the making of a rule for clients with a single training
-row, together with ``LATER``; the others judge it."""
+"""Tables with clients of a few rows. The first five served, with others, to try a rule for clients with a single
+training row; the rest were set apart as its judges."""
 TABLES = {**JUDGES, **LATER, **SINGLES}
 
 

@@ -18,7 +18,7 @@ from fedmtl.report.canvas import drawing
 
 HERE = Path(__file__).parent
 EPSILON_COLOURS = {1.0: "C0", 3.0: "C2", 10.0: "C1"}
-WITHIN, HAND_EPSILON = 1.05, 3.0
+WITHIN, HAND_EPSILON, NO_WORSE = 1.05, 3.0, 1.01
 Cell = tuple[str, str, float]
 
 
@@ -116,14 +116,19 @@ def table(scores: Scores) -> str:
 def panel_table(scores: Scores) -> str:
     """Return a line for each panel, unit and epsilon: automatic settings over each client's average of own models, the
     settings before over the same, and automatic settings over its own tuned ridge regression and over what an analyst
-    without privacy does. Before and now are the same where records are protected."""
+    without privacy does. Cells without scores of the settings before have not changed since; columns of which the file
+    has no scores are left out."""
+    methods = set(scores.frame["method"])
     lines = []
     for cell in scores.cells():
         name, unit, epsilon = cell
-        now, *others = (
-            shown(scores.ratio(cell, AUTOMATIC, other)) for other in (ALONE_AVERAGED, ALONE, OPEN)
-        )
-        ratios = [now, shown(scores.ratio(cell, BEFORE, ALONE_AVERAGED)) or now, *others]
+        now = shown(scores.ratio(cell, AUTOMATIC, ALONE_AVERAGED))
+        ratios = [now]
+        if BEFORE in methods:
+            ratios.append(shown(scores.ratio(cell, BEFORE, ALONE_AVERAGED)) or now)
+        ratios.append(shown(scores.ratio(cell, AUTOMATIC, ALONE)))
+        if OPEN in methods:
+            ratios.append(shown(scores.ratio(cell, AUTOMATIC, OPEN)))
         shared = scores.ratio(cell, SHARED, ALONE_AVERAGED)
         lines.append(
             [
@@ -134,16 +139,32 @@ def panel_table(scores: Scores) -> str:
                 f"{shared[0]:.2f}" if shared else "",
             ]
         )
-    titles = [
-        "data",
-        "unit",
-        "epsilon:",
-        "automatic / local:",
-        "before / local:",
-        "/ own ridge:",
-        "/ by hand, not private:",
-    ]
+    titles = ["data", "unit", "epsilon:", "automatic / local:"]
+    if BEFORE in methods:
+        titles.append("before / local:")
+    titles.append("/ own ridge:")
+    if OPEN in methods:
+        titles.append("/ by hand, not private:")
     return markdown([*titles, "its shared model / local:"], lines)
+
+
+def panel_means(scores: Scores) -> str:
+    """Return a line for each unit and epsilon, and for each unit: the geometric mean over cells of automatic settings
+    over each client's average of own models, the largest, and the number above 1.01."""
+    found: dict[tuple[str, float], list[float]] = {}
+    for cell in scores.cells():
+        ratio = scores.ratio(cell, AUTOMATIC, ALONE_AVERAGED)
+        if ratio is not None:
+            for epsilon in (cell[2], math.inf):
+                found.setdefault((cell[1], epsilon), []).append(ratio[0])
+    lines = []
+    for (unit, epsilon), values in sorted(found.items()):
+        above = sum(value > NO_WORSE for value in values)
+        geometric = math.exp(mean(map(math.log, values)))
+        numbers = [str(len(values)), f"{geometric:.3f}", f"{max(values):.3f}", str(above)]
+        lines.append([unit, f"{epsilon:g}".replace("inf", "all"), *numbers])
+    titles = ["unit", "epsilon:", "cells:", "automatic / local, mean:", "largest:", "above 1.01:"]
+    return markdown(titles, lines)
 
 
 def short_table(scores: Scores) -> str:

@@ -30,7 +30,7 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent / "comparison")]
 
 from alone import ALONE, OPEN, alone, open_by_hand  # noqa: E402
-from report import Scores, panel_table, report, short_table  # noqa: E402
+from report import Scores, panel_means, panel_table, report, short_table  # noqa: E402
 from settings import held_out  # noqa: E402
 from sweep import existing  # noqa: E402
 from tables import AUTOMATIC, FINETUNED, NETWORK, SHARED, SHARED_NETWORK, SOURCES  # noqa: E402
@@ -315,7 +315,7 @@ def main() -> None:
         "--panels",
         type=existing,
         metavar="CSV",
-        help="print the table of panels of a file of scores",
+        help="print the table of panels of a file of scores, and means over cells",
     )
     parser.add_argument("--epsilons", nargs="+", type=float, default=list(EPSILONS), metavar="E")
     parser.add_argument("--units", nargs="+", choices=UNITS, default=list(UNITS), metavar="UNIT")
@@ -323,7 +323,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("outputs/reproduce/own_data"))
     arguments = parser.parse_args()
     if arguments.panels:
-        print(panel_table(Scores(pd.read_csv(arguments.panels, keep_default_na=False))))
+        scores = Scores(pd.read_csv(arguments.panels, keep_default_na=False))
+        print(panel_table(scores), panel_means(scores), sep="\n")
         return
     if not (arguments.quick or arguments.collect or arguments.data):
         parser.error("--data is needed, except with --quick and --collect")
