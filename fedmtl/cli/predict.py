@@ -109,6 +109,8 @@ def _form(overrides: Sequence[str]) -> dict[str, str]:
         name = key.removeprefix("data.")
         if name in ("client", "output", "probabilities", "keep"):
             raise ConfigError(f"{text} is an option here: --{name}{f' {value}' * bool(value)}.")
+        if not equals and text.lower().endswith(".csv"):
+            raise ConfigError(f"{text} is a second table; the file to write is --output {text}.")
         if not equals or name not in FORM:
             raise unknown(
                 FORM, [], f"{text!r} is no setting of a table to predict", "fedmtl predict --help"

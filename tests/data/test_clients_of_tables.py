@@ -219,3 +219,12 @@ def test_a_folder_may_be_called_as_a_missing_value_is(tmp_path):
             place.mkdir(parents=True, exist_ok=True)
             Image.new("L", (2, 2)).save(place / f"{number}.png")
     assert read_images(tmp_path / "scans", size=2, labels=["ill", "well"]).ids == ("1", "1.0", "NA")
+
+
+def test_a_missing_client_column_is_told_before_any_cell(tmp_path):
+    table = tmp_path / "visits.csv"
+    table.write_text("ward,x,y\nnorth,1,0.5\nsouth,2,1.5\n")
+    with pytest.raises(ConfigError, match=r"visits\.csv: no client column; give the column"):
+        read_table(table, target="y")
+    with pytest.raises(DataError, match="column 'ward' holds 'north'"):
+        read_table(table, client="x", target="y")

@@ -532,7 +532,10 @@ def test_a_table_is_doubted_in_one_line_each(caplog) -> None:
     read_table(frame[:34], client="ward", target="stay", features=["dose"], bounds={"dose": [0, 7]})
     assert "no epsilon): dose 3\n" in caplog.text
     read_table(frame, client="ward", target="stay", features=["dose"])
-    assert "'stay' are taken as 7 classes; data.classes=null makes them a regression" in caplog.text
+    assert (
+        "'stay' are taken as 7 classes; data.classes=null makes them a regression, which needs "
+        "their range in data.bounds"
+    ) in caplog.text
 
 
 def test_the_usual_cohort_is_at_most_everybody() -> None:

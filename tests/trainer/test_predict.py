@@ -310,6 +310,7 @@ def test_wrong_words_are_refused(run, classes, here):
             (run, "new.csv", "rounds=3"),
             "no setting of a table to predict; accepted: separator, decimal, encoding",
         ),
+        ((run, "new.csv", "out.csv"), "the file to write is --output out.csv"),
         ((run, "new.csv", "--output", "new.csv"), "the table itself"),
         ((run, "new.csv", "--output", "new.xlsx"), "give a file that ends in .csv"),
         ((run, "new.csv", "--probabilities"), "predicts a number; leave probabilities out"),

@@ -361,6 +361,21 @@ class Table:
         Raises:
             ConfigError: not either a column or a partition says which client has a row.
         """
+        self.check_clients(client, partition)
+        if client is None:
+            return cast(Partition, partition).deal(y, seed)
+        client_of = self.client_of
+        if client_of is None:
+            client_of = self.clients(client)
+        ids, number = np.unique(client_of, return_inverse=True)
+        return by_number(number, ids)
+
+    def check_clients(self, client: str | None, partition: Partition | None) -> None:
+        """Checks that either a column or a partition says which client has a row.
+
+        Raises:
+            ConfigError: neither or both.
+        """
         if (client is None) == (not partition):
             state = "no client column"
             if client:
@@ -370,13 +385,6 @@ class Table:
                 "as Dirichlet(clients=100, alpha=0.5); on the command line data.client=COLUMN or "
                 "data/partition=dirichlet."
             )
-        if client is None:
-            return cast(Partition, partition).deal(y, seed)
-        client_of = self.client_of
-        if client_of is None:
-            client_of = self.clients(client)
-        ids, number = np.unique(client_of, return_inverse=True)
-        return by_number(number, ids)
 
 
 def _read(file: Path, text: Sequence[str], form: Format, settable: bool) -> pd.DataFrame:

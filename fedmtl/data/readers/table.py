@@ -59,6 +59,8 @@ def read_table(settings: TableSettings) -> FederatedDataset:
         table, settings.client, settings.target, settings.features, settings.left_out
     )
     settings.check_features(features)
+    # before the cells: without clients their ids look like a feature
+    table.check_clients(settings.client, settings.partition)
     tables = [_with_targets(_with_clients(table, settings), settings)]
     if settings.test_path is not None:
         held = Table.of(
@@ -297,7 +299,7 @@ def _warn_of_guess(table: Table, classes: int | None, target: str, *, amounts: b
     elif (classes or 0) > 2:
         logger.warning(
             "%s: the whole numbers of %r are taken as %d classes; data.classes=null makes them a "
-            "regression",
+            "regression, which needs their range in data.bounds",
             table.file, target, classes,
         )  # fmt: skip
 
