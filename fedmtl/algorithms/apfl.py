@@ -68,6 +68,7 @@ class APFL(SharedModel):
     name = "apfl"
     title = "APFL"
     colour = "#b8860b"
+    own_starts = True
     keeps = True
 
     def fields(self, problem: Problem) -> Fields:

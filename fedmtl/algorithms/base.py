@@ -128,6 +128,7 @@ class Algorithm(Checked):
             release.
         on_host: True if it computes on the CPU, in NumPy, whatever the device of the run.
         one_start: True if all clients of a round must start from one public state.
+        own_starts: True if clients read the shared model alone, (D,), or (k, D) with one for each.
     """
 
     name: ClassVar[str]
@@ -140,6 +141,7 @@ class Algorithm(Checked):
     fitted_once: ClassVar[bool] = False
     on_host: ClassVar[bool] = False
     one_start: ClassVar[bool] = False
+    own_starts: ClassVar[bool] = False
     local: LocalSolver | None = None
     loss: str | None = None
 
@@ -236,8 +238,7 @@ class Algorithm(Checked):
 
     def check_starts(self) -> None:
         """Raises ConfigError if all clients of a round must start from one public state."""
-        receives = type(self).receive is not Algorithm.receive
-        if self.one_start or self.all_at_once or receives:
+        if self.one_start or self.all_at_once or type(self).receive is not Algorithm.receive:
             raise one_start_needed(self.name)
 
     def step(self, problem: Problem, state: State, block: Block, channel: Any) -> State:
@@ -269,7 +270,8 @@ class Algorithm(Checked):
         )
         sent: dict[str, list[Message]] = {}
         order: list[Tensor] = []
-        for start in starts(mine, ascending, {**state.earlier, block.first: state.public}):
+        known = {**state.earlier, block.first: state.public}
+        for start in starts(mine, ascending, known, self.own_starts):
             for ids, c in self._pieces(start, store):
                 rows, own = self.client(c)
                 store.scatter_all(ids, own)
@@ -281,10 +283,8 @@ class Algorithm(Checked):
         if asked is not None:
             weights = asked.weights[problem.own(ascending.cohort)]
             messages = weighted(messages, torch.cat(order), weights, channel)
-        before = state.public
-        state.public = self.conclude(problem, before, messages, ascending, channel)
+        state.public = self.conclude(problem, state.public, messages, ascending, channel)
         if asked is not None:
-            known = {**state.earlier, block.first: before}
             state.earlier = {version: known[version] for version in sorted(asked.kept)}
         if type(self).receive is not Algorithm.receive:
             for ids, c in self._pieces(replace(mine, public=state.public), store):
@@ -297,7 +297,7 @@ class Algorithm(Checked):
         problem = mine.problem
         if not self.all_at_once:
             for ids in problem.pieces(mine.ids):
-                yield ids, replace(mine, ids=ids, own=store.gather_all(ids))
+                yield ids, mine.of(ids, store.gather_all(ids))
             return
         ids = mine.ids
         if problem.owner is not None:

@@ -61,6 +61,8 @@ class Cohort:
         weights: (k,), of the rows that :meth:`change` adds up as they are made; None: 1 each.
         total: name -> the sum to which rows of that release are added as they are made; None if the
             channel needs the rows.
+        starts: int64 (k,), the rows of the public state's ``"global"`` from which the clients
+            start; None: all from the whole of it.
     """
 
     problem: Problem
@@ -73,6 +75,7 @@ class Cohort:
     members: Tensor | None = None
     total: Callable[[str], RowTotal | None] | None = None
     weights: Tensor | None = None
+    starts: Tensor | None = None
 
     @property
     def initial(self) -> Tensor:
@@ -83,9 +86,12 @@ class Cohort:
     def shared(self) -> Tensor:
         """Returns the shared model of a :class:`~.shared_model.SharedModel`, (D,).
 
-        It is (C, D) for a method with several.
+        It is (C, D) for a method with several, and (k, D), a row for each client, if these start
+        from models of different rounds.
         """
-        return self.public["global"]
+        if self.starts is None:
+            return self.public["global"]
+        return self.public["global"][self.starts]
 
     @property
     def examples(self) -> Tensor:
@@ -110,6 +116,18 @@ class Cohort:
         """Returns the places of the clients that never took part, int64 on the host."""
         return (~self.own["seen"]).nonzero()[:, 0].cpu()
 
+    def of(self, ids: Tensor, own: Own) -> Cohort:
+        """Returns some of the clients.
+
+        Args:
+            ids: int64 (j,), some of the clients' ids, which are in ascending order.
+            own: their states.
+        """
+        starts = self.starts
+        if starts is not None:
+            starts = starts[torch.searchsorted(self.ids, ids)]
+        return replace(self, ids=ids, own=own, starts=starts)
+
     def part(self, places: Tensor) -> Cohort:
         """Returns some of the clients.
 
@@ -117,7 +135,10 @@ class Cohort:
             places: int64 (j,) on the host, places among the k clients.
         """
         own = {name: rows[places] for name, rows in self.own.items()}
-        return replace(self, ids=self.ids[places], own=own)
+        starts = self.starts
+        if starts is not None:
+            starts = starts[places]
+        return replace(self, ids=self.ids[places], own=own, starts=starts)
 
     # Personal models, in a store with the fields of personal_fields
 
@@ -299,7 +320,10 @@ class Cohort:
         for place, trained in self._train(run):
             if models is not None:
                 _write(models, place, trained)
-            rows = trained - shared
+            if self.starts is None:
+                rows = trained - shared
+            else:
+                rows = trained - shared[place]
             if total is None:
                 _write(changes, place, rows)
                 continue

@@ -54,6 +54,7 @@ class Ditto(SharedModel):
     name = "ditto"
     title = "Ditto"
     colour = "#7a4fa3"
+    own_starts = True
     keeps = True
     trainings = 2
 

@@ -49,6 +49,7 @@ class FedAvg(SharedModel):
     name = "fedavg"
     title = "FedAvg"
     colour = "#D55E00"
+    own_starts = True
 
     def init(self, problem: Problem, replicates: int = 1) -> State:
         state = super().init(problem, replicates)

@@ -70,6 +70,7 @@ class FedRep(SharedModel):
     name = "fedrep"
     title = "FedRep"
     colour = "#c2187a"
+    own_starts = True
     trainings = 2
 
     def __post_init__(self) -> None:

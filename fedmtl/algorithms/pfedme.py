@@ -65,6 +65,7 @@ class PFedMe(SharedModel):
     name = "pfedme"
     title = "pFedMe"
     colour = "#8c564b"
+    own_starts = True
     keeps = True
 
     def __post_init__(self) -> None:

@@ -17,13 +17,16 @@ from ..schedules import Block
 from .cohort import Cohort
 
 
-def starts(mine: Cohort, block: Block, known: Mapping[int, Mapping[str, Tensor]]) -> list[Cohort]:
+def starts(
+    mine: Cohort, block: Block, known: Mapping[int, Mapping[str, Tensor]], own_starts: bool
+) -> list[Cohort]:
     """Returns the clients of a round by the public state from which they start.
 
     Args:
         mine: the clients that this process computes.
         block: the round, with its clients in ascending order.
         known: the public states that are in use, by version.
+        own_starts: True for a single stack, in which each client has a shared model of its own.
     """
     if block.asked is None:
         return [mine]
@@ -33,7 +36,11 @@ def starts(mine: Cohort, block: Block, known: Mapping[int, Mapping[str, Tensor]]
         return [mine]  # of a rank without a client in this round
     versions = block.asked.versions[mine.problem.own(block.cohort)]
     cohorts = []
-    for version in versions.unique().tolist():
+    used = versions.unique()
+    if own_starts and len(used) > 1:
+        shared = torch.stack([known[version]["global"] for version in used.tolist()])
+        return [replace(mine, public={"global": shared}, starts=torch.searchsorted(used, versions))]
+    for version in used.tolist():
         ids = mine.ids[versions == version]
         cohorts.append(replace(mine, ids=ids, public=known[version]))
     return cohorts

@@ -82,6 +82,7 @@ class PMTL(SharedModel):
     name = "pmtl"
     title = "PMTL"
     colour = "#0072B2"
+    own_starts = True
     keeps = True
 
     def __post_init__(self) -> None:

@@ -60,6 +60,7 @@ class PPSGD(SharedModel):
     name = "ppsgd"
     title = "PP-SGD"
     colour = "#17808c"
+    own_starts = True
     keeps = True
 
     def __post_init__(self) -> None:
