@@ -67,7 +67,9 @@ def weighted(
         rows = message[places]
         factors = weights.to(rows)[:, None]
         # what has the weight 1 stays as it is, to the bit
-        sent[name] = torch.where(factors < 1, factors * channel.clip(name, rows), rows)
+        late = factors[:, 0] < 1
+        rows[late] = factors[late] * channel.clip(name, rows[late])
+        sent[name] = rows
     return sent
 
 

@@ -82,6 +82,8 @@ class Server:
     busy: list[tuple[float, int, int, int]] = field(default_factory=list)
     # (client, version) of the answers of this moment that no step has taken
     arrived: deque[tuple[int, int]] = field(default_factory=deque)
+    # latencies of all clients, by the number of the question
+    drawn: list[np.ndarray] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         n = self.times.clients
@@ -139,13 +141,22 @@ class Server:
     def _due(self, client: int) -> float:
         """Returns the time of the answer to a question of this moment."""
         who = np.array([client])
-        latency = self.gaps(who, self.asked[who][:, None])[:, 0]
-        if self.limits.at_once:
-            latency = np.zeros(1)
-        due = self.now + latency
+        due = self.now + self._latencies(int(self.asked[client]))[who]
         if self.absences is not None:
             due = self.absences.arrive(who, due)
         return float(due[0])
+
+    def _latencies(self, number: int) -> np.ndarray:
+        """Returns the latencies of the questions of a number to all clients, float64 (n,)."""
+        # drawn for all clients at once, as a draw has a price of its own
+        while len(self.drawn) <= number:
+            everyone = np.arange(len(self.asked))
+            numbers = np.full((len(everyone), 1), len(self.drawn))
+            latencies = self.gaps(everyone, numbers)[:, 0]
+            if self.limits.at_once:
+                latencies = np.zeros(len(everyone))
+            self.drawn.append(latencies)
+        return self.drawn[number]
 
     def _wait(self, step: int) -> None:
         """Waits for the next moment at which answers arrive, and takes all of them."""

@@ -50,10 +50,21 @@ def made(**settings):
     return trainer(**defaults | settings)
 
 
+STACKED = [name for name, method in NETWORKS.items() if method.own_starts]
+
+
+@pytest.mark.parametrize("name", sorted(set(STACKED) - {"pmtl, running mean"}))
+def test_clients_of_several_versions_are_one_stack_with_the_same_numbers(name, monkeypatch):
+    run = {"algorithm": NETWORKS[name], "model": models.mlp(hidden=5), "rounds": 4}
+    one = made(**run).fit()
+    monkeypatch.setattr(type(NETWORKS[name]), "own_starts", False)
+    assert torch.allclose(one.personal, made(**run).fit().personal, rtol=0, atol=1e-12)
+
+
 REFUSED = ("pmtl, running mean", "scaffold", "mp_mtl_layers", "prior_layers")
 
 
-@pytest.mark.parametrize("name", [name for name in NETWORKS if name != "prior_layers, output side"])
+@pytest.mark.parametrize("name", [*REFUSED, "local", "clustered_pmtl", "ifca"])
 def test_methods_run_or_are_refused_before_anything_is_charged(name):
     run = {"algorithm": NETWORKS[name], "model": models.mlp(hidden=5), "rounds": 4}
     if name in REFUSED:
@@ -64,8 +75,14 @@ def test_methods_run_or_are_refused_before_anything_is_charged(name):
     assert torch.isfinite(result.personal).all()
 
 
-@pytest.mark.parametrize("algorithm", [NETWORKS["fedavg"], NETWORKS["pmtl"], NETWORKS["ditto"]])
-@pytest.mark.parametrize("privacy", [None, NOISE, RECORDS])
+@pytest.mark.parametrize(
+    ("algorithm", "privacy"),
+    [
+        (NETWORKS["fedavg"], None),
+        (NETWORKS["fedavg"], RECORDS),
+        *((NETWORKS[name], NOISE) for name in ("fedavg", "pmtl", "ditto")),
+    ],
+)
 def test_equal_latencies_and_a_buffer_of_all_are_full_rounds_to_the_bit(algorithm, privacy):
     everyone = Buffered(latency=1.0, concurrency=N, buffer=N)
     late = made(algorithm=algorithm, schedule=everyone, privacy=privacy, rounds=5).fit()
