@@ -343,6 +343,23 @@ def starts(module: Module) -> None:
         same(run.train(start, place, epsilon, 0).final["accuracy"], score.score, 4)
 
 
+def asynchronous(module: Module) -> None:
+    run = module("asynchronous", "run")
+    for seed in "01":
+        (found,) = rows("asynchronous", "scores.csv", side="not waiting", epsilon="4", seed=seed)
+        names = [f"client-{place}" for place in range(run.WRITERS)]
+        data = run.load("digits", None, int(seed))
+        assert list(data.ids) == names
+        bound = run.LATE.bind(run.WRITERS, names=names, keys=data.keys, seed=int(seed))
+        same(bound.capped(80).answers(79).time, found["time"], 1)
+    run.Finetune = None
+    run.WAY = None  # which takes most of the time
+    (found,) = rows("asynchronous", "scores.csv", side="not waiting", epsilon="4", seed="0")
+    place = [f"clip {clip:g}, {steps} steps" for clip, steps in run.SIDES["not waiting"].settings]
+    score = run.train("not waiting", place.index(found["chosen"]), 4.0, 0)
+    same(score["shared"], found["shared"], 4)
+
+
 def adapters(module: Module) -> None:
     (file,) = given("femnist/leaf_femnist_206.json.zip")
     run = module("adapters", "run")
@@ -419,7 +436,7 @@ def gains(module: Module) -> None:
 CELLS = {
     one.__name__: one
     for one in (
-        adapters, comparison, comparison_school, cost_of_privacy, cost_of_privacy_loans, digits, epsilon_interval,
+        adapters, asynchronous, comparison, comparison_school, cost_of_privacy, cost_of_privacy_loans, digits, epsilon_interval,
         epsilon_interval_published, gains, mp_mtl, mp_mtl_variants, p2p, p2p_films, p2p_warm_start, pmtl, pp_dmtl,
         pp_dmtl_as_published, pp_dmtl_waiting, school, starts,
     )

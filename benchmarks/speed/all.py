@@ -27,6 +27,7 @@ QUICK = {  # driver -> what it is told in place of the sizes of a measurement
     "mp_mtl.py": "--iterations 5 --runs 2 --loop-runs 1 --repeats 1",
     "p2p.py": "--part loop --repeats 1",
     "noise.py": "--sizes 10000 --repetitions 3",
+    "buffered.py": "--clients 120 --rounds 5",
     "ranks.py": "--clients 60 --cohort 20 --rounds 1",
     "population.py": "--clients 1000 --rounds 2",
 }
@@ -52,6 +53,7 @@ def drivers(given: argparse.Namespace) -> dict[str, list[str]]:
         "mp_mtl": ["mp_mtl.py"],
         "p2p": ["p2p.py"],
         "noise": ["noise.py"],
+        "buffered": ["buffered.py"],
         "ranks": ["ranks.py", "--ranks", "1", "2", "--repeats", "1"],
         "population": ["population.py"],
     }  # fmt: skip
