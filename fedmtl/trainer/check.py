@@ -97,6 +97,13 @@ def check(
             f"training rows a client, private: {low:,} smallest, {middle:,} median, "
             f"{high:,} largest"
         )
+        single = int((counts == 1).sum())
+        if single:
+            lines.append(
+                f"clients with a single training row, private: {single:,}; none of them can tell "
+                "whether the shared model predicts its rows better than that row does: after the "
+                "run compare with local"
+            )
         lines += [text for text in (unscaled(data), wide_ranges(data)) if text]
     if data.inferred:
         lines.append(f"not declared, and refused with noise: {', '.join(data.inferred)}")

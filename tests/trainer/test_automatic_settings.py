@@ -309,6 +309,23 @@ def test_clients_average_networks_of_their_own() -> None:
     assert result.metrics["accuracy"] > result.baselines["local"].metrics["accuracy"]
 
 
+def test_clients_with_a_single_training_row_are_counted_before_training() -> None:
+    """Of 12 clients three have one training row."""
+    x, y = torch.linspace(-1, 1, 10)[:, None], torch.linspace(0, 0.9, 10)
+    rows = {f"c{i}": (x, y) for i in range(12)}
+    few = dict(list(rows.items())[3:])
+    few |= {f"c{i}": (x[:1], y[:1]) for i in range(3)}
+    said = (
+        "clients with a single training row, private: 3; none of them can tell whether the shared"
+    )
+    for parts, there in ((rows, False), (few, True)):
+        data = FederatedDataset.from_tensors(
+            parts, test=parts, classes=None, domain=Domain(1.0, 1.0, 1.0)
+        )
+        assert (said in check(data, ClientPrivacy(epsilon=1.0))) is there
+        assert "single training row" not in check(data, ClientPrivacy(epsilon=1.0), public=True)
+
+
 def test_the_outlook_before_training() -> None:
     """At the epsilon that it names the noise level is 1."""
     data = numbers(12)
