@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -19,14 +20,16 @@ SLOW = ("dp_accounting", "scipy", "torch", "hydra", "omegaconf", "yaml", "rich",
 OPTIONAL = ("fcntl",)  # not on every system
 
 
+@cache
+def parsed() -> dict[Path, ast.Module]:
+    """The modules of the package."""
+    return {file: ast.parse(file.read_text()) for file in (ROOT / "fedmtl").rglob("*.py")}
+
+
 def test_imports_inside_functions_are_only_of_the_package_and_of_what_is_slow_or_not_on_every_system():
     found = []
-    for file in (ROOT / "fedmtl").rglob("*.py"):
-        functions = [
-            node
-            for node in ast.walk(ast.parse(file.read_text()))
-            if isinstance(node, ast.FunctionDef)
-        ]
+    for file, module in parsed().items():
+        functions = [node for node in ast.walk(module) if isinstance(node, ast.FunctionDef)]
         names = {name for function in functions for name in everywhere(function) if name}
         found += [
             f"{file}: {name}" for name in names if not name.startswith(("fedmtl", *SLOW, *OPTIONAL))
@@ -49,11 +52,7 @@ def test_every_dependency_is_imported_by_the_package():
         "pyyaml": "yaml",
         "tensorboard": "torch.utils.tensorboard",
     }
-    found = {
-        name
-        for file in (ROOT / "fedmtl").rglob("*.py")
-        for name in everywhere(ast.parse(file.read_text()))
-    }
+    found = {name for module in parsed().values() for name in everywhere(module)}
     missing = {
         name
         for name in names

@@ -1634,15 +1634,20 @@ NO_OP = [
         "no-op", _nothing, (), tuple(name for name in IN_ROUNDS if name != "poisson"), ("pmtl",)
     ),
     Mutant("no-op", _nothing, (), tuple(MATRICES)),
+    # Methods take turns, one of each kind of schedule: each law meets the other kind below.
     Mutant(
         "no-op",
         _nothing,
         (),
-        tuple(name for name in CLOCKED if name != "clocks, gaussian"),
-        (
-            "async_learner",
-            "pp_dmtl",
-        ),  # one for each kind of schedule; other settings of p2p: test_clocked_audit
+        ("clocks, l2_laplace", "clocks, gaussian, secure", "clocks, loose clip"),
+        ("async_learner",),
+    ),
+    Mutant(
+        "no-op",
+        _nothing,
+        (),
+        ("clocks, laplace", "clocks, secure", "clocks, tight clip"),
+        ("pp_dmtl",),
     ),
     Mutant("no-op", _nothing, (), ("clocks, laplace", "clocks, secure"), ("p2p",)),
     Mutant("no-op", _nothing, (), ("poisson",), tuple(PERSONAL)),
