@@ -145,6 +145,12 @@ def _check_kinds(settings: Any) -> None:
     ):
         if not isinstance(value, kinds) and not (name in AUTO and is_auto(value)):
             raise ConfigError(f"{name} is {value!r}; give {accepted}.")
+    if is_auto(algorithm) and isinstance(settings.schedule, Buffered):
+        raise ConfigError(
+            "algorithm=auto chooses among methods that need one public state for all clients of a "
+            "round; beside Buffered(...) choose one, such as algorithm=fedavg, or leave the "
+            "schedule out."
+        )
     if not is_auto(settings.schedule):
         # Every automatic algorithm goes in rounds, as this one does.
         check_schedule(

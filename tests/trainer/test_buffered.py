@@ -289,6 +289,7 @@ def test_releases_whose_sensitivity_does_not_follow_are_refused(privacy, plan, m
     [
         ({"privacy": ClientPrivacy(clip_norm=QuantileClip(0.5), epsilon=4.0)}, "a number"),
         ({"schedule": replace(LATE, concurrency=40)}, "at most the number of clients, 12"),
+        ({"algorithm": "auto", "finetune": "auto"}, "algorithm=auto chooses among methods"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(settings, message):
@@ -303,3 +304,11 @@ def test_traces_and_absences_go_by_the_names_of_the_clients():
     run = made(schedule=replace(LATE, latency=trace, dropouts=away), rounds=10)
     run.fit()
     assert 0 not in torch.cat([step.clients for step in run.bound.steps(10)]).tolist()
+
+
+def test_a_flower_app_refuses_it():
+    server = pytest.importorskip("fedmtl.flower.server")
+    with pytest.raises(
+        ConfigError, match=r"schedule Buffered\(...\) needs all clients in one proc"
+    ):
+        server.check(made())
