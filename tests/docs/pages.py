@@ -2,8 +2,9 @@
 
 A page is a session: its blocks run in order, in one folder. Blocks of Python share one namespace. A block with a
 ``title`` is a file, and blocks of the same title follow one another in it. In a block of commands every line is run,
-with small sizes appended. Before a block a comment ``<!-- small: ... -->`` may add settings to its commands, or say
-what replaces what in its Python, as ``rounds=100 -> rounds=2; ...``; ``<!-- exit: 1 -->`` is the exit code expected.
+with small sizes appended. Before a block a comment ``<!-- small: ... -->`` may add settings to its commands, each in
+place of the same one there, or say what replaces what in its Python, as ``rounds=100 -> rounds=2; ...``;
+``<!-- exit: 1 -->`` is the exit code expected.
 """
 
 import itertools
@@ -109,7 +110,9 @@ def write(block: Block, folder: Path) -> None:
 def small_settings(words: list[str]) -> list[str]:
     """Return a command's settings with those sizes made small that its configuration has."""
     settings = [word for word in words if "=" in word and not word.startswith("-")]
-    config = compose(combinations(settings)[0])
+    last = {word.split("=")[0]: word for word in settings}  # a comment may give a list one value
+    words = [word for word in words if word not in settings or word in last.values()]
+    config = compose(combinations(list(last.values()))[0])
     sizes = {
         key: value
         for key, value in _SMALL.items()
@@ -153,7 +156,7 @@ def fedmtl(words: list[str], small: list[str]) -> int:
             )
         elif verb == "search":
             rest += ["--folder", _fresh(FOLDER), "--mean", "1", "--score-noise", "0.2"]
-    else:
+    elif verb != "resume":  # which takes the settings of its folder
         rest = [*rest, *small]
     TRUST.reset(trusted)
     return cli.main([verb, *rest] if verb else rest)
