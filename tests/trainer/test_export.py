@@ -8,10 +8,7 @@ import pytest
 import torch
 
 from fedmtl import FedAvg, FullParticipation, LocalSGD, Trainer, cli, load_data, models
-from fedmtl.data import RowBound
 from fedmtl.errors import ConfigError, ModelError
-from fedmtl.models import BoundedInputs
-from fedmtl.trainer.coding import Predictor
 from fedmtl.trainer.export import NOTES, write_program
 
 BOUNDS = {
@@ -82,13 +79,6 @@ def computed(path, rows):
     return dict(zip(names, session.run(None, {"rows": rows}), strict=True)), notes
 
 
-@pytest.fixture
-def onnx(tmp_path):
-    for name in ("onnx", "onnxscript", "onnxruntime"):
-        pytest.importorskip(name)
-    return tmp_path / "model.onnx"
-
-
 def check_real(path, predict):
     """Compare a program of a real target with its predictor."""
     write_program(predict, path)
@@ -105,6 +95,7 @@ def check_real(path, predict):
     np.testing.assert_allclose(one["prediction"], expected[:1], rtol=1e-5)
     assert b"/trainer/" not in path.read_bytes()  # no places in the source of who wrote it
     assert b"test_export" not in path.read_bytes()
+    assert b"test_onnx" not in path.read_bytes()
 
 
 def test_a_program_predicts_what_the_predictor_does_and_needs_no_fedmtl(tmp_path):
@@ -114,10 +105,6 @@ def test_a_program_predicts_what_the_predictor_does_and_needs_no_fedmtl(tmp_path
     assert all(call.startswith("aten.") for call in calls)
 
 
-def test_a_program_of_onnx_predicts_what_the_predictor_does(onnx):
-    check_real(onnx, trained(models.mlp(hidden=16)).predictor("anna"))
-
-
 class Reshaped(torch.nn.Linear):
     def forward(self, x):
         return super().forward(x.reshape(len(x), -1))
@@ -125,10 +112,6 @@ class Reshaped(torch.nn.Linear):
 
 def test_a_model_that_counts_its_rows_is_a_program_of_any_number(tmp_path):
     check_real(tmp_path / "model.pt2", trained(Reshaped(5, 1)).predictor("anna"))
-
-
-def test_a_program_of_classes_has_their_numbers_and_probabilities(onnx):
-    check_classes(onnx, models.softmax_regression())
 
 
 def test_a_program_of_one_logit_does_so(tmp_path):
@@ -151,14 +134,6 @@ def check_classes(path, model):
     assert (found["prediction"][4:] == -1).all()
 
 
-def test_a_program_of_a_bound_on_records_and_of_adapters_keeps_both(onnx):
-    plain = trained(models.lora(models.mlp(hidden=6), rank=2)).predictor()
-    predict = Predictor(BoundedInputs(plain.module, RowBound(0.7, "l1")).eval(), plain.coding)
-    write_program(predict, onnx)
-    np.testing.assert_allclose(computed(onnx, ROWS)[0]["prediction"], predict(NEW), rtol=1e-5)
-    assert not np.allclose(predict(NEW), plain(NEW), rtol=1e-3)
-
-
 def test_a_program_of_whole_numbers_takes_no_others(tmp_path):
     rng = np.random.default_rng(0)
     rows = pd.DataFrame({"ward": rng.choice(["anna", "bob"], 40), "y": rng.integers(0, 2, 40)})
@@ -173,56 +148,6 @@ def test_a_program_of_whole_numbers_takes_no_others(tmp_path):
         found["probabilities"][:3], predict(some, probabilities=True), rtol=1e-5
     )
     assert found["prediction"][3] == -1
-
-
-def test_dates_missing_values_and_logarithms_are_coded_in_the_program(onnx):
-    rng = np.random.default_rng(0)
-    days = rng.integers(0, 24_000, 60).astype("datetime64[D]")  # to 2035
-    rows = (
-        table(60)
-        .drop(columns="planned")
-        .assign(seen=days.astype(str), days=lambda t: 2 ** t["days"])
-    )
-    rows.loc[::3, "age"] = np.nan
-    rows.loc[1::3, "kind"] = None
-    rows.loc[2::3, "seen"] = None
-    bounds = {
-        "age": [0.1, 99.7],
-        "kind": ["x", "y", "*"],
-        "seen": ["1980-03-01", "2024-02-29"],
-        "days": [0.5, 1e9],
-    }
-    options = {
-        "path": rows,
-        "bounds": bounds,
-        "missing": "indicator",
-        "target_scale": "log",
-        "classes": None,
-    }
-    predict = trained(models.mlp(hidden=16), **options).predictor("anna")
-    write_program(predict, onnx)
-    some = np.arange("1979-12-30", "1980-04-10", dtype="datetime64[D]")
-    for first in ("1999-12-20", "2000-02-20", "2000-12-20", "2023-12-20", "2024-02-20"):
-        some = np.concatenate([some, np.arange(20) + np.datetime64(first)])
-    new = pd.DataFrame({"age": 40.0, "kind": "x", "seen": some.astype(str)})
-    given = np.column_stack(
-        [np.full(len(some), 40.0), np.zeros(len(some)), some.astype(float) + 0.75]
-    )
-    gaps = pd.DataFrame(
-        {"age": [np.nan, 40.0, 40.0], "kind": ["x", None, "q"], "seen": ["2000-01-01"] * 2 + [None]}
-    )
-    new = pd.concat([new, gaps])
-    given = np.concatenate([given, [[np.nan, 0, 10957], [40, np.nan, 10957], [40, 2, np.nan]]])
-    found, notes = computed(onnx, given)
-    np.testing.assert_allclose(found["prediction"], predict(new), rtol=1e-5)
-    assert [sorted(column) for column in notes["columns"]] == [
-        ["missing", "name", "range"],
-        ["categories", "missing", "name"],
-        ["missing", "name", "period"],
-    ]
-    assert found["prediction"].min() > 0.5
-    wrong, _ = computed(onnx, np.array([[np.inf, 0, 0], [40.0, 3, 0], [40.0, 0, -np.inf]]))
-    assert np.isnan(wrong["prediction"]).all()
 
 
 def test_what_cannot_be_written_is_refused_in_one_sentence(tmp_path, monkeypatch):
