@@ -13,14 +13,22 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from fedmtl import LocalSGD
-from fedmtl.algorithms import Algorithm, ClientStore, Cohort, Own, Problem, Released, State
+from fedmtl.algorithms import (
+    ClientStore,
+    Cohort,
+    Own,
+    Problem,
+    Released,
+    RoundAlgorithm,
+    State,
+)
 from fedmtl.algorithms.clusters import blocks
 from fedmtl.local import LocalSolver
 from fedmtl.privacy import BoundSampler, ReleasePlan
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConcatenatedModels(Algorithm):
+class ConcatenatedModels(RoundAlgorithm):
     """Every client trains its own released model, and its clipped change is released with noise.
 
     Args:
@@ -42,7 +50,7 @@ class ConcatenatedModels(Algorithm):
         models = problem.initial.expand(problem.clients, -1).clone()
         return State({"models": models}, ClientStore(problem.clients, {}))
 
-    def client(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
+    def client_update(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
         place, models = c.ids.to(c.initial.device), c.public["models"]
         start = models[place]
         return {"update": blocks(c.train(self.local, start) - start, place, len(models))}, c.own
@@ -54,6 +62,6 @@ class ConcatenatedModels(Algorithm):
         change = released.values["update"].reshape(models.shape) * released.denominator
         return {"models": (models.double() + change.to(models.device)).to(models.dtype)}
 
-    def personal(self, c: Cohort) -> Tensor:
+    def personal_models(self, c: Cohort) -> Tensor:
         """The released models: every client's is public."""
         return c.public["models"][c.ids.to(c.initial.device)]

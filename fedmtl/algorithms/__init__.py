@@ -3,7 +3,7 @@
 from .._check import Count, NonNegative, Positive, Share
 from .apfl import APFL
 from .async_learner.algorithm import AsyncLearner
-from .base import Algorithm, Problem, Released, State
+from .base import Algorithm, Problem, State
 from .clusters import IFCA, ClusteredPMTL
 from .cohort import Cohort, Own, personal_fields
 from .ditto import Ditto
@@ -19,6 +19,7 @@ from .pmtl import PMTL
 from .pp_dmtl.algorithm import PPDMTL
 from .pp_dmtl.step_size import largest_delay
 from .ppsgd import PPSGD
+from .rounds import Released, RoundAlgorithm
 from .scaffold import Scaffold
 from .server import ServerOptimizer, apply_update
 from .shared_model import SharedModel
@@ -53,6 +54,7 @@ __all__ = [
     "Positive",
     "Problem",
     "Released",
+    "RoundAlgorithm",
     "Scaffold",
     "ServerOptimizer",
     "Share",

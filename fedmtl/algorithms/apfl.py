@@ -28,7 +28,7 @@ from torch import Tensor
 from .._check import Share
 from ..local import Mixture
 from .base import Problem
-from .cohort import Cohort, Own, Rows
+from .cohort import Cohort, Own
 from .shared_model import SharedModel
 from .store import Fields
 
@@ -74,18 +74,18 @@ class APFL(SharedModel):
     def fields(self, problem: Problem) -> Fields:
         return {"alpha": ((), problem.initial.dtype)}
 
-    def update(self, c: Cohort) -> tuple[Rows, Own]:
+    def local_update(self, c: Cohort) -> tuple[Tensor, Own]:
         start = c.models(c.initial)
         # training moves the mixture in place, beside the copy of the global model
         mixture = Mixture(start.clone(), self._weights(c), self.adaptive)
-        update = c.change(self.local, c.shared, mixture=mixture)
+        update = c.train(self.local, c.shared, mixture=mixture) - c.shared
         return update, c.keep(mixture.models, start) | {"alpha": mixture.weights}
 
     def _weights(self, c: Cohort) -> Tensor:
         """Returns a copy of the clients' alpha (k,); the initial one for new clients."""
         return torch.where(c.own["seen"], c.own["alpha"], self.alpha)
 
-    def personal(self, c: Cohort) -> Tensor:
+    def personal_models(self, c: Cohort) -> Tensor:
         """Returns the mixtures.
 
         A client that never took part trains its own part once, from the public initial model.

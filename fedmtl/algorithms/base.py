@@ -1,25 +1,21 @@
-"""The base class of all algorithms, their state, and the releases of a round."""
+"""The base class of all algorithms, and their state."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
 from .._check import Checked
 from ..data import FederatedDataset, RowBound
 from ..local import LocalSolver
-from ..privacy import GradientPlan, ReleasePlan, Rounds
-from ..privacy.mechanism import Message
+from ..privacy import GradientPlan, ReleasePlan
 from ..report._names import METHODS, Method
 from ..schedules import Block
-from .cohort import Cohort, Own
-from .pieces import joined, one_start_needed, starts, weighted
 from .problem import Problem
+from .starts import one_start_needed
 from .store import ClientStore
 
 Public = Mapping[str, Tensor]
@@ -42,70 +38,18 @@ class State:
     earlier: dict[int, dict[str, Tensor]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Released:
-    """The releases of a round: public values, the only ones that a server gets.
-
-    Attributes:
-        values: the releases of the round by name, each a noised sum over ``denominator``. (D,)
-            float64, (D, D) for a symmetric one, with a leading R for several replicates.
-        denominator: m, the public constant that divides every sum.
-        noise_std: returns the standard deviation (R,) float64 of the noise on a coordinate of a
-            release, or on the diagonal of a matrix, by the release's name; 0 without noise.
-        step: number of the round.
-        bounds: the norm C to which a client's row was clipped, by release; infinite without a clip.
-    """
-
-    values: Mapping[str, Tensor]
-    denominator: float
-    noise_std: Callable[[str], Tensor]
-    step: int = 0
-    bounds: Mapping[str, float] = field(default_factory=dict)
-
-
 BASELINES: dict[str, type[Algorithm]] = {}
 """The methods that can be baselines, by name; their classes register themselves."""
 
 
 class Algorithm(Checked):
-    """A federated algorithm: the clients' computation and the server's update.
+    """A federated algorithm, with its settings as the fields of a frozen dataclass.
 
-    A round, or an activation of one client, is ``client`` -> release -> ``server`` -> ``receive``.
-    ``client`` and ``receive`` are the clients' part. They read the public state and the data and
-    tensors of their own clients, and nothing else: a client's numbers are the same in a process of
-    its own as in a stack of clients. ``server`` never sees a client. Settings are the fields of a
-    frozen dataclass. The public state, and all that ``server`` computes, is public. The rows that
-    ``client`` returns are private until the channel has clipped, added up and noised them.
-
-    Example:
-        >>> from fedmtl import FullParticipation, LocalSGD, Trainer, load_data, models
-        >>> from fedmtl.algorithms import Algorithm, State
-        >>> from fedmtl.privacy import ReleasePlan
-        >>> class Average(Algorithm):
-        ...     name = "average"
-        ...     local = LocalSGD(lr=0.1)
-        ...     def plan(self, problem, schedule):  # the releases of each round
-        ...         return (ReleasePlan(name="step", dimension=problem.dimension),)
-        ...     def init(self, problem, replicates=1):  # clients keep nothing
-        ...         return State({"w": problem.initial}, problem.client_store({}))
-        ...     def client(self, c):  # rows (k, D) of the clients, and their state
-        ...         w = c.public["w"]
-        ...         return {"step": c.train(self.local, w) - w}, c.own
-        ...     def server(self, problem, public, released):
-        ...         return {"w": public["w"] + released.values["step"].to(public["w"])}
-        ...     def personal(self, c):  # the clients' models (k, D) in the end
-        ...         return c.public["w"].expand(len(c.ids), -1)
-        >>> trainer = Trainer(
-        ...     algorithm=Average(),
-        ...     data=load_data("digits", clients=10),
-        ...     model=models.softmax_regression(),
-        ...     schedule=FullParticipation(),
-        ...     privacy=None,
-        ...     rounds=2,
-        ...     progress=False,
-        ... )
-        >>> trainer.fit().personal.shape
-        torch.Size([10, 650])
+    :class:`~.rounds.RoundAlgorithm` is the base class of methods in rounds, and
+    :class:`~.one_at_a_time.OneAtATime` that of clients that act one at a time. Clients compute from
+    the public state and from data and tensors of their own, and from nothing else: a client's
+    numbers are the same in a process of its own as in a stack of clients. The server computes from
+    releases, so that all it computes is public.
 
     Attributes:
         name: of the algorithm, in results and reports. A class with a name of its own registers
@@ -121,9 +65,9 @@ class Algorithm(Checked):
             count as those of others. If clients take turns in public
             (:class:`~fedmtl.CyclicCohorts`), the noise is that of replace-one, twice as large.
         one_at_a_time: True if clients act one at a time by clocks of their own, and not in rounds.
-        all_at_once: True if ``client`` and ``receive`` compute all clients of the problem in their
-            order, and are never called with some of them. Over several ranks the problem is then
-            that of the rank's clients.
+        all_at_once: True if ``client_update`` and ``receive`` compute all clients of the problem in
+            their order, and are never called with some of them. Over several ranks the problem is
+            then that of the rank's clients.
         fitted_once: True if every client fits its model once, from its own records and without a
             release.
         on_host: True if it computes on the CPU, in NumPy, whatever the device of the run.
@@ -207,44 +151,13 @@ class Algorithm(Checked):
         """
         return State({}, ClientStore(problem.clients, {}))
 
-    def client(self, c: Cohort) -> tuple[Mapping[str, Message], Own]:
-        """Computes the messages and the new states of the clients of a cohort.
-
-        Returns:
-            The messages: rows (k, D) by release, or the gradients of the records of a client that
-            acts one at a time. And the clients' new states.
-        """
-        raise NotImplementedError(f"{type(self).__name__} does not say what its clients compute.")
-
-    def server(self, problem: Problem, public: Public, released: Released) -> dict[str, Tensor]:
-        """Returns the public state after the round; unchanged by default.
-
-        It is free post-processing of the releases.
-
-        Args:
-            problem: its public parts: the initial model, the dimension, the number of clients.
-            public: the public state, not to be changed.
-            released: the releases of the round.
-        """
-        return dict(public)
-
-    def receive(self, c: Cohort) -> Own:
-        """Returns the clients' states at the end of the round; unchanged by default.
-
-        Args:
-            c: the cohort, with the new public state.
-        """
-        return c.own
-
     def check_starts(self) -> None:
-        """Raises ConfigError if all clients of a round must start from one public state."""
-        if self.one_start or self.all_at_once or type(self).receive is not Algorithm.receive:
-            raise one_start_needed(self.name)
+        """Raises ConfigError if all clients of a round must start from one public state, as they do
+        by default."""
+        raise one_start_needed(self.name)
 
     def step(self, problem: Problem, state: State, block: Block, channel: Any) -> State:
         """Computes one round, or a block of activations.
-
-        An algorithm may override it by a faster program that gives the same numbers.
 
         Args:
             problem: the data and the model.
@@ -253,104 +166,20 @@ class Algorithm(Checked):
             channel: makes all releases of the clients: :class:`~fedmtl.privacy.Rounds`, or
                 :class:`~fedmtl.privacy.Activations` of clients that act one at a time.
         """
-        store = state.private
-        ascending = block.ascending()  # as the store's rows
-        asked = ascending.asked
-        if asked is not None:
-            self.check_starts()
-        mine = Cohort(
-            problem=problem,
-            ids=ascending.cohort[problem.own(ascending.cohort)],
-            public=state.public,
-            round=block.first,
-            clip=channel.clip,
-            local=channel.local,
-            members=block.cohort,
-            total=cache(channel.total),  # all pieces add to one sum
-        )
-        sent: dict[str, list[Message]] = {}
-        order: list[Tensor] = []
-        known = {**state.earlier, block.first: state.public}
-        for start in starts(mine, ascending, known, self.own_starts):
-            for ids, c in self._pieces(start, store):
-                rows, own = self.client(c)
-                store.scatter_all(ids, own)
-                order.append(ids)
-                for name, part in rows.items():
-                    sent.setdefault(name, []).append(part)
-                del rows, own, c  # frees their memory before the next piece
-        messages = {name: joined(parts) for name, parts in sent.items()}
-        if asked is not None:
-            weights = asked.weights[problem.own(ascending.cohort)]
-            messages = weighted(messages, torch.cat(order), weights, channel)
-        state.public = self.conclude(problem, state.public, messages, ascending, channel)
-        if asked is not None:
-            state.earlier = {version: known[version] for version in sorted(asked.kept)}
-        if type(self).receive is not Algorithm.receive:
-            for ids, c in self._pieces(replace(mine, public=state.public), store):
-                store.scatter_all(ids, self.receive(c))
-        return state
-
-    def _pieces(self, mine: Cohort, store: ClientStore) -> Iterator[tuple[Tensor, Cohort]]:
-        """Yields the clients of this process piece by piece: their ids, and their cohort with their
-        states."""
-        problem = mine.problem
-        if not self.all_at_once:
-            for ids in problem.pieces(mine.ids):
-                yield ids, mine.of(ids, store.gather_all(ids))
-            return
-        ids = mine.ids
-        if problem.owner is not None:
-            # the problem of this rank's clients alone, with positions among them
-            mine = replace(mine, problem=problem.mine, ids=torch.arange(len(ids)))
-        yield ids, replace(mine, own=store.gather_all(ids))
-
-    def conclude(
-        self,
-        problem: Problem,
-        public: Public,
-        rows: Mapping[str, Message],
-        block: Block,
-        channel: Rounds,
-    ) -> dict[str, Tensor]:
-        """Releases the messages of a round and returns the public state after :meth:`server`.
-
-        A server with clients in processes of their own does nothing else.
-
-        Args:
-            problem: its public parts.
-            public: the public state, not to be changed.
-            rows: the messages of :meth:`client` by release: (k, D) in the order of the block's
-                cohort, or of its clients that this rank computes.
-            block: the participants; charged already.
-            channel: makes the releases.
-        """
-        clients = block.cohort[problem.own(block.cohort)]
-        values = {}
-        for name, message in rows.items():
-            values[name] = channel.release(name, message, clients)
-        bounds = {name: channel.bound_of(name) for name in rows}
-        released = Released(values, channel.denominator, channel.noise_std, block.first, bounds)
-        return self.server(problem, public, released)
-
-    def personal(self, c: Cohort) -> Tensor:
-        """Returns the personal models (k, D) of clients, from the public state and their own.
-
-        Nothing is released. Clients that never took part have a model, too.
-        """
-        name = type(self).__name__
-        raise NotImplementedError(f"{name} does not say what the personal models are.")
+        raise NotImplementedError(f"{type(self).__name__} does not say what it computes.")
 
     def personalize(self, problem: Problem, state: State, clients: Tensor) -> Tensor:
         """Returns the personal models of ``clients``, (k, D).
+
+        Nothing is released. Clients that never took part have a model, too.
 
         Args:
             problem: of the run.
             state: after any event.
             clients: int64 (k,).
         """
-        own = state.private.gather_all(clients)
-        return self.personal(Cohort(problem, clients, state.public, own))
+        name = type(self).__name__
+        raise NotImplementedError(f"{name} does not say what the personal models are.")
 
     def shared(self, state: State) -> Tensor | None:
         """Returns the released shared model (D,); None, the default, if there is none."""

@@ -39,9 +39,10 @@ from .._files import csv_rows
 from ..errors import ConfigError
 from ..privacy import BoundSampler, ReleasePlan
 from ..random import derive_key, keyed_generator
-from .base import Problem, Public, Released, State
+from .base import Problem, Public, State
 from .cohort import Cohort, Own
 from .losses import own_losses
+from .rounds import Released
 from .shared_model import SharedModel
 
 
@@ -66,11 +67,13 @@ class SharedModels(SharedModel):
         clusters = len(self.rates(problem))
         return (replace(update, dimension=clusters * problem.dimension),)
 
-    def server(self, problem: Problem, public: Public, released: Released) -> dict[str, Tensor]:
+    def server_update(
+        self, problem: Problem, public: Public, released: Released
+    ) -> dict[str, Tensor]:
         rates = self.rates(problem)
         update = released.values["update"]  # (C D,), the sum over m
         means = rates.to(update)[:, None] * update.reshape(len(rates), -1)
-        return super().server(problem, public, replace(released, values={"update": means}))
+        return super().server_update(problem, public, replace(released, values={"update": means}))
 
     def shared(self, state: State) -> Tensor | None:
         """Returns the shared model if there is a single one; else None."""
@@ -157,7 +160,7 @@ class ClusteredPMTL(SharedModels):
         means = problem.initial.expand(len(self._names()), -1).clone()
         return State({"global": means}, self.client_store(problem))
 
-    def client(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
+    def client_update(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
         # PMTL with the mean of the client's own cluster
         cluster, mean = self._means(c)
         start = c.models(mean)
@@ -242,7 +245,7 @@ class IFCA(SharedModels):
         # a client without records, or whose losses are all NaN, chooses the first
         return losses.nan_to_num(nan=torch.inf).argmin(0).to(models.device)
 
-    def client(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
+    def client_update(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
         chosen = self.choice(c.problem, c.shared, c.ids)
         start = c.shared[chosen]
         updates = c.train(self.local, start) - start
@@ -251,7 +254,7 @@ class IFCA(SharedModels):
     def rates(self, problem: Problem) -> Tensor:
         return torch.full((self.clusters,), self.clusters, dtype=torch.float64)
 
-    def personal(self, c: Cohort) -> Tensor:
+    def personal_models(self, c: Cohort) -> Tensor:
         """Returns the model that each client chooses.
 
         Args:

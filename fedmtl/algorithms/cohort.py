@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from ..local.losses import Loss
 from ..local.optimizers import Strength
 from ..local.train import Trained
 from ..privacy import LocalSteps
-from ..privacy.clip import RowTotal, not_finite
+from ..privacy.clip import Clip, clip_rows, not_finite
 from .store import Fields
 
 if TYPE_CHECKING:
@@ -27,14 +27,6 @@ AFTER = 2**32 - 1
 
 Own = dict[str, Tensor]
 """The clients' own states, by name: (k, *shape) each, rows in the order of the clients."""
-
-Rows = Tensor | RowTotal
-"""The messages of clients, (k, D), or the clipped sum that they were added to."""
-
-
-def unclipped(name: str, rows: Tensor) -> Tensor:
-    """Returns ``rows`` as they are, for the release ``name``."""
-    return rows
 
 
 @dataclass(frozen=True)
@@ -51,16 +43,13 @@ class Cohort:
         own: the clients' states, their rows of the store; not to be changed in place.
         round: number of the round, from 0; it addresses batches and dropout masks. :data:`AFTER`
             for personal models, for which nothing is sent.
-        clip: (name, rows (k, D)) -> the rows as the release ``name`` counts them; for clients that
-            remember their messages.
+        clips: the clip of each release in this round, by name; None for one that does not clip. It
+            is for clients that remember their messages.
         local: the local steps that the round has charged, if single records are protected; else
             None.
         members: int64 (m,), all participants of the round. The position of a client among them
             determines its lane in a stack (:mod:`fedmtl.local.batches`), and no number. None: all
             clients of the data.
-        weights: (k,), of the rows that :meth:`change` adds up as they are made; None: 1 each.
-        total: name -> the sum to which rows of that release are added as they are made; None if the
-            channel needs the rows.
         starts: int64 (k,), the rows of the public state's ``"global"`` from which the clients
             start; None: all from the whole of it.
     """
@@ -70,11 +59,9 @@ class Cohort:
     public: Mapping[str, Tensor] = field(default_factory=dict)
     own: Own = field(default_factory=dict)
     round: int = AFTER
-    clip: Callable[[str, Tensor], Tensor] = unclipped
+    clips: Mapping[str, Clip | None] = field(default_factory=dict)
     local: LocalSteps | None = None
     members: Tensor | None = None
-    total: Callable[[str], RowTotal | None] | None = None
-    weights: Tensor | None = None
     starts: Tensor | None = None
 
     @property
@@ -139,6 +126,25 @@ class Cohort:
         if starts is not None:
             starts = starts[places]
         return replace(self, ids=self.ids[places], own=own, starts=starts)
+
+    def clip(self, name: str, rows: Tensor) -> Tensor:
+        """Clips the rows of clients as a release counts them, for clients that remember them.
+
+        Args:
+            name: of the release.
+            rows: (k, D), or (R, k, D) of R replicates.
+
+        Returns:
+            The shape, dtype and device of ``rows``.
+
+        Raises:
+            PrivacyError: the round has no release of this name.
+        """
+        if name not in self.clips:
+            declared = ", ".join(self.clips) or "none"
+            raise PrivacyError(f"Release {name!r} was not declared; declared: {declared}.")
+        clipped = clip_rows(rows.reshape(-1, rows.shape[-1]), self.clips[name])
+        return clipped.reshape(rows.shape)
 
     # Personal models, in a store with the fields of personal_fields
 
@@ -235,9 +241,12 @@ class Cohort:
         Raises:
             PrivacyError: single records are protected, and the round has charged no local steps.
         """
-        models = self.initial.new_empty(len(self.ids), self.problem.dimension)
-        run = self._training(
+        problem = self.problem
+        run = LocalTraining(
+            problem.data,
+            problem.loss,
             solver,
+            self.round,
             start,
             lam=lam,
             anchor=anchor,
@@ -246,93 +255,10 @@ class Cohort:
             mixture=mixture,
             correction=correction,
         )
+        models = self.initial.new_empty(len(self.ids), problem.dimension)
         for place, trained in self._train(run):
-            _write(models, place, trained)
+            models.index_copy_(0, place.to(models.device), trained)
         return models
-
-    def change(
-        self,
-        solver: LocalSolver,
-        start: Tensor,
-        *,
-        lam: Strength = 0.0,
-        anchor: Tensor | None = None,
-        mixture: Mixture | None = None,
-    ) -> Rows:
-        """Trains the clients' models and returns their updates, for the release ``"update"``.
-
-        A sum takes one row of a client, so the release refuses a second call for the same clients
-        in a round.
-
-        Args:
-            solver: see :meth:`train`.
-            start: see :meth:`train`.
-            lam: see :meth:`train`.
-            anchor: see :meth:`train`.
-            mixture: see :meth:`train`.
-
-        Returns:
-            The model updates w_k - w from the shared model, (k, D); or their weighted, clipped sum
-            if the channel needs no rows.
-        """
-        run = self._training(solver, start, lam=lam, anchor=anchor, mixture=mixture)
-        return self._change(run, None)
-
-    def change_and_models(
-        self,
-        solver: LocalSolver,
-        start: Tensor,
-        *,
-        lam: Strength = 0.0,
-        anchor: Tensor | None = None,
-    ) -> tuple[Rows, Tensor]:
-        """Trains the clients' models and returns their updates and the models themselves.
-
-        Args:
-            solver: see :meth:`train`.
-            start: see :meth:`train`.
-            lam: see :meth:`train`.
-            anchor: see :meth:`train`.
-
-        Returns:
-            The updates, as those of :meth:`change`, and the models (k, D).
-        """
-        models = self.initial.new_empty(len(self.ids), self.problem.dimension)
-        run = self._training(solver, start, lam=lam, anchor=anchor)
-        return self._change(run, models), models
-
-    def _training(self, solver: LocalSolver, start: Tensor, **pull: Any) -> LocalTraining:
-        """Returns the local training of the clients in this round."""
-        problem = self.problem
-        return LocalTraining(problem.data, problem.loss, solver, self.round, start, **pull)
-
-    def _change(self, run: LocalTraining, models: Tensor | None) -> Rows:
-        """Trains the clients and returns their updates, rows or a sum; the trained models are
-        written to ``models`` (k, D), if it is given."""
-        initial = self.initial
-        # sums are exact on the CPU alone; long rows are added as they are made
-        total = None
-        if self.total is not None and initial.device.type == "cpu":
-            total = self.total("update")
-        kept = len(self.ids) if total is None else 0
-        changes = initial.new_empty(kept, self.problem.dimension)
-        shared = self.shared
-        for place, trained in self._train(run):
-            if models is not None:
-                _write(models, place, trained)
-            if self.starts is None:
-                rows = trained - shared
-            else:
-                rows = trained - shared[place]
-            if total is None:
-                _write(changes, place, rows)
-                continue
-            if self.weights is not None:
-                rows = self.weights[place, None] * rows
-            total.add(self.ids[place], rows)
-        if total is None:
-            return changes
-        return total
 
     def _train(self, run: LocalTraining) -> Trained:
         """Trains the clients and yields places among them with their models, as they finish.
@@ -375,14 +301,10 @@ class Cohort:
         if self.local is None:
             raise PrivacyError(
                 "Single records are protected, and these clients have no local steps that the "
-                "ledger has charged: train in Algorithm.client, by the cohort that it gets."
+                "ledger has charged: train in RoundAlgorithm.client_update, by the cohort that it "
+                "gets."
             )
         return train_on_records(run, self.problem.executor, self.ids, self.local)
-
-
-def _write(rows: Tensor, place: Tensor, models: Tensor) -> None:
-    """Writes models (d, D) to their places, int64 (d,) on the host."""
-    rows.index_copy_(0, place.to(rows.device), models)
 
 
 def personal_fields(problem: Problem) -> Fields:

@@ -16,8 +16,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from .._check import NonNegative
-from .cohort import Cohort, Own, Rows
+from .cohort import Cohort, Own
 from .shared_model import SharedModel
 
 
@@ -58,9 +60,9 @@ class Ditto(SharedModel):
     keeps = True
     trainings = 2
 
-    def update(self, c: Cohort) -> tuple[Rows, Own]:
+    def local_update(self, c: Cohort) -> tuple[Tensor, Own]:
         start = c.models(c.initial)
         # the global model's training is sent, that of the personal model stays with the client
-        update = c.change(self.local, c.shared)
+        update = c.train(self.local, c.shared) - c.shared
         models = c.train(self.local, start, lam=self.lam, anchor=c.shared)
         return update, c.keep(models, start)

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from .._check import NonNegative
-from .base import Problem, Public, Released, State
-from .cohort import Cohort, Own, Rows
+from .base import Problem, Public, State
+from .cohort import Cohort, Own
+from .rounds import Released
 from .shared_model import SharedModel
 
 
@@ -57,8 +58,10 @@ class FedAvg(SharedModel):
             state.public["mean"] = problem.initial.clone()
         return state
 
-    def server(self, problem: Problem, public: Public, released: Released) -> dict[str, Tensor]:
-        moved = super().server(problem, public, released)
+    def server_update(
+        self, problem: Problem, public: Public, released: Released
+    ) -> dict[str, Tensor]:
+        moved = super().server_update(problem, public, released)
         if not self.averaged:
             return moved
         last = moved["global"]
@@ -78,11 +81,13 @@ class FedAvg(SharedModel):
     def shared(self, state: State) -> Tensor | None:
         return state.public[self.released_name]
 
-    def personal(self, c: Cohort) -> Tensor:
+    def personal_models(self, c: Cohort) -> Tensor:
         return c.public[self.released_name].expand(len(c.ids), -1)
 
-    def update(self, c: Cohort) -> tuple[Rows, Own]:
-        return c.change(self.local, c.shared, lam=self.pull, anchor=c.shared), c.own
+    def local_update(self, c: Cohort) -> tuple[Tensor, Own]:
+        shared = c.shared
+        models = c.train(self.local, shared, lam=self.pull, anchor=shared)
+        return models - shared, c.own
 
 
 @dataclass(frozen=True, kw_only=True)

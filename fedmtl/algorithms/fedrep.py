@@ -24,8 +24,9 @@ from torch import Tensor
 from ..errors import ConfigError
 from ..local import LocalSolver, check_names
 from ..privacy import BoundSampler, ReleasePlan
-from .base import Problem, Public, Released
+from .base import Problem, Public
 from .cohort import Cohort, Own, personal_fields
+from .rounds import Released
 from .shared_model import SharedModel
 from .store import Fields
 
@@ -123,7 +124,7 @@ class FedRep(SharedModel):
         del fields["model"]
         return fields
 
-    def update(self, c: Cohort) -> tuple[Tensor, Own]:
+    def local_update(self, c: Cohort) -> tuple[Tensor, Own]:
         shared = self.shared_places(c.problem)
         start = self._models(c, shared)
         models = self._train(c, start, shared)
@@ -140,13 +141,15 @@ class FedRep(SharedModel):
     def _train_head(self, c: Cohort, start: Tensor, shared: Tensor) -> Tensor:
         return c.train(self.head_local or self.local, start, moving=~shared)
 
-    def server(self, problem: Problem, public: Public, released: Released) -> dict[str, Tensor]:
+    def server_update(
+        self, problem: Problem, public: Public, released: Released
+    ) -> dict[str, Tensor]:
         update = torch.zeros(problem.dimension, dtype=torch.float64)
         update[self.shared_places(problem)] = released.values["update"].cpu()
         values = {**released.values, "update": update}
-        return super().server(problem, public, replace(released, values=values))
+        return super().server_update(problem, public, replace(released, values=values))
 
-    def personal(self, c: Cohort) -> Tensor:
+    def personal_models(self, c: Cohort) -> Tensor:
         """Returns the shared representation with each client's head.
 
         A client that never took part fits a head to it.

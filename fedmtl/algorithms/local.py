@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from ..local import LocalSGD, LocalSolver
-from .base import Algorithm, Problem, State
+from .base import Problem, State
 from .cohort import Cohort, Own, personal_fields
+from .rounds import RoundAlgorithm
 
 
 @dataclass(frozen=True, kw_only=True)
-class Local(Algorithm):
+class Local(RoundAlgorithm):
     """Local training from the public initial model, on the same schedule as the other methods.
 
     Args:
@@ -46,11 +47,11 @@ class Local(Algorithm):
     def init(self, problem: Problem, replicates: int = 1) -> State:
         return State({}, problem.client_store(personal_fields(problem)))
 
-    def client(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
+    def client_update(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
         start = c.models(c.initial)
         return {}, c.keep(c.train(self.local, start), start)
 
-    def personal(self, c: Cohort) -> Tensor:
+    def personal_models(self, c: Cohort) -> Tensor:
         """Returns the clients' own models.
 
         A client that was never called trains once from the initial model.

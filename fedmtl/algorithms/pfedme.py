@@ -79,7 +79,7 @@ class PFedMe(SharedModel):
     def trainings(self) -> int:
         return self.local_rounds
 
-    def update(self, c: Cohort) -> tuple[Tensor, Own]:
+    def local_update(self, c: Cohort) -> tuple[Tensor, Own]:
         start = c.shared.expand(len(c.ids), -1).contiguous()
         models = start
         copy = start  # w_r

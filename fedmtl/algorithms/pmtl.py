@@ -33,9 +33,9 @@ from torch import Tensor
 from .._check import NonNegative, Positive
 from ..errors import ConfigError
 from ..privacy import BoundSampler, ReleasePlan
-from ..privacy.mechanism import Message
-from .base import Problem, Public, Released
+from .base import Problem, Public
 from .cohort import Cohort, Own
+from .rounds import Released
 from .server import apply_update
 from .shared_model import SharedModel
 from .store import Fields
@@ -119,21 +119,23 @@ class PMTL(SharedModel):
             return {}
         return {"sent": ((problem.dimension,), problem.initial.dtype)}
 
-    def client(self, c: Cohort) -> tuple[dict[str, Message], Own]:
+    def client_update(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
         # (a), (b): the cohort receives wtilde; every member trains from its own last model,
         # anchored at wtilde
         mean = c.shared
         start = c.models(mean)
+        models = c.train(self.local, start, lam=self.lam, anchor=mean)
+        own = c.keep(models, start)
         # (c): the messages
         if self.delta == "global":
-            update, models = c.change_and_models(self.local, start, lam=self.lam, anchor=mean)
-            return {"update": update}, c.keep(models, start)
-        models = c.train(self.local, start, lam=self.lam, anchor=mean)
+            return {"update": models - mean}, own
         sent = c.own["sent"]  # u_k = wtilde^0 + sent
         row = c.clip("update", models - c.initial - sent)
-        return {"update": row}, c.keep(models, start) | {"sent": sent + row}
+        return {"update": row}, own | {"sent": sent + row}
 
-    def server(self, problem: Problem, public: Public, released: Released) -> dict[str, Tensor]:
+    def server_update(
+        self, problem: Problem, public: Public, released: Released
+    ) -> dict[str, Tensor]:
         # (d): the server moves the mean by the clipped, noised sum over the public denominator m
         lr = self.server_lr or 1.0
         if self.delta == "local":

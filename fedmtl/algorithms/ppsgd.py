@@ -71,7 +71,7 @@ class PPSGD(SharedModel):
                 "the personal part follows the gradients that moved the shared one."
             )
 
-    def update(self, c: Cohort) -> tuple[Tensor, Own]:
+    def local_update(self, c: Cohort) -> tuple[Tensor, Own]:
         parts = c.own["model"]  # 0 of a client that never took part
         moved = self._moved(c, c.shared + parts)
         # the change of the sum, divided by the step sizes: 1 to ratio
@@ -83,7 +83,7 @@ class PPSGD(SharedModel):
         solver = replace(self.local, lr=(1.0 + self.ratio) * self.local.lr)
         return c.train(solver, models) - models
 
-    def personal(self, c: Cohort) -> Tensor:
+    def personal_models(self, c: Cohort) -> Tensor:
         """Returns the sums.
 
         A client that never took part trains its own part once, from the shared model.

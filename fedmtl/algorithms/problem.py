@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -11,14 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from ..data import FederatedDataset
-from ..local import Executor, Layout
+from ..local import Executor, Layout, LocalSolver
+from ..local.clients import pieces_of
 from ..local.losses import Loss
 from ..ranks import SINGLE, Ranks
 from .store import ClientStore, Fields
 
-# The least size of a piece, of the models that are computed at a time.
-_PIECE_BYTES = 1 << 25
-_PIECE_CLIENTS = 32
+_PIECE_BYTES = 1 << 23  # of the models that are computed at a time
 
 
 @dataclass
@@ -108,24 +107,31 @@ class Problem:
         members = self.own(torch.arange(self.clients))
         return replace(self, data=self.data.take_clients(members), ranks=SINGLE, owner=None)
 
-    def pieces(self, clients: Tensor) -> tuple[Tensor, ...]:
+    def pieces(
+        self, clients: Tensor, solver: LocalSolver | None, members: Tensor | None
+    ) -> Sequence[Tensor]:
         """Divides clients into pieces that are computed one after another.
 
-        They are one piece if their models take at most 256 MiB. If they take more, a piece has a
-        stack of clients, at least 32 of them and at least 32 MiB of models: stacks of fewer clients
-        would be filled up.
+        They are one piece if their models take at most 8 MiB. If they take more, a piece has about
+        as many, so that what is computed of a piece is still in a cache when it is added up; and
+        it has whole stacks of local training.
 
         Args:
             clients: int64 (k,), positions in the data.
+            solver: of their local training; None without one.
+            members: all participants of the round, see :class:`~.cohort.Cohort`.
 
         Returns:
-            The clients in their order, int64, divided.
+            The clients of every piece, int64.
         """
         row = max(1, self.dimension * self.initial.element_size())  # bytes of a model
-        if len(clients) * row <= 8 * _PIECE_BYTES:
-            return (clients,)
-        size = max(self.executor.chunk, _PIECE_BYTES // row, _PIECE_CLIENTS)
-        return clients.split(size)
+        size = max(1, _PIECE_BYTES // row)
+        if len(clients) <= size:
+            return [clients]
+        # methods with closed-form clients have no stacks
+        if solver is None:
+            return clients.split(max(size, self.executor.chunk))
+        return pieces_of(self.data, solver, self.executor, clients, size=size, members=members)
 
     def spread(self, work: Callable[[Tensor], Tensor], clients: Tensor) -> Tensor:
         """Returns ``work(clients)``, a row for each client (k, ...), at every rank.

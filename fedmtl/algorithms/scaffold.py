@@ -26,8 +26,9 @@ from torch import Tensor
 from ..errors import ConfigError
 from ..local import LocalSGD
 from ..privacy import BoundSampler, ReleasePlan
-from .base import Problem, Public, Released, State
+from .base import Problem, Public, State
 from .cohort import Cohort, Own
+from .rounds import Released
 from .shared_model import SharedModel
 from .store import Fields
 
@@ -84,7 +85,7 @@ class Scaffold(SharedModel):
     def fields(self, problem: Problem) -> Fields:
         return {"control": ((problem.dimension,), problem.initial.dtype)}
 
-    def client(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
+    def client_update(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
         control = c.public["control"]  # c
         own = c.own["control"]  # c_k
         change = c.train(self.local, c.shared, correction=control - own) - c.shared
@@ -93,7 +94,9 @@ class Scaffold(SharedModel):
         sent = c.clip("control", torch.where(run > 0, -control - change / run, 0.0))
         return {"update": change, "control": sent}, {"control": own + sent}
 
-    def server(self, problem: Problem, public: Public, released: Released) -> dict[str, Tensor]:
+    def server_update(
+        self, problem: Problem, public: Public, released: Released
+    ) -> dict[str, Tensor]:
         share = released.denominator / problem.clients
         control = public["control"] + share * released.values["control"].to(public["control"])
-        return {**super().server(problem, public, released), "control": control}
+        return {**super().server_update(problem, public, released), "control": control}

@@ -13,20 +13,19 @@ from .._check import Count, Positive
 from ..errors import ConfigError
 from ..local import LocalSGD, LocalSolver
 from ..privacy import BoundSampler, ClientPrivacy, ReleasePlan
-from ..privacy.clip import RowTotal
-from ..privacy.mechanism import Message
-from .base import Algorithm, Problem, Public, Released, State
-from .cohort import Cohort, Own, Rows, personal_fields
+from .base import Problem, Public, State
+from .cohort import Cohort, Own, personal_fields
+from .rounds import Released, RoundAlgorithm
 from .server import ServerOptimizer, apply_update
 from .store import ClientStore, Fields
 
 
 @dataclass(frozen=True, kw_only=True)
-class SharedModel(Algorithm):
+class SharedModel(RoundAlgorithm):
     """A method with one shared model (D,), of which clients release an ``update``.
 
-    A subclass defines ``name`` and :meth:`update`, and :meth:`new` if its clients keep models of
-    their own. If its clients send more than the update, it defines :meth:`client`.
+    A subclass defines ``name`` and :meth:`local_update`, and :meth:`new` if its clients keep models
+    of their own. If its clients send more than the update, it defines :meth:`client_update`.
 
     Args:
         local: the clients' local solver.
@@ -66,7 +65,7 @@ class SharedModel(Algorithm):
         if self.cap is not None and self.weights == "uniform":
             without = "which has no effect on uniform weights; leave it out"
             raise ConfigError(f"{name}.cap is {self.cap}, {without}.")
-        if self.weights != "uniform" and type(self).client is not SharedModel.client:
+        if self.weights != "uniform" and type(self).client_update is not SharedModel.client_update:
             raise ConfigError(
                 f"{name}.weights is {self.weights!r}, but its clients send what its own equations "
                 "say; accepted: 'uniform'."
@@ -143,33 +142,31 @@ class SharedModel(Algorithm):
         """
         return {}
 
-    def client(self, c: Cohort) -> tuple[Mapping[str, Message], Own]:
+    def client_update(self, c: Cohort) -> tuple[Mapping[str, Tensor], Own]:
         if self.weights == "uniform":
-            update, own = self.update(c)
+            update, own = self.local_update(c)
             return {"update": update}, own
         counts = c.examples.to(c.initial)
         weights = counts
         if self.cap is not None:
             weights = (counts / self.cap).clamp(max=1.0)
-        update, own = self.update(replace(c, weights=weights))
-        if not isinstance(update, RowTotal):  # a sum has the weights in it
-            update = weights[:, None] * update
-        sent: dict[str, Message] = {"update": update}
+        update, own = self.local_update(c)
+        sent = {"update": weights[:, None] * update}
         if self.counts:
             sent["examples"] = counts[:, None]
         return sent, own
 
-    def update(self, c: Cohort) -> tuple[Rows, Own]:
+    def local_update(self, c: Cohort) -> tuple[Tensor, Own]:
         """Returns the model updates w_k - w without weights, (k, D), and the new client states.
-
-        The updates may be a sum, see :meth:`~.cohort.Cohort.change`; it has the weights of ``c``.
 
         Args:
             c: the clients of the round that are computed in this call.
         """
         raise NotImplementedError(f"{type(self).__name__} does not say what its clients compute.")
 
-    def server(self, problem: Problem, public: Public, released: Released) -> dict[str, Tensor]:
+    def server_update(
+        self, problem: Problem, public: Public, released: Released
+    ) -> dict[str, Tensor]:
         """Moves the shared model by the released mean update; see :func:`apply_update`."""
         update = released.values["update"]  # float64 (D,)
         optimizer = self.server_optimizer
@@ -183,7 +180,7 @@ class SharedModel(Algorithm):
         """Returns the shared model (D,)."""
         return state.public["global"]
 
-    def personal(self, c: Cohort) -> Tensor:
+    def personal_models(self, c: Cohort) -> Tensor:
         """Returns the clients' own models, (k, D), or the shared one if they keep none.
 
         :meth:`new` makes the model of a client that never took part.

@@ -106,12 +106,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .._check import Range
-from ..algorithms.base import Algorithm, Problem, Public
+from ..algorithms.base import Problem, Public
 from ..algorithms.cohort import AFTER, Cohort, Own
 from ..algorithms.finetune import Personalization
 from ..algorithms.linear.classes import fit_classes, flat, layers, log_likelihoods
 from ..algorithms.linear.data import check_linear, records_of
 from ..algorithms.local import Local
+from ..algorithms.rounds import RoundAlgorithm
 from ..data.examples import Examples
 from ..data.rows import offsets_of, select
 from ..errors import ConfigError, ModelError
@@ -235,7 +236,7 @@ class Average(Personalization):
         return self
 
     @classmethod
-    def alone(cls) -> Algorithm:
+    def alone(cls) -> RoundAlgorithm:
         return LocalAverage()
 
     def informed(self, public: Public) -> Self:
@@ -285,7 +286,7 @@ class Average(Personalization):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalAverage(Algorithm):
+class LocalAverage(RoundAlgorithm):
     """The average of the models of every client's own records. Nothing leaves a client."""
 
     # one row and one line of whatever is local
@@ -294,10 +295,10 @@ class LocalAverage(Algorithm):
     colour = Local.colour
     fitted_once = True
 
-    def client(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
+    def client_update(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
         return {}, c.own
 
-    def personal(self, c: Cohort) -> Tensor:
+    def personal_models(self, c: Cohort) -> Tensor:
         return Average(noise=math.inf).train(c.problem, c.initial, c.ids)
 
 

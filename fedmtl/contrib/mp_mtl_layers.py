@@ -25,9 +25,10 @@ import torch
 from torch import Tensor
 
 from .._check import Finite, NonNegative
-from ..algorithms.base import Algorithm, Problem, Public, Released, State
+from ..algorithms.base import Problem, Public, State
 from ..algorithms.cohort import Cohort, Own, personal_fields
 from ..algorithms.mp_mtl.sharing import FORMS, budget_weights, map_of, mapped, shifted_covariance
+from ..algorithms.rounds import Released, RoundAlgorithm
 from ..errors import ConfigError
 from ..local import LocalSGD, LocalSolver, check_names
 from ..local.proximal import SharedPenalty
@@ -39,7 +40,7 @@ LARGEST = 2048
 
 
 @dataclass(frozen=True, kw_only=True)
-class MPMTLayers(Algorithm):
+class MPMTLayers(RoundAlgorithm):
     """Multi-task learning of networks from a private covariance of the changes of chosen layers.
 
     Args:
@@ -120,14 +121,16 @@ class MPMTLayers(Algorithm):
         public = {"covariance": covariance, "map": covariance.clone()}
         return State(public, problem.client_store(personal_fields(problem)))
 
-    def client(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
+    def client_update(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
         # every member trains by itself, from its own last model, and sends the change of the chosen
         # layers
         start = c.models(c.initial)
         models = c.train(self.local, start)
         return {RELEASE: self._changed(c.problem, models)}, c.keep(models, start)
 
-    def server(self, problem: Problem, public: Public, released: Released) -> dict[str, Tensor]:
+    def server_update(
+        self, problem: Problem, public: Public, released: Released
+    ) -> dict[str, Tensor]:
         # the noised sum of the clipped rows' products with a public shift, and M
         form = FORMS[self.penalty]
         covariance = shifted_covariance(released, RELEASE, form, self.rho)[0]
@@ -148,7 +151,7 @@ class MPMTLayers(Algorithm):
         places = self.places(problem).to(problem.initial.device)
         return models[:, places].double() - problem.initial[places].double()
 
-    def personal(self, c: Cohort) -> Tensor:
+    def personal_models(self, c: Cohort) -> Tensor:
         """Returns the clients' own models.
 
         A client that never took part trains once from the public initial model.

@@ -41,10 +41,11 @@ import torch
 from torch import Tensor
 
 from .._check import Positive
-from ..algorithms.base import Problem, Public, Released, State
+from ..algorithms.base import Problem, Public, State
 from ..algorithms.cohort import Cohort, Own, personal_fields
 from ..algorithms.finetune import own_gradients
 from ..algorithms.linear.solve import solve_regularized
+from ..algorithms.rounds import Released
 from ..algorithms.store import Fields
 from ..errors import ConfigError
 from ..local import LocalSGD, LocalSolver, check_names
@@ -198,7 +199,7 @@ class PriorLayers(OneRelease):
         fields: Fields = {**personal_fields(problem), **determined}
         return State(public, problem.client_store(fields))
 
-    def client(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
+    def client_update(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
         own, rows = self._before(c)
         return {RELEASE: self.length * rows}, own
 
@@ -278,7 +279,9 @@ class PriorLayers(OneRelease):
             responses.append((response + response.mT) / 2)
         return responses
 
-    def server(self, problem: Problem, public: Public, released: Released) -> dict[str, Tensor]:
+    def server_update(
+        self, problem: Problem, public: Public, released: Released
+    ) -> dict[str, Tensor]:
         new = dict(public)
         noise = float(released.noise_std(RELEASE)) / self.length
         means = (released.values[RELEASE].cpu() / self.length).split(self._sizes(problem))
@@ -325,7 +328,7 @@ class PriorLayers(OneRelease):
             blocks.append(PrecisionBlock(part, directions, strengths[:, :-1], strengths[:, -1]))
         return Precision(self.ridge, tuple(blocks))
 
-    def personal(self, c: Cohort) -> Tensor:
+    def personal_models(self, c: Cohort) -> Tensor:
         """Returns the clients' own models.
 
         A client that never took part trains twice, the second time under the prior.

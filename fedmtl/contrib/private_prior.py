@@ -41,12 +41,13 @@ import torch
 from torch import Tensor
 
 from .._check import Positive, Share
-from ..algorithms.base import Algorithm, Problem, Public, Released, State
+from ..algorithms.base import Problem, Public, State
 from ..algorithms.cohort import Cohort, Own
 from ..algorithms.linear.evidence import ridges_of
 from ..algorithms.linear.solve import solve_regularized
 from ..algorithms.linear.stack import TaskAlgorithm, TaskLoss
 from ..algorithms.local_fit import LocalFit
+from ..algorithms.rounds import Released, RoundAlgorithm
 from ..errors import ConfigError
 from ..privacy import BoundSampler, ReleasePlan
 from ..privacy.noise.symmetric import smat, svec
@@ -63,7 +64,7 @@ LEAST_LENGTH = 1e-140
 
 
 @dataclass(frozen=True, kw_only=True)
-class OneRelease(Algorithm):
+class OneRelease(RoundAlgorithm):
     """A method of one round with rows of unit length times ``scale``.
 
     Args:
@@ -228,7 +229,7 @@ class PrivatePrior(OneRelease, TaskAlgorithm):
         store.scatter("model", everyone, tasks.fit(ridges)[:, None].expand(-1, replicates, -1))
         return State({"directions": directions, "excess": excess}, store)
 
-    def client(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
+    def client_update(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
         d = self.features(c.problem)
         fits = c.own["model"][:, 0]  # all replicates start from the same
         pairs = zip(fits, self._determined(c), strict=True)
@@ -269,7 +270,9 @@ class PrivatePrior(OneRelease, TaskAlgorithm):
             row.append(math.sqrt(1 - self.share) * flat)
         return torch.cat(row)
 
-    def server(self, problem: Problem, public: Public, released: Released) -> dict[str, Tensor]:
+    def server_update(
+        self, problem: Problem, public: Public, released: Released
+    ) -> dict[str, Tensor]:
         d = self.features(problem)
         values = released.values[RELEASE].reshape(len(public["excess"]), -1) / self.length
         noises = (released.noise_std(RELEASE) / self.length).tolist()

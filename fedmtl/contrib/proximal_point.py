@@ -36,11 +36,12 @@ import torch
 from torch import Tensor
 
 from .._check import Count, Positive, Whole
-from ..algorithms.base import Algorithm, Problem, Public, Released, State
-from ..algorithms.cohort import Cohort, Own, Rows
+from ..algorithms.base import Algorithm, Problem, Public, State
+from ..algorithms.cohort import Cohort, Own
 from ..algorithms.fedavg import FedAvg
 from ..algorithms.linear.classes import fit_classes, flat, layers
 from ..algorithms.linear.data import Array, check_linear, records_of
+from ..algorithms.rounds import Released
 from ..errors import ConfigError
 from ..local.losses import half_mse, mse
 from ..privacy import BoundSampler, ReleasePlan
@@ -120,7 +121,7 @@ class ProximalPoint(FedAvg):
     def local_baseline(self) -> Algorithm | None:
         return LocalAverage()
 
-    def update(self, c: Cohort) -> tuple[Rows, Own]:
+    def local_update(self, c: Cohort) -> tuple[Tensor, Own]:
         problem = c.problem
         votes = c.round >= self._model_rounds(problem)
         shared = c.public[self.released_name if votes else "global"].double().cpu().numpy()
@@ -145,7 +146,9 @@ class ProximalPoint(FedAvg):
                     rows[place, : problem.dimension] = change
         return torch.from_numpy(rows).to(c.initial), c.own
 
-    def server(self, problem: Problem, public: Public, released: Released) -> dict[str, Tensor]:
+    def server_update(
+        self, problem: Problem, public: Public, released: Released
+    ) -> dict[str, Tensor]:
         update = released.values["update"]
         number = released.step - self._model_rounds(problem)  # of the votes
         if number >= 0:
@@ -161,7 +164,7 @@ class ProximalPoint(FedAvg):
             level[-1] = update[-1]
             update = level
         released = replace(released, values={**released.values, "update": update})
-        return super().server(problem, public, released)
+        return super().server_update(problem, public, released)
 
     def _first_rounds(self, problem: Problem) -> int:
         return min(self.intercept_rounds, problem.rounds // 2)

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from .._files import write_json
 from .._fingerprint import differing
-from ..algorithms.base import Algorithm, Problem, State
+from ..algorithms.base import Problem, State
 from ..algorithms.cohort import Cohort, Own
+from ..algorithms.rounds import RoundAlgorithm
 from ..data import FederatedDataset
 from ..errors import ConfigError, DataError, FedmtlError, ResumeError
 from ..privacy import Rounds
@@ -161,6 +162,7 @@ class Node:
         problem = trainer.problem()
         trainer = trainer.resolved(problem)
         self.trainer = trainer
+        assert isinstance(trainer.algorithm, RoundAlgorithm)  # see check
         self.algorithm = trainer.algorithm
         self.bound = self.algorithm.row_bound(problem)
         problem = replace(problem, data=problem.data.bounded(self.bound))
@@ -207,7 +209,9 @@ class Node:
         answer = self._repeated(content, last, step, asked)
         if answer is None:
             with self.account.answer(step, asked) as (channel, receipt):
-                sent, changed = self.algorithm.client(self._cohort(content, own, step, channel))
+                sent, changed = self.algorithm.client_update(
+                    self._cohort(content, own, step, channel)
+                )
                 # clipped here, and noised if rows have noise against the server
                 rows = {}
                 for name, row in sent.items():
@@ -255,7 +259,7 @@ class Node:
         own, _ = self._state(content)
         folder = self._path(content).parent
         public = self._public(content)
-        row = self.algorithm.personal(Cohort(self.problem, ONE, public, own))
+        row = self.algorithm.personal_models(Cohort(self.problem, ONE, public, own))
         shared = self.algorithm.shared(State(public, self.first.private))
         scored = self._scored(row, shared, public)
         model = folder / "model.safetensors"
@@ -301,7 +305,9 @@ class Node:
     def _cohort(self, content: RecordDict, own: Own, round: int, channel: Rounds) -> Cohort:
         """Returns the cohort of this one client in a round."""
         public = self._public(content)
-        return Cohort(self.problem, ONE, public, own, round, clip=channel.clip, local=channel.local)
+        return Cohort(
+            self.problem, ONE, public, own, round, clips=channel.clips, local=channel.local
+        )
 
     def _public(self, content: RecordDict) -> dict[str, Tensor]:
         """Returns the public state of a message, with the shapes and dtypes of the algorithm's."""
@@ -367,7 +373,7 @@ class Node:
         if received:
             return received, answer
         own = answer.parts["after"]
-        if type(self.algorithm).receive is Algorithm.receive:
+        if type(self.algorithm).receive is RoundAlgorithm.receive:
             return own, answer
         cohort = self._cohort(content, own, counted - 1, self.channel)
         received = {**own, **self.algorithm.receive(cohort)}

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from .._check import Positive, check_arguments
 from .._files import read_json, write_json
-from ..algorithms.base import Algorithm, State
+from ..algorithms.base import State
+from ..algorithms.rounds import RoundAlgorithm
 from ..algorithms.store import ClientStore
 from ..errors import ConfigError, TrainingError
 from ..privacy import RecordPrivacy, Rounds
@@ -134,7 +135,7 @@ def check(trainer: Trainer) -> None:
         needs = "needs all clients in one process; a Flower app has a process for each"
         raise ConfigError(f"A run with {kind} {needs}.")
     algorithm = trainer.algorithm
-    if type(algorithm).client is Algorithm.client:
+    if not isinstance(algorithm, RoundAlgorithm):
         lacks = "has no part that a client computes by itself; Flower apps need one"
         raise ConfigError(f"{algorithm.name} {lacks}.")
     privacy = trainer.privacy
@@ -351,6 +352,7 @@ class NodeEngine(Engine):
         would add 1/2.
         """
         algorithm = run.algorithm
+        assert isinstance(algorithm, RoundAlgorithm)  # see check
         cohort = block.cohort
         step = block.first
         logger.info("round %d of %d", step + 1, run.stop)
@@ -373,7 +375,7 @@ class NodeEngine(Engine):
         heard = replace(block, clients=counted[None, None])
         state.public = algorithm.conclude(run.problem, state.public, rows, heard, run.channel)
         state.private.scatter(COUNTED, counted, torch.full((len(counted),), step + 1))
-        if type(algorithm).receive is not Algorithm.receive:
+        if type(algorithm).receive is not RoundAlgorithm.receive:
             self.nodes.ask(RECEIVE, self.contents(run, state, step, counted))
         return state
 

@@ -17,7 +17,48 @@ from .optimizers import rows_of
 from .train import LocalTraining, Trained
 
 if TYPE_CHECKING:
+    from ..data import FederatedDataset
     from ..privacy import LocalSteps
+    from .solver import LocalSolver
+
+
+def pieces_of(
+    data: FederatedDataset,
+    solver: LocalSolver,
+    executor: Executor,
+    clients: Tensor,
+    *,
+    size: int,
+    members: Tensor | None = None,
+) -> list[Tensor]:
+    """Divides clients into pieces, of which each has whole stacks of :func:`train_on_batches`.
+
+    Args:
+        data: the clients' data.
+        solver: of the training.
+        executor: computes the stacks.
+        clients: int64 (k,), positions in the data.
+        size: of a piece, which has one stack at least.
+        members: see :func:`train_on_batches`.
+
+    Returns:
+        The clients of every piece, int64 each.
+    """
+    counts = data.train.counts[clients]
+    steps = solver.step_counts(counts)
+    widths = batch_widths(counts, solver.batch_size)
+    lanes = _ranks(clients, members) % LANES
+    pieces = []
+    for width in widths.unique().tolist():
+        alike = (widths == width).nonzero()[:, 0]
+        grain = grain_of(width, executor.chunk)
+        # the stacks of all clients of this width; a piece has whole ones
+        order, real = places(steps[alike], lanes[alike], grain)
+        stack = executor.stack_size(grain)
+        whole = max(1, size // stack) * stack
+        for place, used in zip(alike[order].split(whole), real.split(whole), strict=True):
+            pieces.append(clients[place[used]])
+    return pieces
 
 
 def train_on_batches(

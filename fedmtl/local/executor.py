@@ -156,12 +156,20 @@ class Executor:
             Consecutive slices of ``range(count)``, of at most ``chunk`` clients.
         """
         size = self.chunk
-        if grain == 1:
-            size = 1
-        elif grain is not None:
-            size = max(1, size // grain) * grain
+        if grain is not None:
+            size = self.stack_size(grain)
         for first in range(0, count, size):
             yield slice(first, min(first + size, count))
+
+    def stack_size(self, grain: int) -> int:
+        """Returns the largest number of clients of a stack.
+
+        Args:
+            grain: of :func:`~fedmtl.local.batches.grain_of`.
+        """
+        if grain == 1:
+            return 1
+        return max(1, self.chunk // grain) * grain
 
     def examples_at_once(self, expected: float) -> int:
         """Returns the ``width`` of :func:`~fedmtl.local.per_example.example_gradients` for batches

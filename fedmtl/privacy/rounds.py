@@ -287,22 +287,11 @@ class Rounds(Channel):
         receipt.spend(noise.name, clients)
         return noise.added(rows, clients, receipt, self.source)
 
-    def clip(self, name: str, rows: Tensor) -> Tensor:
-        """Clips each row as :meth:`release` counts it, for clients that keep what they sent; the
-        result is private.
-
-        Args:
-            name: a declared release.
-            rows: (k, D) float rows.
-
-        Returns:
-            The shape, dtype and device of ``rows``.
-        """
-        release = self._declared(name)
-        lead = () if self.replicates == 1 else (self.replicates,)
-        release.check_rows(rows, *lead)
-        clipped = clip_rows(rows.reshape(-1, release.dimension), release.clip)
-        return clipped.reshape(rows.shape)
+    @property
+    def clips(self) -> dict[str, Clip | None]:
+        """Returns the clip of every release in this round, by name, for clients that keep what
+        they sent; None for a release that does not clip."""
+        return {name: release.clip for name, release in self.releases.items()}
 
     def sent(self, name: str, row: Message, receipt: Receipt) -> Tensor:
         """Returns one client's row as it leaves a process of its own, (1, D) float64 on the CPU.
@@ -332,7 +321,7 @@ class Rounds(Channel):
         if release.clip is not None and release.form == "vector":
             width = sum_width(release.clip.bound, self.sampler.n)
             return clipped_sum(row, release.clip, width)[None]
-        return self.clip(name, row.detach().cpu().double())
+        return clip_rows(row.detach().cpu().double(), release.clip)
 
     def bound_of(self, name: str) -> float:
         """Returns the norm C to which rows were clipped in the round that has begun; infinite

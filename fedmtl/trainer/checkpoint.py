@@ -75,7 +75,9 @@ class Checkpoint:
         notes["tally"] = Tally(**notes["tally"])
         if notes["ledger"]:
             notes["ledger"] = Head(**notes["ledger"])
-        return cls(**parts, **notes)
+        return cls(
+            public=parts["public"], channel=parts["channel"], earlier=parts["earlier"], **notes
+        )
 
     def check(self, path: Path, fingerprint: str) -> None:
         """Refuses to continue another run from this checkpoint.

@@ -20,6 +20,7 @@ from ..algorithms.finetune import Finetune, Personalization, settled, usual_of_l
 from ..algorithms.linear.data import check_linear, is_linear
 from ..algorithms.local import Local
 from ..algorithms.losses import own_losses
+from ..algorithms.rounds import RoundAlgorithm
 from ..data import FederatedDataset, RowBound
 from ..data.examples import cut
 from ..data.readers.schema import TableSchema
@@ -259,7 +260,7 @@ def terms_of(settings: Trainer) -> dict[str, Any] | None:
 
 
 @dataclass(frozen=True)
-class Released(Algorithm):
+class Released(RoundAlgorithm):
     """The released model for everybody: nothing is trained before the clients finetune, and nothing
     leaves them.
 
@@ -279,10 +280,10 @@ class Released(Algorithm):
     def init(self, problem: Problem, replicates: int = 1) -> State:
         return State({"model": problem.initial}, problem.client_store({}))
 
-    def client(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
+    def client_update(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
         return {}, c.own
 
-    def personal(self, c: Cohort) -> Tensor:
+    def personal_models(self, c: Cohort) -> Tensor:
         return c.public["model"].expand(len(c.ids), -1)
 
     def shared(self, state: State) -> Tensor:
@@ -341,10 +342,10 @@ class FromZero(Local):
     """Local training of every client from zero parameters, in place of the given model. Nothing
     leaves a client."""
 
-    def client(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
+    def client_update(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
         return {}, c.own
 
-    def personal(self, c: Cohort) -> Tensor:
+    def personal_models(self, c: Cohort) -> Tensor:
         return c.train(self.local, torch.zeros_like(c.initial))
 
 

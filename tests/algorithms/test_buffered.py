@@ -8,7 +8,7 @@ import torch
 from fedmtl import PMTL, Ditto, FedAvg, FullParticipation, LocalSGD, Scaffold
 from fedmtl.data import load_synthetic_tasks
 from fedmtl.errors import ConfigError
-from fedmtl.privacy import ClientPrivacy, open_channel
+from fedmtl.privacy import ClientPrivacy, Clip, clip_rows, open_channel
 from fedmtl.schedules import RandomLatency
 from fedmtl.schedules.buffered import Buffered
 from tests.algorithms.harness import problem_of, run
@@ -26,9 +26,10 @@ class Door:
 
     def __init__(self, bound=math.inf):
         self.bound = bound
-
-    def clip(self, name, rows):
-        return rows * (self.bound / rows.norm(dim=1).clamp(min=1e-300)).clamp(max=1.0)[:, None]
+        clip = None
+        if bound < math.inf:
+            clip = Clip(bound)
+        self.clips = {"update": clip}
 
     def total(self, name):
         return None
@@ -40,7 +41,7 @@ class Door:
         return torch.zeros(1)
 
     def release(self, name, rows, clients):
-        return self.clip(name, rows).sum(0) / self.denominator
+        return clip_rows(rows, self.clips[name]).sum(0) / self.denominator
 
 
 def problem():
@@ -78,7 +79,8 @@ def slow_run(problem, kind, lam, bound):
                 row = own[client] - shared
             if kind == "ditto":
                 own[client] = trained(client, own.get(client, history[0]), shared, lam)
-            row = row * min(1.0, bound / float(row.norm()))
+            if row.norm() > bound * (1 - 2**-20):  # see Clip
+                row = row * (bound * (1 - 2**-20) * (1 - 2**-22) / row.norm())
             total += row / math.sqrt(1 + answers.step - version)
         history.append(history[-1] + total / 4)
     return history[-1], own

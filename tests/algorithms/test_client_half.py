@@ -83,13 +83,19 @@ class _Client:
     def cohort(self, public, round: int):
         own = self.store.gather_all(ONE)
         return Cohort(
-            self.problem, ONE, public, own, round, clip=self.channel.clip, local=self.channel.local
+            self.problem,
+            ONE,
+            public,
+            own,
+            round,
+            clips=self.channel.clips,
+            local=self.channel.local,
         )
 
     def send(self, public, round: int):
         if self.problem.protects_records:
             self.channel.begin(round, self.channel.draw(round))
-        rows, own = self.algorithm.client(self.cohort(public, round))
+        rows, own = self.algorithm.client_update(self.cohort(public, round))
         self.store.scatter_all(ONE, own)
         return rows
 
@@ -97,7 +103,7 @@ class _Client:
         self.store.scatter_all(ONE, self.algorithm.receive(self.cohort(public, round)))
 
     def model(self, public):
-        return self.algorithm.personal(
+        return self.algorithm.personal_models(
             Cohort(self.problem, ONE, public, self.store.gather_all(ONE))
         )[0]
 
@@ -137,7 +143,7 @@ def both(algorithm, problem, privacy, bound):
             name: server.release(name, torch.cat([rows[name] for rows in sent]), cohort)
             for name in server.releases
         }
-        public = algorithm.server(
+        public = algorithm.server_update(
             problem, public, Released(values, server.denominator, server.noise_std)
         )
         for client in cohort.tolist():
@@ -197,8 +203,8 @@ def test_a_client_that_looks_beside_its_own_data_is_noticed(
     """The test above fails for an algorithm whose clients read the data of others."""
 
     class Curious(FedAvg):
-        def client(self, c):
-            rows, own = super().client(c)
+        def client_update(self, c):
+            rows, own = super().client_update(c)
             return {"update": rows["update"] * c.problem.data.train.x.float().mean()}, own
 
     monkeypatch.setitem(NETWORKS, "curious", Curious(local=SOLVER))

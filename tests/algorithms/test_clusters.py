@@ -10,7 +10,7 @@ from fedmtl import IFCA, PMTL, ClientPrivacy, ClusteredPMTL, FedAvg, LocalSGD, R
 from fedmtl.algorithms.clusters import blocks
 from fedmtl.audit.recording import RecordedRounds
 from fedmtl.errors import ConfigError, DataError, PrivacyError
-from fedmtl.privacy import FixedCohort, open_channel
+from fedmtl.privacy import FixedCohort, clip_rows, open_channel
 from fedmtl.schedules import Block
 from tests.algorithms.harness import everyone, problem_of, run
 from tests.algorithms.test_fedavg import local_steps
@@ -53,7 +53,9 @@ def test_a_client_reaches_the_block_of_its_cluster_alone_and_the_clip_is_joint()
     channel = open_channel(
         NOISY, algorithm.plan(problem, sampler), sampler, seed=0, steps=2, kind=RecordedRounds
     )
-    channel.tap = lambda step, name, clients, given: seen.append(channel.clip(name, given))
+    channel.tap = lambda step, name, clients, given: seen.append(
+        clip_rows(given, channel.clips[name])
+    )
     ranks = channel.draw(0)
     channel.begin(0, ranks)
     block = Block(0, torch.zeros(1, 1), ranks[None, None])

@@ -41,8 +41,8 @@ class Counting(Ditto):
     def fields(self, problem):
         return {"rounds": ((), torch.int64)}
 
-    def update(self, c):
-        change, own = super().update(c)
+    def local_update(self, c):
+        change, own = super().local_update(c)
         return change, own | {"rounds": c.own["rounds"] + 1}
 
 

@@ -326,9 +326,9 @@ def test_the_shift_follows_the_noise_of_its_own_round_while_the_clip_norm_adapts
         stated.append(float(released.noise_std("covariance")) * released.denominator)
         return serve(self, problem, public, released)
 
-    real, serve = mechanism.noised, MPMTL.server
+    real, serve = mechanism.noised, MPMTL.server_update
     monkeypatch.setattr(mechanism, "noised", watched)
-    monkeypatch.setattr(MPMTL, "server", server)
+    monkeypatch.setattr(MPMTL, "server_update", server)
     run(
         MPMTL(row_norm=1.0, alpha=0.0),
         problem,

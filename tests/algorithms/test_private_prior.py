@@ -135,7 +135,9 @@ def rows_of(algorithm: PrivatePrior | PriorLayers, problem: Problem) -> Tensor:
     """What all clients hand to the release."""
     state, clients = algorithm.init(problem), torch.arange(problem.clients)
     own = state.private.gather_all(clients)
-    (rows,) = algorithm.client(Cohort(problem, clients, state.public, own, round=0))[0].values()
+    (rows,) = algorithm.client_update(Cohort(problem, clients, state.public, own, round=0))[
+        0
+    ].values()
     return rows
 
 

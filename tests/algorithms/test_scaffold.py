@@ -37,9 +37,9 @@ class Watched(Scaffold):
 
     cohorts: list[list[int]] = []  # noqa: RUF012
 
-    def client(self, c):
+    def client_update(self, c):
         self.cohorts.append(c.ids.tolist())
-        return super().client(c)
+        return super().client_update(c)
 
 
 @pytest.mark.parametrize("clip", [None, 0.3])

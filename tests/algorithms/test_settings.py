@@ -20,7 +20,7 @@ from fedmtl import (
     contrib,
     models,
 )
-from fedmtl.algorithms import Algorithm, LocalFit, ServerOptimizer, SharedModel
+from fedmtl.algorithms import Algorithm, LocalFit, RoundAlgorithm, ServerOptimizer, SharedModel
 from fedmtl.data import load_synthetic_tasks
 from fedmtl.errors import ConfigError, FedmtlError
 from fedmtl.graphs import Complete, Ring
@@ -35,7 +35,7 @@ METHODS = {
     for name, kind in {**vars(algorithms), **vars(contrib)}.items()
     if inspect.isclass(kind)
     and issubclass(kind, Algorithm)
-    and kind not in (Algorithm, LocalFit, SharedModel)
+    and kind not in (Algorithm, LocalFit, RoundAlgorithm, SharedModel)
 }
 NEEDED: dict[
     str, dict[str, Any]

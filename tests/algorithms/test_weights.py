@@ -34,9 +34,9 @@ def test_without_a_cap_it_is_the_mean_over_the_examples_of_the_cohort() -> None:
     cohorts: list[list[int]] = []
 
     class Watched(FedAvg):
-        def update(self, c):
+        def local_update(self, c):
             cohorts.append(c.ids.tolist())
-            return super().update(c)
+            return super().local_update(c)
 
     algorithm = Watched(local=SOLVER, weights="examples", server_lr=0.5)
     state, w = run(algorithm, problem_of(DATA, rounds=4), sampler=FixedCohort(3)), np.zeros(D)
@@ -79,7 +79,7 @@ def test_what_is_sent_is_what_uniform_weights_send_times_the_weight(kind: type[F
     for algorithm in (kind(local=SOLVER), kind(local=SOLVER, weights="examples", cap=9)):
         state, everyone = algorithm.init(problem), torch.arange(6)
         c = Cohort(problem, everyone, state.public, state.private.gather_all(everyone), round=0)
-        rows.append(algorithm.client(c)[0]["update"])
+        rows.append(algorithm.client_update(c)[0]["update"])
     weights = (problem.data.train.counts / 9).clamp(max=1.0)
     assert 0 < int((weights < 1).sum()) < 6
     torch.testing.assert_close(rows[1], weights[:, None] * rows[0])

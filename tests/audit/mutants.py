@@ -38,13 +38,14 @@ from fedmtl import (
     Trainer,
     models,
 )
-from fedmtl.algorithms import MPMTL, PMTL, FedAvg, SharedModel, pieces
-from fedmtl.algorithms.base import Algorithm, Problem
+from fedmtl.algorithms import MPMTL, PMTL, FedAvg, SharedModel, starts
+from fedmtl.algorithms.base import Problem
 from fedmtl.algorithms.cohort import Cohort
 from fedmtl.algorithms.linear import evidence
 from fedmtl.algorithms.linear.data import LinearData
 from fedmtl.algorithms.linear.stack import TaskStack
 from fedmtl.algorithms.pp_dmtl import step_size
+from fedmtl.algorithms.rounds import RoundAlgorithm
 from fedmtl.audit import CHECKS, Effort, Finding, rerun
 from fedmtl.audit import setup as audit_setup
 from fedmtl.audit.run_suite import audit_trainer
@@ -86,7 +87,7 @@ from fedmtl.privacy import (
 from fedmtl.privacy.accountant import PrivacyAccountant
 from fedmtl.privacy.accounting import composition
 from fedmtl.privacy.adaptive import AdaptiveClip, CountBelowNorm
-from fedmtl.privacy.clip import RowTotal
+from fedmtl.privacy.clip import RowTotal, clip_rows
 from fedmtl.privacy.cost import PrivacyCost
 from fedmtl.privacy.costs import PrivacyCosts
 from fedmtl.privacy.ledger import Ledger
@@ -626,7 +627,7 @@ def _weighted(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
         value = _release(self, name, rows, clients)
         if self.replays:
             return value
-        extra = (weights[clients] - 1) @ self.clip(name, rows).double()
+        extra = (weights[clients] - 1) @ clip_rows(rows, self.clips[name]).double()
         return value + extra / self.denominator
 
     patch.setattr(Rounds, "release", weighted)
@@ -634,7 +635,7 @@ def _weighted(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
 
 # a client's update is part of its own row and of the next one
 _in_two_rows = edit(
-    Algorithm.conclude, "message, clients", "message + 1e-3 * message.roll(1, -2), clients"
+    RoundAlgorithm.conclude, "message, clients", "message + 1e-3 * message.roll(1, -2), clients"
 )
 
 
@@ -1452,7 +1453,7 @@ def _excess_of_the_models(problem, state, before, block, channel):
 
 # a client's weight is its share of the longest client's examples
 _weights_of_all = edit(
-    SharedModel.client, "(counts / self.cap)", "(counts / c.problem.data.train.counts.max())"
+    SharedModel.client_update, "(counts / self.cap)", "(counts / c.problem.data.train.counts.max())"
 )
 
 
@@ -1466,7 +1467,7 @@ def _over_the_examples(problem, state, before, block, channel):
 
 
 _centred_rows = edit(
-    PrivatePrior.client, "replicates = ", "rows = rows - rows.mean(0); replicates = "
+    PrivatePrior.client_update, "replicates = ", "rows = rows - rows.mean(0); replicates = "
 )
 
 
@@ -1486,7 +1487,7 @@ def _layer_by_the_rows(original, self, problem, replicates=1):
     return state
 
 
-_centred_changes = edit(PriorLayers.client, "* rows}", "* (rows - rows.mean(0))}")
+_centred_changes = edit(PriorLayers.client_update, "* rows}", "* (rows - rows.mean(0))}")
 # what the records of a client determine is what those of all do
 _mean_response = edit(
     PriorLayers._responses, "return responses", "return [b.mean(0).expand_as(b) for b in responses]"
@@ -1866,9 +1867,9 @@ MUTANTS = [
     Mutant(
         "weights that follow the rows of others",
         edit(
-            pieces.weighted,
-            "weights.to(rows)[:, None]",
-            "weights.to(rows)[:, None] * rows[:1].norm().clamp(max=1)",
+            starts.weighted,
+            "weights.to(part)[:, None]",
+            "weights.to(part)[:, None] * part[:1].norm().clamp(max=1)",
         ),
         INDEPENDENCE,
         ("buffered",),

@@ -232,8 +232,8 @@ class Leaking(PMTL):
 
     client_that_leaks: int
 
-    def client(self, c: Cohort) -> Any:
-        sent, kept = super().client(c)
+    def client_update(self, c: Cohort) -> Any:
+        sent, kept = super().client_update(c)
         data, client = c.problem.data.train, self.client_that_leaks
         mean = data.x[data.offsets[client] : data.offsets[client + 1]].double().mean()
         return {name: rows + 1e-6 * mean for name, rows in sent.items()}, kept

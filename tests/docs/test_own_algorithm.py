@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedmtl import LocalSGD, PoissonSampling, cli
+from fedmtl import FedAvg, LocalSGD, PoissonSampling, cli
 from fedmtl.algorithms import SharedModel
+from fedmtl.errors import ConfigError
 from tests.algorithms.harness import problem_of, run
 from tests.algorithms.test_pmtl import blocks as records
 from tests.docs.pages import blocks, write
@@ -45,9 +46,9 @@ def test_rounds_of_it_by_hand(mine: Path) -> None:
     kind = type(algorithm)
 
     class Watched(kind):  # type: ignore[misc, valid-type]
-        def client(self, c):  # type: ignore[no-untyped-def]
+        def client_update(self, c):  # type: ignore[no-untyped-def]
             cohorts.append(c.ids.tolist())
-            return super().client(c)
+            return super().client_update(c)
 
     state = run(
         Watched(alpha=ALPHA, local=local),
@@ -90,3 +91,18 @@ def test_the_command_runs_it(mine: Path) -> None:
     assert cli.main(given) == 0
     stored = json.loads((mine / "run" / "private" / "result.json").read_text())
     assert stored["methods"] == {"feddyn": ["FedDyn", "#4e342e"]}
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("client", "client_update"),
+        ("update", "local_update"),
+        ("server", "server_update"),
+        ("personal", "personal_models"),
+    ],
+)
+def test_a_function_of_an_old_name_is_refused(old: str, new: str) -> None:
+    """Nothing would call it, and the class would be federated averaging."""
+    with pytest.raises(ConfigError, match=f"Own.{old} is now called {new}"):
+        type("Own", (FedAvg,), {old: lambda self, c: None})

@@ -285,7 +285,7 @@ def test_an_answer_is_charged_on_disk_before_it_is_computed(
 
     for number in range(ROUNDS - 1):
         with monkeypatch.context() as patch:
-            patch.setattr(kind, "client", dies)
+            patch.setattr(kind, "client_update", dies)
             patch.setattr(Ledger, "close", gone)
             with pytest.raises(KeyboardInterrupt):
                 node_of(asked, tmp_path).train(changed(asked[1][0], run=f"{number:016x}"))

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from fedmtl import MPMTL, PMTL, FullParticipation, Interval, PeerToPeer, PoissonClocks, Trainer
-from fedmtl.algorithms import Algorithm, Released
+from fedmtl.algorithms import Released, RoundAlgorithm
 from fedmtl.algorithms.local_fit import LocalFit
 from fedmtl.audit.verification import verify
 from fedmtl.data import FederatedDataset
@@ -181,7 +181,7 @@ def expected_under_failures(name: str):
             asked[ids[client]] += 1
         stacked = {plan.name: torch.cat([one[plan.name] for one in rows]) for plan in channel.plans}
         values = {key: channel.release(key, value, block.cohort) for key, value in stacked.items()}
-        public = algorithm.server(
+        public = algorithm.server_update(
             problem, public, Released(values, channel.denominator, channel.noise_std)
         )
         for client in there:
@@ -245,7 +245,7 @@ def killed(kind: str, number: int, *, after: bool) -> dict[str, Callable[[str, s
 
 @pytest.mark.parametrize("name", KEEPING)
 def test_a_server_that_was_killed_goes_on_with_the_same_numbers(name: str, tmp_path: Path) -> None:
-    receives = type(trainer_of(name).algorithm).receive is not Algorithm.receive
+    receives = type(trainer_of(name).algorithm).receive is not RoundAlgorithm.receive
     kind, number = (RECEIVE, 3) if receives else (ROUND, 5)
     server, grid = apart(trainer_of(name), tmp_path)
     names = trainer_of(name).data.ids

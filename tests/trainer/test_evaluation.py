@@ -90,8 +90,8 @@ def test_models_of_several_runs_on_every_client(monkeypatch, make, count, common
 class Doubled(FedAvg):
     """Clients use twice the shared model, and keep nothing of their own."""
 
-    def personal(self, c):
-        return 2 * super().personal(c)
+    def personal_models(self, c):
+        return 2 * super().personal_models(c)
 
 
 @pytest.mark.parametrize("evaluate", [None, 4])

@@ -136,7 +136,7 @@ def test_a_training_that_is_not_declared_is_refused_where_it_happens(tmp_path):
 class _TwoAtOnce(FedAvg):
     """Trains two models of every client in one call."""
 
-    def client(self, c):
+    def client_update(self, c):
         both = replace(c, ids=torch.cat([c.ids, c.ids])).train(self.local, c.shared)
         return {"update": both[: len(c.ids)] - both[len(c.ids) :]}, c.own
 

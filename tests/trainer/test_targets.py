@@ -54,7 +54,7 @@ fedmtl.Trainer fedmtl.personalize fedmtl.report.report fedmtl.trainer.tensor_fil
 fedmtl._files.write_bytes fedmtl.trainer.callbacks.write_bytes fedmtl.privacy.Ledger
 fedmtl.privacy.open_channel fedmtl.algorithms.ClientStore fedmtl.local.Executor fedmtl.data.LOADERS
 fedmtl.data.reader fedmtl.models.networks.wraps fedmtl.__main__.main fedmtl.FedAvg.__init__
-fedmtl.algorithms.FedAvg.client torch.load torch.hub.load torch.utils.cpp_extension.load
+fedmtl.algorithms.FedAvg.client_update torch.load torch.hub.load torch.utils.cpp_extension.load
 torch.nn.modules.module.torch.load torch.nn.functional.torch.load torch.nn.parallel.DistributedDataParallel
 torch.nn.DataParallel torch.nn.Module.apply torch.nn.Parameter torch.nn.init torch.jit.load
 torch.package.PackageImporter torch.optim.SGD

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ..base import Problem, State
 from ..cohort import Cohort, Own
+from ..rounds import RoundAlgorithm
 from .algorithm import LinearAlgorithm
 from .data import LinearData, LinearLoss, prepared
 from .solve import minimize, solve_regularized
@@ -140,7 +141,7 @@ class TaskStack:
         return LinearLoss(self.loss)
 
 
-class TaskAlgorithm(LinearAlgorithm):
+class TaskAlgorithm(LinearAlgorithm, RoundAlgorithm):
     """A method for linear models that computes all tasks at once, in the order of the data.
 
     Attributes:
@@ -154,7 +155,7 @@ class TaskAlgorithm(LinearAlgorithm):
         """Returns the models (n, R, D) float64 of tasks with the states ``own``, in all runs."""
         return own["model"]
 
-    def personal(self, c: Cohort) -> Tensor:
+    def personal_models(self, c: Cohort) -> Tensor:
         """Returns the models of the tasks in replicate 0."""
         return self.fits(c.own)[:, 0].to(c.initial)
 

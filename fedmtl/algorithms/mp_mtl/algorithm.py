@@ -59,10 +59,11 @@ from ...local.proximal import PENALTIES, OwnPenalty, SharedPenalty
 from ...privacy import BoundSampler, ReleasePlan
 from ...privacy.row_noise import RowNoise
 from ...privacy.samplers import BoundFull
-from ..base import Problem, Public, Released, State
+from ..base import Problem, Public, State
 from ..cohort import Cohort, Own
 from ..linear.stack import TaskAlgorithm, TaskLoss
 from ..local_fit import LocalFit
+from ..rounds import Released
 from .sharing import (
     FORMS,
     Momentum,
@@ -233,12 +234,14 @@ class MPMTL(TaskAlgorithm):
         store.scatter_all(torch.arange(problem.clients), first)
         return State({"covariance": covariance, "map": covariance.clone()}, store)
 
-    def client(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
+    def client_update(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
         # Step 3: every task sends its model without a bias. The release clips the models, adds up
         # their products and adds noise.
         return {RELEASE: self.sent_rows(c)}, c.own
 
-    def server(self, problem: Problem, public: Public, released: Released) -> dict[str, Tensor]:
+    def server_update(
+        self, problem: Problem, public: Public, released: Released
+    ) -> dict[str, Tensor]:
         # Steps 4 and 5: the sum of the wc_i wc_i^T with the noise of the release, and a public
         # shift.
         form = FORMS[self.penalty]

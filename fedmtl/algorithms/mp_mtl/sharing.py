@@ -24,7 +24,7 @@ from torch.nn.functional import pad
 from ...local.proximal import SharedPenalty, shrinkage
 from ...privacy.cost import normalized
 from ...privacy.release import Form
-from ..base import Released
+from ..rounds import Released
 
 Momentum = Literal["none", "nesterov", "strongly_convex"]
 

@@ -1,18 +1,15 @@
-"""The pieces of a round: where their clients start, and their messages as one."""
+"""The public states from which the clients of a round start, and the weights of late answers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..errors import ConfigError
-from ..privacy import Rounds
-from ..privacy.clip import RowTotal
-from ..privacy.mechanism import Message
+from ..privacy.clip import Clip, clip_rows
 from ..schedules import Block
 from .cohort import Cohort
 
@@ -30,8 +27,6 @@ def starts(
     """
     if block.asked is None:
         return [mine]
-    # rows have weights, so they are not added up as they are made
-    mine = replace(mine, total=None)
     if len(mine.ids) == 0:
         return [mine]  # of a rank without a client in this round
     versions = block.asked.versions[mine.problem.own(block.cohort)]
@@ -47,51 +42,28 @@ def starts(
 
 
 def weighted(
-    messages: Mapping[str, Message], clients: Tensor, weights: Tensor, channel: Rounds
-) -> dict[str, Message]:
-    """Returns the clipped rows times their weights, in ascending order of the clients.
+    rows: Mapping[str, Tensor], weights: Tensor, clips: Mapping[str, Clip | None]
+) -> dict[str, Tensor]:
+    """Returns the clipped rows times their weights.
 
     The weight follows the clip, so that it counts for long rows, too. The channel clips the product
     once more, which bounds it whatever the weight is.
 
     Args:
-        messages: rows (k, D) by release.
-        clients: int64 (k,), of the rows.
-        weights: float64 (k,), public, in ascending order of the clients.
-        channel: clips.
+        rows: (k, D) by release.
+        weights: float64 (k,), public.
+        clips: of the releases.
     """
-    places = torch.argsort(clients)
-    sent: dict[str, Message] = {}
-    for name, message in messages.items():
-        assert isinstance(message, Tensor)  # without a total
-        rows = message[places]
-        factors = weights.to(rows)[:, None]
-        # what has the weight 1 stays as it is, to the bit
+    sent = {}
+    for name, part in rows.items():
+        factors = weights.to(part)[:, None]
         late = factors[:, 0] < 1
-        rows[late] = factors[late] * channel.clip(name, rows[late])
-        sent[name] = rows
+        sent[name] = part
+        # what has the weight 1 stays as it is, to the bit; the client's own rows are not changed
+        if bool(late.any()):
+            sent[name] = part.clone()
+            sent[name][late] = factors[late] * clip_rows(part[late], clips[name])
     return sent
-
-
-def joined(parts: list[Any]) -> Message:
-    """Joins the messages of consecutive pieces to one: rows (..., k, D), or their sum.
-
-    Args:
-        parts: a message of each piece; a sum is the same object in all. Rows are taken out of the
-            list, so that none is in memory twice.
-    """
-    first: Message = parts[0]
-    if isinstance(first, RowTotal) or len(parts) == 1:
-        return first
-    count = sum(part.shape[-2] for part in parts)
-    whole = first.new_empty(*first.shape[:-2], count, first.shape[-1])
-    start = 0
-    while parts:
-        part = parts.pop(0)
-        end = start + part.shape[-2]
-        whole[..., start:end, :] = part
-        start = end
-    return whole
 
 
 def one_start_needed(method: str) -> ConfigError:

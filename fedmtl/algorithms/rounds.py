@@ -1,0 +1,241 @@
+"""The base class of methods in rounds: a cohort computes, its messages are released, and the server
+computes from the releases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import ConfigError
+from ..privacy import Rounds
+from ..privacy.mechanism import Message
+from ..schedules import Block
+from .base import Algorithm, Public, State
+from .cohort import Cohort, Own
+from .messages import Messages
+from .problem import Problem
+from .starts import one_start_needed, starts, weighted
+from .store import ClientStore
+
+
+@dataclass(frozen=True)
+class Released:
+    """The releases of a round: public values, the only ones that a server gets.
+
+    Attributes:
+        values: the releases of the round by name, each a noised sum over ``denominator``. (D,)
+            float64, (D, D) for a symmetric one, with a leading R for several replicates.
+        denominator: m, the public constant that divides every sum.
+        noise_std: returns the standard deviation (R,) float64 of the noise on a coordinate of a
+            release, or on the diagonal of a matrix, by the release's name; 0 without noise.
+        step: number of the round.
+        bounds: the norm C to which a client's row was clipped, by release; infinite without a clip.
+    """
+
+    values: Mapping[str, Tensor]
+    denominator: float
+    noise_std: Callable[[str], Tensor]
+    step: int = 0
+    bounds: Mapping[str, float] = field(default_factory=dict)
+
+
+_RENAMED = {
+    "client": "client_update",
+    "update": "local_update",
+    "server": "server_update",
+    "personal": "personal_models",
+}
+
+
+class RoundAlgorithm(Algorithm):
+    """A method in rounds: four functions, and a release between the second and the third.
+
+    - :meth:`init`: the state before the first round;
+    - :meth:`client_update`: the messages and the new states of the clients of a cohort;
+    - :meth:`server_update`: the public state, from the releases of the messages;
+    - :meth:`personal_models`: the clients' models.
+
+    A method whose clients need the new public state in the same round defines :meth:`receive`, too.
+
+    All of them are pure functions. What ``client_update`` returns is private: a round clips the
+    messages, adds them up and noises them, and ``server_update`` gets the noised sums. A client is
+    computed from its own data and its own state alone, so its numbers are the same in a process of
+    its own as in a stack of clients.
+
+    Example:
+        >>> from fedmtl import FullParticipation, LocalSGD, Trainer, load_data, models
+        >>> from fedmtl.algorithms import RoundAlgorithm, State
+        >>> from fedmtl.privacy import ReleasePlan
+        >>> class Average(RoundAlgorithm):
+        ...     name = "average"
+        ...     local = LocalSGD(lr=0.1)
+        ...     def plan(self, problem, schedule):  # the releases of each round
+        ...         return (ReleasePlan(name="step", dimension=problem.dimension),)
+        ...     def init(self, problem, replicates=1):  # clients keep nothing
+        ...         return State({"w": problem.initial}, problem.client_store({}))
+        ...     def client_update(self, c):  # rows (k, D) of the clients, and their state
+        ...         w = c.public["w"]
+        ...         return {"step": c.train(self.local, w) - w}, c.own
+        ...     def server_update(self, problem, public, released):
+        ...         return {"w": public["w"] + released.values["step"].to(public["w"])}
+        ...     def personal_models(self, c):  # the clients' models (k, D) in the end
+        ...         return c.public["w"].expand(len(c.ids), -1)
+        >>> trainer = Trainer(
+        ...     algorithm=Average(),
+        ...     data=load_data("digits", clients=10),
+        ...     model=models.softmax_regression(),
+        ...     schedule=FullParticipation(),
+        ...     privacy=None,
+        ...     rounds=2,
+        ...     progress=False,
+        ... )
+        >>> trainer.fit().personal.shape
+        torch.Size([10, 650])
+    """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        # nothing would call a function of an old name, and the class would be another method
+        for old, new in _RENAMED.items():
+            if old in vars(cls):
+                raise ConfigError(f"{cls.__name__}.{old} is now called {new}; rename it.")
+
+    def client_update(self, c: Cohort) -> tuple[Mapping[str, Tensor], Own]:
+        """Computes the messages and the new states of the clients of a cohort.
+
+        Returns:
+            The messages, rows (k, D) by release; and the clients' new states.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not say what its clients compute.")
+
+    def server_update(
+        self, problem: Problem, public: Public, released: Released
+    ) -> dict[str, Tensor]:
+        """Returns the public state after the round; unchanged by default.
+
+        It is free post-processing of the releases.
+
+        Args:
+            problem: its public parts: the initial model, the dimension, the number of clients.
+            public: the public state, not to be changed.
+            released: the releases of the round.
+        """
+        return dict(public)
+
+    def receive(self, c: Cohort) -> Own:
+        """Returns the clients' states at the end of the round; unchanged by default.
+
+        Args:
+            c: the cohort, with the new public state.
+        """
+        return c.own
+
+    def personal_models(self, c: Cohort) -> Tensor:
+        """Returns the personal models (k, D) of clients, from the public state and their own.
+
+        Nothing is released. Clients that never took part have a model, too.
+        """
+        name = type(self).__name__
+        raise NotImplementedError(f"{name} does not say what the personal models are.")
+
+    def check_starts(self) -> None:
+        receives = type(self).receive is not RoundAlgorithm.receive
+        if self.one_start or self.all_at_once or receives:
+            raise one_start_needed(self.name)
+
+    def step(self, problem: Problem, state: State, block: Block, channel: Rounds) -> State:
+        """Computes one round.
+
+        Args:
+            problem: the data and the model.
+            state: the state before the block; it is changed in place, and returned.
+            block: the participants; charged already.
+            channel: makes all releases of the clients.
+        """
+        store = state.private
+        ascending = block.ascending()  # as the store's rows
+        asked = ascending.asked
+        if asked is not None:
+            self.check_starts()
+        mine = Cohort(
+            problem=problem,
+            ids=ascending.cohort[problem.own(ascending.cohort)],
+            public=state.public,
+            round=block.first,
+            clips=channel.clips,
+            local=channel.local,
+            members=block.cohort,
+        )
+        # each client from the public state of the moment at which it was asked
+        messages = Messages(channel)
+        known = {**state.earlier, block.first: state.public}
+        for start in starts(mine, ascending, known, self.own_starts):
+            for ids, c in self._pieces(start, store):
+                rows, own = self.client_update(c)
+                store.scatter_all(ids, own)
+                if asked is not None:
+                    weights = asked.weights[torch.searchsorted(ascending.cohort, ids)]
+                    rows = weighted(rows, weights, channel.clips)
+                messages.add(ids, rows)
+                del rows, own, c  # frees their memory before the next piece
+        # private up to here; what the server computes is made of releases
+        sent = messages.by_release(mine.ids)
+        state.public = self.conclude(problem, state.public, sent, ascending, channel)
+        if asked is not None:
+            state.earlier = {version: known[version] for version in sorted(asked.kept)}
+        # clients of a method that needs the new public state in the same round
+        if type(self).receive is not RoundAlgorithm.receive:
+            for ids, c in self._pieces(replace(mine, public=state.public), store):
+                store.scatter_all(ids, self.receive(c))
+        return state
+
+    def _pieces(self, mine: Cohort, store: ClientStore) -> Iterator[tuple[Tensor, Cohort]]:
+        """Yields the clients of this process piece by piece: their ids, and their cohort with their
+        states."""
+        problem = mine.problem
+        if not self.all_at_once:
+            for ids in problem.pieces(mine.ids, self.local, mine.members):
+                yield ids, mine.of(ids, store.gather_all(ids))
+            return
+        ids = mine.ids
+        if problem.owner is not None:
+            # the problem of this rank's clients alone, with positions among them
+            mine = replace(mine, problem=problem.mine, ids=torch.arange(len(ids)))
+        yield ids, replace(mine, own=store.gather_all(ids))
+
+    def conclude(
+        self,
+        problem: Problem,
+        public: Public,
+        rows: Mapping[str, Message],
+        block: Block,
+        channel: Rounds,
+    ) -> dict[str, Tensor]:
+        """Releases the messages of a round and returns the public state after
+        :meth:`server_update`.
+
+        A server with clients in processes of their own does nothing else.
+
+        Args:
+            problem: its public parts.
+            public: the public state, not to be changed.
+            rows: the messages of :meth:`client_update` by release: (k, D) in the order of the
+                block's cohort, or of its clients that this rank computes.
+            block: the participants; charged already.
+            channel: makes the releases.
+        """
+        clients = block.cohort[problem.own(block.cohort)]
+        values = {}
+        for name, message in rows.items():
+            values[name] = channel.release(name, message, clients)
+        bounds = {name: channel.bound_of(name) for name in rows}
+        released = Released(values, channel.denominator, channel.noise_std, block.first, bounds)
+        return self.server_update(problem, public, released)
+
+    def personalize(self, problem: Problem, state: State, clients: Tensor) -> Tensor:
+        own = state.private.gather_all(clients)
+        return self.personal_models(Cohort(problem, clients, state.public, own))
