@@ -55,6 +55,12 @@ class Dirichlet(Checked):
         clients: number of clients.
         alpha: concentration, above 0: small for clients of few classes, large for equal shares.
         min_examples: examples that every client must get.
+
+    Example:
+        >>> from fedmtl.data import Dirichlet
+        >>> parts = Dirichlet(clients=3, alpha=0.5).deal([0, 1] * 10)
+        >>> sorted(row for rows in parts.values() for row in rows.tolist()) == list(range(20))
+        True
     """
 
     clients: Count
@@ -118,6 +124,12 @@ class Shards(Checked):
     Args:
         clients: number of clients.
         shards_per_client: shards each client gets; shard sizes differ by at most 1.
+
+    Example:
+        >>> from fedmtl.data import Shards
+        >>> parts = Shards(clients=3, shards_per_client=1).deal([0] * 4 + [1] * 4 + [2] * 4)
+        >>> sorted(rows.tolist() for rows in parts.values())
+        [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
     """
 
     clients: Count
@@ -173,6 +185,12 @@ class ByClasses(Checked):
     Args:
         clients: number of clients.
         classes_per_client: different classes of each client.
+
+    Example:
+        >>> from fedmtl.data import ByClasses
+        >>> parts = ByClasses(clients=2, classes_per_client=1).deal([0, 0, 0, 1, 1, 1])
+        >>> sorted(rows.tolist() for rows in parts.values())
+        [[0, 1, 2], [3, 4, 5]]
     """
 
     clients: Count

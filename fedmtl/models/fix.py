@@ -24,6 +24,12 @@ def fix(model: Model) -> Model:
     Raises:
         ConfigError: neither of both, or a layer to be replaced of which some parameters are frozen
             and others not; for a factory, when the model is built.
+
+    Example:
+        >>> from torch import nn
+        >>> from fedmtl import models
+        >>> models.fix(nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4)))[1]
+        GroupNorm(4, 4, eps=1e-05, affine=True, bias=True)
     """
     result: Model = transformed("fix", _fixed, model)
     return result

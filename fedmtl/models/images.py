@@ -20,6 +20,13 @@ def femnist_cnn(spec: DataSpec) -> nn.Module:
 
     115,646 parameters on 1 x 28 x 28 images with 62 classes: unpadded convolutions leave 64 x 4 x 4
     features.
+
+    Example:
+        >>> from fedmtl import models
+        >>> from fedmtl.data import DataSpec
+        >>> network = models.femnist_cnn()(DataSpec(shape=(1, 28, 28), classes=62, clients=206))
+        >>> sum(parameter.numel() for parameter in network.parameters())
+        115646
     """
     layers, features = _two_convolutions(spec, "femnist_cnn", 32)
     return nn.Sequential(*layers, nn.Linear(features, spec.outputs))

@@ -20,6 +20,14 @@ class BoundedInputs(nn.Module):
     Args:
         model: of inputs (N, *shape).
         bound: on the norm of each of them.
+
+    Example:
+        >>> import torch
+        >>> from fedmtl.data import RowBound
+        >>> from fedmtl.models import BoundedInputs
+        >>> model = BoundedInputs(torch.nn.Identity(), RowBound(1.0, "l2"))
+        >>> model(torch.tensor([[3.0, 4.0]])).norm().round(decimals=4).item()
+        1.0
     """
 
     def __init__(self, model: nn.Module, bound: RowBound) -> None:

@@ -193,6 +193,16 @@ def merge_lora(model: nn.Module) -> nn.Module:
 
     Raises:
         ConfigError: a model without adapters.
+
+    Example:
+        >>> import torch
+        >>> from fedmtl import models
+        >>> from fedmtl.data import DataSpec
+        >>> spec = DataSpec(shape=(5,), classes=3, clients=2)
+        >>> adapted = models.lora(models.mlp(hidden=4), rank=2)(spec)
+        >>> x = torch.ones(2, 5)
+        >>> torch.allclose(models.merge_lora(adapted)(x), adapted(x))
+        True
     """
     merged = copy.deepcopy(model)
     adapted = [child for child in merged.modules() if isinstance(child, _LowRank)]

@@ -233,6 +233,13 @@ class MeanEmbedding(nn.Module):
 
     Shape:
         int64 (B, tokens) -> (B, width); zero for an example of only padding.
+
+    Example:
+        >>> import torch
+        >>> from fedmtl.models import MeanEmbedding
+        >>> layer = MeanEmbedding(vocabulary=5, width=3, padding=0)
+        >>> layer(torch.tensor([[1, 2, 0], [0, 0, 0]]))[1].tolist()
+        [0.0, 0.0, 0.0]
     """
 
     def __init__(self, vocabulary: int, width: int, padding: int | None) -> None:

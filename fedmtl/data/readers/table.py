@@ -52,6 +52,14 @@ def read_table(settings: TableSettings) -> FederatedDataset:
         DataError: an unreadable file, one with another separator or encoding, a line that was cut
             off, a missing column or one that occurs twice, a missing, infinite or textual value.
         ConfigError: an impossible setting.
+
+    Example:
+        >>> import pandas as pd
+        >>> from fedmtl.data import read_table
+        >>> visits = pd.DataFrame({"ward": ["a", "b"] * 4, "age": range(8), "days": range(8)})
+        >>> bounds = {"age": [0, 100], "days": [0, 30]}  # public, not read off the rows
+        >>> read_table(visits, client="ward", target="days", bounds=bounds).ids
+        ('a', 'b')
     """
     name = settings.name
     table = Table.of(settings.path, settings.written, name, settings.text)

@@ -117,6 +117,14 @@ def calibrate_selection(
 
     Raises:
         ConfigError: the target cannot be reached (with many repetitions the bound has a floor).
+
+    Example:
+        >>> from dp_accounting import GaussianDpEvent
+        >>> from fedmtl.privacy import calibrate_selection, selection_epsilon
+        >>> search = {"delta": 1e-5, "mean": 4.0, "shape": 1.0}
+        >>> noise = calibrate_selection(GaussianDpEvent, target=3.0, **search)
+        >>> round(selection_epsilon(GaussianDpEvent(noise), **search), 3)
+        3.0
     """
 
     def cost(multiplier: float, coarsen: float) -> float:
