@@ -113,6 +113,19 @@ def test_noise_is_made_for_the_cap_or_for_the_papers_horizon() -> None:
     assert channel.epsilon == pytest.approx(4.0 * 4 / 40, rel=1e-4)
 
 
+def test_nobody_answers_more_often_than_the_run_has_activations() -> None:
+    """Noise for answers that never come would be noise for nothing."""
+    (plan,) = AsyncLearner().plan(problem("squared"), PoissonClocks(per_client=100).bind(4))
+    assert plan.caps is not None
+    assert plan.caps.tolist() == [40] * 4
+
+
+def test_the_step_is_that_of_the_planned_horizon() -> None:
+    """kappa (N + 1) / (2 T), here 8 * 5 / (2 * 100), whatever the number of events."""
+    assert AsyncLearner(kappa=8.0, horizon=100).effective_step(4, 40) == pytest.approx(0.2)
+    assert AsyncLearner(kappa=8.0).effective_step(4, 40) == pytest.approx(0.5)
+
+
 def test_data_of_another_loss_are_refused() -> None:
     with pytest.raises(DataError, match="two classes"):
         AsyncLearner(loss="hinge").init(problem("squared"))

@@ -138,11 +138,27 @@ def test_the_published_variant_clips_in_the_wrong_norm_and_has_an_infinite_epsil
     assert report.claimed == pytest.approx(2.0), "one wake-up at 1 / multiplier"
     _, channel = run(paper, problem, clients.repeat(1, 3), privacy)
     assert channel.report.claimed == pytest.approx(composed([2.0] * 3, 1e-5))
+    # the claim is that of the agent with the most wake-ups
+    _, channel = run(paper, problem, torch.tensor([[0, 1, 1, 1]]), privacy)
+    assert channel.report.claimed == pytest.approx(composed([2.0] * 3, 1e-5))
     local = PublishedPeerToPeer(row_norm=1.0, graph=graph, local_start=True)
     _, channel = run(local, problem, clients, privacy)
     assert "raw records" in channel.report.refuted
     with pytest.raises(PrivacyError, match=r"adds Laplace noise: privacy\.mechanism is 'gaussian'"):
         run(paper, problem, clients, law("gaussian"))
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "expected"),
+    [
+        # 100 steps at delta = 1e-5, each bound where it is the least one:
+        (0.01, 0.4341995),  # tanh(.005) + sqrt(.02 log(e + 1e4))
+        (0.5, 36.2387),  # 50 tanh(.25) + sqrt(50 log(1e5))
+        (2.0, 200.0),  # the sum
+    ],
+)
+def test_the_claim_is_the_least_bound_of_theorem_3_5(epsilon: float, expected: float) -> None:
+    assert composed([epsilon] * 100, 1e-5) == pytest.approx(expected, rel=1e-5)
 
 
 def test_notes_name_what_is_outside() -> None:

@@ -43,6 +43,16 @@ def test_it_is_a_function_of_public_things_alone() -> None:
     assert again.a2 > 0
 
 
+def test_it_is_simulated_with_noise_of_a_seed_whatever_the_runs_own_source() -> None:
+    """The step is public, and a resumed run has to find the same one."""
+    work = problem(rounds=40)
+    algorithm = PPDMTL(row_norm=1.0, lam=0.02, a2="auto")
+    seeded = RecordPrivacy(clip_norm=1.0, epsilon=1.0, delta=1e-5)
+    secure = replace(seeded, source="secure")
+    found = [resolved(algorithm, work, privacy) for privacy in (seeded, secure)]
+    assert found[0].a2 == found[1].a2
+
+
 @pytest.mark.parametrize("loss", ["logistic", "squared"])
 def test_it_is_stable_and_faster_than_the_step_for_the_worst_delays(loss: str) -> None:
     work = problem(kind="classification" if loss == "logistic" else "regression")

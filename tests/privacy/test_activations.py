@@ -22,6 +22,7 @@ from fedmtl.privacy import (
     open_channel,
 )
 from fedmtl.privacy.accounting.composition import epsilon
+from fedmtl.privacy.records import GRADIENT
 from tests.privacy.activations import COUNTS, IDS, PURE, D, door, nothing, open_activations, rows
 
 WEIGHTS = [np.array([1.0, 2.0, 3.0, 10.0]), np.ones(4), np.array([5.0, 5.0, 1.0, 1.0])]
@@ -476,3 +477,21 @@ def test_plans_of_wrong_values_are_refused(options: dict, match: str) -> None:
     given = {"x": rows(), **PLAIN} | options
     with pytest.raises(ConfigError, match=match):
         open_activations(PURE, given.pop("x"), **given | {"caps": np.array(given["caps"])})
+
+
+@pytest.mark.parametrize("before", [[], [-1], [-1, 0]])
+def test_the_last_secure_value_has_its_own_number_and_grid(before: list[int]) -> None:
+    """The grid is that of its client's noise, whoever else acts, or does not, in the block."""
+    privacy = RecordPrivacy(clip_norm=0.5, noise_multiplier=3.0, delta=1e-5, source="secure")
+    alone, among = door(privacy), door(privacy)
+    alone.begin(0, torch.tensor([[2]]))
+    alone.release(nothing)
+    among.begin(0, torch.tensor([[*before, 2]]))
+    for _ in before:
+        among.release(nothing)
+    released = among.release(nothing)
+    found, expected = (each.records.on_grid[GRADIENT] for each in (among, alone))
+    assert found.step == len(before)
+    assert found.width == expected.width
+    assert found.off_grid == 0
+    assert torch.equal(found.value, released[0])

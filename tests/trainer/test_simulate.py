@@ -23,7 +23,9 @@ from fedmtl import (
     models,
     simulate,
 )
+from fedmtl.algorithms.base import Algorithm
 from fedmtl.errors import ConfigError
+from fedmtl.privacy import Rounds
 from tests.small import trainer
 
 LOCAL = LocalSGD(lr=0.1, batch_size=4)
@@ -64,9 +66,11 @@ def test_activations_come_in_blocks() -> None:
         schedule=PoissonClocks(per_client=3),
         privacy=RecordPrivacy(clip_norm=1.0, epsilon=8.0),
         rounds=12,
+        eval_every=5,
     )
-    *_, last = simulate(settings)
+    *before, last = simulate(settings)
     found = settings.fit()
+    assert [step.done for step in before] == [5, 10]  # where the run would be evaluated
     assert last.done == 12
     torch.testing.assert_close(last.personal(torch.tensor([2]))[0], found.personal[2])
     assert last.epsilon == found.epsilon
@@ -88,15 +92,49 @@ def test_a_loop_that_is_left_has_spent_less_and_closes_the_channel() -> None:
     assert list(loop) == []
 
 
+def test_the_epsilon_of_a_step_holds_for_all_clients_and_replicates() -> None:
+    """After one activation one client has spent something, and the others nothing."""
+    settings = trainer(
+        algorithm=PPDMTL(row_norm=1.0),
+        data=load_data("synthetic_tasks", tasks=4),
+        model=models.linear_regression(bias=False),
+        schedule=PoissonClocks(per_client=3),
+        privacy=RecordPrivacy(clip_norm=1.0, epsilon=6.0, mechanism="laplace", delta=0.0),
+        rounds=12,
+        replicates=2,
+    )
+    loop = simulate(settings)
+    assert next(loop).epsilon == pytest.approx(2.0, rel=1e-3)  # a third of the budget
+    loop.close()
+
+
+@pytest.mark.parametrize("end", ["close", "error"])
+def test_the_channel_is_closed_however_the_loop_ends(
+    end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[str] = []
+    close, step = Rounds.close, Algorithm.step
+    monkeypatch.setattr(Rounds, "close", lambda self: closed.append(end) or close(self))
+    loop = simulate(trainer(privacy=PRIVATE, rounds=3))
+    next(loop)
+    assert closed == []
+    if end == "close":
+        loop.close()
+    else:
+        monkeypatch.setattr(Algorithm, "step", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            next(loop)
+        monkeypatch.setattr(Algorithm, "step", step)
+    assert closed == [end]
+    assert list(loop) == []  # a round that failed is charged, and is not computed again
+
+
 def _multiplier(result: Any) -> float:
     return float(result.privacy.noise_multiplier)
 
 
 def test_nothing_is_computed_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """A generator that nobody asks charges nothing; a step is charged before it is computed."""
-    from fedmtl.algorithms.base import Algorithm
-    from fedmtl.privacy import Rounds
-
     order: list[str] = []
     begin, step = Rounds.begin, Algorithm.step
     monkeypatch.setattr(Rounds, "begin", lambda self, *a: order.append("charge") or begin(self, *a))
