@@ -1,6 +1,7 @@
 """The command line: what it accepts, how it refuses, and what a run leaves behind."""
 
 import contextlib
+import csv
 import dataclasses
 import errno
 import io
@@ -1253,6 +1254,26 @@ def test_a_baseline_of_a_trusted_module(tmp_path, monkeypatch, capsys):
     assert "baselines has 'mine'" in capsys.readouterr().err
     assert cli.main([*words, "--trust", "trusted_baseline"]) == 0
     assert "\n  mine " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["Größe", "Net income (EUR)", "driver's age", "#id", "A & B", "é, ä", "${oc.env:HOME}", "a\\"],
+)
+def test_files_and_columns_may_have_any_name(name, tmp_path, capsys, monkeypatch) -> None:
+    """What Hydra's grammar has no word for is a text as it stands; a file that exists is no reference."""
+    monkeypatch.chdir(tmp_path)
+    target = name
+    if "${" in name or "\\" in name:  # a reference in a setting that is typed is one
+        target = "days"
+    with open(f"{name}.csv", "w", newline="", encoding="utf-8") as file:
+        table = csv.writer(file)
+        table.writerow(["ward", "age", target])
+        table.writerows([f"w{i % 9}", i % 7, (i * 37 % 11) / 2] for i in range(90))
+    assert cli.main(["check", f"{name}.csv", "client=ward", f"target={target}"]) == 0
+    printed = capsys.readouterr().out
+    assert f"{name}.csv: 9 clients" in printed
+    assert f"  {target}: 0 to 5\n" in printed
 
 
 def test_a_table_by_its_path_is_what_its_settings_say(tmp_path, capsys, monkeypatch) -> None:

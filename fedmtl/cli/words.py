@@ -5,12 +5,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
 
 from .._extras import vision_models
 from ..errors import ConfigError
 
 _TABLE = re.compile(r"(data=)?([^=]+\.(csv|csv\.gz|tsv|tsv\.gz|parquet))", re.IGNORECASE)
 _OF_A_TABLE = ("client", "target", "features", "bounds", "classes", "labels")
+_TEXTS = ("data.path", "data.client", "data.target")  # names, and never values of another type
 _COMMANDS = ("check", "search", "audit", "adapt")  # whose words are settings, behind their name
 _OPTIONS = {  # what is typed for an option of a group, and what is meant
     "finetune=true": "finetune=auto trains every client's own model further; finetune=none does "
@@ -24,7 +30,8 @@ _OPTIONS = {  # what is typed for an option of a group, and what is meant
 def understood(words: Sequence[str]) -> list[str]:
     """Returns the words of a command with a table's path, ``visits.csv`` or ``data=visits.csv``, as
     ``data=table data.path=visits.csv``, and beside a table with ``client=`` and ``target=`` as
-    settings of the data.
+    settings of the data. Names of files and columns that Hydra cannot read, such as
+    ``target=Größe``, are quoted.
 
     Args:
         words: as typed, without the options of every command.
@@ -50,6 +57,7 @@ def understood(words: Sequence[str]) -> list[str]:
             f"data.{word}" if word.partition("=")[0] in _OF_A_TABLE and "=" in word else word
             for word in read
         ]
+    read = [_readable(word) for word in read]
     for word in read:
         if word.lower() in _OPTIONS:
             raise ConfigError(f"{word} is no choice: {_OPTIONS[word.lower()]}.")
@@ -59,6 +67,43 @@ def understood(words: Sequence[str]) -> list[str]:
                 f"{name} is a network of torchvision: model=torchvision model.name={name}."
             )
     return read
+
+
+def _readable(word: str) -> str:
+    """Returns a word in which the name of a file or of a column is quoted if Hydra's grammar has no
+    such text, or if it would be another one: names may have letters of any language, and any
+    sign."""
+    key, _, text = word.partition("=")
+    if key not in _TEXTS or not text:
+        return word
+    # A path that leads to a file is that path: no sweep, and no reference to a setting.
+    is_path = key == "data.path" and Path(text).is_file()
+    read = _as_hydra_reads(word)
+    if read is None or (is_path and (read != text or "${" in text)):
+        return f"{key}={_quoted(text)}"
+    return word
+
+
+def _as_hydra_reads(word: str) -> Any:
+    """Returns the value of a setting; () if it is a sweep over several, and None if Hydra cannot
+    read it."""
+    try:
+        override = OverridesParser.create().parse_override(word)
+    except HydraException:
+        return None
+    if override.is_sweep_override():
+        return ()
+    return override.value()
+
+
+def _quoted(text: str) -> str:
+    """Returns a text in quotes, in which nothing is a reference to a setting."""
+    # Backslashes count before what they can escape, and at the end.
+    without_references = re.sub(r"(\\*)\$\{", lambda found: f"{found[1] * 2}\\${{", text)
+    inner = re.sub(r"(\\*)'", lambda found: f"{found[1] * 2}\\'", without_references)
+    end = re.search(r"\\*$", inner)
+    assert end is not None
+    return f"'{inner}{end[0]}'"
 
 
 def _is_setting(word: str) -> bool:

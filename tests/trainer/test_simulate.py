@@ -92,7 +92,7 @@ def test_a_loop_that_is_left_has_spent_less_and_closes_the_channel() -> None:
     assert list(loop) == []
 
 
-def test_the_epsilon_of_a_step_holds_for_all_clients_and_replicates() -> None:
+def test_the_epsilon_of_a_step_holds_for_all_clients_and_budgets() -> None:
     """After one activation one client has spent something, and the others nothing."""
     settings = trainer(
         algorithm=PPDMTL(row_norm=1.0),
@@ -101,10 +101,10 @@ def test_the_epsilon_of_a_step_holds_for_all_clients_and_replicates() -> None:
         schedule=PoissonClocks(per_client=3),
         privacy=RecordPrivacy(clip_norm=1.0, epsilon=6.0, mechanism="laplace", delta=0.0),
         rounds=12,
-        replicates=2,
+        epsilons=[3.0, 6.0],
     )
     loop = simulate(settings)
-    assert next(loop).epsilon == pytest.approx(2.0, rel=1e-3)  # a third of the budget
+    assert next(loop).epsilon == pytest.approx(2.0, rel=1e-3)  # a third of the larger budget
     loop.close()
 
 
