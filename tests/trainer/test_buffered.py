@@ -26,6 +26,7 @@ from fedmtl import (
     models,
     simulate,
 )
+from fedmtl.algorithms.problem import Problem
 from fedmtl.audit import verify
 from fedmtl.errors import ConfigError, PrivacyError, ResumeError
 from fedmtl.privacy import open_channel
@@ -59,6 +60,16 @@ def test_clients_of_several_versions_are_one_stack_with_the_same_numbers(name, m
     one = made(**run).fit()
     monkeypatch.setattr(type(NETWORKS[name]), "own_starts", False)
     assert torch.allclose(one.personal, made(**run).fit().personal, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["ditto", "pmtl"])
+def test_a_stack_that_is_cut_into_pieces_has_the_same_bits(name, monkeypatch):
+    run = {"algorithm": NETWORKS[name], "model": models.mlp(hidden=5), "rounds": 4}
+    whole = made(**run).fit()
+    monkeypatch.setattr(Problem, "pieces", lambda self, clients: clients.split(1))
+    cut = made(**run).fit()
+    assert torch.equal(cut.personal, whole.personal)
+    assert torch.equal(cut.shared, whole.shared)
 
 
 REFUSED = ("pmtl, running mean", "scaffold", "mp_mtl_layers", "prior_layers")
