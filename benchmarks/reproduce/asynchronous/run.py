@@ -52,8 +52,10 @@ WAY = Finetune(kind="kl", lam=0.1, local=replace(STUDY.solver, epochs=20), start
 SPREAD = 1.0  # standard deviation of the logarithm of a latency, whose median is 1
 SLOW = 10.0  # factor of the latencies of every tenth writer
 WRITERS = 1000
-SCALE = [SLOW if place % 10 == 9 else 1.0 for place in range(WRITERS)]
+SPREADS = ((0.0, 1.0), (0.5, 1.0), (1.0, 1.0), (SPREAD, SLOW), (1.5, SLOW))
+SPREADS_AT = 4.0  # epsilon of the runs by spread
 COLUMNS = ("side", "epsilon", "seed", "chosen", "finetuned", "shared", "time", "shared_then")
+SPREAD_COLUMNS = ("spread", "slow", "seed", "waited", "time", "finetuned_waiting", "finetuned")
 
 
 @dataclass(frozen=True)
@@ -72,13 +74,22 @@ class Side:
 
 
 LOW, MIDDLE, HIGH = STUDY.clips
-LATE = Buffered(
-    latency=RandomLatency("lognorm", {"s": SPREAD}),
-    concurrency=100,
-    buffer=50,
-    rest=15,
-    scale=SCALE,
-)
+
+
+def scale(slow: float) -> list[float]:
+    """Returns the factors of the latencies: ``slow`` for every tenth writer, 1 for the others."""
+    return [slow if place % 10 == 9 else 1.0 for place in range(WRITERS)]
+
+
+def late(spread: float, slow: float) -> Buffered:
+    """Returns the schedule that does not wait, for latencies of a spread and with slow writers."""
+    latency: float | RandomLatency = 1.0
+    if spread:
+        latency = RandomLatency("lognorm", {"s": spread})
+    return Buffered(latency=latency, concurrency=100, buffer=50, rest=15, scale=scale(slow))
+
+
+LATE = late(SPREAD, SLOW)
 SIDES = {
     "waiting": Side(
         PoissonSampling(cohort=100), None, ((LOW, 50), (MIDDLE, 50), (HIGH, 50), (MIDDLE, 20))
@@ -88,31 +99,47 @@ SIDES = {
 
 
 class Clock(Callback):
-    """The simulated time at which each step ends."""
+    """The simulated time at which each step ends.
 
-    def __init__(self, seed: int, waits: bool) -> None:
+    Args:
+        seed: of the latencies of a server that waits.
+        waits: True for such a server.
+        spread: standard deviation of the logarithm of a latency.
+        slow: factor of the latencies of every tenth writer.
+    """
+
+    def __init__(self, seed: int, waits: bool, spread: float, slow: float) -> None:
         self.coins = np.random.default_rng(seed)
         self.waits = waits
+        self.spread = spread
+        self.scale = np.array(scale(slow))
         self.times: list[float] = [0.0]
 
     def on_event(self, block: Any, state: Any) -> None:
         if not self.waits:
             self.times.append(float(block.time[0, 0]))
             return
-        drawn = np.exp(SPREAD * self.coins.standard_normal(WRITERS)) * np.array(SCALE)
-        cohort = block.cohort.numpy()
-        slowest = float(drawn[cohort].max(initial=0.0))
+        slowest = self.slowest(block.cohort.numpy())
         self.times.append(self.times[-1] + slowest)
 
+    def slowest(self, cohort: np.ndarray) -> float:
+        """Returns the longest latency of a cohort in a round."""
+        drawn = np.exp(self.spread * self.coins.standard_normal(WRITERS)) * self.scale
+        return float(drawn[cohort].max(initial=0.0))
 
-def train(name: str, index: int, epsilon: float, seed: int) -> dict[str, Any]:
+
+def train(
+    name: str, index: int, epsilon: float, seed: int, spread: float = SPREAD, slow: float = SLOW
+) -> dict[str, Any]:
     """Returns the scores of a run, and the accuracy of its shared model by simulated time."""
     side = SIDES[name]
+    if name != "waiting":
+        side = replace(side, schedule=late(spread, slow))
     clip, rounds = side.settings[index]
     data = load("digits", None, seed)
     if seed == TUNING:
         data = held_out(data, seed)
-    clock = Clock(seed, name == "waiting")
+    clock = Clock(seed, name == "waiting", spread, slow)
     bands = side.bands
     if math.isinf(epsilon):
         bands = None
@@ -190,6 +217,59 @@ def rows(out: Path, epsilons: Sequence[float]) -> list[dict[str, Any]]:
     return found
 
 
+def by_spread(out: Path) -> list[dict[str, Any]]:
+    """Returns a row for each spread and seed, with the settings that were chosen for one of them.
+
+    What the server that waits computes does not depend on latencies, only its times do.
+    """
+    best = {name: chosen(out, name, SPREADS_AT) for name in SIDES}
+    found = []
+    for spread, slow in SPREADS:
+        for seed in SEEDS:
+            waited = kept(out, "waiting", best["waiting"], SPREADS_AT, seed)
+            index = best["not waiting"]
+            file = out / f"spread-{spread:g}-{slow:g}-{seed}.json"
+            if not file.exists():
+                run = train("not waiting", index, SPREADS_AT, seed, spread, slow)
+                file.write_text(json.dumps(run))
+                print(f"{file.stem}: {run['finetuned']:.4f}", flush=True)
+            run = json.loads(file.read_text())
+            rounds = SIDES["waiting"].settings[best["waiting"]][1]
+            clock = Clock(seed, True, spread, slow)
+            coins = np.random.default_rng(seed + 1000)
+            cohorts = [np.flatnonzero(coins.random(WRITERS) < 0.1) for _ in range(rounds)]
+            found.append(
+                {
+                    "spread": spread,
+                    "slow": slow,
+                    "seed": seed,
+                    "waited": sum(clock.slowest(cohort) for cohort in cohorts),
+                    "time": run["curve"][-1][0],
+                    "finetuned_waiting": waited["finetuned"],
+                    "finetuned": run["finetuned"],
+                }
+            )
+    return found
+
+
+def spreads_table(found: Sequence[dict[str, str]]) -> str:
+    """Returns the times and the paired differences of the accuracy, by spread."""
+    lines = []
+    for spread, slow in SPREADS:
+        own = [
+            {column: float(value) for column, value in row.items()}
+            for row in found
+            if (float(row["spread"]), float(row["slow"])) == (spread, slow)
+        ]
+        times = [interval(row[column] for row in own)[0] for column in ("waited", "time")]
+        mean, half = interval(row["finetuned"] - row["finetuned_waiting"] for row in own)
+        writers = "none" if slow == 1 else f"a tenth, {slow:g} times"
+        cells = [f"{spread:g}", writers, *(f"{time:.0f}" for time in times)]
+        lines.append([*cells, f"{times[0] / times[1]:.1f}", f"{mean:+.4f} ± {half:.4f}"])
+    titles = ["sigma", "slow writers", "time, waiting:", "not waiting:", "ratio:"]
+    return markdown([*titles, "finetuned, difference:"], lines)
+
+
 def table(found: Sequence[dict[str, str]]) -> str:
     """Returns the means over seeds and the paired differences, by epsilon."""
     lines = []
@@ -259,9 +339,12 @@ def main() -> None:
         arguments.out.mkdir(parents=True, exist_ok=True)
         write_csv(HERE / "scores.csv", rows(arguments.out, arguments.epsilons), COLUMNS)
         draw(arguments.out, arguments.epsilons)
+        write_csv(HERE / "spreads.csv", by_spread(arguments.out), SPREAD_COLUMNS)
     found = read_csv(HERE / "scores.csv")
     replace_section(HERE / "README.md", "scores", table(found))
     replace_section(HERE / "README.md", "chosen", settings_text(found))
+    spreads = read_csv(HERE / "spreads.csv")
+    replace_section(HERE / "README.md", "spreads", spreads_table(spreads))
 
 
 if __name__ == "__main__":
