@@ -1,7 +1,9 @@
 """The loop: history, epsilon, budgets, resuming, baselines, callbacks."""
 
+import itertools
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,6 +23,7 @@ from fedmtl import (
     models,
 )
 from fedmtl.errors import ConfigError, ModelError, ResumeError
+from fedmtl.trainer import evaluations
 from tests.helpers import ragged_classification, regression
 from tests.small import Ends, check_same
 
@@ -240,6 +243,20 @@ def test_interrupted_run_ends_its_callbacks_and_resumes(tmp_path, error, source)
     else:
         assert charges(tmp_path / "private/ledger.jsonl") == {0: 1, 1: 1, 2: 2, 3: 2, 4: 1, 5: 1}
         assert result.epsilon == pytest.approx(epsilon(8), rel=1e-3)
+
+
+def test_the_clock_goes_on_where_an_interrupted_run_left_it(tmp_path, monkeypatch):
+    """A run of 100 seconds an evaluation that is interrupted is not younger when it goes on."""
+    slow = itertools.count(step=100.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(evaluations, "time", SimpleNamespace(monotonic=lambda: next(slow)))
+        with pytest.raises(RuntimeError):
+            trainer(folder=tmp_path, callbacks=[Ends(4, RuntimeError)]).fit()
+    history = trainer(folder=tmp_path).fit(resume=True).history
+    assert [row["round"] for row in history] == [2, 4, 6]
+    times = [row["time"] for row in history]
+    assert times == sorted(times)
+    assert times[-1] > 100
 
 
 # Baselines
