@@ -195,12 +195,9 @@ class Activations(Channel):
             (k, n_i) bool; None for all.
         """
         window, start = self._next()
-        drawn = None
-        if self.records.sampled:
-            drawn = self.records.drawn(client, window.receipt.uses[start, runs], runs)
-        if drawn is None:
+        if not self.records.sampled:
             return None
-        return drawn[:, : self.records.counts[client]]
+        return self.records.drawn(client, window.receipt.uses[start, runs], runs)
 
     def release(self, gradients: Sequence[Gradients]) -> np.ndarray:
         """Clips the gradients of the next activation, adds them up, adds noise and divides:
