@@ -233,7 +233,7 @@ def test_steps_minimize_the_local_objective(classes: bool) -> None:
     )
     w = np.linspace(-1, 1, problem.dimension)
     c = cohort.Cohort(problem, torch.arange(3), {"global": torch.from_numpy(w)}, round=0)
-    sent = ProximalPoint(mu=0.2, steps=500).update(c)[0]
+    sent = ProximalPoint(mu=0.2, steps=500).local_update(c)[0]
     for client in range(3):
         own = slice(*data.train.offsets[client : client + 2].tolist())
         x, y = data.train.x[own].numpy(), data.train.y[own].numpy()
