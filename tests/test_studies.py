@@ -433,11 +433,20 @@ def gains(module: Module) -> None:
     assert f"<!-- summary -->\n{report.summary(everything)}<!-- /summary -->" in text
 
 
+def own_data(module: Module) -> None:
+    tables, alone = module("own_data", "tables"), module("own_data", "alone")
+    found = alone.alone(tables.diabetes(Path(), 0))
+    assert set(found) == {"alone", "alone, averaged"}
+    for method, error in found.items():
+        (row,) = rows("own_data", "scores.csv", data="diabetes", split="0", method=method)
+        same(error, row["error"], 7)
+
+
 CELLS = {
     one.__name__: one
     for one in (
         adapters, asynchronous, comparison, comparison_school, cost_of_privacy, cost_of_privacy_loans, digits, epsilon_interval,
-        epsilon_interval_published, gains, mp_mtl, mp_mtl_variants, p2p, p2p_films, p2p_warm_start, pmtl, pp_dmtl,
+        epsilon_interval_published, gains, mp_mtl, mp_mtl_variants, own_data, p2p, p2p_films, p2p_warm_start, pmtl, pp_dmtl,
         pp_dmtl_as_published, pp_dmtl_waiting, school, starts,
     )
 }  # fmt: skip
@@ -459,8 +468,7 @@ def test_the_tables_of_pp_dmtl_are_those_of_its_scores(module: Module, tmp_path:
 
 
 def test_every_study_has_cells() -> None:
-    others = {"own_data"}  # has tests of its own
-    assert {path.parent.name for path in STUDIES.glob("*/README.md")} - others <= set(CELLS)
+    assert {path.parent.name for path in STUDIES.glob("*/README.md")} <= set(CELLS)
 
 
 @pytest.mark.parametrize("study", sorted(path.parent.name for path in STUDIES.glob("*/README.md")))
