@@ -55,7 +55,7 @@ class ConcatenatedModels(RoundAlgorithm):
         start = models[place]
         return {"update": blocks(c.train(self.local, start) - start, place, len(models))}, c.own
 
-    def server(
+    def server_update(
         self, problem: Problem, public: Mapping[str, Tensor], released: Released
     ) -> dict[str, Tensor]:
         models = public["models"]

@@ -3,7 +3,7 @@ computes from the releases."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -30,15 +30,15 @@ class Released:
         values: the releases of the round by name, each a noised sum over ``denominator``. (D,)
             float64, (D, D) for a symmetric one, with a leading R for several replicates.
         denominator: m, the public constant that divides every sum.
-        noise_std: returns the standard deviation (R,) float64 of the noise on a coordinate of a
-            release, or on the diagonal of a matrix, by the release's name; 0 without noise.
+        noise_std: the standard deviation (R,) float64 of the noise on a coordinate of a release, or
+            on the diagonal of a matrix, by the release's name; 0 without noise.
         step: number of the round.
         bounds: the norm C to which a client's row was clipped, by release; infinite without a clip.
     """
 
     values: Mapping[str, Tensor]
     denominator: float
-    noise_std: Callable[[str], Tensor]
+    noise_std: Mapping[str, Tensor]
     step: int = 0
     bounds: Mapping[str, float] = field(default_factory=dict)
 
@@ -232,8 +232,9 @@ class RoundAlgorithm(Algorithm):
         values = {}
         for name, message in rows.items():
             values[name] = channel.release(name, message, clients)
+        noise = {name: channel.noise_std(name) for name in rows}
         bounds = {name: channel.bound_of(name) for name in rows}
-        released = Released(values, channel.denominator, channel.noise_std, block.first, bounds)
+        released = Released(values, channel.denominator, noise, block.first, bounds)
         return self.server_update(problem, public, released)
 
     def personalize(self, problem: Problem, state: State, clients: Tensor) -> Tensor:

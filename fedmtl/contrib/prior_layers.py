@@ -283,7 +283,7 @@ class PriorLayers(OneRelease):
         self, problem: Problem, public: Public, released: Released
     ) -> dict[str, Tensor]:
         new = dict(public)
-        noise = float(released.noise_std(RELEASE)) / self.length
+        noise = float(released.noise_std[RELEASE]) / self.length
         means = (released.values[RELEASE].cpu() / self.length).split(self._sizes(problem))
         for part, mean in zip(self.matrices(problem), means, strict=True):
             # a diagonal entry of the mean of m matrices D^T D / ||D||^2 of q rows has a variance of

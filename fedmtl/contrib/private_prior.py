@@ -275,7 +275,7 @@ class PrivatePrior(OneRelease, TaskAlgorithm):
     ) -> dict[str, Tensor]:
         d = self.features(problem)
         values = released.values[RELEASE].reshape(len(public["excess"]), -1) / self.length
-        noises = (released.noise_std(RELEASE) / self.length).tolist()
+        noises = (released.noise_std[RELEASE] / self.length).tolist()
         excesses = []
         directions = []
         for value, noise in zip(values, noises, strict=True):

@@ -155,7 +155,7 @@ class ProximalPoint(FedAvg):
             scale = min(released.bounds.get("update", math.inf), _FAR)
             mean = public["votes"]
             mean = mean + (update[problem.dimension :].to(mean) / scale - mean) / (number + 1)
-            noise = released.noise_std("update")[:1] / scale / math.sqrt(number + 1)
+            noise = released.noise_std["update"][:1] / scale / math.sqrt(number + 1)
             return {**public, "votes": mean, "vote_noise": noise.to(mean)}
         update = update[: problem.dimension]
         if released.step < self._first_rounds(problem):

@@ -144,7 +144,9 @@ def both(algorithm, problem, privacy, bound):
             for name in server.releases
         }
         public = algorithm.server_update(
-            problem, public, Released(values, server.denominator, server.noise_std)
+            problem,
+            public,
+            Released(values, server.denominator, {name: server.noise_std(name) for name in values}),
         )
         for client in cohort.tolist():
             clients[client].receive(public, block.step)

@@ -323,7 +323,7 @@ def test_the_shift_follows_the_noise_of_its_own_round_while_the_clip_norm_adapts
         return real(total, noise, *args, **options)
 
     def server(self: MPMTL, problem: Problem, public: Any, released: Any) -> Any:
-        stated.append(float(released.noise_std("covariance")) * released.denominator)
+        stated.append(float(released.noise_std["covariance"]) * released.denominator)
         return serve(self, problem, public, released)
 
     real, serve = mechanism.noised, MPMTL.server_update

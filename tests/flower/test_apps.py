@@ -182,7 +182,11 @@ def expected_under_failures(name: str):
         stacked = {plan.name: torch.cat([one[plan.name] for one in rows]) for plan in channel.plans}
         values = {key: channel.release(key, value, block.cohort) for key, value in stacked.items()}
         public = algorithm.server_update(
-            problem, public, Released(values, channel.denominator, channel.noise_std)
+            problem,
+            public,
+            Released(
+                values, channel.denominator, {name: channel.noise_std(name) for name in values}
+            ),
         )
         for client in there:
             clients[client].receive(public, block.first)

@@ -47,7 +47,7 @@ def shifted_covariance(released: Released, name: str, form: Form, rho: float) ->
     """
     # the release is divided by m: here are the sum and the noise on it
     total = released.values[name] * released.denominator
-    sigma = released.noise_std(name) * released.denominator
+    sigma = released.noise_std[name] * released.denominator
     d = total.shape[-1]
     shift = (rho * (2 * d) ** 0.5 * sigma)[:, None]
     if form == "diagonal":
