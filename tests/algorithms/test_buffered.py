@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from fedmtl import PMTL, Ditto, FedAvg, FullParticipation, LocalSGD, Scaffold
+from fedmtl.algorithms.starts import weighted
 from fedmtl.data import load_synthetic_tasks
 from fedmtl.errors import ConfigError
 from fedmtl.privacy import ClientPrivacy, Clip, clip_rows, open_channel
@@ -156,3 +157,14 @@ def test_methods_that_need_one_start_are_refused(algorithm):
     block = next(schedule().blocks(1))
     with pytest.raises(ConfigError, match="needs one public state for all clients of a round"):
         algorithm.step(whole, algorithm.init(whole), block, Door())
+
+
+def test_weights_leave_the_rows_of_the_clients_as_they_are():
+    """A client may keep the row that it has sent."""
+    rows = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
+    before = rows.clone()
+    sent = weighted({"update": rows}, torch.tensor([1.0, 0.5, 0.25, 1.0]), {"update": Clip(0.1)})
+    assert torch.equal(rows, before)
+    assert torch.equal(sent["update"][[0, 3]], rows[[0, 3]])
+    expected = torch.tensor([0.05, 0.025])
+    torch.testing.assert_close(sent["update"][1:3].norm(dim=1), expected, rtol=1e-5, atol=0)
