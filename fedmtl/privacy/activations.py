@@ -195,9 +195,13 @@ class Activations(Channel):
             (k, n_i) bool; None for all.
         """
         window, start = self._next()
-        if not self.records.sampled:
+        drawn = None
+        if self.records.sampled:
+            drawn = self.records.drawn(client, window.receipt.uses[start, runs], runs)
+        if drawn is None:
             return None
-        return self.records.drawn(client, window.receipt.uses[start, runs], runs)
+        # coins of an audit's canaries come behind those of the client's records
+        return drawn[:, : self.records.counts[client]]
 
     def release(self, gradients: Sequence[Gradients]) -> np.ndarray:
         """Clips the gradients of the next activation, adds them up, adds noise and divides:

@@ -13,7 +13,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fedmtl import MPMTL, PMTL, FullParticipation, Interval, PeerToPeer, PoissonClocks, Trainer
+from fedmtl import (
+    MPMTL,
+    PMTL,
+    Buffered,
+    FullParticipation,
+    Interval,
+    PeerToPeer,
+    PoissonClocks,
+    Trainer,
+)
 from fedmtl.algorithms import Released, RoundAlgorithm
 from fedmtl.algorithms.local_fit import LocalFit
 from fedmtl.audit.verification import verify
@@ -621,6 +630,10 @@ def test_records_as_pairs_are_split_as_the_trainer_splits_them(tmp_path: Path) -
         ),
         ({"privacy": RecordPrivacy(clip_norm=1.0, epsilon={"x": 1.0}, delta=1e-5)}, "names 'x'"),
         ({"baselines": ("local",)}, "baselines needs all clients in one process"),
+        (
+            {"schedule": Buffered(latency=1.0, concurrency=4, buffer=2)},
+            r"schedule Buffered\(...\) needs all clients in one process",
+        ),
         ({"audit": Interval()}, "audit=Interval.* needs all clients in one process"),
         (
             {

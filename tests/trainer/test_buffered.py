@@ -315,11 +315,3 @@ def test_traces_and_absences_go_by_the_names_of_the_clients():
     run = made(schedule=replace(LATE, latency=trace, dropouts=away), rounds=10)
     run.fit()
     assert 0 not in torch.cat([step.clients for step in run.bound.steps(10)]).tolist()
-
-
-def test_a_flower_app_refuses_it():
-    server = pytest.importorskip("fedmtl.flower.server")
-    with pytest.raises(
-        ConfigError, match=r"schedule Buffered\(...\) needs all clients in one proc"
-    ):
-        server.check(made())

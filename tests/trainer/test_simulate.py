@@ -23,7 +23,7 @@ from fedmtl import (
     models,
     simulate,
 )
-from fedmtl.algorithms.base import Algorithm
+from fedmtl.algorithms import RoundAlgorithm
 from fedmtl.errors import ConfigError
 from fedmtl.privacy import Rounds
 from tests.small import trainer
@@ -113,7 +113,7 @@ def test_the_channel_is_closed_however_the_loop_ends(
     end: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     closed: list[str] = []
-    close, step = Rounds.close, Algorithm.step
+    close, step = Rounds.close, RoundAlgorithm.step
     monkeypatch.setattr(Rounds, "close", lambda self: closed.append(end) or close(self))
     loop = simulate(trainer(privacy=PRIVATE, rounds=3))
     next(loop)
@@ -121,10 +121,10 @@ def test_the_channel_is_closed_however_the_loop_ends(
     if end == "close":
         loop.close()
     else:
-        monkeypatch.setattr(Algorithm, "step", lambda *_: 1 / 0)
+        monkeypatch.setattr(RoundAlgorithm, "step", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             next(loop)
-        monkeypatch.setattr(Algorithm, "step", step)
+        monkeypatch.setattr(RoundAlgorithm, "step", step)
     assert closed == [end]
     assert list(loop) == []  # a round that failed is charged, and is not computed again
 
@@ -136,9 +136,11 @@ def _multiplier(result: Any) -> float:
 def test_nothing_is_computed_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """A generator that nobody asks charges nothing; a step is charged before it is computed."""
     order: list[str] = []
-    begin, step = Rounds.begin, Algorithm.step
+    begin, step = Rounds.begin, RoundAlgorithm.step
     monkeypatch.setattr(Rounds, "begin", lambda self, *a: order.append("charge") or begin(self, *a))
-    monkeypatch.setattr(Algorithm, "step", lambda self, *a: order.append("step") or step(self, *a))
+    monkeypatch.setattr(
+        RoundAlgorithm, "step", lambda self, *a: order.append("step") or step(self, *a)
+    )
     loop = simulate(trainer(privacy=PRIVATE, rounds=2))
     assert order == []
     next(loop)
