@@ -105,21 +105,21 @@ def _earlier(run: Run, checkpoint: Checkpoint) -> dict[int, dict[str, Tensor]]:
     Raises:
         ResumeError: they are not those from which clients started that have not answered yet.
     """
-    device = run.problem.initial.device
-    earlier: dict[int, dict[str, Tensor]] = {}
-    for key, tensor in checkpoint.earlier.items():
-        version, _, name = key.removeprefix("v").partition("/")
-        earlier.setdefault(int(version), {})[name] = tensor.to(device)
     folder = run.folder
     assert folder is not None  # a checkpoint was read from it
     needed: frozenset[int] = frozenset()
     if isinstance(run.settings.bound, BoundBuffered) and checkpoint.step > 0:
         needed = run.channel.sampler.answers(checkpoint.step - 1).kept
-    whole = all(public.keys() == checkpoint.public.keys() for public in earlier.values())
-    if earlier.keys() != needed or not whole:
+    names = {version: [f"v{version}/{name}" for name in checkpoint.public] for version in needed}
+    if checkpoint.earlier.keys() != {name for each in names.values() for name in each}:
         versions = ", ".join(map(str, sorted(needed))) or "none"
         raise ResumeError(
             f"{folder.checkpoint} lacks public states from which clients have started; after "
             f"step {checkpoint.step} it must hold the versions {versions}."
         )
+    device = run.problem.initial.device
+    earlier = {}
+    for version, keys in names.items():
+        tensors = [checkpoint.earlier[key].to(device) for key in keys]
+        earlier[version] = dict(zip(checkpoint.public, tensors, strict=True))
     return earlier

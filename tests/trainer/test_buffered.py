@@ -244,10 +244,11 @@ def test_a_checkpoint_without_a_version_in_use_is_refused(tmp_path):
     kept = run.bound.capped(9).answers(whole.step - 1).kept
     assert {name.split("/")[0] for name in whole.earlier} == {f"v{version}" for version in kept}
     missing = min(whole.earlier)
-    earlier = {name: value for name, value in whole.earlier.items() if name != missing}
-    replace(whole, earlier=earlier).write(path)
-    with pytest.raises(ResumeError, match="lacks public states from which clients have started"):
-        run.fit(resume=True)
+    without = {name: value for name, value in whole.earlier.items() if name != missing}
+    for earlier in (without, without | {"global": whole.earlier[missing]}):
+        replace(whole, earlier=earlier).write(path)
+        with pytest.raises(ResumeError, match="lacks public states from which clients have"):
+            run.fit(resume=True)
 
 
 def test_memory_and_clients_that_never_count_are_said_before_the_run(caplog):
