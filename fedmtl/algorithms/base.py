@@ -71,8 +71,6 @@ class Algorithm(Checked):
         fitted_once: True if every client fits its model once, from its own records and without a
             release.
         on_host: True if it computes on the CPU, in NumPy, whatever the device of the run.
-        one_start: True if all clients of a round must start from one public state.
-        own_starts: True if clients read the shared model alone, (D,), or (k, D) with one for each.
     """
 
     name: ClassVar[str]
@@ -84,8 +82,6 @@ class Algorithm(Checked):
     all_at_once: ClassVar[bool] = False
     fitted_once: ClassVar[bool] = False
     on_host: ClassVar[bool] = False
-    one_start: ClassVar[bool] = False
-    own_starts: ClassVar[bool] = False
     local: LocalSolver | None = None
     loss: str | None = None
 

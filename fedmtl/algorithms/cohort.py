@@ -104,7 +104,7 @@ class Cohort:
         return (~self.own["seen"]).nonzero()[:, 0].cpu()
 
     def of(self, ids: Tensor, own: Own) -> Cohort:
-        """Returns some of the clients.
+        """Returns some of the clients, with their states as a store has them.
 
         Args:
             ids: int64 (j,), some of the clients' ids, which are in ascending order.
@@ -116,7 +116,7 @@ class Cohort:
         return replace(self, ids=ids, own=own, starts=starts)
 
     def part(self, places: Tensor) -> Cohort:
-        """Returns some of the clients.
+        """Returns some of the clients, with their states in this cohort.
 
         Args:
             places: int64 (j,) on the host, places among the k clients.

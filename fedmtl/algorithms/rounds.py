@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -95,13 +95,20 @@ class RoundAlgorithm(Algorithm):
         ... )
         >>> trainer.fit().personal.shape
         torch.Size([10, 650])
+
+    Attributes:
+        one_start: True if all clients of a round must start from one public state.
+        own_starts: True if clients read the shared model alone, (D,), or (k, D) with one for each.
     """
+
+    one_start: ClassVar[bool] = False
+    own_starts: ClassVar[bool] = False
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         # nothing would call a function of an old name, and the class would be another method
         for old, new in _RENAMED.items():
-            if old in vars(cls):
+            if callable(vars(cls).get(old)):
                 raise ConfigError(f"{cls.__name__}.{old} is now called {new}; rename it.")
 
     def client_update(self, c: Cohort) -> tuple[Mapping[str, Tensor], Own]:

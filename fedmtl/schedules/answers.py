@@ -54,11 +54,6 @@ class Answers:
     versions: Tensor
     kept: frozenset[int]
 
-    @property
-    def staleness(self) -> Tensor:
-        """Returns the server steps since each client was asked, int64 (buffer,)."""
-        return self.step - self.versions
-
 
 @dataclass
 class Server:
