@@ -76,10 +76,11 @@ class Messages:
 def _joined(parts: list[Tensor], places: list[Tensor]) -> Tensor:
     """Joins the rows (..., k, D) of pieces, each at its places; they are taken out of the list, so
     that none is in memory twice."""
-    if len(parts) == 1:
+    count = sum(len(place) for place in places)
+    # a piece has its clients in the order of its stacks
+    if len(parts) == 1 and torch.equal(places[0], torch.arange(count)):
         return parts.pop()
     first = parts[0]
-    count = sum(len(place) for place in places)
     whole = first.new_empty(*first.shape[:-2], count, first.shape[-1])
     del first
     for place in places:

@@ -19,14 +19,14 @@ SHORT = 5
 LONG = 1 << 14
 
 
-def collected(dimension: int, rows: torch.Tensor):
+def collected(dimension: int, rows: torch.Tensor, pieces=PIECES):
     """The messages of the pieces, in a round that has begun."""
     plan = ReleasePlan(name="update", dimension=dimension)
     privacy = ClientPrivacy(clip_norm=1.5, noise_multiplier=1.0, delta=1e-5)
     channel = open_channel(privacy, (plan,), FullParticipation().bind(CLIENTS), seed=0, steps=1)
     channel.begin(0, channel.draw(0))
     messages = Messages(channel)
-    for clients in PIECES:
+    for clients in pieces:
         messages.add(clients, {"update": rows[clients]})
     (message,) = messages.by_release(torch.arange(CLIENTS)).values()
     return channel, message
@@ -35,6 +35,14 @@ def collected(dimension: int, rows: torch.Tensor):
 def test_short_rows_are_those_of_the_clients_in_their_order():
     rows = torch.randn(CLIENTS, SHORT, generator=torch.Generator().manual_seed(1))
     _, message = collected(SHORT, rows)
+    assert torch.equal(message, rows)
+
+
+def test_rows_of_a_single_piece_are_in_the_order_of_the_clients():
+    """One stack may hold all clients, those with most local steps first."""
+    rows = torch.randn(CLIENTS, SHORT, generator=torch.Generator().manual_seed(1))
+    clients = torch.arange(CLIENTS).flip(0)
+    _, message = collected(SHORT, rows, [clients])
     assert torch.equal(message, rows)
 
 
