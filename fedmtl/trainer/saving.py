@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Set
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -92,15 +93,20 @@ class Checkpoints:
         run.evaluations.rows = checkpoint.history
         # A run may continue on another device than the one on which it began.
         device = run.problem.initial.device
+        state.earlier = _earlier(run, state.public.keys(), checkpoint)
         state.public = {name: tensor.to(device) for name, tensor in checkpoint.public.items()}
-        state.earlier = _earlier(run, checkpoint)
         with run.ranks.agree():
             state.private.load(folder.clients, checkpoint.clients)
         run.channel.restore(checkpoint.channel)
 
 
-def _earlier(run: Run, checkpoint: Checkpoint) -> dict[int, dict[str, Tensor]]:
+def _earlier(run: Run, names: Set[str], checkpoint: Checkpoint) -> dict[int, dict[str, Tensor]]:
     """Returns the earlier public states of a checkpoint, by version.
+
+    Args:
+        run: that is resumed.
+        names: of the tensors of the public state before the first step.
+        checkpoint: of the run.
 
     Raises:
         ResumeError: they are not those from which clients started that have not answered yet.
@@ -110,16 +116,17 @@ def _earlier(run: Run, checkpoint: Checkpoint) -> dict[int, dict[str, Tensor]]:
     needed: frozenset[int] = frozenset()
     if isinstance(run.settings.bound, BoundBuffered) and checkpoint.step > 0:
         needed = run.channel.sampler.answers(checkpoint.step - 1).kept
-    names = {version: [f"v{version}/{name}" for name in checkpoint.public] for version in needed}
-    if checkpoint.earlier.keys() != {name for each in names.values() for name in each}:
+    earlier = {f"v{version}": dict[str, Tensor]() for version in needed}
+    strange = [key for key in checkpoint.earlier if key.partition("/")[0] not in earlier]
+    for key, tensor in checkpoint.earlier.items():
+        version, _, name = key.partition("/")
+        earlier.setdefault(version, {})[name] = tensor.to(run.problem.initial.device)
+    # later states may have more tensors, such as those of a server optimizer
+    common = names & checkpoint.public.keys()
+    if strange or any(not common <= public.keys() for public in earlier.values()):
         versions = ", ".join(map(str, sorted(needed))) or "none"
         raise ResumeError(
             f"{folder.checkpoint} lacks public states from which clients have started; after "
             f"step {checkpoint.step} it must hold the versions {versions}."
         )
-    device = run.problem.initial.device
-    earlier = {}
-    for version, keys in names.items():
-        tensors = [checkpoint.earlier[key].to(device) for key in keys]
-        earlier[version] = dict(zip(checkpoint.public, tensors, strict=True))
-    return earlier
+    return {version: earlier[f"v{version}"] for version in needed}

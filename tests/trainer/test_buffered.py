@@ -218,13 +218,19 @@ def test_a_row_with_a_weight_is_never_longer_than_the_clip(monkeypatch):
         before = step.shared.clone()
 
 
-def test_an_interrupted_run_continues_to_the_same_bits(tmp_path):
-    def make(folder, callbacks=()):
-        return made(
-            folder=folder, callbacks=callbacks, algorithm=NETWORKS["pmtl"], checkpoint_every=4
-        )
+# its first step adds tensors to the public state, which the versions in use lack
+ADAM = FedAvg(local=LocalSGD(lr=0.1), server_optimizer=ServerOptimizer(optimizer_name="Adam"))
 
-    check_resumed(make, tmp_path, 6)
+
+@pytest.mark.parametrize(
+    ("algorithm", "every", "step"),
+    [(NETWORKS["pmtl"], 4, 6), (ADAM, 1, 2), (NETWORKS["local"], 4, 6)],
+)
+def test_an_interrupted_run_continues_to_the_same_bits(tmp_path, algorithm, every, step):
+    def make(folder, callbacks=()):
+        return made(folder=folder, callbacks=callbacks, algorithm=algorithm, checkpoint_every=every)
+
+    check_resumed(make, tmp_path, step)
 
 
 class Ends(Callback):
@@ -245,7 +251,8 @@ def test_a_checkpoint_without_a_version_in_use_is_refused(tmp_path):
     assert {name.split("/")[0] for name in whole.earlier} == {f"v{version}" for version in kept}
     missing = min(whole.earlier)
     without = {name: value for name, value in whole.earlier.items() if name != missing}
-    for earlier in (without, without | {"global": whole.earlier[missing]}):
+    tensor = whole.earlier[missing]
+    for earlier in (without, without | {"global": tensor}, whole.earlier | {"v99/global": tensor}):
         replace(whole, earlier=earlier).write(path)
         with pytest.raises(ResumeError, match="lacks public states from which clients have"):
             run.fit(resume=True)
