@@ -37,6 +37,7 @@ _NEEDED = {
     "onnxruntime": ("export", "Programs in ONNX, unlike those in .pt2, need"),
     "onnxscript": ("export", "Programs in ONNX, unlike those in .pt2, need"),
     "flwr": ("flower", "fedmtl.flower needs"),
+    "cryptography": ("secure", "Secure aggregation needs"),
 }
 
 

@@ -37,6 +37,10 @@ class TrainingError(FedmtlError, RuntimeError):
     cannot be written."""
 
 
+class SecureSumError(FedmtlError, RuntimeError):
+    """A message of a secure sum is refused, or too few clients are left to open the sum."""
+
+
 class BudgetExhausted(FedmtlError, RuntimeError):
     """The next release would exceed the privacy budget; raised before any data is read for it."""
 

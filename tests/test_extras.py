@@ -113,6 +113,7 @@ CALLS = {
     "h5": ["fedmtl.load_data('femnist', root=sys.argv[2] + '/x.h5')"],
     "export": ["from fedmtl.trainer.export import check_path; check_path(Path('x.onnx'))"],
     "flower": ["import fedmtl.flower"],
+    "secure": ["import fedmtl.secure.member"],
     "tensorboard": ["from fedmtl.trainer.callbacks import TensorBoard; TensorBoard(sys.argv[2])"],
     "mlflow": ["from fedmtl.trainer.callbacks import MLflow; MLflow(sys.argv[2])"],
 }

@@ -1,0 +1,251 @@
+"""A client's part in one attempt of a secure sum: bytes in, bytes out."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from functools import partial
+from threading import Lock
+
+import numpy as np
+
+from ..errors import ConfigError
+from .agreement import (
+    BOX,
+    ENTRY,
+    Keys,
+    box_key,
+    checked_keys,
+    list_digest,
+    mask_key,
+    own_key,
+    roster_digest,
+    views_digest,
+)
+from .masks import KEY, Identity, Pair, Words, sealed, unsealed
+from .shamir import SECRET, SHARE, split
+from .terms import Terms
+from .wire import Kind, Reader, digest, number, packed, refused, table
+
+Contribute = Callable[[int], np.ndarray]
+"""The size of the roster -> the words that a client contributes, (D,), charged before they exist.
+It is called once an attempt, after all checks."""
+
+# what a client is asked, in order
+_QUESTIONS = (Kind.ROSTER, Kind.BOXES, Kind.NAMES)
+
+
+class Member:
+    """One client's part in one attempt. All its secrets are new, and in memory only.
+
+    Args:
+        terms: of the attempt.
+        name: of the client.
+        identity: its identity key.
+
+    Attributes:
+        keys: the message of the first step.
+
+    Raises:
+        ConfigError: the client is not in the population, or has another key there.
+    """
+
+    def __init__(self, terms: Terms, name: str, identity: Identity) -> None:
+        self._terms = terms
+        self._place = terms.place(name)
+        if terms.identities[name] != identity.public:
+            raise ConfigError(
+                f"The identity key of client {name!r} on this node is not that of the settings."
+            )
+        # Both are shared out: the server needs one of them, if the row came or if it did not.
+        self._mask_seed = secrets.token_bytes(SECRET)
+        self._own_seed = secrets.token_bytes(SECRET)
+        self._mask = Pair(self._mask_seed)
+        self._box = Pair(secrets.token_bytes(KEY))
+        keys = self._mask.public + self._box.public + digest(self._own_seed)
+        self._entry = keys + identity.signed(terms.statement(self._place, keys))
+        self.keys = packed(Kind.KEYS, terms.digest, number(self._place), self._entry)
+        self._roster: dict[int, Keys] = {}
+        self._roster_digest = b""
+        self._agreed: dict[int, bytes] = {}  # with the box keys of others
+        # the shares that this client holds, of mask keys and of own masks, by client
+        self._held: dict[int, tuple[bytes, bytes]] = {}
+        self._views = b""
+        self._answers: dict[Kind, tuple[bytes, bytes]] = {}
+        self._over = False
+        # Two questions at once could both find that none was answered.
+        self._lock = Lock()
+
+    def shares(self, roster: bytes) -> bytes:
+        """Answers the roster with boxes for all other clients.
+
+        Raises:
+            SecureSumError: the message is refused; the client has not moved.
+        """
+        return self._answered(Kind.ROSTER, roster, self._divided)
+
+    def row(self, boxes: bytes, contribute: Contribute) -> bytes:
+        """Answers the boxes of the other clients with the masked row.
+
+        Args:
+            boxes: the message.
+            contribute: charges the client, and returns its words with their noise.
+
+        Raises:
+            SecureSumError: the message is refused; the client has not moved.
+            Exception: any that ``contribute`` raises. The client has no further answer then.
+        """
+        return self._answered(Kind.BOXES, boxes, partial(self._masked, contribute))
+
+    def opening(self, names: bytes) -> bytes:
+        """Answers the names of the rows that came with one share of every client.
+
+        Raises:
+            SecureSumError: the message is refused; the client has not moved.
+        """
+        return self._answered(Kind.NAMES, names, self._opened)
+
+    def _answered(self, kind: Kind, message: bytes, act: Callable[[Reader], bytes]) -> bytes:
+        """Returns the one answer of a step."""
+        with self._lock:
+            if kind in self._answers:
+                # A message that was lost may be repeated, and says nothing new.
+                asked, answer = self._answers[kind]
+                if asked != message:
+                    raise refused(kind, "another one was answered in this attempt")
+                return answer
+            if self._over:
+                raise refused(kind, "the part of this client in the attempt has ended")
+            if kind != _QUESTIONS[len(self._answers)]:
+                raise refused(kind, "it is out of order")
+            answer = act(Reader(message, kind, self._terms.digest))
+            self._answers[kind] = (message, answer)
+            if kind == Kind.NAMES:
+                self._forget()
+            return answer
+
+    def _forget(self) -> None:
+        """Ends the client's part; the answers stay, so that they can be repeated."""
+        self._over = True
+        self._held = {}
+        self._mask_seed = b""
+        self._own_seed = b""
+
+    def _divided(self, reader: Reader) -> bytes:
+        terms = self._terms
+        entries = reader.table(ENTRY)
+        # A process before this one may have signed other keys for the same attempt.
+        if entries.get(self._place) != self._entry:
+            raise reader.refused("it does not have the keys of this client")
+        if not terms.accepts(len(entries)):
+            raise reader.refused("it has too few clients to protect this one")
+        roster = {}
+        for place, entry in entries.items():
+            roster[place] = checked_keys(terms, place, entry, reader)
+        whole = roster_digest(terms, table(entries))
+        agreed = {}
+        for place, theirs in roster.items():
+            common = self._box.agreed(theirs.box)
+            if common is None:
+                raise reader.refused("it has a key with which nothing is secret")
+            agreed[place] = common
+        points = [place + 1 for place in roster]
+        threshold = terms.threshold(len(roster))
+        pairs = zip(
+            split(self._mask_seed, points, threshold),
+            split(self._own_seed, points, threshold),
+            strict=True,
+        )
+        boxes = {}
+        for place, (mask, own) in zip(roster, pairs, strict=True):
+            held = (mask.to_bytes(SHARE, "little"), own.to_bytes(SHARE, "little"))
+            if place == self._place:
+                self._held[place] = held
+            else:
+                key = box_key(agreed[place], whole, self._place, place)
+                boxes[place] = sealed(key, b"".join(held), whole)
+        self._roster = roster
+        self._agreed = agreed
+        self._roster_digest = whole
+        sender = number(self._place)
+        return packed(Kind.SHARES, terms.digest, sender, whole, table(boxes))
+
+    def _masked(self, contribute: Contribute, reader: Reader) -> bytes:
+        terms = self._terms
+        whole = self._roster_digest
+        reader.expect(whole, "it is of another roster")
+        boxes = reader.table(BOX)
+        # A lost row may cost as many masks as there are clients, and a small sum their privacy.
+        size = len(self._roster)
+        if self._place in boxes or not boxes.keys() <= self._roster.keys():
+            raise reader.refused("it has a box of a client that has none for this one")
+        if len(boxes) + 1 < terms.threshold(size):
+            raise reader.refused("it lacks the boxes of more clients than may be missing")
+        held = {}
+        for place, box in boxes.items():
+            held[place] = self._unboxed(place, box, reader)
+        views = views_digest(whole, [*boxes, self._place])
+        masks = {}
+        for place in boxes:
+            agreed = self._mask.agreed(self._roster[place].mask)
+            if agreed is None:
+                raise reader.refused("the roster has a key with which nothing is secret")
+            masks[place] = mask_key(agreed, views, self._place, place)
+        # From here on the client may be charged: whatever happens, there is no second row.
+        self._over = True
+        contributed = contribute(size)
+        words = Words(terms.length, terms.bits)
+        words.add(_row_of(contributed, terms))
+        words.add_mask(own_key(self._own_seed, views, self._place))
+        for place, key in masks.items():
+            # One of the two adds what the other subtracts.
+            if self._place < place:
+                words.add_mask(key)
+            else:
+                words.subtract_mask(key)
+        self._held.update(held)
+        self._views = views
+        self._over = False
+        return packed(Kind.ROW, terms.digest, number(self._place), views, words.to_bytes())
+
+    def _unboxed(self, place: int, box: bytes, reader: Reader) -> tuple[bytes, bytes]:
+        """Returns the two shares in a box of client ``place``."""
+        key = box_key(self._agreed[place], self._roster_digest, place, self._place)
+        content = unsealed(key, box, self._roster_digest)
+        if content is None:
+            name = self._terms.names[place]
+            raise reader.refused(f"the box of client {name!r} is not one that it made for this")
+        return content[:SHARE], content[SHARE:]
+
+    def _opened(self, reader: Reader) -> bytes:
+        terms = self._terms
+        reader.expect(self._views, "it is of another roster or of other boxes")
+        came = reader.table(0).keys()
+        if not came <= self._held.keys():
+            raise reader.refused("it names a client whose box did not come here")
+        # The key of its own masks would open the row that it has sent.
+        if self._place not in came:
+            raise reader.refused("it does not name this client, whose row was sent")
+        if len(came) < terms.threshold(len(self._roster)):
+            raise reader.refused("more clients are missing than may be")
+        shares = {}
+        for place, (mask, own) in self._held.items():
+            # Never both: together they would open the row of that client alone.
+            if place in came:
+                shares[place] = own
+            else:
+                shares[place] = mask
+        sender = number(self._place)
+        return packed(Kind.OPENING, terms.digest, sender, list_digest(came), table(shares))
+
+
+def _row_of(words: np.ndarray, terms: Terms) -> np.ndarray:
+    """Returns the words that a client contributes, checked."""
+    expected = np.dtype(f"<u{terms.bits // 8}")
+    if words.shape != (terms.length,) or words.dtype != expected:
+        raise ConfigError(
+            f"A client contributes {words.dtype} of shape {words.shape} to a secure sum of "
+            f"{terms.length:,} words of {terms.bits} bits; accepted: {expected.name} of shape "
+            f"({terms.length},)."
+        )
+    return words
