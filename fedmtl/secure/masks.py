@@ -125,7 +125,7 @@ class Words:
 
     def __init__(self, length: int, bits: int) -> None:
         self._words = np.zeros(length, dtype=f"<u{bits // 8}")
-        self._stream = np.empty(_BLOCK + TAG, dtype=np.uint8)
+        self._stream = memoryview(bytearray(_BLOCK + TAG))
 
     def add(self, words: np.ndarray) -> None:
         """Adds words (D,) of the same dtype."""
@@ -148,7 +148,7 @@ class Words:
         for first in range(0, len(self._words), block):
             part = self._words[first : first + block]
             written = cipher.update_into(memoryview(_ZEROS)[: size * len(part)], self._stream)
-            mask = self._stream[:written].view(self._words.dtype)
+            mask = np.frombuffer(self._stream[:written], dtype=self._words.dtype)
             change(part, mask, out=part)
 
     def to_bytes(self) -> bytes:
