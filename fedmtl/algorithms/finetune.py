@@ -31,6 +31,7 @@ from ..local.per_example import ALIKE, DropoutKeys, example_gradients
 from ..local.train import address_of
 from .base import Algorithm, Problem, Public
 from .cohort import AFTER, Cohort
+from .returned import checked_models, unchanged
 
 FINETUNE_ROUND = AFTER - 1
 """The round number that addresses the batches of finetuning."""
@@ -158,9 +159,21 @@ class Personalization(Checked, ABC):
         Returns:
             (k, D).
         """
-        reached = self.reach(problem, start, clients)[:, : problem.dimension]
+        reached = self.reached(problem, start, clients)[:, : problem.dimension]
         models, _ = settled(reached, start)
         return models
+
+    def reached(self, problem: Problem, start: Tensor, clients: Tensor) -> Tensor:
+        """Returns the models of :meth:`reach`, with its arguments.
+
+        Raises:
+            ConfigError: they are no tensor (k, D + parts).
+            PrivacyError: ``start`` was changed in place.
+        """
+        function = f"{type(self).__name__}.reach"
+        with unchanged(function, {"start": start}):
+            models = self.reach(problem, start, clients)
+        return checked_models(function, models, len(clients), problem.dimension + len(self.parts))
 
 
 def personalization_of(value: Any) -> Any:

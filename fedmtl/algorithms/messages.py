@@ -81,9 +81,13 @@ def _joined(parts: list[Tensor], places: list[Tensor]) -> Tensor:
     if len(parts) == 1 and torch.equal(places[0], torch.arange(count)):
         return parts.pop()
     first = parts[0]
-    whole = first.new_empty(*first.shape[:-2], count, first.shape[-1])
-    del first
+    dtype = first.dtype
+    # clients that start from earlier models may have rows of another precision
+    for part in parts:
+        dtype = torch.promote_types(dtype, part.dtype)
+    whole = first.new_empty(*first.shape[:-2], count, first.shape[-1], dtype=dtype)
+    del first, part
     for place in places:
         part = parts.pop(0)
-        whole[..., place.to(part.device), :] = part
+        whole[..., place.to(part.device), :] = part.to(dtype)
     return whole

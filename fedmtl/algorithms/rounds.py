@@ -18,6 +18,7 @@ from .base import Algorithm, Public, State
 from .cohort import Cohort, Own
 from .messages import Messages
 from .problem import Problem
+from .returned import checked_models, checked_own, checked_public, checked_update, unchanged
 from .starts import one_start_needed, starts, weighted
 from .store import ClientStore
 
@@ -182,7 +183,7 @@ class RoundAlgorithm(Algorithm):
         known = {**state.earlier, block.first: state.public}
         for start in starts(mine, ascending, known, self.own_starts):
             for ids, c in self._pieces(start, store):
-                rows, own = self.client_update(c)
+                rows, own = self._updated(c)
                 store.scatter_all(ids, own)
                 if asked is not None:
                     weights = asked.weights[torch.searchsorted(ascending.cohort, ids)]
@@ -197,8 +198,22 @@ class RoundAlgorithm(Algorithm):
         # clients of a method that needs the new public state in the same round
         if type(self).receive is not RoundAlgorithm.receive:
             for ids, c in self._pieces(replace(mine, public=state.public), store):
-                store.scatter_all(ids, self.receive(c))
+                store.scatter_all(ids, self._received(c))
         return state
+
+    def _updated(self, c: Cohort) -> tuple[Mapping[str, Tensor], Own]:
+        """Returns the messages and new states of a cohort, which fit the releases and the store."""
+        method = type(self).__name__
+        with unchanged(f"{method}.client_update", c.public):
+            returned = self.client_update(c)
+        return checked_update(method, c, returned)
+
+    def _received(self, c: Cohort) -> Own:
+        """Returns the states of a cohort at the end of a round, which fit the store."""
+        function = f"{type(self).__name__}.receive"
+        with unchanged(function, c.public):
+            own = self.receive(c)
+        return checked_own(function, c, own)
 
     def _pieces(self, mine: Cohort, store: ClientStore) -> Iterator[tuple[Tensor, Cohort]]:
         """Yields the clients of this process piece by piece: their ids, and their cohort with their
@@ -242,8 +257,14 @@ class RoundAlgorithm(Algorithm):
         noise = {name: channel.noise_std(name) for name in rows}
         bounds = {name: channel.bound_of(name) for name in rows}
         released = Released(values, channel.denominator, noise, block.first, bounds)
-        return self.server_update(problem, public, released)
+        function = f"{type(self).__name__}.server_update"
+        with unchanged(function, public):
+            moved = self.server_update(problem, public, released)
+        return checked_public(function, moved)
 
     def personalize(self, problem: Problem, state: State, clients: Tensor) -> Tensor:
         own = state.private.gather_all(clients)
-        return self.personal_models(Cohort(problem, clients, state.public, own))
+        function = f"{type(self).__name__}.personal_models"
+        with unchanged(function, state.public):
+            models = self.personal_models(Cohort(problem, clients, state.public, own))
+        return checked_models(function, models, len(clients), problem.dimension)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..algorithms.base import Algorithm, Problem, State
+from ..algorithms.returned import check_state, checked_plans
 from ..data import FederatedDataset
 from ..errors import ConfigError
 from ..local import gradient_plan
@@ -86,7 +87,7 @@ def releases_of(
     Raises:
         ConfigError: records are protected, and the algorithm does not train locally.
     """
-    plans = tuple(algorithm.plan(problem, schedule))
+    plans = checked_plans(type(algorithm).__name__, algorithm.plan(problem, schedule))
     if algorithm.accepts_empty_clients:
         plans = tuple(
             replace(plan, without_data=True) if isinstance(plan, ReleasePlan) else plan
@@ -213,7 +214,9 @@ class Engine:
 
     def init(self, run: Run) -> State:
         """Returns the state before the first step."""
-        return run.algorithm.init(run.problem, run.settings.runs)
+        state = run.algorithm.init(run.problem, run.settings.runs)
+        check_state(type(run.algorithm).__name__, state, State)
+        return state
 
     def step(self, run: Run, state: State, block: Block) -> State:
         """Returns the state after a block.

@@ -142,7 +142,7 @@ def finetuned(
         models = {"shared": trained.shared.expand(problem.clients, -1)} | models
     with noticed(f"{name}: finetuning {problem.clients:,} clients, {finetune.text()}"):
         reached = problem.spread(
-            lambda own: finetune.reach(problem, rows_at(start, own), own), everyone
+            lambda own: finetune.reached(problem, rows_at(start, own), own), everyone
         )
     # A client's row is its model, and behind it the weights of the models that it averaged.
     reached, weights = reached.split([problem.dimension, len(finetune.parts)], 1)

@@ -145,6 +145,11 @@ def _check_kinds(settings: Any) -> None:
     ):
         if not isinstance(value, kinds) and not (name in AUTO and is_auto(value)):
             raise ConfigError(f"{name} is {value!r}; give {accepted}.")
+    if not is_auto(algorithm) and not isinstance(getattr(algorithm, "name", None), str):
+        raise ConfigError(
+            f"{type(algorithm).__name__} has no name, which results and reports need; give its "
+            "class one, such as name = 'mine'."
+        )
     if is_auto(algorithm) and isinstance(settings.schedule, Buffered):
         raise ConfigError(
             "algorithm=auto chooses among methods that need one public state for all clients of a "
