@@ -7,7 +7,7 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedmtl.flower.server._PAUSE", 0.0)
+    monkeypatch.setattr("fedmtl.flower.nodes._PAUSE", 0.0)
 
 
 @pytest.fixture

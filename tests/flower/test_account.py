@@ -24,7 +24,7 @@ from flwr.app import ConfigRecord, RecordDict
 
 from fedmtl.flower.messages import NAME, ROUND, facts_of, pack, tensors_of
 from fedmtl.flower.node import Node
-from fedmtl.flower.server import Nodes
+from fedmtl.flower.nodes import Nodes
 from tests.algorithms.test_client_half import CLIENTS, ROUNDS, trainer_of
 from tests.flower.grid import LocalGrid
 from tests.flower.test_apps import (
@@ -455,9 +455,9 @@ def test_a_node_that_does_not_say_its_name_is_waited_for_once(
     """It has the patience of a round at the start, and no round waits for it later; a name that comes late counts."""
     now = [0.0]
     monkeypatch.setattr(
-        "fedmtl.flower.server.time.sleep", lambda seconds: now.__setitem__(0, now[0] + seconds)
+        "fedmtl.flower.nodes.time.sleep", lambda seconds: now.__setitem__(0, now[0] + seconds)
     )
-    monkeypatch.setattr("fedmtl.flower.server.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("fedmtl.flower.nodes.time.monotonic", lambda: now[0])
     server, grid = apart(small(), tmp_path)
     late, silent = next(node for node, name in grid.nodes.items() if name == "client-2"), [True]
 
