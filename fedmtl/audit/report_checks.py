@@ -9,6 +9,7 @@ from typing import Any
 from ..privacy.cost import normalized
 from ..privacy.record_terms import OF_RECORDS
 from ..privacy.report import PrivacyReport
+from ..schedules.buffered import MEASURED
 from .finished_run import Answer, FinishedRun, NotCovered
 from .lines import differences
 from .restated import claimed, near
@@ -75,7 +76,10 @@ def check_settings(run: FinishedRun) -> Answer:
         wrong += differences(kind["price"], facts | own, text)
     wrong += differences(run.report, made, "{} is {!r} in privacy.json and {!r} in the ledger")
     wrong += _population(run)
-    if header["replays_free"] == (privacy["source"] == "secure"):
+    fresh = privacy["source"] == "secure"
+    if schedule is not None and schedule.get("latency") == MEASURED:
+        fresh = True
+    if header["replays_free"] == fresh:
         wrong.append(
             f"source is {privacy['source']!r} and replays_free {header['replays_free']} "
             "in the ledger"

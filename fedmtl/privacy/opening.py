@@ -288,11 +288,13 @@ class _Opening:
             return None
         header["outside"] = list(outside)
         header.setdefault("sampler", str(self.schedule))  # of clients that act one at a time
+        # a round is the same release again only if its cohort and its noise are
+        repeatable = self.sampler is None or self.sampler.repeatable
         return Ledger(
             path,
             header,
             fingerprint=self.fingerprint,
-            replays_free=self.sources[0].name == "seeded",
+            replays_free=repeatable and self.sources[0].name == "seeded",
             clients=None if terms.caps is None else clients,
             resume=self.resume,
         )

@@ -97,6 +97,11 @@ class BoundSampler(ABC):
         """Returns the least number of rounds between two participations of a client."""
         return 1
 
+    @property
+    def repeatable(self) -> bool:
+        """Returns True if the same coins draw the same cohort again."""
+        return True
+
     def capped(self, steps: int) -> BoundSampler:
         """Returns the sampler with its own cap for a run.
 

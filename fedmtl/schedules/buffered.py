@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import torch
@@ -15,14 +16,15 @@ from .._check import bounded, given, non_negative, positive, positive_int
 from ..errors import BudgetExhausted, ConfigError
 from ..privacy.samplers import BoundSampler
 from ..random import Coins
-from .activations import BoundSchedule
-from .answers import Answers, Limits, Server
+from .answers import Answers, Limits, Server, Simulation
 from .block import Asked, Block
 from .clocks import COUNT, Latencies, entries_of
 from .dropouts import Dropouts
 from .latency import RandomLatency, TraceLatency
 
 Staleness = Literal["sqrt", "none"]
+MEASURED = "measured"
+"""The law of the latencies of real clients, in the header of a ledger."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +128,11 @@ class Buffered:
             cohort=self.buffer,
             max_uses=self.per_client,
             rest=self.rest,
-            population=Population(self, times, seed),
+            population=Population(
+                self,
+                torch.argsort(times.keys, stable=True),
+                partial(Simulation, times, seed, self.latency == 0),
+            ),
         )
 
     @property
@@ -156,18 +162,15 @@ class Population:
 
     Attributes:
         settings: of the schedule.
-        times: latencies and absences of the clients.
-        seed: of the latencies and absences.
+        order: int64 (n,), the clients in the order of their keys.
+        serve: makes the server that asks them, from its limits; None if nobody asks here.
+        foreseen: True if the settings and the seed say who answers when; False of real clients.
     """
 
     settings: Buffered
-    times: BoundSchedule
-    seed: int
-
-    @cached_property
-    def order(self) -> Tensor:
-        """Returns the clients in the order of their keys, int64 (n,)."""
-        return torch.argsort(self.times.keys, stable=True)
+    order: Tensor
+    serve: Callable[[Limits], Server] | None
+    foreseen: bool = True
 
 
 @dataclass(frozen=True)
@@ -202,17 +205,32 @@ class BoundBuffered(BoundSampler):
 
     def capped(self, steps: int) -> BoundBuffered:
         """Returns this schedule with a cap: without one of its own, the most answers of a client
-        that ``steps`` steps use.
+        that ``steps`` steps use, or may use if clients are real.
 
         Args:
             steps: planned number of steps.
         """
         if self.max_uses is not None:
             return self
+        if not self.clients.foreseen:
+            return replace(self, max_uses=math.ceil(steps / self.rest))
         return replace(self, max_uses=max(1, int(self.uses(steps).max())))
 
     def with_cap(self, max_uses: int) -> BoundBuffered:
         return replace(self, max_uses=max_uses)
+
+    def deployed(self, serve: Callable[[Limits], Server] | None = None) -> BoundBuffered:
+        """Returns this schedule with real clients, which answer when they do.
+
+        Args:
+            serve: makes the server that asks them; None for a client, which asks nobody.
+        """
+        return replace(self, population=replace(self.clients, serve=serve, foreseen=False))
+
+    @property
+    def repeatable(self) -> bool:
+        """Returns False if clients are real: a step that is repeated has other answers."""
+        return self.population is None or self.clients.foreseen
 
     @property
     def recorded(self) -> dict[str, Any]:
@@ -230,6 +248,8 @@ class BoundBuffered(BoundSampler):
                 staleness=settings.staleness,
                 latency=settings.law,
             )
+            if not self.population.foreseen:
+                facts["latency"] = MEASURED
         return facts
 
     def describe(self) -> str:
@@ -266,20 +286,32 @@ class BoundBuffered(BoundSampler):
             max_staleness=settings.max_staleness,
             rest=settings.rest,
             most=self.max_uses,
-            at_once=settings.latency == 0,
         )
-        return Server(clients.times, clients.seed, limits)
+        assert clients.serve is not None
+        return clients.serve(limits)
 
     def answers(self, step: int) -> Answers:
         """Returns the answers of a step.
 
         Args:
-            step: its number, from 0. The steps before it are simulated, each once.
+            step: its number, from 0. The steps before it are simulated, each once; real clients
+                are asked for this step alone.
 
         Raises:
             BudgetExhausted: too few clients can answer: they are at the cap, or never come back.
         """
         return self._server.answers(step)
+
+    def kept(self, step: int) -> frozenset[int]:
+        """Returns the versions that a checkpoint after a step holds: those from which answers that
+        may still be used started. Real clients hold their own.
+
+        Args:
+            step: its number.
+        """
+        if not self.clients.foreseen:
+            return frozenset()
+        return self.answers(step).kept
 
     def steps(self, stop: int) -> Iterator[Answers]:
         """Yields the server steps 0 to ``stop - 1``.

@@ -173,6 +173,8 @@ class Run:
         if not isinstance(self.settings.bound, BoundBuffered) or not state.public:
             return
         sampler = self.channel.sampler
+        if not sampler.clients.foreseen:
+            return
         size = sum(tensor.nbytes for tensor in state.public.values())
         most = sampler.versions_kept
         logger.info("Buffered keeps up to %d shared models, %d bytes", most, most * size)

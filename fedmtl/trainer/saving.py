@@ -115,7 +115,7 @@ def _earlier(run: Run, names: Set[str], checkpoint: Checkpoint) -> dict[int, dic
     assert folder is not None  # a checkpoint was read from it
     needed: frozenset[int] = frozenset()
     if isinstance(run.settings.bound, BoundBuffered) and checkpoint.step > 0:
-        needed = run.channel.sampler.answers(checkpoint.step - 1).kept
+        needed = run.channel.sampler.kept(checkpoint.step - 1)
     earlier = {f"v{version}": dict[str, Tensor]() for version in needed}
     strange = [key for key in checkpoint.earlier if key.partition("/")[0] not in earlier]
     for key, tensor in checkpoint.earlier.items():
