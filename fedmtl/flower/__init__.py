@@ -4,6 +4,7 @@ The settings are those of a :class:`~fedmtl.Trainer` whose data is a :func:`popu
 shapes, no records. :func:`server_app` makes a Flower ``ServerApp`` of it, which is ``Trainer.fit``
 with the clients elsewhere. :func:`client_app` makes a ``ClientApp``, which keeps a client's model
 in a folder of its node. docs/pages/deploy.md leads from nothing to three nodes and a certificate.
+With ``schedule=Buffered(...)`` the server waits for no node.
 
 Guarantees:
 
@@ -17,7 +18,7 @@ Guarantees:
   the network with the names of the cohort.
 - If records are protected, or rows have noise against the server, the noise is the node's own. So
   is the account: a ledger on its disk, charged before it computes, whatever a server asks and
-  however often.
+  however often, and whether it uses the answer or not.
 - Nothing else leaves a node: scores and personal models stay in its folder, and a reply after an
   error is empty.
 """

@@ -5,11 +5,14 @@ make a node release more than was planned. The ledger is that of all runs that t
 part in, for any server. Every answer is a session of it: the ledger is opened, charged on the disk,
 and closed when the answer is on the disk. Rounds in which the node was not asked are written as
 such. In secure mode an answer that a crash has lost stays charged.
+
+An answer is charged because it is sent, whatever becomes of it. So a server that waits for nobody
+is charged for answers that come too late, and after the end, like for those that it uses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 
@@ -27,6 +30,8 @@ from ..privacy.report import SIMULATED
 from ..privacy.reporting import privacy_report
 from ..privacy.row_noise import row_facts
 from ..privacy.samplers import BoundSampler
+from ..schedules import BoundBuffered
+from ..schedules.answers import Limits, Server
 from ..trainer import Trainer
 from ..trainer.engine import open_run
 from ..trainer.fingerprint import fingerprint
@@ -34,6 +39,20 @@ from ..trainer.folder import RunFolder
 from .messages import logger
 
 _REMEDY = "Run with privacy.source=secure, or simulate it anew in a new folder"
+
+
+def schedule_of(trainer: Trainer, serve: Callable[[Limits], Server] | None = None) -> BoundSampler:
+    """Returns the schedule of a run with nodes.
+
+    Args:
+        trainer: the settings.
+        serve: makes the server that waits for nobody; None on a node.
+    """
+    bound = trainer.bound
+    assert isinstance(bound, BoundSampler)  # clients that act one at a time have no nodes
+    if isinstance(bound, BoundBuffered):
+        return bound.deployed(serve)
+    return bound
 
 
 class NodeAccount:
@@ -72,7 +91,7 @@ class NodeAccount:
             self.records = replace(privacy, epsilon=epsilon)
             # outside of an answer the node releases nothing and needs no budget
             settings = replace(trainer, privacy=None)
-        channel = open_run(settings, population)
+        channel = open_run(settings, population, sampler=schedule_of(trainer))
         assert isinstance(channel, Rounds)
         self.channel = channel
 
@@ -170,9 +189,8 @@ class NodeAccount:
 
     def _of_records(self, privacy: RecordPrivacy) -> Rounds:
         """Returns the channel of the node's own local steps, which continues its ledger."""
-        sampler = self.trainer.bound
+        sampler = schedule_of(self.trainer)
         rounds = self.problem.rounds
-        assert isinstance(sampler, BoundSampler)
         most = None
         if not privacy.noiseless:
             most = most_participations(sampler.capped(rounds), rounds)

@@ -1,9 +1,12 @@
-"""The last answer of a node, on its disk, and the digest of the question to it."""
+"""The last answer of a node, on its disk, and the digest of the question to it; the folder of a
+node, which one process holds at a time."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
@@ -11,6 +14,7 @@ from urllib.parse import quote
 import torch
 from flwr.app import RecordDict
 
+from .._files import claimed
 from ..algorithms.cohort import Own
 from ..trainer.tensor_files import read_parts, write_parts
 from .messages import facts_of, tensors_of
@@ -18,6 +22,7 @@ from .messages import facts_of, tensors_of
 # Letters of the name of a folder: the most, and those that stay of a longer one.
 _LONGEST = 200
 _BEGINNING = 100
+_PAUSE = 0.1  # seconds between two looks at a folder that another process holds
 
 
 def folder_name(name: str) -> str:
@@ -35,12 +40,27 @@ def folder_name(name: str) -> str:
     return f"{text[:_BEGINNING]}%-{end}"
 
 
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Holds the folder of a node for one answer, after the answers that other processes compute."""
+    with ExitStack() as stack:
+        waiting = True
+        while waiting:
+            try:
+                stack.enter_context(claimed(folder))
+                waiting = False
+            except BlockingIOError:
+                time.sleep(_PAUSE)
+        yield
+
+
 @dataclass(frozen=True)
 class Answer:
     """The last answer of a client in a run, as it is on the node's disk.
 
     Attributes:
-        before: rounds that had ended when a row of the client last counted, without this answer.
+        before: 1 + the last round for which the client was asked and whose row counted, without
+            this answer; 0 for none.
         after: the same number if this answer counts.
         asked: a digest of the question and of the client's state.
         parts: tensors by name: the client's state before the round (``"before"``), after it

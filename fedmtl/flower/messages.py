@@ -54,22 +54,31 @@ def tensors_of(content: RecordDict, name: str) -> dict[str, Tensor]:
         raise ValueError(f"{name}: {error}") from error
 
 
-def checked_rows(content: RecordDict | None, sizes: Mapping[str, int]) -> dict[str, Tensor]:
+def checked_rows(
+    content: RecordDict | None, sizes: Mapping[str, int], run: str, step: int
+) -> dict[str, Tensor]:
     """Returns the rows of a reply, (1, d) float32 or float64 by release.
 
     Args:
         content: of the reply; None without one.
         sizes: d of every release.
+        run: identity of the run that was asked for.
+        step: number of the round that was asked for.
 
     Raises:
-        ValueError: no reply, other releases, another shape or dtype, or values that are not finite.
-            The message says which of them.
+        ValueError: no reply, a reply to another question, other releases, another shape or dtype,
+            or values that are not finite. The message says which of them.
     """
     if content is None:
         raise ValueError("no answer in time")
     if "rows" not in content.array_records:
         # a method without releases sends an empty record of rows
         raise ValueError("it has no rows" if sizes else "it is empty")
+    facts = facts_of(content)
+    if facts.get("run") != run:
+        raise ValueError("its answer is to another run")
+    if facts.get("round") != step:
+        raise ValueError(f"its answer is not to round {step + 1}, for which it was asked")
     rows = tensors_of(content, "rows")
     if rows.keys() != sizes.keys():
         raise ValueError("its releases are not those of the algorithm")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -34,7 +35,7 @@ from ..trainer.problem import coded_for
 from ..trainer.scored import Scored
 from ..trainer.tables import client_rows
 from .account import NodeAccount
-from .answers import Answer, digest, folder_name
+from .answers import Answer, digest, folder_name, held
 from .messages import (
     FINISH,
     NAME,
@@ -90,7 +91,12 @@ def client_app(
                 place = Path(str(context.node_config.get("folder", folder)))
                 read = partial(records, name, context.node_config)
                 nodes[name] = Node(trainer, name, read, place)
-            content = act(nodes[name], message.content)
+            node = nodes[name]
+            with ExitStack() as stack:
+                # Flower may start a process for a message while another one computes an answer
+                if act is not Node.hello:
+                    stack.enter_context(held(node.folder))
+                content = act(node, message.content)
         except Exception as error:
             # the text of an error may have values of the records: it stays in the node's log, and
             # the reply to the server is empty
@@ -220,7 +226,8 @@ class Node:
                 answer = Answer(int(facts["counted"]), step + 1, asked, parts)
                 # on the disk before the ledger is closed: the answer can be repeated
                 answer.write(self._path(content))
-        return pack({}, rows=answer.parts["rows"])
+        question = {"run": facts["run"], "round": step}
+        return pack(question, rows=answer.parts["rows"])
 
     def _repeated(
         self, content: RecordDict, answer: Answer | None, step: int, asked: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
@@ -12,6 +12,11 @@ from ..errors import TrainingError
 from .messages import NAME, facts_of, logger, pack
 
 _PAUSE = 0.2  # seconds between two questions for replies
+
+
+def pause() -> None:
+    """Waits until replies are asked for again."""
+    time.sleep(_PAUSE)
 
 
 class Nodes:
@@ -64,6 +69,11 @@ class Nodes:
         left_out = "the others are left out of the sums"
         logger.warning("%d of %d clients are connected; %s", count, clients, left_out)
 
+    @property
+    def there(self) -> Collection[str]:
+        """Returns the clients of :meth:`connected` as of its last call."""
+        return self._nodes.keys()
+
     def connected(self) -> Mapping[str, int]:
         """Returns the nodes by client.
 
@@ -78,7 +88,10 @@ class Nodes:
         for node in sorted(there - known):
             questions.append(Message(pack({}), node, NAME, ttl=self.patience))
         self._asked.update(self._pushed(questions))
-        for node, reply in self._replies(self._asked, 0.0):
+        for number, reply in self.poll(self._asked).items():
+            node = self._asked.pop(number)
+            if reply is None:
+                continue
             name = facts_of(reply).get("name")
             if name not in self.names:
                 self._strangers.add(node)
@@ -91,7 +104,7 @@ class Nodes:
         return self._nodes
 
     def ask(self, kind: str, contents: Mapping[str, RecordDict]) -> dict[str, RecordDict]:
-        """Sends each client its message.
+        """Sends each client its message, and waits for the replies.
 
         Args:
             kind: of the messages.
@@ -100,13 +113,44 @@ class Nodes:
         Returns:
             The replies that come in time, by client.
         """
+        names = self.send(kind, contents)
+        return {names[number]: reply for number, reply in self._replies(set(names), self.patience)}
+
+    def send(self, kind: str, contents: Mapping[str, RecordDict]) -> dict[str, str]:
+        """Sends each client its message, and waits for nobody.
+
+        Args:
+            kind: of the messages.
+            contents: of the messages by client; a client that is not connected gets none.
+
+        Returns:
+            The client of each message that was taken, by the message's number.
+        """
         nodes = self.connected()
         names = {nodes[name]: name for name in contents if name in nodes}
         messages = []
         for node, name in names.items():
             messages.append(Message(contents[name], node, kind, ttl=self.patience))
-        replies = self._replies(self._pushed(messages), self.patience)
-        return {names[node]: reply for node, reply in replies}
+        return {number: names[node] for number, node in self._pushed(messages).items()}
+
+    def poll(self, sent: Iterable[str]) -> dict[str, RecordDict | None]:
+        """Returns the replies that have come, by the number of the message.
+
+        Args:
+            sent: numbers of the messages.
+
+        Returns:
+            Their contents; None for a reply that is an error, or that cannot be read.
+        """
+        numbers = list(sent)
+        found: dict[str, RecordDict | None] = {}
+        if not numbers:
+            return found
+        for number, reply in self._pulled(numbers):
+            # a second reply to one message counts no more than one to none
+            if number in numbers and number not in found:
+                found[number] = reply
+        return found
 
     def _pushed(self, messages: list[Message]) -> dict[str, int]:
         """Sends messages; returns the node of each that was taken, by the message's number."""
@@ -119,34 +163,43 @@ class Nodes:
                 nodes[number] = message.metadata.dst_node_id
         return nodes
 
-    def _replies(self, waiting: dict[str, int], seconds: float) -> Iterable[tuple[int, RecordDict]]:
-        """Yields node and content of every reply that comes within ``seconds``.
+    def _replies(self, sent: Collection[str], seconds: float) -> Iterable[tuple[str, RecordDict]]:
+        """Yields number and content of every reply that comes within ``seconds``.
 
         A reply that is an error, or that cannot be read, is left out.
 
         Args:
-            waiting: the node of each message by its number; answered messages are taken out of it.
+            sent: numbers of the messages.
             seconds: to wait.
         """
+        waiting = set(sent)
         end = time.monotonic() + seconds
         while waiting:
-            for reply in self._pulled(list(waiting), waiting):
-                node = waiting.pop(reply.metadata.reply_to_message_id, None)
-                if node is not None and reply.has_content():
-                    yield node, reply.content
+            for number, reply in self.poll(sorted(waiting)).items():
+                waiting.discard(number)
+                if reply is not None:
+                    yield number, reply
             if waiting and time.monotonic() >= end:
                 return
             if waiting:
-                time.sleep(_PAUSE)
+                pause()
 
-    def _pulled(self, sent: list[str], waiting: dict[str, int]) -> Iterable[Message]:
-        """Yields the replies that have come to the messages ``sent``."""
+    def _pulled(self, sent: list[str]) -> Iterable[tuple[str, RecordDict | None]]:
+        """Yields the replies that have come to the messages ``sent``, as :meth:`poll` returns
+        them."""
         try:
-            yield from list(self.grid.pull_messages(sent))
+            replies = list(self.grid.pull_messages(sent))
         except Exception:
             # one reply that cannot be read must not cost the others theirs: they are pulled singly
             if len(sent) == 1:
-                logger.warning("the reply of node %d cannot be read", waiting.pop(sent[0]))
+                logger.warning("the reply to message %s cannot be read", sent[0])
+                yield sent[0], None
                 return
             for number in sent:
-                yield from self._pulled([number], waiting)
+                yield from self._pulled([number])
+            return
+        for reply in replies:
+            content = None
+            if reply.has_content():
+                content = reply.content
+            yield reply.metadata.reply_to_message_id, content

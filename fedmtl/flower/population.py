@@ -25,6 +25,11 @@ OWN_ACCOUNTS = (
     "says nothing of theirs"
 )
 
+LATENCIES = (
+    "when nodes answer, which decides whose answers a round takes: epsilon holds if that does not "
+    "depend on their data"
+)
+
 
 def population(
     names: Sequence[str],

@@ -7,7 +7,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedmtl.flower.messages import NAME
+from fedmtl.flower.messages import NAME, ROUND
 
 
 class LocalGrid(Grid):
@@ -77,3 +77,51 @@ class LocalGrid(Grid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         return [self.replies.pop(one) for one in message_ids if one in self.replies]
+
+
+class Clock:
+    """Virtual time: it stands still while anybody computes."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.due: dict[str, float] = {}  # when replies come, by the number of the message
+
+    def sleep(self, seconds: float) -> None:
+        """Go on to the next reply, and by a second at most."""
+        later = [time for time in self.due.values() if time > self.now]
+        self.now = min([self.now + 1.0, *later])
+
+
+class SlowGrid(LocalGrid):
+    """Nodes whose replies to the questions of rounds come after a latency, and never after their time to live.
+
+    Args:
+        app, names, options: see LocalGrid.
+        clock: of the grid.
+        latency: (client, how many questions of rounds the client got before) -> seconds.
+    """
+
+    def __init__(
+        self,
+        app: Any,
+        names: Iterable[str],
+        clock: Clock,
+        latency: Callable[[str, int], float],
+        **options: Any,
+    ) -> None:
+        super().__init__(app, names, **options)
+        self.clock, self.latency = clock, latency
+
+    def _push(self, message: Message) -> str:
+        kind, client = message.metadata.message_type, self.nodes[message.metadata.dst_node_id]
+        seconds = self.latency(client, self.counts.get((kind, client), 0)) if kind == ROUND else 0.0
+        number = super()._push(message)
+        self.clock.due[number] = self.clock.now + seconds
+        if seconds > message.metadata.ttl:
+            self.replies.pop(number, None)
+            del self.clock.due[number]
+        return number
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        there = [one for one in message_ids if self.clock.due.get(one, 0.0) <= self.clock.now]
+        return super().pull_messages(there)

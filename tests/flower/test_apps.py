@@ -16,7 +16,6 @@ from safetensors.torch import load_file
 from fedmtl import (
     MPMTL,
     PMTL,
-    Buffered,
     FullParticipation,
     Interval,
     PeerToPeer,
@@ -211,7 +210,7 @@ def broken(kind: str, client: str, number: int, content: RecordDict) -> RecordDi
         name: Array(np.full_like(array.numpy(), np.nan))
         for name, array in content.array_records["rows"].items()
     }
-    return RecordDict({"rows": ArrayRecord(rows)} if number % 2 else {})
+    return RecordDict({**content, "rows": ArrayRecord(rows)} if number % 2 else {})
 
 
 @pytest.mark.parametrize("name", KEEPING)
@@ -348,9 +347,8 @@ def test_rows_are_clipped_by_the_node_and_again_by_the_server(tmp_path: Path) ->
             return content
         row = content.array_records["rows"]["update"].numpy()
         norms.append(float(np.linalg.norm(row)))
-        return RecordDict(
-            {"rows": ArrayRecord({"update": Array(row * (1e6 if client == "client-2" else 1.0))})}
-        )
+        longer = ArrayRecord({"update": Array(row * (1e6 if client == "client-2" else 1.0))})
+        return RecordDict({**content, "rows": longer})
 
     quiet = ClientPrivacy(clip_norm=1e-3, epsilon=math.inf)
     one, grid = apart(small(privacy=quiet), tmp_path / "one", broken=longer)
@@ -469,8 +467,10 @@ def test_replies_that_are_no_rows_are_refused_with_a_reason(
     rows: dict[str, Array], text: str
 ) -> None:
     """Whatever NumPy raises for the bytes of a node, its reply is left out, and the run goes on."""
+    question = ConfigRecord({"run": "a", "round": 0})
+    reply = RecordDict({"facts": question, "rows": ArrayRecord(rows)})
     with pytest.raises(ValueError, match=text):
-        checked_rows(RecordDict({"rows": ArrayRecord(rows)}), {"update": 3})
+        checked_rows(reply, {"update": 3}, "a", 0)
 
 
 def test_a_node_whose_name_is_no_text_is_no_client(tmp_path: Path, log) -> None:
@@ -537,7 +537,7 @@ def test_nothing_but_rows_and_a_name_leaves_a_node(tmp_path: Path) -> None:
     run(server, grid)
     assert dict(replies) == {
         NAME: {"facts": ["name"]},
-        ROUND: {"facts": [], "rows": ["covariance"]},
+        ROUND: {"facts": ["round", "run"], "rows": ["covariance"]},  # of the question
         RECEIVE: {"facts": []},
         FINISH: {"facts": []},
     }
@@ -630,10 +630,6 @@ def test_records_as_pairs_are_split_as_the_trainer_splits_them(tmp_path: Path) -
         ),
         ({"privacy": RecordPrivacy(clip_norm=1.0, epsilon={"x": 1.0}, delta=1e-5)}, "names 'x'"),
         ({"baselines": ("local",)}, "baselines needs all clients in one process"),
-        (
-            {"schedule": Buffered(latency=1.0, concurrency=4, buffer=2)},
-            r"schedule Buffered\(...\) needs all clients in one process",
-        ),
         ({"audit": Interval()}, "audit=Interval.* needs all clients in one process"),
         (
             {

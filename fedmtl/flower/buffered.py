@@ -1,0 +1,242 @@
+"""The server that waits for no node: it asks some, and steps when enough have answered."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from flwr.app import RecordDict
+from torch import Tensor
+
+from ..algorithms.base import State
+from ..algorithms.rounds import RoundAlgorithm
+from ..algorithms.starts import weighted
+from ..algorithms.store import Fields
+from ..errors import TrainingError
+from ..privacy import BoundSampler, RecordPrivacy
+from ..schedules import Block
+from ..schedules.answers import Answers, Limits, Server
+from ..trainer.run import Run
+from .account import schedule_of
+from .engine import COUNTED, NodeEngine
+from .messages import ROUND, checked_rows, logger
+from .nodes import pause
+
+_NAMED = 10  # most clients of a round in the log
+FREE = "free"  # the first round for which a client may be asked
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question that a node has not answered.
+
+    Attributes:
+        client: position in the data.
+        version: of the public state that it was sent.
+        end: time at which its place is given to another client.
+    """
+
+    client: int
+    version: int
+    end: float
+
+
+class Inbox(Server):
+    """The questions to nodes, and their answers.
+
+    The server counts versions itself: a node says nothing of the age of its answer. A question
+    that has no answer after the patience of the nodes, or one without valid rows, gives its place
+    to another client, and its own client is asked again only for a later round.
+
+    Args:
+        engine: with the nodes and the state of the run.
+        run: that asks.
+        limits: of the questions and answers.
+    """
+
+    def __init__(self, engine: BufferedEngine, run: Run, limits: Limits) -> None:
+        store = engine.state.private
+        clients = torch.arange(run.problem.clients)
+        free = store.gather(FREE, clients)
+        # who has not been used for the longest time is asked first
+        order = run.channel.sampler.clients.order
+        order = order[torch.argsort(free[order], stable=True)]
+        super().__init__(order.tolist(), limits)
+        self.free_from[:] = free.numpy()
+        self.used[:] = run.channel.accountant.participations[0]
+        self.engine = engine
+        self.run = run
+        self.ids = run.problem.data.ids
+        self.patience = engine.nodes.patience
+        self.began = time.monotonic()
+        self.open: dict[str, Question] = {}  # by the number of the message, in order
+        self.rows: dict[int, dict[str, Tensor]] = {}  # of the answers that no step has taken
+        self.failed: dict[int, int] = {}  # the last round in which a client had no answer
+        self.asking = 0  # the round for which clients are asked
+        self.idle_since: float | None = None  # since when no question is open
+
+    @property
+    def now(self) -> float:
+        return time.monotonic() - self.began
+
+    @property
+    def begun(self) -> Sequence[int]:
+        return [question.version for question in self.open.values()]
+
+    def answers(self, step: int) -> Answers:
+        if step not in self.made:
+            self.asking = step
+            self.made = {step: self.next(step)}
+        return self.made[step]
+
+    def take(self, clients: Sequence[int]) -> list[dict[str, Tensor]]:
+        """Returns the rows of clients by release, each (1, d), and forgets them."""
+        return [self.rows.pop(client) for client in clients]
+
+    def may_ask(self, client: int) -> bool:
+        failed = self.failed.get(client) == self.asking
+        return not failed and self.ids[client] in self.engine.nodes.there
+
+    def send(self, clients: Sequence[int], version: int) -> None:
+        engine = self.engine
+        contents = engine.contents(self.run, engine.state, version, torch.tensor(clients))
+        names = engine.nodes.send(ROUND, contents)
+        places = {self.ids[client]: client for client in clients}
+        end = time.monotonic() + self.patience
+        for number, name in names.items():
+            self.open[number] = Question(places.pop(name), version, end)
+        for client in places.values():  # messages that were not taken
+            self._fail(client)
+
+    def wait(self, step: int) -> None:
+        """Looks once for replies, and pauses if there are none.
+
+        Raises:
+            BudgetExhausted: all clients are at their cap.
+            TrainingError: no client could be asked for as long as the nodes have patience.
+        """
+        self.engine.nodes.connected()
+        if not self.open:
+            self._idle(step)
+            return
+        self.idle_since = None
+        replies = self.engine.nodes.poll(self.open)
+        # in the order of the questions
+        for number in [number for number in self.open if number in replies]:
+            self._hear(self.open.pop(number), replies[number])
+        late = [number for number, question in self.open.items() if self._is_late(question)]
+        for number in late:
+            self._leave_out(self.open.pop(number).client, "no answer in time")
+        if not replies and not late:
+            pause()
+
+    def drop(self, client: int) -> None:
+        del self.rows[client]
+        most = self.limits.max_staleness
+        self._warn(client, f"its answer is more than {most} rounds old")
+        # its own ledger has charged what it has sent
+        if isinstance(self.run.settings.privacy, RecordPrivacy):
+            self.used[client] += 1
+
+    def _is_late(self, question: Question) -> bool:
+        return time.monotonic() >= question.end
+
+    def _hear(self, question: Question, reply: RecordDict | None) -> None:
+        """Takes the answer to a question."""
+        client = question.client
+        engine = self.engine
+        try:
+            self.rows[client] = checked_rows(reply, engine.sizes, engine.run, question.version)
+        except ValueError as error:
+            self._leave_out(client, str(error))
+        else:
+            self.arrived.append((client, question.version))
+
+    def _leave_out(self, client: int, reason: str) -> None:
+        self._warn(client, reason)
+        self._fail(client)
+
+    def _warn(self, client: int, reason: str) -> None:
+        text = "round %d: client %r is left out of the sum: %s"
+        logger.warning(text, self.asking + 1, self.ids[client], reason)
+
+    def _fail(self, client: int) -> None:
+        """Puts a client without an answer at the end of the queue."""
+        self.failed[client] = self.asking
+        self.waiting.append(client)
+
+    def _idle(self, step: int) -> None:
+        """Pauses while there is nobody to ask.
+
+        Raises:
+            BudgetExhausted: see :meth:`wait`.
+            TrainingError: see :meth:`wait`.
+        """
+        # those at the cap have left the queue
+        if not any(self.free_from[client] <= step for client in self.waiting):
+            raise self.exhausted(step)
+        if self.idle_since is None:
+            self.idle_since = time.monotonic()
+        if time.monotonic() - self.idle_since >= self.patience:
+            raise TrainingError(
+                f"Round {step + 1} needs {self.limits.buffer} answers, and no client is left to be "
+                "asked: those that are connected have answered, or had no answer in time. The run "
+                "ends before a further round is charged. Start the nodes, or have the server wait "
+                "longer for them (patience=), and run again."
+            )
+        pause()
+
+
+@dataclass(kw_only=True)
+class BufferedEngine(NodeEngine):
+    """The engine of a run whose server waits for no node."""
+
+    def init(self, run: Run) -> State:
+        self.state = super().init(run)
+        return self.state
+
+    def fields(self) -> Fields:
+        return {**super().fields(), FREE: ((), torch.int64)}
+
+    def schedule(self, run: Run) -> BoundSampler:
+        return schedule_of(run.settings, partial(self._inbox, run))
+
+    def _inbox(self, run: Run, limits: Limits) -> Inbox:
+        """Returns the inbox of a run, which asks from the first step of this process on."""
+        self.inbox = Inbox(self, run, limits)
+        return self.inbox
+
+    def step(self, run: Run, state: State, block: Block) -> State:
+        """Computes one round with the answers that have come, each with its public weight."""
+        algorithm = run.algorithm
+        assert isinstance(algorithm, RoundAlgorithm)  # see check
+        step = block.first
+        heard = block.ascending()
+        clients = heard.cohort
+        asked = heard.asked
+        assert asked is not None
+        logger.info("round %d of %d: %s", step + 1, run.stop, self._said(run, heard))
+        rows = self.stacked(self.inbox.take(clients.tolist()))
+        rows = weighted(rows, asked.weights, run.channel.clips)
+        state.public = algorithm.conclude(run.problem, state.public, rows, heard, run.channel)
+        state.private.scatter(COUNTED, clients, asked.versions + 1)
+        state.private.scatter(FREE, clients, torch.from_numpy(self.inbox.free_from)[clients])
+        return state
+
+    def _said(self, run: Run, block: Block) -> str:
+        """Returns the clients of a round in words, with the age of their answers."""
+        assert block.asked is not None
+        said = []
+        for client, age in zip(
+            block.cohort.tolist(), (block.first - block.asked.versions).tolist(), strict=True
+        ):
+            text = run.problem.data.ids[client]
+            if age:
+                text += f" ({age} late)"
+            said.append(text)
+        if len(said) > _NAMED:
+            said[_NAMED:] = ["…"]
+        return ", ".join(said)
