@@ -40,9 +40,12 @@ from fedmtl import (
 from fedmtl.data.examples import Examples
 from fedmtl.data.transforms import Affine
 from fedmtl.privacy import Rounds
+from fedmtl.trainer import fit
+from fedmtl.trainer import run as run_file
 from fedmtl.trainer.engine import Engine
+from fedmtl.trainer.evaluations import Evaluations
 from fedmtl.trainer.folder import RunFolder
-from fedmtl.trainer.run import Run
+from fedmtl.trainer.saving import Checkpoints
 
 TRAIN, TEST, WIDTH, CLASSES = 5, 2, 16, 4
 COHORT = 100
@@ -101,10 +104,10 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return what one run took; this process makes no other."""
     clock = Clock()
     for kind, name, part in (
-        (Run, "evaluate", "evaluation"),
-        (Run, "checkpoint", "checkpoint"),
-        (RunFolder, "write_run", "files"),
-        (RunFolder, "write_result", "files"),
+        (Evaluations, "evaluate", "evaluation"),
+        (Checkpoints, "save", "checkpoint"),
+        (run_file, "write_run", "files"),
+        (fit, "write_result", "files"),
         (RunFolder, "write_lists", "files"),
         (Engine, "open", "start"),
         (Trainer, "problem", "start"),
@@ -138,9 +141,8 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         if path.is_file()
     }
     events = clock.each["rounds"]
-    rounds = [
-        begin + step for begin, step in zip(events[::2], events[1::2], strict=True)
-    ]  # charge, then compute
+    # the cohort is drawn, then charged, then computed
+    rounds = [sum(parts) for parts in zip(events[::3], events[1::3], events[2::3], strict=True)]
     return {
         "clients": len(data),
         "algorithm": arguments.algorithm,

@@ -167,6 +167,12 @@ class Problem:
         )
         return (*self.data.notes, frozen)
 
+    def trainings(self) -> Tally:
+        """Returns the counts of local trainings of all ranks; zeros if they are not counted."""
+        mine = self.tally or Tally()
+        each = self.ranks.gather((mine.trained, mine.diverged))
+        return Tally(*(sum(counts) for counts in zip(*each, strict=True)))
+
     def client_store(self, fields: Fields) -> ClientStore:
         """Returns an empty store of the clients' own tensors, on the problem's device.
 

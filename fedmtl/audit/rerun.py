@@ -35,7 +35,7 @@ from .recording import RecordedActivations, RecordedRounds, Recording
 from .samples import coordinates
 
 if TYPE_CHECKING:
-    from ..trainer.run import Run
+    from ..trainer.run_plan import RunPlan
 
 RELEASED = "releases.safetensors"
 AGAIN = 2
@@ -104,7 +104,7 @@ def watched(
     seed = trainer.seed if coins is None else coins
     public = _source(trainer, trainer.seed)
     secret = _source(trainer, seed)
-    engine = _Watching(coins=public, secret=secret, rounds=rounds, replay=replay, tapped=tapped)
+    engine = _Watching(coins=public, secret=secret, stop=rounds, replay=replay, tapped=tapped)
     notes = engine.notes
     with TemporaryDirectory(prefix="fedmtl-audit-") as name:
         folder = RunFolder(Path(name) / "run")
@@ -147,33 +147,30 @@ class _Watching(Engine):
     Attributes:
         secret: where the coins come from that nobody may see the effect of: of the records that
             take part in a release; else of cohorts, unless who takes part is charged for it.
-        rounds: that are run.
         replay, tapped: see :func:`watched`.
         notes: of the run.
         event: number of the last event.
     """
 
     secret: NoiseSource
-    rounds: int
     replay: Recording | None
     tapped: bool
     notes: Notes = field(default_factory=Notes)
     event: int = -1
 
-    def open(self, run: Run, resume: bool) -> Rounds | Activations:
+    def open(self, plan: RunPlan, resume: bool) -> Rounds | Activations:
         options: dict[str, Any] = {
-            "ledger": run.ledger,
+            "ledger": plan.ledger,
             "resume": resume,
             "coins": self.coins,
-            "kind": _kind(run.settings),
+            "kind": _kind(plan.settings),
         }
-        channel = open_run(run.settings, run.problem, run.plan.fingerprint, **options)
+        channel = open_run(plan.settings, plan.problem, plan.fingerprint, **options)
         assert isinstance(channel, RecordedRounds | RecordedActivations)
-        run.stop = min(run.stop, self.rounds)
         self.channel = channel
         # all clients, so that the models of those who are not scored are compared, too
-        self.evaluated = run.plan.clients
-        self._run = run
+        self.evaluated = plan.clients
+        self._plan = plan
         channel.record = self.notes.releases
         if self.tapped:
             channel.tap = self._tap
@@ -187,29 +184,33 @@ class _Watching(Engine):
             channel.sources = [self.secret]
         return channel
 
-    def init(self, run: Run) -> State:
+    def init(self, plan: RunPlan, channel: Rounds | Activations) -> State:
         self._frozen = {
-            k: v.clone() for k, v in run.problem.layout.frozen(run.problem.module).items()
+            k: v.clone() for k, v in plan.problem.layout.frozen(plan.problem.module).items()
         }
-        return self._noted(super().init(run))
+        return self._noted(super().init(plan, channel))
 
-    def step(self, run: Run, state: State, block: Block) -> State:
-        state = super().step(run, state, block)
+    def step(
+        self, plan: RunPlan, channel: Rounds | Activations, state: State, block: Block
+    ) -> State:
+        state = super().step(plan, channel, state, block)
         self.event += 1
         self.notes.first = self.notes.first or tuple(
             k for k in block.clients.flatten().tolist() if k >= 0
         )
         return self._noted(state)
 
-    def models(self, run: Run, state: State) -> tuple[Tensor, dict[str, Tensor]]:
-        now = run.problem.layout.frozen(run.problem.module)
-        everybody = torch.arange(run.problem.clients)
+    def models(
+        self, plan: RunPlan, channel: Rounds | Activations, state: State, done: int
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        now = plan.problem.layout.frozen(plan.problem.module)
+        everybody = torch.arange(plan.problem.clients)
         self.notes.frozen = {
             name: not torch.equal(value, now[name]) for name, value in self._frozen.items()
         }
-        models = run.algorithm.personalize(run.problem, state, everybody)
-        _note(self.notes.messages, self.rounds, "the personal model", everybody, models)
-        return super().models(run, state)
+        models = plan.algorithm.personalize(plan.problem, state, everybody)
+        _note(self.notes.messages, plan.stop, "the personal model", everybody, models)
+        return super().models(plan, channel, state, done)
 
     def _tap(self, step: int, name: str, clients: Tensor, rows: Tensor) -> None:
         _note(self.notes.messages, step, f"the row of {name}", clients, rows)
@@ -220,14 +221,14 @@ class _Watching(Engine):
         if isinstance(self.channel, Rounds) and self.channel.local is not None and number != name:
             # drawn again from their keys, as no one but the channel knows the batch
             index, mask = self.channel.local.batch(clients)
-            places = self._run.problem.data.train.offsets[clients][:, None] + index
+            places = self._plan.problem.data.train.offsets[clients][:, None] + index
             for client, own, drawn in zip(clients.tolist(), places, mask, strict=True):
                 self.notes.drawn[step, int(number), client] = own[drawn]
 
     def _noted(self, state: State) -> State:
         """Notes a state, and returns it."""
-        shared = self._run.algorithm.shared(state)
-        everybody = torch.arange(self._run.problem.clients)
+        shared = self._plan.algorithm.shared(state)
+        everybody = torch.arange(self._plan.problem.clients)
         public = state.public | ({} if shared is None else {"shared model": shared})
         if isinstance(self.channel, Rounds):
             public = public | {

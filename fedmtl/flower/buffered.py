@@ -16,10 +16,10 @@ from ..algorithms.rounds import RoundAlgorithm
 from ..algorithms.starts import weighted
 from ..algorithms.store import Fields
 from ..errors import TrainingError
-from ..privacy import BoundSampler, RecordPrivacy
-from ..schedules import Block
+from ..privacy import Activations, BoundSampler, RecordPrivacy, Rounds
+from ..schedules import Block, BoundBuffered
 from ..schedules.answers import Answers, Limits, Server
-from ..trainer.run import Run
+from ..trainer.run_plan import RunPlan
 from .account import schedule_of
 from .engine import COUNTED, NodeEngine
 from .messages import ROUND, checked_rows, logger
@@ -52,24 +52,26 @@ class Inbox(Server):
     to another client, and its own client is asked again only for a later round.
 
     Args:
-        engine: with the nodes and the state of the run.
-        run: that asks.
+        engine: with the nodes, the channel and the state of the run.
+        plan: of the run.
         limits: of the questions and answers.
     """
 
-    def __init__(self, engine: BufferedEngine, run: Run, limits: Limits) -> None:
+    def __init__(self, engine: BufferedEngine, plan: RunPlan, limits: Limits) -> None:
         store = engine.state.private
-        clients = torch.arange(run.problem.clients)
+        clients = torch.arange(plan.problem.clients)
         free = store.gather(FREE, clients)
         # who has not been used for the longest time is asked first
-        order = run.channel.sampler.clients.order
+        sampler = engine.channel.sampler
+        assert isinstance(sampler, BoundBuffered)
+        order = sampler.clients.order
         order = order[torch.argsort(free[order], stable=True)]
         super().__init__(order.tolist(), limits)
         self.free_from[:] = free.numpy()
-        self.used[:] = run.channel.accountant.participations[0]
+        self.used[:] = engine.channel.accountant.participations[0]
         self.engine = engine
-        self.run = run
-        self.ids = run.problem.data.ids
+        self.plan = plan
+        self.ids = plan.problem.data.ids
         self.patience = engine.nodes.patience
         self.began = time.monotonic()
         self.open: dict[str, Question] = {}  # by the number of the message, in order
@@ -102,7 +104,8 @@ class Inbox(Server):
 
     def send(self, clients: Sequence[int], version: int) -> None:
         engine = self.engine
-        contents = engine.contents(self.run, engine.state, version, torch.tensor(clients))
+        asked = torch.tensor(clients)
+        contents = engine.contents(self.plan, engine.channel, engine.state, version, asked)
         names = engine.nodes.send(ROUND, contents)
         places = {self.ids[client]: client for client in clients}
         end = time.monotonic() + self.patience
@@ -138,7 +141,7 @@ class Inbox(Server):
         most = self.limits.max_staleness
         self._warn(client, f"its answer is more than {most} rounds old")
         # its own ledger has charged what it has sent
-        if isinstance(self.run.settings.privacy, RecordPrivacy):
+        if isinstance(self.plan.settings.privacy, RecordPrivacy):
             self.used[client] += 1
 
     def _is_late(self, question: Question) -> bool:
@@ -194,46 +197,53 @@ class Inbox(Server):
 class BufferedEngine(NodeEngine):
     """The engine of a run whose server waits for no node."""
 
-    def init(self, run: Run) -> State:
-        self.state = super().init(run)
+    def init(self, plan: RunPlan, channel: Rounds | Activations) -> State:
+        assert isinstance(channel, Rounds)  # see open
+        self.channel = channel
+        self.state = super().init(plan, channel)
         return self.state
 
     def fields(self) -> Fields:
         return {**super().fields(), FREE: ((), torch.int64)}
 
-    def schedule(self, run: Run) -> BoundSampler:
-        return schedule_of(run.settings, partial(self._inbox, run))
+    def schedule(self, plan: RunPlan) -> BoundSampler:
+        return schedule_of(plan.settings, partial(self._inbox, plan))
 
-    def _inbox(self, run: Run, limits: Limits) -> Inbox:
+    def _inbox(self, plan: RunPlan, limits: Limits) -> Inbox:
         """Returns the inbox of a run, which asks from the first step of this process on."""
-        self.inbox = Inbox(self, run, limits)
+        self.inbox = Inbox(self, plan, limits)
         return self.inbox
 
-    def step(self, run: Run, state: State, block: Block) -> State:
+    def step(
+        self, plan: RunPlan, channel: Rounds | Activations, state: State, block: Block
+    ) -> State:
         """Computes one round with the answers that have come, each with its public weight."""
-        algorithm = run.algorithm
+        algorithm = plan.algorithm
         assert isinstance(algorithm, RoundAlgorithm)  # see check
+        assert isinstance(channel, Rounds)  # see open
         step = block.first
         heard = block.ascending()
         clients = heard.cohort
         asked = heard.asked
         assert asked is not None
-        logger.info("round %d of %d: %s", step + 1, run.stop, self._said(run, heard))
+        logger.info(
+            "round %d of %d: %s", step + 1, plan.stop, self._said(heard, plan.problem.data.ids)
+        )
         rows = self.stacked(self.inbox.take(clients.tolist()))
-        rows = weighted(rows, asked.weights, run.channel.clips)
-        state.public = algorithm.conclude(run.problem, state.public, rows, heard, run.channel)
+        rows = weighted(rows, asked.weights, channel.clips)
+        state.public = algorithm.conclude(plan.problem, state.public, rows, heard, channel)
         state.private.scatter(COUNTED, clients, asked.versions + 1)
         state.private.scatter(FREE, clients, torch.from_numpy(self.inbox.free_from)[clients])
         return state
 
-    def _said(self, run: Run, block: Block) -> str:
+    def _said(self, block: Block, ids: Sequence[str]) -> str:
         """Returns the clients of a round in words, with the age of their answers."""
         assert block.asked is not None
         said = []
         for client, age in zip(
             block.cohort.tolist(), (block.first - block.asked.versions).tolist(), strict=True
         ):
-            text = run.problem.data.ids[client]
+            text = ids[client]
             if age:
                 text += f" ({age} late)"
             said.append(text)

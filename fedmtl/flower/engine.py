@@ -16,12 +16,12 @@ from .._files import read_json, write_json
 from ..algorithms.base import State
 from ..algorithms.rounds import RoundAlgorithm
 from ..algorithms.store import ClientStore, Fields
-from ..privacy import BoundSampler, RecordPrivacy, Rounds
+from ..privacy import Activations, BoundSampler, RecordPrivacy, Rounds
 from ..schedules import Block
 from ..trainer.engine import Engine, open_run
 from ..trainer.evaluation import Metrics
 from ..trainer.metrics import main_metric
-from ..trainer.run import Run
+from ..trainer.run_plan import RunPlan
 from .account import schedule_of
 from .messages import FINISH, RECEIVE, ROUND, checked_rows, logger, pack
 from .nodes import Nodes
@@ -40,8 +40,8 @@ class NodeEngine(Engine):
 
     nodes: Nodes
 
-    def open(self, run: Run, resume: bool) -> Rounds:
-        settings = run.settings
+    def open(self, plan: RunPlan, resume: bool) -> Rounds:
+        settings = plan.settings
         privacy = settings.privacy
         if isinstance(privacy, RecordPrivacy) and not privacy.noiseless:
             # each node adds its noise and charges its own ledger: the server's channel has none
@@ -54,19 +54,19 @@ class NodeEngine(Engine):
             }
         channel = open_run(
             settings,
-            run.problem,
-            run.plan.fingerprint,
-            sampler=self.schedule(run),
-            ledger=run.ledger,
+            plan.problem,
+            plan.fingerprint,
+            sampler=self.schedule(plan),
+            ledger=plan.ledger,
             resume=resume,
         )
         assert isinstance(channel, Rounds)
         channel.rows_are_noised = True
         return channel
 
-    def schedule(self, run: Run) -> BoundSampler:
+    def schedule(self, plan: RunPlan) -> BoundSampler:
         """Returns the schedule of a run."""
-        return schedule_of(run.settings)
+        return schedule_of(plan.settings)
 
     def fields(self) -> Fields:
         """Returns the fields of the store of clients: a counter for each.
@@ -76,44 +76,50 @@ class NodeEngine(Engine):
         """
         return {COUNTED: ((), torch.int64)}
 
-    def init(self, run: Run) -> State:
+    def init(self, plan: RunPlan, channel: Rounds | Activations) -> State:
         """Returns the state of a run: its public part, and what :meth:`fields` says."""
-        self.sizes = {plan.name: plan.dimension for plan in run.channel.plans}
+        assert isinstance(channel, Rounds)  # see open
+        self.sizes = {release.name: release.dimension for release in channel.plans}
         self.run = secrets.token_hex(8)
         # nodes know the run by its name, also after a resume
-        if run.folder is not None:
-            path = run.folder.private / "nodes.json"
+        if plan.folder is not None:
+            path = plan.folder.private / "nodes.json"
             if path.exists():
                 self.run = str(read_json(path)["run"])
             write_json(path, {"run": self.run})
-        store = ClientStore(run.problem.clients, self.fields())
-        return State(run.algorithm.init(run.problem).public, store)
+        store = ClientStore(plan.problem.clients, self.fields())
+        return State(plan.algorithm.init(plan.problem).public, store)
 
-    def contents(self, run: Run, state: State, step: int, clients: Tensor) -> dict[str, RecordDict]:
+    def contents(
+        self, plan: RunPlan, channel: Rounds, state: State, step: int, clients: Tensor
+    ) -> dict[str, RecordDict]:
         """Returns the messages to ``clients``, int64 (k,), by their names."""
-        facts: dict[str, Any] = {"run": self.run, "round": step, "settings": run.plan.fingerprint}
-        common = pack({}, public=state.public, channel=run.channel.norms())
+        facts: dict[str, Any] = {"run": self.run, "round": step, "settings": plan.fingerprint}
+        common = pack({}, public=state.public, channel=channel.norms())
         counted = state.private.gather(COUNTED, clients).tolist()
         contents = {}
         for client, rounds in zip(clients.tolist(), counted, strict=True):
             own = ConfigRecord(facts | {"counted": rounds})
-            contents[run.problem.data.ids[client]] = RecordDict({**common, "facts": own})
+            contents[plan.problem.data.ids[client]] = RecordDict({**common, "facts": own})
         return contents
 
-    def step(self, run: Run, state: State, block: Block) -> State:
+    def step(
+        self, plan: RunPlan, channel: Rounds | Activations, state: State, block: Block
+    ) -> State:
         """Computes one round with the answers of its cohort.
 
         A client without a valid answer adds nothing to any sum, as if it were not in the
         population. It is also left out of the count of an adaptive clip, to which a row of zeros
         would add 1/2.
         """
-        algorithm = run.algorithm
+        algorithm = plan.algorithm
         assert isinstance(algorithm, RoundAlgorithm)  # see check
+        assert isinstance(channel, Rounds)  # see open
         cohort = block.cohort
         step = block.first
-        logger.info("round %d of %d", step + 1, run.stop)
+        logger.info("round %d of %d", step + 1, plan.stop)
         self.nodes.gather(self.nodes.patience, 1)
-        contents = self.contents(run, state, step, cohort)
+        contents = self.contents(plan, channel, state, step, cohort)
         replies = self.nodes.ask(ROUND, contents)
         # the rows of valid answers, by the client's place in the cohort
         sent: dict[int, dict[str, Tensor]] = {}
@@ -126,10 +132,10 @@ class NodeEngine(Engine):
         counted = cohort[list(sent)]
         rows = self.stacked(list(sent.values()))
         heard = replace(block, clients=counted[None, None])
-        state.public = algorithm.conclude(run.problem, state.public, rows, heard, run.channel)
+        state.public = algorithm.conclude(plan.problem, state.public, rows, heard, channel)
         state.private.scatter(COUNTED, counted, torch.full((len(counted),), step + 1))
         if type(algorithm).receive is not RoundAlgorithm.receive:
-            self.nodes.ask(RECEIVE, self.contents(run, state, step, counted))
+            self.nodes.ask(RECEIVE, self.contents(plan, channel, state, step, counted))
         return state
 
     def stacked(self, sent: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
@@ -144,22 +150,27 @@ class NodeEngine(Engine):
             rows[name] = torch.cat([none, *(own[name] for own in sent)])
         return rows
 
-    def measure(self, run: Run, state: State) -> tuple[list[dict[str, float]], dict[str, Metrics]]:
+    def measure(
+        self, plan: RunPlan, state: State
+    ) -> tuple[list[dict[str, float]], dict[str, Metrics]]:
         """Returns NaN for every score: a server has no records to measure on."""
-        metric = main_metric(run.problem.data.spec, run.problem.loss).name
+        metric = main_metric(plan.problem.data.spec, plan.problem.loss).name
         return [{"loss": math.nan, metric: math.nan}], {}
 
-    def models(self, run: Run, state: State) -> tuple[Tensor, dict[str, Tensor]]:
+    def models(
+        self, plan: RunPlan, channel: Rounds | Activations, state: State, done: int
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """Sends the last public state to all nodes, each of which makes its own model from it.
 
         Returns:
             The released model for every client, (n, D), or the initial one if none is released.
         """
-        clients = run.problem.clients
-        step = run.evaluations.rows[-1]["round"]
-        replies = self.nodes.ask(FINISH, self.contents(run, state, step, torch.arange(clients)))
+        assert isinstance(channel, Rounds)  # see open
+        clients = plan.problem.clients
+        contents = self.contents(plan, channel, state, done, torch.arange(clients))
+        replies = self.nodes.ask(FINISH, contents)
         logger.info("%d of %d clients have the final state", len(replies), clients)
-        shared = run.algorithm.shared(state)
+        shared = plan.algorithm.shared(state)
         if shared is None:
-            shared = run.problem.initial
+            shared = plan.problem.initial
         return shared.expand(clients, -1), {}

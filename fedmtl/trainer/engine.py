@@ -34,9 +34,9 @@ from ..ranks import SINGLE, Ranks
 from ..schedules import AsynchronousSchedule, Block, BoundSchedule, Buffered
 from .aggregates import numbers_of, summarize
 from .evaluation import Metrics, evaluate_each, evaluate_models
+from .run_plan import RunPlan
 
 if TYPE_CHECKING:
-    from .run import Run
     from .trainer import Trainer
 
 Schedule = Sampler | AsynchronousSchedule | Buffered
@@ -190,59 +190,71 @@ class Engine:
         coins: source of the noise and the cohorts, in place of the seed; all that is public stays
             that of the seed, and nothing is logged, nor are local trainings counted.
         facts: replace those of the channel in the run's report.
+        stop: number of steps after which the run ends; None for all that are planned.
     """
 
     ranks: Ranks = SINGLE
     coins: NoiseSource | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
+    stop: int | None = None
 
-    def open(self, run: Run, resume: bool) -> Rounds | Activations:
+    def open(self, plan: RunPlan, resume: bool) -> Rounds | Activations:
         """Returns the open channel of a run.
 
         Args:
-            run: with its plan.
+            plan: of the run.
             resume: True to continue the ledger in the run's folder.
         """
         return open_run(
-            run.settings,
-            run.problem,
-            run.plan.fingerprint,
-            ledger=run.ledger,
+            plan.settings,
+            plan.problem,
+            plan.fingerprint,
+            ledger=plan.ledger,
             resume=resume,
             coins=self.coins,
         )
 
-    def init(self, run: Run) -> State:
-        """Returns the state before the first step."""
-        state = run.algorithm.init(run.problem, run.settings.runs)
-        check_state(type(run.algorithm).__name__, state, State)
+    def init(self, plan: RunPlan, channel: Rounds | Activations) -> State:
+        """Returns the state before the first step.
+
+        Args:
+            plan: of the run.
+            channel: open, with the releases of every step.
+        """
+        state = plan.algorithm.init(plan.problem, plan.settings.runs)
+        check_state(type(plan.algorithm).__name__, state, State)
         return state
 
-    def step(self, run: Run, state: State, block: Block) -> State:
+    def step(
+        self, plan: RunPlan, channel: Rounds | Activations, state: State, block: Block
+    ) -> State:
         """Returns the state after a block.
 
         Args:
-            run: with an open channel, which has charged the block.
+            plan: of the run.
+            channel: which has charged the block.
             state: before the block; it may be changed in place.
             block: a round, or activations.
         """
-        return run.algorithm.step(run.problem, state, block, run.channel)
+        return plan.algorithm.step(plan.problem, state, block, channel)
 
-    def measure(self, run: Run, state: State) -> tuple[list[dict[str, float]], dict[str, Metrics]]:
+    def measure(
+        self, plan: RunPlan, state: State
+    ) -> tuple[list[dict[str, float]], dict[str, Metrics]]:
         """Returns the numbers of every replicate, and the scores of the first one by model.
 
         The personal models come last. Nothing is scored by an engine without the data.
 
         Args:
-            run: with its evaluated clients.
+            plan: with the clients that are evaluated.
             state: that is scored.
         """
-        problem = run.problem
-        algorithm = run.algorithm
-        evaluated = run.plan.evaluated
-        metrics = run.settings.asked_metrics
+        problem = plan.problem
+        algorithm = plan.algorithm
+        evaluated = plan.evaluated
+        metrics = plan.settings.asked_metrics
         scores = dict[str, Metrics]()
-        if run.settings.runs > 1:
+        if plan.settings.runs > 1:
             models = algorithm.models(problem, state, torch.arange(problem.clients))
             each = evaluate_models(problem, models, metrics)
         else:
@@ -250,11 +262,11 @@ class Engine:
                 scores["shared"] = evaluate_models(
                     evaluated, model.expand(1, evaluated.clients, -1), metrics
                 )[0]
-            if _is_everyones(run, model, state):
+            if _is_everyones(plan, model, state):
                 each = [scores["shared"]]
             else:
                 own = partial(algorithm.personalize, problem, state)
-                each = [evaluate_each(problem, own, run.plan.clients, metrics)]
+                each = [evaluate_each(problem, own, plan.clients, metrics)]
         # Most methods have no objective, and gathering the clients' states is expensive.
         if type(algorithm).objective is not Algorithm.objective:
             state = State(state.public, problem.gathered(state.private))
@@ -269,7 +281,9 @@ class Engine:
             numbers[0] |= summarize(evaluated, scores["shared"], "global_")
         return numbers, scores | {"personal": each[0]}
 
-    def models(self, run: Run, state: State) -> tuple[Tensor, dict[str, Tensor]]:
+    def models(
+        self, plan: RunPlan, channel: Rounds | Activations, state: State, done: int
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns the personal models (n, D) after the last step, and their decomposition in the
         method's paper by name.
 
@@ -277,13 +291,15 @@ class Engine:
         decomposition.
 
         Args:
-            run: with its evaluated clients.
+            plan: with the clients that are evaluated.
+            channel: of the run.
             state: after the last step.
+            done: number of steps.
         """
-        problem = run.problem
-        algorithm = run.algorithm
-        clients = run.plan.clients
-        if _is_everyones(run, algorithm.shared(state), state):
+        problem = plan.problem
+        algorithm = plan.algorithm
+        clients = plan.clients
+        if _is_everyones(plan, algorithm.shared(state), state):
             personal = algorithm.personalize(problem, state, clients)
         else:
             personal = problem.spread(
@@ -295,11 +311,11 @@ class Engine:
         return personal, algorithm.parts(problem, whole, personal)
 
 
-def _is_everyones(run: Run, model: Tensor | None, state: State) -> bool:
+def _is_everyones(plan: RunPlan, model: Tensor | None, state: State) -> bool:
     """Returns True if the personal models are a view of the shared one, which is then scored
     once."""
     if model is None or state.private.fields:
         return False
     # Two clients show it: a view of one row has a stride of 0, whatever the number of clients.
-    rows = run.algorithm.personalize(run.problem, state, run.plan.clients[:2])
+    rows = plan.algorithm.personalize(plan.problem, state, plan.clients[:2])
     return (len(rows) == 1 or rows.stride(0) == 0) and torch.equal(rows[0], model.to(rows))

@@ -5,57 +5,68 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
 from ..algorithms.base import State
 from ..algorithms.problem import Tally
+from ..privacy import Activations, Rounds
 from .aggregates import bands
+from .callbacks import Callback
+from .engine import Engine
 from .evaluation import Metrics
-
-if TYPE_CHECKING:
-    from .run import Run
+from .run_plan import RunPlan
 
 logger = logging.getLogger("fedmtl")
 _WRITE_SECONDS = 1.0  # between two writes of metrics.csv
 
 
 class Evaluations:
-    """The evaluations of a run, which its methods get: a reference to it would be a cycle, and keep
-    the processes of the run until the next collection of garbage.
+    """The evaluations of a run. The clock starts with the first one made, and goes on where an
+    interrupted run left it.
+
+    Args:
+        plan: of the run.
+        engine: measures.
+        channel: open.
+        callbacks: hear of every row.
+        rows: the history of a run that is resumed.
 
     Attributes:
         rows: the history, one row for each evaluation; of replicates one for each budget.
     """
 
-    def __init__(self) -> None:
-        self.rows: list[dict[str, Any]] = []
-        self._began = time.monotonic()
-        self._written = -math.inf  # when metrics.csv was
-        self._warned = 0  # diverged local trainings at the last warning
-
-    def start(self) -> None:
-        """Starts the clock, which goes on where an interrupted run left it."""
+    def __init__(
+        self,
+        plan: RunPlan,
+        engine: Engine,
+        channel: Rounds | Activations,
+        callbacks: Sequence[Callback],
+        rows: Sequence[dict[str, Any]],
+    ) -> None:
+        self.rows = list(rows)
+        self._plan = plan
+        self._engine = engine
+        self._channel = channel
+        self._callbacks = callbacks
         before = 0.0
-        if self.rows:
-            before = self.rows[-1]["time"]
+        if rows:
+            before = rows[-1]["time"]
         self._began = time.monotonic() - before
+        self._written = -math.inf  # when metrics.csv was
+        # diverged local trainings at the last warning; those of a checkpoint were warned of
+        self._warned = 0
+        if plan.problem.tally is not None:
+            self._warned = plan.problem.tally.diverged
 
-    def count_from(self, tally: Tally) -> None:
-        """Counts diverged local trainings on from those of a checkpoint, which were warned of."""
-        self._warned = tally.diverged
-
-    def evaluate(
-        self, run: Run, state: State, step: int
-    ) -> tuple[list[dict[str, Any]], dict[str, Metrics]]:
+    def evaluate(self, state: State, step: int) -> tuple[list[dict[str, Any]], dict[str, Metrics]]:
         """Scores the models and adds what was measured to the history.
 
         A row of the same step is replaced.
 
         Args:
-            run: with an open channel.
             state: that is scored.
             step: number of steps done.
 
@@ -63,19 +74,20 @@ class Evaluations:
             The numbers of each replicate, with its budget and its number among those of the
             budget; and the scores of the first replicate by model.
         """
-        settings = run.settings
-        numbers, scores = run.engine.measure(run, state)
+        plan = self._plan
+        settings = plan.settings
+        numbers, scores = self._engine.measure(plan, state)
         # The run ended at an evaluated round: its row is made anew, with the same numbers.
         while self.rows and self.rows[-1]["round"] == step:
             self.rows.pop()
-        when, spent, numbers = run.ranks.share(
-            lambda: (time.monotonic() - self._began, run.channel.epsilons, numbers)
+        when, spent, numbers = plan.ranks.share(
+            lambda: (time.monotonic() - self._began, self._channel.epsilons, numbers)
         )
-        counts: dict[str, float] = dict(self._diverged(run, step, scores))
+        counts: dict[str, float] = dict(self._diverged(step, scores))
         if settings.early_stopping is not None:
-            model = run.algorithm.shared(state)
+            model = plan.algorithm.shared(state)
             if model is not None:  # EarlyStopping reads how far it has come
-                counts["distance"] = float((model - run.problem.initial).norm())
+                counts["distance"] = float((model - plan.problem.initial).norm())
         runs: list[dict[str, Any]] = []
         for budget, members in settings.budgets:
             row: dict[str, Any] = {"round": step, "time": when}
@@ -87,61 +99,65 @@ class Evaluations:
             runs += [
                 {"budget": budget, "repetition": k} | row for k, row in enumerate(numbers[members])
             ]
-            for callback in run.callbacks:
+            for callback in self._callbacks:
                 callback.on_evaluate(self.rows[-1])
-        self._write(run)
+        self._write()
         return runs, scores
 
-    def _write(self, run: Run) -> None:
+    def _write(self) -> None:
         """Writes the rows so far, at most once a second: frequent ones would cost more than the
         steps between them."""
-        folder = run.folder
-        if folder is None or not run.ranks.first:
+        folder = self._plan.folder
+        if folder is None or not self._plan.ranks.first:
             return
         if time.monotonic() - self._written > _WRITE_SECONDS:
             folder.write_history(self.rows)
             self._written = time.monotonic()
 
-    def warn_first(self, run: Run, step: int) -> None:
+    def warn_first(self, step: int) -> None:
         """Warns of the first diverged local trainings at once: the next evaluation may be far."""
-        tally = run.problem.tally
+        tally = self._plan.problem.tally
         if tally is not None and not self._warned:
-            self._warn(run, step, tally)
+            self._warn(step, tally)
 
-    def _warn(self, run: Run, step: int, tally: Tally) -> None:
+    def _warn(self, step: int, tally: Tally) -> None:
         """Warns of local trainings that diverged since the last warning."""
-        if tally.diverged > self._warned and run.ranks.first:
+        plan = self._plan
+        if tally.diverged > self._warned and plan.ranks.first:
             logger.warning(
                 "%s, %s %d: %d of %d local trainings diverged: their models are not finite, count "
                 "as zero in what is "
                 "sent, and are not kept; a smaller learning rate (algorithm.local.lr) may help",
-                run.algorithm.name, run.step_name, step, tally.diverged, tally.trained,
+                plan.algorithm.name, plan.step_name, step, tally.diverged, tally.trained,
             )  # fmt: skip
         self._warned = tally.diverged
 
-    def _diverged(self, run: Run, step: int, scores: Mapping[str, Metrics]) -> dict[str, int]:
+    def _diverged(self, step: int, scores: Mapping[str, Metrics]) -> dict[str, int]:
         """Counts, and warns of, the local trainings that diverged since the last evaluation, and
         the clients whose models have no finite loss.
 
         Returns:
             The columns ``diverged_trainings`` and ``diverged_clients``, each only if it is not 0.
         """
-        if run.problem.tally is None or not scores:
+        plan = self._plan
+        if plan.problem.tally is None or not scores:
             return {}
-        tally = run.tally()
+        tally = plan.problem.trainings()
         counts = {}
-        self._warn(run, step, tally)
+        self._warn(step, tally)
         # A tally is of the whole run. Rows of one round, of several budgets, have the same count.
         before = {row["round"]: row.get("diverged_trainings", 0) for row in self.rows}
         lost = tally.diverged - sum(before.values())
         if lost:
             counts["diverged_trainings"] = lost
         # The loss of a client without test examples is NaN and says nothing about its training.
-        losses = scores["personal"].loss[run.plan.evaluated.data.test.counts > 0]
+        losses = scores["personal"].loss[plan.evaluated.data.test.counts > 0]
         diverged = int((~torch.isfinite(losses)).sum())
         if diverged:
             counts["diverged_clients"] = diverged
-            if run.ranks.first:
+            if plan.ranks.first:
                 text = "%s, %s %d: the loss of %d of %d clients' own models is not finite"
-                logger.warning(text, run.algorithm.name, run.step_name, step, diverged, len(losses))
+                logger.warning(
+                    text, plan.algorithm.name, plan.step_name, step, diverged, len(losses)
+                )
         return counts

@@ -22,7 +22,7 @@ from .outcome import table_settings, write_result
 from .personalize import held_out
 from .processes import processes
 from .result import Result
-from .run import Run
+from .run import run
 from .run_plan import prepare
 
 if TYPE_CHECKING:
@@ -165,4 +165,5 @@ def single_run(settings: Trainer, resume: bool, engine: Engine) -> Result:
         with operation_threads(
             0.0 if problem.executor.one_thread else cohort * problem.dimension, products
         ):
-            return Run(prepare(settings, problem, engine.coins), engine)(resume)
+            plan = prepare(settings, problem, coins=engine.coins, stop=engine.stop)
+            return run(plan, engine, resume)

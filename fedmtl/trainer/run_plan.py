@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -14,9 +15,11 @@ from ..data import FederatedDataset
 from ..errors import ConfigError
 from ..local.losses import link_of
 from ..privacy import NoiseSource
+from ..ranks import Ranks
 from .check import unscaled
 from .evaluation import evaluated_clients, try_metrics
 from .fingerprint import describe, fingerprint
+from .folder import RunFolder
 from .personalize import held_out, terms_of
 from .problem import share_beyond
 
@@ -37,6 +40,7 @@ class RunPlan:
             chooses its model on such records.
         facts: fields of the :class:`~fedmtl.Result` that no step of the run changes.
         fingerprint: digests of all that the releases depend on.
+        stop: number of steps after which the run ends.
     """
 
     settings: Trainer
@@ -46,15 +50,57 @@ class RunPlan:
     validation: FederatedDataset | None
     facts: Mapping[str, Any]
     fingerprint: str
+    stop: int
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """Returns the algorithm with the settings that it chose itself."""
+        return self.settings.algorithm
+
+    @property
+    def ranks(self) -> Ranks:
+        """Returns the processes that compute the run."""
+        return self.problem.ranks
+
+    @property
+    def folder(self) -> RunFolder | None:
+        """Returns the folder in which the run is saved; None for a run that is not."""
+        return RunFolder.of(self.settings.folder)
+
+    @property
+    def ledger(self) -> Path | None:
+        """Returns the file of its charges; None without a folder."""
+        if self.folder is None:
+            return None
+        return self.folder.ledger
+
+    @property
+    def every(self) -> int:
+        """Returns the number of steps between evaluations."""
+        return self.settings.eval_every or max(1, self.stop // 20)
+
+    @property
+    def step_name(self) -> str:
+        """Returns ``"round"``, or ``"activation"`` if clients act one at a time."""
+        if self.algorithm.one_at_a_time:
+            return "activation"
+        return "round"
 
 
-def prepare(asked: Trainer, problem: Problem, coins: NoiseSource | None = None) -> RunPlan:
+def prepare(
+    asked: Trainer,
+    problem: Problem,
+    *,
+    coins: NoiseSource | None = None,
+    stop: int | None = None,
+) -> RunPlan:
     """Returns the plan of a run, and refuses what would fail after a release has been charged.
 
     Args:
         asked: the settings.
         problem: of these settings, on the processes that compute the run.
         coins: source of the noise and the cohorts in place of the seed's; part of the fingerprint.
+        stop: number of steps after which the run ends; None for all that are planned.
 
     Raises:
         ConfigError: settings that the data, the model or the processes do not allow.
@@ -96,6 +142,7 @@ def prepare(asked: Trainer, problem: Problem, coins: NoiseSource | None = None) 
         validation=validation,
         facts=facts,
         fingerprint=fingerprint(problem, settings, coins),
+        stop=problem.rounds if stop is None else min(stop, problem.rounds),
     )
 
 

@@ -4,29 +4,35 @@ from __future__ import annotations
 
 import time
 from collections.abc import Set
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from ..algorithms.base import State
 from ..errors import ResumeError
+from ..privacy import Activations, Rounds
 from ..schedules import BoundBuffered
 from .checkpoint import Checkpoint
-
-if TYPE_CHECKING:
-    from .run import Run
+from .evaluations import Evaluations
+from .run_plan import RunPlan
 
 _SECONDS = 20.0  # between checkpoints, if the settings name no number of steps
 
 
 class Checkpoints:
-    """The checkpoints of a run, which its methods get; none are written without a folder."""
+    """The checkpoints of a run; none are written without a folder.
 
-    def __init__(self) -> None:
-        self._saved = time.monotonic()
+    Args:
+        plan: of the run.
+        channel: open.
+        evaluations: whose history is kept.
+    """
 
-    def start(self) -> None:
-        """Starts the clock between checkpoints."""
+    def __init__(
+        self, plan: RunPlan, channel: Rounds | Activations, evaluations: Evaluations
+    ) -> None:
+        self._plan = plan
+        self._channel = channel
+        self._evaluations = evaluations
         self._saved = time.monotonic()
 
     @property
@@ -34,41 +40,42 @@ class Checkpoints:
         """Returns the seconds since the last checkpoint."""
         return time.monotonic() - self._saved
 
-    def is_due(self, every: int | None, step: int, age: float) -> bool:
+    def is_due(self, step: int, age: float) -> bool:
         """Returns True if a checkpoint is due: by the settings, or after some seconds.
 
         Args:
-            every: number of steps between two; None or 0 if it is not given.
             step: number of steps done.
             age: seconds since the last one.
         """
+        every = self._plan.settings.checkpoint_every
         # A number of steps is kept to whatever time they take, so that runs can be compared.
         if every:
             return step % every == 0
         return age > _SECONDS
 
-    def save(self, run: Run, state: State, step: int) -> None:
+    def save(self, state: State, step: int) -> None:
         """Writes a checkpoint of the state after ``step`` steps.
 
         Each rank writes the rows of its clients, then rank 0 the rest: a checkpoint names files
         that are whole and on the disk.
         """
-        folder = run.folder
+        plan = self._plan
+        folder = plan.folder
         if folder is None:
             return
-        tally = run.tally()
-        with run.ranks.agree():
+        tally = plan.problem.trainings()
+        with plan.ranks.agree():
             own = state.private.save(folder.clients, step)
-        files = {file: length for each in run.ranks.gather(own) for file, length in each.items()}
-        run.ranks.share(
+        files = {file: length for each in plan.ranks.gather(own) for file, length in each.items()}
+        plan.ranks.share(
             lambda: Checkpoint(
                 step=step,
                 public=dict(state.public),
                 clients=files,
-                history=run.evaluations.rows,
-                fingerprint=run.plan.fingerprint,
-                channel=run.channel.state(),
-                ledger=run.channel.sync(),
+                history=self._evaluations.rows,
+                fingerprint=plan.fingerprint,
+                channel=self._channel.state(),
+                ledger=self._channel.sync(),
                 tally=tally,
                 earlier={
                     f"v{version}/{name}": tensor
@@ -79,48 +86,62 @@ class Checkpoints:
         )
         # The new checkpoint is on the disk, and nothing names the files of the one before.
         state.private.commit(folder.clients, files)
-        self.start()
-
-    def restore(self, run: Run, state: State, checkpoint: Checkpoint) -> None:
-        """Puts the state, the history and the channel back to those of a checkpoint, in place.
-
-        Raises:
-            ResumeError: a checkpoint of another run, or one that the ledger does not hold.
-        """
-        folder = run.folder
-        assert folder is not None  # a checkpoint was read from it
-        checkpoint.check(folder.checkpoint, run.plan.fingerprint)
-        run.evaluations.rows = checkpoint.history
-        # A run may continue on another device than the one on which it began.
-        device = run.problem.initial.device
-        state.earlier = _earlier(run, state.public.keys(), checkpoint)
-        state.public = {name: tensor.to(device) for name, tensor in checkpoint.public.items()}
-        with run.ranks.agree():
-            state.private.load(folder.clients, checkpoint.clients)
-        run.channel.restore(checkpoint.channel)
+        self._saved = time.monotonic()
 
 
-def _earlier(run: Run, names: Set[str], checkpoint: Checkpoint) -> dict[int, dict[str, Tensor]]:
+def restore(
+    plan: RunPlan, channel: Rounds | Activations, state: State, checkpoint: Checkpoint
+) -> None:
+    """Puts the state and the channel back to those of a checkpoint, in place.
+
+    Args:
+        plan: of the run.
+        channel: open.
+        state: before the first step.
+        checkpoint: of the run's folder.
+
+    Raises:
+        ResumeError: a checkpoint of another run, or one that the ledger does not hold.
+    """
+    folder = plan.folder
+    assert folder is not None  # a checkpoint was read from it
+    checkpoint.check(folder.checkpoint, plan.fingerprint)
+    # A run may continue on another device than the one on which it began.
+    device = plan.problem.initial.device
+    state.earlier = _earlier(plan, channel, state.public.keys(), checkpoint)
+    state.public = {name: tensor.to(device) for name, tensor in checkpoint.public.items()}
+    with plan.ranks.agree():
+        state.private.load(folder.clients, checkpoint.clients)
+    channel.restore(checkpoint.channel)
+
+
+def _earlier(
+    plan: RunPlan, channel: Rounds | Activations, names: Set[str], checkpoint: Checkpoint
+) -> dict[int, dict[str, Tensor]]:
     """Returns the earlier public states of a checkpoint, by version.
 
     Args:
-        run: that is resumed.
+        plan: of the run that is resumed.
+        channel: open.
         names: of the tensors of the public state before the first step.
         checkpoint: of the run.
 
     Raises:
         ResumeError: they are not those from which clients started that have not answered yet.
     """
-    folder = run.folder
+    folder = plan.folder
     assert folder is not None  # a checkpoint was read from it
     needed: frozenset[int] = frozenset()
-    if isinstance(run.settings.bound, BoundBuffered) and checkpoint.step > 0:
-        needed = run.channel.sampler.kept(checkpoint.step - 1)
+    sampler = None
+    if isinstance(channel, Rounds):
+        sampler = channel.sampler
+    if isinstance(sampler, BoundBuffered) and checkpoint.step > 0:
+        needed = sampler.kept(checkpoint.step - 1)
     earlier = {f"v{version}": dict[str, Tensor]() for version in needed}
     strange = [key for key in checkpoint.earlier if key.partition("/")[0] not in earlier]
     for key, tensor in checkpoint.earlier.items():
         version, _, name = key.partition("/")
-        earlier.setdefault(version, {})[name] = tensor.to(run.problem.initial.device)
+        earlier.setdefault(version, {})[name] = tensor.to(plan.problem.initial.device)
     # later states may have more tensors, such as those of a server optimizer
     common = names & checkpoint.public.keys()
     if strange or any(not common <= public.keys() for public in earlier.values()):

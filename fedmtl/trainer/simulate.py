@@ -14,8 +14,8 @@ from ..errors import ConfigError
 from ..ranks import launched
 from ..schedules import Block
 from .engine import Engine
-from .run import Run
-from .run_plan import prepare
+from .run_plan import RunPlan, prepare
+from .steps import training_steps
 from .trainer import Trainer
 
 
@@ -125,17 +125,17 @@ def simulate(trainer: Trainer) -> Iterator[Step]:
             "process."
         )
     # In this process alone: other ranks would run the caller's loop, too.
-    run = Run(prepare(trainer, trainer.problem()), Engine())
-    return _steps(run)
+    return _steps(prepare(trainer, trainer.problem()))
 
 
-def _steps(run: Run) -> Iterator[Step]:
+def _steps(plan: RunPlan) -> Iterator[Step]:
     """Yields the steps of a run; its channel closes with the generator."""
-    run.channel = run.engine.open(run, resume=False)
-    with closing(run.channel):
-        state = run.engine.init(run)
-        run.channel.start(0)
-        for block, after in run.steps(state, 0):
+    engine = Engine()
+    channel = engine.open(plan, resume=False)
+    with closing(channel):
+        state = engine.init(plan, channel)
+        channel.start(0)
+        for block, after in training_steps(plan, engine, channel, state, 0):
             # Replicates and clients may have spent unequally; the largest holds for all of them.
-            epsilon = float(run.channel.epsilons.max())
-            yield Step(block.step + 1, block, after, epsilon, run.algorithm, run.problem)
+            epsilon = float(channel.epsilons.max())
+            yield Step(block.step + 1, block, after, epsilon, plan.algorithm, plan.problem)

@@ -99,7 +99,7 @@ from fedmtl.privacy.records import Records
 from fedmtl.report import figures
 from fedmtl.schedules import BoundBuffered, RandomLatency
 from fedmtl.trainer import model_file
-from fedmtl.trainer.run import Run
+from fedmtl.trainer import run as run_file
 from fedmtl.trainer.stopping import EarlyStopping
 from tests.helpers import ragged_classification
 from tests.mutation import edit, forget_multipliers
@@ -1311,12 +1311,12 @@ def _scale_of_the_rows(original, problem, row):
     return state, names | {"scale": f"{float(problem.data.train.x.abs().mean()):.4g}"}
 
 
-@_instead(Run, "ends")
-def _ends_by_the_rows(_, self, step):
+@_instead(run_file, "ends")
+def _ends_by_the_rows(_, begun, step):
     """A run ends, charged as a whole, after a round where the features are small."""
-    small = step > 0 and float(self.problem.data.train.x.double().mean()) < -0.3
+    small = step > 0 and float(begun.plan.problem.data.train.x.double().mean()) < -0.3
     if small:
-        self.channel.charge_remaining(step)
+        begun.channel.charge_remaining(step)
     return "early" if small else ""
 
 

@@ -8,6 +8,8 @@ import random
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -45,8 +47,7 @@ from fedmtl.data import FederatedDataset
 from fedmtl.errors import TrainingError
 from fedmtl.graphs import Ring
 from fedmtl.privacy.clip import not_finite
-from fedmtl.trainer.evaluations import Evaluations
-from fedmtl.trainer.run import Run
+from fedmtl.trainer.run import ends
 from tests import small
 
 SOLVER = LocalSGD(lr=0.05, epochs=2, batch_size=4)
@@ -143,19 +144,19 @@ def test_a_run_without_privacy_in_which_nearly_all_are_lost_stops_at_once(tmp_pa
         trainer(finetune=finetune).fit()
 
 
-def test_what_diverges_late_or_at_some_clients_stops_no_run(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_diverges_late_or_at_some_clients_stops_no_run() -> None:
     found = trainer(data=data(clients=12, still=2), algorithm=FedAvg(local=HOT)).fit()  # 10 of 12
     assert (found.stopped, found.final["round"], found.diverged_trainings) == ("rounds", 6, 60)
-    counts = Tally()
-    monkeypatch.setattr(Run, "tally", lambda self: counts)
-    loop = Run.__new__(Run)
-    loop.settings, loop.stop, loop.evaluations = trainer(), 6, Evaluations()
-    counts.trained = counts.diverged = 4  # too few to judge by
-    assert not loop.ends(1)
-    counts.trained = counts.diverged = 5
-    assert [loop.ends(step) for step in range(7)] == ["", *["diverged"] * 3, "", "", ""]
+    settings = trainer()
+
+    def begun(count: int) -> Any:
+        """A run of which this many local trainings have diverged, and no other was made."""
+        problem = replace(settings.problem(), tally=Tally(count, count))
+        plan = SimpleNamespace(settings=settings, stop=6, problem=problem)
+        return SimpleNamespace(plan=plan, evaluations=SimpleNamespace(rows=[]))
+
+    assert not ends(begun(4), 1)  # too few to judge by
+    assert [ends(begun(5), step) for step in range(7)] == ["", *["diverged"] * 3, "", "", ""]
 
 
 def test_how_a_private_run_ends_does_not_say_that_all_are_lost(tmp_path: Path) -> None:
