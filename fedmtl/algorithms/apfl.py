@@ -76,13 +76,12 @@ class APFL(SharedModel):
 
     def local_update(self, c: Cohort) -> tuple[Tensor, Own]:
         start = c.models(c.initial)
-        # training moves the mixture in place, beside the copy of the global model
-        mixture = Mixture(start.clone(), self._weights(c), self.adaptive)
-        update = c.train(self.local, c.shared, mixture=mixture) - c.shared
-        return update, c.keep(mixture.models, start) | {"alpha": mixture.weights}
+        mixture = Mixture(start, self._weights(c), self.adaptive)
+        models, mixture = c.train_mixture(self.local, c.shared, mixture)
+        return models - c.shared, c.keep(mixture.models, start) | {"alpha": mixture.weights}
 
     def _weights(self, c: Cohort) -> Tensor:
-        """Returns a copy of the clients' alpha (k,); the initial one for new clients."""
+        """Returns the clients' alpha (k,); the initial one for new clients."""
         return torch.where(c.own["seen"], c.own["alpha"], self.alpha)
 
     def personal_models(self, c: Cohort) -> Tensor:
@@ -90,14 +89,15 @@ class APFL(SharedModel):
 
         A client that never took part trains its own part once, from the public initial model.
         """
-        models = c.models(c.initial).clone()
+        models = c.models(c.initial)
         weights = self._weights(c)
         new = c.new
         if len(new):
             mixture = Mixture(models[new], weights[new], self.adaptive)
             # nothing of it is sent, so records need no noise
             private = replace(c.part(new), problem=replace(c.problem, protects_records=False))
-            private.train(self.local, c.shared, mixture=mixture)
-            models[new] = mixture.models
-            weights[new] = mixture.weights
+            _, mixture = private.train_mixture(self.local, c.shared, mixture)
+            place = new.to(models.device)
+            models = models.index_copy(0, place, mixture.models)
+            weights = weights.index_copy(0, place, mixture.weights)
         return c.shared.lerp(models, weights[:, None])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -183,21 +183,15 @@ class Cohort:
             trained = self.own["trained"] | finite
         return self.own | {"model": models, "seen": seen, "trained": trained}
 
-    def personal(self, new: Callable[[Cohort], Tensor]) -> Tensor:
-        """Returns the clients' own models.
+    def personal(self, first: Tensor) -> Tensor:
+        """Returns the clients' own models, (k, D).
 
         Args:
-            new: from the clients without a model, j of them, to their models (j, D).
-
-        Returns:
-            (k, D).
+            first: (j, D), the models of the clients :attr:`new` that never took part.
         """
-        places = self.new
-        if not len(places):
+        if not len(first):
             return self.own["model"]
-        rows = self.own["model"].clone()
-        rows[places] = new(self.part(places))
-        return rows
+        return self.own["model"].index_copy(0, self.new.to(first.device), first)
 
     # Local training
 
@@ -210,7 +204,6 @@ class Cohort:
         anchor: Tensor | None = None,
         divergence: Loss | None = None,
         moving: Tensor | None = None,
-        mixture: Mixture | None = None,
         correction: Tensor | None = None,
     ) -> Tensor:
         """Trains the clients' models: local SGD, or DP-SGD if single records are protected.
@@ -229,9 +222,6 @@ class Cohort:
             divergence: replaces the squared distance of the pull, see
                 :class:`fedmtl.local.LocalTraining`; not if records are protected.
             moving: bool (D,), the coordinates that are trained; None for all.
-            mixture: personal models (k, D) that are trained at the same batches, see
-                :class:`fedmtl.local.Mixture`. They are changed in place. Nothing of them is sent,
-                so they have no noise. None without.
             correction: added to every gradient, (D,) or (k, D); under DP-SGD after the noise. None
                 for none.
 
@@ -252,10 +242,37 @@ class Cohort:
             anchor=anchor,
             divergence=divergence,
             moving=moving,
-            mixture=mixture,
             correction=correction,
         )
-        models = self.initial.new_empty(len(self.ids), problem.dimension)
+        return self._trained(run)
+
+    def train_mixture(
+        self, solver: LocalSolver, start: Tensor, mixture: Mixture
+    ) -> tuple[Tensor, Mixture]:
+        """Trains the clients' models, and personal models in a mixture with them at the same
+        batches.
+
+        Args:
+            solver: of both.
+            start: (D,) or (k, D), the initial models.
+            mixture: the personal models (k, D) and their weights.
+
+        Returns:
+            The models after local training, as of :meth:`train`; and the mixture after it. Nothing
+            of the mixture is sent, so it has no noise.
+
+        Raises:
+            PrivacyError: see :meth:`train`.
+        """
+        problem = self.problem
+        # a copy, which the steps move
+        moved = replace(mixture, models=mixture.models.clone(), weights=mixture.weights.clone())
+        run = LocalTraining(problem.data, problem.loss, solver, self.round, start, mixture=moved)
+        return self._trained(run), moved
+
+    def _trained(self, run: LocalTraining) -> Tensor:
+        """Returns the models after local training, (k, D)."""
+        models = self.initial.new_empty(len(self.ids), self.problem.dimension)
         for place, trained in self._train(run):
             models.index_copy_(0, place.to(models.device), trained)
         return models

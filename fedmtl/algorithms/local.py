@@ -56,4 +56,4 @@ class Local(RoundAlgorithm):
 
         A client that was never called trains once from the initial model.
         """
-        return c.personal(lambda new: new.train(self.local, c.initial))
+        return c.personal(c.part(c.new).train(self.local, c.initial))

@@ -186,7 +186,7 @@ class SharedModel(RoundAlgorithm):
         :meth:`new` makes the model of a client that never took part.
         """
         if self.keeps:
-            return c.personal(self.new)
+            return c.personal(self.new(c.part(c.new)))
         return c.shared.expand(len(c.ids), -1)
 
     def new(self, c: Cohort) -> Tensor:

@@ -156,4 +156,4 @@ class MPMTLayers(RoundAlgorithm):
 
         A client that never took part trains once from the public initial model.
         """
-        return c.personal(lambda new: new.train(self.local, c.initial))
+        return c.personal(c.part(c.new).train(self.local, c.initial))

@@ -333,12 +333,11 @@ class PriorLayers(OneRelease):
 
         A client that never took part trains twice, the second time under the prior.
         """
-
-        def new(clients: Cohort) -> Tensor:
-            own, _ = self._before(clients)
-            return self._again(replace(clients, own=own))
-
-        return c.personal(new)
+        new = c.part(c.new)
+        if not len(new.ids):
+            return c.own["model"]
+        own, _ = self._before(new)
+        return c.personal(self._again(replace(new, own=own)))
 
     def parts(self, problem: Problem, state: State, personal: Tensor) -> dict[str, Tensor]:
         """Returns the prior by the release, see :meth:`init`.

@@ -15,7 +15,7 @@ from .solver import LocalSolver
 @dataclass(frozen=True)
 class Mixture:
     """Personal models v of clients, and their weight alpha in a mixture with the models w of a
-    local run. Training changes both in place.
+    local run.
 
     v follows the gradients at the mixtures of the two (Deng, Kamani, Mahdavi: "Adaptive
     Personalized Federated Learning", 2020, Algorithm 1).
@@ -35,7 +35,7 @@ class MixtureSteps:
     """The steps of v and alpha in the local run of a stack of clients.
 
     Args:
-        mixture: of n clients.
+        mixture: of n clients; :meth:`write` changes it in place.
         solver: of both models; its step size is that of alpha as well.
         round: addresses the step size.
         rows: (k, D), the models w, which the run moves.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
@@ -241,7 +242,7 @@ class Release(ReleasePlan):
         """Returns m, the public constant that divides the sum."""
         return self.sampling.denominator
 
-    @property
+    @cached_property
     def noise_std(self) -> float:
         """Returns the root mean square of one noised coordinate of the released mean; 0 without
         noise. Of correlated noise, what it approaches in the course of the rounds."""

@@ -158,10 +158,14 @@ class Rounds(Channel):
             for name, norm in self._adaptive.advance().items():
                 self.releases[name] = self.releases[name].clipped_at(norm)
         self._receipt = Receipt(step, use, clients)
-        self._mechanisms = {}
-        for name, release in self.releases.items():
-            self._mechanisms[name] = self._mechanism(release.weighted(use))
         self._totals = {}
+        for name, release in self.releases.items():
+            if release.allocation is not None:
+                release = release.weighted(use)
+            known = self._mechanisms.get(name)
+            # an adaptive clip norm and a weight of the budget make another release
+            if known is None or known.release is not release:
+                self._mechanisms[name] = self._mechanism(release)
         if self.records is not None:
             receipt = _local_receipt(self.records.plan, step, clients)
             self.local = self._local_steps(self.records, receipt)
@@ -173,10 +177,10 @@ class Rounds(Channel):
         self._receipt = self.local = None
 
     def _mechanism(self, release: Release) -> Mechanism:
-        """Returns the mechanism of a release in the round that begins.
+        """Returns the mechanism of a release, for all rounds in which the release is the same.
 
         Args:
-            release: with the clip norm and the noise of this round.
+            release: with its clip norm and its noise.
         """
         return mechanism_of(release, self._noise, self.source)
 
