@@ -20,7 +20,7 @@ from .accounting.calibration import smallest_multiplier
 from .accounting.composition import epsilon
 from .accounting.losses import ReplacedPoissonDpEvent
 from .events import DpEvent, dp_event
-from .noise.discrete import slack
+from .noise.discrete import LEAST, slack
 from .noise.laws import LAWS
 
 _MANY = 1 << 40  # uses that no run makes
@@ -48,6 +48,7 @@ class PrivacyCost:
         weights: of the uses, with mean 1: use t has the multiplier z / w_t. None: all are alike.
         most: the largest number of uses; None without a limit. With weights it is their number.
         bands: rounds whose noise one use meets, where it is correlated over rounds; 1 elsewhere.
+        cells: of the grid in a standard deviation of the noise on a sum, or less, in secure mode.
 
     Raises:
         PrivacyError: several releases of other than Gaussian noise under one sampled cohort.
@@ -62,6 +63,7 @@ class PrivacyCost:
     weights: tuple[float, ...] | None = None
     most: int | None = None
     bands: int = 1
+    cells: int = LEAST
 
     def __post_init__(self) -> None:
         if self.weights is not None:
@@ -116,7 +118,7 @@ class PrivacyCost:
         # at least, with a count and a score beside it
         numbers = 3 * sum(self.sizes) * uses * self.sums * self.bands
         if LAWS[self.mechanism].joint:
-            return slack(numbers, epsilon)
+            return slack(numbers, epsilon, self.cells)
         return 0.0
 
     def after(self, uses: int, multiplier: float) -> DpEvent:
@@ -148,7 +150,9 @@ class PrivacyCost:
             return 0.0
         event, count = self._composed(uses, multiplier)
         # A part of delta, and of epsilon, is kept for the discrete law of the noise.
-        value = epsilon(event, count, self.delta / (1 + self.slack(uses, 0.0)), coarsen=coarsen)
+        value = epsilon(
+            event, count, self.delta * math.exp(-self.slack(uses, 0.0) / 2), coarsen=coarsen
+        )
         if math.isinf(value):
             return value
         return value + self.slack(uses, value)
@@ -200,6 +204,9 @@ class PrivacyCost:
     def to_dict(self) -> dict[str, Any]:
         """Returns JSON."""
         values = asdict(self)
+        # A ledger that was written before sums had other grids is continued.
+        if self.cells == LEAST:
+            del values["cells"]
         return values | {key: list(each) for key, each in values.items() if isinstance(each, tuple)}
 
     @classmethod

@@ -16,29 +16,31 @@ With u uniform on (-1/2, 1/2),
     s^2)],
 
 and s sqrt(2 pi) <= Z <= s sqrt(2 pi) (1 + 2.1 exp(-2 pi^2 s^2)) by Poisson's summation formula. By
-Jensen's inequality r(k) >= exp(-1 / (24 s^2)), and r(k) <= cosh(k / (2 s^2)) <= exp(k^2 / (8 s^4)),
-so for every k
+Jensen's inequality r(k) >= exp(-1 / (24 s^2)), and r(k) <= E[cosh(k u / s^2)] = sinh(x) / x <=
+exp(x^2 / 6) with x = k / (2 s^2), so for every k
 
-    log P(k) / Q(k) <= 1 / (24 s^2),        log Q(k) / P(k) <= k^2 / (8 s^4) + 2.1 exp(-2 pi^2 s^2).
+    log P(k) / Q(k) <= 1 / (24 s^2),      log Q(k) / P(k) <= k^2 / (24 s^4) + 2.1 exp(-2 pi^2 s^2).
 
 Let x and x' be neighbours, M the run with noise P and M' that with noise Q, which is (epsilon,
 delta)-private, and let N numbers be drawn in all, independent of one another and of everything
-else. All abs(k) are at most R s, but for an event of probability at most 2 N exp(-R^2 / 2) under Q,
-so for every set E of outputs
+else. Under Q their squares add up to at most R^2 = (s (sqrt(N) + sqrt(2 t)) + sqrt(N) / 2)^2 but
+for a probability of exp(-t) (Laurent, Massart, "Adaptive estimation of a quadratic functional by
+model selection", Ann. Statist. 2000, Lemma 1; rounding moves a number by 1/2 at most). So for every
+set E of outputs
 
     P(M(x) in E) <= exp(N / (24 s^2)) P(M'(x) in E) <= exp(N / (24 s^2)) (exp(epsilon) P(M'(x') in
-    E) + delta), P(M'(x') in E) <= exp(N (R^2 + 1) / (8 s^2)) P(M(x') in E) + 2 N exp(-R^2 / 2).
+    E) + delta), P(M'(x') in E) <= exp(R^2 / (24 s^4)) P(M(x') in E) + exp(-t).
 
-Take R^2 = 2 (epsilon + 1000) + 2 log(N): the last term, times exp(epsilon), is 2 exp(-1000), which
-no double shows beside delta. With log(N) <= 90 and s >= 2**40, the run M is private at delta (1 +
-slack) with epsilon + slack,
+Take t = epsilon + 1000: the last term, times exp(epsilon), is exp(-1000), which no double shows
+beside delta, and neither does exp(-2 pi^2 s^2) for s >= 16. The run M is private at delta
+exp(slack / 2) with epsilon + slack,
 
-    slack = N 2**-80 (epsilon + 1100) / 3 >= N (1 / 24 + (R^2 + 1) / 8) / s^2.
+    slack = N / (24 s^2) + R^2 / (24 s^4),      about N / (12 s^2),
 
-That is added to every epsilon of Gaussian noise: about 1e-12 for a million numbers in each of a
-thousand rounds. A release in which a client takes no part has one law under both neighbours,
-whatever that law is: let M' have the noise Q only in the client's own releases. So the account of a
-client counts the numbers of its own releases.
+which is the first term and no smaller one. That is added to every epsilon of Gaussian noise: for s
+>= 2**40 about 1e-16 for a million numbers in each of a thousand rounds. A release in which a client
+takes no part has one law under both neighbours, whatever that law is: let M' have the noise Q only
+in the client's own releases. So the account of a client counts the numbers of its own releases.
 
 How it is drawn: by rejection from blocks of 2**b integers under a staircase (after Algorithm 3 of
 the paper, with a staircase in place of the discrete Laplace law, and one comparison in place of
@@ -67,6 +69,9 @@ MARGIN = 2.0**-40
 """Relative error that doubles are trusted to stay below in the probability of a trial (it is below
 2**-42)."""
 
+LEAST = 1 << 40
+"""Deviation in cells of the noise that a server adds, or more."""
+
 LARGEST = 1 << 47
 """Of a deviation in cells; below it a magnitude of 64 deviations is exact as a double."""
 
@@ -77,15 +82,18 @@ _TRIALS = 1 << 15  # whose arrays all fit the cache
 _FAR = 256.0  # exponents beyond are left to whole numbers
 
 
-def slack(numbers: int, epsilon: float) -> float:
-    """Returns the addition to an ``epsilon`` of Gaussian noise that is drawn as whole numbers of
-    at least 2**40 cells.
+def slack(numbers: int, epsilon: float, deviation: int = LEAST) -> float:
+    """Returns the addition to an ``epsilon`` of Gaussian noise that is drawn as whole numbers.
 
     Args:
         numbers: N, noised numbers of all the releases.
         epsilon: of the releases with Gaussian noise; infinite without noise.
+        deviation: s in cells, or less; at least 16.
     """
-    return numbers * 2.0**-80 * (epsilon + 1100) / 3
+    root = math.sqrt(numbers)
+    # R / s^2
+    reach = (root + math.sqrt(2 * (epsilon + 1000))) / deviation + root / 2 / deviation**2
+    return (numbers / deviation**2 + reach**2) / 24
 
 
 def discrete_gaussian(

@@ -1,0 +1,130 @@
+"""Seconds of one round of a secure sum: of one client, step by step, and of the server.
+
+All clients are in one process, and take part in a real round; the medians of some of them are printed. Processor
+seconds of all threads, of which there is one.
+
+    OMP_NUM_THREADS=1 python benchmarks/speed/secure.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import TypeVar
+
+import numpy as np
+import torch
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parents[1])]
+
+from rounds import machine  # noqa: E402
+
+from fedmtl.privacy import ClientPrivacy, FullParticipation, ReleasePlan, SecureSource  # noqa: E402
+from fedmtl.privacy.receipt import Receipt  # noqa: E402
+from fedmtl.privacy.secure_sum import NoiseShare, SecureAggregation, secure_terms  # noqa: E402
+from fedmtl.secure.masks import Identity  # noqa: E402
+from fedmtl.secure.member import Member  # noqa: E402
+from fedmtl.secure.opening import Opening  # noqa: E402
+from fedmtl.secure.terms import Terms  # noqa: E402
+
+Value = TypeVar("Value")
+
+
+class Clock:
+    """Processor seconds by what was done."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, list[float]] = {}
+
+    def timed(self, name: str, act: Callable[[], Value]) -> Value:
+        """Returns what ``act`` returns, and keeps its seconds under ``name``."""
+        begun = time.process_time()
+        value = act()
+        self.seconds.setdefault(name, []).append(time.process_time() - begun)
+        return value
+
+
+def run(clients: int, numbers: int, colluding: int, missing: int, lost: int) -> Clock:
+    """Returns the times of one round, in which ``lost`` clients are lost before their rows."""
+    privacy = ClientPrivacy(clip_norm=1.0, noise_multiplier=1.0, delta=1e-6, source="secure")
+    plan = ReleasePlan(name="update", dimension=numbers)
+    everybody = FullParticipation().bind(clients)
+    settings = SecureAggregation(colluding=colluding, missing=missing)
+    noise = secure_terms(privacy, settings, plan, everybody, 1)
+    share = NoiseShare(noise, SecureSource())
+    identities = {f"client {i}": Identity(secrets.token_bytes(32)) for i in range(clients)}
+    terms = Terms(
+        identities={name: one.public for name, one in identities.items()},
+        run="speed",
+        round=0,
+        attempt=0,
+        settings="",
+        length=numbers,
+        colluding=colluding,
+        missing=missing,
+    )
+    clock = Clock()
+    timed = clock.timed
+    server = Opening(terms)
+    members = {}
+    for name, identity in identities.items():
+        members[name] = timed("keys", lambda n=name, i=identity: Member(terms, n, i))  # type: ignore[misc]
+        timed("server: keys", lambda n=name: server.take(n, members[n].keys))  # type: ignore[misc]
+    roster = server.roster()
+    for name, member in members.items():
+        boxes = timed("boxes", lambda m=member: m.shares(roster))  # type: ignore[misc]
+        timed("server: boxes", lambda n=name, b=boxes: server.take(n, b))  # type: ignore[misc]
+    delivered = server.boxes()
+    row = torch.randn(1, numbers, generator=torch.Generator().manual_seed(0)) / numbers**0.5
+    came = list(members)[lost:]
+    for name in came:
+        here = torch.tensor([0])
+        receipt = Receipt(0, 0, here)
+        words = timed("clip and noise", lambda r=receipt: share(row, here, r, clients))  # type: ignore[misc]
+        masked = timed("masks", lambda n=name, w=words: members[n].row(delivered[n], lambda _: w))  # type: ignore[misc]
+        timed("server: rows", lambda n=name, m=masked: server.take(n, m))  # type: ignore[misc]
+    names = server.names()
+    for name in came:
+        shares = timed("opening", lambda n=name: members[n].opening(names))  # type: ignore[misc]
+        timed("server: shares", lambda n=name, s=shares: server.take(n, s))  # type: ignore[misc]
+    total = timed("server: sum", server.total)
+    assert np.isfinite(noise.noise.opened(total)).all()
+    return clock
+
+
+def main() -> None:
+    """Parse the command line, run the rounds, and print the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("--clients", type=int, default=100)
+    parser.add_argument("--numbers", type=int, nargs="+", default=[10**5, 10**6])
+    parser.add_argument("--colluding", type=int, default=10)
+    parser.add_argument("--missing", type=int, default=10)
+    parser.add_argument("--lost", type=int, nargs="+", default=[0, 10])
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    print(machine())
+    print("\n| clients | lost | numbers | step | ms |\n| ---: | ---: | ---: | --- | ---: |")
+    for numbers in given.numbers:
+        for lost in given.lost:
+            clock = run(given.clients, numbers, given.colluding, given.missing, lost)
+            sums = {"a client, in all": 0.0, "the server, in all": 0.0}
+            for name, seconds in clock.seconds.items():
+                if name.startswith("server"):
+                    spent = sum(seconds)
+                    sums["the server, in all"] += spent
+                else:
+                    spent = median(seconds)
+                    sums["a client, in all"] += spent
+                print(f"| {given.clients} | {lost} | {numbers:,} | {name} | {1e3 * spent:.3g} |")
+            for name, spent in sums.items():
+                print(f"| {given.clients} | {lost} | {numbers:,} | {name} | {1e3 * spent:.3g} |")
+
+
+if __name__ == "__main__":
+    main()

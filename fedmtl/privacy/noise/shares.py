@@ -1,0 +1,173 @@
+"""Noise of a secure sum: every client adds a share of it to its own row, in whole numbers.
+
+A row is clipped and truncated toward zero to multiples of a public power of two g, see
+:mod:`..clip`, so it is never longer than C, and the sensitivity S of a sum stays that of a trusted
+server's. A client of a roster of n adds discrete Gaussian noise of deviation
+
+    s = ceil(z S / (g sqrt(h)))
+
+cells to each number, where z is the noise multiplier of the sum and h the least number of honest
+rows in it (:func:`fedmtl.secure.roster.honest_rows`). What clients that collude add counts as
+nothing.
+
+The sum of h shares is nearly discrete Gaussian itself: at every number its law is within a factor
+exp(+-tau) of N_Z(0, h s^2), with tau = 10 sum_{k < h} exp(-2 pi^2 s^2 k / (k + 1)) (Kairouz, Liu,
+Steinke, "The distributed discrete Gaussian mechanism for federated learning with secure
+aggregation", ICML 2021, Theorem 1). For s >= 16 that is below h exp(-2500), which no double shows.
+So the sum is accounted for as Gaussian noise of multiplier z, with the slack of
+:mod:`.discrete` at z S / g cells; further shares are further noise, independent of these.
+
+Sums are whole numbers modulo 2**bits. What the server sees is a function of the sum with its noise,
+so a sum that wraps around costs usefulness and no privacy. g is the smallest power of two for which
+no sum of n honest rows does, unless their noise is beyond 12.5 deviations, where 1e10 numbers are
+with a probability below 1e-24.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+
+import numpy as np
+
+from ...errors import PrivacyError
+from ...secure.roster import honest_rows, least_roster
+from .discrete import LARGEST, discrete_gaussian
+from .sources import Words
+
+LEAST_CELLS = 1 << 16
+"""Of a grid in the bound of a row: truncation to fewer would cost usefulness."""
+_LEAST_SHARE = 16  # deviation in cells, from which on a double shows no tau
+_MOST_CELLS = 1 << 50  # rows are whole numbers in doubles
+_FAR = Fraction(25, 2)  # deviations
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShareNoise:
+    """The noise of a secure sum, as the shares of its clients.
+
+    Args:
+        multiplier: z, of the noise of the sum over its sensitivity.
+        sensitivity: S, of the sum.
+        bound: C, on one client's row.
+        most: clients of the largest roster.
+        colluding: t, clients of a roster whose noise does not count.
+        missing: d, clients of a roster that may be lost after it is fixed.
+        bits: 32 or 64; sums are modulo 2**bits.
+
+    Raises:
+        PrivacyError: no roster of so many clients protects them, or no grid fits sums of so many
+            bits.
+    """
+
+    multiplier: float
+    sensitivity: float
+    bound: float
+    most: int
+    colluding: int
+    missing: int
+    bits: int = 32
+
+    def __post_init__(self) -> None:
+        least = self.least
+        if self.most < least:
+            raise PrivacyError(
+                f"A secure sum takes rosters of {least:,} clients or more if {self.colluding:,} of "
+                f"them may collude and {self.missing:,} be missing; cohorts have {self.most:,}. "
+                "Take larger cohorts, or fewer that collude or are missing."
+            )
+        coarse = Fraction(self.bound) < LEAST_CELLS * Fraction(self.width)
+        # With less noise than a few cells a sum of shares is not Gaussian any more.
+        if coarse or self.deviation(self.most) < _LEAST_SHARE:
+            remedy = "Take 64 bits." if self.bits == 32 else "Ask for less noise."
+            raise PrivacyError(
+                f"Sums of {self.most:,} rows with noise of multiplier {self.multiplier:g} do not "
+                f"fit {self.bits} bits on a grid of {LEAST_CELLS:,} cells in the clip norm and "
+                f"{_LEAST_SHARE} in the noise of a client. {remedy}"
+            )
+
+    @property
+    def least(self) -> int:
+        """Returns the number of clients of the smallest roster."""
+        return least_roster(self.colluding, self.missing)
+
+    @cached_property
+    def width(self) -> float:
+        """Returns g, a power of two in the units of the rows."""
+        exponent = math.frexp(self.bound / _MOST_CELLS)[1]
+        while not self._fits(math.ldexp(1.0, exponent)):
+            exponent += 1
+        return math.ldexp(1.0, exponent)
+
+    def _fits(self, width: float) -> bool:
+        """Returns True if sums of the largest and of the smallest roster fit; those between have
+        fewer rows than the one and less noise than the other."""
+        cells = math.ceil(Fraction(self.bound) / Fraction(width))
+        for roster in (self.most, min(self.least, self.most)):
+            share = self._deviation(width, roster)
+            far = math.ceil(_FAR * share * (math.isqrt(roster) + 1))
+            if roster * cells + far >= 1 << (self.bits - 1) or share >= LARGEST:
+                return False
+        return True
+
+    def _deviation(self, width: float, roster: int) -> int:
+        """Returns s of a grid: the least whole number whose square times h is at least
+        (z S / g)**2."""
+        rows = honest_rows(roster, self.colluding, self.missing)
+        ratio = Fraction(self.multiplier) * Fraction(self.sensitivity) / Fraction(width)
+        square = math.ceil(ratio**2 / rows)
+        # The whole root rounded up: the noise is never less than what is charged.
+        return math.isqrt(square - 1) + 1
+
+    def deviation(self, roster: int) -> int:
+        """Returns s, the standard deviation of a client's share in cells.
+
+        Args:
+            roster: n, clients of the roster, as the client sees it.
+
+        Raises:
+            PrivacyError: a roster that protects nobody, or that is larger than planned.
+        """
+        if not self.least <= roster <= self.most:
+            raise PrivacyError(
+                f"A roster of {roster:,} clients is not one of those that the noise is planned "
+                f"for, of {self.least:,} to {self.most:,}."
+            )
+        return self._deviation(self.width, roster)
+
+    @cached_property
+    def cells(self) -> int:
+        """Returns the standard deviation of the noise that is charged, in cells, rounded down."""
+        ratio = Fraction(self.multiplier) * Fraction(self.sensitivity) / Fraction(self.width)
+        return math.floor(ratio)
+
+    def excess(self, roster: int, missing: int = 0) -> float:
+        """Returns the deviation of a sum's noise over that of a trusted server.
+
+        Args:
+            roster: n, clients of the roster.
+            missing: of them, without a row in the sum.
+        """
+        rows = honest_rows(roster, self.colluding, self.missing)
+        return math.sqrt((roster - missing) / rows)
+
+    def words(self, cells: np.ndarray, roster: int, words: Words) -> np.ndarray:
+        """Returns a row with a client's share of the noise, modulo 2**bits.
+
+        Args:
+            cells: int64 (D,), the row.
+            roster: n, clients of the roster.
+            words: random words.
+
+        Returns:
+            (D,) uint32, or uint64 of 64 bits.
+        """
+        noise = discrete_gaussian(words, len(cells), self.deviation(roster))
+        # Whole numbers of two's complement are those modulo 2**bits.
+        return (cells + noise).astype(f"<u{self.bits // 8}")
+
+    def opened(self, total: np.ndarray) -> np.ndarray:
+        """Returns an opened sum, int64 (D,), in the units of the rows: float64 (D,)."""
+        return total * self.width

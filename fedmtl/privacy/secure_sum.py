@@ -1,0 +1,331 @@
+"""Secure sums: settings, terms, and the mechanism of a client that adds its share of the noise.
+
+Under :class:`~fedmtl.privacy.ClientPrivacy` with a trusted server the server adds the noise. Here
+every client adds a share to its own clipped row before masks hide it (:mod:`fedmtl.secure`), and
+epsilon holds against the server, too. The server knows who takes part: against it every
+participation is charged in full, and sampling amplifies nothing.
+
+What a client pays is in a ledger of its own, :class:`ShareAccount`. A charge is on the disk before
+the row with its noise exists, and stays whatever becomes of the round. A second attempt of a round
+is a second charge with new noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .._check import Checked, Whole
+from .._rounding import rounded_up
+from ..errors import BudgetExhausted, PrivacyError
+from .clip import Clip, are_long, bounds_of, whole_cells, whole_cells_by_row
+from .cost import PrivacyCost
+from .costs import Demand
+from .ledger import Ledger
+from .mechanism import check_one_each
+from .noise.shares import ShareNoise
+from .noise.sources import NoiseSource
+from .quantile import QuantileClip
+from .receipt import Receipt
+from .release import Release, ReleasePlan, bind_releases, step_cost
+from .samplers import BoundSampler
+from .settings import ClientPrivacy
+
+
+@dataclass(frozen=True, kw_only=True)
+class SecureAggregation(Checked):
+    """Settings of a secure sum: clients need not trust the server with their rows.
+
+    Args:
+        colluding: clients of a roster that may tell the server all they have; nobody can measure
+            it. A third of the cohort is a careful choice.
+        missing: clients of a roster that may be lost after it is fixed. Those that are away before
+            cost nothing.
+        bits: of a number of a sum.
+
+    Raises:
+        ConfigError: a value out of range.
+    """
+
+    colluding: Whole
+    missing: Whole = 0
+    bits: Literal[32, 64] = 32
+
+
+@dataclass(frozen=True)
+class SecureTerms:
+    """The terms of a run of secure sums.
+
+    Attributes:
+        release: with its clip and the noise of the sum.
+        noise: that of the sum, as shares.
+        cost: of one account, for each participation.
+        uses: planned participations of one client.
+    """
+
+    release: Release
+    noise: ShareNoise
+    cost: PrivacyCost
+    uses: int
+
+    def epsilon_at(self, uses: int) -> float:
+        """Returns the epsilon of a client against the server and all others after ``uses``."""
+        return self.cost.epsilon(uses, self.noise.multiplier)
+
+    def text(self, uses: int) -> str:
+        """Returns one line on the account after ``uses`` participations."""
+        return (
+            f"epsilon {rounded_up(self.epsilon_at(uses))} at delta = "
+            f"{rounded_up(self.cost.delta, 3)} for one client against the server and up to "
+            f"{self.noise.colluding:,} colluding clients (relation {self.release.relation})"
+        )
+
+    def header(self) -> dict[str, Any]:
+        """Returns the facts of the account for the header of a ledger, JSON-ready."""
+        noise = self.noise
+        return {
+            "account": "noise shares",
+            "release": [self.release.name, self.release.dimension],
+            "clip_norm": self.release.bound,
+            "sensitivity": noise.sensitivity,
+            "colluding": noise.colluding,
+            "missing": noise.missing,
+            "bits": noise.bits,
+            "most": noise.most,
+            "kinds": [
+                {
+                    "price": self.cost.to_dict(),
+                    "multiplier": noise.multiplier,
+                    "cap": self.uses,
+                }
+            ],
+        }
+
+
+def secure_terms(
+    privacy: ClientPrivacy,
+    aggregation: SecureAggregation,
+    plan: ReleasePlan,
+    sampler: BoundSampler,
+    steps: int,
+) -> SecureTerms:
+    """Calibrates the noise of secure sums.
+
+    Args:
+        privacy: settings, with noise.
+        aggregation: settings of the sums.
+        plan: of the one release of a round.
+        sampler: who takes part.
+        steps: planned rounds.
+
+    Raises:
+        PrivacyError: settings that a secure sum does not support, or that protect nobody.
+        ConfigError: a budget that cannot be met.
+    """
+    _check_supported(privacy, plan, sampler)
+    sampler = sampler.capped(steps)
+    uses = steps
+    if sampler.cap is not None:
+        uses = sampler.cap
+    cost = step_cost((plan,), sampler, privacy, delta=privacy.resolved_delta(sampler.n))
+    cells = cost.cells
+    # The grid follows from the noise, and the noise, by the slack, a little from the grid. A
+    # coarser grid needs more noise, so cells fall until the noise has as many as are charged for.
+    while True:
+        cost = replace(cost, cells=cells)
+        demand = Demand(cost, privacy.epsilon, privacy.noise_multiplier, uses)
+        multiplier, affordable = demand.met()
+        release = bind_releases((plan,), sampler, privacy, multiplier)[plan.name]
+        noise = ShareNoise(
+            multiplier=multiplier,
+            sensitivity=release.sensitivity,
+            bound=release.bound,
+            most=int(sampler.cohort),
+            colluding=aggregation.colluding,
+            missing=aggregation.missing,
+            bits=aggregation.bits,
+        )
+        if noise.cells >= cells:
+            return SecureTerms(release, noise, cost, affordable)
+        cells = noise.cells
+
+
+def _check_supported(privacy: ClientPrivacy, plan: ReleasePlan, sampler: BoundSampler) -> None:
+    """Raises PrivacyError for settings that a secure sum does not support."""
+    if sampler.amplified:
+        raise PrivacyError(
+            "Secure aggregation: the server knows who takes part, so sampling amplifies nothing "
+            "against it; take CyclicCohorts."
+        )
+    if sampler.weighted:
+        raise PrivacyError(
+            f"Secure aggregation has no weights of rows, and {sampler.describe()} gives them; take "
+            "FullParticipation or CyclicCohorts."
+        )
+    if privacy.noiseless or privacy.mechanism != "gaussian":
+        raise PrivacyError(
+            "Secure aggregation adds shares of Gaussian noise; take mechanism='gaussian' and a "
+            "finite epsilon."
+        )
+    if privacy.bands is not None:
+        raise PrivacyError(
+            "Secure aggregation has noise that is new in every round; leave bands out."
+        )
+    if isinstance(privacy.clip_norm, QuantileClip):
+        raise PrivacyError(
+            "Secure aggregation takes a number as clip_norm: the count of a QuantileClip needs "
+            "shares of its own, which it does not have yet."
+        )
+    if plan.form != "vector" or plan.rows is not None or plan.allocation is not None:
+        raise PrivacyError(
+            f"Secure aggregation adds up rows with equal noise in every round; release "
+            f"{plan.name!r} is of products, has noise of its own on rows, or an allocation."
+        )
+
+
+class NoiseShare:
+    """The mechanism of one client in a secure sum: clips the row, truncates it to the public grid
+    and adds the client's share of the noise::
+
+        trunc(clip(w) / g) + N_Z(0, s^2)    modulo 2**bits
+
+    The result is no release by itself: masks hide it, and only the sum is opened, with the shares
+    of at least h honest clients.
+
+    Args:
+        terms: of the run.
+        source: of the noise.
+
+    Attributes:
+        name: a receipt pays for it once.
+    """
+
+    def __init__(self, terms: SecureTerms, source: NoiseSource) -> None:
+        self.release = terms.release
+        self.name = f"{terms.release.name}/share"
+        self._noise = terms.noise
+        self._source = source
+
+    def __call__(self, row: Tensor, clients: Tensor, receipt: Receipt, roster: int) -> np.ndarray:
+        """Returns the words that a client contributes.
+
+        Args:
+            row: (1, D), any float dtype and device; one that is not finite counts as zero.
+            clients: int64 (1,), whose row it is: with a seeded source it addresses the noise.
+            receipt: of this client, from its own ledger; spent on this share.
+            roster: n, clients of the roster.
+
+        Returns:
+            (D,) uint32, or uint64 of 64 bits.
+
+        Raises:
+            PrivacyError: rows of another shape or of several clients, a roster that the noise is
+                not planned for, or the receipt does not pay for this share.
+        """
+        check_one_each(self.release, row, clients)
+        if len(clients) != 1:
+            raise PrivacyError(
+                f"Release {self.name!r} takes the row of one client, not of {len(clients)}."
+            )
+        # Refused rosters must not cost the receipt.
+        self._noise.deviation(roster)
+        receipt.spend(self.name, clients)
+        step = receipt.paid(self.name)
+        words = self._source.words(f"noise/{self.name}/{int(clients)}", step)
+        return self._noise.words(self.cells(row), roster, words)
+
+    def cells(self, row: Tensor) -> np.ndarray:
+        """Returns a clipped row in cells of the grid: (1, D) -> int64 (D,)."""
+        clip = self.release.clip
+        assert isinstance(clip, Clip)
+        # Strides and devices change last bits.
+        own = row.detach().cpu().contiguous()
+        program = whole_cells
+        if are_long(own.shape[1]):
+            program = whole_cells_by_row
+        whole = program(own, *bounds_of(clip), self._noise.width)
+        cells: np.ndarray = whole.numpy().astype(np.int64)
+        return cells
+
+
+class ShareAccount:
+    """A client's own account of its shares in secure sums, in a ledger on its own disk.
+
+    No server can make a client contribute more often than was planned, in however many runs,
+    rounds or attempts.
+
+    Args:
+        path: of the ledger.
+        terms: of the run.
+        client: name of the client.
+        position: its number in the population, which receipts name it by.
+        fingerprint: of the settings.
+        source: of the noise.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        terms: SecureTerms,
+        client: str,
+        position: int,
+        fingerprint: str,
+        source: NoiseSource,
+    ) -> None:
+        self._path = path
+        self._terms = terms
+        self._client = client
+        self._position = position
+        self._fingerprint = fingerprint
+        self._source = source
+
+    @contextmanager
+    def charged(self, step: int) -> Iterator[Receipt]:
+        """Charges a participation, and yields its receipt. On entry the charge is on the disk.
+
+        Args:
+            step: the round.
+
+        Raises:
+            BudgetExhausted: all participations that were planned are charged.
+            ResumeError: the ledger was written with other settings, or was altered.
+        """
+        with closing(self._ledger()) as ledger:
+            # A seeded share of a round is the same again, and is charged once.
+            before = step if ledger.replays_free else None
+            used = int(ledger.uses(before=before)[0])
+            if used >= self._terms.uses:
+                raise BudgetExhausted(
+                    f"{self._client} has taken part in the {self._terms.uses:,} secure sums that "
+                    f"its privacy pays for, attempts that failed among them: "
+                    f"{self._terms.text(used)}. {self._path} has them, and no run gets more."
+                )
+            # Rounds that have passed without this client are written as such.
+            if ledger.reached < step:
+                ledger.charge(ledger.reached, step, [[]] * (step - ledger.reached))
+            ledger.charge(step, step + 1, [[0]])
+            yield Receipt(step, used, torch.tensor([self._position]))
+
+    @property
+    def used(self) -> int:
+        """Returns the participations that are charged."""
+        with closing(self._ledger()) as ledger:
+            return int(ledger.uses()[0])
+
+    def _ledger(self) -> Ledger:
+        header: Mapping[str, Any] = {"client": self._client} | self._terms.header()
+        return Ledger(
+            self._path,
+            header,
+            fingerprint=self._fingerprint,
+            replays_free=self._source.name == "seeded",
+            clients=1,
+            resume=True,
+        )
