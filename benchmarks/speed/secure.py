@@ -13,6 +13,7 @@ import secrets
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import TypeVar
@@ -42,12 +43,17 @@ class Clock:
     def __init__(self) -> None:
         self.seconds: dict[str, list[float]] = {}
 
-    def timed(self, name: str, act: Callable[[], Value]) -> Value:
+    def timed(self, name: str, act: Callable[..., Value], *words: object) -> Value:
         """Returns what ``act`` returns, and keeps its seconds under ``name``."""
         begun = time.process_time()
-        value = act()
+        value = act(*words)
         self.seconds.setdefault(name, []).append(time.process_time() - begun)
         return value
+
+
+def given(words: np.ndarray, roster: int) -> np.ndarray:
+    """Returns words that were made before, whose noise has been timed."""
+    return words
 
 
 def run(clients: int, numbers: int, colluding: int, missing: int, lost: int) -> Clock:
@@ -74,25 +80,25 @@ def run(clients: int, numbers: int, colluding: int, missing: int, lost: int) -> 
     server = Opening(terms)
     members = {}
     for name, identity in identities.items():
-        members[name] = timed("keys", lambda n=name, i=identity: Member(terms, n, i))  # type: ignore[misc]
-        timed("server: keys", lambda n=name: server.take(n, members[n].keys))  # type: ignore[misc]
+        members[name] = timed("keys", Member, terms, name, identity)
+        timed("server: keys", server.take, name, members[name].keys)
     roster = server.roster()
     for name, member in members.items():
-        boxes = timed("boxes", lambda m=member: m.shares(roster))  # type: ignore[misc]
-        timed("server: boxes", lambda n=name, b=boxes: server.take(n, b))  # type: ignore[misc]
+        boxes = timed("boxes", member.shares, roster)
+        timed("server: boxes", server.take, name, boxes)
     delivered = server.boxes()
     row = torch.randn(1, numbers, generator=torch.Generator().manual_seed(0)) / numbers**0.5
     came = list(members)[lost:]
     for name in came:
         here = torch.tensor([0])
         receipt = Receipt(0, 0, here)
-        words = timed("clip and noise", lambda r=receipt: share(row, here, r, clients))  # type: ignore[misc]
-        masked = timed("masks", lambda n=name, w=words: members[n].row(delivered[n], lambda _: w))  # type: ignore[misc]
-        timed("server: rows", lambda n=name, m=masked: server.take(n, m))  # type: ignore[misc]
+        words = timed("clip and noise", share, row, here, receipt, clients)
+        masked = timed("masks", members[name].row, delivered[name], partial(given, words))
+        timed("server: rows", server.take, name, masked)
     names = server.names()
     for name in came:
-        shares = timed("opening", lambda n=name: members[n].opening(names))  # type: ignore[misc]
-        timed("server: shares", lambda n=name, s=shares: server.take(n, s))  # type: ignore[misc]
+        shares = timed("opening", members[name].opening, names)
+        timed("server: shares", server.take, name, shares)
     total = timed("server: sum", server.total)
     assert np.isfinite(noise.noise.opened(total)).all()
     return clock
@@ -106,13 +112,13 @@ def main() -> None:
     parser.add_argument("--colluding", type=int, default=10)
     parser.add_argument("--missing", type=int, default=10)
     parser.add_argument("--lost", type=int, nargs="+", default=[0, 10])
-    given = parser.parse_args()
+    asked = parser.parse_args()
     torch.set_num_threads(1)
     print(machine())
     print("\n| clients | lost | numbers | step | ms |\n| ---: | ---: | ---: | --- | ---: |")
-    for numbers in given.numbers:
-        for lost in given.lost:
-            clock = run(given.clients, numbers, given.colluding, given.missing, lost)
+    for numbers in asked.numbers:
+        for lost in asked.lost:
+            clock = run(asked.clients, numbers, asked.colluding, asked.missing, lost)
             sums = {"a client, in all": 0.0, "the server, in all": 0.0}
             for name, seconds in clock.seconds.items():
                 if name.startswith("server"):
@@ -121,9 +127,9 @@ def main() -> None:
                 else:
                     spent = median(seconds)
                     sums["a client, in all"] += spent
-                print(f"| {given.clients} | {lost} | {numbers:,} | {name} | {1e3 * spent:.3g} |")
+                print(f"| {asked.clients} | {lost} | {numbers:,} | {name} | {1e3 * spent:.3g} |")
             for name, spent in sums.items():
-                print(f"| {given.clients} | {lost} | {numbers:,} | {name} | {1e3 * spent:.3g} |")
+                print(f"| {asked.clients} | {lost} | {numbers:,} | {name} | {1e3 * spent:.3g} |")
 
 
 if __name__ == "__main__":
