@@ -170,4 +170,5 @@ class ShareNoise:
 
     def opened(self, total: np.ndarray) -> np.ndarray:
         """Returns an opened sum, int64 (D,), in the units of the rows: float64 (D,)."""
-        return total * self.width
+        value: np.ndarray = total * self.width
+        return value
