@@ -421,6 +421,17 @@ def epsilon_interval_published(module: Module) -> None:
     same(found["any"], row["any"], 2)
 
 
+def mean_estimation(module: Module) -> None:
+    run = module("mean_estimation", "run")
+    for kind in (run.TRUSTED, run.SECURE, "secure, 16 bits"):
+        (row,) = rows("mean_estimation", "table.csv", clients="100", epsilon="4", noise=kind)
+        assert f"{run.error(kind, 100, 4.0, run.REPETITIONS[100]):.3g}" == row["error"]
+        if kind != "secure, 16 bits":  # 5,000 squares of the noise
+            assert float(row["error"]) == pytest.approx(float(row["closed form"]), rel=0.1)
+    everything = rows("mean_estimation", "table.csv")
+    assert run.markdown(everything) in (run.HERE / "README.md").read_text(encoding="utf-8")
+
+
 def gains(module: Module) -> None:
     report = module("gains", "report")
     files = {source.folder: STUDIES / source.folder / "scores.csv" for source in report.SOURCES}
@@ -446,7 +457,7 @@ CELLS = {
     one.__name__: one
     for one in (
         adapters, asynchronous, comparison, comparison_school, cost_of_privacy, cost_of_privacy_loans, digits, epsilon_interval,
-        epsilon_interval_published, gains, mp_mtl, mp_mtl_variants, own_data, p2p, p2p_films, p2p_warm_start, pmtl, pp_dmtl,
+        epsilon_interval_published, gains, mean_estimation, mp_mtl, mp_mtl_variants, own_data, p2p, p2p_films, p2p_warm_start, pmtl, pp_dmtl,
         pp_dmtl_as_published, pp_dmtl_waiting, school, starts,
     )
 }  # fmt: skip

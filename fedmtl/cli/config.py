@@ -16,31 +16,26 @@ from omegaconf.errors import OmegaConfBaseException
 
 from ..errors import ConfigError, first_line
 from .defaults import VERSION, load, named, register
-from .refusals import dotted, refusals
-from .typed import Typed, read
+from .overrides import dotted, parse, refusals
 
 Config = dict[str, Any]
 GROUPS = ("algorithm", "data", "model", "schedule", "privacy", "finetune", "logger")
 
 
-def compose(words: Sequence[str], name: str = "config") -> DictConfig:
+def compose(overrides: Sequence[str], name: str = "config") -> DictConfig:
     """Returns the composed configuration of one run, its interpolations unresolved.
 
     Args:
-        words: the settings as typed.
+        overrides: as typed.
         name: of the primary configuration file.
 
     Raises:
-        ConfigError: Hydra cannot read or compose them.
+        ConfigError: Hydra cannot compose it.
     """
-    return composed(read(words), name)
-
-
-def composed(typed: Typed, name: str) -> DictConfig:
-    """Returns the composed configuration of settings that are read, see :func:`compose`."""
     register()
-    with refusals(typed), hydra.initialize(None, version_base=VERSION):
-        return without_leftovers(hydra.compose(name, overrides=list(typed.words)), typed)
+    parse(overrides)
+    with refusals(overrides), hydra.initialize(None, version_base=VERSION):
+        return without_leftovers(hydra.compose(name, overrides=list(overrides)), overrides)
 
 
 def printed(config: DictConfig, place: str | None, *, resolve: bool) -> str:
@@ -55,7 +50,7 @@ def printed(config: DictConfig, place: str | None, *, resolve: bool) -> str:
     Raises:
         ConfigError: nothing is at ``place``, or a reference leads nowhere.
     """
-    with refusals():
+    with refusals(()):
         if resolve:
             OmegaConf.resolve(config)
         if place:
@@ -74,7 +69,7 @@ def printed(config: DictConfig, place: str | None, *, resolve: bool) -> str:
     return f"{part}\n"
 
 
-def without_leftovers(config: DictConfig, typed: Typed) -> DictConfig:
+def without_leftovers(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
     """Returns a composed configuration without settings for an option that the command line has
     replaced.
 
@@ -84,16 +79,17 @@ def without_leftovers(config: DictConfig, typed: Typed) -> DictConfig:
 
     Args:
         config: composed, changed in place.
-        typed: the settings of the command line, which stay as they are.
+        overrides: of the command line, the settings in which stay as they are.
     """
-    keys = [re.split("[./]", key) for key in typed.values]
+    typed = {override.key_or_group: override.value() for override in parse(overrides)}
+    keys = [re.split("[./]", key) for key in typed]
     for group in (group for group in GROUPS if isinstance(config.get(group), DictConfig)):
         node = config[group]
         target = config[group].get("_target_")
         # only a choice on the command line leaves settings of another option behind
-        if target is not None and not {group, "algorithm"} & typed.values.keys():
+        if target is not None and not {group, "algorithm"} & typed.keys():
             continue
-        own = load(group, str(typed.values.get(group)))
+        own = load(group, str(typed.get(group)))
         accepted: Collection[str] = ()
         if target is not None:
             accepted = inspect.signature(named(target, group)).parameters

@@ -16,7 +16,7 @@ from .._yaml import read_yaml, yaml_text
 from ..errors import ConfigError
 from ..report.tables import write_text
 from .config import Config, compose, resolve
-from .typed import Typed, of_place, read
+from .overrides import of_place, parse
 
 _PATHS = (
     *("data.root", "data.path", "data.images", "data.cache", "data.counts"),
@@ -102,19 +102,20 @@ def with_logger(config: Config, folder: Path, overrides: Sequence[str]) -> Confi
     return config
 
 
-def check_logger(config: Config, folder: Path, typed: Typed) -> None:
+def check_logger(config: Config, folder: Path, overrides: Sequence[str]) -> None:
     """Refuses a logger that writes or sends elsewhere than into the folder of the run, unless the
     user has typed where: a file does not say where numbers of private data go.
 
     Args:
         config: resolved.
         folder: of the run.
-        typed: the settings of the command.
+        overrides: as typed.
 
     Raises:
         ConfigError: the place, by its key.
     """
-    for key, value in _places_elsewhere(config, folder, typed.names):
+    typed = {override.get_key_element().lstrip("+~") for override in parse(overrides)}
+    for key, value in _places_elsewhere(config, folder, typed):
         raise ConfigError(
             f"logger.{key} is {value!r} in a file, which is not in the folder of the run, and a "
             "file does not say where else a run writes. If you choose it, give it on the command "
@@ -167,7 +168,7 @@ def changed(config: Config, overrides: Sequence[str], places: Sequence[str]) -> 
     new = {place: resolve(compose(texts))[place] for place, texts in chosen.items()}
     # the nested mappings are changed below, and the stored ones belong to the caller
     values = copy.deepcopy(config | new)
-    for override in read(overrides).overrides:
+    for override in parse(overrides):
         # a group that is chosen anew was composed with its settings above
         if override.key_or_group.partition(".")[0] not in chosen:
             _set(values, override.key_or_group, override.value())

@@ -24,12 +24,12 @@ from torch import Tensor
 
 from .._check import Checked, Whole
 from .._rounding import rounded_up
-from ..errors import BudgetExhausted, PrivacyError
+from ..errors import BudgetExhausted, PrivacyError, SecureSumError
 from .clip import Clip, are_long, bounds_of, whole_cells, whole_cells_by_row
 from .cost import PrivacyCost
 from .costs import Demand
 from .ledger import Ledger
-from .mechanism import check_one_each
+from .mechanism import Message, check_one_each
 from .noise.shares import ShareNoise
 from .noise.sources import NoiseSource
 from .quantile import QuantileClip
@@ -237,8 +237,18 @@ class NoiseShare:
         # Refused rosters must not cost the receipt.
         self._noise.deviation(roster)
         receipt.spend(self.name, clients)
-        step = receipt.paid(self.name)
-        words = self._source.words(f"noise/{self.name}/{int(clients)}", step)
+        return self.words(row, int(clients), receipt.paid(self.name), roster)
+
+    def words(self, row: Tensor, client: int, step: int, roster: int) -> np.ndarray:
+        """Returns the words of one client, which has paid for them; see :meth:`__call__`.
+
+        Args:
+            row: (1, D).
+            client: its number, which with ``step`` addresses the noise of a seeded source.
+            step: the round.
+            roster: n, clients of the roster.
+        """
+        words = self._source.words(f"noise/{self.name}/{client}", step)
         return self._noise.words(self.cells(row), roster, words)
 
     def cells(self, row: Tensor) -> np.ndarray:
@@ -253,6 +263,69 @@ class NoiseShare:
         whole = program(own, *bounds_of(clip), self._noise.width)
         cells: np.ndarray = whole.numpy().astype(np.int64)
         return cells
+
+
+class SecureSum:
+    """The mechanism of a secure sum whose clients are all in one process: it releases, to the last
+    bit, what the server of :mod:`fedmtl.secure` opens, and leaves out the masks, which cancel.
+
+    Args:
+        terms: of the run.
+        source: of the noise of all clients.
+
+    Attributes:
+        release, name: of the sum.
+    """
+
+    def __init__(self, terms: SecureTerms, source: NoiseSource) -> None:
+        self.release = terms.release
+        self.name = terms.release.name
+        self._noise = terms.noise
+        self._share = NoiseShare(terms, source)
+
+    def check(self, rows: Message, clients: Tensor) -> None:
+        """Refuses rows that are not one of each client, see
+        :class:`~fedmtl.privacy.Mechanism`."""
+        # Every row has noise of its own, so rows that are added up already cannot be released.
+        if not isinstance(rows, Tensor):
+            raise PrivacyError(f"Release {self.name!r} takes the single rows of its clients.")
+        check_one_each(self.release, rows, clients)
+
+    def __call__(self, rows: Message, clients: Tensor, receipt: Receipt) -> Tensor:
+        """Releases the sum of the rows with their shares of the noise, divided by the public
+        denominator.
+
+        Args:
+            rows: (k, D) of the clients whose rows came.
+            clients: int64 (k,), whose they are.
+            receipt: of the roster, spent on this release.
+
+        Returns:
+            float64 (D,) on the CPU.
+
+        Raises:
+            PrivacyError: as for :meth:`check`, the roster is not one that the noise is planned for,
+                or the receipt does not pay for this release.
+            SecureSumError: more clients are missing than may be. Nothing is released, and what was
+                charged stays so.
+        """
+        self.check(rows, clients)
+        assert isinstance(rows, Tensor)
+        roster = len(receipt.clients)
+        self._noise.deviation(roster)
+        receipt.spend(self.name, clients)
+        least = roster - self._noise.missing
+        if len(clients) < least:
+            raise SecureSumError(
+                f"{len(clients):,} of {roster:,} clients have a row in release {self.name!r}, and "
+                f"the secure sum takes {least:,}; nothing is released."
+            )
+        step = receipt.paid(self.name)
+        total = np.zeros(self.release.size, dtype=f"<u{self._noise.bits // 8}")
+        for client, row in zip(clients.tolist(), rows.split(1), strict=True):
+            total = total + self._share.words(row, client, step, roster)
+        signed = total.view(f"<i{total.itemsize}").astype(np.int64)
+        return torch.from_numpy(self._noise.opened(signed)) / self.release.denominator
 
 
 class ShareAccount:

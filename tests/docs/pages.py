@@ -26,7 +26,7 @@ from omegaconf import OmegaConf
 from fedmtl import cli
 from fedmtl.cli.config import compose
 from fedmtl.cli.names import EXTRA, TRUST
-from fedmtl.cli.typed import combinations, read
+from fedmtl.cli.overrides import combinations
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -112,7 +112,7 @@ def small_settings(words: list[str]) -> list[str]:
     settings = [word for word in words if "=" in word and not word.startswith("-")]
     last = {word.split("=")[0]: word for word in settings}  # a comment may give a list one value
     words = [word for word in words if word not in settings or word in last.values()]
-    config = compose(combinations(read(list(last.values())))[0])
+    config = compose(combinations(list(last.values()))[0])
     sizes = {
         key: value
         for key, value in _SMALL.items()

@@ -17,7 +17,7 @@ import torch
 from dp_accounting import dp_event
 from scipy import stats
 
-from fedmtl.errors import BudgetExhausted, ConfigError, PrivacyError, ResumeError
+from fedmtl.errors import BudgetExhausted, ConfigError, PrivacyError, ResumeError, SecureSumError
 from fedmtl.privacy import (
     ClientPrivacy,
     CyclicCohorts,
@@ -31,6 +31,7 @@ from fedmtl.privacy import (
     SeededSource,
     epsilon,
 )
+from fedmtl.privacy.clip import Clip, RowTotal
 from fedmtl.privacy.noise import shares
 from fedmtl.privacy.noise.discrete import discrete_gaussian
 from fedmtl.privacy.noise.shares import ShareNoise
@@ -39,6 +40,7 @@ from fedmtl.privacy.row_noise import RowNoise
 from fedmtl.privacy.secure_sum import (
     NoiseShare,
     SecureAggregation,
+    SecureSum,
     SecureTerms,
     ShareAccount,
     secure_terms,
@@ -538,6 +540,16 @@ def check_sum_of_the_protocol(tmp_path: Path) -> None:
                 + discrete_gaussian(words, 50, one.noise.deviation(12))
             )
     assert opened.tolist() == expected.tolist()
+    # in one process, without masks: the same bits
+    came = torch.tensor([place for place in range(12) if place not in (2, 5)])
+    rows = torch.cat([row_of(int(place)) for place in came])
+    value = SecureSum(one, SeededSource(2))(rows, came, Receipt(0, 0, torch.arange(12)))
+    assert value.tolist() == (one.noise.opened(opened) / 12).tolist()
+    order = torch.randperm(10, generator=torch.Generator().manual_seed(0))
+    again = SecureSum(one, SeededSource(2))(
+        rows[order], came[order], Receipt(0, 0, torch.arange(12))
+    )
+    assert torch.equal(again, value)
     # who was lost before its row had nothing to pay for
     assert [own.used for own in accounts.values()] == [
         0 if place in (2, 5) else 1 for place in range(12)
@@ -546,6 +558,27 @@ def check_sum_of_the_protocol(tmp_path: Path) -> None:
 
 def test_shares_behind_masks_open_to_the_same_sum(tmp_path: Path) -> None:
     check_sum_of_the_protocol(tmp_path)
+
+
+def test_sums_in_one_process_that_are_refused() -> None:
+    one = terms(clients=12)
+    everybody = torch.arange(12)
+    rows = torch.zeros(12, 50)
+    receipt = Receipt(0, 0, everybody)
+    total = SecureSum(one, SeededSource(2))
+    with pytest.raises(PrivacyError, match="takes the single rows"):
+        total(RowTotal(50, Clip(CLIP), 0.5), everybody, receipt)
+    with pytest.raises(PrivacyError, match="one row from each client"):
+        total(rows[:11], everybody, receipt)
+    with pytest.raises(PrivacyError, match="A roster of 10 clients is not one"):
+        total(rows[:10], everybody[:10], Receipt(0, 0, everybody[:10]))
+    with pytest.raises(
+        SecureSumError,
+        match="9 of 12 clients have a row in release 'update', and the secure sum takes 10",
+    ):
+        total(rows[:9], everybody[:9], receipt)
+    with pytest.raises(PrivacyError, match="happened already"):
+        total(rows, everybody, receipt)
 
 
 # Broken noise and accounts
@@ -568,9 +601,9 @@ MUTANTS: dict[str, tuple[Any, Callable[..., None]]] = {
     "noise of all clients": (edit(ShareNoise._deviation, "honest_rows(roster, self.colluding, self.missing)", "roster"), check_shares),
     "a deviation rounded down": (edit(ShareNoise._deviation, "math.isqrt(square - 1) + 1", "math.isqrt(square - 1)"), check_shares),
     "cells rounded up": (edit(ShareNoise.cells.func, "math.floor(ratio)", "math.floor(ratio) + 1"), check_shares),  # type: ignore[attr-defined]
-    "no noise": (edit(ShareNoise.words, "(cells + noise)", "(cells)"), check_words),
+    "no noise": (edit(ShareNoise.words, "(cells + noise).astype", "(cells).astype"), check_words),
     "noise of 16 bits": (edit(ShareNoise.words, "(cells + noise)", "(cells + noise.astype('i2'))"), check_words),
-    "one noise for all clients": (edit(NoiseShare.__call__, "/{int(clients)}", ""), check_words),
+    "one noise for all clients": (edit(NoiseShare.words, "/{client}", ""), check_words),
     "a row that is not clipped": (edit(NoiseShare.cells, "*bounds_of(clip)", "*bounds_of(None)"), check_words),
     "a share without a receipt": (edit(NoiseShare.__call__, "receipt.spend(self.name, clients)", "receipt._spent.add(self.name)"), test_shares_that_are_refused),
     "no charge": (edit(ShareAccount.charged.__wrapped__, "ledger.charge(step, step + 1, [[0]])", "pass"), check_charged_first),  # type: ignore[attr-defined]
@@ -579,6 +612,7 @@ MUTANTS: dict[str, tuple[Any, Callable[..., None]]] = {
     "charged after the row": (edit(ShareAccount.charged.__wrapped__, "            ledger.charge(step, step + 1, [[0]])\n            yield Receipt(step, used, torch.tensor([self._position]))", "            yield Receipt(step, used, torch.tensor([self._position]))\n            ledger.charge(step, step + 1, [[0]])"), check_charged_first),  # type: ignore[attr-defined]
     "no slack": (edit(secure_terms, "cost = replace(cost, cells=cells)", "cost = replace(cost, cells=1 << 40)"), check_library),
     "sampling that amplifies": (edit(PrivacyCost.event, "if self.sampled < 1:", "event = dp_event.PoissonSampledDpEvent(0.5, event)\n        if self.sampled < 1:"), check_hospitals),
+    "one noise in all rounds": (edit(NoiseShare.words, "{client}\", step)", "{client}\", 0)"), check_words),
     "a sensitivity of one clip": (edit(secure_terms, "sensitivity=release.sensitivity", "sensitivity=release.bound"), check_fixed),
 }  # fmt: skip
 

@@ -166,7 +166,8 @@ class ShareNoise:
         """
         noise = discrete_gaussian(words, len(cells), self.deviation(roster))
         # Whole numbers of two's complement are those modulo 2**bits.
-        return (cells + noise).astype(f"<u{self.bits // 8}")
+        words_of_row: np.ndarray = (cells + noise).astype(f"<u{self.bits // 8}")
+        return words_of_row
 
     def opened(self, total: np.ndarray) -> np.ndarray:
         """Returns an opened sum, int64 (D,), in the units of the rows: float64 (D,)."""
