@@ -117,6 +117,7 @@ class FedProx(FedAvg):
 
     name = "fedprox"
     title = "FedProx"
+    own_starts = True
     colour = "#009E73"
 
     @property

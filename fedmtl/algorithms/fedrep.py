@@ -211,6 +211,7 @@ class FedPer(FedRep):
 
     name = "fedper"
     title = "FedPer"
+    own_starts = True
     colour = "#6a8f00"
     trainings = 1
 

@@ -100,6 +100,7 @@ class RoundAlgorithm(Algorithm):
     Attributes:
         one_start: True if all clients of a round must start from one public state.
         own_starts: True if clients read the shared model alone, (D,), or (k, D) with one for each.
+            A subclass says it anew, since its clients may read more.
     """
 
     one_start: ClassVar[bool] = False
@@ -111,6 +112,8 @@ class RoundAlgorithm(Algorithm):
         for old, new in _RENAMED.items():
             if callable(vars(cls).get(old)):
                 raise ConfigError(f"{cls.__name__}.{old} is now called {new}; rename it.")
+        # clients of a subclass may read more than those of its base
+        cls.own_starts = bool(vars(cls).get("own_starts", False))
 
     def client_update(self, c: Cohort) -> tuple[Mapping[str, Tensor], Own]:
         """Computes the messages and the new states of the clients of a cohort.

@@ -72,6 +72,32 @@ def test_a_stack_that_is_cut_into_pieces_has_the_same_bits(name, monkeypatch):
     assert torch.equal(cut.shared, whole.shared)
 
 
+class Halved(FedAvg):
+    """FedAvg whose clients read a public tensor of their own."""
+
+    def init(self, problem, replicates=1):
+        state = super().init(problem, replicates)
+        state.public["share"] = torch.tensor(0.5)
+        return state
+
+    def local_update(self, c):
+        rows, own = super().local_update(c)
+        return c.public["share"] * rows, own
+
+    def server_update(self, problem, public, released):
+        after = super().server_update(problem, public, released)
+        return after | {"share": public["share"]}
+
+
+def test_clients_of_a_subclass_read_all_of_the_public_state():
+    """Its clients are no stack of one start each, which has the shared model alone."""
+    assert not Halved.own_starts
+    sgd = LocalSGD(lr=0.1)
+    found = made(algorithm=Halved(local=sgd), privacy=None).fit()
+    half = made(algorithm=FedAvg(local=sgd, server_lr=0.5), privacy=None).fit()
+    assert torch.allclose(found.shared, half.shared, rtol=0, atol=1e-12)
+
+
 REFUSED = ("pmtl, running mean", "scaffold", "mp_mtl_layers", "prior_layers")
 
 
