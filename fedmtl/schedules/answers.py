@@ -182,11 +182,14 @@ class Simulation(Server):
         times: latencies and absences of the clients.
         seed: of these.
         at_once: True if answers take no time, whatever the latencies.
+        order: see :class:`Server`.
         limits: of the questions and answers.
     """
 
-    def __init__(self, times: BoundSchedule, seed: int, at_once: bool, limits: Limits) -> None:
-        super().__init__(torch.argsort(times.keys, stable=True).tolist(), limits)
+    def __init__(
+        self, times: BoundSchedule, seed: int, at_once: bool, order: Sequence[int], limits: Limits
+    ) -> None:
+        super().__init__(order, limits)
         self.gaps, self.absences = times.draws(seed)
         self.at_once = at_once
         self.asked = np.zeros(times.clients, np.int64)

@@ -123,16 +123,14 @@ class Buffered:
                 f"steps that {clients} clients fill with {self.buffer} answers each."
             )
         times = self._times().bind(clients, names=names, keys=keys)
+        order = torch.argsort(times.keys, stable=True)
+        simulation = partial(Simulation, times, seed, self.latency == 0, order.tolist())
         return BoundBuffered(
             n=clients,
             cohort=self.buffer,
             max_uses=self.per_client,
             rest=self.rest,
-            population=Population(
-                self,
-                torch.argsort(times.keys, stable=True),
-                partial(Simulation, times, seed, self.latency == 0),
-            ),
+            population=Population(self, order, simulation),
         )
 
     @property
@@ -356,15 +354,3 @@ class BoundBuffered(BoundSampler):
         weights = self.clients.settings.weights(step - started)
         time = torch.tensor([[answers.time]], dtype=torch.float64)
         return Block(step, time, clients[None, None], Asked(started, weights, answers.kept))
-
-    def blocks(self, stop: int) -> Iterator[Block]:
-        """Yields the server steps 0 to ``stop - 1`` as rounds.
-
-        Args:
-            stop: number of steps.
-
-        Raises:
-            BudgetExhausted: too few clients can answer.
-        """
-        for answers in self.steps(stop):
-            yield self.block(answers.step, answers.clients)

@@ -56,6 +56,11 @@ def schedule():
     return Buffered(latency=latency, concurrency=8, buffer=4, max_staleness=5).bind(N)
 
 
+def blocks_of(bound):
+    """The first steps of a schedule, as rounds."""
+    return [bound.block(answers.step, answers.clients) for answers in bound.steps(STEPS)]
+
+
 def slow_run(problem, kind, lam, bound):
     """Trains one client after the other, each from the shared model it was asked with."""
     train = problem.data.train
@@ -103,7 +108,7 @@ def test_every_method_equals_a_slow_event_loop(kind, bound):
     channel = Door(bound)
     state = algorithm.init(whole)
     stale = 0
-    for block in schedule().blocks(STEPS):
+    for block in blocks_of(schedule()):
         stale += int((block.asked.versions < block.first).sum())
         state = algorithm.step(whole, state, block, channel)
         assert len(state.earlier) < schedule().versions_kept
@@ -142,7 +147,7 @@ def noised(algorithm, whole, sampler, blocks):
 def test_equal_latencies_and_a_buffer_of_all_are_full_rounds_to_the_bit(kind):
     whole = problem()
     everyone = Buffered(latency=1.0, concurrency=N, buffer=N).bind(N)
-    state = noised(METHODS[kind], whole, FullParticipation(), everyone.blocks(STEPS))
+    state = noised(METHODS[kind], whole, FullParticipation(), blocks_of(everyone))
     privacy = ClientPrivacy(clip_norm=0.2, noise_multiplier=0.5, delta=1e-5)
     rounds = run(METHODS[kind], whole, privacy=privacy)
     assert torch.equal(state.public["global"], rounds.public["global"])
@@ -154,7 +159,7 @@ def test_equal_latencies_and_a_buffer_of_all_are_full_rounds_to_the_bit(kind):
 @pytest.mark.parametrize("algorithm", [PMTL(delta="local", local=SOLVER), Scaffold(local=SOLVER)])
 def test_methods_that_need_one_start_are_refused(algorithm):
     whole = problem()
-    block = next(schedule().blocks(1))
+    block = blocks_of(schedule())[0]
     with pytest.raises(ConfigError, match="needs one public state for all clients of a round"):
         algorithm.step(whole, algorithm.init(whole), block, Door())
 
