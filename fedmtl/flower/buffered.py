@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
 import torch
 from flwr.app import RecordDict
 from torch import Tensor
@@ -14,7 +15,7 @@ from torch import Tensor
 from ..algorithms.base import State
 from ..algorithms.rounds import RoundAlgorithm
 from ..algorithms.starts import weighted
-from ..algorithms.store import Fields
+from ..algorithms.store import ClientStore, Fields
 from ..errors import TrainingError
 from ..privacy import Activations, BoundSampler, RecordPrivacy, Rounds
 from ..schedules import Block, BoundBuffered
@@ -27,6 +28,7 @@ from .nodes import pause
 
 _NAMED = 10  # most clients of a round in the log
 FREE = "free"  # the first round for which a client may be asked
+USED = "used"  # its answers that count for the cap on them
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,9 @@ class Inbox(Server):
     that has no answer after the patience of the nodes, or one without valid rows, gives its place
     to another client, and its own client is asked again only for a later round.
 
+    The cap on the answers of a client counts those that are used. Under record privacy it counts
+    questions: the client's own ledger charges each answer, also one that is lost or too late.
+
     Args:
         engine: with the nodes, the channel and the state of the run.
         plan: of the run.
@@ -68,7 +73,11 @@ class Inbox(Server):
         order = order[torch.argsort(free[order], stable=True)]
         super().__init__(order.tolist(), limits)
         self.free_from[:] = free.numpy()
-        self.used[:] = engine.channel.accountant.participations[0]
+        # a step that was charged and lost is in the account alone
+        used = store.gather(USED, clients).numpy()
+        self.used[:] = np.maximum(used, engine.channel.accountant.participations[0])
+        self.changed: set[int] = set()  # clients with other counts than in the store
+        self.by_question = isinstance(plan.settings.privacy, RecordPrivacy)
         self.engine = engine
         self.plan = plan
         self.ids = plan.problem.data.ids
@@ -97,6 +106,13 @@ class Inbox(Server):
     def take(self, clients: Sequence[int]) -> list[dict[str, Tensor]]:
         """Returns the rows of clients by release, each (1, d), and forgets them."""
         return [self.rows.pop(client) for client in clients]
+
+    def save(self, store: ClientStore, clients: Sequence[int]) -> None:
+        """Writes the counts of clients to a store, and those that have changed since."""
+        changed = torch.tensor(sorted(self.changed.union(clients)))
+        self.changed.clear()
+        store.scatter(FREE, changed, torch.from_numpy(self.free_from)[changed])
+        store.scatter(USED, changed, torch.from_numpy(self.used)[changed])
 
     def may_ask(self, client: int) -> bool:
         failed = self.failed.get(client) == self.asking
@@ -140,9 +156,7 @@ class Inbox(Server):
         del self.rows[client]
         most = self.limits.max_staleness
         self._warn(client, f"its answer is more than {most} rounds old")
-        # its own ledger has charged what it has sent
-        if isinstance(self.plan.settings.privacy, RecordPrivacy):
-            self.used[client] += 1
+        self._lose(client)
 
     def _is_late(self, question: Question) -> bool:
         return time.monotonic() >= question.end
@@ -160,6 +174,7 @@ class Inbox(Server):
 
     def _leave_out(self, client: int, reason: str) -> None:
         self._warn(client, reason)
+        self._lose(client)
         self._fail(client)
 
     def _warn(self, client: int, reason: str) -> None:
@@ -170,6 +185,12 @@ class Inbox(Server):
         """Puts a client without an answer at the end of the queue."""
         self.failed[client] = self.asking
         self.waiting.append(client)
+
+    def _lose(self, client: int) -> None:
+        """Counts an answer that no step uses, if its client may have been charged for it."""
+        if self.by_question:
+            self.used[client] += 1
+            self.changed.add(client)
 
     def _idle(self, step: int) -> None:
         """Pauses while there is nobody to ask.
@@ -204,7 +225,7 @@ class BufferedEngine(NodeEngine):
         return self.state
 
     def fields(self) -> Fields:
-        return {**super().fields(), FREE: ((), torch.int64)}
+        return {**super().fields(), FREE: ((), torch.int64), USED: ((), torch.int64)}
 
     def schedule(self, plan: RunPlan) -> BoundSampler:
         return schedule_of(plan.settings, partial(self._inbox, plan))
@@ -233,7 +254,7 @@ class BufferedEngine(NodeEngine):
         rows = weighted(rows, asked.weights, channel.clips)
         state.public = algorithm.conclude(plan.problem, state.public, rows, heard, channel)
         state.private.scatter(COUNTED, clients, asked.versions + 1)
-        state.private.scatter(FREE, clients, torch.from_numpy(self.inbox.free_from)[clients])
+        self.inbox.save(state.private, clients.tolist())
         return state
 
     def _said(self, block: Block, ids: Sequence[str]) -> str:
