@@ -28,7 +28,8 @@ from rounds import machine  # noqa: E402
 
 from fedmtl.privacy import ClientPrivacy, FullParticipation, ReleasePlan, SecureSource  # noqa: E402
 from fedmtl.privacy.receipt import Receipt  # noqa: E402
-from fedmtl.privacy.secure_sum import NoiseShare, SecureAggregation, secure_terms  # noqa: E402
+from fedmtl.privacy.secure_sum import NoiseShare  # noqa: E402
+from fedmtl.privacy.secure_terms import SecureAggregation, secure_terms  # noqa: E402
 from fedmtl.secure.masks import Identity  # noqa: E402
 from fedmtl.secure.member import Member  # noqa: E402
 from fedmtl.secure.opening import Opening  # noqa: E402

@@ -1,9 +1,8 @@
-"""Secure sums: settings, terms, and the mechanism of a client that adds its share of the noise.
+"""Secure sums: the mechanism of a client that adds its share of the noise, and its account.
 
-Under :class:`~fedmtl.privacy.ClientPrivacy` with a trusted server the server adds the noise. Here
-every client adds a share to its own clipped row before masks hide it (:mod:`fedmtl.secure`), and
-epsilon holds against the server, too. The server knows who takes part: against it every
-participation is charged in full, and sampling amplifies nothing.
+Every client adds a share of the noise to its own clipped row before masks hide it
+(:mod:`fedmtl.secure`), so that epsilon holds against the server, too; :mod:`.secure_terms` has the
+settings.
 
 What a client pays is in a ledger of its own, :class:`ShareAccount`. A charge is on the disk before
 the row with its noise exists, and stays whatever becomes of the round. A second attempt of a round
@@ -14,180 +13,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .._check import Checked, Whole
-from .._rounding import rounded_up
 from ..errors import BudgetExhausted, PrivacyError, SecureSumError
 from .clip import Clip, are_long, bounds_of, whole_cells, whole_cells_by_row
-from .cost import PrivacyCost
-from .costs import Demand
 from .ledger import Ledger
 from .mechanism import Message, check_one_each
-from .noise.shares import ShareNoise
 from .noise.sources import NoiseSource
-from .quantile import QuantileClip
 from .receipt import Receipt
-from .release import Release, ReleasePlan, bind_releases, step_cost
-from .samplers import BoundSampler
-from .settings import ClientPrivacy
-
-
-@dataclass(frozen=True, kw_only=True)
-class SecureAggregation(Checked):
-    """Settings of a secure sum: clients need not trust the server with their rows.
-
-    Args:
-        colluding: clients of a roster that may tell the server all they have; nobody can measure
-            it. A third of the cohort is a careful choice.
-        missing: clients of a roster that may be lost after it is fixed. Those that are away before
-            cost nothing.
-        bits: of a number of a sum.
-
-    Raises:
-        ConfigError: a value out of range.
-    """
-
-    colluding: Whole
-    missing: Whole = 0
-    bits: Literal[32, 64] = 32
-
-
-@dataclass(frozen=True)
-class SecureTerms:
-    """The terms of a run of secure sums.
-
-    Attributes:
-        release: with its clip and the noise of the sum.
-        noise: that of the sum, as shares.
-        cost: of one account, for each participation.
-        uses: planned participations of one client.
-    """
-
-    release: Release
-    noise: ShareNoise
-    cost: PrivacyCost
-    uses: int
-
-    def epsilon_at(self, uses: int) -> float:
-        """Returns the epsilon of a client against the server and all others after ``uses``."""
-        return self.cost.epsilon(uses, self.noise.multiplier)
-
-    def text(self, uses: int) -> str:
-        """Returns one line on the account after ``uses`` participations."""
-        return (
-            f"epsilon {rounded_up(self.epsilon_at(uses))} at delta = "
-            f"{rounded_up(self.cost.delta, 3)} for one client against the server and up to "
-            f"{self.noise.colluding:,} colluding clients (relation {self.release.relation})"
-        )
-
-    def header(self) -> dict[str, Any]:
-        """Returns the facts of the account for the header of a ledger, JSON-ready."""
-        noise = self.noise
-        return {
-            "account": "noise shares",
-            "release": [self.release.name, self.release.dimension],
-            "clip_norm": self.release.bound,
-            "sensitivity": noise.sensitivity,
-            "colluding": noise.colluding,
-            "missing": noise.missing,
-            "bits": noise.bits,
-            "most": noise.most,
-            "kinds": [
-                {
-                    "price": self.cost.to_dict(),
-                    "multiplier": noise.multiplier,
-                    "cap": self.uses,
-                }
-            ],
-        }
-
-
-def secure_terms(
-    privacy: ClientPrivacy,
-    aggregation: SecureAggregation,
-    plan: ReleasePlan,
-    sampler: BoundSampler,
-    steps: int,
-) -> SecureTerms:
-    """Calibrates the noise of secure sums.
-
-    Args:
-        privacy: settings, with noise.
-        aggregation: settings of the sums.
-        plan: of the one release of a round.
-        sampler: who takes part.
-        steps: planned rounds.
-
-    Raises:
-        PrivacyError: settings that a secure sum does not support, or that protect nobody.
-        ConfigError: a budget that cannot be met.
-    """
-    _check_supported(privacy, plan, sampler)
-    sampler = sampler.capped(steps)
-    uses = steps
-    if sampler.cap is not None:
-        uses = sampler.cap
-    cost = step_cost((plan,), sampler, privacy, delta=privacy.resolved_delta(sampler.n))
-    cells = cost.cells
-    # The grid follows from the noise, and the noise, by the slack, a little from the grid. A
-    # coarser grid needs more noise, so cells fall until the noise has as many as are charged for.
-    while True:
-        cost = replace(cost, cells=cells)
-        demand = Demand(cost, privacy.epsilon, privacy.noise_multiplier, uses)
-        multiplier, affordable = demand.met()
-        release = bind_releases((plan,), sampler, privacy, multiplier)[plan.name]
-        noise = ShareNoise(
-            multiplier=multiplier,
-            sensitivity=release.sensitivity,
-            bound=release.bound,
-            most=int(sampler.cohort),
-            colluding=aggregation.colluding,
-            missing=aggregation.missing,
-            bits=aggregation.bits,
-        )
-        if noise.cells >= cells:
-            return SecureTerms(release, noise, cost, affordable)
-        cells = noise.cells
-
-
-def _check_supported(privacy: ClientPrivacy, plan: ReleasePlan, sampler: BoundSampler) -> None:
-    """Raises PrivacyError for settings that a secure sum does not support."""
-    if sampler.amplified:
-        raise PrivacyError(
-            "Secure aggregation: the server knows who takes part, so sampling amplifies nothing "
-            "against it; take CyclicCohorts."
-        )
-    if sampler.weighted:
-        raise PrivacyError(
-            f"Secure aggregation has no weights of rows, and {sampler.describe()} gives them; take "
-            "FullParticipation or CyclicCohorts."
-        )
-    if privacy.noiseless or privacy.mechanism != "gaussian":
-        raise PrivacyError(
-            "Secure aggregation adds shares of Gaussian noise; take mechanism='gaussian' and a "
-            "finite epsilon."
-        )
-    if privacy.bands is not None:
-        raise PrivacyError(
-            "Secure aggregation has noise that is new in every round; leave bands out."
-        )
-    if isinstance(privacy.clip_norm, QuantileClip):
-        raise PrivacyError(
-            "Secure aggregation takes a number as clip_norm: the count of a QuantileClip needs "
-            "shares of its own, which it does not have yet."
-        )
-    if plan.form != "vector" or plan.rows is not None or plan.allocation is not None:
-        raise PrivacyError(
-            f"Secure aggregation adds up rows with equal noise in every round; release "
-            f"{plan.name!r} is of products, has noise of its own on rows, or an allocation."
-        )
+from .secure_terms import SecureTerms
 
 
 class NoiseShare:
@@ -322,7 +161,7 @@ class SecureSum:
             )
         step = receipt.paid(self.name)
         total = np.zeros(self.release.size, dtype=f"<u{self._noise.bits // 8}")
-        for client, row in zip(clients.tolist(), rows.split(1), strict=True):
+        for client, row in zip(clients.tolist(), torch.split(rows, 1), strict=True):
             total = total + self._share.words(row, client, step, roster)
         signed = total.view(f"<i{total.itemsize}").astype(np.int64)
         return torch.from_numpy(self._noise.opened(signed)) / self.release.denominator

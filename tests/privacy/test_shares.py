@@ -37,14 +37,8 @@ from fedmtl.privacy.noise.discrete import discrete_gaussian
 from fedmtl.privacy.noise.shares import ShareNoise
 from fedmtl.privacy.receipt import Receipt
 from fedmtl.privacy.row_noise import RowNoise
-from fedmtl.privacy.secure_sum import (
-    NoiseShare,
-    SecureAggregation,
-    SecureSum,
-    SecureTerms,
-    ShareAccount,
-    secure_terms,
-)
+from fedmtl.privacy.secure_sum import NoiseShare, SecureSum, ShareAccount
+from fedmtl.privacy.secure_terms import SecureAggregation, SecureTerms, secure_terms
 from fedmtl.secure.roster import honest_rows
 from tests.helpers import library_accountant
 from tests.mutation import edit, forget_multipliers

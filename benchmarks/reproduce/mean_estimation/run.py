@@ -23,7 +23,8 @@ from fedmtl.privacy import ClientPrivacy, FullParticipation, ReleasePlan, Seeded
 from fedmtl.privacy.cost import PrivacyCost
 from fedmtl.privacy.noise.discrete import discrete_gaussian
 from fedmtl.privacy.receipt import Receipt
-from fedmtl.privacy.secure_sum import SecureAggregation, SecureSum, secure_terms
+from fedmtl.privacy.secure_sum import SecureSum
+from fedmtl.privacy.secure_terms import SecureAggregation, secure_terms
 from fedmtl.report.canvas import drawing
 from fedmtl.secure.roster import honest_rows
 
