@@ -72,9 +72,11 @@ class APFL(SharedModel):
     keeps = True
 
     def fields(self, problem: Problem) -> Fields:
+        """Adds each client's ``alpha`` to its personal model: one number."""
         return {"alpha": ((), problem.initial.dtype)}
 
     def local_update(self, c: Cohort) -> tuple[Tensor, Own]:
+        """Trains a copy of the shared model, whose change is sent, and the mixture, which stays."""
         start = c.models(c.initial)
         mixture = Mixture(start, self._weights(c), self.adaptive)
         models, mixture = c.train_mixture(self.local, c.shared, mixture)

@@ -31,6 +31,13 @@ class State:
         private: per-client tensors that never leave their clients.
         earlier: public states from which clients started that have not answered yet, by version;
             see :class:`~fedmtl.schedules.block.Asked`.
+
+    Example:
+        >>> import torch
+        >>> from fedmtl.algorithms import ClientStore, State
+        >>> state = State({"global": torch.zeros(2)}, ClientStore(3, {}))
+        >>> sorted(state.public), state.private.clients
+        (['global'], 3)
     """
 
     public: dict[str, Tensor]
@@ -98,6 +105,9 @@ class Algorithm(Checked):
     def check_data(self, data: FederatedDataset) -> None:
         """Refuses data that no model makes usable, before a model is built; none by default.
 
+        Args:
+            data: of the run.
+
         Raises:
             DataError: says what the method needs, and what the data have.
         """
@@ -107,6 +117,9 @@ class Algorithm(Checked):
 
         Training enforces it, and it holds wherever models are used: for scores, and in the models
         of the result.
+
+        Args:
+            problem: of the run; the public bounds that its data state are read.
         """
         return None
 
@@ -117,6 +130,9 @@ class Algorithm(Checked):
             problem: of the run.
             schedule: of the activations, a ``BoundSchedule``; None for an algorithm with rounds.
             privacy: settings of the run, or those of its replicates; None in it is no privacy.
+
+        Returns:
+            The algorithm with numbers for them; itself if it has none.
         """
         return self
 
@@ -161,6 +177,9 @@ class Algorithm(Checked):
             block: the participants; charged already.
             channel: makes all releases of the clients: :class:`~fedmtl.privacy.Rounds`, or
                 :class:`~fedmtl.privacy.Activations` of clients that act one at a time.
+
+        Returns:
+            ``state``, after the block.
         """
         raise NotImplementedError(f"{type(self).__name__} does not say what it computes.")
 
@@ -178,7 +197,11 @@ class Algorithm(Checked):
         raise NotImplementedError(f"{name} does not say what the personal models are.")
 
     def shared(self, state: State) -> Tensor | None:
-        """Returns the released shared model (D,); None, the default, if there is none."""
+        """Returns the released shared model (D,); None, the default, if there is none.
+
+        Args:
+            state: after any event.
+        """
         return None
 
     def parts(self, problem: Problem, state: State, personal: Tensor) -> dict[str, Tensor]:

@@ -60,6 +60,9 @@ class SharedModels(SharedModel):
         """Returns m / m_c for each cluster, (C,) float64.
 
         The denominator m_c of its sum is the expected number of its members in a cohort of m.
+
+        Args:
+            problem: of the run; its public parts are read.
         """
 
     def plan(self, problem: Problem, schedule: BoundSampler) -> tuple[ReleasePlan, ...]:
@@ -157,10 +160,14 @@ class ClusteredPMTL(SharedModels):
         return sorted({str(name) for name in self.clusters.values()})
 
     def init(self, problem: Problem, replicates: int = 1) -> State:
+        """Starts one mean for each cluster, ``"global"`` (clusters, D), at the initial model."""
         means = problem.initial.expand(len(self._names()), -1).clone()
         return State({"global": means}, self.client_store(problem))
 
     def client_update(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
+        """Trains with a pull to the mean of the client's cluster; sends the difference in the block
+        of that cluster, (k, clusters D).
+        """
         # PMTL with the mean of the client's own cluster
         cluster, mean = self._means(c)
         start = c.models(mean)
@@ -173,6 +180,7 @@ class ClusteredPMTL(SharedModels):
         return cluster, c.shared[cluster]
 
     def rates(self, problem: Problem) -> Tensor:
+        """Returns K over the number of clients in each cluster."""
         sizes = torch.bincount(self.cluster_of(problem), minlength=len(self._names()))
         return problem.clients / sizes.clamp(min=1).double()  # of the cohort, in expectation
 
@@ -228,6 +236,7 @@ class IFCA(SharedModels):
     from_training = False
 
     def init(self, problem: Problem, replicates: int = 1) -> State:
+        """Starts all models, ``"global"`` (C, D), at public random places near the initial one."""
         generator = keyed_generator(derive_key(problem.seed, "ifca"), "start")
         noise = generator.normal(size=(self.clusters, problem.dimension))
         models = problem.initial + self.spread * torch.from_numpy(noise).to(problem.initial)
@@ -246,12 +255,16 @@ class IFCA(SharedModels):
         return losses.nan_to_num(nan=torch.inf).argmin(0).to(models.device)
 
     def client_update(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
+        """Trains the model that each client chooses; sends its change in the block of that model,
+        (k, C D).
+        """
         chosen = self.choice(c.problem, c.shared, c.ids)
         start = c.shared[chosen]
         updates = c.train(self.local, start) - start
         return {"update": blocks(updates, chosen, self.clusters)}, c.own
 
     def rates(self, problem: Problem) -> Tensor:
+        """Returns C for every model: each is chosen by a C-th of the cohort, if all are alike."""
         return torch.full((self.clusters,), self.clusters, dtype=torch.float64)
 
     def personal_models(self, c: Cohort) -> Tensor:

@@ -52,6 +52,24 @@ class Cohort:
             clients of the data.
         starts: int64 (k,), the rows of the public state's ``"global"`` from which the clients
             start; None: all from the whole of it.
+
+    Example:
+        >>> import torch
+        >>> from fedmtl import FedAvg, FullParticipation, LocalSGD, Trainer, load_data, models
+        >>> from fedmtl.algorithms import Cohort
+        >>> trainer = Trainer(
+        ...     algorithm=FedAvg(),
+        ...     data=load_data("digits", clients=4),
+        ...     model=models.softmax_regression(),
+        ...     schedule=FullParticipation(),
+        ...     privacy=None,
+        ...     rounds=1,
+        ...     progress=False,
+        ... )
+        >>> problem = trainer.problem()
+        >>> c = Cohort(problem, ids=torch.tensor([0, 3]), public={"global": problem.initial})
+        >>> c.train(LocalSGD(lr=0.1), c.shared).shape
+        torch.Size([2, 650])
     """
 
     problem: Problem
@@ -333,6 +351,22 @@ def personal_fields(problem: Problem) -> Fields:
     Returns:
         ``model``, the client's model (D,); ``seen``, True if it has taken part; ``trained``, True
         if one of its local trainings ended in a finite model.
+
+    Example:
+        >>> from fedmtl import FedAvg, FullParticipation, Trainer, load_data, models
+        >>> from fedmtl.algorithms import personal_fields
+        >>> trainer = Trainer(
+        ...     algorithm=FedAvg(),
+        ...     data=load_data("digits", clients=4),
+        ...     model=models.softmax_regression(),
+        ...     schedule=FullParticipation(),
+        ...     privacy=None,
+        ...     rounds=1,
+        ...     progress=False,
+        ... )
+        >>> problem = trainer.problem()
+        >>> {name: shape for name, (shape, _) in personal_fields(problem).items()}
+        {'model': (650,), 'seen': (), 'trained': ()}
     """
     flags: Fields = {"seen": ((), torch.bool), "trained": ((), torch.bool)}
     return {"model": ((problem.dimension,), problem.initial.dtype), **flags}

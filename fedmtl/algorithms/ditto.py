@@ -61,6 +61,7 @@ class Ditto(SharedModel):
     trainings = 2
 
     def local_update(self, c: Cohort) -> tuple[Tensor, Own]:
+        """Trains the shared model, whose change is sent, and then the personal one, which stays."""
         start = c.models(c.initial)
         # the global model's training is sent, that of the personal model stays with the client
         update = c.train(self.local, c.shared) - c.shared

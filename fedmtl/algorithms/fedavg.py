@@ -53,6 +53,7 @@ class FedAvg(SharedModel):
     own_starts = True
 
     def init(self, problem: Problem, replicates: int = 1) -> State:
+        """Adds the mean of models, ``"mean"`` (D,), to the public state if ``averaged``."""
         state = super().init(problem, replicates)
         if self.averaged:
             state.public["mean"] = problem.initial.clone()
@@ -61,6 +62,9 @@ class FedAvg(SharedModel):
     def server_update(
         self, problem: Problem, public: Public, released: Released
     ) -> dict[str, Tensor]:
+        """Moves the shared model, and with it the mean of the models of the last half of the
+        rounds.
+        """
         moved = super().server_update(problem, public, released)
         if not self.averaged:
             return moved
@@ -76,15 +80,20 @@ class FedAvg(SharedModel):
     @property
     def released_name(self) -> str:
         """The name of the released model in the public state."""
-        return "mean" if self.averaged else "global"
+        if self.averaged:
+            return "mean"
+        return "global"
 
     def shared(self, state: State) -> Tensor | None:
+        """Returns the released model (D,): the last one, or the mean if ``averaged``."""
         return state.public[self.released_name]
 
     def personal_models(self, c: Cohort) -> Tensor:
+        """Returns the released model for every client, (k, D): a view of one row."""
         return c.public[self.released_name].expand(len(c.ids), -1)
 
     def local_update(self, c: Cohort) -> tuple[Tensor, Own]:
+        """Trains the shared model on each client's data; clients keep no state."""
         shared = c.shared
         models = c.train(self.local, shared, lam=self.pull, anchor=shared)
         return models - shared, c.own

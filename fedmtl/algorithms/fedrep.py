@@ -109,6 +109,7 @@ class FedRep(SharedModel):
         return shared
 
     def plan(self, problem: Problem, schedule: BoundSampler) -> tuple[ReleasePlan, ...]:
+        """Declares the update of the shared parameters alone, of as many numbers as these have."""
         release, *others = super().plan(problem, schedule)
         shared = self.shared_places(problem)
         trainings = self.trainings
@@ -118,6 +119,7 @@ class FedRep(SharedModel):
         return (update, *others)
 
     def fields(self, problem: Problem) -> Fields:
+        """Replaces the personal model by the ``head`` of the client, its private parameters."""
         # the representation is public: of their models clients keep the head alone
         size = problem.dimension - int(self.shared_places(problem).sum())
         fields = {**personal_fields(problem), "head": ((size,), problem.initial.dtype)}
@@ -125,6 +127,7 @@ class FedRep(SharedModel):
         return fields
 
     def local_update(self, c: Cohort) -> tuple[Tensor, Own]:
+        """Trains the head and then the representation, whose change is sent."""
         shared = self.shared_places(c.problem)
         start = self._models(c, shared)
         models = self._train(c, start, shared)
@@ -144,6 +147,7 @@ class FedRep(SharedModel):
     def server_update(
         self, problem: Problem, public: Public, released: Released
     ) -> dict[str, Tensor]:
+        """Moves the shared parameters; the public model keeps the head of its start."""
         update = torch.zeros(problem.dimension, dtype=torch.float64)
         update[self.shared_places(problem)] = released.values["update"].cpu()
         values = {**released.values, "update": update}

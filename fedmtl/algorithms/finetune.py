@@ -51,8 +51,8 @@ class Personalization(Checked, ABC):
     Attributes:
         name: of the class with its defaults; empty for one that is given as an object only.
         kind: what reports call it.
-        votes_help: whether automatic settings end with rounds of votes on what it does.
-        of_linear_numbers: whether linear models of a real target with squared errors have it
+        votes_help: True if automatic settings end with rounds of votes on its use.
+        of_linear_numbers: True if linear models of a real target with squared errors have it
             unless another one is chosen.
         start: the model to start from, see :class:`Finetune`.
         validation: share of training records that clients keep out of the run, see
@@ -93,6 +93,9 @@ class Personalization(Checked, ABC):
 
     def check(self, problem: Problem) -> None:
         """Refuses a problem without use for these settings.
+
+        Args:
+            problem: of the run.
 
         Raises:
             ConfigError: says the reason.
@@ -259,6 +262,7 @@ class Finetune(Personalization):
         LocalSolver.check_given(self, self.local, pull)
 
     def text(self) -> str:
+        """Returns the kind and lambda, such as ``"kl, lambda 0.1"``."""
         if self.kind == "vanilla":
             return self.kind
         return f"{self.kind}, lambda {self.lam:g}"
@@ -276,9 +280,11 @@ class Finetune(Personalization):
                 raise ConfigError(f"Finetune.kind is 'kl', but {error}") from None
 
     def of_new_clients(self) -> Self:
+        """Returns the settings with a start from the shared model, and without validation."""
         return replace(self, start="auto", validation=0.0)
 
     def reach(self, problem: Problem, start: Tensor, clients: Tensor) -> Tensor:
+        """Trains ``start`` on each client's records, with the pull of ``kind``, (k, D)."""
         self.check(problem)
         problem = replace(problem, protects_records=False)  # nothing is sent
         models = start.expand(len(clients), -1).clone()

@@ -45,9 +45,11 @@ class Local(RoundAlgorithm):
         LocalSolver.check_given(self, self.local)
 
     def init(self, problem: Problem, replicates: int = 1) -> State:
+        """Starts without a public state; clients keep their models."""
         return State({}, problem.client_store(personal_fields(problem)))
 
     def client_update(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
+        """Trains each client's own last model; nothing is sent."""
         start = c.models(c.initial)
         return {}, c.keep(c.train(self.local, start), start)
 

@@ -37,6 +37,21 @@ class LocalFit(LinearAlgorithm):
             the data. None: 2^40.
         norm: of the features, ``"l2"`` or ``"l1"``.
         theta_max: bound on ||w||_inf, above 0; infinite: none.
+
+    Example:
+        >>> from fedmtl import FullParticipation, Trainer, load_data, models
+        >>> from fedmtl.algorithms import LocalFit
+        >>> trainer = Trainer(
+        ...     algorithm=LocalFit(loss="squared", ridge=0.1),
+        ...     data=load_data("synthetic_tasks", tasks=4),
+        ...     model=models.linear_regression(bias=False),
+        ...     schedule=FullParticipation(),
+        ...     privacy=None,
+        ...     rounds=1,
+        ...     progress=False,
+        ... )
+        >>> trainer.fit().personal.shape
+        torch.Size([4, 28])
     """
 
     loss: Literal["squared", "logistic"] = "logistic"
@@ -72,7 +87,9 @@ class LocalFit(LinearAlgorithm):
         return State({}, store)
 
     def step(self, problem: Problem, state: State, block: Block, channel: Rounds) -> State:
+        """Returns the state as it is: the fits are made before the first round."""
         return state
 
     def personalize(self, problem: Problem, state: State, clients: Tensor) -> Tensor:
+        """Returns the fits of ``clients``, (k, D), in the dtype of the initial model."""
         return state.private.gather("model", clients).to(problem.initial)

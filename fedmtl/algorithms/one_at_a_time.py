@@ -84,7 +84,11 @@ class OneAtATime(LinearAlgorithm):
 
     def constants(self, problem: Problem) -> Any:
         """Returns the public constants of all activations, which are computed once; None by
-        default."""
+        default.
+
+        Args:
+            problem: of the run.
+        """
         return None
 
     @abstractmethod

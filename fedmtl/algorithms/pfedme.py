@@ -80,6 +80,7 @@ class PFedMe(SharedModel):
         return self.local_rounds
 
     def local_update(self, c: Cohort) -> tuple[Tensor, Own]:
+        """Makes R local rounds: each solves for theta_k, and moves the copy w_r towards it."""
         start = c.shared.expand(len(c.ids), -1).contiguous()
         models = start
         copy = start  # w_r

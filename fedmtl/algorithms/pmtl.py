@@ -100,6 +100,11 @@ class PMTL(SharedModel):
         return self.delta == "local"
 
     def plan(self, problem: Problem, schedule: BoundSampler) -> tuple[ReleasePlan, ...]:
+        """Declares the update, (D,); ``server_lr`` must suit it if ``delta="local"``.
+
+        Raises:
+            ConfigError: a ``server_lr`` other than m / K with ``delta="local"``.
+        """
         right = schedule.denominator / problem.clients
         plan = super().plan(problem, schedule)
         if self.delta == "global" or self.server_lr is None:
@@ -115,11 +120,13 @@ class PMTL(SharedModel):
         return plan
 
     def fields(self, problem: Problem) -> Fields:
+        """Adds ``sent``, (D,), the sum of a client's messages, for ``delta="local"``."""
         if self.delta == "global":
             return {}
         return {"sent": ((problem.dimension,), problem.initial.dtype)}
 
     def client_update(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
+        """Computes steps (a) to (c) of the round: the messages g_k (k, D), and the new w_k."""
         # (a), (b): the cohort receives wtilde; every member trains from its own last model,
         # anchored at wtilde
         mean = c.shared
@@ -136,6 +143,7 @@ class PMTL(SharedModel):
     def server_update(
         self, problem: Problem, public: Public, released: Released
     ) -> dict[str, Tensor]:
+        """Computes step (d) of the round: the new mean wtilde."""
         # (d): the server moves the mean by the clipped, noised sum over the public denominator m
         lr = self.server_lr or 1.0
         if self.delta == "local":

@@ -72,6 +72,7 @@ class PPSGD(SharedModel):
             )
 
     def local_update(self, c: Cohort) -> tuple[Tensor, Own]:
+        """Trains the sum of both models, and divides its change between the two."""
         parts = c.own["model"]  # 0 of a client that never took part
         moved = self._moved(c, c.shared + parts)
         # the change of the sum, divided by the step sizes: 1 to ratio

@@ -55,6 +55,21 @@ class Problem:
             :func:`~.linear.data.prepared`; the same object in every problem that is derived from
             this one.
         clients: number of clients, the public nominal population.
+
+    Example:
+        >>> from fedmtl import FedAvg, FullParticipation, Trainer, load_data, models
+        >>> trainer = Trainer(
+        ...     algorithm=FedAvg(),
+        ...     data=load_data("digits", clients=4),
+        ...     model=models.softmax_regression(),
+        ...     schedule=FullParticipation(),
+        ...     privacy=None,
+        ...     rounds=1,
+        ...     progress=False,
+        ... )
+        >>> problem = trainer.problem()
+        >>> problem.clients, problem.dimension
+        (4, 650)
     """
 
     data: FederatedDataset

@@ -35,6 +35,15 @@ class Released:
             on the diagonal of a matrix, by the release's name; 0 without noise.
         step: number of the round.
         bounds: the norm C to which a client's row was clipped, by release; infinite without a clip.
+
+    Example:
+        >>> import torch
+        >>> from fedmtl.algorithms import Released
+        >>> noise = {"update": torch.tensor([0.1], dtype=torch.float64)}
+        >>> update = torch.ones(2, dtype=torch.float64)
+        >>> released = Released({"update": update}, denominator=10.0, noise_std=noise)
+        >>> float(released.values["update"].sum() / released.noise_std["update"])
+        20.0
     """
 
     values: Mapping[str, Tensor]
@@ -118,6 +127,10 @@ class RoundAlgorithm(Algorithm):
     def client_update(self, c: Cohort) -> tuple[Mapping[str, Tensor], Own]:
         """Computes the messages and the new states of the clients of a cohort.
 
+        Args:
+            c: the clients of the round that are computed in this call, with the public state and
+                their own.
+
         Returns:
             The messages, rows (k, D) by release; and the clients' new states.
         """
@@ -149,11 +162,17 @@ class RoundAlgorithm(Algorithm):
         """Returns the personal models (k, D) of clients, from the public state and their own.
 
         Nothing is released. Clients that never took part have a model, too.
+
+        Args:
+            c: clients with their states, after any round; :data:`~.cohort.AFTER` is its round.
         """
         name = type(self).__name__
         raise NotImplementedError(f"{name} does not say what the personal models are.")
 
     def check_starts(self) -> None:
+        """Refuses clients that start from different public states, if the method needs one for all
+        of them: it sets :attr:`one_start` or ``all_at_once``, or defines :meth:`receive`.
+        """
         receives = type(self).receive is not RoundAlgorithm.receive
         if self.one_start or self.all_at_once or receives:
             raise one_start_needed(self.name)
@@ -166,6 +185,9 @@ class RoundAlgorithm(Algorithm):
             state: the state before the block; it is changed in place, and returned.
             block: the participants; charged already.
             channel: makes all releases of the clients.
+
+        Returns:
+            ``state``, after the round.
         """
         store = state.private
         ascending = block.ascending()  # as the store's rows
@@ -252,6 +274,9 @@ class RoundAlgorithm(Algorithm):
                 block's cohort, or of its clients that this rank computes.
             block: the participants; charged already.
             channel: makes the releases.
+
+        Returns:
+            The new public state, by name.
         """
         clients = block.cohort[problem.own(block.cohort)]
         values = {}
@@ -266,6 +291,7 @@ class RoundAlgorithm(Algorithm):
         return checked_public(function, moved)
 
     def personalize(self, problem: Problem, state: State, clients: Tensor) -> Tensor:
+        """Returns :meth:`personal_models` of ``clients``, (k, D)."""
         own = state.private.gather_all(clients)
         function = f"{type(self).__name__}.personal_models"
         with unchanged(function, state.public):

@@ -75,17 +75,21 @@ class Scaffold(SharedModel):
             )
 
     def plan(self, problem: Problem, schedule: BoundSampler) -> tuple[ReleasePlan, ...]:
+        """Declares both rows of a client, the ``update`` and the ``control``, (D,) each."""
         (update,) = super().plan(problem, schedule)
         return update, replace(update, name="control")
 
     def init(self, problem: Problem, replicates: int = 1) -> State:
+        """Adds the server's control variate c, ``"control"`` (D,), which starts at 0."""
         state = super().init(problem)
         return replace(state, public={**state.public, "control": torch.zeros_like(problem.initial)})
 
     def fields(self, problem: Problem) -> Fields:
+        """Returns the field ``control``, (D,): c_k of every client."""
         return {"control": ((problem.dimension,), problem.initial.dtype)}
 
     def client_update(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
+        """Trains with the correction c - c_k, and moves c_k by the clipped row of option II."""
         control = c.public["control"]  # c
         own = c.own["control"]  # c_k
         change = c.train(self.local, c.shared, correction=control - own) - c.shared
@@ -97,6 +101,7 @@ class Scaffold(SharedModel):
     def server_update(
         self, problem: Problem, public: Public, released: Released
     ) -> dict[str, Tensor]:
+        """Moves the shared model, and c by the m / n-th part of the released change."""
         share = released.denominator / problem.clients
         control = public["control"] + share * released.values["control"].to(public["control"])
         return {**super().server_update(problem, public, released), "control": control}

@@ -47,6 +47,25 @@ class SharedModel(RoundAlgorithm):
         pull: strength of the pull to an anchor in local training, for which the solver must be
             stable: ``lam``, if the method has it.
         from_training: True if an update depends on records only through local training.
+
+    Example:
+        >>> from fedmtl import FullParticipation, LocalSGD, Trainer, load_data, models
+        >>> from fedmtl.algorithms import SharedModel
+        >>> class Mine(SharedModel):
+        ...     name = "mine"
+        ...     def local_update(self, c):
+        ...         return c.train(self.local, c.shared) - c.shared, c.own
+        >>> trainer = Trainer(
+        ...     algorithm=Mine(local=LocalSGD(lr=0.1)),
+        ...     data=load_data("digits", clients=4),
+        ...     model=models.softmax_regression(),
+        ...     schedule=FullParticipation(),
+        ...     privacy=None,
+        ...     rounds=1,
+        ...     progress=False,
+        ... )
+        >>> trainer.fit().personal.shape
+        torch.Size([4, 650])
     """
 
     local: LocalSolver = field(default_factory=lambda: LocalSGD(lr=0.1))
@@ -96,6 +115,9 @@ class SharedModel(RoundAlgorithm):
     def resolve_auto(self, problem: Problem, schedule: Any, privacy: Sequence[Any]) -> Self:
         """Refuses private numbers of examples as weights.
 
+        Returns:
+            The settings as they are.
+
         Raises:
             ConfigError: they have no cap, and whole clients are protected.
         """
@@ -109,6 +131,9 @@ class SharedModel(RoundAlgorithm):
         return self
 
     def plan(self, problem: Problem, schedule: BoundSampler) -> tuple[ReleasePlan, ...]:
+        """Declares the ``update``, (D,), and if clients release their numbers of examples,
+        ``examples``, (1,).
+        """
         update = ReleasePlan(
             name="update",
             dimension=problem.dimension,
@@ -121,10 +146,16 @@ class SharedModel(RoundAlgorithm):
         return (update, replace(update, name="examples", dimension=1))
 
     def init(self, problem: Problem, replicates: int = 1) -> State:
+        """Starts the shared model ``"global"`` (D,) at the public initial one, and an empty client
+        store.
+        """
         return State({"global": problem.initial.clone()}, self.client_store(problem))
 
     def client_store(self, problem: Problem) -> ClientStore:
         """Returns an empty store of :meth:`fields`, and of personal models if clients keep some.
+
+        Args:
+            problem: of the run.
 
         Returns:
             A store of n clients, on the device of the initial model.
@@ -137,12 +168,18 @@ class SharedModel(RoundAlgorithm):
     def fields(self, problem: Problem) -> Fields:
         """Returns the fields of the clients' states, without the personal model.
 
+        Args:
+            problem: of the run, for the size and the dtype of a model.
+
         Returns:
             Shape of one client's value and dtype, by name; none by default.
         """
         return {}
 
     def client_update(self, c: Cohort) -> tuple[Mapping[str, Tensor], Own]:
+        """Sends :meth:`local_update` times the weights of the clients; with ``weights="examples"``
+        and no cap their numbers of examples, (k, 1), too.
+        """
         if self.weights == "uniform":
             update, own = self.local_update(c)
             return {"update": update}, own
@@ -193,5 +230,8 @@ class SharedModel(RoundAlgorithm):
         """Returns the personal models (k, D) of clients that never took part.
 
         By default each client trains the shared model once, with :attr:`pull` to it.
+
+        Args:
+            c: the clients without a model.
         """
         return c.train(self.local, c.shared, lam=self.pull, anchor=c.shared)

@@ -47,6 +47,15 @@ class ClientStore:
 
     Raises:
         ConfigError: a field is not a pair of a shape and a dtype.
+
+    Example:
+        >>> import torch
+        >>> from fedmtl.algorithms import ClientStore
+        >>> store = ClientStore(3, {"model": ((2,), torch.float32)})
+        >>> store.scatter("model", torch.tensor([1]), torch.ones(1, 2))
+        >>> store.gather("model", torch.tensor([0, 1]))
+        tensor([[0., 0.],
+                [1., 1.]])
     """
 
     def __init__(
@@ -68,7 +77,9 @@ class ClientStore:
         self.clients = clients
         self.fields = dict(fields)
         self.part = part
-        self.members = torch.arange(clients) if members is None else members
+        if members is None:
+            members = torch.arange(clients)
+        self.members = members
         row = []
         self._zero = {}  # an empty tensor (0, *shape) of every field
         for name, (shape, dtype) in fields.items():
@@ -116,9 +127,15 @@ class ClientStore:
         return rows
 
     def gather_all(self, ids: Tensor) -> dict[str, Tensor]:
-        """Returns the rows of ``ids``, int64 (k,), of every field: (k, *shape) each.
+        """Returns the rows of clients in every field.
 
         They must not be changed: if the ids are all clients in order, they may be no copies.
+
+        Args:
+            ids: int64 (k,), clients of this rank.
+
+        Returns:
+            (k, *shape) by field.
         """
         if len(ids) == len(self._ids) and torch.equal(ids.cpu(), self.members):
             # in memory in another order, that in which they came
@@ -238,7 +255,9 @@ class ClientStore:
         ids = self._ids
         start = self._length
         if not self._file or start + len(ids) > 2 * len(every):
-            self._file = f"{step}-{self.part}" if len(every) else ""
+            self._file = ""
+            if len(every):
+                self._file = f"{step}-{self.part}"
             ids = every
             start = 0
         if len(ids):

@@ -145,6 +145,7 @@ class AsyncLearner(CentralLearner):
         return State(public, problem.client_store({}))
 
     def constants(self, problem: Problem) -> StepSizes:
+        """Returns the constants of equations (5) and (7'), from public numbers of records."""
         counts = problem.data.train.counts.numpy()
         owners = len(counts)
         a = self.effective_step(owners, problem.rounds)

@@ -62,7 +62,9 @@ class CentralLearner(OneAtATime):
         if self.loss == "hinge":
             return None
         # g = reg ||theta||^2 and the squared loss have no 1/2 here, and have it in the fit
-        ridge = self.reg if self.loss == "squared" else 2 * self.reg
+        ridge = 2 * self.reg
+        if self.loss == "squared":
+            ridge = self.reg
         return LocalFit(
             loss=self.loss,  # type: ignore[arg-type]
             ridge=ridge,

@@ -79,11 +79,13 @@ class LinearAlgorithm(Algorithm):
                 "it), or 'auto' and bounds that the data state: "
                 "dataclasses.replace(data, domain=Domain(l1=..., l2=..., target=...))."
             )
-        return replace(
-            self,
-            row_norm=None if rows is None else rows.bound,
-            target=target if target < math.inf else None,
-        )
+        row_norm = None
+        if rows is not None:
+            row_norm = rows.bound
+        largest = None
+        if target < math.inf:
+            largest = target
+        return replace(self, row_norm=row_norm, target=largest)
 
     def bounds(self, domain: Domain | None) -> tuple[RowBound | None, float]:
         """Returns the bounds on records.
@@ -116,6 +118,9 @@ class LinearAlgorithm(Algorithm):
     def data(self, problem: Problem) -> LinearData:
         """Returns the training records within the bounds; made once for data and model.
 
+        Args:
+            problem: of the run.
+
         Raises:
             ModelError: the model is not linear.
             DataError: targets that do not suit the loss.
@@ -126,6 +131,10 @@ class LinearAlgorithm(Algorithm):
 
     def bounded(self, records: LinearData, domain: Domain | None = None) -> LinearData:
         """Returns records within the bounds, of which ``"auto"`` are those of ``domain``.
+
+        Args:
+            records: of all clients.
+            domain: the bounds that the data state; None for none.
 
         Raises:
             DataError: targets that do not suit the loss.
@@ -139,6 +148,9 @@ class LinearAlgorithm(Algorithm):
 
         Without ``row_norm`` it is the largest norm of the training records; only runs without
         privacy get there.
+
+        Args:
+            problem: of the run.
         """
         shape = problem.data.spec.shape
         bias = prepared(problem, "bias", lambda: int(probe_linear(problem.module, shape)))

@@ -281,9 +281,18 @@ def probe_linear(module: nn.Module, shape: tuple[int, ...], outputs: int = 1) ->
 
 
 def is_linear(module: nn.Module, data: FederatedDataset) -> bool:
-    """Returns True if a module is a linear model that the proximal point method takes."""
-    outputs = 1 if data.classes is None else data.spec.outputs
-    for count in {1, outputs} if data.classes == 2 else {outputs}:
+    """Returns True if a module is a linear model that the proximal point method takes.
+
+    Args:
+        module: of the caller.
+        data: for the shape of an example and the number of outputs; two classes may have one.
+    """
+    accepted = {1}
+    if data.classes is not None:
+        accepted = {data.spec.outputs}
+    if data.classes == 2:
+        accepted.add(1)
+    for count in accepted:
         try:
             probe_linear(module, data.spec.shape, count)
         except (ModelError, RuntimeError, TypeError):  # also of inputs that only a network takes
@@ -295,6 +304,9 @@ def is_linear(module: nn.Module, data: FederatedDataset) -> bool:
 def check_linear(problem: Problem) -> bool:
     """Checks for a linear model of a real target or of classes; returns True if it has a bias.
 
+    Args:
+        problem: its model, loss and shape of an example are read.
+
     Raises:
         ModelError: another model or loss.
     """
@@ -305,7 +317,9 @@ def check_linear(problem: Problem) -> bool:
     if not known or is_squared != (spec.classes is None):
         accepted = "squared error of one number and of a linear model of classes"
         raise ModelError(f"the loss is {name_of(loss)!r}, and none of {accepted}.")
-    outputs = spec.outputs if loss is cross_entropy else 1
+    outputs = 1
+    if loss is cross_entropy:
+        outputs = spec.outputs
     return probe_linear(problem.module, spec.shape, outputs)
 
 
@@ -313,6 +327,10 @@ def records_of(problem: Problem, client: int) -> tuple[Array, Array]:
     """Returns the training records of one client, float64 x (n, d) and y (n,).
 
     They are computed from these records only.
+
+    Args:
+        problem: of the run.
+        client: its position in the data.
     """
     # the records of all clients stand one after another, those of client i from offsets[i] on
     offsets = problem.data.train.offsets

@@ -170,6 +170,12 @@ class MPMTL(TaskAlgorithm):
     # Releases
 
     def plan(self, problem: Problem, schedule: BoundSampler) -> tuple[ReleasePlan, ...]:
+        """Declares the covariance of the models of all tasks: (d, d), or (d,) with
+        ``penalty="l21"``.
+
+        Raises:
+            ConfigError: a schedule in which not all tasks take part in every round.
+        """
         if not isinstance(schedule, BoundFull):
             accepted = "the schedule must be full, FullParticipation()"
             everybody = "MPMTL: all tasks take part in every round"
@@ -235,6 +241,7 @@ class MPMTL(TaskAlgorithm):
         return State({"covariance": covariance, "map": covariance.clone()}, store)
 
     def client_update(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
+        """Sends the tasks' models without a bias, see :meth:`sent_rows`."""
         # Step 3: every task sends its model without a bias. The release clips the models, adds up
         # their products and adds noise.
         return {RELEASE: self.sent_rows(c)}, c.own
@@ -242,6 +249,7 @@ class MPMTL(TaskAlgorithm):
     def server_update(
         self, problem: Problem, public: Public, released: Released
     ) -> dict[str, Tensor]:
+        """Makes the map M of the released covariance."""
         # Steps 4 and 5: the sum of the wc_i wc_i^T with the noise of the release, and a public
         # shift.
         form = FORMS[self.penalty]
@@ -251,6 +259,7 @@ class MPMTL(TaskAlgorithm):
         return {"covariance": covariance, "map": map_of(covariance, form, threshold)}
 
     def receive(self, c: Cohort) -> Own:
+        """Projects the tasks' own models by M, and takes their gradient steps."""
         # Step 7: every task projects its own model, and takes an accelerated gradient step on its
         # own data. Products are of replicates (R, k, D), the store has (k, R, D).
         own = {name: value.transpose(0, 1) for name, value in c.own.items()}
@@ -276,11 +285,18 @@ class MPMTL(TaskAlgorithm):
         """Returns the models that the tasks project, without a bias: (R, k, d).
 
         They are the tasks' own, and never leave them.
+
+        Args:
+            c: the tasks with their states.
         """
         return c.own["model"][..., : self.features(c.problem)].transpose(0, 1)
 
     def sent_rows(self, c: Cohort) -> Tensor:
-        """Returns the same models as rows of the release: (R, k, d), or (k, d) of a single run."""
+        """Returns the same models as rows of the release: (R, k, d), or (k, d) of a single run.
+
+        Args:
+            c: the tasks with their states.
+        """
         rows = MPMTL.projected_rows(self, c)
         if len(rows) == 1:
             return rows[0]

@@ -134,6 +134,9 @@ class PeerToPeer(OneAtATime):
 
         It is made once for data and model.
 
+        Args:
+            problem: of the run; the ids of its clients and the numbers of their records are read.
+
         Raises:
             ConfigError: the graph and the data have different agents.
         """
@@ -143,11 +146,14 @@ class PeerToPeer(OneAtATime):
         graph = self.graph
         if not isinstance(graph, Graph):
             graph = graph.build(problem.data)
+        lam = None  # inversely proportional to the number of records
+        if self.lam != "inverse":
+            lam = float(self.lam)
         return Network(
             graph.ordered(problem.data.ids),
             counts=problem.data.train.counts.numpy().astype(np.int64),
             mu=self.mu,
-            lam=None if self.lam == "inverse" else float(self.lam),
+            lam=lam,
             smoothness=self.smoothness or self.linear_loss.smoothness(self.largest_row(problem)),
         )
 
@@ -229,8 +235,9 @@ class PeerToPeer(OneAtATime):
         network = self.network(problem)
         contraction = 1.0 - network.convexity / network.largest_curvature
         # pure mechanisms add up their epsilons, others the squares
-        pure = LAWS[privacy.mechanism].pure and privacy.delta == 0
-        root: Literal[3, 4] = 3 if pure else 4
+        root: Literal[3, 4] = 4
+        if LAWS[privacy.mechanism].pure and privacy.delta == 0:
+            root = 3
         made = {}
         for cap in np.unique(caps).tolist():
             wakeups = cap
@@ -259,7 +266,11 @@ class PeerToPeer(OneAtATime):
         return normalized
 
     def notes(self, problem: Problem) -> tuple[str, ...]:
-        """Returns the notes on everything outside of epsilon, for the report of a run."""
+        """Returns the notes on everything outside of epsilon, for the report of a run.
+
+        Args:
+            problem: of the run.
+        """
         graph = self.network(problem).graph.describe()
         if not isinstance(self.graph, Graph) and self.graph.from_data:
             graph += ", which was built from the records"
@@ -333,6 +344,7 @@ class PeerToPeer(OneAtATime):
         public["theta"].copy_(torch.from_numpy(start).transpose(0, 1))
 
     def constants(self, problem: Problem) -> Network:
+        """Returns the network, see :meth:`network`."""
         return self.network(problem)
 
     def query_point(self, constants: Network, server: Arrays, own: Arrays) -> Array:

@@ -233,6 +233,9 @@ class PPDMTL(OneAtATime):
     def step_size(self, problem: Problem) -> float:
         """Returns a2.
 
+        Args:
+            problem: of the run.
+
         Raises:
             ConfigError: a step size beyond the stable ones.
         """
@@ -271,6 +274,9 @@ class PPDMTL(OneAtATime):
         """Fills in the ``"auto"`` settings from public bounds, sizes and the schedule.
 
         With several budgets a2 is the smallest of their choices.
+
+        Returns:
+            The settings with numbers for a2 and ``delay``.
 
         Raises:
             ConfigError: no bound on rows, with privacy.

@@ -90,6 +90,12 @@ def largest_delay(clients: Tensor) -> int:
 
     Args:
         clients: int64 (R, S), the acting task of every event in each replicate; -1 for none.
+
+    Example:
+        >>> import torch
+        >>> from fedmtl.algorithms import largest_delay
+        >>> largest_delay(torch.tensor([[0, 1, 0, 1, 1]]))  # task 0 at events 0 and 2 of 5
+        5
     """
     events = clients.shape[1]
     largest = 0
