@@ -54,7 +54,7 @@ class Automatic:
         algorithm, model, schedule, privacy, rounds, finetune: as of :class:`~fedmtl.Trainer`.
         noise: nu.
         local: the baseline ``"local"``.
-        network: whether the model is one, for which it is not known what nu means.
+        network: True if the model is one; the meaning of nu is not known for it.
         clients: K.
     """
 
@@ -136,7 +136,7 @@ def automatic(
         model: the one that is set; None chooses one.
         rounds: the number that is set; None chooses one.
         schedule: the one that is set; None chooses one.
-        averages: whether clients average models after the run, so that their votes are of use.
+        averages: True if clients average models after the run, so that their votes are of use.
 
     Raises:
         ConfigError: several targets an example, or a network of real targets or at the record
@@ -159,17 +159,15 @@ def automatic(
     deep = not is_linear(network, data)
     records = isinstance(privacy, RecordPrivacy)
     settled = schedule
-    if deep and (records or not classes):
-        raise ConfigError(
-            "there are automatic settings of a network only for classes and whole clients; set "
-            "algorithm (as algorithm=fedavg), algorithm.local.lr, schedule, rounds and "
-            "privacy.clip_norm, or leave the model out for a linear one."
-        )
+    if deep:
+        _check_network(records, classes)
     if schedule is None:
         schedule = FullParticipation()
         if clients > LARGEST_COHORT and not records:
             schedule = PoissonSampling(cohort=LARGEST_COHORT)
-    votes = _VOTE_ROUNDS if averages else 0
+    votes = 0
+    if averages:
+        votes = _VOTE_ROUNDS
     usual = _usual_rounds(records, classes, clients, votes)
     if rounds is None:
         rounds = usual
@@ -182,16 +180,10 @@ def automatic(
         algorithm = _by_records(classes)
         clip = _CLIP_OF_RECORDS
     elif classes:
-        algorithm = ProximalPoint(averaged=True)
-        if deep:
-            algorithm = FedProx(mu=0.03, averaged=True, local=BackoffSGD())
-        clip = min(1.5 if usual == 100 else 3.0, 0.06 * math.sqrt(dimension) / max(noise, 1e-9))
+        algorithm = _of_classes(deep)
+        clip = _clip_of_classes(noise, dimension, usual)
     else:
-        algorithm = ProximalPoint(
-            averaged=True,
-            intercept_rounds=_INTERCEPT_ROUNDS if level else 0,
-            vote_rounds=votes,
-        )
+        algorithm = _of_numbers(level, votes)
         clip = _clip_of_numbers(privacy, noise, dimension, clients, schedule)
     privacy = _with_clip(privacy, clip)
     finetune = Average(noise=noise)
@@ -207,6 +199,16 @@ def automatic(
         deep,
         clients,
     )
+
+
+def _check_network(records: bool, classes: bool) -> None:
+    """Refuses a network of real targets, or one of clients whose records are protected."""
+    if records or not classes:
+        raise ConfigError(
+            "there are automatic settings of a network only for classes and whole clients; set "
+            "algorithm (as algorithm=fedavg), algorithm.local.lr, schedule, rounds and "
+            "privacy.clip_norm, or leave the model out for a linear one."
+        )
 
 
 def _with_clip(privacy: Privacy | None, clip: float | QuantileClip) -> Privacy | None:
@@ -237,6 +239,35 @@ def _usual_rounds(records: bool, classes: bool, clients: int, votes: int) -> int
     if clients >= LARGEST_COHORT:
         return 100
     return 30
+
+
+def _of_classes(deep: bool) -> Algorithm:
+    """Returns the algorithm of classes, for a linear model or a network."""
+    if deep:
+        return FedProx(mu=0.03, averaged=True, local=BackoffSGD())
+    return ProximalPoint(averaged=True)
+
+
+def _of_numbers(level: bool, votes: int) -> Algorithm:
+    """Returns the algorithm of a real target, with first rounds for its level, the model's bias."""
+    first = 0
+    if level:
+        first = _INTERCEPT_ROUNDS
+    return ProximalPoint(averaged=True, intercept_rounds=first, vote_rounds=votes)
+
+
+def _clip_of_classes(noise: float, dimension: int, rounds: int) -> float:
+    """Returns the clip of the updates of a model of classes.
+
+    Args:
+        noise: nu.
+        dimension: p.
+        rounds: the usual number for the number of clients.
+    """
+    largest = 3.0
+    if rounds == 100:  # of many clients
+        largest = 1.5
+    return min(largest, 0.06 * math.sqrt(dimension) / max(noise, 1e-9))
 
 
 def _clip_of_numbers(
@@ -272,11 +303,13 @@ def _by_records(classes: bool) -> Algorithm:
     """Returns an algorithm of one full-batch step a round. Adam's steps along the released
     gradients have a length that depends neither on the size of rows, which a public bound
     overstates, nor on the noise."""
+    lr = 0.025
+    if classes:
+        lr = 0.1
+    adam = ServerOptimizer(optimizer_name="Adam", lr=lr, options={"betas": (0.9, 0.99)})
     return FedAvg(
         averaged=True,
         weights="examples",
         local=LocalSGD(lr=1.0, steps=1, batch_size=None),
-        server_optimizer=ServerOptimizer(
-            optimizer_name="Adam", lr=0.1 if classes else 0.025, options={"betas": (0.9, 0.99)}
-        ),
+        server_optimizer=adam,
     )

@@ -135,7 +135,7 @@ FOLDS = 5
 STEPS = 100
 PARTS = ("local", "shared", "intercept", "ridge")
 _PATHS = ((True, 16), (True, 64), (False, 0), (False, 1), (False, 4), (False, 16), (False, 64))
-"""Candidates of a network: whether they start from the public starting point, and their steps."""
+"""Candidates of a network: True if they start from the public starting point, and their steps."""
 _SPLIT = 0.5, 0.0, 0.5  # of the prior that the local ones leave, by part
 _AVERAGE_ROUND = AFTER - 2
 _NUMBERS = 1 << 22  # in the models of clients that are averaged at a time
@@ -208,6 +208,7 @@ class Average(Personalization):
         object.__setattr__(self, "votes", tuple(self.votes))
 
     def text(self) -> str:
+        """Returns ``"average of models"``."""
         return "average of models"
 
     def check(self, problem: Problem) -> None:
@@ -231,15 +232,18 @@ class Average(Personalization):
             )
 
     def resolved(self, noise: float) -> Self:
+        """Returns the settings with the noise of the run, unless one is set."""
         if self.noise is None:
             return replace(self, noise=noise)
         return self
 
     @classmethod
     def alone(cls) -> RoundAlgorithm:
+        """Returns :class:`LocalAverage`."""
         return LocalAverage()
 
     def informed(self, public: Public) -> Self:
+        """Returns the settings with the log weights of the released votes, if the run has voted."""
         if "votes" not in public:
             return self
         weight = VOTES
@@ -248,6 +252,9 @@ class Average(Personalization):
         return replace(self, votes=tuple((weight * public["votes"].double()).tolist()))
 
     def reach(self, problem: Problem, start: Tensor, clients: Tensor) -> Tensor:
+        """Averages the models of each client, (k, D + 4): the average and the weights of the
+        :data:`PARTS`.
+        """
         starts = start.expand(len(clients), -1)
         counts = problem.data.train.counts[clients]
         shared = (
@@ -261,7 +268,9 @@ class Average(Personalization):
             bias = check_linear(problem)
         except ModelError:
             able = (finite & (counts > 1)).nonzero()[:, 0]
-            known = math.inf if self.noise == math.inf else 0.0
+            known = 0.0  # it is not known what nu means for networks
+            if self.noise == math.inf:
+                known = math.inf
             prior = prior_of_local(known, 1, problem.dimension, _ODDS_OF_CLASSES)
             for some in able.split(max(1, _NUMBERS // problem.dimension)):
                 found[some] = _average_networks(problem, starts[some], clients[some], prior)
@@ -287,7 +296,23 @@ class Average(Personalization):
 
 @dataclass(frozen=True, kw_only=True)
 class LocalAverage(RoundAlgorithm):
-    """The average of the models of every client's own records. Nothing leaves a client."""
+    """The average of the models of every client's own records. Nothing leaves a client.
+
+    Example:
+        >>> from fedmtl import FullParticipation, Trainer, load_data, models
+        >>> from fedmtl.contrib import LocalAverage
+        >>> trainer = Trainer(
+        ...     algorithm=LocalAverage(),
+        ...     data=load_data("synthetic_tasks", tasks=4),
+        ...     model=models.linear_regression(),
+        ...     schedule=FullParticipation(),
+        ...     privacy=None,
+        ...     rounds=1,
+        ...     progress=False,
+        ... )
+        >>> trainer.fit().personal.shape
+        torch.Size([4, 29])
+    """
 
     # one row and one line of whatever is local
     name = "local"
@@ -296,9 +321,11 @@ class LocalAverage(RoundAlgorithm):
     fitted_once = True
 
     def client_update(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
+        """Sends nothing; the models follow from the records alone."""
         return {}, c.own
 
     def personal_models(self, c: Cohort) -> Tensor:
+        """Returns the averages of the models of each client's own records, (k, D)."""
         return Average(noise=math.inf).train(c.problem, c.initial, c.ids)
 
 
@@ -358,9 +385,10 @@ class Candidates:
     def of(cls, x: Array, y: Array, shared: Array, bias: bool, limit: float) -> Candidates:
         """Returns the candidates of a client; see :func:`average_numbers`."""
         records = Records.of(x, y, bias, limit)
-        own, own_errors = records.fits(
-            np.zeros_like(shared), 0.0 if bias else math.inf, LOCAL_RIDGES
-        )
+        kappa_of_own = math.inf  # there is no intercept
+        if bias:
+            kappa_of_own = 0.0
+        own, own_errors = records.fits(np.zeros_like(shared), kappa_of_own, LOCAL_RIDGES)
         models = [own]
         errors = [own_errors]
         weights = [np.full(len(own), 1 / len(own))]
@@ -368,7 +396,9 @@ class Candidates:
         for kappa, weight in intercept_ridges(bias).items():
             found, found_errors = records.fits(shared, kappa, SLOPE_RIDGES)
             part = np.full(len(found), PARTS.index("ridge"))
-            part[-1] = PARTS.index("shared" if kappa == math.inf else "intercept")
+            part[-1] = PARTS.index("intercept")  # the last slopes are those of the base
+            if kappa == math.inf:
+                part[-1] = PARTS.index("shared")
             models.append(found)
             errors.append(found_errors)
             weights.append(np.full(len(found), weight / len(found)))
@@ -445,7 +475,7 @@ def average_numbers(
         x: features of its records, (n, d).
         y: targets of its records, (n,).
         shared: [weights..., bias] of the released model, (p,).
-        bias: whether the last parameter is a bias; models without one have no intercept of their
+        bias: True if the last parameter is a bias; models without one have no intercept of their
             own.
         noise: nu of the released model; infinite for ``local`` alone.
         limit: predictions are cut off at this absolute value; infinite for none.
@@ -470,7 +500,7 @@ class Records:
     Attributes:
         x: features, (n, d).
         y: targets, (n,).
-        bias: whether models have an intercept.
+        bias: True if models have an intercept.
         limit: absolute value at which predictions are cut off.
         center: mean of the features, (d,); zeros without a bias.
         spread: s, by which features are divided, (d,).
@@ -646,10 +676,12 @@ def _paths(
     )
     models = []
     for local, steps in _PATHS:
-        start = problem.initial if local else starts
-        models.append(
-            c.train(BackoffSGD(steps=steps), start) if steps and (local or prior < 1) else starts
-        )
+        trained = starts
+        if local:
+            trained = c.train(BackoffSGD(steps=steps), problem.initial)
+        elif steps and prior < 1:
+            trained = c.train(BackoffSGD(steps=steps), starts)
+        models.append(trained)
     return torch.stack(models, 1)
 
 

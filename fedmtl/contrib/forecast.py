@@ -39,6 +39,12 @@ class CostOfPrivacy(NamedTuple):
         shared: the forecast of the private model.
         local: of the exact fit of every owner's own records, in the order of the data.
         error: root mean square of the relative errors of the fit to the simulated runs.
+
+    Example:
+        >>> from fedmtl.contrib import CostOfPrivacy
+        >>> cost = CostOfPrivacy(shared=0.1, local=(0.3, 0.05), error=0.02)
+        >>> [cost.shared < local for local in cost.local]  # the owners that gain
+        [True, False]
     """
 
     shared: float
@@ -82,6 +88,15 @@ def cost_of_privacy(
         ConfigError: a hinge loss, fewer than 2 simulated epsilons, objectives that are not above
             the least one, or epsilons and records that are not above 0.
         DataError: targets that do not suit the loss.
+
+    Example:
+        >>> from fedmtl import AsyncLearner, load_data
+        >>> from fedmtl.contrib import cost_of_privacy
+        >>> data = load_data("synthetic_tasks", tasks=4, problem="regression")
+        >>> objectives = {1.0: 0.9, 3.0: 0.6, 10.0: 0.5}  # of simulated runs, by epsilon
+        >>> cost = cost_of_privacy(AsyncLearner(row_norm=1.0), data, objectives, epsilons=[1.0] * 4)
+        >>> len(cost.local)
+        4
     """
     one_of("cost_of_privacy", ("squared", "logistic"), loss=learner.loss)
     rows = learner.bounded(LinearData.of_data(data, bias=bias), data.domain)

@@ -91,6 +91,13 @@ class MPMTLayers(RoundAlgorithm):
         LocalSolver.check_given(self, self.local, 0.0)
 
     def plan(self, problem: Problem, schedule: BoundSampler) -> tuple[ReleasePlan, ...]:
+        """Declares the covariance of the changes of the chosen layers: (d, d), or (d,) with
+        ``penalty="l21"``.
+
+        Raises:
+            ConfigError: layers with too many parameters for a matrix, or that the network does not
+                have.
+        """
         size = int(self.places(problem).sum())
         if self.penalty == "nuclear" and size > LARGEST:
             raise ConfigError(
@@ -107,12 +114,16 @@ class MPMTLayers(RoundAlgorithm):
     def places(self, problem: Problem) -> Tensor:
         """Returns a mask (D,) bool of the flat parameters that belong to the chosen layers.
 
+        Args:
+            problem: of the run.
+
         Raises:
             ConfigError: a layer that the network does not have.
         """
         return problem.layout.places(self.layers, "MPMTLayers.layers")
 
     def init(self, problem: Problem, replicates: int = 1) -> State:
+        """Starts with a covariance and a map of zeros, (d, d) or (d,)."""
         d = int(self.places(problem).sum())
         shape: tuple[int, ...] = (d,)
         if FORMS[self.penalty] == "symmetric":
@@ -122,6 +133,7 @@ class MPMTLayers(RoundAlgorithm):
         return State(public, problem.client_store(personal_fields(problem)))
 
     def client_update(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
+        """Trains each client's own model, and sends the change of its chosen layers, (k, d)."""
         # every member trains by itself, from its own last model, and sends the change of the chosen
         # layers
         start = c.models(c.initial)
@@ -131,12 +143,14 @@ class MPMTLayers(RoundAlgorithm):
     def server_update(
         self, problem: Problem, public: Public, released: Released
     ) -> dict[str, Tensor]:
+        """Makes the map M of the released covariance."""
         # the noised sum of the clipped rows' products with a public shift, and M
         form = FORMS[self.penalty]
         covariance = shifted_covariance(released, RELEASE, form, self.rho)[0]
         return {"covariance": covariance, "map": map_of(covariance, form, self.threshold)}
 
     def receive(self, c: Cohort) -> Own:
+        """Projects the chosen layers of the clients' own models by M."""
         # every member projects its own row
         places = self.places(c.problem).to(c.initial.device)
         models = c.own["model"].clone()

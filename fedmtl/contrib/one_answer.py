@@ -64,7 +64,11 @@ class OneAnswer(CentralLearner):
 
     @abstractmethod
     def theta_0(self, problem: Problem) -> Tensor:
-        """Returns the model before any answer, (p,)."""
+        """Returns the model before any answer, (p,).
+
+        Args:
+            problem: of the run.
+        """
 
     @abstractmethod
     def model(self, problem: Problem, public: Public, counts: Tensor, clip: Clip | None) -> Tensor:
@@ -78,7 +82,11 @@ class OneAnswer(CentralLearner):
         """
 
     def size(self, dimension: int) -> int:
-        """Returns the length of an answer for records of ``dimension`` features."""
+        """Returns the length of an answer.
+
+        Args:
+            dimension: p, the number of features of a record.
+        """
         return dimension
 
     def init(self, problem: Problem, replicates: int = 1) -> State:
@@ -166,18 +174,23 @@ class PublicStart(OneAnswer):
     colour = "#1b8a7a"
 
     def plan(self, problem: Problem, schedule: BoundSchedule) -> tuple[GradientPlan]:
+        """Plans as :class:`OneAnswer`, and notes the public rows in the report."""
         rows = sum(map(len, self.public_rows(problem).y))
         (plan,) = super().plan(problem, schedule)
         note = f"{rows} public rows, to which the start and the prior are fitted"
         return (replace(plan, notes=(note,)),)
 
     def theta_0(self, problem: Problem) -> Tensor:
+        """Returns the fit of the public rows, (p,)."""
         x, y = self.public_rows(problem).pooled()
         ridge = 2 * self.reg
         fit = minimize(self.linear_loss, x.numpy(), y.numpy(), ridge, box=self.theta_max)
         return torch.from_numpy(fit.theta)
 
     def model(self, problem: Problem, public: Public, counts: Tensor, clip: Clip | None) -> Tensor:
+        """Returns the posterior mean (R, p): of the prior by the public rows, given the owners'
+        answers.
+        """
         theta = public["theta_0"]
         x, y = self.public_rows(problem).pooled()
         n, p = x.shape
@@ -214,7 +227,14 @@ class PublicStart(OneAnswer):
         return moved.clamp(-self.theta_max, self.theta_max)
 
     def public_rows(self, problem: Problem) -> LinearData:
-        """Returns the public rows of the data, within the bounds."""
+        """Returns the public rows of the data, within the bounds.
+
+        Args:
+            problem: of the run.
+
+        Raises:
+            ConfigError: the data have no public rows.
+        """
         examples = problem.data.public
         if examples is None:
             without = f"{problem.data.name} has none; use Moments, which needs none"
@@ -263,13 +283,16 @@ class Moments(OneAnswer):
     loss = "squared"
 
     def plan(self, problem: Problem, schedule: BoundSchedule) -> tuple[GradientPlan]:
+        """Plans one vector of moments for each record in place of a gradient."""
         (plan,) = super().plan(problem, schedule)
         return (replace(plan, dimension=self.size(plan.dimension), x=None),)
 
     def size(self, dimension: int) -> int:
+        """Returns p (p + 1) / 2 + p, the length of a record's moments."""
         return dimension * (dimension + 1) // 2 + dimension
 
     def theta_0(self, problem: Problem) -> Tensor:
+        """Returns zeros (p,): the moments do not depend on the point."""
         return torch.zeros(self.data(problem).dimension, dtype=torch.float64)
 
     def gradients(self, x: Array, y: Array, points: Array) -> Gradients:

@@ -141,6 +141,9 @@ class PriorLayers(OneRelease):
     def shared_parts(self, problem: Problem) -> tuple[Part, ...]:
         """Returns the tensors of the chosen layers, in the order of the flat parameters.
 
+        Args:
+            problem: of the run.
+
         Raises:
             ConfigError: a layer that the network does not have, or a covariance of more than 512
                 rows.
@@ -166,7 +169,9 @@ class PriorLayers(OneRelease):
             parts.append(part)
         if large:
             part = large[0]
-            side = "input" if part.columns else "output"
+            side = "output"
+            if part.columns:
+                side = "input"
             raise ConfigError(
                 f"PriorLayers: the covariance of {part.name} on the {side} side has {part.width:,} "
                 f"rows, of at most {LARGEST}; choose other layers, or the other side."
@@ -178,7 +183,11 @@ class PriorLayers(OneRelease):
         return [part.width * (part.width + 1) // 2 for part in self.matrices(problem)]
 
     def matrices(self, problem: Problem) -> list[Part]:
-        """Returns the chosen parts with a covariance."""
+        """Returns the chosen parts with a covariance.
+
+        Args:
+            problem: of the run.
+        """
         return [part for part in self.shared_parts(problem) if part.width > 1]
 
     # A run
@@ -200,6 +209,9 @@ class PriorLayers(OneRelease):
         return State(public, problem.client_store(fields))
 
     def client_update(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
+        """Trains with the plain ridge, and sends the rows of the M of every matrix, times
+        ``scale``.
+        """
         own, rows = self._before(c)
         return {RELEASE: self.length * rows}, own
 
@@ -282,6 +294,7 @@ class PriorLayers(OneRelease):
     def server_update(
         self, problem: Problem, public: Public, released: Released
     ) -> dict[str, Tensor]:
+        """Makes the prior of every matrix from its released mean."""
         new = dict(public)
         noise = float(released.noise_std[RELEASE]) / self.length
         means = (released.values[RELEASE].cpu() / self.length).split(self._sizes(problem))
@@ -296,6 +309,7 @@ class PriorLayers(OneRelease):
         return new
 
     def receive(self, c: Cohort) -> Own:
+        """Trains the clients once more, under the prior."""
         # every client trains again under the prior, if there is a signal above the noise
         return {**c.own, "model": self._again(c)}
 

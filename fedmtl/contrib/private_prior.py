@@ -230,6 +230,7 @@ class PrivatePrior(OneRelease, TaskAlgorithm):
         return State({"directions": directions, "excess": excess}, store)
 
     def client_update(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
+        """Sends the rows of the tasks, of their u_i and M_i, times ``scale``."""
         d = self.features(c.problem)
         fits = c.own["model"][:, 0]  # all replicates start from the same
         pairs = zip(fits, self._determined(c), strict=True)
@@ -273,6 +274,7 @@ class PrivatePrior(OneRelease, TaskAlgorithm):
     def server_update(
         self, problem: Problem, public: Public, released: Released
     ) -> dict[str, Tensor]:
+        """Makes the prior of each replicate from its released mean."""
         d = self.features(problem)
         values = released.values[RELEASE].reshape(len(public["excess"]), -1) / self.length
         noises = (released.noise_std[RELEASE] / self.length).tolist()
@@ -312,6 +314,7 @@ class PrivatePrior(OneRelease, TaskAlgorithm):
         return excess_of(signal)
 
     def receive(self, c: Cohort) -> Own:
+        """Fits every task again, under the prior of its replicate."""
         # every task fits itself again in the replicates with a signal
         tasks = self.tasks(c.problem)
         d = self.features(c.problem)

@@ -94,9 +94,15 @@ class ProximalPoint(FedAvg):
     one_start = True  # the step is implicit, from one point of all clients
 
     def check_solver(self) -> None:
-        pass
+        """Accepts that there is no local solver: the objective is minimized."""
 
     def plan(self, problem: Problem, schedule: BoundSampler) -> tuple[ReleasePlan, ...]:
+        """Declares the update with the vote of a client, (D + votes,).
+
+        Raises:
+            ModelError: a model that is not linear, or another loss.
+            ConfigError: rounds of the intercept or of votes that the model has no use for.
+        """
         bias = check_linear(problem)  # refuses other models before anything is charged
         number = problem.loss in (mse, half_mse)
         name = type(self).__name__
@@ -112,6 +118,7 @@ class ProximalPoint(FedAvg):
         return (row, *others)
 
     def init(self, problem: Problem, replicates: int = 1) -> State:
+        """Adds the mean vote ``"votes"`` and its noise ``"vote_noise"`` (1,) if there are votes."""
         state = super().init(problem, replicates)
         if votes := self._votes(problem):
             state.public["votes"] = problem.initial.new_zeros(votes)  # their mean so far
@@ -119,12 +126,17 @@ class ProximalPoint(FedAvg):
         return state
 
     def local_baseline(self) -> Algorithm | None:
+        """Returns :class:`LocalAverage`, the average of models of a client's own records."""
         return LocalAverage()
 
     def local_update(self, c: Cohort) -> tuple[Tensor, Own]:
+        """Minimizes each client's proximal objective, or computes its vote in the last rounds."""
         problem = c.problem
         votes = c.round >= self._model_rounds(problem)
-        shared = c.public[self.released_name if votes else "global"].double().cpu().numpy()
+        name = "global"
+        if votes:
+            name = self.released_name  # clients average the model that is released
+        shared = c.public[name].double().cpu().numpy()
         bias = check_linear(problem)
         rows = np.zeros((len(c.ids), problem.dimension + self._votes(problem)))
         for place, client in enumerate(c.ids.tolist()):
@@ -149,6 +161,9 @@ class ProximalPoint(FedAvg):
     def server_update(
         self, problem: Problem, public: Public, released: Released
     ) -> dict[str, Tensor]:
+        """Moves the shared model, in the first rounds its bias alone, and in the last ones the
+        votes.
+        """
         update = released.values["update"]
         number = released.step - self._model_rounds(problem)  # of the votes
         if number >= 0:
@@ -200,7 +215,12 @@ class ProximalPoint(FedAvg):
 
 
 def vote_rounds(algorithm: Algorithm, rounds: int) -> int:
-    """Returns the number of rounds of votes in a run of ``rounds`` rounds; 0 of other methods."""
+    """Returns the number of rounds of votes in a run of ``rounds`` rounds; 0 of other methods.
+
+    Args:
+        algorithm: of the run.
+        rounds: planned number of rounds.
+    """
     if not isinstance(algorithm, ProximalPoint):
         return 0
     return min(algorithm.vote_rounds, rounds // _ROUNDS_PER_VOTE)
