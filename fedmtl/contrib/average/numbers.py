@@ -1,0 +1,228 @@
+"""Averages of linear models of a real target, and the votes of clients on their candidates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .weights import PARTS, Array, averaged, noise_at, prior_of_local
+
+INTERCEPT_RIDGES = (0.0, 0.03, 0.3, 3.0, math.inf)
+INTERCEPT_WEIGHTS = (0.3, 0.2, 0.2, 0.2, 0.1)
+"""Penalties of an own intercept on the shared base, and their prior weights among the models on
+that base."""
+SLOPE_RIDGES: Array = np.array([0.01, 0.1, 1.0, 10.0, 100.0, np.inf])
+"""Penalties of own slopes on the shared base, of equal prior weight."""
+LOCAL_RIDGES: Array = np.array([0.01, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, np.inf])
+"""Penalties of the slopes of ``local``, of equal prior weight."""
+# of a feature
+_PRIOR_ROWS = 10.0
+_PRIOR_SPREAD = 0.4
+_ODDS_OF_NUMBERS = 1 / 2  # of the local models without noise, for real targets
+
+
+@np.errstate(all="ignore")
+def average_numbers(
+    x: Array,
+    y: Array,
+    shared: Array,
+    bias: bool,
+    noise: float,
+    limit: float,
+    votes: Sequence[float] = (),
+) -> tuple[Array, Array]:
+    """A client's average of linear models of a real target, and the weights of the :data:`PARTS`.
+
+    Args:
+        x: features of its records, (n, d).
+        y: targets of its records, (n,).
+        shared: [weights..., bias] of the released model, (p,).
+        bias: True if the last parameter is a bias; models without one have no intercept of their
+            own.
+        noise: nu of the released model; infinite for ``local`` alone.
+        limit: predictions are cut off at this absolute value; infinite for none.
+        votes: log weights of the candidates by the votes of clients, see :attr:`Average.votes`.
+
+    Returns:
+        The model (p,), and the four weights, which add up to 1.
+    """
+    found = Candidates.of(x, y, shared, bias, limit)
+    prior = prior_of_local(noise_at(noise, found.spread), len(x), len(shared), _ODDS_OF_NUMBERS)
+    groups = np.where(found.parts == PARTS.index("local"), prior, 1 - prior)
+    logs = found.evidence + np.log(groups * found.weights)
+    if len(votes):
+        logs += np.append(np.full(len(LOCAL_RIDGES), votes[0]), votes[1:])
+    return averaged(found.models, logs, found.parts)
+
+
+@np.errstate(all="ignore")
+def vote(x: Array, y: Array, shared: Array, bias: bool, limit: float) -> Array:
+    """The vote of a client on the candidates: how far the error of each lies below their mean, as a
+    vector of length 1.
+
+    Args:
+        x: see :func:`average_numbers`.
+        y: see :func:`average_numbers`.
+        shared: see :func:`average_numbers`.
+        bias: see :func:`average_numbers`.
+        limit: see :func:`average_numbers`.
+
+    Returns:
+        (:func:`vote_size`,), that of ``local`` first; zeros if a candidate is not finite, or if all
+        are alike.
+    """
+    found = Candidates.of(x, y, shared, bias, limit)
+    own = len(LOCAL_RIDGES)
+    # the evidence of an average is the mean of the evidences
+    local = np.logaddexp.reduce(found.evidence[:own] + np.log(found.weights[:own]))
+    errors = np.append(np.exp(-4 / len(x) * local), found.errors[own:])
+    gains = errors.mean() - errors
+    length = np.linalg.norm(gains)
+    if not 0 < length < math.inf:
+        return np.zeros_like(gains)
+    direction: Array = gains / length
+    return direction
+
+
+def vote_size(bias: bool) -> int:
+    """The number of candidates of which a client sends a vote, those of ``local`` as one."""
+    return 1 + len(intercept_ridges(bias)) * len(SLOPE_RIDGES)
+
+
+def intercept_ridges(bias: bool) -> dict[float, float]:
+    """The penalties of an own intercept on the shared base, with their prior weights."""
+    if not bias:
+        return {math.inf: 1.0}
+    return dict(zip(INTERCEPT_RIDGES, INTERCEPT_WEIGHTS, strict=True))
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """The linear models of a real target among which a client averages, those of ``local`` first.
+
+    Attributes:
+        models: (m, p).
+        errors: mean squares of the residuals left out, with e / n, (m,).
+        evidence: log evidence of each by the client's own records, (m,).
+        weights: prior weight of each among those of ``local``, or among the others, (m,).
+        parts: (m,), of which of the :data:`PARTS` each is.
+        spread: root mean square error of the client's own mean, left out one at a time; of a client
+            with a single record at most the error of the shared model.
+    """
+
+    models: Array
+    errors: Array
+    evidence: Array
+    weights: Array
+    parts: NDArray[np.int64]
+    spread: float
+
+    @classmethod
+    def of(cls, x: Array, y: Array, shared: Array, bias: bool, limit: float) -> Candidates:
+        """Returns the candidates of a client; see :func:`average_numbers`."""
+        records = Records.of(x, y, bias, limit)
+        kappa_of_own = math.inf  # there is no intercept
+        if bias:
+            kappa_of_own = 0.0
+        own, own_errors = records.fits(np.zeros_like(shared), kappa_of_own, LOCAL_RIDGES)
+        models = [own]
+        errors = [own_errors]
+        weights = [np.full(len(own), 1 / len(own))]
+        parts = [np.full(len(own), PARTS.index("local"))]
+        for kappa, weight in intercept_ridges(bias).items():
+            found, found_errors = records.fits(shared, kappa, SLOPE_RIDGES)
+            part = np.full(len(found), PARTS.index("ridge"))
+            part[-1] = PARTS.index("intercept")  # the last slopes are those of the base
+            if kappa == math.inf:
+                part[-1] = PARTS.index("shared")
+            models.append(found)
+            errors.append(found_errors)
+            weights.append(np.full(len(found), weight / len(found)))
+            parts.append(part)
+        floored = np.concatenate(errors) + own_errors.min() / len(x) + 1e-300
+        spread = float(own_errors[-1])
+        if len(x) == 1:
+            # without its only record a client has no mean, and this is the error of predicting 0
+            spread = min(spread, float(errors[-1][-1]))
+        return cls(
+            np.concatenate(models),
+            floored,
+            -len(x) / 4 * np.log(floored),
+            np.concatenate(weights),
+            np.concatenate(parts),
+            math.sqrt(spread),
+        )
+
+
+@dataclass(frozen=True)
+class Records:
+    """The records of a client with their standardized features Z = U S V^T.
+
+    Attributes:
+        x: features, (n, d).
+        y: targets, (n,).
+        bias: True if models have an intercept.
+        limit: absolute value at which predictions are cut off.
+        center: mean of the features, (d,); zeros without a bias.
+        spread: s, by which features are divided, (d,).
+        u: (n, r) of the decomposition.
+        s: singular values, (r,).
+        vt: (r, d) of the decomposition.
+    """
+
+    x: Array
+    y: Array
+    bias: bool
+    limit: float
+    center: Array
+    spread: Array
+    u: Array
+    s: Array
+    vt: Array
+
+    @classmethod
+    def of(cls, x: Array, y: Array, bias: bool, limit: float) -> Records:
+        n, d = x.shape
+        if bias:
+            center = x.mean(0)
+        else:
+            center = np.zeros(d)
+        spread = np.sqrt((n * x.var(0) + _PRIOR_ROWS * _PRIOR_SPREAD**2) / (n + _PRIOR_ROWS))
+        u, s, vt = np.linalg.svd((x - center) / spread, full_matrices=False)
+        return cls(x, y, bias, limit, center, spread, u, s, vt)
+
+    def fits(self, base: Array, kappa: float, lambdas: Array) -> tuple[Array, Array]:
+        """Fits of an intercept and slopes of the client's own on a base, one for each penalty of
+        the slopes.
+
+        Args:
+            base: [weights..., bias] of the base, (p,).
+            kappa: penalty of the intercept, at least 0; infinite leaves that of the base.
+            lambdas: penalties of the slopes, (m,); infinite leaves those of the base.
+
+        Returns:
+            The models (m, p), and the mean squares of their residuals left out one at a time, (m,).
+        """
+        n, d = self.x.shape
+        residual = self.y - self.x @ base[:d]
+        if self.bias:
+            residual = residual - base[d]
+        along = self.u.T @ residual
+        shrunk = self.s**2 / (self.s**2 + lambdas[:, None])  # (m, r)
+        intercept = residual.sum() / (n + kappa)
+        fit = intercept + (shrunk * along) @ self.u.T  # (m, n)
+        free = 1.0 - 1.0 / (n + kappa) - shrunk @ (self.u**2).T
+        left_out = np.where(free > 1e-9, (residual - fit) / np.maximum(free, 1e-9), residual)
+        predicted = np.clip(self.y - left_out, -self.limit, self.limit)
+        errors = ((self.y - predicted) ** 2).mean(1)
+        slopes = (
+            base[:d] + (shrunk / np.where(self.s > 0, self.s, 1.0) * along) @ self.vt / self.spread
+        )
+        if not self.bias:
+            return slopes, errors
+        offset = base[d] + intercept - (slopes - base[:d]) @ self.center
+        return np.concatenate([slopes, offset[:, None]], 1), errors

@@ -1,0 +1,208 @@
+"""The averages of models as the last step of every client, and as a method of its own."""
+
+from __future__ import annotations
+
+import math
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..._check import Range
+from ...algorithms.base import Problem, Public
+from ...algorithms.cohort import Cohort, Own
+from ...algorithms.finetune import Personalization
+from ...algorithms.linear.data import check_linear, records_of
+from ...algorithms.local import Local
+from ...algorithms.rounds import RoundAlgorithm
+from ...errors import ConfigError, ModelError
+from ...local.losses import cross_entropy, half_mse, mse
+from .classes import ODDS_OF_CLASSES, average_classes, fold_of
+from .networks import average_networks
+from .numbers import average_numbers, vote_size
+from .weights import PARTS, prior_of_local
+
+_NUMBERS = 1 << 22  # in the models of clients that are averaged at a time
+VOTES = 15.0
+"""The most that the mean vote of clients weighs."""
+_VOTE_NOISE = 0.5  # the largest standard deviation of the noise of log weights by votes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Average(Personalization):
+    """Every client averages models, its own and the shared one, weighted by how they predict
+    records left out.
+
+    For linear models, of real targets or of classes, and for networks of classes.
+
+    Args:
+        noise: nu of the released model, by which the prior weight of the models of a client's own
+            records rises, at least 0; infinite leaves all others out. None: that of the run, see
+            :func:`~fedmtl.algorithms.noise_level.noise_of`.
+        votes: log weights of the candidates for a real target by the votes of the clients, that
+            of ``local`` first; a run with :attr:`ProximalPoint.vote_rounds` fills them in. Empty
+            for none.
+
+    Raises:
+        ConfigError: a noise below 0, or votes that are not finite.
+
+    Example:
+        >>> from fedmtl import Average, FullParticipation, ProximalPoint, Trainer, load_data, models
+        >>> trainer = Trainer(
+        ...     algorithm=ProximalPoint(mu=0.03),
+        ...     data=load_data("synthetic_tasks", tasks=4, problem="regression"),
+        ...     model=models.linear_regression(),
+        ...     schedule=FullParticipation(),
+        ...     privacy=None,
+        ...     rounds=2,
+        ...     finetune=Average(),
+        ...     progress=False,
+        ... )
+        >>> list(trainer.fit().scores)
+        ['shared', 'personal', 'finetuned']
+    """
+
+    noise: Annotated[float, Range(lambda v: v >= 0, "a number of at least 0")] | None = None
+    votes: tuple[float, ...] = ()
+
+    name = "average"
+    kind = "average"
+    parts: ClassVar[tuple[str, ...]] = PARTS
+    votes_help = True
+    of_linear_numbers = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        numbers = isinstance(self.votes, list | tuple) and all(
+            isinstance(vote, int | float) and math.isfinite(vote) for vote in self.votes
+        )
+        if not numbers:
+            raise ConfigError(
+                f"Average.votes is {self.votes!r}; accepted: a list of finite numbers, which a run "
+                "with vote_rounds fills in."
+            )
+        object.__setattr__(self, "votes", tuple(self.votes))
+
+    def text(self) -> str:
+        """Returns ``"average of models"``."""
+        return "average of models"
+
+    def check(self, problem: Problem) -> None:
+        """Refuses a model that is neither linear nor one of classes, or a loss without a name.
+
+        Raises:
+            ConfigError: what is accepted.
+        """
+        try:
+            bias = check_linear(problem)
+        except ModelError as error:
+            if problem.loss is not cross_entropy:
+                raise ConfigError(
+                    f"finetune is 'average', but {error} Use finetune 'kl' or 'mean'."
+                ) from error
+            return
+        if problem.loss in (mse, half_mse) and len(self.votes) not in (0, vote_size(bias)):
+            raise ConfigError(
+                f"Average.votes has {len(self.votes)} numbers, but clients of this model average "
+                f"{vote_size(bias)} candidates; leave it out."
+            )
+
+    def resolved(self, noise: float) -> Self:
+        """Returns the settings with the noise of the run, unless one is set."""
+        if self.noise is None:
+            return replace(self, noise=noise)
+        return self
+
+    @classmethod
+    def alone(cls) -> RoundAlgorithm:
+        """Returns :class:`LocalAverage`."""
+        return LocalAverage()
+
+    def informed(self, public: Public) -> Self:
+        """Returns the settings with the log weights of the released votes, if the run has voted."""
+        if "votes" not in public:
+            return self
+        weight = VOTES
+        if noise := float(public["vote_noise"]):
+            weight = min(VOTES, _VOTE_NOISE / noise)
+        return replace(self, votes=tuple((weight * public["votes"].double()).tolist()))
+
+    def reach(self, problem: Problem, start: Tensor, clients: Tensor) -> Tensor:
+        """Averages the models of each client, (k, D + 4): the average and the weights of the
+        :data:`PARTS`.
+        """
+        starts = start.expand(len(clients), -1)
+        counts = problem.data.train.counts[clients]
+        shared = (
+            torch.tensor([float(part == "shared") for part in PARTS])
+            .to(starts)
+            .expand(len(clients), -1)
+        )
+        found = torch.cat([starts, shared], 1)
+        finite = torch.isfinite(starts).all(1).cpu()
+        try:
+            bias = check_linear(problem)
+        except ModelError:
+            able = (finite & (counts > 1)).nonzero()[:, 0]
+            known = 0.0  # it is not known what nu means for networks
+            if self.noise == math.inf:
+                known = math.inf
+            prior = prior_of_local(known, 1, problem.dimension, ODDS_OF_CLASSES)
+            for some in able.split(max(1, _NUMBERS // problem.dimension)):
+                found[some] = average_networks(problem, starts[some], clients[some], prior)
+            return found
+        for place in (finite & (counts > 0)).nonzero()[:, 0].tolist():
+            client = int(clients[place])
+            base = starts[place].double().cpu().numpy()
+            x, y = records_of(problem, client)
+            noise = self.noise or 0.0
+            # of records that are too large for float64 the released model stays
+            with np.errstate(all="ignore"), suppress(np.linalg.LinAlgError):
+                if problem.loss in (mse, half_mse):
+                    averaged = average_numbers(
+                        x, y, base, bias, noise, problem.data.limit, self.votes
+                    )
+                else:
+                    fold = fold_of(problem, client, len(x))
+                    prior = prior_of_local(noise, len(x), problem.dimension, ODDS_OF_CLASSES)
+                    averaged = average_classes(x, y.astype(np.int64), base, bias, prior, fold)
+                found[place] = torch.from_numpy(np.concatenate(averaged)).to(found)
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalAverage(RoundAlgorithm):
+    """The average of the models of every client's own records. Nothing leaves a client.
+
+    Example:
+        >>> from fedmtl import FullParticipation, Trainer, load_data, models
+        >>> from fedmtl.contrib import LocalAverage
+        >>> trainer = Trainer(
+        ...     algorithm=LocalAverage(),
+        ...     data=load_data("synthetic_tasks", tasks=4),
+        ...     model=models.linear_regression(),
+        ...     schedule=FullParticipation(),
+        ...     privacy=None,
+        ...     rounds=1,
+        ...     progress=False,
+        ... )
+        >>> trainer.fit().personal.shape
+        torch.Size([4, 29])
+    """
+
+    # one row and one line of whatever is local
+    name = "local"
+    title = Local.title
+    colour = Local.colour
+    fitted_once = True
+
+    def client_update(self, c: Cohort) -> tuple[dict[str, Tensor], Own]:
+        """Sends nothing; the models follow from the records alone."""
+        return {}, c.own
+
+    def personal_models(self, c: Cohort) -> Tensor:
+        """Returns the averages of the models of each client's own records, (k, D)."""
+        return Average(noise=math.inf).train(c.problem, c.initial, c.ids)

@@ -1,0 +1,79 @@
+"""The weights of the models that a client averages: their prior, and the average itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+PARTS = ("local", "shared", "intercept", "ridge")
+_LOUD = 4.0  # the noise that doubles these odds for a client with few records
+_USUAL_SPREAD = 0.3  # of a client's targets, in units of half their public range
+
+
+def prior_of_local(noise: float, records: int, parameters: int, odds: float) -> float:
+    """Prior weight of the models of a client's own records, see the module's first lines.
+
+    Args:
+        noise: nu, or the client's nu_i; infinite for a weight of 1.
+        records: n.
+        parameters: p.
+        odds: those without noise.
+    """
+    odds = odds * (1 + (noise / _LOUD) ** 2 * max(records / parameters, 1.0))
+    return 1 - 1 / (1 + odds)
+
+
+def noise_at(noise: float, spread: float) -> float:
+    """The noise nu_i of a client, in units of its own targets.
+
+    Args:
+        noise: nu, in units of half the public range of the target.
+        spread: s_i, the root mean square error of the client's mean, left out one at a time, in the
+            same units.
+
+    Returns:
+        nu_i, at least nu; infinite for targets that do not differ at all, if there is noise.
+    """
+    if noise == 0:
+        return 0.0
+    if spread == 0:
+        return math.inf
+    return noise * max(1.0, _USUAL_SPREAD / spread)
+
+
+@np.errstate(divide="ignore")  # of a prior of 0
+def log_prior(
+    parts: NDArray[np.int64], prior: float, others: Sequence[float] = (5 / 9, 2 / 9, 2 / 9)
+) -> Array:
+    """Returns the logarithms of the prior weights of models of classes, (m,).
+
+    Models of a part have equal shares of its prior.
+
+    Args:
+        parts: (m,), of which of the :data:`PARTS` each model is.
+        prior: weight of ``local``.
+        others: shares of the other parts in the rest of the prior.
+    """
+    priors = np.array([prior, *(np.array(others) * (1 - prior))])
+    logs: Array = np.log(priors / np.maximum(np.bincount(parts, minlength=len(PARTS)), 1))[parts]
+    return logs
+
+
+@np.errstate(all="ignore")  # of models that are not finite
+def averaged(models: Array, logs: Array, parts: NDArray[np.int64]) -> tuple[Array, Array]:
+    """Mean of models (m, p) by their log weights, and the weight of each part.
+
+    Args:
+        models: (m, p).
+        logs: log weight of each model, (m,), with that of its prior.
+        parts: (m,), of which of the :data:`PARTS` each model is.
+    """
+    finite = np.isfinite(models).all(1) & np.isfinite(logs)
+    weights = np.where(finite, np.exp(logs - logs[finite].max(initial=-np.inf)), 0.0)
+    weights /= weights.sum()
+    shares: Array = np.bincount(parts, weights, minlength=len(PARTS)).astype(float)
+    return weights @ np.where(finite[:, None], models, 0.0), shares
