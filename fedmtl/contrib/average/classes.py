@@ -12,9 +12,10 @@ from ...random import derive_key, keyed_bits
 from .weights import PARTS, Array, averaged, log_prior
 
 PULLS: Array = np.array([0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0])
+"""Strengths lambda of the pull of the candidates."""
 FOLDS = 5
-STEPS = 100
-ODDS_OF_CLASSES = 1 / 9
+STEPS = 100  # of a fit
+ODDS_OF_CLASSES = 1 / 9  # of the local models without noise
 LIKELIHOOD = 0.1  # weight of the log likelihood beside the hits
 
 
@@ -22,17 +23,19 @@ LIKELIHOOD = 0.1  # weight of the log likelihood beside the hits
 def average_classes(
     x: Array, y: NDArray[np.int64], shared: Array, bias: bool, prior: float, fold: NDArray[np.int64]
 ) -> tuple[Array, Array]:
-    """Returns a client's average of linear models of classes (p,), and the weights of the
-    :data:`PARTS`.
+    """Averages linear models of classes for one client.
 
     Args:
         x: (n, d), its records.
         y: (n,), their labels.
         shared: (p,), the parameters [weights (C, d), biases (C)] of the released model; C = 1 for a
             logistic one.
-        bias: see :func:`average_numbers`.
-        prior: see :func:`average_numbers`.
-        fold: (n,), the fold of each record.
+        bias: True if the model has biases.
+        prior: weight of ``local``, see :func:`.prior_of_local`.
+        fold: (n,), the fold of each record, see :func:`fold_of`.
+
+    Returns:
+        The model (p,), and the weights of the :data:`PARTS`, which add up to 1.
     """
     if bias:
         rows = np.concatenate([x, np.ones((len(x), 1))], 1)
@@ -61,7 +64,16 @@ def average_classes(
 
 def fold_of(problem: Problem, client: int, count: int) -> NDArray[np.int64]:
     """Returns the fold of each record of a client, by a permutation that its id and its number of
-    records decide."""
+    records decide.
+
+    Args:
+        problem: of the run, for the seed and the client's key.
+        client: its position in the data.
+        count: n, the number of its records.
+
+    Returns:
+        int64 (n,), from 0 to :data:`FOLDS` - 1.
+    """
     bits = keyed_bits(
         derive_key(problem.seed, "folds"), problem.data.keys[client], 0, torch.arange(count)
     )

@@ -19,9 +19,9 @@ SLOPE_RIDGES: Array = np.array([0.01, 0.1, 1.0, 10.0, 100.0, np.inf])
 """Penalties of own slopes on the shared base, of equal prior weight."""
 LOCAL_RIDGES: Array = np.array([0.01, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, np.inf])
 """Penalties of the slopes of ``local``, of equal prior weight."""
-# of a feature
-_PRIOR_ROWS = 10.0
+# the prior of a feature's standard deviation: its value, and the rows that it counts for
 _PRIOR_SPREAD = 0.4
+_PRIOR_ROWS = 10.0
 _ODDS_OF_NUMBERS = 1 / 2  # of the local models without noise, for real targets
 
 
@@ -35,7 +35,7 @@ def average_numbers(
     limit: float,
     votes: Sequence[float] = (),
 ) -> tuple[Array, Array]:
-    """A client's average of linear models of a real target, and the weights of the :data:`PARTS`.
+    """Averages linear models of a real target for one client.
 
     Args:
         x: features of its records, (n, d).
@@ -61,8 +61,9 @@ def average_numbers(
 
 @np.errstate(all="ignore")
 def vote(x: Array, y: Array, shared: Array, bias: bool, limit: float) -> Array:
-    """The vote of a client on the candidates: how far the error of each lies below their mean, as a
-    vector of length 1.
+    """Returns the vote of a client on the candidates.
+
+    It is the distance of the error of each below their mean, as a vector of length 1.
 
     Args:
         x: see :func:`average_numbers`.
@@ -89,12 +90,20 @@ def vote(x: Array, y: Array, shared: Array, bias: bool, limit: float) -> Array:
 
 
 def vote_size(bias: bool) -> int:
-    """The number of candidates of which a client sends a vote, those of ``local`` as one."""
+    """Returns the length of a vote: the number of candidates, those of ``local`` as one.
+
+    Args:
+        bias: True if the model has a bias.
+    """
     return 1 + len(intercept_ridges(bias)) * len(SLOPE_RIDGES)
 
 
 def intercept_ridges(bias: bool) -> dict[float, float]:
-    """The penalties of an own intercept on the shared base, with their prior weights."""
+    """Returns the penalties of an own intercept on the shared base, with their prior weights.
+
+    Args:
+        bias: True if the model has a bias; without one there is no intercept.
+    """
     if not bias:
         return {math.inf: 1.0}
     return dict(zip(INTERCEPT_RIDGES, INTERCEPT_WEIGHTS, strict=True))
@@ -196,8 +205,8 @@ class Records:
         return cls(x, y, bias, limit, center, spread, u, s, vt)
 
     def fits(self, base: Array, kappa: float, lambdas: Array) -> tuple[Array, Array]:
-        """Fits of an intercept and slopes of the client's own on a base, one for each penalty of
-        the slopes.
+        """Fits an intercept and slopes of the client's own on a base, for each penalty of the
+        slopes.
 
         Args:
             base: [weights..., bias] of the base, (p,).

@@ -10,25 +10,30 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 PARTS = ("local", "shared", "intercept", "ridge")
-_LOUD = 4.0  # the noise that doubles these odds for a client with few records
+"""Sources of a model: the client's records; the released model as it is, with an intercept of the
+client's own, or with slopes of its own."""
+_LOUD = 4.0  # the noise that doubles the odds of local models for a client with few records
 _USUAL_SPREAD = 0.3  # of a client's targets, in units of half their public range
 
 
 def prior_of_local(noise: float, records: int, parameters: int, odds: float) -> float:
-    """Prior weight of the models of a client's own records, see the module's first lines.
+    """Returns the prior weight of the models of a client's own records.
 
     Args:
         noise: nu, or the client's nu_i; infinite for a weight of 1.
         records: n.
         parameters: p.
         odds: those without noise.
+
+    Returns:
+        A number from 0 to 1, the share of all models of the client.
     """
     odds = odds * (1 + (noise / _LOUD) ** 2 * max(records / parameters, 1.0))
     return 1 - 1 / (1 + odds)
 
 
 def noise_at(noise: float, spread: float) -> float:
-    """The noise nu_i of a client, in units of its own targets.
+    """Returns the noise nu_i of a client, in units of its own targets.
 
     Args:
         noise: nu, in units of half the public range of the target.
@@ -65,12 +70,15 @@ def log_prior(
 
 @np.errstate(all="ignore")  # of models that are not finite
 def averaged(models: Array, logs: Array, parts: NDArray[np.int64]) -> tuple[Array, Array]:
-    """Mean of models (m, p) by their log weights, and the weight of each part.
+    """Averages models by their log weights.
 
     Args:
         models: (m, p).
         logs: log weight of each model, (m,), with that of its prior.
         parts: (m,), of which of the :data:`PARTS` each model is.
+
+    Returns:
+        The average (p,), and the weight of each of the :data:`PARTS`, (4,).
     """
     finite = np.isfinite(models).all(1) & np.isfinite(logs)
     weights = np.where(finite, np.exp(logs - logs[finite].max(initial=-np.inf)), 0.0)
