@@ -14,16 +14,16 @@ import pytest
 import fedmtl
 from fedmtl.algorithms import RoundAlgorithm
 from fedmtl.algorithms.base import BASELINES, METHODS
-from fedmtl.data import load_synthetic_tasks
+from fedmtl.data import LOADERS, load_synthetic_tasks
 from fedmtl.graphs import Ring
 
 EXPORTED = [one for name in fedmtl.__all__ if not inspect.ismodule(one := getattr(fedmtl, name))]
 
 
 @pytest.fixture(autouse=True)
-def no_new_methods() -> Iterator[None]:
-    """A class of an example registers itself, and is forgotten after it."""
-    registries = (METHODS, BASELINES)
+def no_new_names() -> Iterator[None]:
+    """What an example registers is forgotten after it."""
+    registries: tuple[dict[str, Any], ...] = (METHODS, BASELINES, LOADERS)
     before = [dict(registry) for registry in registries]
     yield
     for registry, known in zip(registries, before, strict=True):

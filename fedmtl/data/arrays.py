@@ -200,7 +200,9 @@ def _widened(value: Tensor, where: str, field: str) -> Tensor:
     try:
         if kind in _WIDER:
             return value.to(_WIDER[kind])
-        return value.to(torch.float32 if kind.is_floating_point else kind)
+        if kind.is_floating_point:
+            return value.to(torch.float32)
+        return value
     except RuntimeError as error:
         raise _refusal(
             where, field, f"has the type {kind}", "real numbers of 8 bits or more"
@@ -229,7 +231,9 @@ def _of_numbers(array: np.ndarray, where: str, field: str) -> np.ndarray:
     size = array.dtype.itemsize
     # another library's numbers, such as bfloat16
     if kind == "V" and array.dtype.type is not np.void:
-        return array.astype(np.int64 if "int" in array.dtype.name else np.float32)
+        if "int" in array.dtype.name:
+            return array.astype(np.int64)
+        return array.astype(np.float32)
     if kind == "b" or (kind in "iu" and size == 1):
         return array
     if kind == "i" or (kind == "f" and size <= 8):
@@ -277,12 +281,14 @@ def _of_objects(array: np.ndarray, where: str, field: str) -> np.ndarray:
     # before the whole numbers, since True is one for Python
     if all(isinstance(value, (bool, np.bool_)) for value in values):
         return np.array(values, dtype=bool).reshape(array.shape)
-    whole = all(isinstance(value, (numbers.Integral, np.bool_)) for value in values)
+    number: type[np.generic] = np.float64
+    if all(isinstance(value, (numbers.Integral, np.bool_)) for value in values):
+        number = np.int64
     try:
-        return np.array(values, dtype=np.int64 if whole else np.float64).reshape(array.shape)
+        return np.array(values, dtype=number).reshape(array.shape)
     except OverflowError as error:
         state = "holds a number beyond float64"
-        if whole:
+        if number is np.int64:
             state = "holds a whole number beyond int64"
         raise _refusal(where, field, state, "smaller ones") from error
 

@@ -348,10 +348,13 @@ def checked(
     # all labels +1 could be class 1 of the coding 0 and 1, so one negative label is needed
     if classes == 2 and bool((y < 0).any()) and bool((y.abs() == 1).all()):
         y = (y + 1) // 2
-    two = ", or all labels -1 and +1." if classes == 2 else "."
-    accepted = f"with {classes} classes a label must be in 0..{classes - 1}{two}"
-    checks.refuse((y < 0) | (y >= classes), y, side.offsets, ids, where, "y", accepted)
-    return replace(side, y=y.to(torch.uint8) if classes == 2 and y.ndim > 1 else y)
+    accepted = f"with {classes} classes a label must be in 0..{classes - 1}"
+    if classes == 2:
+        accepted += ", or all labels -1 and +1"
+    checks.refuse((y < 0) | (y >= classes), y, side.offsets, ids, where, "y", f"{accepted}.")
+    if classes == 2 and y.ndim > 1:
+        y = y.to(torch.uint8)  # several labels an example, each 0 or 1
+    return replace(side, y=y)
 
 
 def check_side(part: Examples, side: str, clients: int, classes: int | None, name: str) -> None:
@@ -367,3 +370,12 @@ def check_side(part: Examples, side: str, clients: int, classes: int | None, nam
             f"{where}: field 'y' has dtype {part.y.dtype} and classes is None (regression); "
             "give floating targets, or the number of classes."
         )
+
+
+def check_alike(train: Examples, test: Examples, public: Examples | None, name: str) -> None:
+    """Checks that all examples of the dataset ``name`` have the shapes and dtypes of the training
+    examples."""
+    checks.check_like(test.x, train.x, f"{name} (test)", "x")
+    if public is not None:
+        checks.check_like(public.x, train.x, f"{name} (public)", "x")
+        checks.check_like(public.y, train.y, f"{name} (public)", "y")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import InitVar, asdict, dataclass, replace
+from dataclasses import InitVar, dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -15,13 +15,13 @@ from torch import Tensor
 from .._check import id_of
 from ..errors import ConfigError, DataError
 from . import checks, rows
-from .assemble import check_side, checked
+from .assemble import check_alike, check_side, checked
 from .examples import SIDES, DataSpec, Domain, Examples, Side, client_keys
-from .fingerprint import digest
+from .fingerprint import digest, facts_of
 from .grouping import group_rows, splits_of
 from .missing import MissingClient
 from .sides import Classes, Selection, scaled, sides_of
-from .transforms import Bounded, Cast, Integers, Packed, RowBound, Transform, describe
+from .transforms import Bounded, Cast, Integers, RowBound, Transform
 from .units import TargetScale, in_units
 
 if TYPE_CHECKING:
@@ -112,31 +112,22 @@ class FederatedDataset:
         checks.check_target_scale(self.target_scale, self.target_range, self.name)
         for name in SIDES:
             check_side(self.side(name), name, len(self), self.classes, self.name)
-        # reading all values takes a while, and data that are made of checked ones need it once
-        for name in (*SIDES, "public") if verify else ():
-            part = getattr(self, name)
-            if part is None:
-                continue
-            ids = self.ids
-            if name == "public":
-                ids = ("public",) * (len(part.offsets) - 1)
-            part = checked(part, self.classes, ids, f"{self.name} ({name})")
-            object.__setattr__(self, name, part)
-        checks.check_like(self.test.x, self.train.x, f"{self.name} (test)", "x")
-        if self.public is not None:
-            checks.check_like(self.public.x, self.train.x, f"{self.name} (public)", "x")
-            checks.check_like(self.public.y, self.train.y, f"{self.name} (public)", "y")
+            # reading all values takes a while, and data that are made of checked ones need it once
+            if verify:
+                self._check_values(name, self.ids)
+        if verify and self.public is not None:
+            self._check_values("public", ("public",) * (len(self.public.offsets) - 1))
+        check_alike(self.train, self.test, self.public, self.name)
+
+    def _check_values(self, name: str, ids: Sequence[str]) -> None:
+        """Checks all values of a side, and keeps labels of -1 and +1 as 0 and 1."""
+        part = checked(getattr(self, name), self.classes, ids, f"{self.name} ({name})")
+        object.__setattr__(self, name, part)
 
     def __repr__(self) -> str:
-        spec = self.spec
-        if not spec.labels:
-            kind = f"{spec.classes} classes"
-        else:
-            kind = f"{spec.labels} labels"
-        kind = "real targets" if self.classes is None else kind
         return (
             f"FederatedDataset {self.name!r}: {len(self):,} clients, {len(self.train):,} training "
-            f"and {len(self.test):,} test examples of shape {spec.shape}, {kind}"
+            f"and {len(self.test):,} test examples of shape {self.spec.shape}, {self.spec.kind}"
         )
 
     def __len__(self) -> int:
@@ -144,7 +135,11 @@ class FederatedDataset:
         return len(self.ids)
 
     def side(self, side: Side) -> Examples:
-        """Returns the training or the test examples."""
+        """Returns the training or the test examples.
+
+        Args:
+            side: ``"train"`` or ``"test"``.
+        """
         if side not in SIDES:
             raise ConfigError(f"side is {side!r}; accepted: {', '.join(map(repr, SIDES))}.")
         part: Examples = getattr(self, side)
@@ -167,21 +162,24 @@ class FederatedDataset:
             len(self),
             tuple(self.train.y.shape[1:]),
             integer=not probe.is_floating_point(),
-            inputs=self.transform.inputs if isinstance(self.transform, Packed) else (),
+            inputs=getattr(self.transform, "inputs", ()),
         )
 
     @property
     def unit(self) -> float:
-        """Returns half of the range of the target in its own units, by which it was divided; 1
-        without one, and on the scale of logarithms, where no number is."""
+        """Returns half of the range of the target, by which it was divided; 1 without a range, and
+        on the scale of logarithms."""
         # an error on the scale of logarithms is a ratio, and has no unit
         if self.target_range is None or self.target_scale == "log":
             return 1.0
         return (self.target_range[1] - self.target_range[0]) / 2
 
     def in_units(self, y: Tensor) -> Tensor:
-        """Returns targets or predictions in the target's own units, float64; as they are without a
-        range."""
+        """Returns targets or predictions in the target's own units.
+
+        Args:
+            y: as stored, of any shape; it is returned as it is if the target has no range.
+        """
         if self.target_range is None:
             return y
         return in_units(y, self.target_range, self.target_scale)
@@ -333,8 +331,10 @@ class FederatedDataset:
         return cls.from_tensors(train, test=held, name=name, **options)
 
     def subset(self, clients: Sequence[str | int]) -> FederatedDataset:
-        """Returns some of the clients, by id, in the given order; a whole number is the text of an
-        id.
+        """Returns some of the clients, by id.
+
+        Args:
+            clients: ids, in the order of the result; a whole number is the text of an id.
 
         Raises:
             DataError: an unknown client, or one that is given twice.
@@ -347,20 +347,22 @@ class FederatedDataset:
                     f"{self.name}: there is no client {name!r}; the ids are {self.ids[0]!r} .. "
                     f"{self.ids[-1]!r}."
                 )
-        return self.take_clients(
-            torch.tensor([positions[name] for name in names], dtype=torch.int64)
-        )
+        places = [positions[name] for name in names]
+        return self.take_clients(torch.tensor(places, dtype=torch.int64))
 
     def take_clients(self, clients: Tensor) -> FederatedDataset:
-        """Returns the clients at some positions (k,), in the order of these."""
+        """Returns some of the clients, by position.
+
+        Args:
+            clients: int64 (k,), positions, in the order of the result.
+        """
         ids = tuple(self.ids[i] for i in clients.tolist())
         train = self.train.take_clients(clients)
         test = self.test.take_clients(clients)
         return replace(self, train=train, test=test, ids=ids, verify=False)
 
     def as_two_classes(self) -> FederatedDataset:
-        """Returns the same data as two classes if the targets are numbers and all of them 0 and
-        1, or all -1 and +1; else the data as they are."""
+        """Returns the data as two classes if the targets are numbers, all 0 and 1 or all -1 and 1."""
         parts = [part for part in (self.train, self.test, self.public) if part is not None]
         # of all parts, since a test label that does not occur in training is a class as well
         values = torch.cat([part.y.unique() for part in parts]).unique().tolist()
@@ -369,32 +371,31 @@ class FederatedDataset:
         return replace(self, classes=2)
 
     def bounded(self, bound: RowBound | None) -> FederatedDataset:
-        """Returns the same data with features that :meth:`gather` scales down to ``bound`` after
-        the transform; None leaves them as they are."""
+        """Returns the same data with features that :meth:`gather` scales down to a bound.
+
+        Args:
+            bound: on the features after the transform; None leaves them as they are.
+        """
         if bound is None:
             return self
         return replace(self, transform=Bounded(self.transform, bound), verify=False)
 
     def to(self, device: torch.device | str) -> FederatedDataset:
-        """Returns the features and targets on another device; offsets and keys stay on the host."""
+        """Returns the features and targets on another device; offsets and keys stay on the host.
+
+        Args:
+            device: such as ``"cuda"``.
+        """
         return replace(self, train=self.train.to(device), test=self.test.to(device), verify=False)
 
     def fingerprint(self) -> str:
-        """Returns a BLAKE2b digest (32 hex digits) of ids, tensors, transform, classes, public
-        examples and domain."""
+        """Returns the digest (32 hex digits) of all that changes a number of a run."""
         return self._fingerprint
 
     @cached_property
     def _fingerprint(self) -> str:
-        header: dict[str, Any] = {
-            "ids": self.ids,
-            "classes": self.classes,
-            # the name and the notes are left out: they change no number of a run
-            "transform": describe(self.transform),
-        }
-        if self.domain is not None:
-            header["domain"] = asdict(self.domain)
         parts = {"train": self.train, "test": self.test}
         if self.public is not None:
             parts["public"] = self.public
-        return digest(header, parts)
+        # the name and the notes are left out: they change no number of a run
+        return digest(facts_of(self.ids, self.classes, self.transform, self.domain), parts)

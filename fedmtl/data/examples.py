@@ -29,7 +29,7 @@ class DataSpec:
         classes: number of classes; None for regression.
         clients: number of clients.
         targets: shape of one example's target: () for one label or number, (T,) for T of them.
-        integer: whether features are whole numbers (int64), such as tokens.
+        integer: True if features are whole numbers (int64), such as tokens.
         inputs: name, shape and kind of each of a model's inputs if an example has several
             (:class:`Packed`).
 
@@ -58,7 +58,9 @@ class DataSpec:
         Returns:
             (count, *shape) on the CPU.
         """
-        return torch.zeros(count, *self.shape, dtype=torch.int64 if self.integer else dtype)
+        if self.integer:
+            dtype = torch.int64
+        return torch.zeros(count, *self.shape, dtype=dtype)
 
     @property
     def labels(self) -> int:
@@ -68,6 +70,15 @@ class DataSpec:
         if self.classes == 2 and self.targets:
             return math.prod(self.targets)
         return 0
+
+    @property
+    def kind(self) -> str:
+        """Returns the kind of target in words, such as ``"10 classes"``."""
+        if self.classes is None:
+            return "real targets"
+        if self.labels:
+            return f"{self.labels} labels"
+        return f"{self.classes} classes"
 
     @property
     def outputs(self) -> int:
@@ -86,6 +97,11 @@ class Domain:
         l1: on the sum of absolute features ``||x||_1``, a constant feature included.
         l2: on ``||x||_2``, likewise.
         target: on ``|y|``; infinite if targets are not bounded.
+
+    Example:
+        >>> from fedmtl.data import Domain
+        >>> Domain(l1=3.0, l2=3.0**0.5, target=1.0)  # three features and a target from -1 to 1
+        Domain(l1=3.0, l2=1.7320508075688772, target=1.0)
     """
 
     l1: float

@@ -4,14 +4,33 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import torch
 
 from . import rows
 from .checks import chunks
-from .examples import Examples
+from .examples import Domain, Examples
+from .transforms import Transform, describe
+
+
+def facts_of(
+    ids: Sequence[str], classes: int | None, transform: Transform, domain: Domain | None
+) -> dict[str, Any]:
+    """Returns the facts of a dataset that are in its fingerprint, JSON-ready.
+
+    Args:
+        ids: of the clients.
+        classes: number of classes; None for real targets.
+        transform: from storage to float.
+        domain: public bounds on every example; None for none.
+    """
+    facts: dict[str, Any] = {"ids": ids, "classes": classes, "transform": describe(transform)}
+    if domain is not None:
+        facts["domain"] = asdict(domain)
+    return facts
 
 
 def digest(header: Mapping[str, Any], parts: Mapping[str, Examples]) -> str:

@@ -33,6 +33,18 @@ def reader(name: str) -> Callable[[Reader], Reader]:
 
     Raises:
         ConfigError: another function has the name.
+
+    Example:
+        >>> import torch
+        >>> from fedmtl import FederatedDataset, load_data
+        >>> from fedmtl.data import reader
+        >>> @reader("coins")
+        ... def read_coins(purses=2):
+        ...     purse = torch.ones(6, 2), torch.arange(6) % 2
+        ...     rows = {f"purse-{number}": purse for number in range(purses)}
+        ...     return FederatedDataset.from_tensors(rows, classes=2, name="coins")
+        >>> load_data("coins", purses=3).ids
+        ('purse-0', 'purse-1', 'purse-2')
     """
 
     def register(function: Reader) -> Reader:

@@ -27,7 +27,19 @@ _ATTEMPTS = 100
 
 
 class Partition(Protocol):
-    """A law by which one pool of examples is dealt to clients, ``client-0``, ``client-1``, ..."""
+    """A law by which one pool of examples is dealt to clients, ``client-0``, ``client-1``, ...
+
+    Example:
+        >>> import numpy as np
+        >>> import torch
+        >>> from fedmtl.data import from_partition
+        >>> class Alternating:
+        ...     def deal(self, y, seed=0):
+        ...         return {f"client-{i}": np.arange(i, len(y), 2) for i in range(2)}
+        >>> data = from_partition(torch.rand(8, 3), torch.rand(8), Alternating(), classes=None)
+        >>> len(data), len(data.train) + len(data.test)
+        (2, 8)
+    """
 
     def deal(self, y: Any, seed: int = 0) -> Parts:
         """Deals examples to clients.

@@ -117,7 +117,7 @@ def sides_of(
         classes = infer_classes(y, rows.offsets_of(counts), ids * len(sides), where)
     each = [checked(side, classes, ids, place, whole=whole) for place, side in sides.items()]
     if len(each) == 1:
-        share = _TEST if selection.test_fraction is None else selection.test_fraction
+        share = selection.test_fraction or _TEST
         each = list(cut(each[0], ids, test_fraction=share, seed=selection.seed, where=where))
     return Sides(each[0], each[1], tuple(ids), classes, packed)
 

@@ -30,6 +30,19 @@ class Transform(Protocol):
     *shape) tensor of ``dtype`` on the same device. It treats every example alike, draws no random
     numbers and leaves x as it was. Its fields (numbers, texts, tuples) belong to the fingerprint of
     the data.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> import torch
+        >>> from fedmtl.data import Transform
+        >>> @dataclass(frozen=True)
+        ... class Inverted:
+        ...     def __call__(self, x, dtype):
+        ...         return 1 - x.to(dtype) / 255
+        >>> isinstance(Inverted(), Transform)
+        True
+        >>> Inverted()(torch.tensor([[0, 255]], dtype=torch.uint8), torch.float32).tolist()
+        [[1.0, 0.0]]
     """
 
     def __call__(self, x: Tensor, dtype: torch.dtype) -> Tensor: ...
@@ -37,7 +50,14 @@ class Transform(Protocol):
 
 @dataclass(frozen=True)
 class Cast:
-    """The stored numbers as they are, in the asked dtype."""
+    """The stored numbers as they are, in the asked dtype.
+
+    Example:
+        >>> import torch
+        >>> from fedmtl.data import Cast
+        >>> Cast()(torch.tensor([[1, 2]]), torch.float32).tolist()
+        [[1.0, 2.0]]
+    """
 
     def __call__(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         return x.to(dtype)
@@ -75,7 +95,14 @@ class Affine(Checked):
 @dataclass(frozen=True)
 class Integers:
     """The stored whole numbers as int64, whatever dtype is asked: numbers of tokens, for
-    embeddings."""
+    embeddings.
+
+    Example:
+        >>> import torch
+        >>> from fedmtl.data import Integers
+        >>> Integers()(torch.tensor([[7, 2]], dtype=torch.int32), torch.float32).dtype
+        torch.int64
+    """
 
     def __call__(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         return x.long()
@@ -89,6 +116,14 @@ class Packed(Cast):
     Args:
         inputs: name, shape and kind (``"real"`` or ``"integer"``) of each input, in the order of
             the row. Integers below 2^24 are exact in float32.
+
+    Example:
+        >>> import torch
+        >>> from fedmtl import FederatedDataset
+        >>> inputs = {"tokens": torch.arange(12).reshape(4, 3), "length": torch.rand(4, 1)}
+        >>> data = FederatedDataset.from_tensors({"ann": (inputs, torch.rand(4))}, classes=None)
+        >>> [(name, shape) for name, shape, _ in data.transform.inputs], data.spec.shape
+        ([('tokens', (3,)), ('length', (1,))], (4,))
     """
 
     inputs: tuple[tuple[str, tuple[int, ...], str], ...]

@@ -74,9 +74,14 @@ def read_cifar(
 def _pool(root: Path, classes: int, *, train: bool) -> tuple[np.ndarray, np.ndarray]:
     """Returns images (N, 3, 32, 32) uint8 and labels (N,) int64 of the files, whose checksums
     torchvision verifies."""
-    kind = vision_data.CIFAR10 if classes == 10 else vision_data.CIFAR100
+    kind: type[vision_data.CIFAR10] = vision_data.CIFAR100
+    if classes == 10:
+        kind = vision_data.CIFAR10
+    folder = root
+    if root.name == kind.base_folder:
+        folder = root.parent
     try:
-        pool = kind(root.parent if root.name == kind.base_folder else root, train=train)
+        pool = kind(folder, train=train)
     except (RuntimeError, OSError) as error:
         raise DataError(
             f"{root}: {kind.base_folder} is missing or damaged ({first_line(error)}); give the "

@@ -183,14 +183,14 @@ class Table:
         state = f"holds {_printed(value)}"
         if line is not None and isinstance(value, str) and "\n" in value:
             state += " (a quote may not be closed)"
+        # isna of a list is an array
+        if pd.api.types.is_scalar(value) and (pd.isna(value) or value == ""):
+            state = "is empty"
         client = ""
         if self.client_of is not None:
             client = f"client {str(self.client_of[place_in_frame])!r}, "
-        # isna of a list is an array
-        empty = pd.api.types.is_scalar(value) and (pd.isna(value) or value == "")
         raise DataError(
-            f"{self.file}: {client}{place}, column {column!r} {'is empty' if empty else state}; "
-            f"accepted: {accepted}."
+            f"{self.file}: {client}{place}, column {column!r} {state}; accepted: {accepted}."
         )
 
     def gaps(self, column: str, known: Collection[str] = ()) -> np.ndarray:
@@ -263,9 +263,9 @@ class Table:
         if typed and not numeric and self.form is None and not wrong.any():
             wrong = np.array([not isinstance(value, (numbers.Real, Decimal)) for value in series])
         self._refuse_decimals(wrong, column)
-        self.refuse(
-            wrong, column, accepted if np.isinf(high) else f"a number from {low:g} to {high:g}"
-        )
+        if not np.isinf(high):
+            accepted = f"a number from {low:g} to {high:g}"
+        self.refuse(wrong, column, accepted)
         return values
 
     def check_single(self, values: np.ndarray, column: str) -> None:

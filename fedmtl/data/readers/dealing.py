@@ -105,10 +105,12 @@ def deal(
         for count in counts:
             positive_int(where, sizes=count)
     if min(counts) < least:
+        remedies = "fewer clients, larger sizes"
+        if least > 1:
+            remedies += ", or test_fraction=None"
         raise ConfigError(
             f"{where}: a client would have {min(counts)} of the {rows} private rows; each needs at "
-            f"least {least} "
-            f"(fewer clients, larger sizes{'' if least == 1 else ', or test_fraction=None'})."
+            f"least {least} ({remedies})."
         )
     if sum(counts) > rows:
         raise ConfigError(
@@ -137,8 +139,9 @@ def deal_table(rows: int, settings: DealtTable, *, where: str, file: Path) -> di
         DataError: no private row remains.
         ConfigError: an impossible setting.
     """
-    # one of them for test
-    least = 1 if settings.test_fraction is None else 2
+    least = 1
+    if settings.test_fraction is not None:
+        least = 2  # one of them for test
     public_rows = settings.public_rows
     positive_int(where, public_rows=public_rows)
     if public_rows >= rows:

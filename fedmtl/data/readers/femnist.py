@@ -67,6 +67,19 @@ def read_femnist(
         DataError: a missing, truncated or malformed file; the message names file, writer or row,
             and field.
         ConfigError: an impossible setting.
+
+    Example:
+        >>> import json
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> from fedmtl.data import read_femnist
+        >>> writer = {"x": [[1.0] * 784] * 5, "y": [0, 10, 36, 61, 0]}
+        >>> with TemporaryDirectory() as folder:
+        ...     file = Path(folder, "all_data_0.json")
+        ...     _ = file.write_text(json.dumps({"users": ["w1"], "user_data": {"w1": writer}}))
+        ...     data = read_femnist(file)
+        >>> data.spec.shape, data.spec.classes, len(data.train)
+        ((1, 28, 28), 62, 4)
     """
     root = Path(root)
     train, test = _read(root)
@@ -137,16 +150,21 @@ def _read_h5(files: list[Path]) -> dict[str, Pair]:
     return read_h5(files, ("pixels", "label"), store)
 
 
+def _bytes_of(value: Any) -> Any:
+    """Returns the bytes of a structure of bytes and a path; any other value as it is."""
+    if isinstance(value, dict):
+        return value.get("bytes")
+    return value
+
+
 def _read_parquet(files: list[Path]) -> dict[str, Pair]:
     images: dict[str, list[np.ndarray]] = {}
     classes: dict[str, list[int]] = {}
     for file in files:
         table = Table.of(file)
         table.check_columns(("image", "writer_id", "character"))
-        # a structure of bytes and a path, as the hub stores images
-        contents = table.frame["image"].map(
-            lambda value: value.get("bytes") if isinstance(value, dict) else value
-        )
+        # the hub stores an image as a structure
+        contents = table.frame["image"].map(_bytes_of)
         wrong = ~contents.map(lambda value: isinstance(value, bytes)).to_numpy(dtype=bool)
         table.refuse(
             wrong,

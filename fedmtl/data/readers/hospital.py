@@ -52,8 +52,8 @@ def read_hospital(
     Arizona.
 
     Features are procedure (bypass or angioplasty), sex, age75 and admit (urgent) as -1 and +1, and
-    a 1, so that every row has the same norms and none is clipped; the target is
-    ``min(days, 30) / 30``. Nothing is fitted on any record.
+    a 1, so that every row has the same norms and none is clipped; the target is ``min(days, 30) /
+    30``. Nothing is fitted on any record.
 
     Args:
         root: the .csv file, or its folder.
@@ -72,6 +72,19 @@ def read_hospital(
         DataError: an unreadable file, a missing column, a feature other than 0 or 1, a stay below
             0, a hospital that has no number, no hospital with enough stays.
         ConfigError: an impossible setting.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> from fedmtl.data import read_hospital
+        >>> with TemporaryDirectory() as folder:
+        ...     with Path(folder, "azpro.csv").open("w") as file:
+        ...         print("rownames,procedure,sex,age75,admit,los,hospital", file=file)
+        ...         for row in range(20):
+        ...             print(row, 1, row % 2, 0, 1, 5 + row, 3 + row % 2, sep=",", file=file)
+        ...     data = read_hospital(folder)
+        >>> data.ids, data.spec.shape
+        (('hospital-3', 'hospital-4'), (5,))
     """
     where = "hospital"
     fraction(where, public_fraction=public_fraction)

@@ -104,6 +104,20 @@ def read_images(settings: ImagesSettings) -> FederatedDataset:
     Raises:
         DataError: a missing or damaged image, or a malformed table.
         ConfigError: an impossible setting.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> from PIL import Image
+        >>> from fedmtl.data import read_images
+        >>> with TemporaryDirectory() as folder:
+        ...     for place in ("ann/cat/1", "ann/cat/2", "ann/dog/1", "bob/dog/1", "bob/dog/2"):
+        ...         file = Path(folder, "pictures", f"{place}.png")
+        ...         file.parent.mkdir(parents=True, exist_ok=True)
+        ...         Image.new("RGB", (8, 8)).save(file)
+        ...     data = read_images(Path(folder, "pictures"), size=4, labels=["cat", "dog"])
+        ...     data.ids, data.spec.shape, data.spec.classes
+        (('ann', 'bob'), (3, 4, 4), 2)
     """
     folder = Path(settings.root)
     if not folder.is_dir():

@@ -72,6 +72,19 @@ def read_leaf(
     Raises:
         DataError: a missing, truncated or malformed file; the message names file, client and field.
         ConfigError: an impossible setting.
+
+    Example:
+        >>> import json
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> from fedmtl.data import read_leaf
+        >>> ann = {"x": [[0.1, 0.2], [0.3, 0.4], [0.5, 0.6]], "y": [0, 1, 0]}
+        >>> with TemporaryDirectory() as folder:
+        ...     file = Path(folder, "data.json")
+        ...     _ = file.write_text(json.dumps({"users": ["ann"], "user_data": {"ann": ann}}))
+        ...     data = read_leaf(file, classes=2)
+        >>> data.ids, len(data.train), len(data.test)
+        (('ann',), 2, 1)
     """
     root = Path(path)
 
@@ -84,25 +97,31 @@ def read_leaf(
                     "needs others."
                 )
             rows = rows.reshape(len(rows), *shape)
-        return rows.astype(np.float64 if integers else np.float32)
+        if integers:
+            return rows.astype(np.float64)  # exact for whole numbers up to 2^53
+        return rows.astype(np.float32)
 
     sides = read_sides(root, features)
-    # of one client, so of all
-    real = any(y.dtype.kind == "f" for side in sides for _, y in side.values())
-    kind = np.float32 if real else np.int64
+    kind: type[np.generic] = np.int64
+    # real targets of one client are real targets of all
+    if any(y.dtype.kind == "f" for side in sides for _, y in side.values()):
+        kind = np.float32
+    transform = None
+    if integers:
+        transform = Integers()
     train, test = (
         {client: (x, y.astype(kind)) for client, (x, y) in side.items()} for side in sides
     )
     return FederatedDataset.from_tensors(
         train,
         test=test or None,
-        name=root.name if name is None else name,
+        name=name or root.name,
         source=str(root),
         classes=classes,
         test_fraction=test_fraction,
         seed=seed,
         min_examples=min_examples,
-        transform=Integers() if integers else None,
+        transform=transform,
     )
 
 
@@ -124,7 +143,9 @@ def read_sides(
     else:
         sides = _divided(_parts(root, other))
     train, *test = [_read_parts(parts, root, features) for parts in sides]
-    return train, test[0] if test else {}
+    if not test:
+        return train, {}
+    return train, test[0]
 
 
 def _divided(parts: list[Part]) -> list[list[Part]]:

@@ -156,7 +156,9 @@ def read_lending(settings: LendingSettings) -> FederatedDataset:
     # of public rows alone, so that the scale of the target costs no privacy
     middle = rates[public].mean()
     spread = rates[public].std()
-    y = clip_targets((rates - middle) / (spread if spread > 0 else 1.0), target)
+    if spread == 0:
+        spread = 1.0
+    y = clip_targets((rates - middle) / spread, target)
     note = (
         f"the last {public_rows} loans of the file are taken as public: they fitted the integer "
         f"codes, the z-scores, the {components} principal components and the scale of the target, "

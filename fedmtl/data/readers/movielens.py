@@ -115,6 +115,20 @@ def read_movielens(settings: MovieLensSettings) -> FederatedDataset:
         DataError: an unreadable or malformed file; the message names the line and the field. No
             user with enough ratings.
         ConfigError: an impossible setting.
+
+    Example:
+        >>> from itertools import product
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> from fedmtl.data import read_movielens
+        >>> with TemporaryDirectory() as folder:
+        ...     with Path(folder, "ratings.csv").open("w") as file:
+        ...         print("userId,movieId,rating,timestamp", file=file)
+        ...         for user, item in product((1, 2, 3), (1, 2, 3, 4, 5)):
+        ...             print(user, item, 1 + user * item % 5, 0, sep=",", file=file)
+        ...     data = read_movielens(folder, features=2)
+        >>> data.ids, data.spec.shape
+        (('user-1', 'user-2', 'user-3'), (2,))
     """
     features = settings.features
     centre = settings.centre
@@ -183,6 +197,20 @@ class RatingsGraph(Checked):
         test_fraction, min_examples, public_users, seed: likewise; they must be those of
             :func:`read_movielens`.
         k: neighbours of each user.
+
+    Example:
+        >>> from itertools import product
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> from fedmtl.data import RatingsGraph, read_movielens
+        >>> with TemporaryDirectory() as folder:
+        ...     with Path(folder, "ratings.csv").open("w") as file:
+        ...         print("userId,movieId,rating,timestamp", file=file)
+        ...         for user, item in product((1, 2, 3), (1, 2, 3, 4, 5)):
+        ...             print(user, item, 1 + user * item % 5, 0, sep=",", file=file)
+        ...     graph = RatingsGraph(root=folder, k=1).build(read_movielens(folder, features=2))
+        >>> graph.ids
+        ('user-1', 'user-2', 'user-3')
     """
 
     root: str | Path
@@ -195,6 +223,9 @@ class RatingsGraph(Checked):
 
     def build(self, data: FederatedDataset) -> Graph:
         """Returns the graph of the users of ``data``; see :func:`~fedmtl.graphs.knn_cosine`.
+
+        Args:
+            data: as :func:`read_movielens` read them, with the same settings.
 
         Raises:
             ConfigError: ``data`` were read with other settings, or a user without a direction.

@@ -53,7 +53,9 @@ def decode(
                 )
                 values = np.asarray(scaled).clip(0.0, 1.0)
             grey = np.rint(values * _WHITE).astype(np.uint16)
-            return np.repeat(grey[None], 3 if mode == "RGB" else 1, axis=0)
+            if mode == "RGB":
+                return np.repeat(grey[None], 3, axis=0)
+            return grey[None]
         upright = _upright(image)
         if upright.has_transparency_data:
             white = Image.new("RGBA", upright.size, "white")
@@ -90,8 +92,9 @@ def as_type(pixels: np.ndarray, kind: np.dtype) -> np.ndarray:
 def _opened(source: Path | bytes, where: str) -> Iterator[Image.Image]:
     """Opens an image file of one picture; whatever goes wrong with it in the block is a
     :class:`DataError`."""
+    content: io.BytesIO | Path = io.BytesIO(source) if isinstance(source, bytes) else source
     try:
-        with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
+        with Image.open(content) as image:
             pictures = getattr(image, "n_frames", 1)
             if pictures > 1 and image.format != "MPO":
                 raise DataError(

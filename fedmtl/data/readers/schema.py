@@ -4,7 +4,7 @@ units."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -128,7 +128,11 @@ class TableSchema:
             number = (outputs.reshape(len(outputs)) > 0).long()
         else:
             number = outputs.argmax(1)
-        return np.array(self.names, dtype=object if self.labels else np.int64)[number.cpu().numpy()]
+        if self.labels:
+            values = np.array(self.names, dtype=object)
+        else:
+            values = np.array(self.names, dtype=np.int64)
+        return values[number.cpu().numpy()]
 
     def in_units(self, outputs: Tensor) -> Tensor:
         """Returns predictions of a real target in its own units, float64."""
@@ -162,12 +166,7 @@ class TableSchema:
         if not isinstance(given["columns"], list) or not given["columns"]:
             raise DataError("columns must be a list, and not empty.")
         columns = tuple(_column(each) for each in given["columns"])
-        names = [column.name for column in columns]
-        roles = [given["target"], *([] if given["client"] is None else [given["client"]])]
-        if not all(isinstance(name, str) for name in roles) or len({*names, *roles}) < len(
-            names
-        ) + len(roles):
-            raise DataError("the columns, the target and the client must have distinct names.")
+        _check_roles([column.name for column in columns], given["target"], given["client"])
         classes = given["classes"]
         labels = given["labels"]
         # the type itself, since True is an int
@@ -212,6 +211,16 @@ def _table(rows: pd.DataFrame) -> Table:
 
 def _fill(values: pd.Series, name: str) -> str:
     return "fill it, or leave the row out"
+
+
+def _check_roles(names: Sequence[str], target: Any, client: Any) -> None:
+    """Checks that the columns, the target and the client, if there is one, have distinct names."""
+    roles = [target]
+    if client is not None:
+        roles.append(client)
+    distinct = len({*names, *roles}) == len(names) + len(roles)
+    if not all(isinstance(name, str) for name in roles) or not distinct:
+        raise DataError("the columns, the target and the client must have distinct names.")
 
 
 def _fields(kind: type, values: Any, what: str) -> dict[str, Any]:

@@ -55,8 +55,8 @@ def read_school(
     Learning", NeurIPS 2022, is ``standardize="client"``, ``targets="unit"`` and 30% for test. That
     of Liang et al., "Model-protected multi-task learning", 2020, as far as it is printed, is
     ``standardize="client"``, ``targets="centred"``, ``unit_rows=True`` and 70% for test: rows of
-    unit length have no place for an intercept, and if whole schools are the protected unit, what
-    a school computes of its own pupils needs no noise.
+    unit length have no place for an intercept, and if whole schools are the protected unit, what a
+    school computes of its own pupils needs no noise.
 
     Args:
         root: the .mat file, or the folder of school.mat: cells X of (pupils, features) and Y of
@@ -81,6 +81,22 @@ def read_school(
         DataError: an unreadable file, cells that do not agree, values that are not finite numbers,
             scores outside 1 to 70.
         ConfigError: an impossible setting.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> import numpy as np
+        >>> from scipy.io import savemat
+        >>> from fedmtl.data import read_school
+        >>> cells = np.empty((1, 2), dtype=object), np.empty((1, 2), dtype=object)
+        >>> for school in range(2):
+        ...     cells[0][0, school] = np.ones((10, 3))
+        ...     cells[1][0, school] = np.full((10, 1), 20.0)
+        >>> with TemporaryDirectory() as folder:
+        ...     savemat(Path(folder, "school.mat"), {"X": cells[0], "Y": cells[1]})
+        ...     data = read_school(folder)
+        >>> data.ids, data.train.counts.tolist()
+        (('school-0', 'school-1'), [7, 7])
     """
     if Path(root).is_dir():
         file = Path(root) / FILE

@@ -81,15 +81,21 @@ def read_table(settings: TableSettings) -> FederatedDataset:
     guessed = settings.guesses_classes
     amounts = guessed and any(holds_amounts(targets) for _, targets in sides)
     parts, test = _parts(settings, tables, sides)
+    test_fraction = settings.test_fraction
+    if test is not None:
+        test_fraction = None
+    classes = settings.stated_classes
+    if amounts:
+        classes = None
     data = FederatedDataset.from_tensors(
         _pairs(sides[0], parts),
         test=test,
-        test_fraction=None if test is not None else settings.test_fraction,
+        test_fraction=test_fraction,
         seed=settings.seed,
         min_examples=settings.min_examples,
-        classes=None if amounts else settings.stated_classes,
+        classes=classes,
         transform=settings.stored_transform,
-        name=table.file.name if name is None else name,
+        name=name or table.file.name,
     )
     if guessed:
         _warn_of_guess(table, data.classes, schema.target, amounts=amounts)
@@ -158,7 +164,7 @@ def _parts(
         return parts, test
     if settings.time is None:
         return parts, None
-    share = _TEST if settings.test_fraction is None else settings.test_fraction
+    share = settings.test_fraction or _TEST
     parts, latest = by_time(table, settings.time, parts, share)
     return parts, _pairs(sides[0], latest)
 
@@ -169,7 +175,9 @@ def _inferred(
     """Returns the facts that were read off the rows because nobody declared them; a run with noise
     refuses them."""
     undeclared = settings.undeclared_categories
-    names = ["classes"] if amounts else []
+    names = []
+    if amounts:
+        names.append("classes")
     names += [f"categories.{name}" for name in undeclared]
     if settings.transform is not None or settings.integers:
         return names
@@ -187,9 +195,11 @@ def _domain(settings: TableSettings, schema: TableSchema, classes: int | None) -
     if settings.transform is not None or not declared:
         return None
     size = sum(column.size for column in schema.columns)
-    scaled = classes is not None or settings.target_column is not None
+    target = math.inf
+    if classes is not None or settings.target_column is not None:
+        target = 1.0
     # no square of a feature is larger than its absolute value, as none is larger than 1
-    return Domain(size, size**0.5, 1.0 if scaled else math.inf)
+    return Domain(size, size**0.5, target)
 
 
 def _with_clients(table: Table, settings: TableSettings) -> Table:
@@ -218,7 +228,8 @@ def _with_targets(table: Table, settings: TableSettings) -> Table:
     target = settings.target
     assert target is not None  # checked with the feature columns
     labels = settings.labels
-    gaps = table.gaps(target, [] if labels is None else list(map(str, labels)))
+    known = [str(label) for label in labels or ()]  # a label may look like a mark of a gap
+    gaps = table.gaps(target, known)
     if settings.missing_target == "refuse":
         remedy = "a value (data.missing_target=drop leaves rows without a target out)"
         table.refuse(gaps, target, remedy)

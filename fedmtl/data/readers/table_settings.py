@@ -256,8 +256,10 @@ class TableSettings:
         return self.time
 
     def check_features(self, features: Sequence[str]) -> None:
-        """Refuses settings of columns that are not among the ``features``; a real target may have a
-        range.
+        """Refuses settings of columns that are no features; a real target may have a range.
+
+        Args:
+            features: the feature columns.
 
         Raises:
             ConfigError: the column.
@@ -276,6 +278,9 @@ class TableSettings:
 
     def may_be_missing(self, features: Sequence[str]) -> list[str]:
         """Returns the columns whose values may be missing.
+
+        Args:
+            features: the feature columns.
 
         Raises:
             ConfigError: another word, or a column that is no feature or has no bounds.

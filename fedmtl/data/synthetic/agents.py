@@ -86,7 +86,8 @@ def load_synthetic_agents(
         max=span - 1
     )
     sides = []
-    for step, sizes in enumerate((counts, torch.full_like(counts, test_examples))):
+    sides_of_agents = ((counts, flip), (torch.full_like(counts, test_examples), 0.0))
+    for step, (sizes, flipped) in enumerate(sides_of_agents):
         x = []
         y = []
         # ragged, so one at a time
@@ -96,9 +97,7 @@ def load_synthetic_agents(
                 .view(count, features)
                 .float()
             )
-            wrong = keyed_unit(seed, "agents/flip", key, step, count)[0] < (
-                flip if step == 0 else 0.0
-            )
+            wrong = keyed_unit(seed, "agents/flip", key, step, count)[0] < flipped
             model = torch.zeros(features, dtype=torch.float64)
             model[0] = angle.cos()
             model[1] = angle.sin()
@@ -127,6 +126,12 @@ class TargetAngles(Checked):
         seed: of the data, which decides their angles.
         gamma: above 0.
         cut: weights below it are left out.
+
+    Example:
+        >>> from fedmtl.data import TargetAngles, load_synthetic_agents
+        >>> graph = TargetAngles(seed=1).build(load_synthetic_agents(agents=5, seed=1))
+        >>> len(graph.ids)
+        5
     """
 
     seed: int = 0
