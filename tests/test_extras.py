@@ -104,7 +104,7 @@ CALLS = {
         "from fedmtl.data.readers.pictures import decode; decode(b'', 'x.png')",
         "from fedmtl.graphs import knn_cosine; knn_cosine(np.eye(3), 1, ids=('a', 'b', 'c'))",
         "fedmtl.Result.load(sys.argv[2] + '/fedavg').to_frame()",
-        "from fedmtl.data.readers.columns import _parquet_names; _parquet_names('x.parquet')",
+        "from fedmtl.data.readers.table_files import _parquet_names; _parquet_names('x.parquet')",
     ],
     "models": [
         "fedmtl.models.fix(torch.nn.Sequential(torch.nn.LSTM(2, 2)))",

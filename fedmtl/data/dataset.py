@@ -295,8 +295,7 @@ class FederatedDataset:
         name: str = "data",
         **options: Any,
     ) -> FederatedDataset:
-        """Returns a dataset from a table of columns with a row an example, such as one of Hugging
-        Face's ``datasets``.
+        """Returns a dataset from a table with a row an example, such as a ``datasets.Dataset``.
 
         Args:
             table: an object with ``column_names``, whose item at a column's name is that column, or
@@ -362,7 +361,7 @@ class FederatedDataset:
         return replace(self, train=train, test=test, ids=ids, verify=False)
 
     def as_two_classes(self) -> FederatedDataset:
-        """Returns the data as two classes if the targets are numbers, all 0 and 1 or all -1 and 1."""
+        """Returns the data as two classes if all targets are numbers 0 and 1, or -1 and +1."""
         parts = [part for part in (self.train, self.test, self.public) if part is not None]
         # of all parts, since a test label that does not occur in training is a class as well
         values = torch.cat([part.y.unique() for part in parts]).unique().tolist()

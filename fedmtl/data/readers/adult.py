@@ -19,8 +19,10 @@ from ..dataset import FederatedDataset
 from ..examples import Domain
 from ..loaders import reader, with_settings
 from .bounded_rows import clip_rows, with_intercept
-from .columns import Table, codes, find_file
+from .cells import codes
+from .columns import Table
 from .dealing import DealtTable, assemble, deal_table, texts_of
+from .table_files import find_file
 from .whitening import fit_whitening
 
 FILES = ("adult.csv.gz", "adult.csv")

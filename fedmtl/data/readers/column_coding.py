@@ -14,7 +14,8 @@ import numpy as np
 from ..._extras import pandas as pd
 from ...errors import ConfigError
 from ..units import mapped
-from .columns import Table, check_texts, codes
+from .cells import check_texts, codes
+from .columns import Table
 from .summary import ISO_DATE
 
 Kind = Literal["number", "categories", "dates"]

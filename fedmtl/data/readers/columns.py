@@ -5,59 +5,24 @@ from __future__ import annotations
 import difflib
 import numbers
 import re
-import zlib
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import numpy as np
 
 from ..._check import without_zeros
 from ..._extras import pandas as pd
-from ..._extras import parquet
 from ...errors import ConfigError, DataError
 from ..missing import A_CLIENT, MARKS, is_missing
 from ..partition import Partition, Parts
 from ..rows import by_number
-from .delimited import check_distinct, check_source, line_of, read_text
-from .encoding import unreadable
-from .text_format import DECIMAL_COMMA, DECIMAL_POINT, SUFFIXES, Format, format_of
-
-Read = TypeVar("Read")
-# letters and bytes that are printed
-_LONGEST = 80
-_FEW = 16
-
-
-def find_file(root: str | Path, names: Sequence[str]) -> Path:
-    """Returns ``root`` if it is a file, or the first of ``names`` in the folder ``root``.
-
-    Raises:
-        DataError: there is none.
-    """
-    path = Path(root)
-    if not path.exists():
-        raise DataError(f"{path} does not exist; give one of {', '.join(names)}, or its folder.")
-    if not path.is_dir():
-        return path
-    for name in names:
-        if (path / name).is_file():
-            return path / name
-    raise DataError(f"{path} holds none of {', '.join(names)}; give the file or its folder.")
-
-
-def loaded(read: Callable[..., Read], file: Path, what: str = "a table", **options: Any) -> Read:
-    """Returns the table that a function of pandas reads from a file.
-
-    Raises:
-        DataError: the file cannot be read as ``what``.
-    """
-    try:
-        return read(file, **options)
-    except (ValueError, OSError, EOFError, zlib.error) as error:
-        raise unreadable(file, error, what) from error
+from .cells import check_texts, codes, printed, with_points
+from .delimited import check_distinct, check_source, line_of
+from .table_files import read_frame
+from .text_format import DECIMAL_COMMA, DECIMAL_POINT, Format, format_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +75,7 @@ class Table:
             check_source(source)
             file = Path(source)
             form = format_of(file.name, **(settings or {}))
-            frame = _read(file, text, form, settings is not None)
+            frame = read_frame(file, text, form, settings is not None)
         elif isinstance(source, pd.DataFrame):
             file = Path(name or "table")
             form = format_of("", **(settings or {}))
@@ -180,7 +145,7 @@ class Table:
         else:
             place = f"line {line}"
         value = self.frame[column].iloc[place_in_frame]
-        state = f"holds {_printed(value)}"
+        state = f"holds {printed(value)}"
         if line is not None and isinstance(value, str) and "\n" in value:
             state += " (a quote may not be closed)"
         # isna of a list is an array
@@ -215,7 +180,7 @@ class Table:
         if not texts:
             values = frame[column]
             if self.form is not None:
-                values = _with_points(values, self.form.decimal)
+                values = with_points(values, self.form.decimal)
             found = pd.to_numeric(values, errors="coerce")
             if not found.isna().any():
                 # the gaps made whole numbers floating
@@ -255,7 +220,7 @@ class Table:
         if pd.api.types.is_complex_dtype(series.dtype):
             self.refuse(np.ones(len(series), dtype=bool), column, "a real number")
         if self.form is not None and not numeric:
-            series = _with_points(series, self.form.decimal)
+            series = with_points(series, self.form.decimal)
         values = pd.to_numeric(series, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
         # a float64 beyond its range reads as infinite, and is refused as such
         wrong = ~np.isfinite(values) | (values < low) | (values > high)
@@ -385,89 +350,3 @@ class Table:
                 "as Dirichlet(clients=100, alpha=0.5); on the command line data.client=COLUMN or "
                 "data/partition=dirichlet."
             )
-
-
-def _read(file: Path, text: Sequence[str], form: Format, settable: bool) -> pd.DataFrame:
-    """Returns the table in a file, with distinct names of columns."""
-    if not file.name.lower().endswith((*SUFFIXES, ".parquet")):
-        raise DataError(
-            f"{file} has an unknown suffix; accepted: {', '.join((*SUFFIXES, '.parquet'))}."
-        )
-    if file.suffix.lower() != ".parquet":
-        return read_text(file, form, text, settable)
-    if file.is_file():
-        # before the rows are read: a name that occurs twice would give two columns at once
-        check_distinct(loaded(_parquet_names, file), file)
-    return loaded(pd.read_parquet, file)
-
-
-def _parquet_names(file: Path) -> list[str]:
-    """Returns the names of the columns of a parquet file."""
-    return list(parquet.read_schema(file).names)
-
-
-def _with_points(values: pd.Series, decimal: str) -> pd.Series:
-    """Returns a column (n,) whose texts have decimal points, so that what has them in the file is
-    no number if its decimals are ``decimal``, a comma."""
-    if decimal == ".":
-        return values
-    swapped = str.maketrans(",.", ".,")
-    return values.map(lambda value: value.translate(swapped) if isinstance(value, str) else value)
-
-
-def _printed(value: object) -> str:
-    """Returns a value as messages print it: what is no number or short text only by its kind, such
-    as an image."""
-    if isinstance(value, Mapping) and any(
-        isinstance(part, (bytes, bytearray)) for part in value.values()
-    ):
-        return f"a mapping of {', '.join(map(str, value))}"
-    if isinstance(value, (bytes, bytearray)) and len(value) > _FEW:
-        return f"{len(value):,} bytes"
-    if isinstance(value, str):
-        text = repr(value)
-    else:
-        text = " ".join(str(value).split())
-    if len(text) <= _LONGEST:
-        return text
-    return f"{text[: _LONGEST - 1]}…"
-
-
-def codes(values: np.ndarray, categories: Sequence[str], decimal: str = ".") -> np.ndarray:
-    """Returns the positions (n,), int64, of texts (n,) in ``categories``; -1 where a text is none
-    of them.
-
-    A whole number with decimals of zero, as 1.0, is also found without them, and the reverse: a
-    column of whole numbers with gaps is written so.
-
-    Args:
-        values: texts, (n,).
-        categories: distinct texts.
-        decimal: the mark before the decimals of ``values``; of ``categories`` it is a point.
-    """
-    found: np.ndarray = pd.Index(list(categories)).get_indexer(pd.Index(values))
-    missed = found < 0
-    whole = [without_zeros(category) for category in categories]
-    if not missed.any() or len(set(whole)) < len(whole):
-        return found
-    texts, place = np.unique(values[missed], return_inverse=True)
-    shortened = pd.Index([without_zeros(text, decimal) for text in texts.tolist()])
-    again = pd.Index(whole).get_indexer(shortened)
-    found[missed] = again[place]
-    return found
-
-
-def check_texts(option: str, texts: Sequence[str]) -> list[str]:
-    """Returns distinct texts as a list; raise :class:`ConfigError` where they are not, or have no
-    order."""
-    listed = texts
-    # of NumPy or pandas; its values become those of Python
-    if hasattr(texts, "tolist"):
-        listed = texts.tolist()
-    # the order of a set of texts is another one in each process
-    fixed = isinstance(listed, Collection) and not isinstance(listed, (str, Set, Mapping))
-    if not fixed or not listed or len(set(map(str, listed))) != len(listed):
-        raise ConfigError(
-            f"data.{option} is {texts!r}; it must be distinct texts, at least one, in a list."
-        )
-    return list(listed)

@@ -23,8 +23,9 @@ from ..dataset import FederatedDataset
 from ..examples import Domain
 from ..loaders import reader
 from .bounded_rows import with_intercept
-from .columns import Table, find_file
+from .columns import Table
 from .dealing import assemble
+from .table_files import find_file
 
 STAY = "los"
 

@@ -28,8 +28,9 @@ from ..loaders import reader, with_settings
 from ..rows import by_number
 from ..transforms import SHRINK
 from .als import als_features
-from .columns import Table, find_file, loaded
+from .columns import Table
 from .delimited import AS_WRITTEN
+from .table_files import find_file, loaded
 from .text_format import Format
 
 FILES = ("u.data", "ratings.csv", "ratings.dat", "u.data.gz", "ratings.csv.gz")

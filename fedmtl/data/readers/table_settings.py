@@ -16,8 +16,9 @@ from ..partition import Partition
 from ..sides import Classes
 from ..transforms import Integers, Transform
 from ..units import SCALES, TargetScale
+from .cells import check_texts
 from .column_coding import Column, declared_column
-from .columns import Table, check_texts
+from .columns import Table
 from .delimited import is_unnamed
 from .schema import TableSchema
 

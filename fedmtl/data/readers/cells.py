@@ -1,0 +1,82 @@
+"""The values of a column: texts among categories, decimal points, and values in messages."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence, Set
+
+import numpy as np
+
+from ..._check import without_zeros
+from ..._extras import pandas as pd
+from ...errors import ConfigError
+
+# letters and bytes that are printed
+_LONGEST = 80
+_FEW = 16
+
+
+def codes(values: np.ndarray, categories: Sequence[str], decimal: str = ".") -> np.ndarray:
+    """Returns the positions (n,), int64, of texts (n,) in ``categories``; -1 where a text is none
+    of them.
+
+    A whole number with decimals of zero, as 1.0, is also found without them, and the reverse: a
+    column of whole numbers with gaps is written so.
+
+    Args:
+        values: texts, (n,).
+        categories: distinct texts.
+        decimal: the mark before the decimals of ``values``; of ``categories`` it is a point.
+    """
+    found: np.ndarray = pd.Index(list(categories)).get_indexer(pd.Index(values))
+    missed = found < 0
+    whole = [without_zeros(category) for category in categories]
+    if not missed.any() or len(set(whole)) < len(whole):
+        return found
+    texts, place = np.unique(values[missed], return_inverse=True)
+    shortened = pd.Index([without_zeros(text, decimal) for text in texts.tolist()])
+    again = pd.Index(whole).get_indexer(shortened)
+    found[missed] = again[place]
+    return found
+
+
+def check_texts(option: str, texts: Sequence[str]) -> list[str]:
+    """Returns distinct texts as a list; raise :class:`ConfigError` where they are not, or have no
+    order."""
+    listed = texts
+    # of NumPy or pandas; its values become those of Python
+    if hasattr(texts, "tolist"):
+        listed = texts.tolist()
+    # the order of a set of texts is another one in each process
+    fixed = isinstance(listed, Collection) and not isinstance(listed, (str, Set, Mapping))
+    if not fixed or not listed or len(set(map(str, listed))) != len(listed):
+        raise ConfigError(
+            f"data.{option} is {texts!r}; it must be distinct texts, at least one, in a list."
+        )
+    return list(listed)
+
+
+def with_points(values: pd.Series, decimal: str) -> pd.Series:
+    """Returns a column (n,) whose texts have decimal points, so that what has them in the file is
+    no number if its decimals are ``decimal``, a comma."""
+    if decimal == ".":
+        return values
+    swapped = str.maketrans(",.", ".,")
+    return values.map(lambda value: value.translate(swapped) if isinstance(value, str) else value)
+
+
+def printed(value: object) -> str:
+    """Returns a value as messages print it: what is no number or short text only by its kind, such
+    as an image."""
+    if isinstance(value, Mapping) and any(
+        isinstance(part, (bytes, bytearray)) for part in value.values()
+    ):
+        return f"a mapping of {', '.join(map(str, value))}"
+    if isinstance(value, (bytes, bytearray)) and len(value) > _FEW:
+        return f"{len(value):,} bytes"
+    if isinstance(value, str):
+        text = repr(value)
+    else:
+        text = " ".join(str(value).split())
+    if len(text) <= _LONGEST:
+        return text
+    return f"{text[: _LONGEST - 1]}…"
