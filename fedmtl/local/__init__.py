@@ -5,9 +5,10 @@ without a federation."""
 from .batched import check_examples, check_stackable
 from .batches import BatchPlan, plan_batches
 from .behaviour import check_behaviour, check_loss
-from .checks import check_copyable, check_layers, prepare_module, with_shapes
+from .checks import check_copyable, check_layers, prepare_module
 from .executor import Execution, Executor, operation_threads
 from .layout import Layout, check_names, named_by
+from .lazy import with_shapes
 from .local_trainer import LocalTrainer, gradient_plan
 from .losses import resolve_loss
 from .mixture import Mixture

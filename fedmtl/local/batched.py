@@ -21,6 +21,12 @@ def check_stackable(module: nn.Module, sample: Tensor) -> None:
 
     Raises:
         ModelError: an operation without a batching rule, or one whose course depends on values.
+
+    Example:
+        >>> import torch
+        >>> from fedmtl.local import check_stackable, prepare_module
+        >>> sample = torch.zeros(2, 3)
+        >>> check_stackable(prepare_module(torch.nn.Linear(3, 1), sample, seed=0), sample)
     """
     stack = _two_copies(module, sample)
     both = sample.expand(2, *sample.shape)
@@ -49,6 +55,12 @@ def check_examples(
 
     Raises:
         ModelError: an operation without a batching rule, or one whose course depends on values.
+
+    Example:
+        >>> import torch
+        >>> from fedmtl.local import check_examples, prepare_module
+        >>> sample = torch.zeros(2, 3)
+        >>> check_examples(prepare_module(torch.nn.Linear(3, 1), sample, seed=0), sample)
     """
     stack = _two_copies(module, sample)
     x = sample[:1].expand(2, PIECE, *sample.shape[1:])

@@ -71,6 +71,16 @@ class BatchPlan:
         lengths: int64 (S, k), how many of them are no padding.
         grain: the leading clients of a step are a multiple of this many, as far as there are
             clients.
+
+    Example:
+        >>> import torch
+        >>> from fedmtl import LocalSGD, load_data
+        >>> from fedmtl.local import plan_batches
+        >>> data = load_data("digits", clients=4)
+        >>> solver = LocalSGD(lr=0.1, batch_size=4)  # of 10 examples a client
+        >>> plan = plan_batches(data, solver, torch.arange(4), seed=0, round=0)
+        >>> plan.part(slice(0, 2)).steps.tolist()
+        [3, 3]
     """
 
     keys: Tensor
@@ -144,6 +154,15 @@ def plan_batches(
         width: B, columns of every batch, at least the largest batch of a client; None: that of the
             widest client.
         grain: see :class:`BatchPlan`.
+
+    Example:
+        >>> import torch
+        >>> from fedmtl import LocalSGD, load_data
+        >>> from fedmtl.local import plan_batches
+        >>> data = load_data("digits", clients=4)
+        >>> plan = plan_batches(data, LocalSGD(lr=0.1, epochs=2), torch.arange(4), seed=0, round=0)
+        >>> plan.steps.tolist(), len(list(plan.batches()))
+        ([2, 2, 2, 2], 2)
     """
     counts = data.train.counts[clients]
     if steps is None:
@@ -157,7 +176,9 @@ def plan_batches(
         epoch = torch.zeros_like(epoch)
         rows = _flat_rows(data, clients)[2][None]
     else:
-        epochs = int(epoch.max()) + 1 if epoch.numel() else 1
+        epochs = 1
+        if epoch.numel():
+            epochs = int(epoch.max()) + 1
         rows = _permuted_rows(data, clients, seed, round, epochs)
     start = torch.cumsum(counts, 0) - counts
     index = rows.flatten()[(epoch * rows.shape[1] + start)[..., None] + within]
@@ -224,7 +245,7 @@ def _permuted_rows(
 
 
 def batches_per_epoch(counts: Tensor, batch_size: int | None) -> Tensor:
-    """ceil(count / batch_size) for each client, 1 when ``batch_size`` is ``None``."""
+    """Returns ceil(count / batch_size) for each client, int64 (k,); 1 if ``batch_size`` is None."""
     if batch_size is None:
         return torch.ones_like(counts)
     return torch.div(counts + batch_size - 1, batch_size, rounding_mode="floor")
@@ -253,8 +274,8 @@ def max_clients(dimension: int) -> int:
 
 
 def plannable(steps: int, width: int, grain: int) -> int:
-    """Clients to plan at once: about 128 MiB of row numbers, at most 2**19 clients, a multiple of
-    ``grain``."""
+    """Returns the number of clients to plan at once: about 128 MiB of row numbers, at most 2**19
+    clients, a multiple of ``grain``."""
     most = min(1 << (_CLIENT_BITS - 1), _PLANNED // max(1, steps * width))
     return max(1, most // grain) * grain
 
@@ -264,8 +285,8 @@ LANES = 4
 
 
 def grain_of(width: int, chunk: int) -> int:
-    """Clients with batches of ``width`` examples are stacked in multiples of this, in stacks of at
-    most ``chunk``."""
+    """Returns the number in whose multiples clients with batches of ``width`` examples are stacked,
+    in stacks of at most ``chunk``."""
     if chunk < LANES:
         return 1
     whole = max(LANES, 32 // math.gcd(32, width))
@@ -275,7 +296,7 @@ def grain_of(width: int, chunk: int) -> int:
 
 
 def places(steps: Tensor, lanes: Tensor, grain: int) -> tuple[Tensor, Tensor]:
-    """Places of clients in a stack: each in its lane, those with most steps first.
+    """Places clients in a stack: each in its lane, those with most steps first.
 
     A place that no client needs is filled with one whose result there is not used.
 

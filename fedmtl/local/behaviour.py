@@ -41,6 +41,20 @@ def check_behaviour(module: nn.Module, batches: Sequence[Tensor]) -> None:
         ModelError: outputs that depend on earlier calls or on the other examples of a batch, a
             module that fails on a single example, outputs without gradient, or gradients that do
             not follow the exchanged parameters.
+
+    Example:
+        >>> import torch
+        >>> from fedmtl.errors import ModelError
+        >>> from fedmtl.local import check_behaviour, prepare_module
+        >>> class Centred(torch.nn.Linear):
+        ...     def forward(self, x):
+        ...         return super().forward(x - x.mean(0))  # of the batch
+        >>> module = prepare_module(Centred(3, 1), torch.zeros(2, 3), seed=0)
+        >>> try:
+        ...     check_behaviour(module, [torch.rand(2, 3)])
+        ... except ModelError:
+        ...     print("refused")
+        refused
     """
     trial = copy.deepcopy(module).train()
     for child in trial.modules():
@@ -181,6 +195,13 @@ def check_loss(loss: Loss, shape: tuple[int, ...], targets: Tensor, dtype: torch
     Raises:
         ConfigError: a loss that fails, returns another shape, has no gradient, is random, or mixes
             examples.
+
+    Example:
+        >>> import torch
+        >>> from fedmtl.local import check_loss
+        >>> def absolute(outputs, targets):
+        ...     return (outputs[:, 0] - targets).abs()
+        >>> check_loss(absolute, (1,), torch.tensor([0.0, 1.0]), torch.float32)
     """
     generator = torch.Generator().manual_seed(_SEED)
     drawn = torch.randn((2, *shape), generator=generator, dtype=torch.float64)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.parameter import UninitializedBuffer, UninitializedParameter, is_lazy
+from torch.nn.parameter import UninitializedBuffer, is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import ModelError, first_line
@@ -33,6 +33,16 @@ def check_layers(module: nn.Module) -> None:
 
     Raises:
         ModelError: batch normalization, or an embedding with an option that mixes examples.
+
+    Example:
+        >>> import torch
+        >>> from fedmtl.errors import ModelError
+        >>> from fedmtl.local import check_layers
+        >>> try:
+        ...     check_layers(torch.nn.BatchNorm1d(3))
+        ... except ModelError as error:
+        ...     print(str(error).split(",")[0])
+        Layer 'BatchNorm1d' is BatchNorm1d
     """
     # What mixes examples gives one record a way into the gradients of others, past their clips.
     for name, child in module.named_modules():
@@ -77,6 +87,11 @@ def check_copyable(module: nn.Module) -> None:
         ModelError: a module of ``torch.jit``, ``torch.compile`` or ``nn.DataParallel``, one that
             cannot be copied, a stored tensor that was computed from parameters, a parameter with a
             hook, or a tensor without data, sparse, of complex numbers, or that is not finite.
+
+    Example:
+        >>> import torch
+        >>> from fedmtl.local import check_copyable
+        >>> check_copyable(torch.nn.Linear(3, 1))  # nothing is wrong with it
     """
     for name, child in module.named_modules():
         _check_exchangeable(name, child)
@@ -160,50 +175,6 @@ def _check_tensor(name: str, tensor: Tensor) -> None:
         )
 
 
-def with_shapes(module: nn.Module, sample: Tensor, seed: int) -> nn.Module:
-    """Returns the module, or if some of its parameters are lazy a copy with all of their shapes.
-
-    Args:
-        module: whose lazy parameters are made, with random starts by the ``seed``, as a batch
-            passes through it.
-        sample: a batch (B, ...) of the shape of the data.
-        seed: of the random starts.
-
-    Raises:
-        ModelError: a module that fails on the batch, or that leaves a parameter without a shape.
-    """
-    lazy = list(_lazy_names(module))
-    if not lazy:
-        return module
-    module = copy.deepcopy(module)
-    mode = module.training
-    # The start is a function of the run's seed, and the program's own generator stays as it is.
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.manual_seed(seed)
-        try:
-            # In evaluation: dropout would draw, and layers with statistics would change them.
-            module.eval()(torch.zeros_like(sample))
-        except Exception as error:
-            raise ModelError(
-                f"The model has lazy parameters ({', '.join(lazy)}), and fails on a batch of shape "
-                f"{tuple(sample.shape)}, which would give them their shapes: {first_line(error)}."
-            ) from error
-    left = next(_lazy_names(module), None)
-    if left is not None:
-        raise ModelError(
-            f"{left!r} is lazy, and the forward pass does not give it a shape; use the layer in "
-            "forward, or a layer with a shape."
-        )
-    return module.train(mode)
-
-
-def _lazy_names(module: nn.Module) -> Iterator[str]:
-    """Yields the names of the parameters without a shape."""
-    for name, parameter in module.named_parameters():
-        if isinstance(parameter, UninitializedParameter):
-            yield name
-
-
 def prepare_module(
     module: nn.Module,
     sample: Tensor,
@@ -229,6 +200,14 @@ def prepare_module(
         ModelError: batch normalization, parameters or buffers that change in a forward pass, random
             operations outside ``nn.Dropout`` modules, no trainable parameter, or an output of the
             wrong shape.
+
+    Example:
+        >>> import torch
+        >>> from fedmtl.local import prepare_module
+        >>> module = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))
+        >>> ready = prepare_module(module, torch.zeros(2, 3), seed=0, outputs=2, trainable=["1"])
+        >>> [name for name, p in ready.named_parameters() if p.requires_grad]
+        ['1.weight', '1.bias']
     """
     check_layers(module)
     if dtype is None:

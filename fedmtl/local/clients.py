@@ -133,7 +133,9 @@ def train_on_records(
     # clients with many steps come first, so that those of a stack end together
     order = torch.argsort(steps, descending=True, stable=True)
     order = order[steps[order] > 0]
-    grain = 1 if executor.chunk < LANES else None
+    grain = None
+    if executor.chunk < LANES:
+        grain = 1
     for part in executor.slices(len(order), grain=grain):
         private = run.on_records(executor.stack, clients[order[part]], records, width)
         yield from run.train(executor.stack, order[part], private)

@@ -116,13 +116,23 @@ class Executor:
         execution: resolved settings.
         module: a prepared module.
         device, dtype: of the parameters and the computation.
-        batched: whether :func:`torch.func.vmap` takes the module; without it a chunk is one client.
+        batched: True if :func:`torch.func.vmap` takes the module; without it a chunk is one client.
 
     Attributes:
         batched: see above.
         stack: computes up to a chunk of clients as one batch; its buffers are overwritten by every
             call.
-        one_thread: whether operations gain nothing from several threads.
+        one_thread: True if operations gain nothing from several threads.
+
+    Example:
+        >>> import torch
+        >>> from fedmtl import Execution
+        >>> from fedmtl.local import Executor, prepare_module
+        >>> module = prepare_module(torch.nn.Linear(3, 1), torch.zeros(2, 3), seed=0)
+        >>> cpu = torch.device("cpu")
+        >>> executor = Executor(Execution(chunk=8), module, device=cpu, dtype=torch.float32)
+        >>> [(part.start, part.stop) for part in executor.slices(20)]
+        [(0, 8), (8, 16), (16, 20)]
     """
 
     def __init__(
@@ -208,6 +218,16 @@ def operation_threads(elements: float, products: float = math.inf) -> Iterator[N
             parameters.
         products: numbers in the larger factor of a typical product of NumPy, whose threads are
             others. They take one thread if threadpoolctl is installed.
+
+    Yields:
+        Nothing; the threads of PyTorch are as before after the block.
+
+    Example:
+        >>> import torch
+        >>> from fedmtl.local import operation_threads
+        >>> with operation_threads(elements=1000):
+        ...     torch.get_num_threads()
+        1
     """
     # Handing a small operation to other threads costs more than the operation.
     before = torch.get_num_threads()
@@ -253,7 +273,9 @@ def resolve_device(device: str, ranks: Ranks = SINGLE) -> torch.device:
     if device in ("auto", "cuda") and ranks.beside > 1 and torch.cuda.is_available():
         return torch.device("cuda", ranks.local % torch.cuda.device_count())
     if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("cpu")
     try:
         place = torch.device(device)
         # Clips and sums need float64, which mps lacks.

@@ -165,6 +165,15 @@ def check_names(owner: object, field: str, names: Any) -> None:
 
     Raises:
         ConfigError: naming the class of ``owner``.
+
+    Example:
+        >>> from fedmtl.errors import ConfigError
+        >>> from fedmtl.local import check_names
+        >>> try:
+        ...     check_names(object(), "layers", "fc")
+        ... except ConfigError as error:
+        ...     print(error)
+        object.layers is 'fc'; give a list of names, such as ['fc'].
     """
     if isinstance(names, str) or not isinstance(names, Sequence):
         raise ConfigError(
@@ -185,6 +194,14 @@ def named_by(
 
     Raises:
         ConfigError: no sequence, an empty one, or a pattern that is not text or names none of them.
+
+    Example:
+        >>> from fedmtl.local import named_by
+        >>> names = [("body.weight",), ("body.bias",), ("head.weight",)]
+        >>> named_by(["body", "*.weight"], names, "trainable")
+        [True, True, True]
+        >>> named_by(["head"], names, "trainable")
+        [False, False, True]
     """
     accepted = [name for each in names for name in each]
     listed = f"the model's {what}s are {', '.join(accepted) or 'none'}"

@@ -31,8 +31,8 @@ class LocalTrainer:
 
     It is what clients do in a round of every algorithm here, without the round: a copy of the
     module for each client, trained as one batch by any :class:`LocalSolver`; pulled to an anchor
-    where one is given (mean-regularization); by DP-SGD where a channel is given. What is done with
-    the models is up to the caller.
+    if one is given (mean-regularization); by DP-SGD if a channel is given. The use of the models is
+    up to the caller.
 
     Args:
         module: any module whose forward takes one batch tensor; see
@@ -189,17 +189,16 @@ class LocalTrainer:
             if given is not None:
                 _check_kind(name, given, Tensor)
         everybody = torch.arange(len(self.data))
-        chosen = everybody if clients is None else clients.cpu()
+        chosen = everybody
+        if clients is not None:
+            chosen = clients.cpu()
         self._check(solver, chosen, start, anchor, lam)
-        run = LocalTraining(
-            self.data,
-            self.loss,
-            solver,
-            round,
-            self.initial if start is None else start.to(self.initial),
-            lam,
-            None if anchor is None else anchor.to(self.initial),
-        )
+        if start is None:
+            start = self.initial
+        if anchor is not None:
+            anchor = anchor.to(self.initial)
+        first = start.to(self.initial)
+        run = LocalTraining(self.data, self.loss, solver, round, first, lam, anchor)
         if channel is None:
             trained = train_on_batches(run, self._executor, chosen, seed=self._seed)
         else:
@@ -230,7 +229,10 @@ class LocalTrainer:
         lam: Strength,
     ) -> None:
         """Refuses arguments of :meth:`train` that do not fit the model or the clients."""
-        LocalSolver.check_given(self, solver, lam if isinstance(lam, (int, float)) else 0.0)
+        strength = 0.0  # a tensor has no single one
+        if isinstance(lam, (int, float)):
+            strength = lam
+        LocalSolver.check_given(self, solver, strength)
         n = len(self.data)
         whole = clients.ndim == 1 and not clients.is_floating_point()
         if not whole or bool(((clients < 0) | (clients >= n)).any()):
@@ -285,6 +287,13 @@ def gradient_plan(
         solver: of their local training.
         dimension: D, number of parameters.
         trainings: local trainings of a client in a round; each takes local steps of its own.
+
+    Example:
+        >>> from fedmtl import LocalSGD, load_data
+        >>> from fedmtl.local import gradient_plan
+        >>> plan = gradient_plan(load_data("digits", clients=3), LocalSGD(lr=0.1, epochs=2), 650)
+        >>> plan.steps.tolist(), plan.batch_size
+        ([2, 2, 2], 10)
     """
     counts = data.train.counts
     return GradientPlan(

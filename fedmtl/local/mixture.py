@@ -23,7 +23,14 @@ class Mixture:
     Attributes:
         models: (n, D), v.
         weights: (n,), alpha in [0, 1].
-        adaptive: whether alpha makes a step, too: one in a local run, by the first batch.
+        adaptive: True if alpha makes a step, too: one in a local run, by the first batch.
+
+    Example:
+        >>> import torch
+        >>> from fedmtl.local import Mixture
+        >>> mixture = Mixture(torch.ones(2, 3), torch.full((2,), 0.25), adaptive=False)
+        >>> torch.zeros(3).lerp(mixture.models, mixture.weights[:, None]).tolist()
+        [[0.25, 0.25, 0.25], [0.25, 0.25, 0.25]]
     """
 
     models: Tensor

@@ -33,7 +33,17 @@ class StackedModule:
         device, dtype: of parameters and computation.
 
     Attributes:
-        has_dropout: whether :meth:`forward` needs an ``address`` per copy.
+        has_dropout: True if :meth:`forward` needs an ``address`` per copy.
+
+    Example:
+        >>> import torch
+        >>> from fedmtl.local import StackedModule, prepare_module
+        >>> module = prepare_module(torch.nn.Linear(3, 1), torch.zeros(2, 3), seed=0)
+        >>> cpu = torch.device("cpu")
+        >>> stack = StackedModule(module, capacity=2, device=cpu, dtype=torch.float32)
+        >>> _ = stack.load(torch.zeros(4), 2)
+        >>> stack.predict(stack.rows, torch.ones(2, 5, 3)).shape  # of 5 examples for each copy
+        torch.Size([2, 5, 1])
     """
 
     def __init__(

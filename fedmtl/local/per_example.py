@@ -100,6 +100,18 @@ def example_gradients(
 
     Raises:
         ConfigError: dropout without ``dropout``, or a loss without one value per example.
+
+    Example:
+        >>> import torch
+        >>> from fedmtl.local import StackedModule, example_gradients, prepare_module
+        >>> from fedmtl.local.losses import half_mse
+        >>> module = prepare_module(torch.nn.Linear(3, 1), torch.zeros(2, 3), seed=0)
+        >>> cpu = torch.device("cpu")
+        >>> stack = StackedModule(module, capacity=1, device=cpu, dtype=torch.float32)
+        >>> _ = stack.load(torch.zeros(4), 1)
+        >>> chunks = example_gradients(stack, torch.ones(1, 32, 3), torch.ones(1, 32), half_mse)
+        >>> [(rows.shape, rows[0].tolist()) for rows, owner in chunks]
+        [(torch.Size([32, 4]), [-1.0, -1.0, -1.0, -1.0])]
     """
     if stack.has_dropout and dropout is None:
         raise ConfigError(

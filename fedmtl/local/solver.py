@@ -35,6 +35,12 @@ class LocalSolver(Checked, ABC):
         proximal: take a regularizer's anchor term by its proximal step.
         decay, decay_every: the step size is multiplied by ``decay`` after every ``decay_every``
             rounds.
+
+    Example:
+        >>> from fedmtl import LocalSGD
+        >>> solver = LocalSGD(lr=0.1, decay=0.5, decay_every=10)
+        >>> [solver.lr_at(round) for round in (0, 9, 10)]
+        [0.1, 0.1, 0.05]
     """
 
     lr: Positive
@@ -134,6 +140,9 @@ class LocalSGD(LocalSolver):
     weight_decay: NonNegative = 0.0
 
     def check(self, lam: float) -> None:
+        """Refuses a strength with which steps overshoot, from ``lr * lam = 2`` on, unless
+        ``proximal``.
+        """
         # A step multiplies the distance to the anchor by 1 - lr lam, below -1 from 2 on.
         if not self.proximal and self.lr * lam >= 2.0:
             raise ConfigError(
@@ -145,6 +154,7 @@ class LocalSGD(LocalSolver):
     def optimizer(
         self, rows: Tensor, *, round: int, lam: Strength = 0.0, anchor: Tensor | None = None
     ) -> StackedOptimizer:
+        """Returns plain descent, or with momentum ``torch.optim.SGD`` on stacked rows."""
         lr = self.lr_at(round)
         decay = self.weight_decay
         # Without momentum a step needs no state, and is fused with the backward pass.
@@ -192,6 +202,7 @@ class BackoffSGD(LocalSolver):
     ] = 0.9
 
     def check(self, lam: float) -> None:
+        """Refuses batches and proximal steps, whatever the strength."""
         # The gradient of a batch changes from step to step, and says nothing about the last step.
         if self.proximal or self.batch_size is not None:
             raise ConfigError(
@@ -202,6 +213,7 @@ class BackoffSGD(LocalSolver):
     def optimizer(
         self, rows: Tensor, *, round: int, lam: Strength = 0.0, anchor: Tensor | None = None
     ) -> StackedOptimizer:
+        """Returns descent with a step size of each client's own."""
         lr = self.lr_at(round)
         return StackedOptimizer(
             rows, backoff_rule(rows, lr, self.momentum), lr=lr, lam=lam, anchor=anchor
@@ -264,6 +276,7 @@ class LocalOptimizer(LocalSolver):
     def optimizer(
         self, rows: Tensor, *, round: int, lam: Strength = 0.0, anchor: Tensor | None = None
     ) -> StackedOptimizer:
+        """Returns the optimizer of ``torch.optim`` on stacked rows."""
         lr = self.lr_at(round)
         rule = torch_rule(rows, self._factory(lr))
         return StackedOptimizer(rows, rule, lr=lr, lam=lam, anchor=anchor, proximal=self.proximal)

@@ -150,6 +150,25 @@ class LocalTraining:
             None without.
         correction: (D,) or (n, D), added to every gradient; of DP-SGD to what is released. None for
             none.
+
+    Example:
+        >>> import torch
+        >>> from fedmtl import LocalSGD, load_data
+        >>> from fedmtl.local import LocalTraining, StackedModule, plan_batches, prepare_module
+        >>> from fedmtl.local.losses import cross_entropy
+        >>> data = load_data("digits", clients=3)
+        >>> sample = data.spec.sample(2, torch.float32)
+        >>> flat = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+        >>> module = prepare_module(flat, sample, seed=0)
+        >>> cpu = torch.device("cpu")
+        >>> stack = StackedModule(module, capacity=3, device=cpu, dtype=torch.float32)
+        >>> solver = LocalSGD(lr=0.1)
+        >>> run = LocalTraining(data, cross_entropy, solver, 0, torch.zeros(650))
+        >>> clients = torch.arange(3)
+        >>> plan = plan_batches(data, solver, clients, seed=0, round=0)
+        >>> trained = list(run.train(stack, clients, run.on_batches(stack, plan, clients)))
+        >>> [models.shape for _, models in trained]
+        [torch.Size([3, 650])]
     """
 
     data: FederatedDataset
@@ -216,8 +235,15 @@ class LocalTraining:
     def on_batches(
         self, stack: StackedModule, plan: BatchPlan, place: Tensor
     ) -> Iterator[PlainStep]:
-        """Yields the local steps on the batches of a plan of the k clients; one without a step is
-        computed with the others, and never finishes."""
+        """Yields the local steps on batches.
+
+        A client without a step is computed with the others, and never finishes.
+
+        Args:
+            stack: computes the clients.
+            plan: of the batches of the k clients.
+            place: int64 (k,), the clients' positions among the n.
+        """
         like = stack.rows
         towards: Tensor | None = None
         if self.divergence is not None and self.anchor is not None:

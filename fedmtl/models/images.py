@@ -40,8 +40,9 @@ def celeba_cnn(
     channels: Count = 32,
     groups: Count = 8,
 ) -> nn.Module:
-    """The CelebA network of LEAF and of Hu et al. 2023: four times conv3x3-32, norm, pool; then
-    linear.
+    """Returns the CelebA network of LEAF and of Hu et al. 2023.
+
+    It is four times conv3x3-32, norm, pool; then linear.
 
     30,498 parameters on 3 x 84 x 84 images with 2 classes: padded convolutions leave 32 x 5 x 5
     features. The papers normalize by batch, whose statistics would leave the clients without noise;
@@ -52,6 +53,13 @@ def celeba_cnn(
         norm: ``"group"``, or ``"none"``.
         channels: of every convolution.
         groups: of the normalization, at most; their number divides the channels.
+
+    Example:
+        >>> from fedmtl.data import DataSpec
+        >>> from fedmtl.models import celeba_cnn
+        >>> module = celeba_cnn()(DataSpec(shape=(3, 84, 84), classes=2, clients=100))
+        >>> sum(p.numel() for p in module.parameters())
+        30498
     """
     # Four pools halve each side four times.
     incoming, height, width = _image(spec, "celeba_cnn", 16)
@@ -69,14 +77,25 @@ def celeba_cnn(
 
 @factory
 def fedrep_cnn(spec: DataSpec) -> nn.Module:
-    """The CIFAR network of FedRep (Collins et al., ICML 2021): conv5x5-64, pool, conv5x5-64, pool,
-    linear 120, linear 64, linear.
+    """Returns the CIFAR network of FedRep (Collins et al., ICML 2021).
+
+    It is conv5x5-64, pool, conv5x5-64, pool, linear 120, linear 64, linear.
 
     That of CENTAUR (Shen et al., "Share your representation only", 2023) is wider: 384 and 192
     units in the code of its table, 384 and 32 in a later one.
 
     307,842 parameters on 3 x 32 x 32 images with 10 classes; all but the last layer (650) are the
     representation.
+
+    Args:
+        spec: the shape of the data.
+
+    Example:
+        >>> from fedmtl.data import DataSpec
+        >>> from fedmtl.models import fedrep_cnn
+        >>> module = fedrep_cnn()(DataSpec(shape=(3, 32, 32), classes=10, clients=100))
+        >>> sum(p.numel() for p in module.parameters())
+        307842
     """
     layers, features = _two_convolutions(spec, "fedrep_cnn", 64)
     layers += [nn.Linear(features, 120), nn.ReLU(), nn.Linear(120, 64), nn.ReLU()]
@@ -93,7 +112,7 @@ def torchvision_model(
     weights: str | None = None,
     **options: Any,
 ) -> nn.Module:
-    """A classification network of torchvision, by its name.
+    """Returns a classification network of torchvision, by its name.
 
     The last layer has the outputs of the data. Images with another number of channels than 3 get a
     first convolution of theirs, with new weights.
@@ -113,6 +132,13 @@ def torchvision_model(
     Raises:
         ConfigError: an unknown name or option, when the network is built.
         ModelError: data that are no images.
+
+    Example:
+        >>> from fedmtl.data import DataSpec
+        >>> from fedmtl.models import torchvision_model
+        >>> spec = DataSpec(shape=(3, 64, 64), classes=5, clients=100)
+        >>> torchvision_model("squeezenet1_1")(spec).num_classes
+        5
     """
     # Data that are no images are refused before the library is imported.
     channels, _, _ = _image(spec, "torchvision_model", 1)

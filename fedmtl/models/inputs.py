@@ -36,10 +36,16 @@ class BoundedInputs(nn.Module):
         self.bound = bound
 
     def forward(self, x: Tensor) -> Tensor:
+        """Returns the outputs of the model at bounded inputs.
+
+        Args:
+            x: (N, *shape) of any floating dtype.
+        """
         outputs: Tensor = self.model(self.bound(x))
         return outputs
 
     def extra_repr(self) -> str:
+        """Returns the bound and its norm, for ``repr``."""
         return f"bound={self.bound.bound:g}, norm={self.bound.norm!r}"
 
 
@@ -50,6 +56,12 @@ class BoundedOutputs(nn.Module):
         model: of inputs (N, *shape).
         limit: on the absolute value of its predictions.
         link: what makes predictions of the outputs of the model.
+
+    Example:
+        >>> import torch
+        >>> from fedmtl.models import BoundedOutputs
+        >>> BoundedOutputs(torch.nn.Identity(), limit=1.0)(torch.tensor([-3.0, 0.5])).tolist()
+        [-1.0, 0.5]
     """
 
     model: nn.Module
@@ -63,9 +75,15 @@ class BoundedOutputs(nn.Module):
         self.link = link
 
     def forward(self, x: Tensor) -> Tensor:
+        """Returns predictions in [-limit, limit].
+
+        Args:
+            x: (N, *shape), the model's inputs.
+        """
         return linked(self.model(x), self.link).clamp(-self.limit, self.limit)
 
     def extra_repr(self) -> str:
+        """Returns the limit and the link, for ``repr``."""
         if self.link == "identity":
             return f"limit={self.limit:g}"
         return f"limit={self.limit:g}, link={self.link!r}"
@@ -85,6 +103,17 @@ class NamedInputs(nn.Module):
 
     Raises:
         ModelError: a forward that takes neither.
+
+    Example:
+        >>> import torch
+        >>> from fedmtl.data import Packed
+        >>> from fedmtl.models import NamedInputs
+        >>> class Sum(torch.nn.Module):
+        ...     def forward(self, a, b):
+        ...         return a.sum(1) + b.sum(1)
+        >>> model = NamedInputs(Sum(), Packed((("a", (2,), "real"), ("b", (1,), "real"))))
+        >>> model(model.pack({"a": torch.ones(3, 2), "b": torch.zeros(3, 1)})).tolist()
+        [2.0, 2.0, 2.0]
     """
 
     def __init__(self, model: nn.Module, packed: Packed) -> None:
@@ -112,6 +141,11 @@ class NamedInputs(nn.Module):
             )
 
     def forward(self, x: Tensor) -> Tensor:
+        """Returns the outputs of the model at the inputs of a row.
+
+        Args:
+            x: (B, D), one row an example, as :meth:`pack` makes it.
+        """
         inputs: dict[str, Tensor] = {}
         first = 0
         for name, shape, kind in self.packed.inputs:
@@ -130,12 +164,16 @@ class NamedInputs(nn.Module):
         return outputs
 
     def pack(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Returns one row an example (B, D) of named inputs (B, *shape): what :meth:`forward`
-        takes."""
+        """Returns one row an example, (B, D) float32, as :meth:`forward` takes it.
+
+        Args:
+            inputs: (B, *shape) by name.
+        """
         rows = [
             inputs[name].float().reshape(len(inputs[name]), -1) for name, _, _ in self.packed.inputs
         ]
         return torch.cat(rows, 1)
 
     def extra_repr(self) -> str:
+        """Returns the names of the inputs, for ``repr``."""
         return f"inputs={', '.join(name for name, _, _ in self.packed.inputs)}"

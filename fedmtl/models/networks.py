@@ -29,7 +29,8 @@ Settings = ParamSpec("Settings")
 
 class NamedFactory(partial[nn.Module]):
     """A factory that a run folder can describe: a function of :mod:`fedmtl.models`, and the
-    settings that it has."""
+    settings that it has.
+    """
 
 
 def copies_of(module: nn.Module, built_by: NamedFactory) -> NamedFactory:
@@ -248,6 +249,11 @@ class MeanEmbedding(nn.Module):
         self.padding = padding
 
     def forward(self, x: Tensor) -> Tensor:
+        """Returns the means of embeddings, (B, width).
+
+        Args:
+            x: int64 (B, tokens).
+        """
         values = self.embedding(x)
         if self.padding is None:
             return values.mean(1)
