@@ -188,7 +188,7 @@ def parse_json(text: str, *, finite: bool = True) -> Any:
 
     Args:
         text: of the value.
-        finite: whether NaN, Infinity and numbers beyond a double are refused.
+        finite: True if NaN, Infinity and numbers beyond a double are refused.
 
     Raises:
         ValueError: no JSON; a key that an object has twice; more than 100 levels; a whole number

@@ -14,7 +14,7 @@ def uncollected(*, frozen: bool = False) -> Iterator[None]:
     of PyTorch's.
 
     Args:
-        frozen: whether it leaves all that exists by then out of its later visits, the last one at
+        frozen: True if it leaves all that exists by then out of its later visits, the last one at
             the end of the process included. For a process that is this package's own, before its
             work begins.
     """

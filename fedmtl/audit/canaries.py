@@ -94,7 +94,7 @@ class Canaries(Coins):
 
         Args:
             releases: of the run.
-            adaptive: whether the clip norm follows the rows.
+            adaptive: True if the clip norm follows the rows.
         """
         if adaptive:
             return "the clip norm follows the rows of canaries"

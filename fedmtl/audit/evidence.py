@@ -28,7 +28,7 @@ class Coins:
         coins: bool (m,), whether a canary is in; under replace-one, whether its row is the positive
             one.
         scores: float64 (m,), log likelihood ratios of in against out, from all releases so far.
-        paired: whether the coin chooses between a row, or a gradient, and its negative.
+        paired: True if the coin chooses between a row, or a gradient, and its negative.
         uses: float64 (m,), releases in which each took part; of sampled ones the expected number.
     """
 

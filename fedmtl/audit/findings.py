@@ -22,7 +22,7 @@ class Finding:
             kind of check.
         statistic: what was measured; NaN where nothing was.
         threshold: the value of the statistic at which the claim is refuted.
-        refuted: whether the measurement contradicts the claim. False never means that the claim is
+        refuted: True if the measurement contradicts the claim. False never means that the claim is
             proved.
         detail: how many samples, which pair, which tensor.
         level: probability of a false alarm of this check; 0 for deterministic checks.

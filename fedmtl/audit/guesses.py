@@ -156,7 +156,7 @@ def lower_bound(
             as they are; its noise multiplier is what is tested.
         uses: that are charged.
         confidence: above 0 and below 1.
-        independent: whether to assume that canaries are independent.
+        independent: True if canaries are assumed to be independent.
 
     Raises:
         ConfigError: a confidence outside (0, 1), or abstentions if canaries are taken for

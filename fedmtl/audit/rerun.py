@@ -95,8 +95,8 @@ def watched(
         data: in place of the trainer's.
         coins: seed of the secret coins, in place of the trainer's.
         replay: what is released in place of what the data give.
-        publish: whether files are written and noted.
-        tapped: whether what is handed to releases is noted, which no other run does.
+        publish: True if files are written and noted.
+        tapped: True if what is handed to releases is noted, which no other run does.
     """
     # scores are no subject of the audit and would take most of its time
     few = min(_EVALUATED, trainer.evaluate_clients or _EVALUATED)

@@ -74,8 +74,8 @@ class Beside:
         ledger: name of its file.
         norms: clip norms of the last round by release, if these adapt and there is a checkpoint.
         counts: numbers of records of the clients, None without ``clients.csv``.
-        finetuned: whether clients finetuned their models; None without ``result.json``.
-        interval: whether canaries took part.
+        finetuned: True if clients finetuned their models; None without ``result.json``.
+        interval: True if canaries took part.
     """
 
     ledger: str

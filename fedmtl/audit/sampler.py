@@ -48,7 +48,7 @@ def _law(
             seed twice, which must not matter.
         q: probability that one unit is drawn.
         coins: the audit's own.
-        secure: whether both channels had the same seed.
+        secure: True if both channels had the same seed.
     """
     made = drawn[0]
     draws, n = made.shape

@@ -45,7 +45,7 @@ def printed(config: DictConfig, place: str | None, *, resolve: bool) -> str:
     Args:
         config: composed.
         place: the dotted key of the only part to be printed, of ``--package``.
-        resolve: whether values take the place of the references to them.
+        resolve: True if values take the place of the references to them.
 
     Raises:
         ConfigError: nothing is at ``place``, or a reference leads nowhere.

@@ -38,7 +38,7 @@ def command_parser(
     Args:
         command: the function.
         settings: which ones are accepted, in words; empty for none.
-        folder: whether that of a run comes before them.
+        folder: True if that of a run comes before them.
     """
     style = argparse.RawDescriptionHelpFormatter
     prog = f"fedmtl {command.__name__}"

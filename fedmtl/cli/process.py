@@ -40,7 +40,7 @@ class Process:
     """This process, one or one of several of a launch, and how its errors are printed.
 
     Args:
-        debug: whether errors are raised, for their traceback.
+        debug: True if errors are raised, for their traceback.
         ranks: of a launch of several processes.
         codes: the exit codes so far.
     """
@@ -66,7 +66,7 @@ class Process:
 
         Args:
             folder: of the run.
-            resume: whether a run that has begun there is continued.
+            resume: True if a run that has begun there is continued.
 
         Raises:
             ConfigError: another process holds it, or a run has begun there that is not continued.

@@ -94,7 +94,7 @@ class _Jobs:
 
     Args:
         typed: the overrides, as typed.
-        multirun: whether Hydra sweeps.
+        multirun: True if Hydra sweeps.
         runs: the overrides of each run; empty for a single one, and if a plugin chooses them.
         configs: the resolved configuration of each of ``runs``.
         process: of the command.

@@ -59,7 +59,7 @@ class Convolution:
         bias: name of the bias (outputs,); None without one.
         shape: of the weight, (outputs, inputs, height, width).
         padding: zeros on either side, of height and width.
-        pools: whether there is the pool.
+        pools: True if there is the pool.
         function: the elementwise function; None without one.
     """
 

@@ -25,7 +25,7 @@ class Part:
         name: of the parameter.
         first: place at which it begins in a flat row of all parameters.
         shape: (rows, columns).
-        columns: whether the side of interest is that of the columns (inputs), not of the rows
+        columns: True if the side of interest is that of the columns (inputs), not of the rows
             (outputs).
     """
 

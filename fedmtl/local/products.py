@@ -90,7 +90,7 @@ class Perceptron:
     Attributes:
         layout: of a row.
         layers: in the order of computation.
-        flattens: whether an example of any shape is first made a vector.
+        flattens: True if an example of any shape is first made a vector.
     """
 
     layout: Layout

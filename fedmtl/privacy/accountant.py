@@ -34,7 +34,7 @@ class PrivacyAccountant:
         replicates: R.
 
     Attributes:
-        by_client: whether participations are counted.
+        by_client: True if participations are counted.
         participations: (R, n) int64, up to the current step; 0 where they are not counted.
     """
 

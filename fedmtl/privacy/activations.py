@@ -98,6 +98,7 @@ class Activations(Channel):
     # A block
 
     def start(self, step: int) -> None:
+        """States the first activation of this session."""
         super().start(step)
         if not self._end:
             self._end = step
@@ -231,6 +232,9 @@ class Activations(Channel):
         return self._window, self._window.receipt.next()
 
     def noise_std(self, name: str = GRADIENT) -> Tensor:
+        """Returns (R,) float64, the standard deviation of the noise on the answer that was released
+        last.
+        """
         window = self._window
         if window is None or not window.receipt.spent:
             raise PrivacyError("No activation has been released, so its noise is not known.")

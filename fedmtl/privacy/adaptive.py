@@ -101,8 +101,15 @@ class CountBelowNorm:
         self._source = source
 
     def check(self, rows: Message, clients: Tensor) -> None:
-        """Refuses rows that are not those of the release, see
-        :class:`~fedmtl.privacy.mechanism.Mechanism`, and a sum, which has no norms to count."""
+        """Refuses rows that are not those of the release, and a sum, which has no norms to count.
+
+        Args:
+            rows: (k, D) of the clients.
+            clients: int64 (k,).
+
+        Raises:
+            PrivacyError: as for :meth:`~fedmtl.privacy.mechanism.Mechanism.check`, or a sum.
+        """
         if not isinstance(rows, Tensor):
             raise PrivacyError(
                 f"Release {self.name!r} counts rows, and got a sum; hand the rows over."

@@ -97,7 +97,9 @@ def read_chain(path: Path, *, version: int | None = None) -> Chain:
         ResumeError: damage before the last line, a line that does not follow the one before, a
             first line that is not a header, or one of another version.
     """
-    return parse(path.read_bytes() if path.exists() else b"", path, version)
+    if not path.exists():
+        return parse(b"", path, version)
+    return parse(path.read_bytes(), path, version)
 
 
 def head_file(path: Path) -> Path:

@@ -130,8 +130,10 @@ class Channel(ABC):
     # A step
 
     def start(self, step: int) -> None:
-        """States at which step this session begins, so that a run with no step left reports what it
-        spent.
+        """States the first step of this session; a run with no step left then reports its cost.
+
+        Args:
+            step: number of the round or activation.
 
         Raises:
             ResumeError: charges of earlier steps are missing.
@@ -140,9 +142,14 @@ class Channel(ABC):
 
     @abstractmethod
     def noise_std(self, name: str) -> Tensor:
-        """Returns (R,) float64: root mean square of a noised coordinate (of a matrix: a diagonal
-        one) of ``name`` as released in the step that has begun, or released last; 0 without noise,
-        and where no client acted."""
+        """Returns the root mean square of a noised coordinate, or of a diagonal one of a matrix.
+
+        Args:
+            name: of a release of the step that has begun, or that was released last.
+
+        Returns:
+            (R,) float64, of each replicate; 0 without noise, and if no client acted.
+        """
 
     # What it costs
 
@@ -165,8 +172,11 @@ class Channel(ABC):
         return float(self.epsilons.max())
 
     def epsilon_at(self, uses: int) -> float:
-        """Returns the epsilon of ``uses`` rounds (of participations of every client, where these
-        are charged)."""
+        """Returns the epsilon of a number of uses.
+
+        Args:
+            uses: rounds, or participations of every client if these are charged.
+        """
         if self.releases_anything:
             return self.accountant.epsilon_at(uses)
         return 0.0
@@ -183,7 +193,11 @@ class Channel(ABC):
         return self.accountant.state()
 
     def restore(self, state: dict[str, Tensor]) -> None:
-        """Continues from :meth:`state`."""
+        """Continues from a state.
+
+        Args:
+            state: of :meth:`state`.
+        """
         self.accountant.restore(state)
 
     def sync(self) -> Head | None:
@@ -194,8 +208,11 @@ class Channel(ABC):
         return self.accountant.ledger.sync()
 
     def charge_remaining(self, done: int) -> None:
-        """Stops after ``done`` steps because of what was released: everything planned is charged,
-        see the account."""
+        """Stops early because of the released values, and charges all planned steps.
+
+        Args:
+            done: number of steps that were made.
+        """
         self.accountant.charge_remaining(done)
 
     def close(self) -> None:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from .._check import positive
 from ..errors import ConfigError, PrivacyError
-from .noise.laws import Norm
+from .noise.laws import ORDERS, Norm
 
 MARGIN = 2.0**-20
 """Relative slack below the clip norm: it absorbs rounding in float64 and, in secure mode, to a
@@ -82,7 +82,7 @@ def bounds_of(clip: Clip | None) -> tuple[float, float]:
     """Returns the limit on a row's norm, infinity for none, and the order of the norm, 1 or 2."""
     if clip is None:
         return math.inf, 2.0
-    return clip.bound * (1 - MARGIN), 1.0 if clip.norm == "l1" else 2.0
+    return clip.bound * (1 - MARGIN), float(ORDERS[clip.norm])
 
 
 def are_long(dimension: int) -> bool:

@@ -42,7 +42,7 @@ class PrivacyCost:
         delta: of every epsilon, in [0, 1).
         sampled: q, the probability that the protected unit takes part, by a secret coin for each
             sum; 1 without sampling.
-        replaced: whether neighbours differ by a unit that is replaced by another one, where units
+        replaced: True if neighbours differ by a unit that is replaced by another one, and units
             are sampled.
         sums: noised sums of one use: the local steps of one participation.
         weights: of the uses, with mean 1: use t has the multiplier z / w_t. None: all are alike.
@@ -85,7 +85,9 @@ class PrivacyCost:
         """
         if multiplier == 0:
             return dp_event.NonPrivateDpEvent()
-        z = multiplier / (1.0 if self.weights is None else self.weights[use])
+        z = multiplier
+        if self.weights is not None:
+            z /= self.weights[use]
         law = LAWS[self.mechanism]
         if law.joint:
             # One coin, one cohort: the concatenated vector is one release, with less noise than

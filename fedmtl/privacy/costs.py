@@ -97,7 +97,9 @@ class PrivacyCosts:
 
     def event(self, account: int = 0, use: int = 0, replicate: int = 0) -> DpEvent:
         """Returns the event of one noised sum in use number ``use`` (from 0) of ``account``."""
-        kind = self.kind[replicate if len(self.kind) > 1 else 0, account]
+        if len(self.kind) == 1:
+            replicate = 0  # all replicates have the same budgets
+        kind = self.kind[replicate, account]
         return self.kinds[kind].event(self.multipliers[kind], use)
 
     def epsilons(self, uses: np.ndarray | int) -> np.ndarray:
@@ -128,10 +130,10 @@ class PrivacyCosts:
         """Returns JSON for a ledger: the number of accounts; one entry for every kind of them, with
         the cap on its uses of ``caps`` (m,), or None; and the kind of every account if there are
         several."""
-        most = [
-            None if caps is None else int(caps[self.kind[0] == k].max(initial=0))
-            for k in range(len(self.kinds))
-        ]
+        most: list[int | None] = [None] * len(self.kinds)
+        if caps is not None:
+            for k in range(len(self.kinds)):
+                most[k] = int(caps[self.kind[0] == k].max(initial=0))
         kinds = [
             {"price": cost.to_dict(), "multiplier": z, "cap": cap}
             for cost, z, cap in zip(self.kinds, self.multipliers, most, strict=True)

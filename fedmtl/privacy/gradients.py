@@ -369,5 +369,8 @@ def _weights(
             )
         # Equal weights are no weights: their cost is shared with the clients that have none.
         equal = cap == 0 or bool((array == array[0]).all() and 0 < array[0] < math.inf)
-        by_client.append(None if equal else scaled(tuple(array.tolist())))
+        if equal:
+            by_client.append(None)
+        else:
+            by_client.append(scaled(tuple(array.tolist())))
     return by_client

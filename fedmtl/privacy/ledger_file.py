@@ -29,7 +29,7 @@ class LedgerFile:
     Attributes:
         before: the lines that were there.
         head: number of lines and hash of the last one, of this session's too.
-        failed: whether a line could not be written: what the file has of it is not known.
+        failed: True if a line could not be written: what the file has of it is not known.
         first: hash of the first line; None of an empty file.
 
     Raises:

@@ -188,7 +188,15 @@ class ClippedSum:
         self._noise = noise
 
     def check(self, rows: Message, clients: Tensor) -> None:
-        """Refuses rows, or a sum, that are not those of the release, see :class:`Mechanism`."""
+        """Refuses rows, or a sum, that are not those of the release.
+
+        Args:
+            rows: (k, D) of the clients, or their sum.
+            clients: int64 (k,).
+
+        Raises:
+            PrivacyError: as for :meth:`Mechanism.check`.
+        """
         if isinstance(rows, Tensor):
             check_one_each(self.release, rows, clients)
             return
@@ -237,8 +245,11 @@ class ClippedSum:
         return clipped_sum(rows, self.release.clip, width)
 
     def width_of(self, rows: Message) -> float:
-        """Returns the width of the grid on which a sum without a clip is exact: the largest norm of
-        the rows sets it."""
+        """Returns the width of the grid on which a sum without a clip is exact.
+
+        Args:
+            rows: (k, D), whose largest norm sets it.
+        """
         assert isinstance(rows, Tensor)  # only rows that are clipped are added up as they are made
         return sum_width(largest_norm(rows), self.release.sampling.n)
 

@@ -50,9 +50,9 @@ def open_channel(
     order: Tensor | None = None,
     kind: type[Rounds | Activations] | None = None,
 ) -> Rounds | Activations:
-    """Calibrates the noise, opens the ledger and returns the channel of one run, or of R replicates
-    of it: :class:`~fedmtl.privacy.Rounds`, or :class:`~fedmtl.privacy.Activations` where clients
-    act one at a time.
+    """Opens the channel of one run, or of R replicates of it.
+
+    The noise is calibrated to the budget, and the ledger opened, before any data are read.
 
     Args:
         privacy: settings, or None for neither clip nor noise. For replicates also a sequence of R
@@ -81,6 +81,10 @@ def open_channel(
         kind: class of the channel, a subclass of these two, such as one with canaries or one that
             records its releases; None for these themselves.
 
+    Returns:
+        :class:`~fedmtl.privacy.Rounds`, or :class:`~fedmtl.privacy.Activations` if clients act one
+        at a time.
+
     Raises:
         ConfigError: a budget that cannot be met, replicates of a private, kept or sampled run, or a
             ``kind`` beside replicates in rounds or several ranks.
@@ -90,11 +94,7 @@ def open_channel(
     """
     positive_int("open_channel", replicates=replicates)
     rows = tuple(plan for plan in plans if isinstance(plan, ReleasePlan))
-    several = [plan for plan in plans if isinstance(plan, GradientPlan)]
-    if len(several) > 1:
-        raise PrivacyError(
-            f"There are {len(several)} GradientPlans; a run has one, of all its clients."
-        )
+    gradients = _one_gradient_plan(plans)
     settings = settings_of(privacy, replicates)
     sources = _sources(settings, seed, replicates, source, ledger_path)
     sampler = None
@@ -107,7 +107,7 @@ def open_channel(
     opening = _Opening(
         settings=settings,
         rows=rows,
-        gradients=several[0] if several else None,
+        gradients=gradients,
         schedule=schedule,
         sampler=sampler,
         steps=steps,
@@ -132,6 +132,16 @@ def open_channel(
     if ranks.size > 1:
         return _opened_at_ranks(opening, ledger_path)
     return opening.channel(_header(ledger_path, resume), ledger_path)
+
+
+def _one_gradient_plan(plans: Sequence[Plan]) -> GradientPlan | None:
+    """Returns the release of gradients of single records; None without one."""
+    several = [plan for plan in plans if isinstance(plan, GradientPlan)]
+    if len(several) > 1:
+        raise PrivacyError(
+            f"There are {len(several)} GradientPlans; a run has one, of all its clients."
+        )
+    return next(iter(several), None)
 
 
 def _opened_at_ranks(opening: _Opening, path: Path | None) -> Rounds | Activations:
@@ -290,12 +300,15 @@ class _Opening:
         header.setdefault("sampler", str(self.schedule))  # of clients that act one at a time
         # a round is the same release again only if its cohort and its noise are
         repeatable = self.sampler is None or self.sampler.repeatable
+        charged: int | None = clients
+        if terms.caps is None:
+            charged = None  # everybody is charged for every step
         return Ledger(
             path,
             header,
             fingerprint=self.fingerprint,
             replays_free=repeatable and self.sources[0].name == "seeded",
-            clients=None if terms.caps is None else clients,
+            clients=charged,
             resume=self.resume,
         )
 
@@ -343,6 +356,9 @@ def _sources(
 ) -> tuple[NoiseSource, ...]:
     """Returns the source of each replicate's noise and cohorts."""
     secure = any(each.source == "secure" for each in settings)
+    kind = "seeded"
+    if secure:
+        kind = "secure"
     if replicates > 1 and (secure or path is not None):
         raise ConfigError(
             f"{replicates} replicates are a simulation: they need source='seeded' and no folder."
@@ -350,7 +366,7 @@ def _sources(
     if replicates > 1 and source is not None:
         raise ConfigError(f"{replicates} replicates have noise of their own; leave source out.")
     if source is not None:
-        if source.name != ("secure" if secure else "seeded"):
+        if source.name != kind:
             raise PrivacyError(
                 f"The source of the noise is {source.name}, but the settings ask for another one."
             )

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -18,9 +17,7 @@ from torch import Tensor
 from .._check import Checked, Fraction, Positive, positive
 from ..errors import PrivacyError
 from .clip import LEAST, MOST
-
-if TYPE_CHECKING:
-    from .samplers import Relation
+from .samplers import SHIFTS, Relation
 
 COUNT_BOUND = 0.5
 """Largest absolute value of one client's ``b - 1/2``."""
@@ -101,7 +98,7 @@ def count_sensitivity(relation: Relation) -> float:
         relation: how the rows of neighbours differ: ``"replace"`` for zero-out too if clients
             without data send rows.
     """
-    return COUNT_BOUND * (2.0 if relation == "replace" else 1.0)
+    return COUNT_BOUND * SHIFTS[relation]
 
 
 def count_rows(norms: Tensor, norm: float) -> Tensor:

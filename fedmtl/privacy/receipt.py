@@ -106,8 +106,13 @@ class LocalReceipt:
         self._over = False
 
     def next(self, clients: Tensor) -> Tensor:
-        """Returns the number of the next local step of each of ``clients``: int64 (k,) -> int64
-        (k,).
+        """Returns the number of the next local step of each client.
+
+        Args:
+            clients: int64 (k,), positions in the data.
+
+        Returns:
+            int64 (k,), from 0.
 
         Raises:
             PrivacyError: the round is over, or a client is named twice, or has made all the steps

@@ -16,7 +16,7 @@ from .noise.grid import check_drawable
 from .noise.laws import LAWS
 from .noise.sources import NoiseSource
 from .release import ReleasePlan, bind_releases
-from .samplers import BoundSampler
+from .samplers import SHIFTS, BoundSampler
 from .settings import Privacy, RecordPrivacy
 from .terms import Terms, caps_of, schedule_facts
 
@@ -53,14 +53,19 @@ def terms_of_records(
     _check_plans(settings, rows, plan, sampler)
     assert plan is not None
     plan = plan.under(records)
-    plan.check(clients=None if sampler is None else sampler.n)
+    noiseless = all(each.noiseless for each in records)
     if sampler is None:
+        plan.check(clients=None)
         terms = _terms_of_activations(records, plan)
     else:
-        terms = _terms_of_rounds(records, rows, plan, sampler.capped(steps), steps)
-    if all(each.noiseless for each in records):
-        # Nothing is charged then: rounds keep the sampler's own cap.
-        return terms if sampler is None else replace(terms, caps=caps_of(sampler.capped(steps)))
+        plan.check(clients=sampler.n)
+        sampler = sampler.capped(steps)
+        terms = _terms_of_rounds(records, rows, plan, sampler, steps)
+        if noiseless:
+            # Nothing is charged then: rounds keep the sampler's own cap.
+            terms = replace(terms, caps=caps_of(sampler))
+    if noiseless:
+        return terms
     assert terms.caps is not None
     delta = records[0].resolved_delta(int(plan.counts.sum()))
     costs, caps = record_costs(records, plan, terms.caps, delta, header=prior)
@@ -136,7 +141,7 @@ def _check_noise(
         LAWS[privacy.mechanism](largest / least),
         source,
         plan.dimension,
-        sensitivity=2.0 * bound if plan.relation == "replace" else bound,
+        sensitivity=SHIFTS[plan.relation] * bound,
         bound=bound,
     )
 

@@ -21,7 +21,7 @@ from .clip import MARGIN, Clip, sum_width
 from .costs import PrivacyCosts
 from .gradients import GradientPlan
 from .noise.grid import GridValue, client_noise
-from .noise.laws import LAWS, Norm
+from .noise.laws import LAWS, ORDERS, Norm
 from .noise.sources import NoiseSource, client_tails
 from .sums import clipped_segment_sums
 
@@ -45,7 +45,7 @@ def usable_rows(x: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
     """
     wide = x.detach().double()
     # Gradients of linear models are multiples of rows: their norms follow from those of the rows.
-    norms = torch.linalg.vector_norm(wide, ord=1 if norm == "l1" else 2, dim=1)
+    norms = torch.linalg.vector_norm(wide, ord=ORDERS[norm], dim=1)
     usable = torch.isfinite(norms) & (norms >= _LEAST_NORM)
     if bool(usable.all()):
         return wide, norms
@@ -69,7 +69,7 @@ class Records:
         norm: in which gradients are clipped.
         clip: of a gradient; None without a bound.
         counts: numbers of records that have rows, which canaries have not.
-        sampled: whether some sums are over a subset.
+        sampled: True if some sums are over a subset.
         on_grid: in secure mode, the last value that was released with its grid, by name.
     """
 
@@ -88,8 +88,12 @@ class Records:
         self.counts = plan.counts
         self.law = LAWS[mechanism or "gaussian"](1.0)
         claim = plan.published
-        self.norm: Norm = self.law.norm if claim is None or claim.norm is None else claim.norm
-        self.clip: Clip | None = Clip(bound, self.norm) if math.isfinite(bound) else None
+        self.norm: Norm = self.law.norm
+        if claim is not None and claim.norm is not None:
+            self.norm = claim.norm
+        self.clip: Clip | None = None
+        if math.isfinite(bound):
+            self.clip = Clip(bound, self.norm)
         self.sampled = bool((plan.rates < 1).any())
         self.sources = self.coins = sources
         self.on_grid: dict[str, GridValue] = {}

@@ -22,7 +22,7 @@ from .noise.banded import Bands
 from .noise.laws import LAWS, NoiseLaw
 from .noise.symmetric import outer_sensitivity
 from .quantile import QuantileClip, split_multiplier
-from .samplers import BoundSampler, Relation
+from .samplers import SHIFTS, BoundSampler, Relation
 from .settings import ClientPrivacy
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class ReleasePlan:
         dimension: length d of the row that each client contributes.
         form: what is released of the rows w_k: ``"vector"``, sum_k w_k, (d,); ``"symmetric"``,
             sum_k w_k w_k^T, (d, d); ``"diagonal"``, the diagonal of the latter, (d,).
-        from_training: whether the rows depend on private data only through ``Cohort.train``; under
+        from_training: True if the rows depend on private data only through ``Cohort.train``; under
             :class:`RecordPrivacy` they are then post-processing of noised gradients.
         trainings: calls of ``Cohort.train`` by one client in one step; under :class:`RecordPrivacy`
             each of them is charged, and no more are made.
@@ -49,7 +49,7 @@ class ReleasePlan:
             None: all equal.
         rows: noise that every client adds to its own row, against the server (see
             :mod:`.row_noise`), or None.
-        without_data: whether clients without training examples send a row too, as those of an
+        without_data: True if clients without training examples send a row too, as those of an
             algorithm that ``accepts_empty_clients`` do. A client whose data are replaced by nothing
             then replaces its row by another.
 
@@ -212,7 +212,7 @@ class Release(ReleasePlan):
         :func:`~fedmtl.privacy.noise.symmetric.outer_sensitivity`.
         """
         if self.form == "vector":
-            return self.contribution_bound * (2.0 if self.relation == "replace" else 1.0)
+            return self.contribution_bound * SHIFTS[self.relation]
         # A Gaussian or an L2-Laplace law bounds the Frobenius norm of what a matrix moves by.
         norm: Literal["l1", "l2"] = "l2"
         if self.form == "diagonal" and self.noise is not None:
@@ -248,8 +248,10 @@ class Release(ReleasePlan):
         noise. Of correlated noise, what it approaches in the course of the rounds."""
         if self.noise is None:
             return 0.0
-        gain = 1.0 if self.bands is None else self.bands.gain
-        return gain * self.noise.std(self.sensitivity, self.size) / self.denominator
+        std = self.noise.std(self.sensitivity, self.size) / self.denominator
+        if self.bands is None:
+            return std
+        return self.bands.gain * std
 
     def weighted(self, use: int) -> Release:
         """Returns this release in one of its uses: the noise multiplier is divided by the weight.
@@ -269,9 +271,9 @@ class Release(ReleasePlan):
         """
         if self.noise is None or self.noise.multiplier == multiplier:
             return self
-        return replace(
-            self, noise=replace(self.noise, multiplier=multiplier) if multiplier else None
-        )
+        if multiplier == 0:
+            return replace(self, noise=None)
+        return replace(self, noise=replace(self.noise, multiplier=multiplier))
 
     def clipped_at(self, bound: float) -> Release:
         """Returns this release with another clip norm; without a clip it stays as it is.
@@ -279,7 +281,9 @@ class Release(ReleasePlan):
         Args:
             bound: C, above 0.
         """
-        return replace(self, clip=None if self.clip is None else replace(self.clip, bound=bound))
+        if self.clip is None:
+            return self
+        return replace(self, clip=replace(self.clip, bound=bound))
 
 
 def step_cost(
@@ -324,15 +328,18 @@ def step_cost(
             "An allocation of the budget needs a fixed clip norm; "
             "ClientPrivacy.clip_norm is a number."
         )
-    return PrivacyCost(
+    cost = PrivacyCost(
         mechanism=privacy.mechanism,
         sizes=tuple(plan.size for plan in plans),
         delta=delta,
-        sampled=sampler.probability if sampler.amplified else 1.0,
         weights=allocation,
         most=most,
-        bands=1 if bands is None else len(bands),
     )
+    if sampler.amplified:
+        cost = replace(cost, sampled=sampler.probability)
+    if bands is not None:
+        cost = replace(cost, bands=len(bands))
+    return cost
 
 
 def bind_releases(
@@ -357,9 +364,10 @@ def bind_releases(
                 own = split_multiplier(
                     multiplier, privacy.clip_norm.count_multiplier(sampler.denominator, relation)
                 )
-            options = {"noise": law(own) if own else None, "bands": bands}
-            options["clip"] = Clip(
-                privacy.initial_norm, law.norm if plan.form == "vector" else "l2"
-            )
+            options = {"noise": None, "bands": bands, "clip": Clip(privacy.initial_norm)}
+            if own:
+                options["noise"] = law(own)
+            if plan.form == "vector":
+                options["clip"] = Clip(privacy.initial_norm, law.norm)
         releases[plan.name] = Release(**vars(plan), sampling=sampler, **options)
     return releases

@@ -66,7 +66,7 @@ class PrivacyReport:
         run: identity of the run, the hash of its ledger's first line; None where no file is kept.
         ledger_lines, ledger_head: number of lines of the ledger and hash of the last one, when the
             run ended.
-        remaining_charged: whether the run stopped early and is charged for all its planned steps.
+        remaining_charged: True if the run stopped early and is charged for all its planned steps.
         interval: what an attack on canaries in this run has measured, see
             :func:`fedmtl.audit.Interval.certificate`; None where there were none.
         search: of a private search, whose figures these are: its ``candidates``, ``mean`` and
@@ -117,10 +117,12 @@ class PrivacyReport:
         for name in ("elsewhere", "interval", "search"):
             if values[name] is None:
                 del values[name]
-        values = {
-            key: list(value) if isinstance(value, tuple) else value for key, value in values.items()
-        }
-        return {key: "inf" if value == math.inf else value for key, value in values.items()}
+        for key, value in values.items():
+            if isinstance(value, tuple):
+                values[key] = list(value)
+            elif value == math.inf:
+                values[key] = "inf"
+        return values
 
     def with_ledger(self, ledger: Ledger | None) -> PrivacyReport:
         """Returns this report with the identity of the run and the end of its ledger.
@@ -255,8 +257,12 @@ class PrivacyReport:
         if self.elsewhere is not None:
             noise = f"{self.mechanism}, of each node's own"
             budget = "each node's own"
-        records = [] if self.records is None else [("records", grouped(self.records))]
-        server = [] if self.server is None else [("server", self.server)]
+        records = []
+        if self.records is not None:
+            records.append(("records", grouped(self.records)))
+        server = []
+        if self.server is not None:
+            server.append(("server", self.server))
         return [
             ("budget", budget),
             ("protects", f"unit {self.unit}, relation {self.relation}, observer {self.observer}"),
@@ -307,7 +313,9 @@ def measured_rows(interval: Mapping[str, Any]) -> list[tuple[str, str]]:
     for one in interval["observers"]:
         bounds = []
         for bound in one["bounds"]:
-            kind = "independent" if bound["independent"] else "any"
+            kind = "any"
+            if bound["independent"]:
+                kind = "independent"
             guesses = f"{bound['right']:,} of {bound['made']:,} guesses right"
             bounds.append(
                 f"at least {rounded_down(bound['epsilon'])} for {kind} canaries ({guesses})"
@@ -330,7 +338,7 @@ class SignalToNoise:
             release of a step.
         clip_norm: C, the most that the mean of a full cohort can amount to.
         what: the kind of release.
-        first: whether both are those of the first step, since the clip adapts, and the noise with
+        first: True if both are those of the first step, since the clip adapts, and the noise with
             it.
     """
 

@@ -49,7 +49,7 @@ def privacy_report(channel: Rounds | Activations) -> PrivacyReport:
 
 
 def signal_to_noise(channel: Rounds | Activations) -> SignalToNoise | None:
-    """Returns the signal to noise of the loudest release, from public quantities only.
+    """Returns the signal-to-noise ratio of the loudest release, from public quantities only.
 
     Args:
         channel: of the run.
@@ -109,8 +109,10 @@ def _clipping_facts(channel: Channel) -> dict[str, Any]:
     law = _law(channel)
     outside: tuple[str, ...] = OUTSIDE
     if channel.source.name == "secure":
-        outside += EXACT_OUTSIDE if law.joint else ROUNDED_OUTSIDE
-        outside += SECURE_OUTSIDE
+        numerics = ROUNDED_OUTSIDE
+        if law.joint:
+            numerics = EXACT_OUTSIDE
+        outside = (*outside, *numerics, *SECURE_OUTSIDE)
     return {
         "observer": channel.privacy.observer,
         "clip_norm": channel.bound,
@@ -281,7 +283,9 @@ def _clocks_text(channel: Activations) -> str:
     if channel.records.plan.at_cap == "silent":
         low = int(channel.caps.min())
         high = int(channel.caps.max())
-        most = f"{high}" if low == high else f"{low} to {high}"
+        most = f"{low} to {high}"
+        if low == high:
+            most = f"{high}"
         text += (
             f", and at most {most} of one client release something: later ones read no "
             "record and cost nothing"

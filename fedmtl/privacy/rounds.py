@@ -74,7 +74,9 @@ class Rounds(Channel):
         self.records = None
         if terms.gradients is not None:
             self.records = self._records_of(terms.gradients)
-        self._order = torch.arange(self.sampler.n) if order is None else order
+        if order is None:
+            order = torch.arange(self.sampler.n)
+        self._order = order
         self._adaptive: AdaptiveClip | None = None
         if settings and isinstance(settings[0].clip_norm, QuantileClip):
             self._adaptive = AdaptiveClip(settings[0].clip_norm, self.releases)
@@ -115,8 +117,13 @@ class Rounds(Channel):
     # A round
 
     def draw(self, step: int) -> Tensor:
-        """Draws the cohort of round ``step``: int64 (k,), clients in the order of the sampler; the
-        same cohort until the round begins.
+        """Draws the cohort of a round; it is the same until the round begins.
+
+        Args:
+            step: number of the round.
+
+        Returns:
+            int64 (k,), positions of clients, in the order of the sampler.
 
         Raises:
             BudgetExhausted: a fixed cohort can no longer be filled under its cap.
@@ -328,12 +335,16 @@ class Rounds(Channel):
         return clip_rows(row.detach().cpu().double(), release.clip)
 
     def bound_of(self, name: str) -> float:
-        """Returns the norm C to which rows were clipped in the round that has begun; infinite
-        without a clip."""
+        """Returns the norm C to which rows are clipped in the round that has begun.
+
+        Args:
+            name: of the release; its norm is infinite without a clip.
+        """
         self._begun(name)
         return self._mechanisms[name].release.bound
 
     def noise_std(self, name: str) -> Tensor:
+        """Returns (1,) float64, of the noise at the clip norm of the round that has begun."""
         self._declared(name)
         if self._receipt is None:
             raise PrivacyError(f"Release {name!r}: no step has begun, so its noise is not known.")
@@ -347,9 +358,11 @@ class Rounds(Channel):
     # What a checkpoint keeps
 
     def state(self) -> dict[str, Tensor]:
+        """Returns the clip norms, if they adapt, otherwise the charges of replicates."""
         return self.norms() or super().state()
 
     def restore(self, state: dict[str, Tensor]) -> None:
+        """Continues from the clip norms, if they adapt, otherwise from the charges."""
         if self._adaptive is None:
             super().restore(state)
         else:
@@ -364,6 +377,9 @@ class Rounds(Channel):
 
     def set_norms(self, norms: Mapping[str, Tensor]) -> None:
         """Takes the clip norms of :meth:`norms`, and nothing else.
+
+        Args:
+            norms: float64 (2,) by release: of the last round, and of the next one.
 
         Raises:
             ConfigError: other names than those of releases whose clip norms adapt, or values that

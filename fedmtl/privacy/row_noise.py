@@ -145,12 +145,10 @@ def bind_rows(
             raise PrivacyError(
                 f"Release {plan.name!r}: noise on rows needs rows that are clipped in the L2 norm."
             )
-
-        cost = PrivacyCost(
-            mechanism="l2_laplace",
-            sizes=(plan.dimension,),
-            delta=delta if asked.delta is None else asked.delta,
-        )
+        own_delta = delta
+        if asked.delta is not None:
+            own_delta = asked.delta
+        cost = PrivacyCost(mechanism="l2_laplace", sizes=(plan.dimension,), delta=own_delta)
         z = prior.get(row_key(plan.name)) or cost.multiplier(asked.epsilon, steps)
         bound[plan.name] = BoundRowNoise(release, z, cost)
     return bound

@@ -61,8 +61,12 @@ def terms_of_rows(
     )
     _check_allocation(cost, sampler)
     sampler = sampler.capped(steps)
-    uses = steps if sampler.cap is None else sampler.cap
-    accounts = sampler.n if sampler.per_participation else 1
+    uses = steps
+    if sampler.cap is not None:
+        uses = sampler.cap
+    accounts = 1
+    if sampler.per_participation:
+        accounts = sampler.n
     demands = [
         [Demand(cost, each.epsilon, each.noise_multiplier, uses)] * accounts for each in each_one
     ]
@@ -93,8 +97,11 @@ def _without_noise(
 ) -> Terms:
     """Returns the terms of a run that clips at most, and charges nothing."""
     refuse_rows(plans)
+    settings: tuple[ClientPrivacy, ...] = ()
+    if privacy is not None:
+        settings = (privacy,)
     return Terms(
-        settings=() if privacy is None else (privacy,),
+        settings=settings,
         caps=caps_of(sampler),
         sampler=sampler,
         releases=bind_releases(plans, sampler, privacy),
@@ -199,11 +206,16 @@ def _bands(
             "ClientPrivacy.bands is for noise that the server adds; clients add independent noise."
         )
     least = sampler.separation
-    automatic = privacy.bands == "auto"
-    count = min(least, steps) if automatic else int(privacy.bands)
+    if privacy.bands == "auto":
+        count = min(least, steps)
+        asked = "is"
+    else:
+        count = int(privacy.bands)
+        asked = f"is {count}, at most"
     if least == 1 or count > least:
-        asked = "is" if automatic else f"is {count}, at most"
-        remedy = "Take smaller cohorts" if least == 1 else "Take fewer bands"
+        remedy = "Take fewer bands"
+        if least == 1:
+            remedy = "Take smaller cohorts"
         raise PrivacyError(
             f"ClientPrivacy.bands {asked} the number of rounds between two turns of a client, "
             f"which {sampler.describe()} makes {least}. {remedy}."

@@ -50,6 +50,9 @@ USUAL_COHORT = 100
 Relation = Literal["add_remove", "replace", "zero_out"]
 """The relation of neighbouring data: one unit added or removed; one replaced; or the data of one
 replaced by nothing, if the participants of each step are public."""
+SHIFTS: dict[Relation, float] = {"add_remove": 1.0, "replace": 2.0, "zero_out": 1.0}
+"""The sensitivity of a sum of rows of norm 1 at most, by the relation: a replacement takes one row
+away and adds another."""
 
 
 @dataclass(frozen=True)
@@ -64,10 +67,18 @@ class BoundSampler(ABC):
         cohort: m, the expected size of a cohort.
         relation: how neighbouring populations differ, against a coalition of all other clients,
             which keeps state between steps.
-        amplified: whether the event of one step accounts for secrecy of the sample.
-        per_participation: whether a client is charged for each step it took part in, not everybody
+        amplified: True if the event of one step accounts for secrecy of the sample.
+        per_participation: True if a client is charged for each step it took part in, not everybody
             for every step.
-        weighted: whether rows have public weights below 1, which follow the clip.
+        weighted: True if rows have public weights below 1, which follow the clip.
+
+    Example:
+        >>> from fedmtl import CyclicCohorts
+        >>> from fedmtl.privacy import SeededSource
+        >>> sampler = CyclicCohorts(cohort=2).bind(5)
+        >>> coins = SeededSource(0).coins("cohort", 0)
+        >>> [sampler.draw(step, coins).tolist() for step in range(3)]
+        [[0, 1], [2, 3], [0, 4]]
     """
 
     n: int
@@ -114,7 +125,11 @@ class BoundSampler(ABC):
         return self
 
     def with_cap(self, max_uses: int) -> BoundSampler:
-        """Returns the sampler with another cap on the steps of a client, if it has one."""
+        """Returns the sampler with another cap on the steps of a client, if it has one.
+
+        Args:
+            max_uses: the most steps of a client.
+        """
         return self
 
     @property
@@ -276,7 +291,10 @@ class PoissonSampling(Checked):
     cohort: Positive | None = None
 
     def bind(self, n: int) -> BoundPoisson | BoundFull:
-        """Returns the sampler of a population of ``n`` clients.
+        """Returns the sampler of a population.
+
+        Args:
+            n: number of clients.
 
         Raises:
             ConfigError: the cohort exceeds it.
@@ -285,7 +303,9 @@ class PoissonSampling(Checked):
         # With few clients a sample hides nobody well, and all of them cost less noise than half.
         if self.cohort is None and n < USUAL_COHORT:
             return BoundFull(n, n)
-        return BoundPoisson(n, USUAL_COHORT if self.cohort is None else self.cohort)
+        if self.cohort is None:
+            return BoundPoisson(n, USUAL_COHORT)
+        return BoundPoisson(n, self.cohort)
 
 
 @dataclass(frozen=True)
@@ -310,7 +330,10 @@ class FixedCohort(Checked):
     max_uses: Count | None = None
 
     def bind(self, n: int) -> BoundFixed:
-        """Returns the sampler of a population of ``n`` clients.
+        """Returns the sampler of a population.
+
+        Args:
+            n: number of clients.
 
         Raises:
             ConfigError: the cohort exceeds it.
@@ -339,7 +362,10 @@ class CyclicCohorts(Checked):
     cohort: Count
 
     def bind(self, n: int) -> BoundCyclic:
-        """Returns the sampler of a population of ``n`` clients.
+        """Returns the sampler of a population.
+
+        Args:
+            n: number of clients.
 
         Raises:
             ConfigError: the cohort exceeds it.
@@ -359,7 +385,11 @@ class FullParticipation:
     """
 
     def bind(self, n: int) -> BoundFull:
-        """Returns the sampler of a population of ``n`` clients, at least 1."""
+        """Returns the sampler of a population.
+
+        Args:
+            n: number of clients, at least 1.
+        """
         positive_int("FullParticipation.bind", n=n)
         return BoundFull(n, n)
 

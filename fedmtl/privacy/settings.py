@@ -202,10 +202,12 @@ class RecordPrivacy(_Budgeted):
             budgets: list[float | None] = list(self.epsilon.values())
         else:
             budgets = [self.epsilon]
+        delta = self.delta
+        # Only laws with a pure epsilon have a guarantee at delta 0.
+        if delta == 0 and self.mechanism in LAWS and LAWS[self.mechanism].pure:
+            delta = None
         for value in budgets:
-            # Only laws with a pure epsilon have a guarantee at delta 0.
-            pure = self.delta == 0 and self.mechanism in LAWS and LAWS[self.mechanism].pure
-            _check_budget(self, value, self.noise_multiplier, None if pure else self.delta)
+            _check_budget(self, value, self.noise_multiplier, delta)
         if isinstance(self.epsilon, Mapping) and math.inf in self.epsilon.values():
             raise ConfigError(
                 "RecordPrivacy.epsilon is inf for some clients; give each a finite budget, or inf "

@@ -57,7 +57,7 @@ class Metric:
             the mean squared error.
         higher_is_better: False for errors.
         kinds: the tasks that have it by name.
-        own: whether the function is the caller's, who may err.
+        own: True if the function is the caller's, who may err.
     """
 
     name: str

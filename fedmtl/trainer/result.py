@@ -59,9 +59,9 @@ class Result(Scored):
             down; not private.
         cut_targets: the share of the targets that were beyond their public range, and were cut
             there; not private.
-        unscaled: whether the first training records have features or real targets far outside of
+        unscaled: True if the first training records have features or real targets far outside of
             [-1, 1]; not private.
-        trained: whether a local training ended in a finite model; True if none is counted.
+        trained: True if a local training ended in a finite model; True if none is counted.
         terms: the arguments of :func:`~fedmtl.personalize` for new clients, see :meth:`adapt`;
             ``None`` if they are not known.
         parts: the decomposition of the models in the method's paper, by its letters: ``"P"`` and

@@ -48,7 +48,7 @@ def resolved_target(
     Args:
         target: such as ``"fedmtl.LocalSGD"`` or ``"torch.nn.Linear"``.
         trust: names of modules of which everything may be called, with the modules in them.
-        logger: whether a logger is asked for; they write files, and are in no other part of a
+        logger: True if a logger is asked for; they write files, and are in no other part of a
             configuration.
 
     Raises:

@@ -34,6 +34,7 @@ from scipy.sparse.linalg import splu
 
 from ...errors import ConfigError
 from ...privacy.clip import MARGIN, Clip
+from ...privacy.noise.laws import ORDERS
 from ..linear.data import LinearLoss
 from ..linear.solve import Objective, accelerated, newton
 from .network import Array, Network
@@ -63,8 +64,7 @@ def mean_at_minimizer(loss: LinearLoss, x: Array, y: Array, lam: float, clip: Cl
     if clip is not None:
         # the gradient s x of a record is within the bound if abs(s) <= bound / ||x||
         bound = clip.bound * (1 - MARGIN)
-        order = 1 if clip.norm == "l1" else 2
-        norms = np.linalg.norm(x, order, axis=1)
+        norms = np.linalg.norm(x, ORDERS[clip.norm], axis=1)
         limits = bound / np.maximum(norms, 1e-300)
         goal = accuracy(clip.bound, len(x))
     with np.errstate(all="ignore"):

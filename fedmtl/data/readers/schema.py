@@ -37,9 +37,9 @@ class TableSchema:
             they are.
         target_scale: ``"log"`` where the logarithm of that range is what is mapped.
         client: the column that names the client of a row; None without one.
-        integers: whether features are whole numbers, for models of tokens.
+        integers: True if features are whole numbers, for models of tokens.
         form: how the text of a file of such rows is written; None of a table of another kind.
-        declared: whether names and categories were given as settings. If not, they were read off
+        declared: True if names and categories were given as settings. If not, they were read off
             the table.
     """
 

@@ -58,8 +58,8 @@ class Summary:
     such as NA, or too many for categories. True and false are categories.
 
     Attributes:
-        numeric: whether the column holds numbers.
-        whole: whether these are whole.
+        numeric: True if the column holds numbers.
+        whole: True if these are whole.
         kinds: the distinct values as texts, sorted.
         bounds: a draft of its public bounds: a range, whose ends are rounded away from it to three
             digits unless they are whole, or the categories.

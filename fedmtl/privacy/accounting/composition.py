@@ -161,17 +161,19 @@ def _pld_epsilon(parts: Parts, uses: int, delta: float, coarsen: float) -> float
     return min(value, sum(count * uses * losses.loss_of(part).largest for part, count in parts))
 
 
+def _joint(part: DpEvent, count: int) -> tuple[DpEvent, int]:
+    """Returns ``count`` Gaussian uses as the joint one, and other uses as they are."""
+    if isinstance(part, dp_event.GaussianDpEvent):
+        return dp_event.GaussianDpEvent(part.noise_multiplier / math.sqrt(count)), 1
+    return part, count
+
+
 def _loss_pairs(parts: Parts, uses: int, coarsen: float) -> list[tuple[pld.LossPair, int]]:
     """Returns the laws of the losses of the parts on one grid, each with its number of
     repetitions."""
     # many Gaussian uses are few of the joint one, so that its width is not taken for that of one
     # step
-    scaled = tuple(
-        (dp_event.GaussianDpEvent(part.noise_multiplier / math.sqrt(count * uses)), 1)
-        if isinstance(part, dp_event.GaussianDpEvent)
-        else (part, count * uses)
-        for part, count in parts
-    )
+    scaled = tuple(_joint(part, count * uses) for part, count in parts)
     width = losses.grid_width(scaled, coarsen)
     return [(losses.step_pair(part, width), count) for part, count in scaled]
 

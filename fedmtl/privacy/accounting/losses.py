@@ -330,6 +330,7 @@ def _gaussian_scale(multiplier: float, probability: float) -> tuple[float, float
     reach = 10 / multiplier + exponent / 2
     if exponent < 50 and probability < 1:
         spread = min(spread, probability * math.sqrt(math.expm1(exponent)))
-    return spread, math.log1p(probability * math.expm1(reach)) if reach < 500 else reach + math.log(
-        probability
-    )
+    # exp(reach) overflows from about 709 on, and is far above 1 before
+    if reach < 500:
+        return spread, math.log1p(probability * math.expm1(reach))
+    return spread, reach + math.log(probability)

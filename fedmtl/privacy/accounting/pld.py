@@ -298,9 +298,10 @@ def epsilon_at(law: LossLaw, delta: float) -> float:
     k = int(np.nonzero(excess > delta)[0][-1])
     # Within a cell delta is above - gap exp(epsilon), which is solved for epsilon.
     gap = above[k] - excess[k]
-    return law.width * (start + k) + min(
-        law.width, math.log1p((excess[k] - delta) / gap) if gap > 0 else law.width
-    )
+    within = law.width
+    if gap > 0:
+        within = min(law.width, math.log1p((excess[k] - delta) / gap))
+    return law.width * (start + k) + within
 
 
 def _discounted(values: np.ndarray, keep: float, gain: float) -> np.ndarray:

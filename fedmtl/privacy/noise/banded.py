@@ -95,7 +95,7 @@ class CorrelatedNoise:
     Args:
         bands: the matrix.
         draw: step -> z / c_0 of that step, (D,) float64, and the width of its grid or None.
-        repeatable: whether ``draw`` gives the same numbers whenever it is asked (seeded noise).
+        repeatable: True if ``draw`` gives the same numbers whenever it is asked (seeded noise).
     """
 
     def __init__(
@@ -115,8 +115,9 @@ class CorrelatedNoise:
         # A forked process has the memory of its parent: both would release the same past noise.
         if (step, os.getpid()) != self._next:
             self._latest.clear()
-            for earlier in range(step) if self._repeatable else ():
-                self._advance(earlier)
+            if self._repeatable:
+                for earlier in range(step):
+                    self._advance(earlier)
         return self._advance(step)
 
     def _advance(self, step: int) -> tuple[Tensor, float | None]:

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from .sources import NoiseSource
 
 Norm = Literal["l1", "l2"]
+ORDERS: dict[Norm, int] = {"l1": 1, "l2": 2}
+"""The orders of the norms, as functions for norms of vectors take them."""
 
 
 @dataclass(frozen=True)
@@ -48,12 +50,12 @@ class NoiseLaw(Checked, ABC):
     Attributes:
         name: as settings call it (``mechanism=``).
         norm: in which it needs the sensitivity, so in which rows are clipped.
-        pure: whether one release has pure epsilon 1 / ``multiplier``, with delta 0.
-        joint: whether several releases under one coin are one release of the concatenated vector,
+        pure: True if one release has pure epsilon 1 / ``multiplier``, with delta 0.
+        joint: True if several releases under one coin are one release of the concatenated vector,
             of the same law.
         cell: the most that a cell of the public grid of secure mode is wide, over the scale of the
             noise.
-        matrices: whether it is noise on symmetric matrices only.
+        matrices: True if it is noise on symmetric matrices only.
         refuted: why the event does not hold, for the law of a paper that protects nothing: the
             event is then what the paper claims, and epsilon is infinite. Else None.
     """

@@ -101,6 +101,7 @@ class SeededSource:
     name: ClassVar[str] = "seeded"
 
     def normal(self, purpose: str, step: int, size: int) -> np.ndarray:
+        """Returns numbers that are a function of the address; see :meth:`NoiseSource.normal`."""
         return keyed_generator(
             self.seed, f"privacy/{purpose}", step, self.replicate
         ).standard_normal(size)
@@ -109,7 +110,9 @@ class SeededSource:
         self, purpose: str, step: int | Tensor, size: int, keys: Tensor | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
         """Returns signs and tails that are a function of (seed, purpose, replicate, step), and of
-        the key of the row if there are keys: which other clients are drawn does not matter."""
+        the key of the row if there are keys: which other clients are drawn does not matter. See
+        :meth:`NoiseSource.tails`.
+        """
         if keys is None:
             assert isinstance(step, int)
             generator = keyed_generator(self.seed, f"privacy/tails/{purpose}", step, self.replicate)
@@ -122,15 +125,21 @@ class SeededSource:
         )
 
     def key(self, purpose: str) -> np.uint64:
-        """Returns the key of the random numbers of clients."""
+        """Returns the key of the random numbers of clients.
+
+        Args:
+            purpose: name of the release.
+        """
         return np.uint64(derive_key(self.seed, f"privacy/owners/{purpose}", self.replicate))
 
     def words(self, purpose: str, step: int) -> Words:
+        """Returns the words of the generator at the address; see :meth:`NoiseSource.words`."""
         return keyed_generator(
             self.seed, f"privacy/words/{purpose}", step, self.replicate
         ).bit_generator.random_raw
 
     def coins(self, purpose: str, step: int) -> Coins:
+        """Returns the coins of the generator at the address; see :meth:`NoiseSource.coins`."""
         return GeneratorCoins(
             keyed_generator(self.seed, f"privacy/{purpose}", step, self.replicate)
         )
@@ -144,8 +153,9 @@ class SecureSource:
     name: ClassVar[str] = "secure"
 
     def normal(self, purpose: str, step: int, size: int) -> np.ndarray:
-        """Returns (size,) float64 standard normal numbers by inversion of :meth:`tails`: no gaps
-        wider than about 2**-53 out to 9 standard deviations."""
+        """Returns numbers by inversion of :meth:`tails`: no gaps wider than about 2**-53 out to 9
+        standard deviations. See :meth:`NoiseSource.normal`.
+        """
         sign, tail = self.tails(purpose, step, size)
         # Inversion of a tail, and not of a probability near 1, keeps far values exact.
         return sign * ndtri(tail)
@@ -153,7 +163,9 @@ class SecureSource:
     def tails(
         self, purpose: str, step: int | Tensor, size: int, keys: Tensor | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns fresh signs and tails; of ``keys`` only the number matters."""
+        """Returns fresh signs and tails; of ``keys`` only the number matters. See
+        :meth:`NoiseSource.tails`.
+        """
         shape: tuple[int, ...] = (size,)
         if keys is not None:
             shape = (keys.numel(), size)
@@ -162,9 +174,11 @@ class SecureSource:
         )
 
     def words(self, purpose: str, step: int) -> Words:
+        """Returns fresh words; see :meth:`NoiseSource.words`."""
         return _system_words
 
     def coins(self, purpose: str, step: int) -> Coins:
+        """Returns fresh coins; see :meth:`NoiseSource.coins`."""
         return SystemCoins()
 
 
