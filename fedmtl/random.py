@@ -195,6 +195,12 @@ def distinct_numbers(n: int, size: int, coins: Coins) -> np.ndarray:
 
     Returns:
         int64 (size,), ascending.
+
+    Example:
+        >>> from fedmtl.privacy import SeededSource, distinct_numbers
+        >>> numbers = distinct_numbers(100, 5, SeededSource(0).coins("cohort", 0))
+        >>> len(set(numbers.tolist())), bool((numbers < 100).all())
+        (5, True)
     """
     if 2 * size > n:
         left_out = distinct_numbers(n, n - size, coins)

@@ -70,6 +70,20 @@ class Activations(Channel):
     Attributes:
         records: what the clients release.
         schedule: one phrase on who acts when, which is public.
+
+    Example:
+        >>> import numpy as np
+        >>> import torch
+        >>> from fedmtl import RecordPrivacy
+        >>> from fedmtl.privacy import GradientPlan, open_channel
+        >>> numbers = {"counts": np.array([4, 4]), "caps": np.array([1, 1])}
+        >>> plan = GradientPlan(ids=("ann", "bob"), dimension=3, **numbers)
+        >>> privacy = RecordPrivacy(clip_norm=1.0, epsilon=8.0, delta=1e-4)
+        >>> channel = open_channel(privacy, [plan], "in turn", seed=0)
+        >>> channel.begin(0, torch.tensor([[1, 0]]))  # bob answers, then ann
+        >>> answers = [channel.release([torch.ones(1, 4, 3)]) for _ in range(2)]
+        >>> answers[0].shape, round(channel.epsilon, 2)
+        ((1, 3), 8.0)
     """
 
     def __init__(

@@ -92,6 +92,19 @@ class CountBelowNorm:
     Attributes:
         release: see above.
         name: of the count.
+
+    Example:
+        >>> import torch
+        >>> from fedmtl import FullParticipation, QuantileClip
+        >>> from fedmtl.privacy import Clip, CountBelowNorm, Receipt, Release, SeededSource
+        >>> everybody = FullParticipation().bind(4)
+        >>> release = Release(name="update", dimension=1, sampling=everybody, clip=Clip(1.0))
+        >>> count = CountBelowNorm(release, QuantileClip(1.0, count_noise=0.01), SeededSource(0))
+        >>> clients = torch.arange(4)
+        >>> rows = torch.tensor([[0.5], [0.9], [0.1], [3.0]])  # three of four are within the norm
+        >>> share = 0.5 + float(count(rows, clients, Receipt(0, 0, clients)))
+        >>> abs(share - 0.75) < 0.05
+        True
     """
 
     def __init__(self, release: Release, settings: QuantileClip, source: NoiseSource) -> None:

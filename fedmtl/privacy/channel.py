@@ -42,6 +42,16 @@ class Channel(ABC):
         ledger_name: of the ledger, for the report.
         notes: what else no epsilon covers.
         records: what clients release of their own records, where the unit is one record; else None.
+
+    Example:
+        >>> from fedmtl import ClientPrivacy, FullParticipation
+        >>> from fedmtl.privacy import ReleasePlan, open_channel
+        >>> privacy = ClientPrivacy(clip_norm=1.0, epsilon=8.0, delta=1e-5)
+        >>> plan = ReleasePlan(name="update", dimension=3)
+        >>> channel = open_channel(privacy, [plan], FullParticipation().bind(10), seed=0, steps=2)
+        >>> channel.begin(0, channel.draw(0))
+        >>> 0 < channel.epsilon < channel.epsilon_at(2) <= 8.0
+        True
     """
 
     def __init__(

@@ -50,6 +50,12 @@ class Clip:
 
     Raises:
         ConfigError: a bound beyond these.
+
+    Example:
+        >>> import torch
+        >>> from fedmtl.privacy import Clip, clip_rows
+        >>> clip_rows(torch.tensor([[3.0, 4.0]]), Clip(1.0)).norm().round(decimals=4).item()
+        1.0
     """
 
     bound: float

@@ -52,6 +52,13 @@ class PrivacyCost:
 
     Raises:
         PrivacyError: several releases of other than Gaussian noise under one sampled cohort.
+
+    Example:
+        >>> from fedmtl.privacy import PrivacyCost
+        >>> cost = PrivacyCost(mechanism="gaussian", sizes=(650,), delta=1e-5, sampled=0.1)
+        >>> z = cost.multiplier(4.0, 100)  # the smallest for 100 rounds at epsilon 4
+        >>> 3.99 < cost.epsilon(100, z) <= 4.0
+        True
     """
 
     mechanism: str

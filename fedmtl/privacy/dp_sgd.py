@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .gradients import GradientPlan
 from .noise.grid import GridValue, noised
 from .receipt import LocalReceipt
 from .records import GRADIENT, Records
@@ -29,6 +30,21 @@ class LocalSteps:
     Attributes:
         plan: of the gradients.
         receipt: see above.
+
+    Example:
+        >>> import numpy as np
+        >>> import torch
+        >>> from fedmtl import FullParticipation, RecordPrivacy
+        >>> from fedmtl.privacy import GradientPlan, open_channel
+        >>> counts = {"counts": np.array([4, 4]), "steps": np.array([1, 1])}
+        >>> plan = GradientPlan(ids=("ann", "bob"), dimension=3, **counts)
+        >>> privacy = RecordPrivacy(clip_norm=1.0, epsilon=8.0, delta=1e-4)
+        >>> channel = open_channel(privacy, [plan], FullParticipation().bind(2), seed=0)
+        >>> channel.begin(0, channel.draw(0))
+        >>> clients = torch.arange(2)
+        >>> gradients = (torch.ones(8, 3), torch.arange(2).repeat_interleave(4))
+        >>> channel.local.release(clients, [gradients]).shape
+        torch.Size([2, 3])
     """
 
     def __init__(self, records: Records, receipt: LocalReceipt) -> None:
@@ -124,3 +140,16 @@ class LocalSteps:
                 clients[None].numpy(), np.zeros((1, len(clients)), dtype=np.int64)
             )[0]
         )
+
+
+def local_receipt(plan: GradientPlan, step: int, clients: Tensor) -> LocalReceipt:
+    """Returns the receipt of the local steps of a round.
+
+    Args:
+        plan: of the gradients.
+        step: number of the round.
+        clients: int64 (k,), the cohort that is charged.
+    """
+    charged = torch.zeros(len(plan.ids), dtype=torch.int64)
+    charged[clients] = torch.from_numpy(plan.local_steps)[clients]
+    return LocalReceipt(step, charged, plan.trainings)

@@ -46,6 +46,12 @@ class PublishedClaim:
         why_invalid: why it does not hold, in words.
         norm: in which the records' gradients are clipped there; None: that which the law of the
             noise needs.
+
+    Example:
+        >>> from fedmtl.privacy import PublishedClaim
+        >>> claim = PublishedClaim(lambda z: 1 / z, "the sensitivity is that of another norm")
+        >>> claim.claim(2.0)
+        0.5
     """
 
     claim: Callable[[float], float]
@@ -85,6 +91,14 @@ class GradientPlan:
 
     Raises:
         ConfigError: numbers of another shape, or out of range.
+
+    Example:
+        >>> import numpy as np
+        >>> from fedmtl.privacy import GradientPlan
+        >>> counts = np.array([20, 40])
+        >>> plan = GradientPlan(ids=("ann", "bob"), counts=counts, dimension=5, batch_size=10)
+        >>> plan.rates.tolist()
+        [0.5, 0.25]
     """
 
     ids: tuple[str, ...]

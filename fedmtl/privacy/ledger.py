@@ -73,6 +73,13 @@ class Ledger:
         PrivacyError: ``single`` without file locks.
         ResumeError: the file exists and ``resume`` is False, is in use, is damaged, was rolled
             back, or belongs to another run.
+
+    Example:
+        >>> from fedmtl.privacy import Ledger
+        >>> ledger = Ledger(None, {}, fingerprint="", replays_free=False)  # in memory
+        >>> ledger.charge(0, 1)  # the first round
+        >>> ledger.charged, ledger.reached
+        (1, 1)
     """
 
     def __init__(

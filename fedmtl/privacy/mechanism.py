@@ -173,6 +173,19 @@ class ClippedSum:
         sensitivity: at which independent noise is drawn; see :attr:`Release.independent`.
         contribution_bound: on what one client adds to the sum, at which that noise is drawn.
         width: of the grid on which sums of clipped rows are exact; None without a clip.
+
+    Example:
+        >>> import torch
+        >>> from fedmtl import FullParticipation
+        >>> from fedmtl.privacy import Clip, ClippedSum, Receipt, Release, SeededSource
+        >>> from fedmtl.privacy.mechanism import SumNoise
+        >>> everybody = FullParticipation().bind(2)
+        >>> release = Release(name="update", dimension=2, sampling=everybody, clip=Clip(1.0))
+        >>> mechanism = ClippedSum(release, SumNoise(), SeededSource(0))  # without noise
+        >>> clients = torch.arange(2)
+        >>> rows = torch.tensor([[3.0, 4.0], [0.0, 0.5]])
+        >>> mechanism(rows, clients, Receipt(0, 0, clients)).round(decimals=4).tolist()
+        [0.3, 0.65]
     """
 
     def __init__(self, release: Release, noise: SumNoise, source: NoiseSource) -> None:
@@ -280,6 +293,20 @@ class OuterProductSum(ClippedSum):
     or the diagonal of that matrix. The product of one client moves the sum by at most C^2 in the
     Frobenius norm, see :func:`~fedmtl.privacy.noise.symmetric.outer_sensitivity`. Products of
     matrices round, so the rows are added in the order of their clients.
+
+    Example:
+        >>> import torch
+        >>> from fedmtl import FullParticipation
+        >>> from fedmtl.privacy import Clip, OuterProductSum, Receipt, Release, SeededSource
+        >>> from fedmtl.privacy.mechanism import SumNoise
+        >>> everybody = FullParticipation().bind(2)
+        >>> plan = {"name": "c", "dimension": 2, "form": "symmetric", "sampling": everybody}
+        >>> release = Release(**plan, clip=Clip(9.0))
+        >>> mechanism = OuterProductSum(release, SumNoise(), SeededSource(0))
+        >>> clients = torch.arange(2)
+        >>> rows = torch.tensor([[1.0, 2.0], [0.0, 2.0]])
+        >>> mechanism(rows, clients, Receipt(0, 0, clients)).round(decimals=4).tolist()
+        [[0.5, 1.0], [1.0, 4.0]]
     """
 
     def total(self, rows: Message, clients: Tensor, width: float | None = None) -> Tensor:

@@ -91,6 +91,19 @@ def open_channel(
         PrivacyError: a combination that no accountant supports.
         ResumeError: the ledger belongs to another run, is in use or damaged, or exists without
             ``resume``.
+
+    Example:
+        >>> import torch
+        >>> from fedmtl import ClientPrivacy, FullParticipation
+        >>> from fedmtl.privacy import ReleasePlan, open_channel
+        >>> privacy = ClientPrivacy(clip_norm=1.0, epsilon=8.0, delta=1e-5)
+        >>> plan = ReleasePlan(name="update", dimension=3)
+        >>> channel = open_channel(privacy, [plan], FullParticipation().bind(10), seed=0, steps=2)
+        >>> for step in range(2):
+        ...     channel.begin(step, channel.draw(step))  # charged from here on
+        ...     mean = channel.release("update", torch.ones(10, 3), torch.arange(10))
+        >>> mean.shape, round(channel.epsilon, 2)
+        (torch.Size([3]), 8.0)
     """
     positive_int("open_channel", replicates=replicates)
     rows = tuple(plan for plan in plans if isinstance(plan, ReleasePlan))

@@ -26,6 +26,18 @@ class Receipt:
         step: number of the round; it addresses the noise.
         use: number of rounds charged before, from 0, if everybody is charged for each round.
         clients: int64 (k,), the cohort that is charged.
+
+    Example:
+        >>> import torch
+        >>> from fedmtl.errors import PrivacyError
+        >>> from fedmtl.privacy import Receipt
+        >>> receipt = Receipt(step=0, use=0, clients=torch.tensor([1, 4]))
+        >>> receipt.spend("update", torch.tensor([1, 4]))
+        >>> try:
+        ...     receipt.spend("update", torch.tensor([1, 4]))
+        ... except PrivacyError as error:
+        ...     print(error)
+        Release 'update' happened already in step 0; once is the rule.
     """
 
     def __init__(self, step: int, use: int, clients: Tensor) -> None:
@@ -96,6 +108,15 @@ class LocalReceipt:
         charged: int64 (n,), the local steps that are charged to each client; 0 for clients that do
             not take part.
         trainings: local trainings of a client that these steps are divided over.
+
+    Example:
+        >>> import torch
+        >>> from fedmtl.privacy import LocalReceipt
+        >>> receipt = LocalReceipt(step=0, charged=torch.tensor([2, 0, 2]), trainings=1)
+        >>> clients = torch.tensor([0, 2])
+        >>> receipt.spend(clients, receipt.next(clients))
+        >>> receipt.next(clients).tolist()  # each has one step left
+        [1, 1]
     """
 
     def __init__(self, step: int, charged: Tensor, trainings: int) -> None:
@@ -180,6 +201,14 @@ class BlockReceipt:
     Attributes:
         first, clients, uses: see above.
         spent: number of activations that are paid for.
+
+    Example:
+        >>> import numpy as np
+        >>> from fedmtl.privacy import BlockReceipt
+        >>> receipt = BlockReceipt(0, clients=np.array([[1], [0]]), uses=np.array([[0], [0]]))
+        >>> receipt.spend(receipt.next())
+        >>> receipt.left
+        1
     """
 
     def __init__(self, first: int, clients: np.ndarray, uses: np.ndarray) -> None:

@@ -60,6 +60,11 @@ class ReleasePlan:
     Raises:
         ConfigError: an empty name or one that ends in ``/count`` or ``/rows``, a dimension or
             number of trainings below 1, or weights that are not positive and 1 on average.
+
+    Example:
+        >>> from fedmtl.privacy import ReleasePlan
+        >>> ReleasePlan(name="covariance", dimension=4, form="symmetric").size
+        10
     """
 
     name: str
@@ -147,6 +152,15 @@ class Release(ReleasePlan):
         clip: bound C on one client's row; None without privacy, and where rows are post-processing.
         noise: law of the noise, or None for clipping only.
         bands: how the noise is correlated over rounds, or None where it is independent.
+
+    Example:
+        >>> from fedmtl import FullParticipation
+        >>> from fedmtl.privacy import Clip, GaussianNoise, Release
+        >>> everybody = FullParticipation().bind(10)
+        >>> update = {"name": "update", "dimension": 3, "sampling": everybody}
+        >>> release = Release(**update, clip=Clip(2.0), noise=GaussianNoise(1.5))
+        >>> release.sensitivity, round(release.noise_std, 6)  # 1.5 * 2 / 10
+        (2.0, 0.3)
     """
 
     sampling: BoundSampler

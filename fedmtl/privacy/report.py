@@ -76,6 +76,15 @@ class PrivacyReport:
         elsewhere: who keeps the accounts, where this is the report of a server that keeps none;
             None elsewhere.
         outside: what the epsilon does not cover.
+
+    Example:
+        >>> from fedmtl import ClientPrivacy, FullParticipation
+        >>> from fedmtl.privacy import ReleasePlan, open_channel, privacy_report
+        >>> privacy = ClientPrivacy(clip_norm=1.0, epsilon=8.0, delta=1e-5)
+        >>> plan = ReleasePlan(name="update", dimension=3)
+        >>> channel = open_channel(privacy, [plan], FullParticipation().bind(10), seed=0, steps=2)
+        >>> privacy_report(channel).to_dict()["relation"]
+        'add_remove'
     """
 
     unit: str
@@ -340,6 +349,11 @@ class SignalToNoise:
         what: the kind of release.
         first: True if both are those of the first step, since the clip adapts, and the noise with
             it.
+
+    Example:
+        >>> from fedmtl.privacy import SignalToNoise
+        >>> SignalToNoise(noise_norm=0.5, clip_norm=2.0).ratio
+        0.25
     """
 
     noise_norm: float

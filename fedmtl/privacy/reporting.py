@@ -34,6 +34,16 @@ def privacy_report(channel: Rounds | Activations) -> PrivacyReport:
 
     Args:
         channel: of the run. Of replicates, the worst one is reported.
+
+    Example:
+        >>> from fedmtl import ClientPrivacy, FullParticipation
+        >>> from fedmtl.privacy import ReleasePlan, open_channel, privacy_report
+        >>> privacy = ClientPrivacy(clip_norm=1.0, epsilon=8.0, delta=1e-5)
+        >>> plan = ReleasePlan(name="update", dimension=3)
+        >>> channel = open_channel(privacy, [plan], FullParticipation().bind(10), seed=0, steps=2)
+        >>> report = privacy_report(channel)
+        >>> report.unit, report.epsilon, report.budget  # nothing has been released yet
+        ('client', 0.0, 8.0)
     """
     facts = _common_facts(channel)
     if isinstance(channel, Activations):
@@ -57,6 +67,15 @@ def signal_to_noise(channel: Rounds | Activations) -> SignalToNoise | None:
     Returns:
         None without noise, and for clients that act one at a time: no single figure says how loud
         their noise is.
+
+    Example:
+        >>> from fedmtl import ClientPrivacy, FullParticipation
+        >>> from fedmtl.privacy import ReleasePlan, open_channel, signal_to_noise
+        >>> privacy = ClientPrivacy(clip_norm=1.0, epsilon=8.0, delta=1e-5)
+        >>> plan = ReleasePlan(name="update", dimension=3)
+        >>> channel = open_channel(privacy, [plan], FullParticipation().bind(10), seed=0, steps=2)
+        >>> signal_to_noise(channel).clip_norm
+        1.0
     """
     if channel.costs is None or isinstance(channel, Activations):
         return None

@@ -20,8 +20,7 @@ from .accountant import PrivacyAccountant
 from .adaptive import AdaptiveClip, CountBelowNorm
 from .channel import Channel
 from .clip import Clip, RowTotal, are_long, clip_rows, clipped_sum, sum_width
-from .dp_sgd import LocalSteps
-from .gradients import GradientPlan
+from .dp_sgd import LocalSteps, local_receipt
 from .mechanism import Mechanism, Message, SumNoise, check_one_each, mechanism_of
 from .noise.banded import Bands
 from .noise.grid import GridValue
@@ -45,12 +44,21 @@ class Rounds(Channel):
         notes: of parts that no epsilon covers.
 
     Attributes:
-        sampler: who takes part, with its cap on uses where one applies.
+        sampler: who takes part, with its cap on uses if it has one.
         releases: the typed releases, by name.
-        local: the local steps of the round that has begun, where the unit is one record; else None.
+        local: the local steps of the round that has begun, if the unit is one record; else None.
         rows: noise that clients add to their own rows, by release.
-        rows_are_noised: set it where clients are processes of their own: their rows arrive with
-            that noise.
+        rows_are_noised: set it if clients are processes of their own, and add that noise there.
+
+    Example:
+        >>> from fedmtl import ClientPrivacy, FullParticipation
+        >>> from fedmtl.privacy import ReleasePlan, open_channel
+        >>> privacy = ClientPrivacy(clip_norm=1.0, epsilon=8.0, delta=1e-5)
+        >>> plan = ReleasePlan(name="update", dimension=3)
+        >>> channel = open_channel(privacy, [plan], FullParticipation().bind(10), seed=0, steps=2)
+        >>> channel.begin(0, channel.draw(0))
+        >>> channel.bound_of("update"), channel.denominator
+        (1.0, 10.0)
     """
 
     def __init__(
@@ -174,7 +182,7 @@ class Rounds(Channel):
             if known is None or known.release is not release:
                 self._mechanisms[name] = self._mechanism(release)
         if self.records is not None:
-            receipt = _local_receipt(self.records.plan, step, clients)
+            receipt = local_receipt(self.records.plan, step, clients)
             self.local = self._local_steps(self.records, receipt)
 
     def _end(self) -> None:
@@ -369,8 +377,7 @@ class Rounds(Channel):
             self.set_norms(state)
 
     def norms(self) -> dict[str, Tensor]:
-        """Returns the clip norms of the last round and of the next one, float64 (2,) for each
-        release; none if they do not adapt."""
+        """Returns the last and the next clip norm of each release, float64 (2,); none if fixed."""
         if self._adaptive is None:
             return {}
         return self._adaptive.state()
@@ -391,14 +398,6 @@ class Rounds(Channel):
             return
         for name, norm in self._adaptive.restore(norms).items():
             self.releases[name] = self.releases[name].clipped_at(norm)
-
-
-def _local_receipt(plan: GradientPlan, step: int, clients: Tensor) -> LocalReceipt:
-    """Returns the receipt of the local steps of a round that is charged to ``clients``, int64
-    (k,)."""
-    charged = torch.zeros(len(plan.ids), dtype=torch.int64)
-    charged[clients] = torch.from_numpy(plan.local_steps)[clients]
-    return LocalReceipt(step, charged, plan.trainings)
 
 
 def _undeclared(name: str, releases: Mapping[str, Release]) -> PrivacyError:

@@ -75,8 +75,7 @@ class BoundSampler(ABC):
     Example:
         >>> from fedmtl import CyclicCohorts
         >>> from fedmtl.privacy import SeededSource
-        >>> sampler = CyclicCohorts(cohort=2).bind(5)
-        >>> coins = SeededSource(0).coins("cohort", 0)
+        >>> sampler, coins = CyclicCohorts(cohort=2).bind(5), SeededSource(0).coins("cohort", 0)
         >>> [sampler.draw(step, coins).tolist() for step in range(3)]
         [[0, 1], [2, 3], [0, 4]]
     """

@@ -13,6 +13,7 @@ from fedmtl.privacy.accounting.composition import epsilon
 from fedmtl.privacy.accounting.knorm import KNormDpEvent
 from fedmtl.privacy.accounting.losses import PureDpEvent
 from fedmtl.privacy.accounting.pld import LossLaw, LossPair
+from fedmtl.privacy.accounting.subsampling import sampled_atoms
 from tests.helpers import delta_at
 
 H = 0.05
@@ -126,7 +127,7 @@ def test_sampling_a_discrete_mechanism_is_its_mixture() -> None:
     mixed = (1 - rate) * q + rate * p
     down, up = (
         pld.on_grid(*atoms[:2], 1e-4, atoms[2])
-        for atoms in pld.sampled_atoms(LossPair(remove, add), rate)
+        for atoms in sampled_atoms(LossPair(remove, add), rate)
     )
     for eps in (-0.6, -0.4, 0.0, 0.1, 0.4):  # the first one below log(1 - q)
         exact = np.maximum(mixed - math.exp(eps) * q, 0).sum()

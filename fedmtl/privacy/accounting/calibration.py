@@ -98,6 +98,14 @@ def selection_epsilon(
     Raises:
         ConfigError: a mean below 1 or a negative shape.
         PrivacyError: an event without a known Renyi divergence.
+
+    Example:
+        >>> from dp_accounting import dp_event
+        >>> from fedmtl.privacy import epsilon, selection_epsilon
+        >>> event = dp_event.GaussianDpEvent(10.0)
+        >>> one = epsilon(event, 1, 1e-6)
+        >>> one < selection_epsilon(event, 1e-6, mean=5.0, shape=1.0) < 5 * one
+        True
     """
     return epsilon(selection_event(event, mean=mean, shape=shape), 1, delta, coarsen=coarsen)
 

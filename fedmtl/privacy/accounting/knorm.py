@@ -56,6 +56,11 @@ class KNormDpEvent(dp_event.DpEvent):  # type: ignore[misc]
     Attributes:
         epsilon: pure epsilon of one release, above 0; the noise multiplier is its inverse.
         dimension: number d of coordinates, at least 1.
+
+    Example:
+        >>> from fedmtl.privacy import KNormDpEvent, epsilon
+        >>> epsilon(KNormDpEvent(epsilon=0.5, dimension=10), 3, 1e-6) < 1.5
+        True
     """
 
     epsilon: float

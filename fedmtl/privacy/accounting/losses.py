@@ -22,6 +22,7 @@ from ..events import DpEvent, dp_event
 from . import pld
 from .knorm import KNormDpEvent, loss_law, loss_scale
 from .pld import LossLaw, LossPair
+from .subsampling import sampled_atoms
 
 Parts = tuple[tuple[DpEvent, int], ...]
 # probabilities of cells (n,), below the first and above the last
@@ -36,11 +37,15 @@ _REACH = 10.5  # standard deviations of Gaussian noise inside the grid
 
 @attr.s(frozen=True, slots=True, auto_attribs=True)
 class PureDpEvent(dp_event.DpEvent):  # type: ignore[misc]
-    """Any mechanism of which nothing is known but its pure epsilon; randomized response is the
-    worst one.
+    """A mechanism of which only the pure epsilon is known; randomized response is the worst one.
 
     Attributes:
         epsilon: above 0.
+
+    Example:
+        >>> from fedmtl.privacy import PureDpEvent, epsilon
+        >>> round(epsilon(PureDpEvent(0.5), 3, 0.0), 6)  # pure epsilons add up
+        1.5
     """
 
     epsilon: float
@@ -315,7 +320,7 @@ def _atoms(event: DpEvent, q: float) -> tuple[tuple[np.ndarray, np.ndarray, floa
     pairs = [(step_pair(part, width), count) for part, count in parts]
     # Amplification by sampling applies to the joint event, so the parts are composed before it.
     both = (pld.compose_exactly([(pair[side], count) for pair, count in pairs]) for side in (0, 1))
-    return pld.sampled_atoms(LossPair(*both), q)
+    return sampled_atoms(LossPair(*both), q)
 
 
 def _gaussian_scale(multiplier: float, probability: float) -> tuple[float, float]:

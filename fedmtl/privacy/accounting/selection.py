@@ -133,6 +133,14 @@ def draw_repetitions(source: Coins | np.random.Generator, mean: float, shape: fl
 
     Returns:
         Number of candidates to run; 0 is possible under Poisson only.
+
+    Example:
+        >>> import numpy as np
+        >>> from fedmtl.privacy import draw_repetitions
+        >>> generator = np.random.default_rng(0)
+        >>> draws = [draw_repetitions(generator, mean=5.0, shape=1.0) for _ in range(1000)]
+        >>> min(draws), 4.5 < sum(draws) / 1000 < 5.5
+        (1, True)
     """
     gamma = halting_probability(mean, shape)
     if gamma == 1:

@@ -193,6 +193,11 @@ class GaussianNoise(NoiseLaw):
 
     Args:
         multiplier: z, the standard deviation in units of the sensitivity, above 0.
+
+    Example:
+        >>> from fedmtl.privacy import GaussianNoise
+        >>> GaussianNoise(1.5).std(sensitivity=2.0)
+        3.0
     """
 
     name = "gaussian"
@@ -239,6 +244,11 @@ class LaplaceNoise(NoiseLaw):
 
     Args:
         multiplier: b, the scale in units of the sensitivity, above 0.
+
+    Example:
+        >>> from fedmtl.privacy import LaplaceNoise
+        >>> round(LaplaceNoise(0.5).std(sensitivity=2.0), 4)  # sqrt(2) * 0.5 * 2
+        1.4142
     """
 
     name = "laplace"
@@ -275,6 +285,11 @@ class L2LaplaceNoise(NoiseLaw):
 
     Args:
         multiplier: b, the scale in units of the sensitivity, above 0.
+
+    Example:
+        >>> from fedmtl.privacy import L2LaplaceNoise
+        >>> L2LaplaceNoise(0.5).std(sensitivity=2.0, dimension=8)  # 0.5 * 2 * sqrt(9)
+        3.0
     """
 
     name = "l2_laplace"

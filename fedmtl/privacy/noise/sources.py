@@ -94,6 +94,12 @@ class SeededSource:
     Args:
         seed: any integer.
         replicate: index of an independent repetition.
+
+    Example:
+        >>> from fedmtl.privacy import SeededSource
+        >>> source = SeededSource(seed=7)
+        >>> bool((source.normal("update", 0, 3) == source.normal("update", 0, 3)).all())
+        True
     """
 
     seed: int
@@ -148,7 +154,14 @@ class SeededSource:
 @dataclass(frozen=True)
 class SecureSource:
     """Fresh bits from the operating system's generator at every call; the arguments address
-    nothing."""
+    nothing.
+
+    Example:
+        >>> from fedmtl.privacy import SecureSource
+        >>> source = SecureSource()
+        >>> bool((source.normal("update", 0, 3) == source.normal("update", 0, 3)).any())
+        False
+    """
 
     name: ClassVar[str] = "secure"
 
