@@ -49,7 +49,10 @@ PACKAGES = (
     "local",
     "models",
     "privacy",
+    "report",
     "schedules",
+    "search",
+    "trainer",
 )
 
 

@@ -42,6 +42,20 @@ class Claim:
         sampled: probability of a Poisson-sampled cost, else None.
         bands: of noise that is correlated over rounds, C w is independent noise of this multiplier;
             empty if noise is independent as it is.
+
+    Example:
+        >>> from fedmtl.audit import Claim
+        >>> claim = Claim(
+        ...     law="gaussian",
+        ...     multiplier=1.5,
+        ...     bound=2.0,
+        ...     relation="replace",
+        ...     norm="l2",
+        ...     size=3,
+        ...     denominator=10.0,
+        ... )
+        >>> claim.sensitivity, round(claim.scale, 6)  # 2 * 2, and 1.5 * 4 / 10
+        (4.0, 0.6)
     """
 
     law: str

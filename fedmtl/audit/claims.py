@@ -31,6 +31,19 @@ class Claims:
 
     Attributes:
         names: the releases: those of rows, ``"gradients"``, or ``"rows of <name>"``.
+
+    Example:
+        >>> from fedmtl import ClientPrivacy, FullParticipation
+        >>> from fedmtl.audit import Claims, Setup
+        >>> from fedmtl.privacy import ReleasePlan
+        >>> setup = Setup(
+        ...     privacy=ClientPrivacy(clip_norm=1.0, epsilon=8.0, delta=1e-5),
+        ...     plans=(ReleasePlan(name="update", dimension=3),),
+        ...     schedule=FullParticipation().bind(10),
+        ...     steps=2,
+        ... )
+        >>> bool(Claims(setup, None)), Claims(setup, None).names  # nothing is charged
+        (False, ('update',))
     """
 
     def __init__(

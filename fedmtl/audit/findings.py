@@ -27,6 +27,11 @@ class Finding:
         detail: how many samples, which pair, which tensor.
         level: probability of a false alarm of this check; 0 for deterministic checks.
         skipped: nothing was measured; ``detail`` says why.
+
+    Example:
+        >>> from fedmtl.audit import Finding
+        >>> Finding("noise", statistic=0.31, threshold=1.96, refuted=False, level=1e-6).verdict
+        'could not refute at level 1e-06'
     """
 
     check: str
@@ -84,6 +89,11 @@ def any_refuted(findings: Sequence[Finding]) -> bool:
 
     Returns:
         True for at least one refuted claim; the exit code of ``fedmtl audit`` is then 1.
+
+    Example:
+        >>> from fedmtl.audit import Finding, any_refuted
+        >>> any_refuted([Finding("noise", statistic=7.2, threshold=1.96, refuted=True)])
+        True
     """
     return any(finding.refuted for finding in findings)
 

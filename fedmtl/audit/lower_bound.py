@@ -63,6 +63,7 @@ class Interval(Checked, RunAudit):
     )
 
     def check(self, settings: Trainer) -> None:
+        """Refuses runs without a claimed epsilon, and several runs at once."""
         if settings.noiseless:
             raise ConfigError(
                 f"audit measures a claimed epsilon, and privacy is {settings.privacy!r} of "
@@ -77,6 +78,7 @@ class Interval(Checked, RunAudit):
     def channel_class(
         self, settings: Trainer, plans: Sequence[ReleasePlan | GradientPlan]
     ) -> type[Rounds | Activations]:
+        """Returns the class of a channel with canaries, for the unit and schedule of the run."""
         if settings.algorithm.one_at_a_time:
             return CanaryActivations
         if any(isinstance(plan, GradientPlan) for plan in plans):
@@ -84,6 +86,7 @@ class Interval(Checked, RunAudit):
         return CanaryRounds
 
     def plant(self, settings: Trainer, channel: Any, own: Tensor) -> None:
+        """Adds invented clients, or records of the clients, with a fair coin for each."""
         costs = channel.costs
         if not channel.releases_anything or costs is None:
             raise ConfigError(
@@ -104,6 +107,7 @@ class Interval(Checked, RunAudit):
             _plant_records(channel, own, settings.seed)
 
     def certificate(self, channel: Any, epsilon: float, change: Tensor | None) -> dict[str, Any]:
+        """Returns the claim, the guesses of each attack, and the bounds that they prove."""
         costs = channel.costs
         spent = channel.accountant.spent[0]
         planted = channel.canaries

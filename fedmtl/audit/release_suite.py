@@ -47,6 +47,11 @@ class Effort(Checked):
         noise: numbers of noise of every release, at least; more where four steps have more.
         cohorts: cohorts drawn; of noise twice as many releases, unless these have too many numbers.
         checks: kinds of checks.
+
+    Example:
+        >>> from fedmtl.audit import Effort
+        >>> Effort(noise=10_000, checks=("charges",)).checks
+        ('charges',)
     """
 
     noise: Count = 2_000_000
@@ -70,6 +75,19 @@ def audit_channel(setup: Setup, *, seed: int = 0, effort: Effort | None = None) 
 
     Returns:
         The findings, in the order of the checks.
+
+    Example:
+        >>> from fedmtl import ClientPrivacy, FullParticipation
+        >>> from fedmtl.audit import Effort, Setup, any_refuted, audit_channel
+        >>> from fedmtl.privacy import ReleasePlan
+        >>> setup = Setup(
+        ...     privacy=ClientPrivacy(clip_norm=1.0, epsilon=8.0, delta=1e-5),
+        ...     plans=(ReleasePlan(name="update", dimension=3),),
+        ...     schedule=FullParticipation().bind(10),
+        ...     steps=2,
+        ... )
+        >>> any_refuted(audit_channel(setup, effort=Effort(noise=10_000, checks=("charges",))))
+        False
     """
     effort = effort or Effort()
     findings = _audited(setup, seed, effort)

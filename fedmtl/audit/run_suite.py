@@ -46,6 +46,23 @@ def audit_trainer(
     Returns:
         The findings; none of them proves anything, and a refuted one contradicts what the run would
         state.
+
+    Example:
+        >>> from fedmtl import ClientPrivacy, FedAvg, FullParticipation, LocalSGD, Trainer
+        >>> from fedmtl import load_data, models
+        >>> from fedmtl.audit import Effort, any_refuted, audit_trainer
+        >>> trainer = Trainer(
+        ...     algorithm=FedAvg(local=LocalSGD(lr=0.1)),
+        ...     data=load_data("digits", clients=4),
+        ...     model=models.softmax_regression(),
+        ...     schedule=FullParticipation(),
+        ...     privacy=ClientPrivacy(clip_norm=0.5, epsilon=8.0),
+        ...     rounds=2,
+        ...     progress=False,
+        ... )
+        >>> effort = Effort(noise=10_000, checks=("charges",))
+        >>> any_refuted(audit_trainer(trainer, effort=effort))
+        False
     """
     written = replace(trainer.first_run(), device="cpu", callbacks=(), progress=False)
     rounds = min(rounds, trainer.rounds)

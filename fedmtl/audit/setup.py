@@ -44,6 +44,13 @@ class Clocks:
         phrase: about it, with which a channel is opened.
         blocks: (channel, seed) -> (first activation, clients (1, S) int64) of every block of the
             run.
+
+    Example:
+        >>> import torch
+        >>> from fedmtl.audit import Clocks
+        >>> clocks = Clocks("in turn", lambda channel, seed: iter([(0, torch.tensor([[0, 1]]))]))
+        >>> [first for first, clients in clocks.blocks(None, 0)]
+        [0]
     """
 
     phrase: str
@@ -67,6 +74,19 @@ class Setup:
         rows: name of the release, of whose rows the noise that clients add to them is checked. It
             has an account of its own, and hides what a release adds up, so that channels are opened
             without it elsewhere.
+
+    Example:
+        >>> from fedmtl import ClientPrivacy, FullParticipation
+        >>> from fedmtl.audit import Setup
+        >>> from fedmtl.privacy import ReleasePlan
+        >>> setup = Setup(
+        ...     privacy=ClientPrivacy(clip_norm=1.0, epsilon=8.0, delta=1e-5),
+        ...     plans=(ReleasePlan(name="update", dimension=3),),
+        ...     schedule=FullParticipation().bind(10),
+        ...     steps=2,
+        ... )
+        >>> setup.relation, setup.claims.of("update").sensitivity
+        ('add_remove', 1.0)
     """
 
     privacy: Privacy
@@ -310,8 +330,11 @@ class Setup:
         return np.array(self.counts, dtype=np.int64)
 
     def rate(self, client: int) -> float:
-        """Returns the probability that a unit takes part in a release, by a secret coin: a client
-        in a cohort, or a record of ``client``, as set or a batch of its records."""
+        """Returns the probability that a unit takes part in a release, by a secret coin.
+
+        Args:
+            client: whose records are the units, if the unit is one record.
+        """
         if self.gradients is None:
             if self.relation == "add_remove":
                 return expected_cohort(self.sampler) / self.sampler.n

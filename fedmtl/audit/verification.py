@@ -72,6 +72,11 @@ class Verification:
             included; None without that file.
         epsilon, delta: as the run reports them; epsilon is ``"inf"`` if nothing is protected.
         checks: in order.
+
+    Example:
+        >>> from fedmtl.audit import Verification
+        >>> Verification(run=None, seal=None, epsilon=4.0, delta=1e-5, checks=()).fits
+        True
     """
 
     run: str | None
@@ -135,6 +140,27 @@ def verify(folder: str | Path) -> Verification:
     Raises:
         DataError: not the folder of a run, a run that has not finished, or a report that cannot be
             read.
+
+    Example:
+        >>> from dataclasses import replace
+        >>> from tempfile import TemporaryDirectory
+        >>> from fedmtl import ClientPrivacy, FedAvg, FullParticipation, LocalSGD, Trainer
+        >>> from fedmtl import load_data, models
+        >>> from fedmtl.audit import verify
+        >>> trainer = Trainer(
+        ...     algorithm=FedAvg(local=LocalSGD(lr=0.1)),
+        ...     data=load_data("digits", clients=4),
+        ...     model=models.softmax_regression(),
+        ...     schedule=FullParticipation(),
+        ...     privacy=ClientPrivacy(clip_norm=0.5, epsilon=8.0),
+        ...     rounds=2,
+        ...     progress=False,
+        ... )
+        >>> with TemporaryDirectory() as folder:
+        ...     _ = replace(trainer, folder=folder).fit()
+        ...     verification = verify(folder)
+        >>> verification.fits
+        True
     """
     checks: list[Check] = []
     try:

@@ -23,8 +23,24 @@ class GraphSettings(Protocol):
     """A setting from which the graph of a dataset's clients is built: a frozen dataclass with
     ``build``.
 
-    ``from_data`` says whether it reads the clients' records; a report then says that no epsilon
+    ``from_data`` is True if it reads the clients' records. A report then says that no epsilon
     covers the graph.
+
+    Example:
+        >>> import numpy as np
+        >>> from dataclasses import dataclass
+        >>> from fedmtl import load_data
+        >>> from fedmtl.graphs import Graph, GraphSettings
+        >>> @dataclass(frozen=True)
+        ... class Star:
+        ...     from_data = False
+        ...     def build(self, data):  # the first client with all others
+        ...         others = np.arange(1, len(data.ids))
+        ...         return Graph.from_pairs(np.zeros_like(others), others, 1.0, data.ids)
+        >>> isinstance(Star(), GraphSettings)
+        True
+        >>> Star().build(load_data("digits", clients=4)).degrees.tolist()
+        [3, 1, 1, 1]
     """
 
     from_data: bool
@@ -43,7 +59,14 @@ class GraphSettings(Protocol):
 
 @dataclass(frozen=True)
 class Complete:
-    """Weight 1 between all clients."""
+    """Weight 1 between all clients.
+
+    Example:
+        >>> from fedmtl import load_data
+        >>> from fedmtl.graphs import Complete
+        >>> Complete().build(load_data("digits", clients=4)).degrees.tolist()
+        [3, 3, 3, 3]
+    """
 
     from_data = False
 
@@ -111,6 +134,21 @@ class EdgesFile:
 
     Raises:
         DataError: there is no such file.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> from fedmtl import load_data
+        >>> from fedmtl.graphs import EdgesFile
+        >>> data = load_data("digits", clients=3)
+        >>> with TemporaryDirectory() as folder:
+        ...     with Path(folder, "edges.csv").open("w") as file:
+        ...         print("agent,neighbour", file=file)
+        ...         for one, other in zip(data.ids, data.ids[1:]):
+        ...             print(one, other, sep=",", file=file)
+        ...     graph = EdgesFile(Path(folder, "edges.csv")).build(data)
+        >>> graph.degrees.tolist()
+        [1, 2, 1]
     """
 
     path: str
@@ -191,6 +229,13 @@ class KNNCosine(Checked):
 
     Args:
         k: neighbours of each client.
+
+    Example:
+        >>> from fedmtl import load_data
+        >>> from fedmtl.graphs import KNNCosine
+        >>> graph = KNNCosine(k=1).build(load_data("synthetic_tasks", tasks=4))
+        >>> bool((graph.degrees >= 1).all())
+        True
     """
 
     k: Count = 10

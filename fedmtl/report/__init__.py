@@ -33,6 +33,13 @@ class Report:
         figure: the privacy-utility plot; None if no run has a finite score.
         page: the page in HTML; None if none was asked for.
         left_out: the runs without a result, each with the reason.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from fedmtl.report import Report
+        >>> report = Report(tables=(Path("table.csv"),), figure=None, page=None, left_out={})
+        >>> len(report.files)
+        1
     """
 
     tables: tuple[Path, ...]

@@ -59,6 +59,13 @@ class BoundSchedule:
         clients: n.
         steps: the most activations of a run. Fewer clients may be left to act in the end (absences
             without return); a table is then filled up with -1.
+
+    Example:
+        >>> from fedmtl import PoissonClocks
+        >>> schedule = PoissonClocks(per_client=2).bind(3)
+        >>> block = schedule.events(seed=0, start=0, stop=6)
+        >>> sorted(block.client[0].tolist())  # each client acts twice
+        [0, 0, 1, 1, 2, 2]
     """
 
     kind: str
@@ -207,7 +214,9 @@ class BoundSchedule:
         They are fewer if all clients have finished.
         """
         gaps, absences = self.draws(seed, replicate)
-        activations = _rounds if self.waits else _merged
+        activations = _merged
+        if self.waits:
+            activations = _rounds
         if not self.opening:
             return activations(self.caps, gaps, absences, count)
         opening = np.flatnonzero(self.caps > 0)[:count]

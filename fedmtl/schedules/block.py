@@ -39,6 +39,14 @@ class Block:
             (-1 if a replicate has finished).
         asked: the moments at which the participants of a round were asked; None if all start from
             the state before the round.
+
+    Example:
+        >>> import torch
+        >>> from fedmtl.schedules import Block
+        >>> cohort = torch.tensor([[[0, 2, 3]]])
+        >>> block = Block(first=5, time=torch.zeros(1, 1), clients=cohort)
+        >>> block.step, block.cohort.tolist()
+        (5, [0, 2, 3])
     """
 
     first: int

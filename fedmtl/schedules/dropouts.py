@@ -31,6 +31,15 @@ class Dropouts:
             may be infinite: the client never comes back. Clients that are not named never leave.
         rate: departures per unit of time of a client that is present (exponential times between).
         duration: mean time away, exponential.
+
+    Example:
+        >>> from fedmtl import Latencies
+        >>> from fedmtl.schedules import Dropouts, TraceLatency
+        >>> away = Dropouts(intervals={"0": [(0.0, 5.0)]})
+        >>> schedule = Latencies(latency=TraceLatency([[1.0], [2.0]]), dropouts=away, events=4)
+        >>> block = schedule.bind(2).events(seed=0, start=0, stop=4)
+        >>> block.time[0].tolist(), block.client[0].tolist()  # client 0 answers at its return
+        ([2.0, 4.0, 5.0, 6.0], [1, 1, 0, 0])
     """
 
     intervals: Mapping[Any, Sequence[Sequence[float]]] | None = None
@@ -39,7 +48,9 @@ class Dropouts:
 
     def __post_init__(self) -> None:
         drawn = given(rate=self.rate, duration=self.duration)
-        needed = 2 if self.intervals is None else 0
+        needed = 0
+        if self.intervals is None:
+            needed = 2
         if len(drawn) != needed:
             settings = "intervals, or both rate and duration"
             raise ConfigError(f"Dropouts needs {settings}; give one of the two.")

@@ -48,6 +48,14 @@ class RandomLatency:
     Raises:
         ConfigError: there is no such distribution, it has other parameters, or latencies are below
             0.
+
+    Example:
+        >>> from fedmtl import Latencies
+        >>> from fedmtl.schedules import RandomLatency
+        >>> latency = RandomLatency("uniform", {"scale": 15.0})
+        >>> block = Latencies(latency=latency, events=3).bind(2).events(seed=0, start=0, stop=3)
+        >>> bool((block.time[0].diff() >= 0).all())
+        True
     """
 
     law: str
@@ -99,6 +107,14 @@ class TraceLatency:
         source: a CSV file (.csv or .csv.gz) with the header ``client,seconds`` and one row for each
             activation, or a mapping from client names to lists, or one list for each client in the
             order of their positions.
+
+    Example:
+        >>> from fedmtl import Latencies
+        >>> from fedmtl.schedules import TraceLatency
+        >>> latency = TraceLatency([[1.0], [2.5]])  # seconds of two clients
+        >>> block = Latencies(latency=latency, events=3).bind(2).events(seed=0, start=0, stop=3)
+        >>> block.time[0].tolist(), block.client[0].tolist()
+        ([1.0, 2.0, 2.5], [0, 0, 1])
     """
 
     source: str | Path | Mapping[str, Sequence[float]] | Sequence[Sequence[float]]

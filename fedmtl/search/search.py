@@ -129,6 +129,9 @@ class PrivateSearch(Checked):
                 steps, and could be told from them. Nothing of what it released before has left the
                 private folder.
 
+        Returns:
+            The chosen run, with the epsilon of the whole search.
+
         Raises:
             ConfigError: a budget that cannot be met, or candidates whose releases differ.
             PrivacyError: a combination that Renyi accounting does not cover.
