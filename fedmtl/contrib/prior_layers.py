@@ -43,8 +43,8 @@ from torch import Tensor
 from .._check import Positive
 from ..algorithms.base import Problem, Public, State
 from ..algorithms.cohort import Cohort, Own, personal_fields
-from ..algorithms.finetune import own_gradients
 from ..algorithms.linear.solve import solve_regularized
+from ..algorithms.own_gradients import own_gradients
 from ..algorithms.rounds import Released
 from ..algorithms.store import Fields
 from ..errors import ConfigError

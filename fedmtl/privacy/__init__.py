@@ -29,14 +29,8 @@ from .release import Release, ReleasePlan
 from .report import PrivacyReport, SignalToNoise
 from .reporting import privacy_report, signal_to_noise
 from .rounds import Rounds
-from .samplers import (
-    BoundSampler,
-    CyclicCohorts,
-    FixedCohort,
-    FullParticipation,
-    PoissonSampling,
-    Sampler,
-)
+from .samplers import BoundSampler
+from .sampling import CyclicCohorts, FixedCohort, FullParticipation, PoissonSampling, Sampler
 from .settings import ClientPrivacy, Privacy, RecordPrivacy
 
 __all__ = [

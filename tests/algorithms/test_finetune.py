@@ -9,7 +9,7 @@ import torch
 
 from fedmtl import Average, Finetune, LocalSGD, models
 from fedmtl.algorithms import Cohort
-from fedmtl.algorithms.finetune import FINETUNE_ROUND
+from fedmtl.algorithms.own_gradients import FINETUNE_ROUND
 from fedmtl.audit.other_clients import replaced_client
 from fedmtl.errors import ConfigError
 from fedmtl.trainer.problem import ProblemSettings, build_problem
