@@ -22,18 +22,18 @@ PARAMETERS = 8
 LINES = 400
 
 LIMITS = {
-    "conditional expressions": 9.1,
+    "conditional expressions": 5.4,
     "nested conditional expressions": 0,
-    "paired assignments": 0.1,
+    "paired assignments": 0.06,
     "|= of a dict or a conditional": 0,
-    "long lines": 0.03,
+    "long lines": 0.012,
     "functions of many parameters": 3,
-    "long files": 3,
+    "long files": 0,
     "openings": 0.0,
 }
 """Largest figures: conditional expressions, paired assignments and long lines by 1,000 or 100 lines of code, openings
 by 100 docstrings, the others in all."""
-COMMENTS = 45.0
+COMMENTS = 45.1
 """Least number of comments by 1,000 lines of code."""
 
 _BLANK = (tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)

@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from ..contrib.published import mp_mtl as _published  # noqa: F401  (registers the law of noise of its ledgers)
+# registers the law of noise of its ledgers
+from ..contrib.published import mp_mtl as _published  # noqa: F401
 from ..privacy.accounting.library import TOLERANCE
 from ..privacy.asked import BoundAsked
 from ..privacy.cost import PrivacyCost

@@ -246,4 +246,5 @@ class Bounded:
 
 def describe(transform: Transform) -> dict[str, Any]:
     """Returns the transform as plain JSON values: its class name under ``kind`` and its fields."""
-    return {"kind": type(transform).__name__, **dataclasses.asdict(transform)}  # type: ignore[call-overload]
+    fields: Any = transform  # a protocol cannot say that it is a dataclass
+    return {"kind": type(transform).__name__, **dataclasses.asdict(fields)}

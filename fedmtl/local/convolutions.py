@@ -259,7 +259,8 @@ class ConvolutionalNetwork:
                 if part.bias is not None:
                     bias = names[id(part.bias)]
                 sides: Any = tuple(part.weight.shape)
-                stages.append(Convolution(names[id(part.weight)], bias, sides, part.padding))  # type: ignore[arg-type]
+                padding: Any = part.padding  # two numbers, as the layer is plain
+                stages.append(Convolution(names[id(part.weight)], bias, sides, padding))
             elif (
                 type(part) is nn.MaxPool2d and last is not None and not last.pools and _halves(part)
             ):

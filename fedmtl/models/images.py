@@ -16,10 +16,13 @@ from .networks import factory
 
 @factory
 def femnist_cnn(spec: DataSpec) -> nn.Module:
-    """The FEMNIST network of Hu et al. 2023: conv5x5-32, pool, conv5x5-64, pool, linear.
+    """Returns the FEMNIST network of Hu et al. 2023: conv5x5-32, pool, conv5x5-64, pool, linear.
 
     115,646 parameters on 1 x 28 x 28 images with 62 classes: unpadded convolutions leave 64 x 4 x 4
     features.
+
+    Args:
+        spec: the shape of the data.
 
     Example:
         >>> from fedmtl import models

@@ -72,10 +72,18 @@ class Callback:
         """
 
     def on_evaluate(self, row: Mapping[str, Any]) -> None:
-        """Called after each evaluation with a row of the history."""
+        """Called after each evaluation.
+
+        Args:
+            row: of the history: the round, scores, loss and epsilon by name.
+        """
 
     def on_end(self, result: Result | None) -> None:
-        """Called after the last event; with ``None`` if the run was interrupted."""
+        """Called after the last event.
+
+        Args:
+            result: of the run; None if it was interrupted.
+        """
 
 
 class ProgressBar(Callback):
@@ -83,6 +91,22 @@ class ProgressBar(Callback):
 
     Without a terminal, or without rich, it prints lines instead: that of the last evaluation, and
     before it one about every ten seconds.
+
+    Example:
+        >>> from fedmtl import FedAvg, FullParticipation, LocalSGD, Trainer, load_data, models
+        >>> from fedmtl.trainer import ProgressBar
+        >>> trainer = Trainer(
+        ...     algorithm=FedAvg(local=LocalSGD(lr=0.1)),
+        ...     data=load_data("digits", clients=4),
+        ...     model=models.softmax_regression(),
+        ...     schedule=FullParticipation(),
+        ...     privacy=None,
+        ...     rounds=1,
+        ...     callbacks=(ProgressBar(),),
+        ...     progress=False,
+        ... )
+        >>> trainer.fit().personal.shape
+        torch.Size([4, 650])
     """
 
     def __init__(self) -> None:
@@ -102,6 +126,7 @@ class ProgressBar(Callback):
             )
 
     def on_start(self, name: str, rounds: int, step: int) -> None:
+        """Starts the bar at the first step of this session."""
         self._name = name
         self._began = time.monotonic()
         self._rounds = rounds
@@ -112,10 +137,12 @@ class ProgressBar(Callback):
             self._task = self._bar.add_task(name, total=rounds, completed=step, numbers="")
 
     def on_event(self, block: Block, state: State) -> None:
+        """Moves the bar to the last step of the block."""
         if self._bar is not None:
             self._bar.update(self._task, completed=block.step + 1)
 
     def on_evaluate(self, row: Mapping[str, Any]) -> None:
+        """Shows loss, accuracy and epsilon, beside the bar or as a line if one is due."""
         metric = next(name for name in METRICS if name in row)
         epsilon = "none"
         if not math.isinf(row["epsilon"]):
@@ -144,6 +171,7 @@ class ProgressBar(Callback):
             print(line, file=sys.stderr)
 
     def on_end(self, result: Result | None) -> None:
+        """Stops the bar."""
         if self._bar is not None:
             self._bar.stop()
 

@@ -37,6 +37,9 @@ class RunAudit(ABC):
     def check(self, settings: Trainer) -> None:
         """Refuses a run that cannot be audited.
 
+        Args:
+            settings: of the run.
+
         Raises:
             ConfigError: the setting that must change.
         """
@@ -45,7 +48,12 @@ class RunAudit(ABC):
     def channel_class(
         self, settings: Trainer, plans: Sequence[ReleasePlan | GradientPlan]
     ) -> type[Rounds | Activations]:
-        """Returns the class of the channel of a run with these releases."""
+        """Returns the class of the channel of a run.
+
+        Args:
+            settings: of the run.
+            plans: its releases.
+        """
 
     @abstractmethod
     def plant(self, settings: Trainer, channel: Any, own: Tensor) -> None:

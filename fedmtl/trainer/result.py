@@ -186,6 +186,9 @@ class Result(Scored):
 
         It is that of a sample without replacement: 0 if all of them were evaluated; NaN for a
         single score.
+
+        Args:
+            metric: whose scores are averaged.
         """
         if self.evaluated is None:
             return 0.0

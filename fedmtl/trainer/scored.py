@@ -225,6 +225,9 @@ class Scored:
     def model_for(self, client: str | int) -> nn.Module:
         """Returns the personal model of a client, in evaluation mode.
 
+        Args:
+            client: its id.
+
         Raises:
             ConfigError: no client of that id, or one that was not evaluated.
         """

@@ -36,8 +36,13 @@ class EarlyStopping(Checked):
     min_delta: NonNegative = 0.0
 
     def stops(self, history: Sequence[Mapping[str, Any]]) -> bool:
-        """Returns True if a run with this history stops. It is a pure function of the history,
-        so a resumed run decides the same."""
+        """Returns True if a run stops.
+
+        It is a pure function of the history, so a resumed run decides the same.
+
+        Args:
+            history: the rows of the evaluations so far.
+        """
         # A diverged model has the distance NaN, which is no best, and never an increase.
         values = [float(row["distance"]) for row in history]
         if len(values) <= self.patience:

@@ -257,11 +257,8 @@ class Trainer:
 
         It is None for other models and losses, whose baseline is local training.
         """
-        if (
-            "local" not in self.baselines
-            or kind_of(self.data.spec) != "number"
-            or self.trainable is not None
-        ):
+        number = kind_of(self.data.spec) == "number"
+        if "local" not in self.baselines or not number or self.trainable is not None:
             return None
         # Averages are least squares in closed form.
         squared = self.algorithm.loss is None and self.loss in ("auto", "mse", "half_mse")
@@ -316,7 +313,10 @@ class Trainer:
         return all(privacy is None or privacy.noiseless for privacy in self.privacies)
 
     def problem(self, *, ranks: Ranks = SINGLE) -> Problem:
-        """Returns the problem of a run, which ``ranks`` compute.
+        """Returns the problem of a run.
+
+        Args:
+            ranks: the processes that compute it.
 
         Raises:
             ConfigError, DataError, ModelError: see :func:`~fedmtl.trainer.problem.build_problem`.
@@ -344,8 +344,11 @@ class Trainer:
         return build_problem(self.data, self.model, settings, ranks)
 
     def resolved(self, problem: Problem) -> Trainer:
-        """Returns this trainer with the settings that its algorithm chooses from public rows and
-        bounds (``"auto"``)."""
+        """Returns this trainer with the ``"auto"`` settings that its algorithm chooses.
+
+        Args:
+            problem: of the run; public rows and bounds are read.
+        """
         bound = None
         if isinstance(self.bound, BoundSchedule):
             bound = self.bound
@@ -359,8 +362,7 @@ class Trainer:
                 schedule = self.schedule
             noise = noise_of(self.privacy, problem.data, problem.dimension, self.rounds, schedule)
             finetune = usual_finetuning(finetune, problem).resolved(noise)
-        same = algorithm is self.algorithm and finetune is self.finetune
-        if same:
+        if algorithm is self.algorithm and finetune is self.finetune:
             return self
         return replace(self, algorithm=algorithm, finetune=finetune)
 

@@ -48,6 +48,10 @@ def read_table(settings: TableSettings) -> FederatedDataset:
         settings: the fields of :class:`~fedmtl.data.TableSettings`, each an argument of its own:
             ``read_table("visits.csv", client="ward", target="days")``.
 
+    Returns:
+        Features (d,), coded by their bounds and categories, and int64 labels or real targets,
+        float32; ids are the values of the client column, or ``client-0``, ... of a partition.
+
     Raises:
         DataError: an unreadable file, one with another separator or encoding, a line that was cut
             off, a missing column or one that occurs twice, a missing, infinite or textual value.
