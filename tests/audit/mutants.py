@@ -828,7 +828,7 @@ def _mean_clipped(_, self, client, factors, drawn=None):
 
 # the factors are clipped at C, not at C over the norm of the row
 _clip_once = edit(Records._rows, "self._limit / norms", "self._limit + 0 * norms")
-_lengths_in_l2 = edit(records.usable_rows, 'ord=1 if norm == "l1" else 2', "ord=2")
+_lengths_in_l2 = edit(records.usable_rows, "ORDERS[norm]", "2")
 _all_rows = edit(records.usable_rows, "if bool(usable.all())", "if True")
 _of_the_next_too = edit(  # a millionth of the records of another client
     Records.of_factors,
@@ -1069,12 +1069,10 @@ def _closer_turns(_, self, step, coins, uses=None):
 _charge = PrivacyAccountant.charge
 
 
-_charged_at_clip = edit(Release.sensitivity.fget, "* (2.0 if", "* (1.0 if")
+_charged_at_clip = edit(Release.sensitivity.fget, "SHIFTS[self.relation]", "1.0")
 _event_at_clip = edit(PrivacyCost.event, "= multiplier", "= 2 * multiplier")
 _half_the_rate = edit(PrivacyCost.event, "sampled(self.sampled,", "sampled(self.sampled / 2,")
-_weights_uncharged = edit(
-    PrivacyCost.event, "(1.0 if self.weights is None else self.weights[use])", "1.0"
-)
+_weights_uncharged = edit(PrivacyCost.event, "z /= self.weights[use]", "z /= 1.0")
 _weights_without_noise = edit(
     PrivacyCosts.of_uses, "if all(cost.weights is None for cost in self.kinds)", "if True"
 )
