@@ -49,16 +49,6 @@ class Rounds(Channel):
         local: the local steps of the round that has begun, if the unit is one record; else None.
         rows: noise that clients add to their own rows, by release.
         rows_are_noised: set it if clients are processes of their own, and add that noise there.
-
-    Example:
-        >>> from fedmtl import ClientPrivacy, FullParticipation
-        >>> from fedmtl.privacy import ReleasePlan, open_channel
-        >>> privacy = ClientPrivacy(clip_norm=1.0, epsilon=8.0, delta=1e-5)
-        >>> plan = ReleasePlan(name="update", dimension=3)
-        >>> channel = open_channel(privacy, [plan], FullParticipation().bind(10), seed=0, steps=2)
-        >>> channel.begin(0, channel.draw(0))
-        >>> channel.bound_of("update"), channel.denominator
-        (1.0, 10.0)
     """
 
     def __init__(
