@@ -199,16 +199,19 @@ class ShareAccount:
         self._source = source
 
     @contextmanager
-    def charged(self, step: int) -> Iterator[Receipt]:
+    def charged(self, step: int, roster: int) -> Iterator[Receipt]:
         """Charges a participation, and yields its receipt. On entry the charge is on the disk.
 
         Args:
             step: the round.
+            roster: n, clients of the roster.
 
         Raises:
+            PrivacyError: the noise is not planned for such a roster; nothing is charged.
             BudgetExhausted: all participations that were planned are charged.
             ResumeError: the ledger was written with other settings, or was altered.
         """
+        self._terms.noise.deviation(roster)
         with closing(self._ledger()) as ledger:
             # A seeded share of a round is the same again, and is charged once.
             before = step if ledger.replays_free else None

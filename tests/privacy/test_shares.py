@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
@@ -441,7 +443,7 @@ def check_charged_first(path: Path) -> None:
     own = account(path, one)
     share = NoiseShare(one, Watching())
     for attempt in (1, 2):
-        with pytest.raises(OSError, match="no entropy"), own.charged(4) as receipt:
+        with pytest.raises(OSError, match="no entropy"), own.charged(4, 20) as receipt:
             share(row_of(), torch.tensor([3]), receipt, 20)
         assert seen[-1] == attempt + 1  # with the line of the rounds before
         assert own.used == attempt
@@ -456,13 +458,13 @@ def test_a_charge_is_on_the_disk_before_the_noise_is_drawn(tmp_path: Path) -> No
 def check_exhausted(path: Path) -> None:
     own = account(path)
     for step in (0, 1, 1, 0, 3):  # two of them second attempts
-        with own.charged(step) as receipt:
+        with own.charged(step, 20) as receipt:
             assert receipt.step == step
     before = path.read_bytes()
     with pytest.raises(
         BudgetExhausted, match=r"north has taken part in the 5 secure sums .* no run gets more"
     ):
-        own.charged(4).__enter__()
+        own.charged(4, 20).__enter__()
     assert path.read_bytes() == before
     assert account(path).used == 5
 
@@ -477,18 +479,56 @@ def test_no_server_gets_more_shares_than_were_planned(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_an_account_is_of_one_setting(changes: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
-    with account(path).charged(0):
+    with account(path).charged(0, 20):
         pass
     with pytest.raises(ResumeError, match="was written with"):
-        account(path, terms(**changes)).charged(1).__enter__()
+        account(path, terms(**changes)).charged(1, 20).__enter__()
 
 
 def test_a_simulated_share_is_charged_once(tmp_path: Path) -> None:
     own = account(tmp_path / "ledger.jsonl", source=SeededSource(3))
     for _ in range(9):
-        with own.charged(0):
+        with own.charged(0, 20):
             pass
     assert own.used == 1
+
+
+def test_a_roster_that_is_refused_costs_nothing(tmp_path: Path) -> None:
+    own = account(tmp_path / "ledger.jsonl")
+    with pytest.raises(PrivacyError, match="A roster of 21 clients is not one"):
+        own.charged(0, 21).__enter__()
+    assert own.used == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that are forked")
+@pytest.mark.parametrize("moment", ["charged", "drawn", "made"])
+def test_a_client_that_is_killed_has_paid_for_one_share(moment: str, tmp_path: Path) -> None:
+    """kill -9 after the charge, while noise is drawn, and once the row is made: a process after it finds the charge, and
+    no share without one."""
+    own = account(tmp_path / "ledger.jsonl")
+
+    class Killed(SecureSource):
+        def words(self, purpose: str, step: int) -> Any:
+            if moment == "drawn":
+                os.kill(os.getpid(), signal.SIGKILL)
+            return super().words(purpose, step)
+
+    for times in range(1, 6):
+        child = os.fork()
+        if child == 0:
+            try:
+                with own.charged(2, 20) as receipt:
+                    if moment == "charged":
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    NoiseShare(terms(), Killed())(row_of(), torch.tensor([3]), receipt, 20)
+                    os.kill(os.getpid(), signal.SIGKILL)
+            finally:
+                os._exit(1)
+        _, status = os.waitpid(child, 0)
+        assert os.WTERMSIG(status) == signal.SIGKILL
+        assert own.used == times
+    with pytest.raises(BudgetExhausted):
+        own.charged(2, 20).__enter__()
 
 
 def test_secure_shares_are_new_in_every_attempt() -> None:
@@ -517,7 +557,7 @@ def check_sum_of_the_protocol(tmp_path: Path) -> None:
         place = int(name[1:])
 
         def contribute(roster: int) -> np.ndarray:
-            with accounts[name].charged(0) as receipt:
+            with accounts[name].charged(0, roster) as receipt:
                 return share(row_of(place), torch.tensor([place]), receipt, roster)
 
         return group.members[name].row(boxes, contribute)
