@@ -222,7 +222,7 @@ class CanaryRounds(Planted, Rounds):
         )
 
     def _mechanism(self, release: Release) -> Mechanism:
-        return _CanarySum(mechanism_of(release, self._noise, self.source), self.canaries)
+        return _CanarySum(mechanism_of(release, self.source), self.canaries)
 
     def _count(self, adaptive: AdaptiveClip, release: Release) -> Mechanism:
         return _WithCanaries(super()._count(adaptive, release), self.canaries)

@@ -92,6 +92,7 @@ class CountBelowNorm:
     Attributes:
         release: see above.
         name: of the count.
+        on_grid: None: the report shows the values of sums alone.
 
     Example:
         >>> import torch
@@ -110,6 +111,7 @@ class CountBelowNorm:
     def __init__(self, release: Release, settings: QuantileClip, source: NoiseSource) -> None:
         self.release = release
         self.name = f"{release.name}/count"
+        self.on_grid = None
         self._settings = settings
         self._source = source
 

@@ -8,7 +8,6 @@ the Laplace or the L2-Laplace mechanism; :class:`OuterProductSum` is that on a m
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 import torch
@@ -33,8 +32,10 @@ class Mechanism(Protocol):
     """A release of a round that takes rows and a receipt.
 
     Attributes:
-        release: with the clip norm and the noise of this round.
+        release: with its clip norm and its noise.
         name: a receipt pays for each name once.
+        on_grid: in secure mode, the last value with its grid; None before the first one, in seeded
+            mode, and of counts.
     """
 
     @property
@@ -42,6 +43,9 @@ class Mechanism(Protocol):
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def on_grid(self) -> GridValue | None: ...
 
     def check(self, rows: Message, clients: Tensor) -> None:
         """Refuses rows, or a sum, that are not those of the release.
@@ -92,65 +96,6 @@ def check_one_each(release: Release, rows: Tensor, clients: Tensor) -> None:
         )
 
 
-class SumNoise:
-    """Draws the noise of the sums of one run, and adds it.
-
-    Independent noise has no state. Correlated noise of a secure source does: what earlier rounds
-    drew is part of the noise of the next ones, and cannot be drawn again.
-
-    Attributes:
-        on_grid: in secure mode, the last value of every release with its grid, by name.
-    """
-
-    def __init__(self) -> None:
-        self.on_grid: dict[str, GridValue] = {}
-        self._correlated: dict[str, CorrelatedNoise] = {}
-
-    def mean(self, mechanism: ClippedSum, total: Tensor, step: int) -> Tensor:
-        """Adds noise to a sum and divides it by the public denominator.
-
-        Args:
-            mechanism: of the sum; it has noise.
-            total: float64 (size,), private.
-            step: number of the round.
-
-        Returns:
-            float64 (size,).
-        """
-        release = mechanism.release
-        draw = partial(self._independent, mechanism)
-        if release.bands is None:
-            noise, width = draw(step)
-        else:
-            # The rounds of a run share one multiplier, so the first one's law is that of all.
-            if release.name not in self._correlated:
-                repeatable = mechanism.source.name == "seeded"
-                correlated = CorrelatedNoise(release.bands, draw, repeatable=repeatable)
-                self._correlated[release.name] = correlated
-            noise, width = self._correlated[release.name].at(step)
-        value = noised(total, noise, width) / mechanism.denominator
-        if width is not None:
-            # The value is the caller's, who may write into it.
-            grid = GridValue(step, value.clone(), width, mechanism.denominator)
-            self.on_grid[release.name] = grid
-        return value
-
-    def _independent(self, mechanism: ClippedSum, step: int) -> tuple[Tensor, float | None]:
-        """Draws noise that is independent of that of all other rounds: float64 (size,), and the
-        width of its grid in secure mode."""
-        law = mechanism.release.noise
-        assert law is not None
-        return release_noise(
-            law,
-            mechanism.source,
-            f"noise/{mechanism.name}",
-            step,
-            mechanism.size,
-            sensitivity=mechanism.sensitivity,
-            bound=mechanism.contribution_bound,
-        )
-
-
 class ClippedSum:
     """Clips the rows of a cohort, adds them up, adds noise and divides by a public constant::
 
@@ -160,13 +105,17 @@ class ClippedSum:
     2 C if one row replaces another. The noise has the law of the release, at that sensitivity. With
     :class:`~fedmtl.privacy.GaussianNoise` this is the Gaussian mechanism.
 
+    A mechanism serves all rounds of a run in which its release is the same. Independent noise has
+    no state. Correlated noise of a secure source does: what earlier rounds drew is part of the
+    noise of the next ones, and cannot be drawn again.
+
     Args:
-        release: with the clip norm and the noise of this round.
-        noise: of the run.
+        release: with its clip norm and its noise.
         source: of the random bits.
 
     Attributes:
         release, source: see above.
+        on_grid: see :class:`Mechanism`.
         name: of the release.
         size: number of noised coordinates.
         denominator: m.
@@ -178,19 +127,19 @@ class ClippedSum:
         >>> import torch
         >>> from fedmtl import FullParticipation
         >>> from fedmtl.privacy import Clip, ClippedSum, Receipt, Release, SeededSource
-        >>> from fedmtl.privacy.mechanism import SumNoise
         >>> everybody = FullParticipation().bind(2)
         >>> release = Release(name="update", dimension=2, sampling=everybody, clip=Clip(1.0))
-        >>> mechanism = ClippedSum(release, SumNoise(), SeededSource(0))  # without noise
+        >>> mechanism = ClippedSum(release, SeededSource(0))  # without noise
         >>> clients = torch.arange(2)
         >>> rows = torch.tensor([[3.0, 4.0], [0.0, 0.5]])
         >>> mechanism(rows, clients, Receipt(0, 0, clients)).round(decimals=4).tolist()
         [0.3, 0.65]
     """
 
-    def __init__(self, release: Release, noise: SumNoise, source: NoiseSource) -> None:
+    def __init__(self, release: Release, source: NoiseSource) -> None:
         self.release = release
         self.source = source
+        self.on_grid: GridValue | None = None
         self.name = release.name
         self.size = release.size
         self.denominator = release.denominator
@@ -198,7 +147,12 @@ class ClippedSum:
         self.width: float | None = None
         if release.clip is not None:
             self.width = sum_width(release.clip.bound, release.sampling.n)
-        self._noise = noise
+        self._correlated: CorrelatedNoise | None = None
+        if release.bands is not None:
+            repeatable = source.name == "seeded"
+            self._correlated = CorrelatedNoise(
+                release.bands, self._independent, repeatable=repeatable
+            )
 
     def check(self, rows: Message, clients: Tensor) -> None:
         """Refuses rows, or a sum, that are not those of the release.
@@ -282,7 +236,35 @@ class ClippedSum:
         step = receipt.paid(self.name)
         if self.release.noise is None:
             return total / self.denominator
-        return self._noise.mean(self, total, step)
+        if self._correlated is None:
+            noise, width = self._independent(step)
+        else:
+            noise, width = self._correlated.at(step)
+        value = noised(total, noise, width) / self.denominator
+        if width is not None:
+            # The value is the caller's, who may write into it.
+            self.on_grid = GridValue(step, value.clone(), width, self.denominator)
+        return value
+
+    def _independent(self, step: int) -> tuple[Tensor, float | None]:
+        """Draws noise that is independent of that of all other rounds.
+
+        Args:
+            step: number of the round.
+
+        Returns:
+            float64 (size,), and the width of its grid in secure mode.
+        """
+        assert self.release.noise is not None
+        return release_noise(
+            self.release.noise,
+            self.source,
+            f"noise/{self.name}",
+            step,
+            self.size,
+            sensitivity=self.sensitivity,
+            bound=self.contribution_bound,
+        )
 
 
 class OuterProductSum(ClippedSum):
@@ -298,11 +280,10 @@ class OuterProductSum(ClippedSum):
         >>> import torch
         >>> from fedmtl import FullParticipation
         >>> from fedmtl.privacy import Clip, OuterProductSum, Receipt, Release, SeededSource
-        >>> from fedmtl.privacy.mechanism import SumNoise
         >>> everybody = FullParticipation().bind(2)
         >>> plan = {"name": "c", "dimension": 2, "form": "symmetric", "sampling": everybody}
         >>> release = Release(**plan, clip=Clip(9.0))
-        >>> mechanism = OuterProductSum(release, SumNoise(), SeededSource(0))
+        >>> mechanism = OuterProductSum(release, SeededSource(0))
         >>> clients = torch.arange(2)
         >>> rows = torch.tensor([[1.0, 2.0], [0.0, 2.0]])
         >>> mechanism(rows, clients, Receipt(0, 0, clients)).round(decimals=4).tolist()
@@ -346,9 +327,14 @@ class MechanismAround(Generic[Inner]):
         self.check = mechanism.check
         self._mechanism = mechanism
 
+    @property
+    def on_grid(self) -> GridValue | None:
+        """Returns the last value of the mechanism inside with its grid."""
+        return self._mechanism.on_grid
 
-def mechanism_of(release: Release, noise: SumNoise, source: NoiseSource) -> ClippedSum:
+
+def mechanism_of(release: Release, source: NoiseSource) -> ClippedSum:
     """Returns the mechanism of a release, by its form."""
     if release.form == "vector":
-        return ClippedSum(release, noise, source)
-    return OuterProductSum(release, noise, source)
+        return ClippedSum(release, source)
+    return OuterProductSum(release, source)

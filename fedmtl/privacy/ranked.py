@@ -47,7 +47,7 @@ class RankedRounds(Rounds):
         return self._ranks.share(partial(super()._charge, step, clients))
 
     def _mechanism(self, release: Release) -> Mechanism:
-        return RankedSum(mechanism_of(release, self._noise, self.source), self._ranks)
+        return RankedSum(mechanism_of(release, self.source), self._ranks)
 
     def _count(self, adaptive: AdaptiveClip, release: Release) -> Mechanism:
         return RankedCount(CountBelowNorm(release, adaptive.settings, self.source), self._ranks)

@@ -12,6 +12,7 @@ from torch import Tensor
 from ..errors import ConfigError
 from .clip import RowTotal
 from .mechanism import ClippedSum, Mechanism, Message, mechanism_of
+from .noise.grid import GridValue
 from .quantile import QuantileClip
 from .receipt import Receipt
 from .release import Release
@@ -99,7 +100,7 @@ class ReplicatedRounds(Rounds):
             declared = self.releases[release.name]
             releases = [declared.with_multiplier(z).weighted(receipt.use) for z in multipliers]
         each = zip(releases, self.sources, strict=True)
-        return ReplicatedSum([mechanism_of(own, self._noise, source) for own, source in each])
+        return ReplicatedSum([mechanism_of(own, source) for own, source in each])
 
     def _as_sent(
         self, mechanism: Mechanism, rows: Message, clients: Tensor, receipt: Receipt
@@ -130,6 +131,11 @@ class ReplicatedSum:
         self.replicates = replicates
         self.release = replicates[0].release
         self.name = self.release.name
+
+    @property
+    def on_grid(self) -> GridValue | None:
+        """Returns None: replicates are simulations, with seeded noise."""
+        return None
 
     def check(self, rows: Message, clients: Tensor) -> None:
         """Refuses rows of another shape than (R, k, D)."""

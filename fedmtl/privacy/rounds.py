@@ -21,7 +21,7 @@ from .adaptive import AdaptiveClip, CountBelowNorm
 from .channel import Channel
 from .clip import Clip, RowTotal, are_long, clip_rows, clipped_sum, sum_width
 from .dp_sgd import LocalSteps, local_receipt
-from .mechanism import Mechanism, Message, SumNoise, check_one_each, mechanism_of
+from .mechanism import Mechanism, Message, check_one_each, mechanism_of
 from .noise.banded import Bands
 from .noise.grid import GridValue
 from .noise.sources import NoiseSource
@@ -78,7 +78,6 @@ class Rounds(Channel):
         self._adaptive: AdaptiveClip | None = None
         if settings and isinstance(settings[0].clip_norm, QuantileClip):
             self._adaptive = AdaptiveClip(settings[0].clip_norm, self.releases)
-        self._noise = SumNoise()
         self._mechanisms: dict[str, Mechanism] = {}
         self._drawn: dict[int, Tensor] = {}
         self._receipt: Receipt | None = None
@@ -105,7 +104,11 @@ class Rounds(Channel):
     @property
     def on_grid(self) -> dict[str, GridValue]:
         """Returns the last value of every release with its grid, by name; none in seeded mode."""
-        return {**super().on_grid, **self._noise.on_grid}
+        values = dict(super().on_grid)
+        for name, mechanism in self._mechanisms.items():
+            if mechanism.on_grid is not None:
+                values[name] = mechanism.on_grid
+        return values
 
     @property
     def releases_anything(self) -> bool:
@@ -187,7 +190,7 @@ class Rounds(Channel):
         Args:
             release: with its clip norm and its noise.
         """
-        return mechanism_of(release, self._noise, self.source)
+        return mechanism_of(release, self.source)
 
     def _count(self, adaptive: AdaptiveClip, release: Release) -> Mechanism:
         """Returns the mechanism that counts the rows within an adaptive clip norm."""

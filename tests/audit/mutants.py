@@ -91,7 +91,7 @@ from fedmtl.privacy.clip import RowTotal, clip_rows
 from fedmtl.privacy.cost import PrivacyCost
 from fedmtl.privacy.costs import PrivacyCosts
 from fedmtl.privacy.ledger import Ledger
-from fedmtl.privacy.mechanism import ClippedSum, SumNoise
+from fedmtl.privacy.mechanism import ClippedSum
 from fedmtl.privacy.noise import grid, laws, symmetric
 from fedmtl.privacy.noise.banded import Bands, CorrelatedNoise
 from fedmtl.privacy.receipt import LocalReceipt, Receipt
@@ -664,11 +664,11 @@ _noise_of_the_local_cohort = edit(
     "noise[:, 0]",
     "(noise * (self.receipt.charged > 0).double().mean())[:, 0]",
 )
-_doubled_in_a_step = edit(SumNoise.mean, "noise, width) /", "noise * (1 + (step == 3)), width) /")
+_doubled_in_a_step = edit(ClippedSum.mean, "noise, width) /", "noise * (1 + (step == 3)), width) /")
 _addressed_by_the_sum = edit(
-    SumNoise.mean,
-    "= draw(step)",
-    "= draw(step + int(1e6 * float(total.abs().sum())) % 2**30)",
+    ClippedSum.mean,
+    "= self._independent(step)",
+    "= self._independent(step + int(1e6 * float(total.abs().sum())) % 2**30)",
 )
 _all_that_is_clipped = edit(  # rows far beyond the clip count for more than one
     quantile.count_rows,
@@ -1320,9 +1320,9 @@ def _ends_by_the_rows(_, begun, step):
 
 # what is kept of a release for the public file is the sum without its noise
 _sum_on_the_grid = edit(
-    SumNoise.mean,
+    ClippedSum.mean,
     "GridValue(step, value.clone()",
-    "GridValue(step, total / mechanism.denominator",
+    "GridValue(step, total / self.denominator",
 )
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import fedmtl.privacy.mechanism
-from fedmtl import ClientPrivacy, FullParticipation
+from fedmtl import ClientPrivacy, CyclicCohorts, FullParticipation
 from fedmtl.errors import PrivacyError
 from fedmtl.privacy import (
     BlockReceipt,
@@ -25,7 +25,7 @@ from fedmtl.privacy import (
     SeededSource,
     open_channel,
 )
-from fedmtl.privacy.mechanism import SumNoise, mechanism_of
+from fedmtl.privacy.mechanism import mechanism_of
 from fedmtl.privacy.noise.banded import Bands
 from fedmtl.privacy.noise.grid import release_noise
 from fedmtl.privacy.ranked import RankedCount, RankedSum
@@ -61,7 +61,7 @@ def clipped() -> np.ndarray:
     ],
 )
 def test_without_noise_it_is_the_mean_of_clipped_rows(form, expected) -> None:
-    mechanism = mechanism_of(release(form), SumNoise(), SeededSource(0))
+    mechanism = mechanism_of(release(form), SeededSource(0))
     assert isinstance(mechanism, ClippedSum if form == "vector" else OuterProductSum)
     value = mechanism(rows(), EVERYONE, Receipt(0, 0, EVERYONE))
     # a clip leaves a margin of 2**-20
@@ -69,7 +69,7 @@ def test_without_noise_it_is_the_mean_of_clipped_rows(form, expected) -> None:
 
 
 def test_a_receipt_pays_once() -> None:
-    mechanism = mechanism_of(release(), SumNoise(), SeededSource(0))
+    mechanism = mechanism_of(release(), SeededSource(0))
     receipt = Receipt(3, 3, EVERYONE[:4])
     with pytest.raises(PrivacyError, match="client 4, who was not drawn for step 3"):
         mechanism(rows(), EVERYONE, receipt)
@@ -87,7 +87,7 @@ def test_a_receipt_pays_once() -> None:
 def test_the_noise_has_the_size_of_the_sensitivity(source) -> None:
     """Full participation: a client replaces its row, so the noise is z 2 C on the sum."""
     made = release(multiplier=1.5)
-    mechanism = mechanism_of(made, SumNoise(), source)
+    mechanism = mechanism_of(made, source)
     nothing = torch.zeros(CLIENTS, 3)
     values = torch.stack(
         [mechanism(nothing, EVERYONE, Receipt(step, step, EVERYONE)) for step in range(1_000)]
@@ -137,11 +137,11 @@ def test_ranks_add_up_on_one_grid(clipped: bool) -> None:
     if not clipped:
         made = replace(made, clip=None, noise=None)
     own = rows() * torch.tensor([1e6, 1e6, 1, 1, 1, 1])[:, None]
-    alone = mechanism_of(made, SumNoise(), SeededSource(0))(own, EVERYONE, Receipt(0, 0, EVERYONE))
+    alone = mechanism_of(made, SeededSource(0))(own, EVERYONE, Receipt(0, 0, EVERYONE))
     meeting, table, values = threading.Barrier(2), {}, {}
 
     def released(rank: int) -> None:
-        mechanism = mechanism_of(made, SumNoise(), SeededSource(0))
+        mechanism = mechanism_of(made, SeededSource(0))
         ranked = RankedSum(mechanism, Thread(rank, meeting, table))
         part = slice(2 * rank, 2 + 4 * rank)
         values[rank] = ranked(own[part], EVERYONE[part], Receipt(0, 0, EVERYONE))
@@ -172,18 +172,19 @@ def test_correlated_noise_of_a_later_round(source, draws: int, monkeypatch) -> N
         return release_noise(*arguments, **options)
 
     monkeypatch.setattr(fedmtl.privacy.mechanism, "release_noise", noted)
-    mechanism = mechanism_of(made, SumNoise(), source)
+    mechanism = mechanism_of(made, source)
     for step in (0, 5):
         mechanism(rows(), EVERYONE, Receipt(step, step, EVERYONE))
     assert len(drawn) == draws
 
 
 def test_correlated_noise_has_the_noise_of_the_round_before_in_it(monkeypatch) -> None:
-    """Of a secure source, too, in which nothing can be drawn again."""
+    """Of a secure source, too, in which nothing can be drawn again: a channel keeps its mechanism."""
     plan = ReleasePlan(name="update", dimension=3)
-    privacy = ClientPrivacy(clip_norm=0.5, noise_multiplier=1.0)
+    privacy = ClientPrivacy(clip_norm=0.5, noise_multiplier=1.0, bands=3, source="secure")
     bands = Bands.square_root(3)
-    sampler = FullParticipation().bind(CLIENTS)
+    sampler = CyclicCohorts(cohort=2).bind(CLIENTS)
+    channel = open_channel(privacy, (plan,), sampler, seed=0, steps=2)
     drawn = []
 
     def noted(*arguments, **options):
@@ -191,22 +192,22 @@ def test_correlated_noise_has_the_noise_of_the_round_before_in_it(monkeypatch) -
         return drawn[-1]
 
     monkeypatch.setattr(fedmtl.privacy.mechanism, "release_noise", noted)
-    noise, values = SumNoise(), []
+    values = []
     for step in range(2):
-        made = bind_releases((plan,), sampler, privacy, 1.0, bands)["update"]
-        mechanism = mechanism_of(made, noise, SecureSource())
-        values.append(mechanism(torch.zeros(CLIENTS, 3), EVERYONE, Receipt(step, step, EVERYONE)))
+        cohort = channel.draw(step)
+        channel.begin(step, cohort)
+        values.append(channel.release("update", torch.zeros(2, 3), cohort))
     first, second, *_ = bands.coefficients
     (before, _), (now, width) = drawn
     expected = now - second / first * before
-    torch.testing.assert_close(CLIENTS * values[1], expected, rtol=0, atol=2 * width)
-    assert not torch.allclose(CLIENTS * values[1], now, rtol=0, atol=2 * width)
+    torch.testing.assert_close(2 * values[1], expected, rtol=0, atol=2 * width)
+    assert not torch.allclose(2 * values[1], now, rtol=0, atol=2 * width)
 
 
 def test_every_replicate_has_the_noise_of_its_own_source() -> None:
     made = release(multiplier=1.5)
     sources = [SeededSource(4, replicate) for replicate in range(3)]
-    each = [mechanism_of(made, SumNoise(), source) for source in sources]
+    each = [mechanism_of(made, source) for source in sources]
     receipt = Receipt(2, 2, EVERYONE)
     together = ReplicatedSum(each)(rows().expand(3, -1, -1), EVERYONE, receipt)
     with pytest.raises(PrivacyError, match="happened already in step 2"):

@@ -112,12 +112,18 @@ def test_two_releases_of_a_round_have_noise_of_their_own(count: int | None) -> N
 
 
 def test_what_whole_noise_costs_is_in_epsilon_and_in_delta() -> None:
-    """N 2^-80 (epsilon + 1100) / 3 more for the N numbers of all sums, with a count and a score beside each, and
-    delta (1 + that of epsilon = 0): of so many numbers that it can be seen."""
-    cost = PrivacyCost(mechanism="gaussian", sizes=(2**46,), delta=1e-5, sums=4, bands=8)
+    """(N / s^2 + R^2 / s^4) / 24 more for the N numbers of all sums, with a count and a score beside each, and delta
+    exp(half of that of epsilon = 0): of so many numbers of s = 2^40 cells that it can be seen."""
+    cost = PrivacyCost(mechanism="gaussian", sizes=(2**56,), delta=1e-5, sums=4, bands=8)
     uses = 2**20
-    each = 3 * 2**46 * 4 * 8 * uses * 2.0**-80 / 3
-    assert each * 1100 > 1
-    whole = 1e-5 / (1 + each * 1100)
+    numbers = 3 * 2**56 * 4 * 8 * uses
+    root = math.sqrt(numbers)
+
+    def added(epsilon: float) -> float:
+        reach = 2.0**40 * (root + math.sqrt(2 * (epsilon + 1000))) + root / 2
+        return (numbers * 2.0**-80 + reach**2 * 2.0**-160) / 24
+
+    assert added(0.0) > 0.4
+    whole = 1e-5 * math.exp(-added(0.0) / 2)
     plain = gaussian_mechanism.get_epsilon_gaussian(2.0**12 / math.sqrt(4 * uses), whole)
-    assert cost.epsilon(uses, 2.0**12) == pytest.approx(plain + each * (plain + 1100), rel=1e-9)
+    assert cost.epsilon(uses, 2.0**12) == pytest.approx(plain + added(plain), rel=1e-9)

@@ -26,7 +26,7 @@ from fedmtl.privacy import (
 )
 from fedmtl.privacy.adaptive import CountBelowNorm
 from fedmtl.privacy.clip import Clip, RowTotal, sum_width
-from fedmtl.privacy.mechanism import SumNoise, mechanism_of
+from fedmtl.privacy.mechanism import mechanism_of
 from fedmtl.privacy.row_noise import RowNoise
 from tests.privacy import activations
 from tests.privacy.test_records import DIMENSION, EMPTY, NOISED, begin, door
@@ -185,7 +185,7 @@ def test_a_sum_takes_rows_of_a_model_that_is_trained_and_keeps_the_names_of_clie
 )
 def test_a_mechanism_takes_sums_with_its_own_clip_and_grid(wrong: RowTotal) -> None:
     channel, _ = sums()
-    mechanism = mechanism_of(channel.releases["update"], SumNoise(), SeededSource(0))
+    mechanism = mechanism_of(channel.releases["update"], SeededSource(0))
     receipt, none = Receipt(0, 0, EVERYONE), EVERYONE[:0]
     with pytest.raises(PrivacyError, match="another clip or grid"):
         mechanism(wrong, none, receipt)
@@ -193,7 +193,7 @@ def test_a_mechanism_takes_sums_with_its_own_clip_and_grid(wrong: RowTotal) -> N
     summed.add(EVERYONE, torch.ones(3, SIZE))
     with pytest.raises(PrivacyError, match="of others than one row from each of 2 clients"):
         mechanism(summed, EVERYONE[:2], receipt)
-    matrix = mechanism_of(sums(form="symmetric")[0].releases["update"], SumNoise(), SeededSource(0))
+    matrix = mechanism_of(sums(form="symmetric")[0].releases["update"], SeededSource(0))
     with pytest.raises(PrivacyError, match="of form 'symmetric'"):
         matrix(total(), none, receipt)
     assert mechanism(summed, EVERYONE, receipt).shape == (SIZE,)
@@ -223,7 +223,7 @@ def test_noise_is_added_to_what_a_receipt_was_spent_on() -> None:
     count = CountBelowNorm(release, settings, SeededSource(0))
     for form in ("vector", "symmetric"):
         release = sums(form=form)[0].releases["update"]
-        mechanism = mechanism_of(release, SumNoise(), SeededSource(0))
+        mechanism = mechanism_of(release, SeededSource(0))
         rows = torch.zeros(3, SIZE)
         summed = mechanism.total(rows, EVERYONE)
         receipt = Receipt(2, 0, EVERYONE)
