@@ -175,7 +175,7 @@ class Member:
         whole = self._roster_digest
         reader.expect(whole, "it is of another roster")
         boxes = reader.table(BOX)
-        # A lost row may cost as many masks as there are clients, and a small sum their privacy.
+        # The noise is a share of that of the whole roster, whoever is lost after it.
         size = len(self._roster)
         if self._place in boxes or not boxes.keys() <= self._roster.keys():
             raise reader.refused("it has a box of a client that has none for this one")

@@ -14,7 +14,7 @@ from scipy import stats
 pytest.importorskip("cryptography", reason="secure aggregation needs the extra secure")
 
 from fedmtl.errors import ConfigError, SecureSumError
-from fedmtl.secure import agreement
+from fedmtl.secure import agreement, opening
 from fedmtl.secure.masks import Identity, Words
 from fedmtl.secure.member import Member
 from fedmtl.secure.opening import Opening
@@ -49,7 +49,7 @@ def check_sums(clients: int = 4, missing: int = 1, some: int = 0, **options: obj
 
 
 def test_the_sum_is_that_of_the_plain_rows_whoever_is_lost() -> None:
-    check_sums()
+    check_sums(6, 1)
 
 
 def test_the_sum_of_seven_clients_whoever_two_are_lost() -> None:
@@ -80,6 +80,15 @@ def test_more_clients_are_lost_than_may_be(step: str) -> None:
         one.server.total()
     with pytest.raises(SecureSumError, match="the sum has ended"):
         one.server.take("c1", one.members["c1"].keys)
+
+
+@pytest.mark.parametrize("steps", list(product(STEPS[1:], repeat=2)), ids=str)
+def test_two_clients_of_six_are_lost_where_one_may_be(steps: tuple[str, str]) -> None:
+    one = parties(6, 0, 1)
+    with pytest.raises(SecureSumError, match=r"4 clients are left in the step of .* takes 5"):
+        one.run({"c1": steps[0], "c4": steps[1]})
+    with pytest.raises(SecureSumError, match="is not the one that is open"):
+        one.server.total()
 
 
 def test_clients_are_lost_one_by_one_until_they_are_too_many() -> None:
@@ -483,13 +492,24 @@ def test_wrong_shares_of_several_clients() -> None:
         one.server.total()
 
 
-def test_shares_beyond_the_field() -> None:
+def test_a_client_that_divides_another_secret_is_named_and_not_those_who_pass_it_on() -> None:
     one = parties(5, 1, 1)
-    names = asked(one, "opening")
-    answer = one.members["c0"].opening(names)
-    with pytest.raises(SecureSumError, match="no number of the field"):
-        one.server.take("c0", answer[:-32] + b"\xff" * 32)
-    one.server.take("c0", answer)
+    one.run_to("opening", {})
+    for shares in one.server._shares.values():
+        shares[2] = 2**256 - 1  # no number of the field
+    with pytest.raises(
+        SecureSumError, match=r"client 'c2' do not give .* or the shares themselves, are wrong"
+    ):
+        one.server.total()
+
+
+def test_a_wrong_share_is_not_looked_for_among_very_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opening, "_SEARCHED", 5)
+    one = parties(6, 1, 1)
+    one.run_to("opening", {})
+    one.server._shares[3][2] ^= 1
+    with pytest.raises(SecureSumError, match=r"'c2' do not .* \(too many answered to find whose\)"):
+        one.server.total()
 
 
 # Anything at all
