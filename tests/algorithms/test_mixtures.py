@@ -1,12 +1,14 @@
 """pFedMe, APFL and PP-SGD against rounds written out by hand, and at the ends of their settings."""
 
 import copy
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
+from dp_accounting import dp_event
 from torch.func import functional_call
 
 from fedmtl import (
@@ -29,7 +31,7 @@ from fedmtl.local import Execution, plan_batches
 from fedmtl.privacy import FixedCohort
 from tests.algorithms.harness import everyone, problem_of, run
 from tests.algorithms.test_pmtl import blocks
-from tests.helpers import ragged_classification, regression
+from tests.helpers import library_accountant, ragged_classification, regression
 from tests.trainer.settings import DELTA, FEW, NOISE_OF_RECORDS, record_epsilon, trainer
 
 STEPS = LocalSGD(lr=0.05, steps=3, batch_size=None)
@@ -198,7 +200,8 @@ def test_ppsgd_rounds_by_hand(ratio: float) -> None:
 
 
 def test_every_training_of_a_record_is_charged() -> None:
-    solver = LocalSGD(lr=0.2, epochs=1, batch_size=4)
+    """In steps on all records of a client, whose epsilon needs no sampling, and once in batches."""
+    solver = LocalSGD(lr=0.2, epochs=1, batch_size=max(FEW.train.counts.tolist()))
     privacy = RecordPrivacy(clip_norm=0.4, noise_multiplier=NOISE_OF_RECORDS, delta=DELTA)
     for algorithm, trainings in (
         (Ditto(local=solver), 2),
@@ -216,4 +219,11 @@ def test_every_training_of_a_record_is_charged() -> None:
         found = trainer(
             algorithm=algorithm, data=FEW, privacy=privacy, schedule=FullParticipation(), rounds=1
         ).fit()
-        assert found.epsilon == pytest.approx(record_epsilon(trainings), rel=1e-3)
+        event = dp_event.GaussianDpEvent(NOISE_OF_RECORDS)
+        expected = library_accountant().compose(event, trainings).get_epsilon(DELTA)
+        assert found.epsilon == pytest.approx(expected, rel=1e-3)
+    algorithm = Ditto(local=replace(solver, batch_size=4))
+    found = trainer(
+        algorithm=algorithm, data=FEW, privacy=privacy, schedule=FullParticipation(), rounds=1
+    ).fit()
+    assert found.epsilon == pytest.approx(record_epsilon(2), rel=1e-3)
