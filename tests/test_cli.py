@@ -13,12 +13,15 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from hydra._internal.hydra import Hydra
+from hydra.core.plugins import Plugins
+from hydra.core.singleton import Singleton
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
@@ -34,6 +37,7 @@ from fedmtl.cli.run import train_one, unlike
 from fedmtl.cli.stored import with_absolute_paths, write_config
 from fedmtl.errors import ConfigError, FedmtlError
 from fedmtl.trainer import callbacks
+from tests import copies
 
 TINY = ["data.clients=30", "schedule.cohort=6", "rounds=4", "eval_every=2", "progress=false"]
 
@@ -715,14 +719,21 @@ ConfigStore.instance().store(group="hydra/sweeper", name="two", node={"_target_"
 
 
 def test_a_sweeper_of_a_plugin_has_the_scores(tmp_path: Path) -> None:
+    """In a copy of this process, in which Hydra looks for plugins once more, now on another path."""
+
+    def program() -> int:
+        sys.path.insert(0, str(tmp_path))
+        Singleton._instances.pop(Plugins, None)
+        return cli.main([*words, "algorithm.mu=interval(0.1,3)"])
+
     (tmp_path / "hydra_plugins/two").mkdir(parents=True)
     (tmp_path / "hydra_plugins/two/__init__.py").write_text(SWEEPER)
     words = ["-m", *TINY, "finetune=none", "baselines=[]", "algorithm=fedprox", "hydra/sweeper=two"]
-    done = process(*words, "algorithm.mu=interval(0.1,3)", cwd=tmp_path, path=tmp_path)
-    assert done.returncode == 0, done.stderr
-    scores = [
-        float(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("score ")
-    ]
+    running = copies.begun(program, tmp_path)
+    running.join()
+    assert running.exitcode == 0, (tmp_path / copies.ERR).read_text()
+    lines = (tmp_path / copies.OUT).read_text().splitlines()
+    scores = [float(line.split()[1]) for line in lines if line.startswith("score ")]
     results = sorted(tmp_path.glob("multirun/*/*/*/private/result.json"))
     assert scores == [json.loads(file.read_text())["accuracy"] for file in results]
     assert len(scores) == 2
@@ -1092,19 +1103,15 @@ def test_an_interrupted_run_says_how_to_go_on_and_resumes_to_the_same_result(
 ) -> None:
     words = ["data.clients=30", "schedule.cohort=6", "rounds=60", "baselines=[]", "eval_every=30",
              "finetune=none", "checkpoint_every=1", "progress=false", "hydra.run.dir=run"]  # fmt: skip
-    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"}
-    running = subprocess.Popen(
-        [sys.executable, "-m", "fedmtl", *words],
-        cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored by what a shell starts in background
-    )  # fmt: skip
+    running = copies.begun(partial(cli.main, words), tmp_path)
     checkpoint = tmp_path / "run" / "private" / "checkpoint.safetensors"
     deadline = time.monotonic() + 90
-    while not checkpoint.exists() and time.monotonic() < deadline and running.poll() is None:
+    while not checkpoint.exists() and time.monotonic() < deadline and running.is_alive():
         time.sleep(0.02)
-    running.send_signal(signal.SIGINT)
-    _, said = running.communicate(timeout=60)
-    assert running.returncode == 130, said
+    os.kill(running.pid, signal.SIGINT)
+    running.join(60)
+    said = (tmp_path / copies.ERR).read_text()
+    assert running.exitcode == 130, said
     assert "fedmtl resume run" in said
     assert "Traceback" not in said
     assert not (tmp_path / "run" / "private" / "result.json").exists()

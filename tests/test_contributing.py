@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from importlib.util import cache_from_source
 from pathlib import Path
 
 import fedmtl
@@ -20,10 +21,22 @@ def blocks(section: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", found, re.DOTALL | re.MULTILINE)
 
 
+def copied(source: str, target: str) -> None:
+    """Copy a file, and what Python has compiled of a module, which holds for the copy: it is of the same time."""
+    shutil.copy2(source, target)
+    if source.endswith(".py"):
+        compiled = Path(cache_from_source(source))
+        if compiled.exists():
+            there = Path(cache_from_source(target))
+            there.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(compiled, there)
+
+
 def test_one_module_and_one_yaml_add_a_data_set(tmp_path):
     """In a copy of the package: no other file changes, and both the program and the command know the new name."""
     root = Path(fedmtl.__file__).parent
-    shutil.copytree(root, tmp_path / "fedmtl", ignore=shutil.ignore_patterns("__pycache__"))
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(root, tmp_path / "fedmtl", ignore=ignored, copy_function=copied)
     shutil.copytree(config_folder(), tmp_path / "configs")
     (module,), (yaml,) = (blocks("Add a data set", language) for language in ("python", "yaml"))
     (tmp_path / "fedmtl" / "data" / "readers" / "coins.py").write_text(module)

@@ -13,7 +13,6 @@ import re
 import runpy
 import shlex
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,11 +21,13 @@ from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
+from torch.distributed.run import main as torchrun
 
 from fedmtl import cli
 from fedmtl.cli.config import compose
 from fedmtl.cli.names import EXTRA, TRUST
 from fedmtl.cli.overrides import combinations
+from tests import copies
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -177,16 +178,17 @@ def launched(words: list[str], small: list[str]) -> int:
         ]
     single = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "MPLBACKEND": "Agg"}
     single["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--rdzv-backend=c10d",
-        "--rdzv-endpoint=localhost:0",
-    ]
-    return subprocess.run(
-        [*command, *words], env=os.environ | single, timeout=300, check=False
-    ).returncode
+    there = ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
+
+    def program() -> int:
+        os.environ.update(single)
+        torchrun([*there, *words])
+        return 0
+
+    # torchrun is a copy of this process, and starts the ranks as processes of their own
+    running = copies.begun(program, Path.cwd())
+    running.join(300)
+    return running.exitcode
 
 
 def _fresh(folder: str) -> str:
