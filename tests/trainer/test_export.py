@@ -1,6 +1,7 @@
 """Models as programs: raw rows of numbers in, the predictions of the run's models out, without this package."""
 
 import json
+from functools import cache
 
 import numpy as np
 import pandas as pd
@@ -65,12 +66,19 @@ def trained(model, folder=None, **options):
     ).fit()
 
 
+@cache
+def opened(path):
+    """A program of PyTorch, which no test writes twice, and its notes."""
+    notes = {NOTES: ""}
+    return torch.export.load(path, extra_files=notes), notes
+
+
 def computed(path, rows):
     """The outputs of a program by name, by the library of its file, and its notes."""
     if path.suffix == ".pt2":
-        notes = {NOTES: ""}
+        program, notes = opened(path)
         with torch.no_grad():
-            made = torch.export.load(path, extra_files=notes).module()(torch.tensor(rows))
+            made = program.module()(torch.tensor(rows))
         return {name: value.numpy() for name, value in made.items()}, json.loads(notes[NOTES])
     onnxruntime = pytest.importorskip("onnxruntime")
     session = onnxruntime.InferenceSession(path)
@@ -100,8 +108,8 @@ def check_real(path, predict):
 
 def test_a_program_predicts_what_the_predictor_does_and_needs_no_fedmtl(tmp_path):
     check_real(tmp_path / "model.pt2", trained(models.mlp(hidden=16)).predictor("anna"))
-    graph = torch.export.load(tmp_path / "model.pt2").graph
-    calls = {str(node.target) for node in graph.nodes if node.op == "call_function"}
+    program, _ = opened(tmp_path / "model.pt2")
+    calls = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
     assert all(call.startswith("aten.") for call in calls)
 
 
