@@ -56,13 +56,16 @@ def test_settings_of_other_kinds_pass() -> None:
     loose = replace(CLOCKED["clocks, laplace"], clip_norm=40.0)
     domain = AsyncLearner(reg=1e-3, theta_max=3.0, row_norm=2.0, target=1.0)
     for run in (
-        replace(base, privacy=replace(CLOCKED["clocks, laplace"], epsilon=budgets)),
+        replace(
+            base,
+            algorithm=AsyncLearner(loss="logistic"),
+            rounds=3,
+            privacy=replace(CLOCKED["clocks, laplace"], epsilon=budgets),
+        ),
         replace(base, privacy=replace(CLOCKED["clocks, gaussian"], noise_multiplier=9.0)),
         replace(
-            base, privacy=replace(CLOCKED["clocks, laplace"], epsilon=None, noise_multiplier=2.0)
+            base, algorithm=domain, privacy=replace(loose, epsilon=None, noise_multiplier=2.0)
         ),
-        replace(base, algorithm=domain, privacy=loose),
-        replace(base, algorithm=AsyncLearner(loss="logistic"), rounds=3),
     ):
         findings = audit(run, checks=("noise law", "sensitivity", "charges"))
         assert not [finding for finding in findings if finding.refuted]

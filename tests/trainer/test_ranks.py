@@ -106,7 +106,7 @@ SWEEP = [
     "rounds=2",
     "baselines=null",
     "finetune=none",
-    "privacy.epsilon=1,4,9",
+    "privacy.epsilon=1,4",
 ]
 SECURE = {
     "privacy": ClientPrivacy(clip_norm=0.5, noise_multiplier=0.8, delta=1e-5, source="secure")
@@ -266,7 +266,7 @@ def test_all_ranks_compute_every_job_of_a_sweep(tmp_path: Path) -> None:
         of_all(2, lambda _: [cli.main(words[1]), cli.main(["resume", str(sweeps[1])])])
         == [[0, 0]] * 2
     )
-    for job in range(3):
+    for job in range(2):
         one, two = (
             json.loads((sweep / str(job) / "private" / "result.json").read_text())
             for sweep in sweeps
