@@ -63,9 +63,7 @@ def test_settings_of_other_kinds_pass() -> None:
             privacy=replace(CLOCKED["clocks, laplace"], epsilon=budgets),
         ),
         replace(base, privacy=replace(CLOCKED["clocks, gaussian"], noise_multiplier=9.0)),
-        replace(
-            base, algorithm=domain, privacy=replace(loose, epsilon=None, noise_multiplier=2.0)
-        ),
+        replace(base, algorithm=domain, privacy=replace(loose, epsilon=None, noise_multiplier=2.0)),
     ):
         findings = audit(run, checks=("noise law", "sensitivity", "charges"))
         assert not [finding for finding in findings if finding.refuted]
