@@ -33,9 +33,9 @@ from ..privacy.samplers import BoundSampler
 from ..schedules import BoundBuffered
 from ..schedules.answers import Limits, Server
 from ..trainer import Trainer
-from ..trainer.engine import open_run
 from ..trainer.fingerprint import fingerprint
 from ..trainer.folder import RunFolder
+from ..trainer.opening import open_run
 from .messages import logger
 
 _REMEDY = "Run with privacy.source=secure, or simulate it anew in a new folder"

@@ -36,8 +36,8 @@ from ..privacy.noise.discrete import slack
 from ..privacy.noise.laws import LAWS
 from ..privacy.release import step_cost
 from ..privacy.reporting import privacy_report, signal_to_noise
-from ..trainer.engine import open_run
 from ..trainer.fingerprint import describe, fingerprint
+from ..trainer.opening import open_run
 from ..trainer.trainer import Trainer
 
 SCORE_BOUND = 0.5

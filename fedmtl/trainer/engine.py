@@ -1,182 +1,24 @@
-"""The engine of a run: its channel of releases is opened, and its clients compute in this process
-and its ranks."""
+"""The engine of a run: its clients compute in this process and its ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..algorithms.base import Algorithm, Problem, State
-from ..algorithms.returned import check_state, checked_plans
-from ..data import FederatedDataset
-from ..errors import ConfigError
-from ..local import gradient_plan
-from ..privacy import (
-    Activations,
-    BoundSampler,
-    FullParticipation,
-    GradientPlan,
-    NoiseSource,
-    PoissonSampling,
-    ReleasePlan,
-    Rounds,
-    Sampler,
-    open_channel,
-)
-from ..privacy.samplers import USUAL_COHORT
+from ..algorithms.base import Algorithm, State
+from ..algorithms.returned import check_state
+from ..privacy import Activations, NoiseSource, Rounds
 from ..ranks import SINGLE, Ranks
-from ..schedules import AsynchronousSchedule, Block, BoundSchedule, Buffered
+from ..schedules import Block
 from .aggregates import numbers_of, summarize
 from .evaluation import Metrics, evaluate_each, evaluate_models
+from .opening import open_run
 from .run_plan import RunPlan
-
-if TYPE_CHECKING:
-    from .trainer import Trainer
-
-Schedule = Sampler | AsynchronousSchedule | Buffered
-
-
-def bind_schedule(
-    schedule: Schedule, data: FederatedDataset, canaries: int = 0, seed: int = 0
-) -> BoundSampler | BoundSchedule:
-    """Returns the schedule of the clients of ``data``, and of ``canaries`` behind them.
-
-    Samplers are bound to the number of clients, clocks and latencies to their names and keys.
-
-    Args:
-        schedule: of rounds or of activations.
-        data: of the clients.
-        canaries: number of canaries that are clients.
-        seed: of the run, for latencies.
-    """
-    if isinstance(schedule, Buffered):
-        names = [*data.ids, *(f"canary-{number}" for number in range(canaries))]
-        # canaries come behind the clients
-        last = torch.iinfo(torch.int64).max - torch.arange(canaries).flip(0)
-        keys = torch.cat([data.keys.cpu(), last])
-        return schedule.bind(len(names), names=names, keys=keys, seed=seed)
-    if isinstance(schedule, AsynchronousSchedule):
-        return schedule.bind(len(data), names=data.ids, keys=data.keys)
-    # Fewer clients than a cohort all take part. Canaries do not count: an audited run has the
-    # schedule of the run that it is about.
-    if schedule == PoissonSampling() and len(data) < USUAL_COHORT:
-        return FullParticipation().bind(len(data) + canaries)
-    return schedule.bind(len(data) + canaries)
-
-
-def releases_of(
-    algorithm: Algorithm, problem: Problem, schedule: BoundSampler | BoundSchedule
-) -> tuple[ReleasePlan | GradientPlan, ...]:
-    """Returns the plans of all releases of a run: the algorithm's own, and under record privacy the
-    gradients of local training.
-
-    The steps of local training and the records of a step follow from the local solver. Rows of
-    clients without data are among the rows if the algorithm accepts such clients.
-
-    Args:
-        algorithm: with its settings.
-        problem: of the run.
-        schedule: bound to the clients.
-
-    Raises:
-        ConfigError: records are protected, and the algorithm does not train locally.
-    """
-    plans = checked_plans(type(algorithm).__name__, algorithm.plan(problem, schedule))
-    if algorithm.accepts_empty_clients:
-        plans = tuple(
-            replace(plan, without_data=True) if isinstance(plan, ReleasePlan) else plan
-            for plan in plans
-        )
-    if not problem.protects_records:
-        return plans
-    solver = algorithm.local
-    if solver is None:
-        raise ConfigError(
-            f"RecordPrivacy protects the gradients of local training, but {algorithm.name} has no "
-            "local solver; use pmtl, ditto, fedavg or fedprox."
-        )
-    # Each training of a client in a round takes local steps of its own, which are charged for.
-    trainings = max((plan.trainings for plan in plans if isinstance(plan, ReleasePlan)), default=1)
-    gradients = gradient_plan(problem.data, solver, problem.dimension, trainings=trainings)
-    return (*plans, gradients)
-
-
-def open_run(
-    settings: Trainer,
-    problem: Problem,
-    fingerprint: str = "",
-    *,
-    sampler: BoundSampler | None = None,
-    ledger: Path | None = None,
-    resume: bool = False,
-    coins: NoiseSource | None = None,
-    kind: type[Rounds | Activations] | None = None,
-) -> Rounds | Activations:
-    """Returns the open channel of a run, with the canaries of its audit.
-
-    Args:
-        settings: of the run.
-        problem: of the run.
-        fingerprint: see :func:`~fedmtl.privacy.open_channel`.
-        sampler: in place of the settings' schedule.
-        ledger: its file; None keeps charges in memory, as those of replicates, which are
-            simulations, are in any case.
-        resume: see :func:`~fedmtl.privacy.open_channel`.
-        kind: see :func:`~fedmtl.privacy.open_channel`.
-        coins: source of the noise and of cohorts, in place of the seed's.
-
-    Raises:
-        ConfigError: clients without training examples, if the algorithm does not accept them.
-    """
-    algorithm = settings.algorithm
-    bound = sampler or settings.bound
-    privacies = settings.privacies
-    empty = (problem.data.train.counts == 0).nonzero()[:, 0]
-    if len(empty) and not algorithm.accepts_empty_clients:
-        name = problem.data.ids[int(empty[0])]
-        raise ConfigError(
-            f"{problem.data.name}: client {name!r} has no training examples; {algorithm.name} "
-            "needs them of everyone."
-        )
-    options: dict[str, Any] = {}
-    plans = releases_of(algorithm, problem, bound)
-    audit = settings.audit
-    if audit is not None:  # of records; clients that are canaries are in the schedule
-        number = audit.canaries
-        plans = tuple(
-            plan.with_canaries(number) if isinstance(plan, GradientPlan) else plan for plan in plans
-        )
-        kind = audit.channel_class(settings, plans)
-    if isinstance(bound, BoundSampler):
-        # The draw follows the order of the clients' keys, so the order of the data does not matter.
-        order = torch.argsort(problem.data.keys, stable=True)
-        # canaries come behind the clients
-        order = torch.cat([order, torch.arange(len(order), bound.n)])
-        options = {"steps": problem.rounds, "order": order}
-    channel: Rounds | Activations = open_channel(
-        privacies if len(privacies) > 1 else privacies[0],  # type: ignore[arg-type]
-        plans,
-        bound if isinstance(bound, BoundSampler) else bound.describe(),
-        seed=settings.seed,
-        source=coins,
-        fingerprint=fingerprint,
-        ledger_path=ledger if settings.runs == 1 else None,
-        resume=resume,
-        notes=problem.notes,
-        replicates=settings.runs,
-        ranks=problem.ranks,
-        kind=kind,
-        **options,
-    )
-    if audit is not None:
-        audit.plant(settings, channel, problem.data.train.counts)
-    return channel
 
 
 @dataclass(kw_only=True)
