@@ -241,10 +241,9 @@ class Trainer:
         # Canaries of records are in the data of the clients, who take part as before.
         if self.audit is not None and not isinstance(self.privacy, RecordPrivacy):
             canaries = self.audit.canaries
-        bound: BoundSampler | BoundSchedule = self.algorithm.scheduled(
-            bind_schedule(self.schedule, self.data, canaries, self.seed)
-        )
-        return bound
+        bound = bind_schedule(self.schedule, self.data, canaries, self.seed)
+        scheduled: BoundSampler | BoundSchedule = self.algorithm.scheduled(bound)
+        return scheduled
 
     @cached_property
     def comparisons(self) -> dict[str, Algorithm]:
