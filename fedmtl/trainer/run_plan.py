@@ -110,8 +110,9 @@ def prepare(
     bound = algorithm.row_bound(problem)
     if problem.ranks.size > 1 and algorithm.all_at_once and bound is None:
         raise ConfigError(
-            f"{algorithm.name} takes its step size from the records of all clients where there "
-            "is no bound on rows; over several ranks give one, as algorithm.row_norm=1.0."
+            f"{algorithm.name} computes all clients at once, and where there is no bound on rows "
+            "it may take its step size from the records of all; over several ranks give one, as "
+            "algorithm.row_norm=1.0, or compute in one process, execution.processes=1."
         )
     shortened = {}
     if bound is not None:

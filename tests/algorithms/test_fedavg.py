@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedmtl.algorithms import FedAvg, FedProx, Local, ServerOptimizer
+from fedmtl.algorithms import FedAvg, FedProx, Local, ServerOptimizer, apply_update
 from fedmtl.local import LocalSGD
 from fedmtl.privacy import PoissonSampling
 from tests.algorithms.harness import everyone, problem_of, run
@@ -68,3 +68,18 @@ def test_local_is_every_client_alone():
         assert (
             min(gaps) < 1e-12
         )  # some whole number of participations, at least one through personalize
+
+
+def test_the_server_adds_in_float64_and_rounds_once():
+    """1 + 2^-24 + 2^-50 is above the middle between two float32 numbers; its update alone rounds to the middle."""
+    public = {"global": torch.ones(1)}
+    update = torch.tensor([2.0**-24 + 2.0**-50], dtype=torch.float64)
+    moved = apply_update(public, "global", update, lr=1.0, optimizer=None)
+    assert moved["global"].item() == 1 + 2.0**-23
+
+
+def test_the_step_size_of_the_server_scales_the_update_of_its_optimizer():
+    public = {"global": torch.zeros(2)}
+    update = torch.tensor([1.0, -2.0], dtype=torch.float64)
+    moved = apply_update(public, "global", update, lr=0.5, optimizer=ServerOptimizer(lr=0.1))
+    assert moved["global"].tolist() == pytest.approx([0.05, -0.1])

@@ -5,11 +5,11 @@ import torch
 from torch import Tensor
 
 from fedmtl import Execution, LocalSGD
-from fedmtl.algorithms.messages import Messages
+from fedmtl.algorithms.messages import Messages, _joined
 from fedmtl.data import FederatedDataset
 from fedmtl.local import Executor
 from fedmtl.local.batches import LANES, batch_widths, grain_of, places
-from fedmtl.local.clients import pieces_of
+from fedmtl.local.clients import _ranks, pieces_of
 from fedmtl.privacy import ClientPrivacy, Clip, FullParticipation, ReleasePlan, open_channel
 from fedmtl.privacy.clip import RowTotal, clipped_sum
 
@@ -71,6 +71,32 @@ def test_rows_of_replicates_are_joined_by_client():
         messages.add(clients, {"update": rows[:, clients]})
     (message,) = messages.by_release(torch.arange(CLIENTS)).values()
     assert torch.equal(message, rows)
+
+
+def test_rows_off_the_cpu_are_kept_as_they_are():
+    """A sum is exact on the CPU alone."""
+    rows = torch.zeros(CLIENTS, LONG, device="meta")
+    _, message = collected(LONG, rows)
+    assert isinstance(message, Tensor)
+    assert message.device.type == "meta"
+
+
+def test_pieces_of_several_precisions_keep_the_digits_of_the_finest():
+    rows = torch.randn(CLIENTS, SHORT, generator=torch.Generator().manual_seed(1)).double()
+    rows[4:] += 2.0**-40
+    joined = _joined([rows[:4].float(), rows[4:]], list(torch.arange(CLIENTS).split([4, 5])))
+    assert joined.dtype == torch.float64
+    assert torch.equal(joined[4:], rows[4:])
+    assert torch.equal(joined[:4], rows[:4].float().double())
+
+
+@pytest.mark.parametrize(
+    ("members", "ranks"), [(None, [2, 5, 9]), ([9, 2, 7, 5], [1, 3, 0]), ([2, 5, 9], [0, 1, 2])]
+)
+def test_the_lane_of_a_client_follows_its_place_among_the_members(members, ranks):
+    if members is not None:
+        members = torch.tensor(members)
+    assert _ranks(torch.tensor([2, 5, 9]), members).tolist() == ranks
 
 
 def computed(data: FederatedDataset, solver: LocalSGD, clients: Tensor, chunk: int) -> int:

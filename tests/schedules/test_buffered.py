@@ -59,7 +59,13 @@ def listed(steps):
 
 @pytest.mark.parametrize(
     ("concurrency", "buffer", "max_staleness", "rest", "per_client"),
-    [(12, 4, 20, 1, None), (30, 1, 3, 1, None), (20, 5, 1, 4, 12), (7, 7, 0, 2, None)],
+    [
+        (12, 4, 20, 1, None),
+        (30, 1, 3, 1, None),
+        (20, 5, 1, 4, 12),
+        (7, 7, 0, 2, None),
+        (9, 5, 20, 5, None),
+    ],
 )
 def test_the_steps_are_those_of_a_slow_simulation(
     concurrency, buffer, max_staleness, rest, per_client
@@ -106,6 +112,7 @@ def test_without_latency_clients_take_turns():
     for step in schedule.steps(9):
         turns = (3 * step.step + torch.arange(3)) % 7
         assert step.clients.tolist() == turns.sort().values.tolist()
+        assert step.time == 0.0
         assert (step.step - step.versions).tolist() == [0] * 3
 
 
@@ -145,6 +152,19 @@ def test_a_longer_run_begins_with_the_shorter_one():
     # any step can be asked for first
     later = settings.bind(20, seed=3)
     assert listed([later.answers(29), later.answers(7)]) == [whole[29], whole[7]]
+
+
+@pytest.mark.parametrize("latency", [1.0, LOGNORMAL])
+def test_versions_that_later_steps_use_are_kept(latency):
+    """With equal latencies more answers arrive at once than a step takes."""
+    steps = list(Buffered(latency=latency, concurrency=8, buffer=3).bind(12, seed=2).steps(30))
+    late = 0
+    for step in steps[:10]:
+        later = torch.cat([other.versions for other in steps[step.step + 1 :]])
+        needed = set(later[later <= step.step].tolist())
+        late += len(needed)
+        assert step.kept == needed
+    assert late > 5
 
 
 def test_weights_are_public_and_at_most_one():

@@ -1,0 +1,50 @@
+"""Local training of the clients of a cohort: each is trained once, and one without a step keeps its start."""
+
+import numpy as np
+import pytest
+import torch
+
+from fedmtl import Execution, LocalSGD
+from fedmtl.algorithms import Cohort
+from fedmtl.data import FederatedDataset
+from fedmtl.local.clients import idle, train_on_batches
+from fedmtl.local.train import LocalTraining
+from tests.algorithms.harness import problem_of
+
+COUNTS = [5, 40, 3, 17, 29]
+
+
+def problem(chunk):
+    random = np.random.default_rng(0)
+    rows = {f"c{n}": (random.normal(size=(n, 4)), random.normal(size=n)) for n in COUNTS}
+    data = FederatedDataset.from_tensors(rows, test_fraction=0.3, name="ragged")
+    return problem_of(data, rounds=1, execution=Execution(chunk=chunk, processes=1))
+
+
+@pytest.mark.parametrize("chunk", [1, 16])
+def test_a_client_is_trained_once_also_where_others_fill_up_a_stack(chunk):
+    whole = problem(chunk)
+    start = torch.zeros(whole.dimension, dtype=torch.float64)
+    run = LocalTraining(whole.data, whole.loss, LocalSGD(lr=0.1, batch_size=4), 0, start)
+    clients = torch.arange(len(COUNTS))
+    parts = list(train_on_batches(run, whole.executor, clients, seed=0))
+    places = torch.cat([place for place, _ in parts])
+    assert places.sort().values.tolist() == clients.tolist()
+    assert all(len(place) == len(models) for place, models in parts)
+
+
+@pytest.mark.parametrize("start", [torch.ones(4), torch.arange(12.0).reshape(3, 4)])
+def test_a_client_without_a_step_keeps_its_start(start):
+    whole = problem(1)
+    run = LocalTraining(whole.data, whole.loss, LocalSGD(lr=0.1), 0, start)
+    ((place, models),) = idle(run, torch.tensor([0, 3, 0]))
+    assert place.tolist() == [0, 2]
+    assert torch.equal(models, start.expand(3, 4)[[0, 2]])
+
+
+def test_a_part_of_a_cohort_has_the_starts_of_its_clients():
+    models = torch.arange(8.0).reshape(2, 4)
+    ids = torch.tensor([3, 5, 9])
+    cohort = Cohort(problem(1), ids, {"global": models}, starts=torch.tensor([1, 0, 1]))
+    assert torch.equal(cohort.part(torch.tensor([2, 1])).shared, models[[1, 0]])
+    assert torch.equal(cohort.of(torch.tensor([9, 3, 5]), {}).shared, models[[1, 1, 0]])
