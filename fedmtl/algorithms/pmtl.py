@@ -14,6 +14,9 @@ Algorithm 1, with m the expected size of a cohort and z the noise multiplier:
     g_k = w_k - wtilde^t   (delta="global"),   or w_k - u_k, u_k = wtilde^0 + all sent by k      (c)
     wtilde^(t+1) = wtilde^t + (server_lr / m) [ sum_{k in S_t} clip_C(g_k) + N(0, (z C)^2 I) ]   (d)
 
+In the code ``c.shared`` is wtilde^t, ``c.models`` gives the last w_k of each client, and ``sent``
+is the sum of its messages, u_k - wtilde^0.
+
 The observers are the other clients and the public: billboard privacy, which implies joint
 differential privacy. The server is a trusted aggregator.
 

@@ -260,6 +260,19 @@ class Rounds(Channel):
             )
         return self._receipt
 
+    def _as_sent(
+        self, mechanism: Mechanism, rows: Message, clients: Tensor, receipt: Receipt
+    ) -> Message:
+        """Returns the rows as the server gets them: with noise of their own if clients add some,
+        which the receipt pays for."""
+        noise = self.rows.get(mechanism.name)
+        if noise is None or self.rows_are_noised:
+            return rows
+        mechanism.check(rows, clients)
+        assert isinstance(rows, Tensor)  # noise of their own keeps the rows apart
+        receipt.spend(noise.name, clients)
+        return noise.added(rows, clients, receipt, self.source)
+
     def total(self, name: str) -> RowTotal | None:
         """Returns a new sum for the round that has begun, to which rows are added as they are made.
         :meth:`release` takes only the last one, so that rows of an attempt that failed are in no
@@ -285,19 +298,6 @@ class Rounds(Channel):
     def _new_total(self, release: Release, clip: Clip) -> RowTotal:
         """Returns an empty sum of the rows of one release of the round that has begun."""
         return RowTotal(release.dimension, clip, sum_width(clip.bound, self.sampler.n))
-
-    def _as_sent(
-        self, mechanism: Mechanism, rows: Message, clients: Tensor, receipt: Receipt
-    ) -> Message:
-        """Returns the rows as the server gets them: with noise of their own if clients add some,
-        which the receipt pays for."""
-        noise = self.rows.get(mechanism.name)
-        if noise is None or self.rows_are_noised:
-            return rows
-        mechanism.check(rows, clients)
-        assert isinstance(rows, Tensor)  # noise of their own keeps the rows apart
-        receipt.spend(noise.name, clients)
-        return noise.added(rows, clients, receipt, self.source)
 
     @property
     def clips(self) -> dict[str, Clip | None]:

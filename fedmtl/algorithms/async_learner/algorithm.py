@@ -17,8 +17,8 @@ noised mean gradient of its n_i records (x_j, y_j), and the models move:
     theta_L = Proj[ tbar - (a / 2) grad g(tbar) ]                                               (7')
 
 where a = rho / (T^2 sigma). ``query_point`` has (6), the channel computes (3) and (4) there, and
-``server_update`` has (5) and (7'). The printed (7) differs, see
-:mod:`fedmtl.contrib.published.async_learner`.
+``server_update`` has (5) and (7'). In the state ``theta_l`` is theta_L, and ``theta`` has the
+theta_i. The printed (7) differs, see :mod:`fedmtl.contrib.published.async_learner`.
 
     Trainer(algorithm=AsyncLearner(kappa=5.0), data=data,
             model=models.linear_regression(bias=False),

@@ -15,6 +15,9 @@ and broadcasts its own; alpha = 1 / (1 + mu c_i L_i^loc):
     Theta_i <- (1 - alpha) Theta_i
                + alpha (sum_j (W_ij / D_ii) Theta_j - mu c_i (grad L_i(Theta_i) + eta_i))   (4), (6)
 
+In the state ``theta`` has the Theta_i; :class:`~.network.Network` has W_ij / D_ii (``means``), c_i
+(``confidence``), lambda_i (``ridge``), L_i^loc (``curvature``) and ``alpha``.
+
 The protected unit is a record of an agent, neighbours differ by one record replaced, observers are
 all peers and any eavesdropper. Only the mean gradient of the data is clipped, noised and charged;
 everything else in the update is public, and so is the state: the noised iterate. lambda_i
