@@ -135,6 +135,7 @@ class Rounds(Channel):
         return self._drawn[step].clone()
 
     def _sample(self, step: int) -> Tensor:
+        """Draws the cohort of a round, without clients at their cap under record-level privacy."""
         uses = torch.from_numpy(self.accountant.participations[0])
         caps = self.accountant.caps
         clients = self._order[
@@ -158,7 +159,7 @@ class Rounds(Channel):
             PrivacyError: it has begun already, or ``members`` are not the cohort drawn.
             ResumeError: charges of earlier steps are missing.
         """
-        # A copy: who was charged stays so, whatever becomes of the caller's tensor.
+        # A copy: the charged clients stay so, whatever becomes of the caller's tensor.
         clients = members.to("cpu", torch.int64, copy=True).reshape(-1)
         self._end()
         use = self._charge(step, clients)

@@ -23,8 +23,8 @@ task applies M to its own model and takes a gradient step on its own data. By th
     w_i    = z_i - eta grad L_i(z_i)
 
 what_i is w_i with a hat. In the state ``model`` is w_i, ``projected`` is what_i of before,
-``covariance`` is Sigma and ``map`` is M, see :meth:`MPMTL.init`. The release does Step 3, the clip, and the sum and noise of Step 4; M and
-b_t are in :mod:`.sharing`. In Algorithm 4 the lines above are about p_i. Each task also has q_i,
+``covariance`` is Sigma and ``map`` is M, see :meth:`MPMTL.init`. The release does Step 3, the clip,
+and the sum and noise of Step 4; M and b_t are in :mod:`.sharing`. In Algorithm 4 the lines above are about p_i. Each task also has q_i,
 which it never releases. It makes the same step from prox_{eta own_lam h}(q_i) instead of M q_i, and
 both gradients are taken at the sum of the two.
 
