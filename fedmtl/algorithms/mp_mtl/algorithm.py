@@ -24,9 +24,9 @@ task applies M to its own model and takes a gradient step on its own data. By th
 
 what_i is w_i with a hat. In the state ``model`` is w_i, ``projected`` is what_i of before,
 ``covariance`` is Sigma and ``map`` is M, see :meth:`MPMTL.init`. The release does Step 3, the clip,
-and the sum and noise of Step 4; M and b_t are in :mod:`.sharing`. In Algorithm 4 the lines above are about p_i. Each task also has q_i,
-which it never releases. It makes the same step from prox_{eta own_lam h}(q_i) instead of M q_i, and
-both gradients are taken at the sum of the two.
+and the sum and noise of Step 4; M and b_t are in :mod:`.sharing`. In Algorithm 4 the lines above
+are about p_i. Each task also has q_i, which it never releases. It makes the same step from
+prox_{eta own_lam h}(q_i) instead of M q_i, and both gradients are taken at the sum of the two.
 
 Without noise and clip this is proximal gradient descent. Algorithm 1 also allows the covariance of
 the tasks, W^T W (n x n), for other penalties; it is left out, since one task moves a whole row and
