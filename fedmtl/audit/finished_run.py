@@ -88,7 +88,7 @@ class FinishedRun:
 
     @cached_property
     def seal(self) -> str | None:
-        """Returns the hash of the list of public files; None where it cannot be read."""
+        """Returns the hash of the list of public files; None if it cannot be read."""
         try:
             return self.files.digest(self.folder.public / MANIFEST)
         except DataError:

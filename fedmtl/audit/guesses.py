@@ -38,7 +38,7 @@ r guesses made be right, and N_i be those among them that are not i's. Given all
 i is right and N_i >= v" under one value of coin i is what "guess i is wrong and N_i >= v" is under
 the other value. So ``P(i right, N_i >= v) <= F_z(P(i wrong, N_i >= v))``, first given the other
 coins and the value of coin i, then on average, as F_z is concave. On average over the m canaries,
-and since N is N_i + 1 where guess i is right,
+and since N is N_i + 1 if guess i is right,
 
     E[N; N >= v + 1] / m <= F_z(E[r - N; N >= v] / m)    for v = 0, ..., r - 1.
 

@@ -151,7 +151,7 @@ class Reading:
 
     Attributes:
         header: the first line.
-        steps: step, and the clients that it is charged to, or None where it is charged to all.
+        steps: step, and the clients that it is charged to, or None if it is charged to all.
         remaining: uses to which the charge was raised after an early stop, or None.
         kinds: the kinds of accounts, each with its ``cost``, ``multiplier`` and ``cap``.
         kind_of: (m,) int64, the kind of each account: a single one if all clients are charged
@@ -251,7 +251,7 @@ class Reading:
         return [int(each.argmax()) for each in uses if each.any()]
 
     def library_epsilon(self, account: int, near: float) -> float | None:
-        """Returns epsilon of all that an account is charged by ``dp_accounting``, or None where
+        """Returns epsilon of all that an account is charged by ``dp_accounting``, or None if
         that does not have the law of the noise; ``near`` is the epsilon that it is compared
         with."""
         kind = self.kinds[self.kind_of[account]]

@@ -36,7 +36,7 @@ class RecordCanaries(Coins):
 
     Attributes:
         clients: int64 (g,), those that have canaries.
-        own_records: how many records each of them has beside; None where they differ.
+        own_records: how many records each of them has beside; None if they differ.
         each: how many canaries each of them has; canary i is one of client ``clients[i // each]``.
     """
 

@@ -310,7 +310,7 @@ class FederatedDataset:
             test: a table of test rows with the same columns.
             length: public length to which lists of whole numbers, such as tokens, are padded with
                 0, and at which longer ones are cut. The model then takes them by name, with
-                ``mask``, which is 1 where a list has a value, unless a column ``mask`` or
+                ``mask``, which is 1 for a value of a list, unless a column ``mask`` or
                 ``attention_mask`` is among the features. An example has one target, so the loss and
                 the scores have no padding; what the model makes of its places the mask decides.
             missing_client: of rows without a client, see :class:`~fedmtl.data.TableSettings`.

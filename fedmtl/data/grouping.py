@@ -251,7 +251,7 @@ def _inputs(
 
 def _padded(table: Any, features: Sequence[str], where: str, length: int) -> dict[str, Tensor]:
     """Returns the columns of lists (rows, length), padded with 0, the others as they are, and the
-    mask, 1 where a list has a value, unless one is among the columns."""
+    mask, 1 for a value of a list, unless one is among the columns."""
     if isinstance(length, bool) or not isinstance(length, int) or length < 1:
         raise ConfigError(
             f"length is {length!r}; it must be a whole number of at least 1, the longest list that "

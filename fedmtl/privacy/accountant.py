@@ -35,7 +35,7 @@ class PrivacyAccountant:
 
     Attributes:
         by_client: True if participations are counted.
-        participations: (R, n) int64, up to the current step; 0 where they are not counted.
+        participations: (R, n) int64, up to the current step; 0 if they are not counted.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class PrivacyAccountant:
         """Returns (R, m) float64 epsilon of every account after its uses, or after all that is
         ``spent``.
 
-        Infinite without noise or if the accounting is refuted, 0 where nothing was charged.
+        Infinite without noise or if the accounting is refuted, 0 if nothing was charged.
         """
         if spent or self.remaining_charged:
             uses = self.spent
@@ -123,7 +123,7 @@ class PrivacyAccountant:
         return self.costs.epsilons(uses)
 
     def epsilon_at(self, uses: np.ndarray | int) -> float:
-        """Returns the largest epsilon after ``uses``, (m,) or of everybody: infinite where the
+        """Returns the largest epsilon after ``uses``, (m,) or of everybody: infinite if the
         accounting is refuted."""
         refuted = self.costs is not None and self.costs.refuted is not None
         if refuted and np.any(uses):
@@ -170,7 +170,7 @@ class PrivacyAccountant:
             members: (R, S, k) int64, who takes part in each step; -1 is no client.
 
         Returns:
-            (R, S, k) int64: in how many steps that client took part before, 0 where -1; None where
+            (R, S, k) int64: in how many steps that client took part before, 0 for -1; None if
             that is not counted.
 
         Raises:

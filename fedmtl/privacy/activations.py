@@ -38,7 +38,7 @@ class Window:
         groups: of each activation, the clients that release something in ascending order, with the
             replicates of each, int64 (k,).
         divisors: (S, R, 1) what sums are divided by.
-        scales: (S, R) scale of the noise on a sum; 0 where no client acts.
+        scales: (S, R) scale of the noise on a sum; 0 if no client acts.
         noise_std: (S, R) standard deviation of the noise on a coordinate of a released mean.
         noise: noise on the sums from place ``drawn`` on, (s, R, D).
         widths: of the grids of that noise in secure mode, (s,).
@@ -228,7 +228,7 @@ class Activations(Channel):
                 :mod:`.records`. One that is not a number counts as zero.
 
         Returns:
-            ``(sum_j clip(g_j) + noise) / (q_i n_i)``, (R, D) float64, zero where no client acts.
+            ``(sum_j clip(g_j) + noise) / (q_i n_i)``, (R, D) float64, zero if no client acts.
 
         Raises:
             PrivacyError: no activation that has begun is left, or gradients of more or fewer
@@ -258,7 +258,7 @@ class Activations(Channel):
 
     def _sums(self, gradients: Sequence[Gradients], window: Window, start: int) -> np.ndarray:
         """Returns (R, D): clipped sums over the records of the clients that act at place ``start``
-        and take part; zero where no client acts."""
+        and take part; zero if no client acts."""
         groups = window.groups[start]
         records = self.records
         parts = []

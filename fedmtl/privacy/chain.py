@@ -44,7 +44,7 @@ class Head:
 
     @classmethod
     def parse(cls, text: str) -> Head | None:
-        """Returns the head that :meth:`text` wrote, or None where the text is something else."""
+        """Returns the head that :meth:`text` wrote, or None if the text is something else."""
         parts = text.split()
         if len(parts) != 2 or not parts[0].isdecimal() or len(parts[1]) != 64:
             return None

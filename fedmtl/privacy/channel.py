@@ -211,7 +211,7 @@ class Channel(ABC):
         self.accountant.restore(state)
 
     def sync(self) -> Head | None:
-        """Returns the end of the ledger's chain of hashes once all of it is on the disk; None where
+        """Returns the end of the ledger's chain of hashes once all of it is on the disk; None if
         no file is kept."""
         if self.accountant.ledger is None:
             return None

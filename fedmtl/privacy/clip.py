@@ -70,7 +70,7 @@ class Clip:
 
 
 def clip_factors(norms: Tensor, clip: Clip | None) -> Tensor:
-    """Returns the factor of each row: ``min(1, C (1 - 2**-20) / norm)``, 0 where the norm is not
+    """Returns the factor of each row: ``min(1, C (1 - 2**-20) / norm)``, 0 if the norm is not
     finite, 1 without a clip.
 
     A row within the limit but for rounding (2**-30 of it) has the factor 1, so that a row that is

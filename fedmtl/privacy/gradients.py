@@ -71,7 +71,7 @@ class GradientPlan:
         caps: (n,) whole numbers, the most activations of each client; None in rounds, where the
             schedule sets the most participations.
         keys: int64 (n,), address of each client's random numbers; None: its position.
-        x: (n_i, D) rows of each client's records, of which gradients are multiples; None where they
+        x: (n_i, D) rows of each client's records, of which gradients are multiples; None if they
             are of none.
         rate: q in (0, 1], one for all or (n,): a record takes part in a release with that
             probability, by secret coins of its own; sums are divided by q n_i.
@@ -365,7 +365,7 @@ def record_costs(
 def _weights(
     allocation: Sequence[np.ndarray] | None, caps: np.ndarray
 ) -> list[tuple[float, ...] | None]:
-    """Returns normalized weights by client; None where all are equal."""
+    """Returns normalized weights by client; None if all are equal."""
     if allocation is None:
         return [None] * caps.size
     if len(allocation) != caps.size:

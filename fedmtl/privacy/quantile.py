@@ -87,8 +87,8 @@ def count_sensitivity(relation: Relation) -> float:
 
     - 1/2 for add/remove: a row is there or not;
     - 1 for replace-one: from 1/2 to -1/2, by a row within the clip norm and one beyond it;
-    - 1/2 for zero-out where a client without data sends no row: 1/2 or -1/2, and 0 for nothing;
-    - 1 for zero-out where a client without data sends a row as well: that row may be within the
+    - 1/2 for zero-out if a client without data sends no row: 1/2 or -1/2, and 0 for nothing;
+    - 1 for zero-out if a client without data sends a row as well: that row may be within the
       clip norm (as 0 is) and the row of its data beyond it, which is replace-one.
       :attr:`Release.relation <fedmtl.privacy.release.Release.relation>` says so.
 

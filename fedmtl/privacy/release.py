@@ -151,7 +151,7 @@ class Release(ReleasePlan):
         sampling: who takes part.
         clip: bound C on one client's row; None without privacy, and where rows are post-processing.
         noise: law of the noise, or None for clipping only.
-        bands: how the noise is correlated over rounds, or None where it is independent.
+        bands: how the noise is correlated over rounds, or None if it is independent.
 
     Example:
         >>> from fedmtl import FullParticipation

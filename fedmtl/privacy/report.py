@@ -63,12 +63,12 @@ class PrivacyReport:
         releases: number of releases charged; ``names`` of the vectors.
         accountant, source, numerics: how the figure and the noise were computed.
         ledger: where the charges are kept.
-        run: identity of the run, the hash of its ledger's first line; None where no file is kept.
+        run: identity of the run, the hash of its ledger's first line; None if no file is kept.
         ledger_lines, ledger_head: number of lines of the ledger and hash of the last one, when the
             run ended.
         remaining_charged: True if the run stopped early and is charged for all its planned steps.
         interval: what an attack on canaries in this run has measured, see
-            :func:`fedmtl.audit.Interval.certificate`; None where there were none.
+            :func:`fedmtl.audit.Interval.certificate`; None if there were none.
         search: of a private search, whose figures these are: its ``candidates``, ``mean`` and
             ``shape`` (``"inf"`` for Poisson) of the law of the number of repetitions, the ``score``
             that was compared, in words, and the standard deviation of its noise, ``score_noise``;

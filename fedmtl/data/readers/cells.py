@@ -16,7 +16,7 @@ _FEW = 16
 
 
 def codes(values: np.ndarray, categories: Sequence[str], decimal: str = ".") -> np.ndarray:
-    """Returns the positions (n,), int64, of texts (n,) in ``categories``; -1 where a text is none
+    """Returns the positions (n,), int64, of texts (n,) in ``categories``; -1 if a text is none
     of them.
 
     A whole number with decimals of zero, as 1.0, is also found without them, and the reverse: a

@@ -181,7 +181,7 @@ def read_lending(settings: LendingSettings) -> FederatedDataset:
 
 def _coded(table: Table, public: slice) -> np.ndarray:
     """Returns (n, p) float64: the numbers of the categories that public rows have, in their order,
-    then the columns of numbers; NaN where a value is missing, or a category that no public row
+    then the columns of numbers; NaN if a value is missing, or a category that no public row
     has."""
     columns = []
     for column in CATEGORIES:
@@ -193,7 +193,7 @@ def _coded(table: Table, public: slice) -> np.ndarray:
 
 
 def _numbers(table: Table, column: str) -> np.ndarray:
-    """Returns a column of numbers, float64 (n,), with NaN where a value is missing."""
+    """Returns a column of numbers, float64 (n,), with NaN if a value is missing."""
     missing = np.isin(texts_of(table, column), MISSING)
     # 0 stands in, so that the check of numbers finds wrong texts and not the gaps
     filled = table.frame.assign(**{column: table.frame[column].mask(missing, 0)})

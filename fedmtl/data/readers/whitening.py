@@ -28,7 +28,7 @@ class Whitening:
     basis: np.ndarray
 
     def __call__(self, coded: np.ndarray) -> np.ndarray:
-        """Turns coded rows (n, p), NaN where a value is missing, into float64 features (n, k)."""
+        """Turns coded rows (n, p), NaN if a value is missing, into float64 features (n, k)."""
         return (_scores(coded, self.mean, self.scale, self.z_clip) - self.centre) @ self.basis
 
 
@@ -40,7 +40,7 @@ def fit_whitening(coded: np.ndarray, *, components: int, z_clip: float, where: s
     positive.
 
     Args:
-        coded: (n, p) float64, NaN where a value is missing.
+        coded: (n, p) float64, NaN if a value is missing.
         components: k.
         z_clip: above 0.
         where: for messages.

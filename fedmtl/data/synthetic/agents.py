@@ -46,7 +46,7 @@ def load_synthetic_agents(
 
     The angles phi_i are uniform on the circle (:func:`target_angles`), and m_i is uniform among
     ``least``, ..., ``most``. Every entry of a row x is uniform between -1 and 1, the paper's
-    "uniformly around the origin". The label is 1 where theta_i . x >= 0, else 0, and a training
+    "uniformly around the origin". The label is 1 if theta_i . x >= 0, else 0, and a training
     label, not one for test, is then flipped with probability ``flip``.
 
     Every draw is keyed by (seed, agent's id, example): an agent is the same among 10 and among

@@ -78,7 +78,7 @@ def load_synthetic_tasks(settings: SyntheticTasks) -> FederatedDataset:
     that is 1 or -1 within a cluster and 0 between them. ``common``: ``w_t = u``, one for all, u ~
     N(0, I_d). All have E||w_t||^2 = d, so that x . w_t has variance 1. Then ``w_t += deviation *
     N(0, I_d)``, what a task shares with no other. The score is ``s = x . w_t + noise * N(0, 1)``; a
-    regression's target is s, a classification's label is 1 where s is at least 0, else 0.
+    regression's target is s, a classification's label is 1 if s is at least 0, else 0.
 
     Every draw is keyed by (seed, task id, example): a task is the same among 10 and among 1,000
     tasks, and its first examples are the same when there are more.
