@@ -14,7 +14,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from scipy.stats import norm
+
+from fedmtl.privacy.noise.sources import SeededSource
 
 ROOT = Path(__file__).resolve().parents[1]
 STUDIES = ROOT / "benchmarks" / "reproduce"
@@ -345,19 +350,23 @@ def starts(module: Module) -> None:
 
 def asynchronous(module: Module) -> None:
     run = module("asynchronous", "run")
-    for seed in "01":
-        (found,) = rows("asynchronous", "scores.csv", side="not waiting", epsilon="4", seed=seed)
-        names = [f"client-{place}" for place in range(run.WRITERS)]
-        data = run.load("digits", None, int(seed))
-        assert list(data.ids) == names
-        bound = run.LATE.bind(run.WRITERS, names=names, keys=data.keys, seed=int(seed))
-        same(bound.capped(80).answers(79).time, found["time"], 1)
-    run.Finetune = None
-    run.WAY = None  # which takes most of the time
-    (found,) = rows("asynchronous", "scores.csv", side="not waiting", epsilon="4", seed="0")
-    place = [f"clip {clip:g}, {steps} steps" for clip, steps in run.SIDES["not waiting"].settings]
-    score = run.train("not waiting", place.index(found["chosen"]), 4.0, 0)
-    same(score["shared"], found["shared"], 4)
+    digits = run.PROBLEMS[0]
+    data = run.load("digits", None, 0)
+    own = {"study": "digits", "method": "FedAvg, finetuned", "seed": "0"}
+    (found,) = rows(
+        "asynchronous", "scores.csv", server="not waiting", epsilon="4", steps="160", **own
+    )
+    schedule = digits.turns.buffered(run.LAW, len(data))
+    bound = schedule.bind(len(data), names=data.ids, keys=data.keys, seed=0)
+    same(bound.capped(160).answers(159).time, found["time"], 1)
+    for server, epsilon in (("deadline", "inf"), ("not waiting", "4")):
+        (found,) = rows(
+            "asynchronous", "scores.csv", server=server, epsilon=epsilon, steps="20", **own
+        )
+        setting = run.Setting(float(found["clip"]), 0.0, 20, float(found["share"]))
+        score = run.train(digits, data, "FedAvg", server, float(epsilon), setting, 0, run.LAW)
+        same(score["finetuned"], found["accuracy"], 4)
+        same(score["times"][run.LAW.name], found["time"], 2)
 
 
 def adapters(module: Module) -> None:
@@ -466,6 +475,26 @@ CELLS = {
 @pytest.mark.parametrize("study", CELLS)
 def test_cells_that_are_recorded_are_what_the_code_gives_today(study: str, module: Module) -> None:
     CELLS[study](module)
+
+
+def test_a_deadline_drops_who_is_late_and_nobody_else(module: Module) -> None:
+    servers = module("asynchronous", "servers")
+    law = servers.Law(1.0, 10.0)
+    keys = torch.randperm(1000, generator=torch.Generator().manual_seed(0))
+    bound = servers.Deadline(100, 0.8, law, 0, keys).bind(1000)
+    # a tenth of the latencies is ten times as long
+    fast, slow = (norm.cdf(math.log(bound.limit / factor)) for factor in (1.0, 10.0))
+    assert 0.9 * fast + 0.1 * slow == pytest.approx(0.8)
+    assert (bound.probability, bound.denominator) == pytest.approx((0.1, 80.0))
+    steps = 2000
+    taken = np.zeros(1000)
+    source = SeededSource(0)
+    for step in range(steps):
+        taken[bound.order[bound.draw(step, source.coins("cohort", step))]] += 1
+    late = np.arange(1000) % 10 == 9
+    for rate, found in ((0.1 * fast, taken[~late]), (0.1 * slow, taken[late])):
+        error = math.sqrt(rate / steps / len(found))
+        assert found.mean() / steps == pytest.approx(rate, abs=4 * error)
 
 
 def test_the_tables_of_pp_dmtl_are_those_of_its_scores(module: Module, tmp_path: Path) -> None:

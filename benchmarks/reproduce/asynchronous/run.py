@@ -1,23 +1,26 @@
 """Is it worth waiting for the slowest clients of a round?
 
-FedAvg with finetuning on the embedded digits, by a server that waits for its cohort and by one that steps when some of
-the busy clients have answered (buffered aggregation). Latencies are log-normal, and those of every tenth writer ten
-times as long. The server that waits has secret cohorts, whose privacy is amplified; the other has none, and noise that
-is correlated over steps instead. Both keep about 100 writers busy, and choose one of four settings for each epsilon by
-the score on validation rows of another seed. Nothing is chosen on test rows.
+Three servers train FedAvg and PMTL on the embedded digits, and FedAvg on a sample of FEMNIST: one
+waits for its cohort, one drops who has not answered by a public deadline, and one steps when some
+of the busy clients have answered (buffered aggregation). The first two have secret cohorts, whose
+privacy is amplified; the third has noise that is correlated over steps instead. Each server tries
+six settings of a method for each epsilon, of which validation rows of another seed choose one.
+Nothing is chosen on test rows.
 
-    python benchmarks/reproduce/asynchronous/run.py
-    python benchmarks/reproduce/asynchronous/run.py --collect  # tables and picture of what is finished
+    python benchmarks/reproduce/asynchronous/run.py --femnist leaf_femnist_206.json.zip
+    python benchmarks/reproduce/asynchronous/run.py --collect  # tables and pictures of the scores
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,326 +28,328 @@ import numpy as np
 import torch
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE.parent), str(HERE.parent / "comparison")]
+sys.path[:0] = [str(HERE.parent), str(HERE.parent / "comparison"), str(HERE)]
 
-from intervals import interval  # noqa: E402
-from settings import DELTA, STUDIES, held_out, load  # noqa: E402
-from sweep import markdown, read_csv, replace_section, write_csv  # noqa: E402
+from servers import Clock, Deadline, LastTime, Law, Turns  # noqa: E402
+from settings import DELTA, STUDIES, Study, held_out, load  # noqa: E402
+from sweep import existing, read_csv, renew, write_csv  # noqa: E402
+from tables import write_report  # noqa: E402
 
 from fedmtl import (  # noqa: E402
-    Buffered,
-    Callback,
+    PMTL,
     ClientPrivacy,
     FedAvg,
+    FederatedDataset,
     Finetune,
-    PoissonSampling,
     Trainer,
     models,
 )
-from fedmtl.report.canvas import drawing, legend_above  # noqa: E402
-from fedmtl.schedules import RandomLatency  # noqa: E402
 
-EPSILONS = (4.0, math.inf, 2.0, 8.0)
+EPSILONS = (2.0, 4.0, 8.0, math.inf)
 SEEDS = (0, 1, 2, 3, 4)
 TUNING = 10
-STUDY = STUDIES["digits"]
-WAY = Finetune(kind="kl", lam=0.1, local=replace(STUDY.solver, epochs=20), start="shared")
-SPREAD = 1.0  # standard deviation of the logarithm of a latency, whose median is 1
-SLOW = 10.0  # factor of the latencies of every tenth writer
-WRITERS = 1000
-SPREADS = ((0.0, 1.0), (0.5, 1.0), (1.0, 1.0), (SPREAD, SLOW), (1.5, SLOW))
-SPREADS_AT = 4.0  # epsilon of the runs by spread
-COLUMNS = ("side", "epsilon", "seed", "chosen", "finetuned", "shared", "time", "shared_then")
-SPREAD_COLUMNS = ("spread", "slow", "seed", "waited", "time", "finetuned_waiting", "finetuned")
+SPREADS_AT = (2.0, 4.0, math.inf)
+"""The epsilons of the runs by the law of latencies."""
+Length = tuple[int, float]
+LAW = Law(1.0, 10.0)
+LAWS = (Law(0.0, 1.0), Law(0.5, 1.0), Law(1.0, 1.0), LAW, Law(1.5, 10.0))
+SERVERS = ("waiting", "deadline", "not waiting")
+COLUMNS = (
+    "study", "method", "server", "epsilon", "seed", "clip", "lam", "steps", "share", "chosen",
+    "accuracy", "slow", "before", "time",
+)  # fmt: skip
+SPREAD_COLUMNS = (
+    "study", "spread", "slow", "server", "epsilon", "seed", "accuracy", "time",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Side:
-    """A server.
+class Problem:
+    """A data set with the settings of all servers.
 
     Attributes:
-        schedule: of its clients.
-        bands: of the noise.
-        settings: four clip norms and numbers of steps.
+        title: its name in tables.
+        study: of the comparison, which has the data, solver and clip norms.
+        way: of the finetuning, from the shared model.
+        turns: sizes of the steps.
+        methods: that are trained, with the pull of PMTL, which is that of the comparison.
+        lengths: by server four numbers of steps, each with the share of the clients who answer by
+            the deadline, 1 without one.
+        by_length: epsilons at which each of the lengths of FedAvg is scored, so that accuracy can
+            be drawn by time.
     """
 
-    schedule: Any
-    bands: Any
-    settings: tuple[tuple[float, int], ...]
+    title: str
+    study: Study
+    way: Finetune
+    turns: Turns
+    methods: Mapping[str, float]
+    lengths: Mapping[str, tuple[Length, ...]]
+    by_length: tuple[float, ...] = ()
 
 
-LOW, MIDDLE, HIGH = STUDY.clips
+@dataclass(frozen=True)
+class Setting:
+    """What a server chooses.
+
+    Attributes:
+        clip: L2 norm of an update.
+        lam: pull of PMTL; 0 for FedAvg.
+        steps: of the server.
+        share: of the clients, who answer by the deadline; 1 without one.
+    """
+
+    clip: float
+    lam: float
+    steps: int
+    share: float
 
 
-def scale(slow: float) -> list[float]:
-    """Returns the factors of the latencies: ``slow`` for every tenth writer, 1 for the others."""
-    return [slow if place % 10 == 9 else 1.0 for place in range(WRITERS)]
+@dataclass(frozen=True)
+class Place:
+    """Where runs are kept, and what they train on.
+
+    Attributes:
+        out: folder of the runs.
+        problem: the data set.
+        root: file of the data, or None.
+    """
+
+    out: Path
+    problem: Problem
+    root: Path | None
+
+    def data(self, seed: int) -> FederatedDataset:
+        """Returns the rows of a seed: of the tuning seed training rows, divided again."""
+        return _data(self.problem.study.name, self.root, seed)
+
+    def run(
+        self,
+        method: str,
+        server: str,
+        epsilon: float,
+        setting: Setting,
+        seed: int,
+        law: Law = LAW,
+    ) -> dict[str, Any]:
+        """Returns the scores of a run, which is trained if it is not finished."""
+        trained = method.split(",")[0]
+        parts = [trained, server, f"{epsilon:g}", f"{setting.clip:g}", f"{setting.lam:g}"]
+        parts += [str(setting.steps), f"{setting.share:g}", law.name, str(seed)]
+        file = self.out / self.problem.study.name / ("_".join(parts) + ".json")
+        if not file.exists():
+            data = self.data(seed)
+            found = train(self.problem, data, trained, server, epsilon, setting, seed, law)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(json.dumps(found))
+            print(f"{self.problem.study.name}_{file.stem}: {found['finetuned']:.4f}", flush=True)
+        result: dict[str, Any] = json.loads(file.read_text())
+        return result
+
+    def best(
+        self, method: str, server: str, epsilon: float, settings: Sequence[Setting]
+    ) -> Setting:
+        """Returns the setting with the best score on the validation rows."""
+        runs = [self.run(method, server, epsilon, each, TUNING) for each in settings]
+        tried = [run["finetuned"] for run in runs]
+        return settings[int(np.argmax(tried))]
+
+    def chosen(self, method: str, server: str, epsilon: float) -> Setting:
+        """Returns the best of six settings: two clips by the three longer lengths."""
+        problem = self.problem
+        lam = problem.methods[method]
+        settings = [
+            Setting(clip, lam, *length)
+            for clip in problem.study.clips[1:]
+            for length in problem.lengths[server][1:]
+        ]
+        return self.best(method, server, epsilon, settings)
+
+    def choices(self, method: str, server: str, epsilon: float) -> dict[Setting, bool]:
+        """Returns what is scored on test rows: the chosen setting, and of FedAvg the other lengths
+        with its clip, if accuracy is drawn by time."""
+        chosen = self.chosen(method, server, epsilon)
+        found = {chosen: True}
+        if method.startswith("FedAvg") and epsilon in self.problem.by_length:
+            for steps, share in self.problem.lengths[server]:
+                found.setdefault(replace(chosen, steps=steps, share=share), False)
+        return found
 
 
-def late(spread: float, slow: float) -> Buffered:
-    """Returns the schedule that does not wait, for latencies of a spread and with slow writers."""
-    latency: float | RandomLatency = 1.0
-    if spread:
-        latency = RandomLatency("lognorm", {"s": spread})
-    return Buffered(latency=latency, concurrency=100, buffer=50, rest=15, scale=scale(slow))
+@cache
+def _data(name: Any, root: Path | None, seed: int) -> FederatedDataset:
+    data = load(name, root, seed)
+    if seed == TUNING:
+        return held_out(data, seed)
+    return data
 
 
-LATE = late(SPREAD, SLOW)
-SIDES = {
-    "waiting": Side(
-        PoissonSampling(cohort=100), None, ((LOW, 50), (MIDDLE, 50), (HIGH, 50), (MIDDLE, 20))
+_DIGITS = STUDIES["digits"]
+_FEMNIST = STUDIES["femnist"]
+PROBLEMS = (
+    Problem(
+        title="digits",
+        study=_DIGITS,
+        way=Finetune(kind="kl", lam=0.1, local=replace(_DIGITS.solver, epochs=20), start="shared"),
+        turns=Turns(cohort=100, buffer=50, rest=15),
+        methods={"FedAvg, finetuned": 0.0, "PMTL, finetuned": 1.0},
+        lengths={
+            "waiting": ((10, 1.0), (20, 1.0), (50, 1.0), (100, 1.0)),
+            "deadline": ((20, 0.5), (50, 0.5), (100, 0.5), (100, 0.8)),
+            "not waiting": ((20, 1.0), (40, 1.0), (80, 1.0), (160, 1.0)),
+        },
+        by_length=(4.0, math.inf),
     ),
-    "not waiting": Side(LATE, "auto", ((LOW, 80), (MIDDLE, 80), (HIGH, 80), (MIDDLE, 40))),
-}
-
-
-class Clock(Callback):
-    """The simulated time at which each step ends.
-
-    Args:
-        seed: of the latencies of a server that waits.
-        waits: True for such a server.
-        spread: standard deviation of the logarithm of a latency.
-        slow: factor of the latencies of every tenth writer.
-    """
-
-    def __init__(self, seed: int, waits: bool, spread: float, slow: float) -> None:
-        self.coins = np.random.default_rng(seed)
-        self.waits = waits
-        self.spread = spread
-        self.scale = np.array(scale(slow))
-        self.times: list[float] = [0.0]
-
-    def on_event(self, block: Any, state: Any) -> None:
-        if not self.waits:
-            self.times.append(float(block.time[0, 0]))
-            return
-        slowest = self.slowest(block.cohort.numpy())
-        self.times.append(self.times[-1] + slowest)
-
-    def slowest(self, cohort: np.ndarray) -> float:
-        """Returns the longest latency of a cohort in a round."""
-        drawn = np.exp(self.spread * self.coins.standard_normal(WRITERS)) * self.scale
-        return float(drawn[cohort].max(initial=0.0))
+    Problem(
+        title="FEMNIST",
+        study=_FEMNIST,
+        way=Finetune(
+            kind="kl", lam=3.0, local=replace(_FEMNIST.solver, epochs=10, lr=0.1), start="shared"
+        ),
+        turns=Turns(cohort=100, buffer=50, rest=2),
+        methods={"FedAvg, finetuned": 0.0},
+        lengths={
+            "waiting": ((8, 1.0), (15, 1.0), (30, 1.0), (60, 1.0)),
+            "deadline": ((15, 0.5), (30, 0.5), (60, 0.5), (60, 0.8)),
+            "not waiting": ((15, 1.0), (30, 1.0), (60, 1.0), (120, 1.0)),
+        },
+    ),
+)
 
 
 def train(
-    name: str, index: int, epsilon: float, seed: int, spread: float = SPREAD, slow: float = SLOW
+    problem: Problem,
+    data: FederatedDataset,
+    method: str,
+    server: str,
+    epsilon: float,
+    setting: Setting,
+    seed: int,
+    law: Law,
 ) -> dict[str, Any]:
-    """Returns the scores of a run, and the accuracy of its shared model by simulated time."""
-    side = SIDES[name]
-    if name != "waiting":
-        side = replace(side, schedule=late(spread, slow))
-    clip, rounds = side.settings[index]
-    data = load("digits", None, seed)
-    if seed == TUNING:
-        data = held_out(data, seed)
-    clock = Clock(seed, name == "waiting", spread, slow)
-    bands = side.bands
-    if math.isinf(epsilon):
-        bands = None
+    """Returns the mean accuracies of a run, also those of the slow clients, and its time.
+
+    Args:
+        problem: with the settings of all servers.
+        data: of the clients.
+        method: "FedAvg" or "PMTL".
+        server: one of ``SERVERS``.
+        epsilon: for a client.
+        setting: of the method and the server.
+        seed: of start, cohorts, noise and latencies.
+        law: of the latencies; a server that waits has its time by every law.
+    """
+    algorithm: Any = FedAvg(local=problem.study.solver)
+    if method == "PMTL":
+        algorithm = PMTL(lam=setting.lam, local=problem.study.solver)
+    turns = problem.turns
+    clock: Clock | LastTime = Clock((*LAWS, law), len(data), seed)
+    schedule: Any = turns.waiting()
+    bands: Any = None
+    if server == "deadline":
+        schedule = Deadline(turns.cohort, setting.share, law, seed, data.keys)
+    if server == "not waiting":
+        schedule = turns.buffered(law, len(data))
+        clock = LastTime()
+        if epsilon < math.inf:
+            bands = "auto"
+    privacy = ClientPrivacy(clip_norm=setting.clip, epsilon=epsilon, delta=DELTA, bands=bands)
     result = Trainer(
-        algorithm=FedAvg(local=STUDY.solver),
+        algorithm=algorithm,
         data=data,
         model=models.softmax_regression(),
-        schedule=side.schedule,
-        privacy=ClientPrivacy(clip_norm=clip, epsilon=epsilon, delta=DELTA, bands=bands),
-        rounds=rounds,
-        finetune=WAY,
+        schedule=schedule,
+        privacy=privacy,
+        rounds=setting.steps,
+        finetune=problem.way,
         seed=seed,
-        eval_every=1,
+        eval_every=setting.steps,
         callbacks=(clock,),
         baselines=(),
         progress=False,
     ).fit()
-    curve = [(clock.times[row["round"]], row["global_accuracy"]) for row in result.history]
-    return {
-        "finetuned": result.final["accuracy"],
-        "shared": result.final["global_accuracy"],
-        "curve": curve,
-    }
-
-
-def kept(out: Path, name: str, index: int, epsilon: float, seed: int) -> dict[str, Any]:
-    """Returns a run, which is trained if it is not finished."""
-    file = out / f"{name}-{epsilon:g}-{index}-{seed}.json"
-    if not file.exists():
-        found = train(name, index, epsilon, seed)
-        file.write_text(json.dumps(found))
-        print(f"{file.stem}: {found['finetuned']:.4f}, shared {found['shared']:.4f}", flush=True)
-    result: dict[str, Any] = json.loads(file.read_text())
-    return result
-
-
-def chosen(out: Path, name: str, epsilon: float) -> int:
-    """Returns the setting with the best score on validation rows, after finetuning."""
-    count = len(SIDES[name].settings)
-    tried = [kept(out, name, index, epsilon, TUNING)["finetuned"] for index in range(count)]
-    return int(np.argmax(tried))
-
-
-def at(curve: Sequence[Sequence[float]], time: float) -> float:
-    """Returns the accuracy of the shared model at a time; that of the first step before it."""
-    before = [accuracy for when, accuracy in curve if when <= time]
-    if not before:
-        return float(curve[0][1])
-    return float(before[-1])
-
-
-def rows(out: Path, epsilons: Sequence[float]) -> list[dict[str, Any]]:
-    """Returns a row for each side, epsilon and seed."""
-    found = []
-    for epsilon in epsilons:
-        best = {name: chosen(out, name, epsilon) for name in SIDES}
-        for seed in SEEDS:
-            runs = {name: kept(out, name, index, epsilon, seed) for name, index in best.items()}
-            end = runs["not waiting"]["curve"][-1][0]
-            for name, run in runs.items():
-                clip, steps = SIDES[name].settings[best[name]]
-                found.append(
-                    {
-                        "side": name,
-                        "epsilon": epsilon,
-                        "seed": seed,
-                        "chosen": f"clip {clip:g}, {steps} steps",
-                        "finetuned": run["finetuned"],
-                        "shared": run["shared"],
-                        "time": run["curve"][-1][0],
-                        # at the time at which the server that does not wait has ended
-                        "shared_then": at(run["curve"], end),
-                    }
-                )
+    slow = data.ids[9::10]
+    found: dict[str, Any] = {}
+    for model in ("finetuned", "personal"):
+        scores = result.scores[model]["accuracy"]
+        found[model] = float(np.mean(list(scores.values())))
+        found[f"{model}_slow"] = float(np.mean([scores[name] for name in slow if name in scores]))
+    if server == "deadline":
+        found["times"] = {law.name: setting.steps * law.deadline(len(data), setting.share)}
+    elif isinstance(clock, Clock):
+        found["times"] = {each.name: time for each, time in clock.times.items()}
+    else:
+        found["times"] = {law.name: clock.time}
     return found
 
 
-def by_spread(out: Path) -> list[dict[str, Any]]:
-    """Returns a row for each spread and seed, with the settings that were chosen for one of them.
-
-    What the server that waits computes does not depend on latencies, only its times do.
-    """
-    best = {name: chosen(out, name, SPREADS_AT) for name in SIDES}
-    found = []
-    for spread, slow in SPREADS:
-        for seed in SEEDS:
-            waited = kept(out, "waiting", best["waiting"], SPREADS_AT, seed)
-            index = best["not waiting"]
-            file = out / f"spread-{spread:g}-{slow:g}-{seed}.json"
-            if not file.exists():
-                run = train("not waiting", index, SPREADS_AT, seed, spread, slow)
-                file.write_text(json.dumps(run))
-                print(f"{file.stem}: {run['finetuned']:.4f}", flush=True)
-            run = json.loads(file.read_text())
-            rounds = SIDES["waiting"].settings[best["waiting"]][1]
-            clock = Clock(seed, True, spread, slow)
-            coins = np.random.default_rng(seed + 1000)
-            cohorts = [np.flatnonzero(coins.random(WRITERS) < 0.1) for _ in range(rounds)]
-            found.append(
-                {
-                    "spread": spread,
-                    "slow": slow,
+def scored(place: Place, epsilons: Sequence[float]) -> Iterator[dict[str, Any]]:
+    """Yields a row for each method, epsilon, server, setting and seed."""
+    for method, epsilon, server in itertools.product(place.problem.methods, epsilons, SERVERS):
+        for setting, chosen in place.choices(method, server, epsilon).items():
+            for seed in SEEDS:
+                run = place.run(method, server, epsilon, setting, seed)
+                yield {
+                    "study": place.problem.title,
+                    "method": method,
+                    "server": server,
+                    "epsilon": epsilon,
                     "seed": seed,
-                    "waited": sum(clock.slowest(cohort) for cohort in cohorts),
-                    "time": run["curve"][-1][0],
-                    "finetuned_waiting": waited["finetuned"],
-                    "finetuned": run["finetuned"],
+                    "clip": setting.clip,
+                    "lam": setting.lam,
+                    "steps": setting.steps,
+                    "share": setting.share,
+                    "chosen": int(chosen),
+                    "accuracy": run["finetuned"],
+                    "slow": run["finetuned_slow"],
+                    # the clients' models of the run, of FedAvg the shared one
+                    "before": run["personal"],
+                    "time": run["times"][LAW.name],
                 }
-            )
-    return found
 
 
-def spreads_table(found: Sequence[dict[str, str]]) -> str:
-    """Returns the times and the paired differences of the accuracy, by spread."""
-    lines = []
-    for spread, slow in SPREADS:
-        own = [
-            {column: float(value) for column, value in row.items()}
-            for row in found
-            if (float(row["spread"]), float(row["slow"])) == (spread, slow)
-        ]
-        times = [interval(row[column] for row in own)[0] for column in ("waited", "time")]
-        mean, half = interval(row["finetuned"] - row["finetuned_waiting"] for row in own)
-        writers = "none" if slow == 1 else f"a tenth, {slow:g} times"
-        cells = [f"{spread:g}", writers, *(f"{time:.0f}" for time in times)]
-        lines.append([*cells, f"{times[0] / times[1]:.1f}", f"{mean:+.4f} ± {half:.4f}"])
-    titles = ["sigma", "slow writers", "time, waiting:", "not waiting:", "ratio:"]
-    return markdown([*titles, "finetuned, difference:"], lines)
+def by_spread(place: Place, epsilons: Sequence[float]) -> Iterator[dict[str, Any]]:
+    """Yields a row of FedAvg for each law of latencies, epsilon, server and seed.
 
-
-def table(found: Sequence[dict[str, str]]) -> str:
-    """Returns the means over seeds and the paired differences, by epsilon."""
-    lines = []
-    for epsilon in sorted({float(row["epsilon"]) for row in found}):
-        own = {
-            name: [row for row in found if row["side"] == name and float(row["epsilon"]) == epsilon]
-            for name in SIDES
-        }
-        cells = ["none" if math.isinf(epsilon) else f"{epsilon:g}"]
-        for column in ("finetuned", "shared_then"):
-            values = {name: [float(row[column]) for row in own[name]] for name in SIDES}
-            cells += [f"{interval(values[name])[0]:.3f}" for name in SIDES]
-            pairs = zip(values["not waiting"], values["waiting"], strict=True)
-            mean, half = interval(late - waited for late, waited in pairs)
-            cells.append(f"{mean:+.3f} ± {half:.3f}")
-        times = {name: [float(row["time"]) for row in own[name]] for name in SIDES}
-        cells += [f"{interval(times[name])[0]:.0f}" for name in SIDES]
-        pairs = zip(times["waiting"], times["not waiting"], strict=True)
-        ratio, half = interval(waited / late for waited, late in pairs)
-        lines.append([*cells, f"{ratio:.1f} ± {half:.1f}"])
-    titles = ["epsilon", "finetuned, waiting:", "not waiting:", "difference:"]
-    titles += ["shared at equal time, waiting:", "not waiting:", "difference:"]
-    titles += ["time, waiting:", "not waiting:", "ratio:"]
-    return markdown(titles, lines)
-
-
-def settings_text(found: Sequence[dict[str, str]]) -> str:
-    """Returns the chosen settings, a line for each epsilon."""
-    each = {(row["epsilon"], row["side"]): row["chosen"] for row in found}
-    shown = sorted({float(row["epsilon"]) for row in found})
-    lines = []
-    for epsilon in shown:
-        name = "none" if math.isinf(epsilon) else f"{epsilon:g}"
-        both = [text for (value, _), text in each.items() if float(value) == epsilon]
-        lines.append([name, *both])
-    return markdown(["epsilon", *SIDES], lines)
-
-
-def draw(out: Path, epsilons: Sequence[float]) -> None:
-    """Draws the accuracy of the shared model by simulated time, a panel for each epsilon."""
-    with drawing(HERE / "time.png", 3.2 * len(epsilons), 3.2) as figure:
-        panels = figure.subplots(1, len(epsilons), sharey=True, squeeze=False)[0]
-        for axes, epsilon in zip(panels, sorted(epsilons), strict=True):
-            for name in SIDES:
-                index = chosen(out, name, epsilon)
-                curves = [kept(out, name, index, epsilon, seed)["curve"] for seed in SEEDS]
-                times = np.geomspace(min(curve[0][0] for curve in curves), 1e4, 200)
-                mean = [np.mean([at(curve, time) for curve in curves]) for time in times]
-                axes.plot(times, mean, label=name)
-            axes.set_xscale("log")
-            title = "no noise" if math.isinf(epsilon) else f"epsilon {epsilon:g}"
-            axes.set_title(title)
-            axes.set_xlabel("simulated time (median latencies)")
-        panels[0].set_ylabel("accuracy of the shared model")
-        legend_above(figure)
+    The settings are those that were chosen for one law. What the server that waits computes does
+    not depend on latencies, only its times do.
+    """
+    method = "FedAvg, finetuned"
+    for epsilon, server in itertools.product(epsilons, SERVERS):
+        setting = place.chosen(method, server, epsilon)
+        for law, seed in itertools.product(LAWS, SEEDS):
+            trained_for = law
+            if server == "waiting":
+                trained_for = LAW
+            run = place.run(method, server, epsilon, setting, seed, trained_for)
+            yield {
+                "study": place.problem.title,
+                "spread": law.spread,
+                "slow": law.slow,
+                "server": server,
+                "epsilon": epsilon,
+                "seed": seed,
+                "accuracy": run["finetuned"],
+                "time": run["times"][law.name],
+            }
 
 
 def main() -> None:
     """Parses the command line, trains what is missing, writes the tables and the picture."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
-    parser.add_argument("--epsilons", type=float, nargs="+", default=list(EPSILONS))
+    parser.add_argument("--femnist", type=existing, help="file of FEMNIST; without it digits alone")
     parser.add_argument("--out", type=Path, default=Path("outputs/reproduce/asynchronous"))
-    parser.add_argument("--collect", action="store_true", help="tables from scores.csv alone")
+    parser.add_argument("--collect", action="store_true", help="tables of what is recorded")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if not arguments.collect:
-        arguments.out.mkdir(parents=True, exist_ok=True)
-        write_csv(HERE / "scores.csv", rows(arguments.out, arguments.epsilons), COLUMNS)
-        draw(arguments.out, arguments.epsilons)
-        write_csv(HERE / "spreads.csv", by_spread(arguments.out), SPREAD_COLUMNS)
-    found = read_csv(HERE / "scores.csv")
-    replace_section(HERE / "README.md", "scores", table(found))
-    replace_section(HERE / "README.md", "chosen", settings_text(found))
-    spreads = read_csv(HERE / "spreads.csv")
-    replace_section(HERE / "README.md", "spreads", spreads_table(spreads))
+        digits = Place(arguments.out, PROBLEMS[0], None)
+        renew(HERE / "scores.csv", list(scored(digits, EPSILONS)), COLUMNS)
+        write_csv(HERE / "spreads.csv", list(by_spread(digits, SPREADS_AT)), SPREAD_COLUMNS)
+        if arguments.femnist is not None:
+            femnist = Place(arguments.out, PROBLEMS[1], arguments.femnist)
+            renew(HERE / "scores.csv", list(scored(femnist, EPSILONS)), COLUMNS)
+    write_report(HERE, read_csv(HERE / "scores.csv"), read_csv(HERE / "spreads.csv"))
 
 
 if __name__ == "__main__":
