@@ -245,6 +245,12 @@ def test_all_start_at_the_fixed_point_of_the_supplement() -> None:
     )
 
 
+def test_nobody_moves_before_all_have_released_their_models() -> None:
+    state, _ = run(method(), agents(), OPENING[:, : N - 1])
+    assert state.public["own"][0, : N - 1].any(1).all()
+    assert not state.public["theta"].any()
+
+
 def test_wakeups_go_on_from_the_start() -> None:
     problem, algorithm = agents(), method()
     wakeups = torch.tensor([[2, 0, 5]])
