@@ -410,3 +410,13 @@ def test_a_step_that_was_lost_stays_charged(source: str, tmp_path: Path, clock: 
     uses = Counter(one for line in lines for cohort in line.get("cohorts", []) for one in cohort)
     assert uses.total() == 2 * 9
     assert verify(tmp_path / "server").fits
+
+
+def test_a_step_that_was_lost_counts_for_the_cap(tmp_path: Path) -> None:
+    """Nobody is asked for an answer that could not be charged."""
+    server, grid = apart(settings(schedule=replace(EVERYONE, per_client=2), rounds=3), tmp_path)
+    with pytest.raises(Ended):
+        run(replace(server, callbacks=(Ends(1),)), grid)
+    assert run(server, grid).stopped == "budget"
+    assert asked(grid).total() == 2 * N
+    assert steps_charged(tmp_path) == [(0, 1), (1, 2)]
