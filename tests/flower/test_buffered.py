@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from fedmtl import PMTL, Buffered, Ditto, LocalSGD, Trainer
+from fedmtl._files import claimed
 from fedmtl.audit.verification import verify
 from fedmtl.errors import BudgetExhausted, TrainingError
 from fedmtl.privacy import ClientPrivacy, RecordPrivacy
@@ -20,7 +22,7 @@ pytest.importorskip("flwr", reason="the extra flower is not installed")
 
 from flwr.app import ConfigRecord, RecordDict
 
-from fedmtl.flower.messages import FINISH, ROUND, facts_of
+from fedmtl.flower.messages import FINISH, NAME, ROUND, facts_of
 from fedmtl.flower.node import Node
 from fedmtl.flower.server import serve
 from tests.algorithms.test_client_half import trainer_of
@@ -420,3 +422,22 @@ def test_a_step_that_was_lost_counts_for_the_cap(tmp_path: Path) -> None:
     assert run(server, grid).stopped == "budget"
     assert asked(grid).total() == 2 * N
     assert steps_charged(tmp_path) == [(0, 1), (1, 2)]
+
+
+def test_a_node_answers_one_message_at_a_time(tmp_path: Path, monkeypatch) -> None:
+    """Flower may start a process for the end of the run while another one computes a late answer; a node says its name
+    at any time."""
+    server, grid = apart(settings(schedule=EVERYONE, rounds=1, privacy=None), tmp_path)
+    waited = []
+    with ExitStack() as other:
+
+        def done(seconds: float) -> None:
+            waited.append(dict(grid.counts))
+            other.close()
+
+        monkeypatch.setattr("fedmtl.flower.answers.time.sleep", done)
+        other.enter_context(claimed(tmp_path / "nodes" / "client-0"))
+        run(server, grid)
+    assert len(waited) == 1
+    assert (NAME, "client-5") in waited[0]
+    assert (FINISH, "client-0") not in waited[0]
