@@ -8,13 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedmtl import FedAvg, LocalSGD, PoissonSampling, cli
+from fedmtl import Buffered, FedAvg, LocalSGD, PoissonSampling, cli
 from fedmtl.algorithms import SharedModel
 from fedmtl.errors import ConfigError
 from tests.algorithms.harness import problem_of, run
 from tests.algorithms.test_pmtl import blocks as records
 from tests.docs.pages import blocks, write
 from tests.helpers import regression
+from tests.small import trainer
 
 D, CLIENTS, ALPHA = 4, 6, 0.5
 
@@ -68,6 +69,13 @@ def test_rounds_of_it_by_hand(mine: Path) -> None:
         w = w + total / 3 - h / ALPHA
     np.testing.assert_allclose(state.public["global"].numpy(), w, rtol=1e-9, atol=1e-10)
     np.testing.assert_allclose(state.public["h"].numpy(), own.mean(0), rtol=1e-9, atol=1e-10)
+
+
+def test_late_answers_are_refused(mine: Path) -> None:
+    """Their weights would move the mean of the h_k away from the server's h."""
+    late = Buffered(latency=1.0, concurrency=3, buffer=2)
+    with pytest.raises(ConfigError, match="feddyn needs one public state for all clients"):
+        trainer(algorithm=feddyn(), schedule=late)
 
 
 def test_the_command_runs_it(mine: Path) -> None:
