@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from ..errors import ConfigError, first_line
-from .defaults import VERSION, load, named, register
+from .defaults import initialized, load, named, register
 from .overrides import dotted, parse, refusals
 
 Config = dict[str, Any]
@@ -34,7 +34,7 @@ def compose(overrides: Sequence[str], name: str = "config") -> DictConfig:
     """
     register()
     parse(overrides)
-    with refusals(overrides), hydra.initialize(None, version_base=VERSION):
+    with refusals(overrides), initialized():
         return without_leftovers(hydra.compose(name, overrides=list(overrides)), overrides)
 
 

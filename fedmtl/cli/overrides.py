@@ -24,7 +24,7 @@ from yaml import YAMLError
 
 from ..errors import ConfigError, FedmtlError, first_line
 from ..report._settings import within
-from .defaults import VERSION, load, register
+from .defaults import initialized, load, register
 from .names import EXTRA, TRUST, choices, nearest, unknown
 from .received import HYDRA
 
@@ -52,7 +52,7 @@ def combinations(overrides: Sequence[str]) -> list[list[str]]:
     """
     register()
     parse(overrides)
-    with refusals(overrides), hydra.initialize(None, version_base=VERSION):
+    with refusals(overrides), initialized():
         # which finds the options of a glob(*)
         parser = OverridesParser.create(GlobalHydra.instance().config_loader())
         (runs,) = BasicSweeper.split_arguments(parser.parse_overrides(list(overrides)), None)
@@ -97,7 +97,7 @@ def sweeps(overrides: Sequence[str], name: str) -> bool:
     of_hydra = {key for key in keys if re.split("[./]", key)[0] == HYDRA} - _FOLDERS
     if EXTRA.get() is None and not of_hydra:
         return False  # no file of the package chooses a mode, and to compose them takes time
-    with hydra.initialize(None, version_base=VERSION):
+    with initialized():
         app = GlobalHydra.instance().hydra
         return app is not None and app.get_mode(name, list(overrides)) == RunMode.MULTIRUN
 
@@ -126,7 +126,7 @@ def _folder_of_file(overrides: Sequence[str], name: str, key: str) -> Path | Non
     """Returns the folder that a trusted file chooses for a run or a sweep; None where it is that of
     Hydra."""
     register()
-    with refusals(overrides), hydra.initialize(None, version_base=VERSION):
+    with refusals(overrides), initialized():
         composed = hydra.compose(name, list(overrides), return_hydra_config=True)
         usual = hydra.compose(overrides=[], return_hydra_config=True)
     places = [OmegaConf.to_container(config.hydra, resolve=False) for config in (composed, usual)]
