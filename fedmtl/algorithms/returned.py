@@ -29,11 +29,13 @@ def unchanged(function: str, tensors: Mapping[str, Tensor]) -> Iterator[None]:
     Raises:
         PrivacyError: a tensor was changed.
     """
-    # PyTorch counts the changes of a tensor and of its views
-    before = {name: tensor._version for name, tensor in tensors.items()}
+    # PyTorch counts the changes of a tensor and of its views, but not those of inference mode
+    before = {
+        name: tensor._version for name, tensor in tensors.items() if not tensor.is_inference()
+    }
     yield
-    for name, tensor in tensors.items():
-        if tensor._version != before[name]:
+    for name, version in before.items():
+        if tensors[name]._version != version:
             raise PrivacyError(
                 f"{function} changes {name!r} in place, which all clients read: data would pass "
                 "without a release. Compute a new tensor."

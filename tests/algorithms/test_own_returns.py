@@ -142,6 +142,13 @@ def test_a_public_state_that_is_changed_in_place_is_refused(function):
         run(algorithm, FULL)
 
 
+def test_a_run_in_inference_mode_trains():
+    """Changes of its tensors are not counted."""
+    with torch.inference_mode():
+        found = run(Average(), FULL).personal
+    assert torch.equal(found, run(Average(), FULL).personal)
+
+
 def test_models_of_another_precision_are_joined_with_earlier_ones():
     def server_update(self, problem, public, released):
         return {"w": public["w"].double() + released.values["step"]}
