@@ -366,7 +366,7 @@ def test_a_release_is_the_rounded_sum_and_whole_noise(schedule, monkeypatch):
             * 0.03
         )
         value = channel.release("update", rows, who)
-        assert float(rows.norm(dim=1).max()) < 0.7
+        assert bool((rows.norm(dim=1) < 0.7).all())  # also of nobody, who may be drawn
         fine = Fraction(
             2.0 ** (math.floor(math.log2(0.7)) + 1 + 4 - 53)
         )  # of sums of 9 <= 2**4 rows
