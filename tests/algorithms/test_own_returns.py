@@ -1,10 +1,14 @@
 """Methods of a user's own whose functions return what does not fit: each is named, and no state changes in silence."""
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from fedmtl import Buffered, FullParticipation, LocalSGD, PoissonSampling
-from fedmtl.algorithms import Personalization, RoundAlgorithm, State
+from fedmtl.algorithms import Cohort, Personalization, RoundAlgorithm, State
+from fedmtl.algorithms.store import ClientStore
 from fedmtl.errors import ConfigError, PrivacyError
 from fedmtl.privacy import ReleasePlan
 from fedmtl.schedules import RandomLatency
@@ -140,6 +144,17 @@ def test_a_public_state_that_is_changed_in_place_is_refused(function):
         PrivacyError, match=f"Mine.{function} changes 'w' in place, which all clients"
     ):
         run(algorithm, FULL)
+
+
+def test_a_rank_computes_all_of_its_clients_by_their_positions_among_its_own():
+    data = ragged_classification(4)
+    owner = torch.tensor([0, 1, 0, 1])
+    whole = replace(trainer(data=data).problem(), owner=owner, ranks=SimpleNamespace(rank=1))
+    method = with_functions(all_at_once=True)
+    store = ClientStore(4, {}, members=torch.tensor([1, 3]))
+    ((ids, c),) = method._pieces(Cohort(whole, torch.tensor([1, 3])), store)
+    assert (ids.tolist(), c.ids.tolist()) == ([1, 3], [0, 1])
+    assert c.problem.data.ids == (data.ids[1], data.ids[3])
 
 
 def test_a_run_in_inference_mode_trains():
