@@ -215,6 +215,11 @@ class BoundBuffered(BoundSampler):
         return replace(self, max_uses=max(1, int(self.uses(steps).max())))
 
     def with_cap(self, max_uses: int) -> BoundBuffered:
+        """Returns this schedule with another cap.
+
+        Args:
+            max_uses: the most answers of a client that are used.
+        """
         return replace(self, max_uses=max_uses)
 
     def deployed(self, serve: Callable[[Limits], Server] | None = None) -> BoundBuffered:
@@ -251,6 +256,7 @@ class BoundBuffered(BoundSampler):
         return facts
 
     def describe(self) -> str:
+        """Returns one phrase for the report."""
         text = f"the first {self.cohort} answers of busy clients"
         if self.population is not None:
             settings = self.population.settings
@@ -336,6 +342,17 @@ class BoundBuffered(BoundSampler):
         return used
 
     def draw(self, step: int, coins: Coins, uses: Tensor | None = None) -> Tensor:
+        """Returns the clients whose answers a step uses. They follow from the schedule, and no coin
+        is drawn.
+
+        Args:
+            step: number of the step.
+            coins: not used.
+            uses: not used; the schedule counts the answers itself.
+
+        Returns:
+            int64 (k,), sorted numbers in the order of the clients' keys.
+        """
         chosen = torch.zeros(self.n, dtype=torch.bool)
         chosen[self.answers(step).clients] = True
         return chosen[self.clients.order].nonzero().flatten()
