@@ -46,6 +46,7 @@ REQUIRED: dict[str, dict[str, Any]] = {  # fields without a default, and those t
     "RecordPrivacy": {"clip_norm": 1.0, "epsilon": 1.0},
     "RowBound": {"bound": 1.0},
     "RowNoise": {"epsilon": 1.0},
+    "SecureAggregation": {"colluding": 1},
     "Shards": {"clients": 2},
     "Synchronous": {"latency": 1.0, "events": 3},
     **{f"L{order}Clip": {"bound": 1.0} for order in (1, 2)},
@@ -57,7 +58,7 @@ REQUIRED: dict[str, dict[str, Any]] = {  # fields without a default, and those t
 NO_SETTINGS = {  # base classes, and those that hold what a run has made, not what a user has set
     "CentralLearner", "SharedModels", "ChannelAccount", "Effort", "Graph", "EdgesFile", "GradientPlan", "NoiseLaw",
     "Packed", "PrivacyCost", "RandomLatency", "OneAnswer", "Release", "LocalSolver", "Clip", "Examples", "FederatedDataset",
-    "BoundSchedule", "ReleasePlan", "Server",
+    "BoundSchedule", "ReleasePlan", "Server", "ShareNoise",
 }  # fmt: skip
 COUNT = (0, -1, 2.5, math.nan, True, "other", None)
 POSITIVE = (0, -1.0, math.nan, math.inf, True, "other", None)
@@ -146,6 +147,7 @@ def wrong_values(name: str, field: dataclasses.Field[Any]) -> tuple[Any, ...]:
             "float": POSITIVE,
             "bool": FLAG,
             "Count": COUNT,
+            "Whole": (-1, *COUNT[2:]),
             "Positive": POSITIVE,
         }
         kinds |= dict.fromkeys(WORDS, WORD) | {"Fraction": (0, *SHARE, 1.0)}

@@ -1,17 +1,18 @@
 """What a run counts, keeps and bounds between its checkpoints."""
 
 import logging
-from types import SimpleNamespace
+from dataclasses import replace
 
 import torch
 
 from fedmtl import AsyncLearner, Ditto, LocalSGD, PoissonClocks, RecordPrivacy, models
 from fedmtl.algorithms.problem import Tally
-from fedmtl.ranks import SINGLE
+from fedmtl.ranks import Ranks
 from fedmtl.trainer.checkpoint import Checkpoint
+from fedmtl.trainer.engine import Engine
 from fedmtl.trainer.evaluations import Evaluations
-from fedmtl.trainer.run import Run
-from fedmtl.trainer.run_plan import prepare
+from fedmtl.trainer.run import _counting
+from fedmtl.trainer.run_plan import RunPlan, prepare
 from tests.helpers import regression
 from tests.small import trainer
 
@@ -25,30 +26,38 @@ def test_only_files_of_clients_that_the_checkpoint_names_are_kept(tmp_path):
     assert files == set(checkpoint.clients) != {"1-0-of-1"}
 
 
-def counted(tally, ranks):
-    """A run that goes on from a checkpoint with counts of local trainings."""
-    run = SimpleNamespace(
-        ranks=ranks, problem=trainer().problem(), evaluations=Evaluations(), step_name="round"
-    )
-    Run._count_from(run, tally)
-    return run
+def counted(tally: Tally, rank: int = 0) -> RunPlan:
+    """The plan of a rank whose run goes on from a checkpoint with counts of local trainings."""
+    plan = prepare(trainer(), trainer().problem())
+    problem = replace(plan.problem, ranks=Ranks(rank=rank))
+    return _counting(replace(plan, problem=problem), tally)
+
+
+def evaluations(plan: RunPlan) -> Evaluations:
+    engine = Engine()
+    return Evaluations(plan, engine, engine.open(plan, resume=False), (), ())
 
 
 def test_diverged_trainings_of_a_checkpoint_are_warned_of_once(caplog):
-    run = counted(Tally(10, 4), SINGLE)
-    run.algorithm = SimpleNamespace(name="fedavg")
-    run.evaluations.warn_first(run, 3)
+    resumed = evaluations(counted(Tally(10, 4)))
+    resumed.warn_first(3)
     assert caplog.text == ""
-    run.evaluations = Evaluations()
+    plan = counted(Tally())
+    begun = evaluations(plan)
+    plan.problem.tally.trained += 10
+    plan.problem.tally.diverged += 4
     with caplog.at_level(logging.WARNING, "fedmtl"):
-        run.evaluations.warn_first(run, 3)
+        begun.warn_first(3)
     assert "4 of 10 local trainings diverged" in caplog.text
+    caplog.clear()
+    begun.warn_first(4)
+    assert caplog.text == ""
 
 
 def test_the_counts_of_a_checkpoint_are_those_of_the_first_rank_alone():
     """The sum over ranks has them once."""
-    first = counted(Tally(10, 4), SINGLE)
-    other = counted(Tally(10, 4), SimpleNamespace(first=False))
+    first = counted(Tally(10, 4))
+    other = counted(Tally(10, 4), rank=1)
     assert (first.problem.tally.trained, other.problem.tally.trained) == (10, 0)
 
 
