@@ -110,7 +110,8 @@ class LedgerFile:
             raise ResumeError(
                 f"{path} already holds the charges of a run; resume it, or choose another folder."
             )
-        if before.lines:
+        # An empty file of which a head is left was rolled back to before its first charge.
+        if resume:
             self._check_head(before)
         # A torn line was never flushed, so its noise was never drawn.
         if before.size < len(raw):
@@ -125,7 +126,7 @@ class LedgerFile:
         existing = None
         if place.exists():
             existing = Head.parse(place.read_text(errors="replace"))
-        if existing is None and self._single:
+        if existing is None and self._single and before.lines:
             raise ResumeError(
                 f"{place} is missing or unreadable; it says how long {path} was, so whether "
                 "charges were taken back cannot be told. Start a new run in another folder."

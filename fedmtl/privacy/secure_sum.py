@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import BudgetExhausted, PrivacyError, SecureSumError
+from ..errors import BudgetExhausted, PrivacyError, ResumeError, SecureSumError
 from .clip import Clip, are_long, bounds_of, whole_cells, whole_cells_by_row
 from .ledger import Ledger
 from .mechanism import Message, check_one_each
@@ -209,7 +209,8 @@ class ShareAccount:
         Raises:
             PrivacyError: the noise is not planned for such a roster; nothing is charged.
             BudgetExhausted: all participations that were planned are charged.
-            ResumeError: the ledger was written with other settings, or was altered.
+            ResumeError: the ledger was written with other settings, or was altered. Or the noise is
+                seeded, and a later round was charged but not this one.
         """
         self._terms.noise.deviation(roster)
         with closing(self._ledger()) as ledger:
@@ -222,11 +223,23 @@ class ShareAccount:
                     f"its privacy pays for, attempts that failed among them: "
                     f"{self._terms.text(used)}. {self._path} has them, and no run gets more."
                 )
+            self._check_passed(ledger, step, used)
             # Rounds that have passed without this client are written as such.
             if ledger.reached < step:
                 ledger.charge(ledger.reached, step, [[]] * (step - ledger.reached))
             ledger.charge(step, step + 1, [[0]])
             yield Receipt(step, used, torch.tensor([self._position]))
+
+    def _check_passed(self, ledger: Ledger, step: int, used: int) -> None:
+        """Raises ResumeError for a round that would not be charged, and was not before."""
+        if not ledger.replays_free or step >= ledger.reached:
+            return
+        if int(ledger.uses(before=step + 1)[0]) == used:
+            raise ResumeError(
+                f"Round {step + 1} has passed without {self._client}. Under seeded noise a round "
+                "of the past is not charged, since it was charged before; this one was not "
+                f"({self._path}). Take source='secure', or simulate anew in a new folder."
+            )
 
     @property
     def used(self) -> int:

@@ -396,6 +396,19 @@ def test_lines_that_are_missing_in_the_middle_or_at_the_end_are_noticed(
     door(path, resume=True, source=source).close()
 
 
+@pytest.mark.parametrize("source", ["seeded", "secure"])
+@pytest.mark.parametrize("left", [b"", b'{"kind":"hea', None], ids=["empty", "torn", "removed"])
+def test_a_ledger_that_lost_all_its_lines_does_not_begin_again(
+    path: Path, source: str, left: bytes | None
+) -> None:
+    written(path, source)
+    path.unlink()
+    if left is not None:
+        path.write_bytes(left)
+    with pytest.raises(ResumeError, match="has 0 lines and does not have line 5"):
+        door(path, resume=True, source=source)
+
+
 def test_a_chain_computed_anew_is_not_the_one_that_was_recorded(path: Path) -> None:
     lines = written(path, "secure")
     path.write_bytes(b"".join(chained([*lines[:2], *lines[3:], lines[-1]])))

@@ -493,6 +493,18 @@ def test_a_simulated_share_is_charged_once(tmp_path: Path) -> None:
     assert own.used == 1
 
 
+def test_a_simulated_round_that_has_passed_without_its_client_is_not_free(tmp_path: Path) -> None:
+    own = account(tmp_path / "ledger.jsonl", source=SeededSource(3))
+    with own.charged(2, 20):
+        pass
+    for step in (0, 1):
+        with pytest.raises(ResumeError, match=f"Round {step + 1} has passed without north"):
+            own.charged(step, 20).__enter__()
+    with own.charged(2, 20):
+        pass
+    assert own.used == 1
+
+
 def test_a_roster_that_is_refused_costs_nothing(tmp_path: Path) -> None:
     own = account(tmp_path / "ledger.jsonl")
     with pytest.raises(PrivacyError, match="A roster of 21 clients is not one"):
