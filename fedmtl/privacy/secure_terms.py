@@ -19,7 +19,7 @@ from .costs import Demand
 from .noise.shares import ShareNoise
 from .quantile import QuantileClip
 from .release import Release, ReleasePlan, bind_releases, step_cost
-from .samplers import BoundSampler
+from .samplers import SHIFTS, BoundSampler, Relation
 from .settings import ClientPrivacy
 
 
@@ -50,12 +50,14 @@ class SecureTerms:
     Attributes:
         release: with its clip and the noise of the sum.
         noise: that of the sum, as shares.
+        relation: of neighbours, for which the noise is made.
         cost: of one account, for each participation.
         uses: planned participations of one client.
     """
 
     release: Release
     noise: ShareNoise
+    relation: Relation
     cost: PrivacyCost
     uses: int
 
@@ -68,7 +70,7 @@ class SecureTerms:
         return (
             f"epsilon {rounded_up(self.epsilon_at(uses))} at delta = "
             f"{rounded_up(self.cost.delta, 3)} for one client against the server and up to "
-            f"{self.noise.colluding:,} colluding clients (relation {self.release.relation})"
+            f"{self.noise.colluding:,} colluding clients (relation {self.relation})"
         )
 
     def header(self) -> dict[str, Any]:
@@ -78,6 +80,7 @@ class SecureTerms:
             "account": "noise shares",
             "release": [self.release.name, self.release.dimension],
             "clip_norm": self.release.bound,
+            "relation": self.relation,
             "sensitivity": noise.sensitivity,
             "colluding": noise.colluding,
             "missing": noise.missing,
@@ -120,6 +123,7 @@ def secure_terms(
         uses = sampler.cap
     cost = step_cost((plan,), sampler, privacy, delta=privacy.resolved_delta(sampler.n))
     cells = cost.cells
+    relation = _known_roster(plan, sampler)
     # The grid follows from the noise, and the noise, by the slack, a little from the grid. A
     # coarser grid needs more noise, so cells fall until the noise has as many as are charged for.
     while True:
@@ -129,7 +133,7 @@ def secure_terms(
         release = bind_releases((plan,), sampler, privacy, multiplier)[plan.name]
         noise = ShareNoise(
             multiplier=multiplier,
-            sensitivity=release.sensitivity,
+            sensitivity=release.contribution_bound * SHIFTS[relation],
             bound=release.bound,
             most=int(sampler.cohort),
             colluding=aggregation.colluding,
@@ -137,8 +141,17 @@ def secure_terms(
             bits=aggregation.bits,
         )
         if noise.cells >= cells:
-            return SecureTerms(release, noise, cost, affordable)
+            return SecureTerms(release, noise, relation, cost, affordable)
         cells = noise.cells
+
+
+def _known_roster(plan: ReleasePlan, sampler: BoundSampler) -> Relation:
+    """Returns the relation of neighbours against a server that knows who takes part."""
+    relation = sampler.relation
+    # A client that is added or removed would be seen by its keys: only its data can be hidden.
+    if relation == "add_remove":
+        relation = "zero_out"
+    return plan.relation_of_rows(relation)
 
 
 def _check_supported(privacy: ClientPrivacy, plan: ReleasePlan, sampler: BoundSampler) -> None:

@@ -285,7 +285,16 @@ def test_participations_are_charged_in_full() -> None:
     assert fixed.uses == 5
     assert fixed.noise.sensitivity == 2 * CLIP
     assert one.noise.sensitivity == CLIP
-    assert one.release.relation == "zero_out"
+    assert [one.relation, fixed.relation] == ["zero_out", "replace"]
+
+
+@pytest.mark.parametrize("schedule", [FullParticipation(), CyclicCohorts(cohort=20)])
+def test_a_client_without_data_that_sends_a_row_replaces_one(schedule: Any) -> None:
+    """The server knows the roster, so that neighbours differ by the data of a client alone: its row by 2 C."""
+    one = terms(schedule, plan={"without_data": True})
+    assert one.relation == one.header()["relation"] == "replace"
+    assert one.noise.sensitivity == 2 * CLIP
+    assert terms(schedule).relation == "zero_out"
 
 
 def test_a_multiplier_and_a_budget_end_the_participations() -> None:
@@ -294,7 +303,7 @@ def test_a_multiplier_and_a_budget_end_the_participations() -> None:
     assert one.epsilon_at(one.uses) <= 2.0 < one.epsilon_at(one.uses + 1)
     assert one.text(1).startswith("epsilon 0.")
     assert one.text(1).endswith(
-        "for one client against the server and up to 4 colluding clients (relation add_remove)"
+        "for one client against the server and up to 4 colluding clients (relation zero_out)"
     )
 
 
@@ -659,7 +668,7 @@ MUTANTS: dict[str, tuple[Any, Callable[..., None]]] = {
     "no slack": (edit(secure_terms, "cost = replace(cost, cells=cells)", "cost = replace(cost, cells=1 << 40)"), check_library),
     "sampling that amplifies": (edit(PrivacyCost.event, "if self.sampled < 1:", "event = dp_event.PoissonSampledDpEvent(0.5, event)\n        if self.sampled < 1:"), check_hospitals),
     "one noise in all rounds": (edit(NoiseShare.words, "{client}\", step)", "{client}\", 0)"), check_words),
-    "a sensitivity of one clip": (edit(secure_terms, "sensitivity=release.sensitivity", "sensitivity=release.bound"), check_fixed),
+    "a sensitivity of one clip": (edit(secure_terms, "contribution_bound * SHIFTS[relation]", "bound"), check_fixed),
 }  # fmt: skip
 
 
