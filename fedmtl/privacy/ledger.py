@@ -171,12 +171,12 @@ class Ledger:
             cohorts: for each step, the clients that take part, if participations are charged.
 
         Raises:
-            PrivacyError: in a file, a step that this session has charged already, or one after a
-                step that was never charged.
+            PrivacyError: a step below 0; or in a file, a step that this session has charged
+                already, or one after a step that was never charged.
         """
         if self._closed:
             raise PrivacyError("The ledger is closed.")
-        if not self._follows(first):
+        if first < 0 or not self._follows(first):
             raise PrivacyError(
                 f"Step {first} does not follow the steps that are charged; they are "
                 "charged in order."

@@ -171,7 +171,8 @@ class ShareAccount:
     """A client's own account of its shares in secure sums, in a ledger on its own disk.
 
     No server can make a client contribute more often than was planned, in however many runs,
-    rounds or attempts.
+    rounds or attempts. Seeded noise is a simulation, and promises nothing: a round is charged once,
+    however many attempts it has.
 
     Args:
         path: of the ledger.

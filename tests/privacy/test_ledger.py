@@ -346,6 +346,19 @@ def test_charges_that_do_not_follow_are_no_ledger(free: bool, line: dict, tmp_pa
         Ledger(tmp_path / "ledger.jsonl", {}, **about, resume=True)
 
 
+@pytest.mark.parametrize("free", [False, True])
+def test_a_step_below_zero_is_not_charged(free: bool, tmp_path: Path) -> None:
+    """Its line would be one that no later session can read."""
+    about = {"fingerprint": "a", "replays_free": free, "clients": 1}
+    first = Ledger(tmp_path / "ledger.jsonl", {}, **about)
+    with pytest.raises(PrivacyError, match="Step -1 does not follow"):
+        first.charge(-1, 1, [[0], [0]])
+    first.close()
+    with Ledger(tmp_path / "ledger.jsonl", {}, **about, resume=True) as second:
+        second.charge(0, 1, [[0]])
+        assert second.uses().tolist() == [1]
+
+
 # The chain: what was taken out, altered, rolled back or copied is refused by name
 
 
