@@ -32,10 +32,10 @@ from fedmtl.cli.build import build, settings
 from fedmtl.cli.config import compose, resolve
 from fedmtl.cli.defaults import load
 from fedmtl.cli.names import EXTRA, choices
-from fedmtl.cli.overrides import combinations
 from fedmtl.cli.process import Process
 from fedmtl.cli.run import train_one, unlike
 from fedmtl.cli.stored import with_absolute_paths, write_config
+from fedmtl.cli.typed import combinations, read
 from fedmtl.errors import ConfigError, FedmtlError
 from fedmtl.trainer import callbacks
 from tests import copies
@@ -449,12 +449,14 @@ def test_names_of_parameters_that_are_free() -> None:
 
 
 def test_sweeps_are_expanded() -> None:
-    found = list(combinations(["algorithm=pmtl,local", "privacy.epsilon=1,inf", "seed=range(2)"]))
+    found = list(
+        combinations(read(["algorithm=pmtl,local", "privacy.epsilon=1,inf", "seed=range(2)"]))
+    )
     assert len(found) == 8
     assert found[1] == ["algorithm=pmtl", "privacy.epsilon=1", "seed=1"]
     assert found[-1] == ["algorithm=local", "privacy.epsilon=inf", "seed=1"]
-    twice = list(combinations(["seed=3", "rounds=1,2", "seed=4,5"]))
-    assert combinations(["finetune=glob(*,exclude=[a*,k*,m*,n*])"]) == [
+    twice = list(combinations(read(["seed=3", "rounds=1,2", "seed=4,5"])))
+    assert combinations(read(["finetune=glob(*,exclude=[a*,k*,m*,n*])"])) == [
         ["finetune=ewc"],
         ["finetune=vanilla"],
     ]
@@ -1103,7 +1105,7 @@ def test_a_sweep_runs_every_combination_and_goes_on_after_a_kill(
     ],
 )
 def test_a_sweep_says_which_methods_are_not_finetuned(words: list[str], said: str) -> None:
-    text = unlike([resolve(compose(run)) for run in combinations(words)])
+    text = unlike([resolve(compose(run)) for run in combinations(read(words))])
     assert text.startswith(said)
     assert bool(text) == bool(said)
 

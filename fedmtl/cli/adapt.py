@@ -18,9 +18,9 @@ from .config import Config
 from .folders import new_folder
 from .names import TRUST
 from .output import say, show
-from .overrides import of_place
 from .parsers import command_parser
 from .stored import changed, stored_config
+from .typed import of_place
 
 _COLUMNS = (
     "client",

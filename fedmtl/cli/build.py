@@ -16,7 +16,7 @@ from ..report._settings import flat
 from .config import GROUPS, Config
 from .defaults import named
 from .names import nearest
-from .overrides import no_setting
+from .refusals import no_setting
 
 if TYPE_CHECKING:
     from ..trainer import Trainer

@@ -20,8 +20,8 @@ from ..report.tables import write_text
 from .build import made, settings
 from .config import Config, compose, resolve
 from .output import show
-from .overrides import with_automatic
 from .parsers import command_parser
+from .typed import with_automatic
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -22,12 +22,12 @@ from .config import Config, compose, resolve
 from .folders import claimed_sweep, short
 from .job import Job
 from .output import say, show
-from .overrides import with_automatic
 from .parsers import command_parser
 from .process import Process
 from .run import end_of_sweep, train_one
 from .search import run_search
 from .stored import stored_config, with_logger
+from .typed import with_automatic
 
 REFUTED = DOES_NOT_FIT = 1  # exit codes
 

@@ -16,26 +16,31 @@ from omegaconf.errors import OmegaConfBaseException
 
 from ..errors import ConfigError, first_line
 from .defaults import initialized, load, named, register
-from .overrides import dotted, parse, refusals
+from .refusals import dotted, refusals
+from .typed import Typed, read
 
 Config = dict[str, Any]
 GROUPS = ("algorithm", "data", "model", "schedule", "privacy", "finetune", "logger")
 
 
-def compose(overrides: Sequence[str], name: str = "config") -> DictConfig:
+def compose(words: Sequence[str], name: str = "config") -> DictConfig:
     """Returns the composed configuration of one run, its interpolations unresolved.
 
     Args:
-        overrides: as typed.
+        words: the settings as typed.
         name: of the primary configuration file.
 
     Raises:
-        ConfigError: Hydra cannot compose it.
+        ConfigError: Hydra cannot read or compose them.
     """
+    return composed(read(words), name)
+
+
+def composed(typed: Typed, name: str) -> DictConfig:
+    """Returns the composed configuration of settings that are read, see :func:`compose`."""
     register()
-    parse(overrides)
-    with refusals(overrides), initialized():
-        return without_leftovers(hydra.compose(name, overrides=list(overrides)), overrides)
+    with refusals(typed), initialized():
+        return without_leftovers(hydra.compose(name, overrides=list(typed.words)), typed)
 
 
 def printed(config: DictConfig, place: str | None, *, resolve: bool) -> str:
@@ -50,7 +55,7 @@ def printed(config: DictConfig, place: str | None, *, resolve: bool) -> str:
     Raises:
         ConfigError: nothing is at ``place``, or a reference leads nowhere.
     """
-    with refusals(()):
+    with refusals():
         if resolve:
             OmegaConf.resolve(config)
         if place:
@@ -69,7 +74,7 @@ def printed(config: DictConfig, place: str | None, *, resolve: bool) -> str:
     return f"{part}\n"
 
 
-def without_leftovers(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
+def without_leftovers(config: DictConfig, typed: Typed) -> DictConfig:
     """Returns a composed configuration without settings for an option that the command line has
     replaced.
 
@@ -79,17 +84,16 @@ def without_leftovers(config: DictConfig, overrides: Sequence[str]) -> DictConfi
 
     Args:
         config: composed, changed in place.
-        overrides: of the command line, the settings in which stay as they are.
+        typed: the settings of the command line, which stay as they are.
     """
-    typed = {override.key_or_group: override.value() for override in parse(overrides)}
-    keys = [re.split("[./]", key) for key in typed]
+    keys = [re.split("[./]", key) for key in typed.values]
     for group in (group for group in GROUPS if isinstance(config.get(group), DictConfig)):
         node = config[group]
         target = config[group].get("_target_")
         # only a choice on the command line leaves settings of another option behind
-        if target is not None and not {group, "algorithm"} & typed.keys():
+        if target is not None and not {group, "algorithm"} & typed.values.keys():
             continue
-        own = load(group, str(typed.get(group)))
+        own = load(group, str(typed.values.get(group)))
         accepted: Collection[str] = ()
         if target is not None:
             accepted = inspect.signature(named(target, group)).parameters

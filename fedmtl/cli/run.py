@@ -25,23 +25,16 @@ from ..errors import FedmtlError
 from ..report import CHOICE_NOT_COVERED
 from . import build
 from .around import noted, printed_log, resumable
-from .config import Config, compose, printed, resolve, without_leftovers
+from .config import Config, compose, composed, printed, resolve, without_leftovers
 from .defaults import VERSION, register
 from .folders import claimed_sweep, new_folder, no_folder, short
 from .job import Job
 from .output import outputs, say, show
-from .overrides import (
-    chosen_folder,
-    combinations,
-    differing,
-    parse,
-    refusals,
-    sweeps,
-    with_automatic,
-)
 from .parsers import hydra_options
 from .process import Process
+from .refusals import refusals
 from .stored import check_logger, write_config
+from .typed import Typed, chosen_folder, combinations, differing, read, sweeps, with_automatic
 
 if TYPE_CHECKING:
     from ..privacy import PrivacyReport
@@ -55,34 +48,36 @@ def train(words: list[str], process: Process) -> int:
     """
     words = with_automatic(words)
     options = hydra_options(words)
-    typed = options.overrides
-    first = [word for word in words if word not in typed]  # Hydra reads no option behind a setting
+    typed = read(options.overrides)
+    # Hydra reads no option behind a setting
+    first = [word for word in words if word not in typed.words]
     shows = options.cfg or options.info or options.hydra_help or options.shell_completion
     options.multirun = options.multirun or (not shows and sweeps(typed, options.config_name))
     if options.cfg == "job" and not options.multirun:
-        return _print_config(options, process)
+        return _print_config(typed, options, process)
     with process.agree():
-        jobs = _checked_jobs(options, process)
+        jobs = _checked_jobs(typed, options, process)
 
     def task(config: Any) -> float | None:
         return jobs.train(config)
 
     with ExitStack() as stack:
+        place: list[str] = []
         if shows:
             stack.enter_context(process.agree())
         else:
-            typed = stack.enter_context(_placed(typed, options, process))
-        _hydra([*first, *typed], task, options)
+            place = stack.enter_context(_placed(typed, options, process))
+        _hydra([*first, *typed.words, *place], task, typed)
     if options.multirun:
         return end_of_sweep(process)
     return 0
 
 
-def _print_config(options: argparse.Namespace, process: Process) -> int:
+def _print_config(typed: Typed, options: argparse.Namespace, process: Process) -> int:
     """Prints the configuration of ``--cfg job``, and returns 0."""
     with process.agree():
-        composed = compose(options.overrides, options.config_name)
-        text = printed(composed, options.package, resolve=options.resolve)
+        config = composed(typed, options.config_name)
+        text = printed(config, options.package, resolve=options.resolve)
     if process.writes:
         show(text.removesuffix("\n"))
     return 0
@@ -93,14 +88,14 @@ class _Jobs:
     """The run of a command, or the runs of its sweep, for each of which Hydra calls :meth:`train`.
 
     Args:
-        typed: the overrides, as typed.
+        typed: the settings, as typed.
         multirun: True if Hydra sweeps.
-        runs: the overrides of each run; empty for a single one, and if a plugin chooses them.
+        runs: the words of each run; empty for a single one, and if a plugin chooses them.
         configs: the resolved configuration of each of ``runs``.
         process: of the command.
     """
 
-    typed: tuple[str, ...]
+    typed: Typed
     multirun: bool
     runs: list[list[str]]
     configs: list[Config]
@@ -127,7 +122,7 @@ class _Jobs:
         with outputs(), self.process.errors(job):
             with self.process.claimed(folder), noted(folder, job, self.process):
                 with self.process.agree():
-                    resolved = resolve(without_leftovers(config, overrides))
+                    resolved = resolve(without_leftovers(config, read(overrides)))
                     check_logger(resolved, folder, self.typed)
                 result = train_one(resolved, folder, self.process, command=overrides, job=job)
             return float(result.final[result.metric])
@@ -154,16 +149,15 @@ class _Jobs:
                 write_config(place.root, of_task, self.configs[number])
 
 
-def _checked_jobs(options: argparse.Namespace, process: Process) -> _Jobs:
+def _checked_jobs(typed: Typed, options: argparse.Namespace, process: Process) -> _Jobs:
     """Returns the runs of a command, each of which is checked before any is trained: what the last
     run of a sweep gets wrong is not found out after hours.
 
     Raises:
         FedmtlError: the first impossible setting.
     """
-    typed = options.overrides
     runs: list[list[str]] = []
-    by_plugin = any(override.key_or_group == "hydra/sweeper" for override in parse(typed))
+    by_plugin = "hydra/sweeper" in typed.keys
     if options.multirun and not by_plugin:
         runs = combinations(typed)
     configs = [resolve(compose(run, options.config_name)) for run in runs]
@@ -175,34 +169,33 @@ def _checked_jobs(options: argparse.Namespace, process: Process) -> _Jobs:
         say(warning)
     if process.ranks is not None and not options.multirun:
         # here, so that all ranks refuse what is refused, in one line
-        compose(typed, options.config_name)
-    return _Jobs(tuple(typed), options.multirun, runs, configs, process)
+        composed(typed, options.config_name)
+    return _Jobs(typed, options.multirun, runs, configs, process)
 
 
 @contextmanager
-def _placed(
-    typed: Sequence[str], options: argparse.Namespace, process: Process
-) -> Iterator[list[str]]:
-    """Yields the overrides of a command with its folder, the same for all ranks, a new one where
-    none is chosen; a sweep holds its folder."""
+def _placed(typed: Typed, options: argparse.Namespace, process: Process) -> Iterator[list[str]]:
+    """Yields the setting of a new folder for a command, the same for all ranks; none if one is
+    chosen. A sweep holds its folder."""
     key = "hydra.run.dir"
     kind = "outputs"
     if options.multirun:
         key = "hydra.sweep.dir"
         kind = "multirun"
+    words: list[str] = []
     with ExitStack() as stack:
         with process.agree():
             place = chosen_folder(typed, options.config_name, key)
         if place is None:
             folder = _shared(process, lambda: str(stack.enter_context(new_folder(kind))))
             place = Path(folder)
-            typed = [*typed, f"{key}={folder}"]
+            words = [f"{key}={folder}"]
         # else Hydra makes the name, and only the runs hold their folders
         known = "${" not in str(place)
         with process.agree():
             if options.multirun and process.writes and known:
                 stack.enter_context(claimed_sweep(place))
-        yield list(typed)
+        yield words
 
 
 def _shared(process: Process, make: Callable[[], str]) -> str:
@@ -212,16 +205,14 @@ def _shared(process: Process, make: Callable[[], str]) -> str:
     return process.ranks.share(make)
 
 
-def _hydra(
-    words: list[str], task: Callable[[Any], float | None], options: argparse.Namespace
-) -> None:
+def _hydra(words: list[str], task: Callable[[Any], float | None], typed: Typed) -> None:
     """Calls ``hydra.main`` over the packaged configuration, with ``words`` as the command line."""
     register()
     before = sys.argv
     sys.argv = ["fedmtl", *words]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come here, and are not printed by Hydra
     try:
-        with refusals(options.overrides):
+        with refusals(typed):
             hydra.main(version_base=VERSION, config_path=None, config_name="config")(task)()
     except OSError as error:  # not of the run, which is another block
         raise no_folder(error) from error

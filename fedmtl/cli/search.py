@@ -15,11 +15,11 @@ from .around import printed_log, resumable
 from .config import Config, compose, resolve
 from .folders import new_folder
 from .output import show
-from .overrides import combinations, differing
 from .parsers import command_parser
 from .process import Process
 from .run import print_saved
 from .stored import write_config
+from .typed import combinations, differing, read
 
 
 def search(words: list[str]) -> int:
@@ -89,8 +89,9 @@ def candidate_configs(overrides: Sequence[str]) -> dict[str, Config]:
             clients.
     """
     configs: dict[str, Config] = {}
-    for run in combinations(overrides):
-        name = differing(run, overrides)
+    typed = read(overrides)
+    for run in combinations(typed):
+        name = differing(run, typed)
         if not name:
             raise ConfigError(
                 "there is nothing to search: list the values of a setting, such as "

@@ -16,7 +16,7 @@ from .._yaml import read_yaml, yaml_text
 from ..errors import ConfigError
 from ..report.tables import write_text
 from .config import Config, compose, resolve
-from .overrides import of_place, parse
+from .typed import Typed, of_place, read
 
 _PATHS = (
     *("data.root", "data.path", "data.images", "data.cache", "data.counts"),
@@ -102,20 +102,19 @@ def with_logger(config: Config, folder: Path, overrides: Sequence[str]) -> Confi
     return config
 
 
-def check_logger(config: Config, folder: Path, overrides: Sequence[str]) -> None:
+def check_logger(config: Config, folder: Path, typed: Typed) -> None:
     """Refuses a logger that writes or sends elsewhere than into the folder of the run, unless the
     user has typed where: a file does not say where numbers of private data go.
 
     Args:
         config: resolved.
         folder: of the run.
-        overrides: as typed.
+        typed: the settings of the command.
 
     Raises:
         ConfigError: the place, by its key.
     """
-    typed = {override.get_key_element().lstrip("+~") for override in parse(overrides)}
-    for key, value in _places_elsewhere(config, folder, typed):
+    for key, value in _places_elsewhere(config, folder, typed.names):
         raise ConfigError(
             f"logger.{key} is {value!r} in a file, which is not in the folder of the run, and a "
             "file does not say where else a run writes. If you choose it, give it on the command "
@@ -168,7 +167,7 @@ def changed(config: Config, overrides: Sequence[str], places: Sequence[str]) -> 
     new = {place: resolve(compose(texts))[place] for place, texts in chosen.items()}
     # the nested mappings are changed below, and the stored ones belong to the caller
     values = copy.deepcopy(config | new)
-    for override in parse(overrides):
+    for override in read(overrides).overrides:
         # a group that is chosen anew was composed with its settings above
         if override.key_or_group.partition(".")[0] not in chosen:
             _set(values, override.key_or_group, override.value())

@@ -26,7 +26,7 @@ from torch.distributed.run import main as torchrun
 from fedmtl import cli
 from fedmtl.cli.config import compose
 from fedmtl.cli.names import EXTRA, TRUST
-from fedmtl.cli.overrides import combinations
+from fedmtl.cli.typed import combinations, read
 from tests import copies
 
 ROOT = Path(__file__).parents[2]
@@ -113,7 +113,7 @@ def small_settings(words: list[str]) -> list[str]:
     settings = [word for word in words if "=" in word and not word.startswith("-")]
     last = {word.split("=")[0]: word for word in settings}  # a comment may give a list one value
     words = [word for word in words if word not in settings or word in last.values()]
-    config = compose(combinations(list(last.values()))[0])
+    config = compose(combinations(read(list(last.values())))[0])
     sizes = {
         key: value
         for key, value in _SMALL.items()

@@ -1,0 +1,102 @@
+"""Errors of what Hydra refuses, by the option or the key, with the nearest names."""
+
+from __future__ import annotations
+
+import difflib
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+from yaml import YAMLError
+
+from ..errors import ConfigError, FedmtlError, first_line
+from ..report._settings import within
+from .defaults import load
+from .names import choices, nearest, unknown
+
+if TYPE_CHECKING:
+    from .typed import Typed
+
+
+@contextmanager
+def refusals(typed: Typed | None = None) -> Iterator[None]:
+    """Turns what Hydra raises in this block into an error that names the option or the key, with
+    the nearest names.
+
+    Args:
+        typed: the settings that Hydra composes; None if it composes none.
+
+    Raises:
+        ConfigError: what Hydra refused.
+    """
+    try:
+        yield
+    except FedmtlError:
+        raise
+    except (HydraException, OmegaConfBaseException, YAMLError, ValueError) as error:
+        raise _refused(error, typed) from error
+
+
+def _refused(error: Exception, typed: Typed | None) -> ConfigError:
+    """Returns the error of a word that cannot be read, of an option or a key that does not exist,
+    or what Hydra says of anything else."""
+    if isinstance(error, OverrideParseException):
+        text = f"cannot read {error.override!r}; settings are written KEY=VALUE, such as rounds=200"
+        return ConfigError(f"{text} ({first_line(error)}).")
+    if isinstance(error, MissingConfigException) and error.options:
+        group, _, option = str(error.missing_cfg_file).rpartition("/")
+        text = f"{group} has no option {option!r}"
+        file = Path(group, f"{option}.yaml")
+        if file.is_file():
+            return ConfigError(f"{text}; {file} is found with --config-dir .")
+        close = difflib.get_close_matches(option, error.options, n=1, cutoff=0.5)
+        return unknown(error.options, close, text, "fedmtl --help")
+    cause = error.__cause__
+    if isinstance(cause, (ConfigAttributeError, ConfigKeyError)) and isinstance(
+        cause.parent_node, DictConfig
+    ):
+        missing = str(cause.full_key)
+        node = cause.parent_node
+        key = missing
+        for name in () if typed is None else typed.keys:
+            if within(name, [missing]):
+                key = name
+                break
+        settings: Any = OmegaConf.to_container(node._get_root(), resolve=False)
+        del settings["hydra"]
+        near = _with_option(missing) or nearest(key, list(dotted(settings)))
+        return no_setting(key, [str(name) for name in node if name != "hydra"], near)
+    words = [" ".join(str(error).split()).rstrip(".")]
+    if typed is not None:
+        words.insert(0, shlex.join(typed.words))
+    return ConfigError(f"{': '.join(filter(None, words))}.")
+
+
+def no_setting(key: str, accepted: Sequence[str], near: Sequence[str], of: str = "") -> ConfigError:
+    """Returns the error of a setting that does not exist, ``of`` a class."""
+    names = [name for name in accepted if name != "_target_"]
+    return unknown(names, near, f"{key} is no setting{of}", "fedmtl --cfg job")
+
+
+def _with_option(key: str) -> list[str]:
+    """Returns up to three choices of another option of a group, each of which has the setting
+    ``key``."""
+    group, _, name = key.rpartition(".")
+    having = [option for option in choices().get(group, {}) if name in list(load(group, option))]
+    return [f"{group}={option} {key}" for option in having[:3]]
+
+
+def dotted(settings: Mapping[str, Any], place: str = "") -> dict[str, Any]:
+    """Returns all settings by their dotted keys, mappings among them."""
+    leaves: dict[str, Any] = {}
+    for name, value in settings.items():
+        if name != "_target_":
+            leaves[f"{place}{name}"] = value
+        if isinstance(value, Mapping):
+            leaves.update(dotted(value, f"{place}{name}."))
+    return leaves
