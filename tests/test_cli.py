@@ -389,7 +389,7 @@ def test_a_composition_reads_no_source_of_its_callers(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(inspect, "stack", stack)
     assert compose(("seed=3",)).seed == 3
-    assert combinations(["seed=3,4"]) == [["seed=3"], ["seed=4"]]
+    assert combinations(read(["seed=3,4"])) == [["seed=3"], ["seed=4"]]
 
 
 def test_a_file_of_the_package_is_read_once_and_one_of_the_user_whenever_it_is_loaded(

@@ -26,8 +26,8 @@ from fedmtl import (
     Scaffold,
     models,
 )
-from fedmtl.algorithms.cohort import AFTER
-from fedmtl.local import Execution, plan_batches
+from fedmtl.algorithms.cohort import AFTER, Cohort
+from fedmtl.local import Execution, Mixture, plan_batches
 from fedmtl.privacy import FixedCohort
 from tests.algorithms.harness import everyone, problem_of, run
 from tests.algorithms.test_pmtl import blocks
@@ -148,6 +148,18 @@ def test_apfl_by_a_loop_over_clients_and_batches(solver: str, adaptive: bool) ->
         torch.testing.assert_close(
             found[client], alpha * v + (1 - alpha) * shared, rtol=1e-9, atol=1e-10
         )
+
+
+def test_a_mixture_that_is_trained_stays_as_it_is() -> None:
+    problem = problem_of(regression(clients=3), rounds=1)
+    start = torch.ones(3, 4, dtype=problem.initial.dtype)
+    mixture = Mixture(start.clone(), torch.full_like(start[:, 0], 0.5), adaptive=True)
+    cohort = Cohort(problem, torch.arange(3), round=0)
+    _, trained = cohort.train_mixture(STEPS, problem.initial, mixture)
+    assert torch.equal(mixture.models, start)
+    assert torch.equal(mixture.weights, torch.full_like(start[:, 0], 0.5))
+    assert not torch.equal(trained.models, start)
+    assert not torch.equal(trained.weights, mixture.weights)
 
 
 def test_apfl_with_single_records_protected_charges_the_shared_model_alone() -> None:
