@@ -36,6 +36,7 @@ class PrivacyAccountant:
     Attributes:
         by_client: True if participations are counted.
         participations: (R, n) int64, up to the current step; 0 if they are not counted.
+        left_out: participations of this session that were drawn for clients at their cap.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class PrivacyAccountant:
         self._steps = steps
         self._fitting = 0  # uses that are known to fit the budget
         self._next: int | None = None  # the step after those of this session, once it has started
+        self.left_out = 0
         self.participations = np.zeros((replicates, clients), dtype=np.int64)
         if ledger is not None and self.by_client:
             self.participations[0] = ledger.uses()
@@ -248,6 +250,31 @@ class PrivacyAccountant:
             self.ledger.charge(0, int(state["charged"]))
 
     # Inside
+
+    def below_caps(self, step: int, clients: Tensor, *, needed: bool) -> Tensor:
+        """Returns the clients of a round that are below their caps.
+
+        Charges are public, and sums are divided by the same number: the others count as before.
+
+        Args:
+            step: number of the round.
+            clients: int64 (k,), its cohort.
+            needed: True if a round without any of its clients is not to be charged.
+
+        Raises:
+            BudgetExhausted: it is needed, and there is none.
+        """
+        if self.caps is None:
+            return clients
+        able = clients[torch.from_numpy(self.participations[0] < self.caps)[clients]]
+        if needed and len(able) < len(clients) and len(able) == 0:
+            raise BudgetExhausted(
+                f"Step {step}: all its clients have given the answers that their privacy pays "
+                f"for, {int(self.caps[clients.numpy()].min())} each; steps that were interrupted "
+                "and are repeated with new noise count among them."
+            )
+        self.left_out += len(clients) - len(able)
+        return able
 
     def within_caps(self, members: np.ndarray) -> np.ndarray:
         """Returns ``members`` (R, S, k), as for :meth:`charge`, with -1 in place of clients at

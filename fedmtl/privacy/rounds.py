@@ -127,7 +127,8 @@ class Rounds(Channel):
             int64 (k,), positions of clients, in the order of the sampler.
 
         Raises:
-            BudgetExhausted: a fixed cohort can no longer be filled under its cap.
+            BudgetExhausted: a fixed cohort can no longer be filled under its cap, or whole clients
+                are protected and all of the cohort are at theirs.
         """
         self.accountant.start(step)
         if step not in self._drawn:
@@ -135,15 +136,12 @@ class Rounds(Channel):
         return self._drawn[step].clone()
 
     def _sample(self, step: int) -> Tensor:
-        """Draws the cohort of a round, without clients at their cap under record-level privacy."""
+        """Draws the cohort of a round, without clients at their cap."""
         uses = torch.from_numpy(self.accountant.participations[0])
-        caps = self.accountant.caps
         clients = self._order[
             self.sampler.draw(step, self.source.coins("cohort", step), uses[self._order])
         ]
-        if self.records is None or caps is None:
-            return clients
-        return clients[(uses < torch.from_numpy(caps))[clients]]  # a client at its cap stays out
+        return self.accountant.below_caps(step, clients, needed=self.records is None)
 
     def begin(self, step: int, members: Tensor) -> None:
         """Ends the last round and charges a new one; on return the charge is written, in secure

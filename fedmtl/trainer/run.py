@@ -119,6 +119,7 @@ def _begin(
         if plan.ranks.first:
             _log_signal(algorithm.name, channel)
             _log_versions(plan, channel, state)
+            _log_repeats(channel, step)
     if plan.ranks.first:  # callbacks print and write
         if plan.settings.progress:
             callbacks.append(ProgressBar())
@@ -175,6 +176,36 @@ def _log_versions(plan: RunPlan, channel: Rounds | Activations, state: State) ->
             f"{never:,}",
             f"{sampler.n:,}",
             plan.stop,
+        )
+
+
+def _log_repeats(channel: Rounds | Activations, step: int) -> None:
+    """Warns that steps are charged twice: their noise cannot be drawn again, so what a resumed run
+    computes anew is another release."""
+    ledger = channel.accountant.ledger
+    if ledger is None or ledger.replays_free or ledger.reached <= step:
+        return
+    then = "the run ends early if the budget has no room for both"
+    if channel.accountant.by_client:
+        then = "clients whose answers are spent take no further part"
+    logger.warning(
+        "steps %d to %d were charged, and an interruption has lost them: they are computed anew, "
+        "with other noise, and charged again. The noise is made for what was planned, so %s",
+        step + 1,
+        ledger.reached,
+        then,
+    )
+
+
+def _log_left_out(channel: Rounds | Activations) -> None:
+    """Logs how often clients were left out because their accounts are spent."""
+    accountant = channel.accountant
+    if accountant.left_out and accountant.caps is not None:
+        logger.info(
+            "%s answers were left out: their clients had given all that the noise pays for, up "
+            "to %s each",
+            f"{accountant.left_out:,}",
+            f"{int(accountant.caps.max()):,}",
         )
 
 
@@ -243,6 +274,8 @@ def _advance(
     except BudgetExhausted as spent:
         logger.info("%s", spent)
         stopped = "budget"
+    if plan.ranks.first:
+        _log_left_out(begun.channel)
     checkpoints.save(state, step)
     return state, step, stopped or "rounds"
 

@@ -34,9 +34,10 @@ from fedmtl.privacy.release import ReleasePlan
 from fedmtl.privacy.row_noise import RowNoise
 from fedmtl.schedules import Dropouts, RandomLatency, TraceLatency
 from fedmtl.trainer.checkpoint import Checkpoint
+from tests import small
 from tests.helpers import ragged_classification
 from tests.methods import NETWORKS
-from tests.small import check_resumed, check_same, trainer
+from tests.small import Ended, check_resumed, check_same, trainer
 from tests.trainer.ledgers import participations, read_lines
 
 N = 12
@@ -265,6 +266,65 @@ class Ends(Callback):
     def on_event(self, event, state):
         if event.step == 5:
             raise KeyboardInterrupt
+
+
+SECURE = replace(NOISE, source="secure")
+
+
+@pytest.mark.parametrize("per_client", [None, 14])
+def test_a_secure_run_that_was_killed_leaves_out_who_is_spent(tmp_path, caplog, per_client):
+    """Lost steps are released anew and charged again. Who has no answer left for that gives none later, the others go
+    on, and a larger cap has answers to spare."""
+    run = made(
+        folder=tmp_path / "run",
+        privacy=SECURE,
+        schedule=replace(LATE, per_client=per_client),
+        rounds=30,
+        checkpoint_every=3,
+    )
+    with pytest.raises(Ended):
+        replace(run, callbacks=(small.Ends(14),)).fit()
+    caplog.set_level(logging.INFO, "fedmtl")
+    result = run.fit(resume=True)
+    assert (result.stopped, result.final["round"]) == ("rounds", 30)
+    assert "steps 13 to 15 were charged, and an interruption has lost them" in caplog.text
+
+    planned = [step.clients.tolist() for step in run.bound.capped(30).steps(30)]
+    most = max(Counter(client for step in planned for client in step).values())
+    cap = per_client or most
+    uses = Counter()
+    charged = []
+    for step in [*range(15), *range(12, 30)]:
+        able = [client for client in planned[step] if uses[client] < cap]
+        uses.update(able)
+        charged.append((step, able))
+    lost = 3 * 33 - uses.total()
+    assert (lost > 0) == (per_client is None)
+    assert (f"{lost} answers were left out" in caplog.text) == (per_client is None)
+    found = []
+    for line in read_lines(tmp_path / "run" / "private" / "ledger.jsonl"):
+        if line["kind"] == "charge":
+            found += zip(range(line["first"], line["end"]), line["cohorts"], strict=True)
+    assert found == charged
+    z = result.privacy.noise_multiplier
+    assert composed(z, cap) == pytest.approx(4.0, rel=1e-3)
+    assert result.epsilon == pytest.approx(composed(z, max(uses.values())), rel=2e-3)
+    assert all(check.verdict != "FAILED" for check in verify(tmp_path / "run").checks)
+
+
+def test_a_secure_run_ends_where_nobody_of_a_step_has_an_answer_left(tmp_path, caplog):
+    """Clients that take turns have none to spare."""
+    turns = CyclicCohorts(cohort=3)
+    run = made(folder=tmp_path, privacy=SECURE, schedule=turns, rounds=8, checkpoint_every=8)
+    with pytest.raises(Ended):
+        replace(run, callbacks=(small.Ends(1),)).fit()
+    caplog.set_level(logging.INFO, "fedmtl")
+    result = run.fit(resume=True)
+    # everybody has two turns; those of the lost steps 0 and 1 had one of them there
+    assert (result.stopped, result.final["round"]) == ("budget", 4)
+    assert (
+        "all its clients have given the answers that their privacy pays for, 2 each" in caplog.text
+    )
 
 
 def test_a_checkpoint_without_a_version_in_use_is_refused(tmp_path):
