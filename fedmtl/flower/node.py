@@ -34,7 +34,7 @@ from ..trainer.personalize import finetuned, held_out, rows_at
 from ..trainer.problem import coded_for
 from ..trainer.scored import Scored
 from ..trainer.tables import client_rows
-from .account import NodeAccount
+from .account import NodeAccount, schedule_of
 from .answers import Answer, digest, folder_name, held
 from .messages import (
     FINISH,
@@ -166,7 +166,8 @@ class Node:
         self.name = name
         self.folder = folder / folder_name(name)
         problem = trainer.problem()
-        trainer = trainer.resolved(problem)
+        # the noise is made for the cap of real clients, and finetuning goes by the noise
+        trainer = trainer.resolved(problem, schedule_of(trainer))
         self.trainer = trainer
         assert isinstance(trainer.algorithm, RoundAlgorithm)  # see check
         self.algorithm = trainer.algorithm

@@ -228,11 +228,8 @@ class Trainer:
             logger.warning("%s", text)
         self._set(**{name: getattr(chosen, name) for name in (*left, "privacy")})
         if not isinstance(self.baselines, str):
-            self._set(
-                baselines=tuple(
-                    chosen.local if item == "local" else item for item in self.baselines
-                )
-            )
+            own = [chosen.local if item == "local" else item for item in self.baselines]
+            self._set(baselines=tuple(own))
 
     @cached_property
     def bound(self) -> BoundSampler | BoundSchedule:
@@ -343,11 +340,12 @@ class Trainer:
         )
         return build_problem(self.data, self.model, settings, ranks)
 
-    def resolved(self, problem: Problem) -> Trainer:
+    def resolved(self, problem: Problem, real: BoundSampler | None = None) -> Trainer:
         """Returns this trainer with the ``"auto"`` settings that its algorithm chooses.
 
         Args:
             problem: of the run; public rows and bounds are read.
+            real: the buffered schedule of real clients; None of simulated ones.
         """
         bound = None
         if isinstance(self.bound, BoundSchedule):
@@ -357,7 +355,7 @@ class Trainer:
         if finetune is not None:
             schedule: Sampler | BoundSampler | None = None
             if isinstance(self.bound, BoundBuffered):
-                schedule = self.bound
+                schedule = real or self.bound
             elif not isinstance(self.schedule, AsynchronousSchedule | Buffered):
                 schedule = self.schedule
             noise = noise_of(self.privacy, problem.data, problem.dimension, self.rounds, schedule)
