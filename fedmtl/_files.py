@@ -92,7 +92,7 @@ def claimed(folder: Path) -> Iterator[None]:
     was written there.
 
     The claim is a lock of the file ``CLAIM``, so that of a process that was killed holds nobody up.
-    Where the system has no locks the block runs without one.
+    If the system has no locks, the block runs without one.
 
     Raises:
         BlockingIOError: another block holds it, in this process or another one.
@@ -155,7 +155,7 @@ def append_bytes(path: Path, length: int, content: Iterable[bytes | memoryview])
     """Writes ``content`` behind the first ``length`` bytes of a file, which keep; what stood behind
     them is cut off.
 
-    The file is made, with its folder, where ``length`` is 0. All is on the disk when this returns.
+    The file is made, with its folder, if ``length`` is 0. All is on the disk when this returns.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "r+b" if length else "wb") as file:
@@ -169,7 +169,7 @@ def append_bytes(path: Path, length: int, content: Iterable[bytes | memoryview])
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes the names in a folder durable, where the system can."""
+    """Makes the names in a folder durable, if the system can."""
     if os.name != "posix":
         return
     handle = os.open(folder, os.O_RDONLY)

@@ -53,7 +53,7 @@ def number_text(value: float, mean: float | None = None) -> str:
     Args:
         value: the metric.
         mean: that ``value`` is printed beside, such as that of a deviation: it then has three
-            decimals where that has, and a power of ten where that has a large one.
+            decimals if that has, and a power of ten if that has a large one.
     """
     value = round(float(value), 12)
     size = abs(value if mean is None else round(float(mean), 12))

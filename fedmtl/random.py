@@ -97,7 +97,7 @@ def philox_words(
     """Fills ``words`` (2, ...) with :func:`philox` as pairs, ``(w0 << 32) | w1`` and
     ``(w2 << 32) | w3``, all of uint64.
 
-    The first round is made on the arguments as they are, which costs little where a word is the
+    The first round is made on the arguments as they are, which costs little if a word is the
     same along an axis. The others are made in place, on two words at a time: those that are
     multiplied, x, and those that are not, y. ``words`` should be so small that a few arrays of its
     size fit the cache.

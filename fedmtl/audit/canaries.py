@@ -1,20 +1,20 @@
 """Canaries: clients, or records of clients, that an audit adds to a run, each in or out by a fair
 coin, and an attack.
 
-A canary is drawn by the sampler like every client, charged like every client, and where it takes
-part its row is clipped, added up and noised with all others. The run does not know the coins, which
-have a stream of their own. The attacker has every release, and knows what the worst-case adversary
-of differential privacy knows: the rows of all other clients, whose sum it subtracts. Where nothing
-is amplified it knows who takes part, too. What is left is noise and canaries, and the score of a
+A canary is drawn and charged like every client. If it takes part, its row is clipped, added up and
+noised with all others. The run does not know the coins, which have a stream of their own. The
+attacker has every release, and knows what the worst-case adversary of differential privacy knows:
+the rows of all other clients, whose sum it subtracts. If nothing is amplified, it knows who takes
+part, too. What is left is noise and canaries, and the score of a
 canary is the logarithm of the likelihood ratio of in against out, the best test by Neyman and
-Pearson where canaries do not overlap (and a little less where a sampled round has several releases,
+Pearson if canaries do not overlap (and a little less if a sampled round has several releases,
 each of which is scored by itself).
 
 Under replace-one the coin chooses between a row and its negative. An epsilon against this attack is
 a lower bound on that of the run as it was made, so of its clip, sum, noise, sampling and charges
 together.
 
-Where the unit is one record, canaries are records of clients that have the same cost. Their
+If the unit is one record, canaries are records of clients that have the same cost. Their
 gradients are in every local step of DP-SGD, and in every activation of a client that acts one at a
 time, what the rows of canary clients are in a round.
 
@@ -109,7 +109,7 @@ class Canaries(Coins):
         coordinates int64 (m, w) that are not zero, and their values float64 (m, w).
 
         They are blocks of coordinates with random signs, the same in all steps, of one coordinate
-        where the L1 norm is bounded or the squares of a row are released. Of more canaries than
+        if the L1 norm is bounded or the squares of a row are released. Of more canaries than
         coordinates they are random signs on all coordinates, or a random coordinate, anew in every
         step.
         """

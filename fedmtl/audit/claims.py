@@ -77,7 +77,7 @@ class Claims:
             uses: (n,) whole numbers, uses of each client.
 
         Returns:
-            (m,), where m is 1 and the value the largest if clients share a cost.
+            (m,); m is 1 and the value the largest if clients share a cost.
         """
         if self._setup.gradients is None:
             return uses.max(keepdims=True)

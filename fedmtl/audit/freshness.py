@@ -57,7 +57,7 @@ def freshness(setup: Setup, noise: Mapping[str, Sample], seed: int) -> list[Find
 
 
 def training_freshness(setup: Setup, seed: int) -> list[Finding]:
-    """Checks that no local training of a participation has the noise of another one, where there
+    """Checks that no local training of a participation has the noise of another one, if there
     are several."""
     if setup.one_at_a_time or setup.gradients is None or setup.records.trainings == 1:
         return []

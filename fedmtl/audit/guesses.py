@@ -54,7 +54,7 @@ least 1,000. Here the attacker abstains: the surest guesses are right more often
 
 Neither assumes that the attacker is any good; a bound of 0 only says that this attack learned
 nothing. In both a guess may use the scores of all canaries, so they are compared with their median,
-and not with the value at which both coins are as likely under the claim: where the claim is broken
+and not with the value at which both coins are as likely under the claim: if the claim is broken
 (noise of another size under sampling), that value is another.
 """
 
@@ -108,11 +108,11 @@ class Guesses:
 
 @check_arguments
 def guess(scores: np.ndarray, coins: np.ndarray, share: Rate = 1.0) -> Guesses:
-    """Guesses "in" where a score is above the median and "out" elsewhere, only of those farthest
+    """Guesses "in" if a score is above the median and "out" otherwise, only of those farthest
     from it; count the right guesses.
 
     Args:
-        scores: (m,) larger where the canary is more likely in.
+        scores: (m,) larger if the canary is more likely in.
         coins: (m,) bool, whether each canary was in.
         share: of the canaries that are guessed; at least one is.
 

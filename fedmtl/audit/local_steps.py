@@ -26,8 +26,8 @@ _TRIES = 3  # other records in the place of one that does not move a sum
 def drawn_records(trainer: Trainer, *, seed: int) -> list[Finding]:
     """Checks the first and the last local step of the first round, of every client that takes part.
 
-    Where all records that were not drawn for a step are replaced, its clipped sum must be the same
-    to the last bit. Where one record that was drawn is replaced, first by one with another target,
+    If all records that were not drawn for a step are replaced, its clipped sum must be the same
+    to the last bit. If one record that was drawn is replaced, first by one with another target,
     the sum must change.
 
     Args:
@@ -44,7 +44,7 @@ def drawn_records(trainer: Trainer, *, seed: int) -> list[Finding]:
     replaced = moved = still = tried = 0
 
     def moves(step: int, places: Tensor, shift: int | None) -> set[int]:
-        """Returns the clients whose sum of a local step changes where the records at ``places`` are
+        """Returns the clients whose sum of a local step changes if the records at ``places`` are
         replaced."""
         other = replaced_records(data, places, seed + (shift or 0), shift)
         again = watched(trainer, 1, data=other, replay=first.releases)

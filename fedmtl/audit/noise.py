@@ -18,7 +18,7 @@ _KS_SAMPLES = 1 << 20
 
 
 def noise_laws(setup: Setup, noise: Mapping[str, Sample]) -> list[Finding]:
-    """Makes the tests of :func:`noise_law` on every release, and of the total of every client where
+    """Makes the tests of :func:`noise_law` on every release, and of the total of every client if
     each has noise."""
     findings = []
     for name, sample in noise.items():

@@ -3,7 +3,7 @@ one form.
 
 A run goes in rounds of cohorts, whose rows or whose gradients of single records are released, or in
 activations of clients that act one at a time. Whichever it is, :func:`played` gives the releases as
-samples, through the production path. Where clients contribute nothing, what is released is noise.
+samples, through the production path. If clients contribute nothing, what is released is noise.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _CHANNELS = 50  # opened for more noise, at most
 
 def silence(setup: Setup) -> Sent:
     """Returns the messages of clients that contribute nothing: zeros, and in every other step no
-    rows, except where a row of zeros counts as unclipped. Clients that act one at a time send
+    rows, except if a row of zeros counts as unclipped. Clients that act one at a time send
     gradients of 0 or NaN, in every kind of message."""
 
     def sent(name: str, step: int, clients: Tensor) -> Any:
@@ -116,7 +116,7 @@ def played(
 
     Returns:
         What was released, by name: a release of rows, ``"<name>/count"`` of its unclipped clients,
-        ``"rows of <name>"`` with the noise of the clients themselves, or ``"gradients"``. Where the
+        ``"rows of <name>"`` with the noise of the clients themselves, or ``"gradients"``. If the
         clip norm adapts, the noise of a round grows as the audit computes it from the released
         counts, by Algorithm 1 of Andrew et al. 2021.
     """
@@ -226,7 +226,7 @@ def _activations(
     setup: Setup, channel: Activations, start: int, stop: int, sent: Sent, who: np.ndarray | None
 ) -> Sample:
     """Plays clients that act in turn up to their caps, in blocks of one turn, and every third of
-    three; of a client at its cap, where an earlier session brought it there, nothing is
+    three; of a client at its cap, if an earlier session brought it there, nothing is
     returned."""
     if who is None:
         caps = channel.caps

@@ -44,7 +44,7 @@ class Effort(Checked):
     """Sizes of the samples of an audit, and the checks that run.
 
     Args:
-        noise: numbers of noise of every release, at least; more where four steps have more.
+        noise: numbers of noise of every release, at least; more if four steps have more.
         cohorts: cohorts drawn; of noise twice as many releases, unless these have too many numbers.
         checks: kinds of checks.
 

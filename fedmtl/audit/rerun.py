@@ -146,7 +146,7 @@ class _Watching(Engine):
     """Computes a run in this process, ends it after some rounds, and notes what happens.
 
     Attributes:
-        secret: where the coins come from that nobody may see the effect of: of the records that
+        secret: the source of the coins whose effect nobody may see: of the records that
             take part in a release; else of cohorts, unless who takes part is charged for it.
         replay, tapped: see :func:`watched`.
         notes: of the run.

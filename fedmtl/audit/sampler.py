@@ -216,7 +216,7 @@ def sampler(setup: Setup, seed: int, draws: int) -> list[Finding]:
 
 def _subsets(setup: Setup, seed: int, draws: int) -> list[Finding]:
     """Checks sizes, fairness and independence of ``draws`` subsets, of the client with the most
-    records among those that are sampled, and of another one with as many. Where a channel sums over
+    records among those that are sampled, and of another one with as many. If a channel sums over
     what it has drawn, the sums must be those of the subsets that it says."""
     able = (setup.sizes > 0) & (setup.open(seed).caps > 0)
     sampled = [

@@ -62,7 +62,7 @@ def _largest(check: str, shares: Sequence[tuple[float, str]]) -> Finding:
 
 
 def sensitivity(setup: Setup, seed: int, coins: np.random.Generator) -> list[Finding]:
-    """Checks every release, also where it is clipped and not noised."""
+    """Checks every release, also if it is clipped and not noised."""
     setup = setup.seeded()
     findings = []
     for name in setup.claims.names:
@@ -296,7 +296,7 @@ def _of_factors(
     setup: Setup, x: Sequence[Tensor], seed: int, coins: np.random.Generator
 ) -> Finding:
     """Checks that one record replaced, its row and its factor, moves its client's release by at
-    most 2 C / (q n_i), where gradients are multiples of rows ``x`` that the channel has.
+    most 2 C / (q n_i), if gradients are multiples of rows ``x`` that the channel has.
 
     The other records are random, in every second trial along one direction; in two of three
     activations their factors are not numbers, or too large.

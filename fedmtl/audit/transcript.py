@@ -1,9 +1,9 @@
 """The checks that what a run computes in public, and what it publishes, depends on data through the
 releases only.
 
-What counts as data. Where the protected unit is a client, its records and their number are private,
+What counts as data. If the protected unit is a client, its records and their number are private,
 and so they are in a run without privacy; who takes part, and how many, belongs to the mechanism and
-is no client's data. Where the unit is a record, and for algorithms whose clients act one at a time,
+is no client's data. If the unit is a record, and for algorithms whose clients act one at a time,
 the numbers of records are public.
 """
 
@@ -122,7 +122,7 @@ def released_rows(trainer: Trainer, first: Notes, setup: Setup) -> Finding:
     """Checks that a run releases, to the last bit, what another channel releases of the same rows
     when it is handed them, and that these are rows of clients that were drawn for the round.
 
-    All other checks hand rows to releases. A run may add up long rows where clients make them, and
+    All other checks hand rows to releases. A run may add up long rows as clients make them, and
     draws noise in threads meanwhile. Compared are the first two rounds of the run without a tap, as
     every run is, with the rows of the ``first`` one; and those of a run with a clip norm of 2^-10
     of its own, so that rows are clipped.
@@ -162,7 +162,7 @@ def released_rows(trainer: Trainer, first: Notes, setup: Setup) -> Finding:
 def automatic_settings(written: Trainer, trainer: Trainer, *, seed: int = 0) -> list[Finding]:
     """Checks that the settings that a run fills in by itself, those of an algorithm such as a step
     size and all that ``algorithm=auto`` chooses, are chosen without a look at any record, and the
-    same if every client's data are replaced; nothing without privacy, where they may be read.
+    same if every client's data are replaced; nothing without privacy, in which they may be read.
 
     Such settings shape every client's numbers and are in no release, and all other checks take them
     as they are.

@@ -3,7 +3,7 @@ charge, epsilon by dp-accounting, and released values on their grid.
 
 Nothing is computed from data. The lines of the ledger are counted by code of the audit; the cost
 of a use is made anew from the settings, the schedule and the releases in the ledger's header, and
-dp-accounting composes it where it has the law of the noise. A check is a line: confirmed, failed or
+dp-accounting composes it if it has the law of the noise. A check is a line: confirmed, failed or
 not covered. A confirmed line says that the files agree with one another: with the whole folder at
 hand all of it can be written anew, but not under a seal published before.
 """
@@ -130,7 +130,7 @@ def verify(folder: str | Path) -> Verification:
     """Checks the finished run in ``folder``; the files are only read.
 
     Args:
-        folder: of the run. Where it holds ``public/`` and nothing else, what needs the private part
+        folder: of the run. If it holds only ``public/``, what needs the private part
             is not covered.
 
     Returns:

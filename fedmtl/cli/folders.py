@@ -74,7 +74,7 @@ def no_folder(error: OSError) -> ConfigError:
 
 
 def short(folder: Path) -> Path:
-    """Returns the folder relative to where the user is, when it lies below."""
+    """Returns the folder relative to the user's folder, when it lies below."""
     try:
         return folder.resolve().relative_to(Path.cwd())
     except ValueError:

@@ -1,4 +1,4 @@
-"""Names of settings: where their files are, and the nearest to one that does not exist."""
+"""Names of settings: the places of their files, and the nearest to one that does not exist."""
 
 from __future__ import annotations
 

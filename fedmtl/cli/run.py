@@ -275,8 +275,8 @@ def end_of_sweep(process: Process) -> int:
 
 
 def unlike(configs: Sequence[Config]) -> str:
-    """Returns a warning where methods of a sweep are finetuned beside others that are not, empty
-    where all or none are. Local training is what all are compared with, and is not one of them."""
+    """Returns a warning if methods of a sweep are finetuned beside others that are not, empty
+    if all or none are. Local training is what all are compared with, and is not one of them."""
     methods = [
         (
             (config["algorithm"]["_target_"] or "auto").rpartition(".")[2],

@@ -1,4 +1,4 @@
-"""The configuration in the folder of a run: written for a resume, read again, and changed where
+"""The configuration in the folder of a run: written for a resume, read again, and changed if
 that is allowed."""
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _is_of_new_clients(folder: Path) -> bool:
 
 def with_logger(config: Config, folder: Path, overrides: Sequence[str]) -> Config:
     """Returns the stored settings of a run with its logger, which writes into the folder of the run
-    or where these overrides say: a file does not say where else numbers of private data go.
+    or to the place that these overrides name. No file may choose it for numbers of private data.
 
     Args:
         config: as ``private/config.yaml`` has it.
@@ -104,7 +104,7 @@ def with_logger(config: Config, folder: Path, overrides: Sequence[str]) -> Confi
 
 def check_logger(config: Config, folder: Path, typed: Typed) -> None:
     """Refuses a logger that writes or sends elsewhere than into the folder of the run, unless the
-    user has typed where: a file does not say where numbers of private data go.
+    user has typed the place: no file chooses it for numbers of private data.
 
     Args:
         config: resolved.

@@ -153,7 +153,7 @@ def chosen_folder(typed: Typed, name: str, key: str) -> Path | None:
 
 
 def _folder_of_file(typed: Typed, name: str, key: str) -> Path | None:
-    """Returns the folder that a trusted file chooses for a run or a sweep; None where it is that of
+    """Returns the folder that a trusted file chooses for a run or a sweep; None if it is that of
     Hydra."""
     register()
     with refusals(typed), initialized():

@@ -132,7 +132,7 @@ def automatic(
 
     Args:
         data: with declared bounds.
-        privacy: its clip norm is chosen where it is None.
+        privacy: its clip norm is chosen if it is None.
         model: the one that is set; None chooses one.
         rounds: the number that is set; None chooses one.
         schedule: the one that is set; None chooses one.

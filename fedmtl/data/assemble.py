@@ -68,7 +68,7 @@ def read_clients(
 ) -> tuple[dict[str, Pair], Packed | None]:
     """Returns the x and y of each client by its id, as tensors that agree in all but their lengths.
 
-    Where x is a mapping of several inputs, x becomes one row of numbers an example, float32
+    If x is a mapping of several inputs, x becomes one row of numbers an example, float32
     (examples, D).
 
     Args:
@@ -186,7 +186,7 @@ def choose(
     ``test_fraction`` divides the examples of both sides anew.
 
     Raises:
-        DataError: no client has so many, or none of the clients has test examples where ``test``
+        DataError: no client has so many, or none of the clients has test examples if ``test``
             names some.
         ConfigError: fewer than ``draw`` have.
     """

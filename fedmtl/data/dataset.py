@@ -59,7 +59,7 @@ class FederatedDataset:
             wherever they are scored, and in the models of a result; infinite for none.
         target_range: public range [low, high] of the target in its own units, if it is stored
             mapped to [-1, 1]; scores are in these units.
-        target_scale: ``"log"`` where the logarithm of that range is what is mapped; predictions and
+        target_scale: ``"log"`` if the logarithm of that range is what is mapped; predictions and
             scores are in the target's own units all the same.
         cut_targets: share of the targets that were beyond ``target_range`` in the records, and were
             cut there; not private.
@@ -198,8 +198,8 @@ class FederatedDataset:
             side: ``"train"`` or ``"test"``.
             index: int64 row numbers of that side, of any shape and on any device.
             dtype: floating dtype of the features, and of floating targets.
-            device: where the result shall be (rows travel in their storage dtype); None: where the
-                data are.
+            device: the device of the result (rows travel in their storage dtype); None: that of
+                the data.
 
         Returns:
             x (*index.shape, *spec.shape) and y (*index.shape, ...), int64 labels or floating
@@ -242,7 +242,7 @@ class FederatedDataset:
         Args:
             clients: each client's examples, a pair (x, y) or a ``torch.utils.data.Dataset`` whose
                 items are such pairs of one example; only for training if ``test`` is used. An id
-                that is a whole number is kept as a text, 7 as ``"7"``. Where x is a mapping from
+                that is a whole number is kept as a text, 7 as ``"7"``. If x is a mapping from
                 names to tensors or arrays (examples, ...), every client has these inputs, and the
                 model takes them by name.
             test: each client's test examples, if it has any; one client at least has both kinds.

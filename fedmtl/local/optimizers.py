@@ -156,7 +156,7 @@ def backoff_rule(rows: Tensor, lr: float, momentum: float) -> Rule:
     """Returns the rule of gradient descent with momentum, each row of which has a step size of its
     own.
 
-    A row moves on where its gradient points downhill along its last step. Where it points uphill
+    A row moves on if its gradient points downhill along its last step. If it points uphill
     after a step of momentum, momentum starts again (O'Donoghue and Candes: "Adaptive Restart for
     Accelerated Gradient Schemes", 2015); after a step by the gradient only, this was too long, or
     what it led to is not finite: it is taken back, and the step size halved.

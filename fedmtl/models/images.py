@@ -127,7 +127,7 @@ def torchvision_model(
             scale and shift; ``"keep"`` changes nothing, and a network with batch normalization is
             refused when it is trained.
         groups: of the group normalization, at most; their number divides the channels of a layer.
-        weights: pretrained weights by torchvision's name, such as ``"DEFAULT"``, downloaded where
+        weights: pretrained weights by torchvision's name, such as ``"DEFAULT"``, downloaded if
             they are not cached; None for random ones. What batch normalization had learned of other
             images is lost with it.
         options: further arguments of the network.

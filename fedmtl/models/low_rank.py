@@ -11,7 +11,7 @@ among them. Noise that is added to both A and B is multiplied in their product; 
 "Improving LoRA in Privacy-preserving Federated Learning" (FFA-LoRA), ICLR 2024, therefore train
 only B and leave A at its random start: ``trainable=("*.lora_B",)``.
 
-Where K clients have adapters of their own, their layer is one product with the shared W and two
+If K clients have adapters of their own, their layer is one product with the shared W and two
 batched products with the rows of A and B; no (K, o, i) weight is ever made.
 """
 

@@ -30,7 +30,7 @@ class PrivacyAccountant:
         budget: epsilon that ends the run, or None.
         caps: (n,) int64, the most participations of each client, if these are counted, and
             charged if there is a ledger; None: everybody is charged for every step.
-        ledger: where charges are kept, or None if nothing is charged.
+        ledger: the record of the charges, or None if nothing is charged.
         replicates: R.
 
     Attributes:

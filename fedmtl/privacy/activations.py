@@ -34,7 +34,7 @@ class Window:
     Attributes:
         receipt: of the charge. Its clients are -1 also for a client without records, or at its cap
             if it is silent there.
-        answering: (S, R) bool, where it is a client.
+        answering: (S, R) bool, True if it is a client.
         groups: of each activation, the clients that release something in ascending order, with the
             replicates of each, int64 (k,).
         divisors: (S, R, 1) what sums are divided by.

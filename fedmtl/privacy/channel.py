@@ -6,7 +6,7 @@ activations, begins with its charge in the ledger, in secure mode on the disk (`
 before any data is read), and every release is clip, sum by segment (the cohort, or a client), noise
 of the sum's sensitivity, division by a public constant.
 
-R replicates of a run, each with its own noise (and its own clients, where these act one at a time),
+R replicates of a run, each with its own noise (and its own clients, if these act one at a time),
 are computed at once; they are simulations, and an epsilon is that of one of them.
 """
 
@@ -41,7 +41,7 @@ class Channel(ABC):
         replicates: R, the replicates that are released at once.
         ledger_name: of the ledger, for the report.
         notes: what else no epsilon covers.
-        records: what clients release of their own records, where the unit is one record; else None.
+        records: what clients release of their own records, if the unit is one record; else None.
 
     Example:
         >>> from fedmtl import ClientPrivacy, FullParticipation

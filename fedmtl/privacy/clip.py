@@ -7,8 +7,8 @@ division of the clients over stacks, devices and processes.
 
 Sensitivity. Write t(v) for the truncated vector: abs(t(v)_j) <= abs(v_j) for every coordinate j, so
 ||t(v)|| <= ||v|| <= C in the L1 and in the L2 norm, C being the bound of the clip. As the sum is
-exact, neighbours that differ in one row v move it by t(v) itself where the row is added, removed or
-replaced by zero, so by at most C; and by t(v) - t(v') where another row replaces it, by at most
+exact, neighbours that differ in one row v move it by t(v) itself if the row is added, removed or
+replaced by zero, so by at most C; and by t(v) - t(v') if another row replaces it, by at most
 ||t(v)|| + ||t(v')|| <= 2 C. Both are what the clip gives without truncation, and there is no
 further term. (Rounding to the nearest multiple would have one: it can make a row longer than C.)
 """

@@ -47,7 +47,7 @@ class PrivacyCost:
         sums: noised sums of one use: the local steps of one participation.
         weights: of the uses, with mean 1: use t has the multiplier z / w_t. None: all are alike.
         most: the largest number of uses; None without a limit. With weights it is their number.
-        bands: rounds whose noise one use meets, where it is correlated over rounds; 1 elsewhere.
+        bands: rounds whose noise one use meets, if it is correlated over rounds; 1 otherwise.
         cells: of the grid in a standard deviation of the noise on a sum, or less, in secure mode.
 
     Raises:

@@ -73,7 +73,7 @@ class PrivacyCosts:
     Attributes:
         kinds: distinct costs.
         multipliers: z of each kind, at a weight of 1; 0 is no noise.
-        kind: int64 (P, m), the kind of every account; P is 1, or R where repetitions have settings
+        kind: int64 (P, m), the kind of every account; P is 1, or R if repetitions have settings
             of their own.
         refuted: why the published accounting, which the events are, does not hold; epsilon is then
             infinite.
@@ -167,8 +167,8 @@ class PrivacyCosts:
 
     @cached_property
     def _weights(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the weights of all kinds one after another, and where each kind's begin: -1 where
-        it has none."""
+        """Returns the weights of all kinds one after another, and the first place of each kind:
+        -1 if it has none."""
         start = np.full(len(self.kinds), -1)
         weights = [1.0]
         for k, cost in enumerate(self.kinds):

@@ -68,7 +68,7 @@ class GradientPlan:
         ids: of the n clients.
         counts: (n,) whole numbers, n_i: the public numbers of records.
         dimension: D, length of a gradient.
-        caps: (n,) whole numbers, the most activations of each client; None in rounds, where the
+        caps: (n,) whole numbers, the most activations of each client; None in rounds, of which the
             schedule sets the most participations.
         keys: int64 (n,), address of each client's random numbers; None: its position.
         x: (n_i, D) rows of each client's records, of which gradients are multiples; None if they
@@ -319,7 +319,7 @@ def record_costs(
             it if the rest differs.
 
     Returns:
-        The costs of all clients, and int64 (n,) the most uses of each: fewer than ``caps`` where a
+        The costs of all clients, and int64 (n,) the most uses of each: fewer than ``caps`` if a
         fixed noise multiplier and a budget are given.
 
     Raises:

@@ -56,8 +56,8 @@ class Ledger:
             for each step.
         resume: continue the ledger at ``path`` (or begin one, if there is none yet).
         single: the file must not be used by two processes: file locks and the head file are needed,
-            and every line is on the disk when it is written; None: where replays are not free.
-            Otherwise the lock is taken where the system has one.
+            and every line is on the disk when it is written; None: if replays are not free.
+            Otherwise the lock is taken if the system has one.
 
     Attributes:
         header: see above.

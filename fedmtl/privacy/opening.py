@@ -68,7 +68,7 @@ def open_channel(
             give; of the same kind. Not for replicates.
         fingerprint: identifies data, configuration and execution; a seeded resume needs the same
             one.
-        ledger_path: JSON-lines file, or None to keep charges in memory. Nothing is written where
+        ledger_path: JSON-lines file, or None to keep charges in memory. Nothing is written if
             nothing is charged.
         resume: continue the ledger at ``ledger_path``; its noise multiplier is used as it stands.
         notes: what the data's own preparation leaves outside of every epsilon; for the report.

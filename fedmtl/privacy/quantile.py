@@ -102,7 +102,7 @@ def count_sensitivity(relation: Relation) -> float:
 
 
 def count_rows(norms: Tensor, norm: float) -> Tensor:
-    """Returns ``b_k - 1/2`` with ``b_k = 1`` where the norm is at most C: what a client adds to the
+    """Returns ``b_k - 1/2`` with ``b_k = 1`` if the norm is at most C: what a client adds to the
     count.
 
     Args:

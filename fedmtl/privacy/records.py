@@ -3,8 +3,8 @@
 Gradients of a client's records are multiples of its rows, of which the factors are enough, or any
 tensors. A sum is over all records of its client, or over a secret Poisson subset of them. The
 client and the number of its sums so far address the subset and the noise, whoever else takes part.
-That holds in rounds, where clients make the local steps of DP-SGD (:mod:`.dp_sgd`), and where
-they act one at a time (:class:`~fedmtl.privacy.Activations`).
+That holds for clients that make the local steps of DP-SGD in rounds (:mod:`.dp_sgd`), and for
+those that act one at a time (:class:`~fedmtl.privacy.Activations`).
 """
 
 from __future__ import annotations

@@ -149,7 +149,8 @@ class Release(ReleasePlan):
 
     Attributes:
         sampling: who takes part.
-        clip: bound C on one client's row; None without privacy, and where rows are post-processing.
+        clip: bound C on one client's row; None without privacy, and for
+            rows that are post-processing.
         noise: law of the noise, or None for clipping only.
         bands: how the noise is correlated over rounds, or None if it is independent.
 

@@ -46,7 +46,7 @@ class PrivacyReport:
     Attributes:
         unit, relation, observer: what is protected, how neighbours differ, from whom.
         epsilon, delta: spent so far; epsilon is infinite without noise and 0 when nothing was
-            released. Where every client has an account of its own, epsilon is the largest.
+            released. If every client has an account of its own, epsilon is the largest.
         claimed: the figure of a published accounting that does not hold; None elsewhere.
         refuted: why it does not hold (epsilon is then infinite), or None.
         by_client: smallest, median and largest epsilon of the clients' own accounts, or None.
@@ -62,7 +62,7 @@ class PrivacyReport:
             None.
         releases: number of releases charged; ``names`` of the vectors.
         accountant, source, numerics: how the figure and the noise were computed.
-        ledger: where the charges are kept.
+        ledger: the file of the charges.
         run: identity of the run, the hash of its ledger's first line; None if no file is kept.
         ledger_lines, ledger_head: number of lines of the ledger and hash of the last one, when the
             run ended.
@@ -73,8 +73,8 @@ class PrivacyReport:
             ``shape`` (``"inf"`` for Poisson) of the law of the number of repetitions, the ``score``
             that was compared, in words, and the standard deviation of its noise, ``score_noise``;
             None elsewhere.
-        elsewhere: who keeps the accounts, where this is the report of a server that keeps none;
-            None elsewhere.
+        elsewhere: the keeper of the accounts, if this is the report of a server that keeps
+            none; else None.
         outside: what the epsilon does not cover.
 
     Example:

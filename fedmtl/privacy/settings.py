@@ -106,8 +106,8 @@ class ClientPrivacy(_Budgeted):
             stands beside it.
         bands: rounds over which Gaussian noise is correlated, so that much of it cancels in the sum
             of the releases (see :mod:`.noise.banded`); ``"auto"`` for as many as the schedule
-            allows, None for independent noise. Only with :class:`CyclicCohorts`, where a client is
-            known to stay away between its turns, and at most that long.
+            allows, None for independent noise. Only with :class:`CyclicCohorts`, and at most
+            as many as there are rounds from one turn of a client to the next.
         source: ``"seeded"`` (reproducible simulation) or ``"secure"`` (operating system entropy).
 
     Raises:

@@ -30,7 +30,7 @@ _LONGEST_PARAMETER = 500
 class Callback:
     """Hooks around the loop of a run; every method does nothing unless it is overridden.
 
-    A callback must not write private numbers where observers can see them.
+    A callback must not write private numbers to places that observers can see.
 
     Example:
         >>> from fedmtl import Callback, FullParticipation, Local

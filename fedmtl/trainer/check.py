@@ -121,7 +121,7 @@ def check(
 
 def unscaled(data: FederatedDataset) -> str:
     """Returns a warning of features or real targets far outside of [-1, 1], for which automatic
-    settings are made; empty where the first records have none."""
+    settings are made; empty if the first records have none."""
     if not isinstance(data.train.x, Tensor):
         return ""
     x, y = data.gather("train", torch.arange(min(int(data.train.counts.sum()), _LOOKED_AT)))

@@ -2,7 +2,7 @@
 
 The score is that of :func:`~fedmtl.trainer.metrics.main_metric`: accuracy for classes, the mean
 squared error for real targets, recall at 5 for more than 5 labels an example. A client without test
-examples, or without a label in any where the score is recall, has no score. Losses and scores are
+examples, or without a label in any if the score is recall, has no score. Losses and scores are
 sums over examples that are never all in memory; other metrics (:mod:`fedmtl.trainer.metrics`) see
 all outputs of one client.
 """

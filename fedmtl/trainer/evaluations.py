@@ -24,8 +24,8 @@ _WRITE_SECONDS = 1.0  # between two writes of metrics.csv
 
 
 class Evaluations:
-    """The evaluations of a run. The clock starts with the first one made, and goes on where an
-    interrupted run left it.
+    """The evaluations of a run. The clock starts with the first one, and continues that of an
+    interrupted run.
 
     Args:
         plan: of the run.

@@ -47,7 +47,7 @@ class RunFolder:
     ``private/parts.safetensors`` has the :attr:`~fedmtl.Result.parts` of the methods that have
     some. Of a table, ``columns.json`` says how raw rows become inputs of the models and outputs
     predictions, and how the network is built. It is in ``public/`` if names and categories of its
-    columns were settings of the run, and in ``private/`` if some were read off the table. Where the
+    columns were settings of the run, and in ``private/`` if some were read off the table. If the
     algorithm bounds features, the metadata have ``bound``, such as
     ``{"bound": 1.0, "norm": "l2"}``, and a model predicts on records that
     :class:`fedmtl.data.RowBound` has scaled down to it (:class:`fedmtl.models.BoundedInputs` does

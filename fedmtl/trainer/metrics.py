@@ -1,7 +1,7 @@
 """Metrics of a client's test rows: by name, or a function of the caller's own.
 
 A metric is a function of the outputs (N, ...) and the targets (N, ...) of one client, in this one
-place; a run's number is the mean over clients. Where it is not defined for a client (AUC of a
+place; a run's number is the mean over clients. If it is not defined for a client (AUC of a
 single class) it is NaN, and the client is left out of the mean.
 
 The normalized mean squared error (nMSE) is the mean squared error over the variance of the targets
@@ -70,7 +70,7 @@ class Metric:
         """Returns the relative difference up to which two values are equal.
 
         One model has values that differ in their rounding, by the way in which it was computed.
-        Where more is better a metric of the registry is a ratio of whole numbers, rounded in
+        If more is better, a metric of the registry is a ratio of whole numbers, rounded in
         float64: sums of thousands of such numbers agree to 2^-40, and two different ones of n
         examples differ by more than 1 / n^2. Others follow the outputs, which are computed in
         ``dtype`` with the relative error eps: a squared residual that is sqrt(eps) times as large

@@ -72,8 +72,8 @@ def simulate(trainer: Trainer) -> Iterator[Step]:
     It is the loop of :meth:`fedmtl.Trainer.fit`, with the same cohorts, noise and models to the
     bit, in this process. All else is left to the caller, whatever the settings say: evaluation,
     callbacks and the progress bar, warnings, checkpoints, an end because of ``early_stopping`` or
-    of training that diverges, finetuning and baselines. Activations come in blocks that end where
-    ``eval_every`` and ``checkpoint_every`` say.
+    of training that diverges, finetuning and baselines. Activations come in blocks that end at
+    every evaluation and checkpoint.
 
     A caller may leave the loop early. If the step at which it leaves is fixed beforehand, or
     follows from ``epsilon`` alone, the epsilon of that step is spent. If it follows from the

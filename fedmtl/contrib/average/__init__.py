@@ -19,12 +19,12 @@ choice: no model has to win, and no record is withheld from the run or from the 
 *The prior.* The released model errs by what clients differ, and by its noise, the square of which
 is in proportion to nu^2, see :func:`~fedmtl.algorithms.noise_level.noise_of`. A model of n records
 and p parameters errs by its estimation, in proportion to p / n while n > p, and by what it
-estimates where n is smaller. Without noise the prior odds of ``local`` are 1 / 2 for real targets
+estimates if n is smaller. Without noise the prior odds of ``local`` are 1 / 2 for real targets
 and 1 / 9 for classes; they rise by the ratio of the two errors:
 
     prior of local / prior of all others  =  odds * (1 + (nu_i / 4)^2 max(n / p, 1))
 
-So the noise of the released model takes weight from it, and less where a client has few records, of
+So the noise of the released model takes weight from it, and less if a client has few records, of
 which its own models err as well. nu is in units of the public range of the target. A client whose
 targets are spread less than those ranges usually allow feels more of the noise: for real targets
 nu_i = nu max(1, .3 / s_i), with s_i the error of the client's own mean, left out one at a time. A
@@ -33,7 +33,7 @@ mean without it; there s_i is at most the error of the released model.
 
 *Linear models, squared loss: in closed form.* Let z_i = (x_i - mean of x) / s be the client's
 standardized features, with s_j^2 = (n var_j + 10 * .4^2) / (n + 10), and r_i = y_i - (prediction of
-the base), where the base is zero (``local``) or the shared model. A model adds an intercept a and
+the base), with a base of zero (``local``) or the shared model. A model adds an intercept a and
 slopes v to its base:
 
     min over a, v of  sum_i (r_i - a - v . z_i)^2 + kappa a^2 + lambda ||v||^2

@@ -77,7 +77,7 @@ def read_celeba(settings: CelebASettings) -> FederatedDataset:
 
     Images are decoded and resized once, into a file that is memory-mapped from then on
     (:func:`~fedmtl.data.readers.images.cached_images`). The dataset's domain states the bounds of
-    the pixels. Its notes say where a list is not the original one.
+    the pixels. Its notes say if a list is not the original one.
 
     Args:
         settings: the fields of :class:`~fedmtl.data.CelebASettings`, each an argument of its own:

@@ -40,7 +40,7 @@ def codes(values: np.ndarray, categories: Sequence[str], decimal: str = ".") -> 
 
 
 def check_texts(option: str, texts: Sequence[str]) -> list[str]:
-    """Returns distinct texts as a list; raise :class:`ConfigError` where they are not, or have no
+    """Returns distinct texts as a list; raise :class:`ConfigError` if they are not, or have no
     order."""
     listed = texts
     # of NumPy or pandas; its values become those of Python

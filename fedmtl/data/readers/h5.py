@@ -45,7 +45,7 @@ def read_h5(
         files: one, HDF5 with a group ``examples``, in it a group for each client, in it a dataset
             for each field.
         fields: the fields that every client must have.
-        store: is given a client's fields and where they stand, for messages.
+        store: is given a client's fields and their place, for messages.
 
     Raises:
         DataError: several files, h5py is not installed, the file is not HDF5, a group or a field is

@@ -57,7 +57,7 @@ class ImagesSettings:
         target: the column with its label.
         labels: the labels in order of their class number. None takes those that occur, in order of
             their text, which a run with noise refuses.
-        partition: deals the images to clients, such as :class:`~fedmtl.data.Dirichlet`, where
+        partition: deals the images to clients, such as :class:`~fedmtl.data.Dirichlet`, if
             neither folders nor a column name these.
         clients: number of clients, drawn at random from the others; None takes all.
         min_examples: clients with fewer images are left out.
@@ -274,7 +274,7 @@ def cached_images(
         root: the folder of the images.
         images: their paths in it, at least 1.
         size: (height, width) of all images in the array.
-        folder: where the file goes; made if it is missing.
+        folder: the folder of the file; made if it is missing.
         name: the first part of the file's name.
 
     Returns:
@@ -330,8 +330,8 @@ def _decode_all(
 
 
 def with_progress(items: Iterable[Item], text: str, total: int | None = None) -> Iterable[Item]:
-    """Returns ``items``; where standard error is a terminal, a progress bar is there while they are
-    read, if rich is installed."""
+    """Returns ``items``; with a progress bar if standard error is a terminal and rich is
+    installed."""
     if not sys.stderr.isatty() or not installed("rich"):
         return items
     place = terminal.Console(stderr=True)

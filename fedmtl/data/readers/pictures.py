@@ -1,4 +1,4 @@
-"""Pixels of image files: scaled by the type of their numbers, upright, on white where they are
+"""Pixels of image files: scaled by the type of their numbers, upright, on white if they are
 transparent."""
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def decode(
         mode: ``"RGB"``, or ``"L"`` for grey.
 
     Returns:
-        uint8 (channels, height, width), or uint16 where a pixel has more than 8 bits
+        uint8 (channels, height, width), or uint16 if a pixel has more than 8 bits
         (:func:`is_deep`).
 
     Raises:

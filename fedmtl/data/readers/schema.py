@@ -35,7 +35,7 @@ class TableSchema:
             classes - 1.
         target_range: range of a real target, which is stored mapped to [-1, 1]; None for targets as
             they are.
-        target_scale: ``"log"`` where the logarithm of that range is what is mapped.
+        target_scale: ``"log"`` if the logarithm of that range is what is mapped.
         client: the column that names the client of a row; None without one.
         integers: True if features are whole numbers, for models of tokens.
         form: how the text of a file of such rows is written; None of a table of another kind.

@@ -67,7 +67,7 @@ class Summary:
         dates: the values are dates; their bounds are then whole years.
         missing: the number of missing values.
         distinct: the numbers are whole, and no two of them are alike.
-        coded: the numbers are whole, and 3 to 12 of them are distinct, as where they stand for
+        coded: the numbers are whole, and 3 to 12 of them are distinct, as if they stood for
             categories.
         skewed: all numbers are above 0, many are distinct, and their mean is far above their
             median.

@@ -1,5 +1,5 @@
 """The format of a file of text: its separator, decimals, encoding and comments, and the guess of
-another separator where the given one does not fit."""
+another separator if the given one does not fit."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def library_epsilon(
 
     Returns:
         Epsilon, up to :data:`TOLERANCE`; infinite if something is released without noise. None
-        where the library does not have a law of the composition, or ``near`` is above 600. Where a
+        if the library does not have a law of the composition, or ``near`` is above 600. If a
         grid as fine as ``near`` asks for would take very long, a lower bound on epsilon by a
         coarser one if it is above ``near``, and None else.
     """

@@ -45,7 +45,7 @@ class LossLaw:
 
 
 class LossPair(NamedTuple):
-    """The laws for a unit removed (P has it) and added (Q has it); the same object where they are
+    """The laws for a unit removed (P has it) and added (Q has it); the same object if they are
     equal."""
 
     remove: LossLaw

@@ -1,1 +1,1 @@
-"""Laws of noise, where their random numbers come from, and the public grid of released values."""
+"""Laws of noise, the sources of their random numbers, and the public grid of released values."""

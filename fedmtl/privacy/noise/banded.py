@@ -36,7 +36,7 @@ w_{t-j} / c_0, are rounded to it as one sum, and so is x_t. The means of y_t the
 widths more, in units of s / c_0: as c_0 (c_0 + ... + c_{b-1}) <= b, the margin of the clip covers
 it for a grid of a clip norm 2 b times smaller.
 
-The last b - 1 vectors w stay in memory and nowhere else. A seeded run draws them anew where it is
+The last b - 1 vectors w stay in memory and nowhere else. A seeded run draws them anew if it is
 resumed. In secure mode w begins anew with every session, since rounds that an earlier session
 released, and this one releases again, would otherwise meet a band twice: the matrix of all sessions
 is then block diagonal, with columns as short as before.
@@ -109,7 +109,7 @@ class CorrelatedNoise:
         self._next: tuple[int, int] | None = None  # step and process
 
     def at(self, step: int) -> tuple[Tensor, float | None]:
-        """Returns w of ``step``, (D,) float64, and the width of its grid. Where it does not follow
+        """Returns w of ``step``, (D,) float64, and the width of its grid. If it does not follow
         the last one that was asked for, repeatable noise is that of a run from step 0, and other
         noise begins anew; so in a process that was forked."""
         # A forked process has the memory of its parent: both would release the same past noise.

@@ -44,7 +44,7 @@ in the client's own releases. So the account of a client counts the numbers of i
 
 How it is drawn: by rejection from blocks of 2**b integers under a staircase (after Algorithm 3 of
 the paper, with a staircase in place of the discrete Laplace law, and one comparison in place of
-Algorithm 1). A trial is accepted where a uniform number, whose bits are drawn as they are needed,
+Algorithm 1). A trial is accepted if a uniform number, whose bits are drawn as they are needed,
 is below a probability. Doubles with a margin of 2**-40 decide nearly all trials; the others are
 decided by whole numbers of any length. How many trials there are, and so the time, depends on the
 noise: an observer who can time single releases to a microsecond may learn a little of it.
@@ -104,7 +104,7 @@ def discrete_gaussian(
     Args:
         words: count -> (count,) uint64 fresh random words.
         size: how many, at least 1.
-        deviation: s, above 0 and below 2**47, of any size (2**40 and more where it is accounted
+        deviation: s, above 0 and below 2**47, of any size (2**40 and more if it is accounted
             for).
         margin: relative error of doubles; whatever it is, the numbers made of the same words are
             the same.
@@ -128,7 +128,7 @@ class _Stairs:
     """A staircase above exp(-x^2 / (2 s^2)), x >= 0: block j, the 2**b integers from j 2**b on, has
     ``slots[j]`` of 2**16 chances, and the height ``slots[j] * unit``. The last entry is the tail
     from there on: block ``last + i`` of it has the part 2**-(i + 1) of its chances, and of its
-    height. That is above the curve where the tail begins far enough out, last 4**b >= log(2) s^2:
+    height. That is above the curve if the tail begins far enough out, last 4**b >= log(2) s^2:
     from a block to the next the curve falls to a half at least.
 
     Attributes:

@@ -159,7 +159,7 @@ def client_noise(
 
     Args:
         law: as for :func:`release_noise`.
-        sources: of each of R repetitions; only one where it is secure.
+        sources: of each of R repetitions; only one if it is secure.
         purpose: name of the release, which addresses seeded noise.
         steps: int64 (S, R), numbers of the sums, which address seeded noise.
         keys: int64 (S, R), keys of the clients, which address seeded noise.
@@ -189,7 +189,7 @@ def client_noise(
 
 
 def noised(total: Numbers, noise: Numbers, width: float | Tensor | None = None) -> Numbers:
-    """Returns a private sum with its noise: the one place where noise is added.
+    """Returns a private sum with its noise: the one place in which noise is added.
 
     The sum of two whole numbers in float64 is a function of their exact sum, even beyond 2**53.
 

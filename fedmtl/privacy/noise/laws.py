@@ -95,7 +95,7 @@ class NoiseLaw(Checked, ABC):
         """Draws the noise of one release at sensitivity 1.
 
         Args:
-            source: of the random bits.
+            source: the source of the random bits.
             purpose: name of the release, which addresses seeded bits.
             step: number of the step, which addresses seeded bits.
             size: number of coordinates.
@@ -111,9 +111,9 @@ class NoiseLaw(Checked, ABC):
         """Returns noise of several clients at once, at sensitivity 1.
 
         Args:
-            source: where the bits come from.
+            source: the source of the random bits.
             purpose: name of the release.
-            step: number of the step; (k,) int64 where every row has one of its own.
+            step: number of the step; (k,) int64 if every row has one of its own.
             keys: (k,) int64 keys of the clients; with a seeded source row i is a function of (seed,
                 purpose, step, keys[i]) whatever else is drawn, with a secure one only k matters.
             size: length of one client's noise.
@@ -160,7 +160,7 @@ class NoiseLaw(Checked, ABC):
         of the rounded noise smoother than the doubles it comes from.
 
         Args:
-            source: of the random bits.
+            source: the source of the random bits.
             purpose: name of the release, which addresses seeded bits.
             step: number of the step, which addresses seeded bits.
             shape: (size,) of one vector, or (k, size) of several, each with the law of one.

@@ -55,7 +55,7 @@ class NoiseSource(Protocol):
 
         Args:
             purpose: name of the release.
-            step: number of the step; (k,) int64 where every row has one of its own.
+            step: number of the step; (k,) int64 if every row has one of its own.
             size: numbers a row.
             keys: (k,) int64 keys of clients, one row each, or None for a single release.
 
@@ -226,7 +226,7 @@ def signs_and_tails(first: np.ndarray, more: More | None = None) -> tuple[np.nda
 
     The lowest bit of a word is the sign. With ``more``, a tail is ``(a + (b + 1/2) 2**-64) 2**-64``
     with a of 63 bits from ``first`` and b of 64 from ``more``, rounded. b is drawn for one number
-    in 1,024, where a is below 2**53. Elsewhere rounding leaves out bits of a, and of b it matters
+    in 1,024, if a is below 2**53. Elsewhere rounding leaves out bits of a, and of b it matters
     only that it adds something to them: from 2**54 on a lowest bit 1 does the same. Without
     ``more`` that bit stands for b everywhere, and the least tail is 2**-64.
     """
