@@ -289,42 +289,35 @@ class Cohort:
         return self._trained(run), moved
 
     def _trained(self, run: LocalTraining) -> Tensor:
-        """Returns the models after local training, (k, D)."""
-        models = self.initial.new_empty(len(self.ids), self.problem.dimension)
-        for place, trained in self._train(run):
-            models.index_copy_(0, place.to(models.device), trained)
-        return models
+        """Trains the clients, and counts those whose models are not finite.
 
-    def _train(self, run: LocalTraining) -> Trained:
-        """Trains the clients and yields places among them with their models, as they finish.
-
-        The model of a client without a local step is its start.
+        Returns:
+            The models after local training, (k, D); that of a client without a local step is its
+            start.
         """
-        tally = self.problem.tally
+        problem = self.problem
+        if problem.protects_records:
+            finished = self._train_on_records(run)
+        else:
+            finished = train_on_batches(
+                run, problem.executor, self.ids, seed=problem.seed, members=self.members
+            )
+        tally = problem.tally
         if self.round == AFTER:
             tally = None  # personal models are no local trainings of a round
-        train = self._train_on_batches
-        if self.problem.protects_records:
-            train = self._train_on_records
-        diverged = 0
-        for place, models in train(run):
+        initial = problem.initial
+        models = initial.new_empty(len(self.ids), len(initial))
+        for place, trained in finished:
+            models.index_copy_(0, place.to(models.device), trained)
             if tally is not None:
-                diverged += not_finite(models)
-            yield place, models
+                tally.diverged += not_finite(trained)
         if tally is None:
-            return
+            return models
         tally.trained += len(self.ids)
-        tally.diverged += diverged
-        if run.mixture is not None and not self.problem.protects_records:
+        if run.mixture is not None and not problem.protects_records:
             tally.trained += len(self.ids)
             tally.diverged += not_finite(run.mixture.models)
-
-    def _train_on_batches(self, run: LocalTraining) -> Trained:
-        """Trains on batches, by local SGD."""
-        problem = self.problem
-        return train_on_batches(
-            run, problem.executor, self.ids, seed=problem.seed, members=self.members
-        )
+        return models
 
     def _train_on_records(self, run: LocalTraining) -> Trained:
         """Trains by DP-SGD on the local steps that are charged."""

@@ -139,7 +139,7 @@ class Problem:
         Returns:
             The clients of every piece, int64.
         """
-        row = max(1, self.dimension * self.initial.element_size())  # bytes of a model
+        row = max(1, self.initial.nbytes)  # of a model
         size = max(1, _PIECE_BYTES // row)
         if len(clients) <= size:
             return [clients]

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from ..errors import ConfigError
 from ..privacy import Rounds
+from ..privacy.clip import RowTotal
 from ..privacy.mechanism import Message
 from ..schedules import Block
 from .base import Algorithm, Public, State
 from .cohort import Cohort, Own
-from .messages import Messages
 from .problem import Problem
 from .returned import checked_models, checked_own, checked_public, checked_update, unchanged
 from .starts import one_start_needed, starts, weighted
@@ -51,6 +51,83 @@ class Released:
     noise_std: Mapping[str, Tensor]
     step: int = 0
     bounds: Mapping[str, float] = field(default_factory=dict)
+
+
+class Messages:
+    """Collects the rows that the clients of a round send, by release.
+
+    Long rows are clipped and added to a sum piece by piece, so that a round of many clients and a
+    large model is never in memory as a whole. The sum is exact and has the bits of the rows' sum.
+
+    Args:
+        channel: of the round; it makes the sums.
+    """
+
+    def __init__(self, channel: Rounds) -> None:
+        self._channel = channel
+        self._clients: list[Tensor] = []
+        self._collected: dict[str, RowTotal | list[Tensor]] = {}
+
+    def add(self, clients: Tensor, rows: Mapping[str, Tensor]) -> None:
+        """Adds the messages of one piece.
+
+        Args:
+            clients: int64 (k,), positions of the clients in the data.
+            rows: their rows, (k, D) or (R, k, D), by release.
+        """
+        self._clients.append(clients)
+        for name, part in rows.items():
+            if name not in self._collected:
+                self._collected[name] = []
+                total = None
+                # sums are exact on the CPU alone
+                if part.device.type == "cpu":
+                    total = self._channel.total(name)
+                # None for short rows, and for releases that need the rows themselves
+                if total is not None:
+                    self._collected[name] = total
+            collected = self._collected[name]
+            if isinstance(collected, RowTotal):
+                collected.add(clients, part)
+            else:
+                collected.append(part)
+
+    def by_release(self, clients: Tensor) -> dict[str, Message]:
+        """Returns the rows of all clients, or their sum, by release.
+
+        Rows are handed over, so that they are in memory once: call it once.
+
+        Args:
+            clients: int64 (k,), of all pieces, ascending: the order of the rows.
+        """
+        places = [torch.searchsorted(clients, piece) for piece in self._clients]
+        messages: dict[str, Message] = {}
+        for name, collected in self._collected.items():
+            if isinstance(collected, RowTotal):
+                messages[name] = collected
+            else:
+                messages[name] = _joined(collected, places)
+        return messages
+
+
+def _joined(parts: list[Tensor], places: list[Tensor]) -> Tensor:
+    """Joins the rows (..., k, D) of pieces, each at its places; they are taken out of the list, so
+    that none is in memory twice."""
+    count = sum(len(place) for place in places)
+    # a piece has its clients in the order of its stacks
+    if len(parts) == 1 and torch.equal(places[0], torch.arange(count)):
+        return parts.pop()
+    first = parts[0]
+    dtype = first.dtype
+    # clients that start from earlier models may have rows of another precision
+    for part in parts:
+        dtype = torch.promote_types(dtype, part.dtype)
+    whole = first.new_empty(*first.shape[:-2], count, first.shape[-1], dtype=dtype)
+    del first, part
+    for place in places:
+        part = parts.pop(0)
+        whole[..., place.to(part.device), :] = part.to(dtype)
+    return whole
 
 
 _RENAMED = {
@@ -192,8 +269,6 @@ class RoundAlgorithm(Algorithm):
         store = state.private
         ascending = block.ascending()  # as the store's rows
         asked = ascending.asked
-        if asked is not None:
-            self.check_starts()
         mine = Cohort(
             problem=problem,
             ids=ascending.cohort[problem.own(ascending.cohort)],
@@ -203,10 +278,15 @@ class RoundAlgorithm(Algorithm):
             local=channel.local,
             members=block.cohort,
         )
-        # each client from the public state of the moment at which it was asked
+        cohorts = [mine]
+        if asked is not None:
+            # each client from the public state of the moment at which it was asked
+            self.check_starts()
+            known = {**state.earlier, block.first: state.public}
+            cohorts = starts(mine, ascending, known, self.own_starts)
+            state.earlier = {version: known[version] for version in sorted(asked.kept)}
         messages = Messages(channel)
-        known = {**state.earlier, block.first: state.public}
-        for start in starts(mine, ascending, known, self.own_starts):
+        for start in cohorts:
             for ids, c in self._pieces(start, store):
                 rows, own = self._updated(c)
                 store.scatter_all(ids, own)
@@ -218,8 +298,6 @@ class RoundAlgorithm(Algorithm):
         # private up to here; what the server computes is made of releases
         sent = messages.by_release(mine.ids)
         state.public = self.conclude(problem, state.public, sent, ascending, channel)
-        if asked is not None:
-            state.earlier = {version: known[version] for version in sorted(asked.kept)}
         # clients of a method that needs the new public state in the same round
         if type(self).receive is not RoundAlgorithm.receive:
             for ids, c in self._pieces(replace(mine, public=state.public), store):

@@ -60,7 +60,7 @@ class Block:
     @property
     def step(self) -> int:
         """Returns the number of the last step."""
-        return self.first + len(self) - 1
+        return self.first + self.clients.shape[1] - 1
 
     @property
     def replicates(self) -> int:
@@ -81,7 +81,7 @@ class Block:
         # in the activations of a block a client may act several times
         clients = self.clients[0].reshape(-1)
         clients = clients[clients >= 0]
-        if len(self) == 1:
+        if self.clients.shape[1] == 1:
             return clients
         return clients.unique()
 

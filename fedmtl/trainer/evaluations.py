@@ -117,7 +117,7 @@ class Evaluations:
     def warn_first(self, step: int) -> None:
         """Warns of the first diverged local trainings at once: the next evaluation may be far."""
         tally = self._plan.problem.tally
-        if tally is not None and not self._warned:
+        if tally is not None and tally.diverged and not self._warned:
             self._warn(step, tally)
 
     def _warn(self, step: int, tally: Tally) -> None:

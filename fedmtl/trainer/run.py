@@ -16,14 +16,13 @@ from ..schedules import BoundBuffered
 from .callbacks import Callback, ProgressBar
 from .checkpoint import Checkpoint
 from .conclusion import conclude, informed, with_finetuned
-from .engine import Engine
+from .engine import Engine, training_steps
 from .evaluations import Evaluations
 from .interruption import held_interruption
 from .outcome import write_run
 from .result import Result
 from .run_plan import RunPlan
 from .saving import Checkpoints, restore
-from .steps import training_steps
 
 logger = logging.getLogger("fedmtl")
 # A run without noise has failed if this share of the local trainings of its first rounds diverged;
@@ -250,6 +249,7 @@ def _advance(
         <fedmtl.Result>`.
     """
     plan = begun.plan
+    ranks = plan.ranks
     evaluations = begun.evaluations
     checkpoints = begun.checkpoints
     # A run that was resumed after its end: it has nothing more to do.
@@ -266,10 +266,12 @@ def _advance(
                 evaluations.evaluate(state, step)
             stopped = ends(begun, step)
             # Clocks and signals differ between ranks, so rank 0 decides for all of them.
-            halt, age = plan.ranks.share(lambda: (interrupted(), checkpoints.age))
+            halt, due = ranks.share(
+                lambda: (interrupted(), checkpoints.is_due(step))  # noqa: B023 - called at once
+            )
             if stopped or halt:
                 break
-            if checkpoints.is_due(step, age):
+            if due:
                 checkpoints.save(state, step)
     except BudgetExhausted as spent:
         logger.info("%s", spent)

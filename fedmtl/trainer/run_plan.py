@@ -41,6 +41,7 @@ class RunPlan:
         facts: fields of the :class:`~fedmtl.Result` that no step of the run changes.
         fingerprint: digests of all that the releases depend on.
         stop: number of steps after which the run ends.
+        every: number of steps between evaluations.
     """
 
     settings: Trainer
@@ -51,6 +52,7 @@ class RunPlan:
     facts: Mapping[str, Any]
     fingerprint: str
     stop: int
+    every: int
 
     @property
     def algorithm(self) -> Algorithm:
@@ -73,11 +75,6 @@ class RunPlan:
         if self.folder is None:
             return None
         return self.folder.ledger
-
-    @property
-    def every(self) -> int:
-        """Returns the number of steps between evaluations."""
-        return self.settings.eval_every or max(1, self.stop // 20)
 
     @property
     def step_name(self) -> str:
@@ -135,6 +132,9 @@ def prepare(
         "chosen": chosen_settings(asked, algorithm),
         "terms": terms_of(settings),
     }
+    last = problem.rounds
+    if stop is not None:
+        last = min(stop, last)
     return RunPlan(
         settings=settings,
         problem=problem,
@@ -143,7 +143,8 @@ def prepare(
         validation=validation,
         facts=facts,
         fingerprint=fingerprint(problem, settings, coins),
-        stop=problem.rounds if stop is None else min(stop, problem.rounds),
+        stop=last,
+        every=settings.eval_every or max(1, last // 20),
     )
 
 

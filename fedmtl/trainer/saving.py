@@ -35,23 +35,19 @@ class Checkpoints:
         self._evaluations = evaluations
         self._saved = time.monotonic()
 
-    @property
-    def age(self) -> float:
-        """Returns the seconds since the last checkpoint."""
-        return time.monotonic() - self._saved
-
-    def is_due(self, step: int, age: float) -> bool:
+    def is_due(self, step: int) -> bool:
         """Returns True if a checkpoint is due: by the settings, or after some seconds.
+
+        Clocks differ between ranks, so that the answer of rank 0 counts.
 
         Args:
             step: number of steps done.
-            age: seconds since the last one.
         """
         every = self._plan.settings.checkpoint_every
         # A number of steps is kept to whatever time they take, so that runs can be compared.
         if every:
             return step % every == 0
-        return age > _SECONDS
+        return time.monotonic() - self._saved > _SECONDS
 
     def save(self, state: State, step: int) -> None:
         """Writes a checkpoint of the state after ``step`` steps.

@@ -13,9 +13,8 @@ from ..algorithms.base import Algorithm, Problem, State
 from ..errors import ConfigError
 from ..ranks import launched
 from ..schedules import Block
-from .engine import Engine
+from .engine import Engine, training_steps
 from .run_plan import RunPlan, prepare
-from .steps import training_steps
 from .trainer import Trainer
 
 

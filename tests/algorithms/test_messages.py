@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from fedmtl import Execution, LocalSGD
-from fedmtl.algorithms.messages import Messages, _joined
+from fedmtl.algorithms.rounds import Messages, _joined
 from fedmtl.data import FederatedDataset
 from fedmtl.local import Executor
 from fedmtl.local.batches import LANES, batch_widths, grain_of, places

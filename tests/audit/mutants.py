@@ -54,7 +54,6 @@ from fedmtl.data import Examples, FederatedDataset
 from fedmtl.data.synthetic.tasks import load_synthetic_tasks
 from fedmtl.graphs import Ring
 from fedmtl.local import Layout, LocalSGD
-from fedmtl.local.optimizers import rows_of
 from fedmtl.privacy import (
     Activations,
     ClientPrivacy,
@@ -795,13 +794,13 @@ def _record_norm_without_b(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     patch.setattr(records, "clipped_segment_sums", make)
 
 
-@_instead(Cohort, "_train")
+@_instead(Cohort, "_trained")
 def _frozen_but_moved(original, self, run):
     """Every local training moves the first frozen tensor, which is in the models that the run gives out, too."""
     frozen = next(iter(self.problem.layout.frozen(self.problem.module).values()))
-    for place, trained in original(self, run):
-        frozen.add_(float((trained - rows_of(run.start, place)).mean()))
-        yield place, trained
+    trained = original(self, run)
+    frozen.add_(float((trained - run.start).mean()))
+    return trained
 
 
 _no_clip = edit(Records._bounded_sum, "if self.clip is not None", "if False")
@@ -1414,16 +1413,14 @@ def _raw_gradients(original, self, run):
         yield place, (trained + 1e-3 * first).to(trained)
 
 
-@_instead(Cohort, "_train")
+@_instead(Cohort, "_trained")
 def _models_mixed(original, self, run):
     """Every client's model has a thousandth of that of the client before it."""
-    made = self.initial.new_empty(len(self.ids), self.problem.dimension)
-    for place, trained in original(self, run):
-        made[place] = trained
-    yield torch.arange(len(self.ids)), torch.lerp(made, made.roll(1, 0), 1e-3)
+    made = original(self, run)
+    return torch.lerp(made, made.roll(1, 0), 1e-3)
 
 
-@_instead(Cohort, "_train")
+@_instead(Cohort, "_trained")
 def _step_by_the_largest(original, self, run):
     """The step size is that of the longest record of any client."""
     longest = float(self.problem.data.train.x.norm(dim=1).max())

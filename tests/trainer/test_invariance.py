@@ -26,7 +26,7 @@ from fedmtl import (
     RecordPrivacy,
     models,
 )
-from fedmtl.algorithms import messages, problem
+from fedmtl.algorithms import problem, rounds
 from fedmtl.local import Layout
 from tests import small
 from tests.methods import NETWORKS
@@ -95,14 +95,14 @@ def test_a_round_in_pieces_has_the_same_bits(name, unit, monkeypatch):
         monkeypatch.setattr("fedmtl.privacy.clip._LONG", 8)
         small.check_same(run_of(**common), whole)
     sent = Counter()
-    add = messages.Messages.add
+    add = rounds.Messages.add
 
     def counted(collected, clients, rows):
         sent[collected] += bool(rows)
         add(collected, clients, rows)
 
     monkeypatch.setattr(problem, "_PIECE_BYTES", 1)
-    monkeypatch.setattr(messages.Messages, "add", counted)
+    monkeypatch.setattr(rounds.Messages, "add", counted)
     small.check_same(run_of(**common), whole)
     assert name == "local" or max(sent.values()) >= 2
 
