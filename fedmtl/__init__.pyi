@@ -43,6 +43,7 @@ from .privacy import FullParticipation as FullParticipation
 from .privacy import PoissonSampling as PoissonSampling
 from .privacy import QuantileClip as QuantileClip
 from .privacy import RecordPrivacy as RecordPrivacy
+from .privacy import SecureAggregation as SecureAggregation
 from .schedules import Buffered as Buffered
 from .schedules import Latencies as Latencies
 from .schedules import PoissonClocks as PoissonClocks

@@ -26,10 +26,16 @@ sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 
 from rounds import machine  # noqa: E402
 
-from fedmtl.privacy import ClientPrivacy, FullParticipation, ReleasePlan, SecureSource  # noqa: E402
+from fedmtl.privacy import (  # noqa: E402
+    ClientPrivacy,
+    FullParticipation,
+    ReleasePlan,
+    SecureAggregation,
+    SecureSource,
+)
 from fedmtl.privacy.receipt import Receipt  # noqa: E402
 from fedmtl.privacy.secure_sum import NoiseShare  # noqa: E402
-from fedmtl.privacy.secure_terms import SecureAggregation, secure_terms  # noqa: E402
+from fedmtl.privacy.secure_terms import secure_terms  # noqa: E402
 from fedmtl.secure.masks import Identity  # noqa: E402
 from fedmtl.secure.member import Member  # noqa: E402
 from fedmtl.secure.opening import Opening  # noqa: E402
@@ -59,12 +65,14 @@ def given(words: np.ndarray, roster: int) -> np.ndarray:
 
 def run(clients: int, numbers: int, colluding: int, missing: int, lost: int) -> Clock:
     """Returns the times of one round, in which ``lost`` clients are lost before their rows."""
-    privacy = ClientPrivacy(clip_norm=1.0, noise_multiplier=1.0, delta=1e-6, source="secure")
+    settings = SecureAggregation(colluding=colluding, missing=missing)
+    privacy = ClientPrivacy(
+        clip_norm=1.0, noise_multiplier=1.0, delta=1e-6, aggregation=settings, source="secure"
+    )
     plan = ReleasePlan(name="update", dimension=numbers)
     everybody = FullParticipation().bind(clients)
-    settings = SecureAggregation(colluding=colluding, missing=missing)
-    noise = secure_terms(privacy, settings, plan, everybody, 1)
-    share = NoiseShare(noise, SecureSource())
+    noise = secure_terms(privacy, (plan,), everybody, 1)
+    share = NoiseShare(noise.release, SecureSource())
     identities = {f"client {i}": Identity(secrets.token_bytes(32)) for i in range(clients)}
     terms = Terms(
         identities={name: one.public for name, one in identities.items()},

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, Literal
 
 from dp_accounting import dp_event
@@ -19,9 +20,64 @@ from ..privacy.cost import PrivacyCost
 from ..privacy.quantile import QuantileClip
 from ..privacy.release import Form
 from ..privacy.samplers import BoundSampler, Relation
+from ..secure.roster import honest_rows, least_roster
 
 GRADIENTS = "gradients"
 ROWS = "rows of "
+
+
+@dataclass(frozen=True)
+class Shares:
+    """The shares of the noise of a secure sum, as the settings state them.
+
+    Attributes:
+        cohort: n, clients of a cohort, each of which adds a share.
+        colluding: t of them, whose shares count as nothing.
+        missing: d of them, who may be lost.
+        bits: of a number of a sum.
+    """
+
+    cohort: int
+    colluding: int
+    missing: int
+    bits: int
+
+    def deviation(self, std: float, width: float, cohort: int | None = None) -> int:
+        """Returns the deviation of a share in cells, of which h make at least ``std``.
+
+        Args:
+            std: of the noise that is charged, z S.
+            width: of the grid.
+            cohort: of another size than the largest.
+        """
+        counted = honest_rows(cohort or self.cohort, self.colluding, self.missing)
+        square = (Fraction(std) / Fraction(width)) ** 2 / counted
+        root = math.isqrt(math.ceil(square))
+        if root**2 < square:
+            root += 1
+        return root
+
+    def width(self, std: float, bound: float) -> float:
+        """Returns the smallest power of two on whose grid sums fit their words, and doubles.
+
+        Args:
+            std: of the noise that is charged, z S.
+            bound: C.
+        """
+        width = 2.0 ** (math.floor(math.log2(bound)) - 50)
+        most = min(2 ** (self.bits - 1), 2**53)
+        smallest = least_roster(self.colluding, self.missing)
+        sums = [most]
+        while max(sums) >= most:
+            width *= 2
+            sums = [
+                rows * math.ceil(Fraction(bound) / Fraction(width))
+                + math.ceil(
+                    Fraction(25, 2) * self.deviation(std, width, rows) * (math.isqrt(rows) + 1)
+                )
+                for rows in (self.cohort, smallest)
+            ]
+        return width
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +98,7 @@ class Claim:
         sampled: probability of a Poisson-sampled cost, else None.
         bands: of noise that is correlated over rounds, C w is independent noise of this multiplier;
             empty if noise is independent as it is.
+        shares: of noise that the clients add in a secure sum; None if the server adds it.
 
     Example:
         >>> from fedmtl.audit import Claim
@@ -68,6 +125,7 @@ class Claim:
     denominator: float
     sampled: float | None = None
     bands: tuple[float, ...] = ()
+    shares: Shares | None = None
 
     @property
     def sensitivity(self) -> float:
@@ -85,11 +143,16 @@ class Claim:
     def scale(self) -> float:
         """Returns the scale of the noise on the released mean: the standard deviation, for the
         Gaussian."""
+        if self.shares is not None:
+            return self.std / self.denominator
         return self.multiplier * self.sensitivity / self.denominator
 
     @property
     def std(self) -> float:
         """Returns the root mean square of a coordinate of the noise on the sum."""
+        if self.shares is not None:
+            share = self.shares.deviation(self.multiplier * self.sensitivity, self.width)
+            return math.sqrt(self.shares.cohort) * share * self.width
         # of a symmetric matrix with as many coordinates
         side = (math.sqrt(8 * self.size + 1) - 1) / 2
         units = {
@@ -103,7 +166,9 @@ class Claim:
 
     @property
     def width(self) -> float:
-        """Returns the public width of the grid of the noised sum in secure mode."""
+        """Returns the public width of the grid of the noised sum, in secure mode and of shares."""
+        if self.shares is not None:
+            return self.shares.width(self.multiplier * self.sensitivity, self.bound)
         if self.form == "vector":
             bound = self.bound
         else:

@@ -157,6 +157,7 @@ class Claims:
             denominator=setup.denominator(client, sampled),
             sampled=sampled,
             bands=self._bands.get(name, ()),
+            shares=setup.shares,
         )
 
     def _claim_on_count(self, name: str) -> Claim:

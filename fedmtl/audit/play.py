@@ -150,6 +150,14 @@ def _independent(sample: Sample, later: bool) -> Sample:
     )
 
 
+def _with_zeros(rows: Tensor, who: Tensor, cohort: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns rows with one of zeros of each client of the cohort that has none: in a secure sum
+    everybody sends a row."""
+    absent = cohort[~torch.isin(cohort, who)]
+    zeros = torch.zeros(len(absent), rows.shape[1], dtype=rows.dtype)
+    return torch.cat([rows, zeros]), torch.cat([who, absent])
+
+
 def _sums(
     setup: Setup, channel: RecordedRounds, start: int, stop: int, sent: Sent
 ) -> dict[str, Sample]:
@@ -167,6 +175,8 @@ def _sums(
         drawn = np.sort(cohort.numpy())
         for plan in channel.plans:
             rows, who = sent(plan.name, step, cohort)
+            if setup.shares is not None:
+                rows, who = _with_zeros(rows, who, cohort)
             noted.clear()
             value = coordinates(channel.release(plan.name, rows, who).numpy(), plan.form)
             beside = {name: released for _, name, released in noted}

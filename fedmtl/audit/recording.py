@@ -20,7 +20,7 @@ from ..privacy import Activations, Gradients, Release, Rounds
 from ..privacy.activations import Window
 from ..privacy.adaptive import AdaptiveClip
 from ..privacy.channel import Channel
-from ..privacy.clip import Clip, RowTotal, sum_width
+from ..privacy.clip import Clip, RowTotal
 from ..privacy.dp_sgd import LocalSteps
 from ..privacy.mechanism import Mechanism, MechanismAround, Message
 from ..privacy.receipt import LocalReceipt, Receipt
@@ -87,7 +87,8 @@ class RecordedRounds(_Recorded, Rounds):
         return value
 
     def _new_total(self, release: Release, clip: Clip) -> RowTotal:
-        total = _TappedTotal(release.dimension, clip, sum_width(clip.bound, self.sampler.n))
+        assert release.width is not None  # as there is a clip
+        total = _TappedTotal(release.dimension, clip, release.width)
         if self.tap is not None:
             total.tap = partial(self.tap, self._begun(release.name).step, release.name)
         return total

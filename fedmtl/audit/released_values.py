@@ -13,7 +13,7 @@ from torch import Tensor
 from ..privacy.noise.grid import GridValue
 from .claim import Claim
 from .finished_run import Answer, FinishedRun, NotCovered
-from .restated import claimed
+from .ledger_claims import claimed
 
 _BY_CHANCE = 1e-6  # probability that the noise of a release is taken for too quiet
 

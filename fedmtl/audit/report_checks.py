@@ -11,8 +11,9 @@ from ..privacy.record_terms import OF_RECORDS
 from ..privacy.report import PrivacyReport
 from ..schedules.buffered import MEASURED
 from .finished_run import Answer, FinishedRun, NotCovered
+from .ledger_claims import claimed
 from .lines import differences
-from .restated import claimed, near
+from .restated import near
 
 _SETTINGS = (
     *(

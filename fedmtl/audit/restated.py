@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,14 +18,9 @@ import numpy as np
 # registers the law of noise of its ledgers
 from ..contrib.published import mp_mtl as _published  # noqa: F401
 from ..privacy.accounting.library import TOLERANCE
-from ..privacy.asked import BoundAsked
 from ..privacy.cost import PrivacyCost
-from ..privacy.costs import PrivacyCosts
-from ..privacy.noise.banded import Bands
 from ..privacy.noise.laws import LAWS
-from ..privacy.quantile import QuantileClip
 from ..privacy.records import GRADIENT
-from ..privacy.release import ReleasePlan
 from ..privacy.report import (
     EXACT,
     EXACT_OUTSIDE,
@@ -34,22 +29,19 @@ from ..privacy.report import (
     RECORDS_OUTSIDE,
     ROUNDED_OUTSIDE,
     SECURE_OUTSIDE,
+    SERVER_AND_CLIENTS,
+    SHARED,
+    SHARED_OUTSIDE,
 )
 from ..privacy.row_noise import row_key, rows_text
-from ..privacy.samplers import BoundCyclic, BoundFixed, BoundFull, BoundPoisson
-from ..privacy.settings import ClientPrivacy, RecordPrivacy
-from ..schedules import BoundBuffered
+from ..privacy.settings import RecordPrivacy
+from ..secure.roster import honest_rows
 from ..trainer.personalize import CLIENT_LEVEL, RECORD_LEVEL
 from .claim import Claim
-from .claims import Claims
+from .ledger_claims import claimed, noise_std
 from .lines import Reading, turns_apart
 from .lower_bound import Interval
-from .setup import Setup
 
-_SAMPLERS = {
-    sampler.__name__: sampler
-    for sampler in (BoundPoisson, BoundFixed, BoundCyclic, BoundFull, BoundAsked, BoundBuffered)
-}
 _MOST_COSTS = 200  # distinct costs of which epsilon is computed
 _MOST_SUMS = 1 << 20  # noised sums of one account of which epsilon is computed
 
@@ -98,6 +90,8 @@ def restated(ledger: Reading, beside: Beside) -> Restated:
     numerics = "float64"
     if privacy["source"] == "secure":
         numerics = EXACT if law.joint else ON_GRID
+    if privacy.get("aggregation") is not None:
+        numerics = SHARED
     made: dict[str, Any] = {
         "delta": header["delta"],
         "refuted": header["refuted"],
@@ -185,6 +179,11 @@ def _of_clients(ledger: Reading, beside: Beside) -> Restated:
     clipping = f"{LAWS[privacy['mechanism']].norm.upper()} norm"
     if header.get("bands"):
         mechanism += f", correlated over {len(header['bands'])} rounds"
+    observer = "clients"
+    server = _server(ledger)
+    if privacy.get("aggregation") is not None:
+        observer = SERVER_AND_CLIENTS
+        server = "; ".join(_shares_text(claims.of(name)) for name in claims.names)
     norms: Mapping[str, float] = dict.fromkeys(claims.names, clip)
     if isinstance(clip, dict):
         towards = (
@@ -197,13 +196,13 @@ def _of_clients(ledger: Reading, beside: Beside) -> Restated:
     made = {
         "unit": "client",
         "relation": header["schedule"]["relation"],
-        "observer": ClientPrivacy.observer,
+        "observer": observer,
         "budget": privacy["epsilon"],
         "clipping": clipping,
         "mechanism": mechanism,
         "sampler": _rounds(header),
         "records": None,
-        "server": _server(ledger),
+        "server": server,
         "names": list(claims.names),
     }
     if norms.keys() >= set(claims.names):
@@ -324,6 +323,17 @@ def _server(ledger: Reading) -> str | None:
     return "; ".join(texts) or None
 
 
+def _shares_text(claim: Claim) -> str:
+    """Returns the conditions on which a secure sum protects the clients of a cohort."""
+    shares = claim.shares
+    assert shares is not None
+    rows = honest_rows(shares.cohort, shares.colluding, shares.missing)
+    return (
+        f"of {shares.cohort:,} clients of a cohort at most {shares.colluding:,} may collude with "
+        f"it and {shares.missing:,} be lost, and the noise counts on the shares of {rows:,}"
+    )
+
+
 def _outside(header: Mapping[str, Any], beside: Beside) -> Restated:
     """Returns the parts that epsilon does not cover, in the order of a report."""
     of_records = "releases" not in header
@@ -331,6 +341,8 @@ def _outside(header: Mapping[str, Any], beside: Beside) -> Restated:
     if header["privacy"]["source"] == "secure":
         exact = LAWS[header["privacy"]["mechanism"]].joint
         outside += [*(EXACT_OUTSIDE if exact else ROUNDED_OUTSIDE), *SECURE_OUTSIDE]
+    if header["privacy"].get("aggregation") is not None:
+        outside += SHARED_OUTSIDE
     outside += header["outside"]
     if of_records:
         outside += RECORDS_OUTSIDE
@@ -343,45 +355,3 @@ def _outside(header: Mapping[str, Any], beside: Beside) -> Restated:
             {}, {"outside": "whether clients finetuned their models is in private/result.json"}
         )
     return Restated({"outside": outside}, {})
-
-
-def claimed(header: Mapping[str, Any]) -> tuple[Setup, Claims]:
-    """Returns the settings, the schedule and the releases in the header of a ledger, and what is
-    claimed of these by the cost in it."""
-    settings = dict(header["privacy"])
-    facts = header["schedule"]
-    kind = header["kinds"][0]
-    cost = PrivacyCost.from_dict(kind["price"])
-    if isinstance(settings["clip_norm"], dict):
-        settings["clip_norm"] = QuantileClip(**settings["clip_norm"])
-    # from a list of classes, so that a file names no other
-    sampler = _SAMPLERS[facts["class"]]
-    plans = tuple(
-        ReleasePlan(
-            name=name,
-            form=form,
-            dimension=dimension,
-            allocation=cost.weights,
-            without_data=name in header.get("without_data", ()),
-        )
-        for name, form, dimension in header["releases"]
-    )
-    setup = Setup(
-        privacy=ClientPrivacy(**settings),
-        plans=plans,
-        schedule=sampler(**{setting.name: facts.get(setting.name) for setting in fields(sampler)}),
-        # no step is made: the claims on one are all that is read
-        steps=1,
-    )
-    costs = PrivacyCosts((cost,), (kind["multiplier"],), np.zeros((1, 1), dtype=np.int64))
-    return setup, Claims(
-        setup,
-        costs,
-        dict.fromkeys((plan.name for plan in plans), tuple(header.get("bands") or ())),
-    )
-
-
-def noise_std(claim: Claim) -> float:
-    """Returns the root mean square of a noised coordinate; of correlated noise what it
-    approaches."""
-    return claim.std / claim.denominator * (Bands(claim.bands).gain if claim.bands else 1.0)

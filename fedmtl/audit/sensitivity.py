@@ -95,7 +95,7 @@ def _neighbours(setup: Setup, name: str, seed: int, coins: np.random.Generator) 
         able = np.flatnonzero((setup.sizes > 0) & (setup.open(seed).caps > 0))
     if not len(able):
         return [skipped(f"sensitivity: {name}", "no client may act")]
-    most = max(2, min(_COHORT if setup.gradients is None else 2 * CLIENTS, 2 * MOST_ELEMENTS // d))
+    most = _most_clients(setup, d)
     # the type in which runs hand over their gradients or rows
     dtype = torch.float64 if setup.one_at_a_time else torch.float32
     direction = torch.nn.functional.normalize(torch.ones(d, dtype=dtype), dim=0)
@@ -137,6 +137,16 @@ def _neighbours(setup: Setup, name: str, seed: int, coins: np.random.Generator) 
             moved = _shares(sample, pair[1][released], [who])
             shares.setdefault(released, []).extend((share, where) for share in moved)
     return [_largest(f"sensitivity: {released}", each) for released, each in shares.items()]
+
+
+def _most_clients(setup: Setup, dimension: int) -> int:
+    """Returns the number of clients whose rows are added up."""
+    if setup.shares is not None:
+        return setup.shares.cohort  # as many as the noise is planned for
+    usual = _COHORT
+    if setup.gradients is not None:
+        usual = 2 * CLIENTS
+    return max(2, min(usual, 2 * MOST_ELEMENTS // dimension))
 
 
 def _with(setup: Setup, name: str, crowd: Tensor, who: int, row: Tensor | None) -> Sent:
@@ -262,18 +272,31 @@ def _exact_sum(
     zero to the public grid of sums, so never as more, and that rows in another order give the same
     bits."""
     assert isinstance(setup.privacy, ClientPrivacy)
-    quiet = replace(
-        setup.privacy, clip_norm=claim.bound, epsilon=math.inf, noise_multiplier=None, bands=None
-    )
-    setup = replace(setup, privacy=quiet).seeded()
     dimension = setup.release(name).dimension
     n = setup.sampler.n
-    clients = np.sort(coins.permutation(n)[: max(2, min(_COHORT, 2 * MOST_ELEMENTS // dimension))])
-    # computed here again: n rows within the bound have to add up exactly in the 53 bits of float64
-    width = 2.0 ** (math.ceil(math.log2(claim.bound)) + math.ceil(math.log2(n)) - 53)
+    if claim.shares is None:
+        quiet = replace(
+            setup.privacy,
+            clip_norm=claim.bound,
+            epsilon=math.inf,
+            noise_multiplier=None,
+            bands=None,
+        )
+        setup = replace(setup, privacy=quiet)
+        # computed here again: n rows within the bound add up exactly in the 53 bits of float64
+        width = 2.0 ** (math.ceil(math.log2(claim.bound)) + math.ceil(math.log2(n)) - 53)
+    else:
+        # shares of the noise are part of the sum, and the same with equal seeds
+        width = claim.width
+    setup = setup.seeded()
+    clients = np.sort(coins.permutation(n)[: _most_clients(setup, dimension)])
     # between cells on both sides of the middle, where rounding and truncation differ
     cells = coins.integers(-1000, 1000, dimension) + coins.choice([0.25, 0.75], dimension)
-    counted = _released(setup, name, seed, torch.from_numpy(cells * width)[None], clients) / width
+    sums = [
+        _released(setup, name, seed, torch.from_numpy(each * width)[None], clients)
+        for each in (cells, 0 * cells)
+    ]
+    counted = (sums[0] - sums[1]) / width
     wrong = int((np.abs(counted - np.trunc(cells)) > 1e-6).sum())
     rows = torch.from_numpy(coins.standard_normal((len(clients), dimension)))
     # rows of very different length, whose floating-point sums depend most on their order

@@ -3,6 +3,7 @@ own."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -21,9 +22,9 @@ from ..privacy.quantile import QuantileClip
 from ..privacy.release import Form, ReleasePlan
 from ..privacy.rounds import Rounds
 from ..privacy.samplers import BoundCyclic, BoundFixed, BoundSampler, Relation
-from ..privacy.settings import Privacy, RecordPrivacy
+from ..privacy.settings import ClientPrivacy, Privacy, RecordPrivacy
 from ..schedules import BoundBuffered
-from .claim import expected_cohort
+from .claim import Shares, expected_cohort
 from .claims import Claims
 from .recording import RecordedActivations, RecordedRounds
 
@@ -165,6 +166,9 @@ class Setup:
             return "replace"
         if isinstance(self.schedule, (BoundCyclic, BoundAsked, BoundBuffered)):
             return "zero_out"
+        # the server knows that everybody takes part, so that only data can be hidden from it
+        if self.shares is not None:
+            return "zero_out"
         return "add_remove"
 
     def denominator(self, client: int, sampled: float | None) -> float:
@@ -200,6 +204,18 @@ class Setup:
         if isinstance(self.privacy.clip_norm, QuantileClip) and not self.rows:
             return self.privacy.clip_norm
         return None
+
+    @property
+    def shares(self) -> Shares | None:
+        """Returns the shares of the noise of a secure sum; None if the server adds the noise."""
+        if not isinstance(self.privacy, ClientPrivacy) or self.privacy.aggregation is None:
+            return None
+        cohort = round(expected_cohort(self.sampler))
+        aggregation = self.privacy.aggregation
+        colluding = aggregation.colluding
+        if colluding is None:
+            colluding = math.ceil(cohort / 3)
+        return Shares(cohort, colluding, aggregation.missing, aggregation.bits)
 
     @property
     def budgets(self) -> tuple[float | None, ...]:

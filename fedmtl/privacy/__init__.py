@@ -31,7 +31,7 @@ from .reporting import privacy_report, signal_to_noise
 from .rounds import Rounds
 from .samplers import BoundSampler
 from .sampling import CyclicCohorts, FixedCohort, FullParticipation, PoissonSampling, Sampler
-from .settings import ClientPrivacy, Privacy, RecordPrivacy
+from .settings import ClientPrivacy, Privacy, RecordPrivacy, SecureAggregation
 
 __all__ = [
     "Activations",
@@ -71,6 +71,7 @@ __all__ = [
     "ReleasePlan",
     "Rounds",
     "Sampler",
+    "SecureAggregation",
     "SecureSource",
     "SeededSource",
     "SignalToNoise",

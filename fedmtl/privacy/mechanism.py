@@ -144,9 +144,7 @@ class ClippedSum:
         self.size = release.size
         self.denominator = release.denominator
         self.sensitivity, self.contribution_bound = release.independent
-        self.width: float | None = None
-        if release.clip is not None:
-            self.width = sum_width(release.clip.bound, release.sampling.n)
+        self.width = release.width
         self._correlated: CorrelatedNoise | None = None
         if release.bands is not None:
             repeatable = source.name == "seeded"
@@ -331,10 +329,3 @@ class MechanismAround(Generic[Inner]):
     def on_grid(self) -> GridValue | None:
         """Returns the last value of the mechanism inside with its grid."""
         return self._mechanism.on_grid
-
-
-def mechanism_of(release: Release, source: NoiseSource) -> ClippedSum:
-    """Returns the mechanism of a release, by its form."""
-    if release.form == "vector":
-        return ClippedSum(release, source)
-    return OuterProductSum(release, source)

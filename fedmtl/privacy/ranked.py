@@ -17,7 +17,8 @@ from torch import Tensor
 from ..ranks import Ranks
 from .adaptive import AdaptiveClip, CountBelowNorm
 from .clip import RowTotal
-from .mechanism import ClippedSum, Inner, Mechanism, MechanismAround, Message, mechanism_of
+from .mechanism import ClippedSum, Inner, Mechanism, MechanismAround, Message
+from .mechanisms import mechanism_of
 from .receipt import Receipt
 from .release import Release
 from .rounds import Rounds

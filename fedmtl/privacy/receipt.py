@@ -44,7 +44,7 @@ class Receipt:
         self.step = step
         self.use = use
         self.clients = clients
-        self._spent: set[str] = set()
+        self._spent: dict[str, Tensor] = {}
 
     def spend(self, name: str, clients: Tensor) -> None:
         """Pays for one release.
@@ -76,7 +76,7 @@ class Receipt:
                 f"Release {name!r} got a row of client {int(strangers[0])}, who was not drawn for "
                 f"step {self.step}; the accounting holds for the cohort that was drawn."
             )
-        self._spent.add(name)
+        self._spent[name] = senders
 
     def paid(self, name: str) -> int:
         """Returns the number of the round for a release that this receipt has been spent on; it
@@ -95,6 +95,19 @@ class Receipt:
                 "receipt has been spent on; call the mechanism with the rows and the receipt."
             )
         return self.step
+
+    def senders(self, name: str) -> Tensor:
+        """Returns the clients of whom there are rows in a release that this receipt has been spent
+        on: int64 (k,).
+
+        Args:
+            name: of the release.
+
+        Raises:
+            PrivacyError: the receipt has not been spent on it.
+        """
+        self.paid(name)
+        return self._spent[name]
 
 
 class LocalReceipt:

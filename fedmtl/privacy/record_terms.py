@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 
 from ..errors import PrivacyError
+from .binding import bind_releases
 from .costs import PrivacyCosts
 from .gradients import GradientPlan, record_costs
 from .noise.grid import check_drawable
 from .noise.laws import LAWS
 from .noise.sources import NoiseSource
-from .release import ReleasePlan, bind_releases
+from .release import ReleasePlan
 from .samplers import SHIFTS, BoundSampler
 from .settings import Privacy, RecordPrivacy
 from .terms import Terms, caps_of, schedule_facts

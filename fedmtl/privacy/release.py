@@ -10,20 +10,18 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor
 
 from .._check import one_of, positive_int
 from ..errors import ConfigError, PrivacyError
-from .clip import Clip
-from .cost import PrivacyCost
+from .clip import Clip, sum_width
 from .noise.banded import Bands
-from .noise.laws import LAWS, NoiseLaw
+from .noise.laws import NoiseLaw
+from .noise.shares import ShareNoise
 from .noise.symmetric import outer_sensitivity
-from .quantile import QuantileClip, split_multiplier
 from .samplers import SHIFTS, BoundSampler, Relation
-from .settings import ClientPrivacy
 
 if TYPE_CHECKING:
     from .row_noise import RowNoise
@@ -153,6 +151,7 @@ class Release(ReleasePlan):
             rows that are post-processing.
         noise: law of the noise, or None for clipping only.
         bands: how the noise is correlated over rounds, or None if it is independent.
+        shares: the noise as shares that clients add in a secure sum; None if the server adds it.
 
     Example:
         >>> from fedmtl import FullParticipation
@@ -168,6 +167,7 @@ class Release(ReleasePlan):
     clip: Clip | None = None
     noise: NoiseLaw | None = None
     bands: Bands | None = None
+    shares: ShareNoise | None = None
 
     def __post_init__(self) -> None:
         # Without noise any norm may be clipped: nothing is claimed of the sum.
@@ -212,6 +212,16 @@ class Release(ReleasePlan):
         if self.clip is None:
             return math.inf
         return self.clip.bound
+
+    @property
+    def width(self) -> float | None:
+        """Returns the width of the grid on which sums of clipped rows are exact; None without a
+        clip."""
+        if self.shares is not None:
+            return self.shares.width
+        if self.clip is None:
+            return None
+        return sum_width(self.clip.bound, self.sampling.n)
 
     @property
     def relation(self) -> Relation:
@@ -260,10 +270,13 @@ class Release(ReleasePlan):
     @cached_property
     def noise_std(self) -> float:
         """Returns the root mean square of one noised coordinate of the released mean; 0 without
-        noise. Of correlated noise, what it approaches in the course of the rounds."""
+        noise. Of correlated noise, what it approaches in the course of the rounds; of shares, that
+        of a cohort of which nobody is missing."""
         if self.noise is None:
             return 0.0
         std = self.noise.std(self.sensitivity, self.size) / self.denominator
+        if self.shares is not None:
+            return self.shares.excess(self.shares.most) * std
         if self.bands is None:
             return std
         return self.bands.gain * std
@@ -299,90 +312,3 @@ class Release(ReleasePlan):
         if self.clip is None:
             return self
         return replace(self, clip=replace(self.clip, bound=bound))
-
-
-def step_cost(
-    plans: tuple[ReleasePlan, ...],
-    sampler: BoundSampler,
-    privacy: ClientPrivacy,
-    *,
-    delta: float,
-    most: int | None = None,
-    bands: Bands | None = None,
-) -> PrivacyCost:
-    """Returns the privacy cost of the steps, each with all its releases.
-
-    Args:
-        plans: at least one.
-        sampler: who takes part.
-        privacy: settings with noise.
-        delta: of every epsilon.
-        most: the largest number of steps; None without a limit.
-        bands: how the noise is correlated over rounds, or None.
-
-    Raises:
-        ConfigError: an allocation beside a clip norm that follows a quantile.
-        PrivacyError: releases with different allocations, or a combination no accountant supports,
-            named.
-    """
-    allocation = plans[0].allocation
-    for plan in plans:
-        if plan.allocation != allocation:
-            raise PrivacyError(
-                f"Releases {plans[0].name!r} and {plan.name!r} have different allocations; those "
-                "of one step share its budget, so ReleasePlan.allocation is the same for all."
-            )
-        # Wishart-like noise has no meaning on a vector.
-        if LAWS[privacy.mechanism].matrices and plan.form != "symmetric":
-            raise PrivacyError(
-                f"Release {plan.name!r}: mechanism={privacy.mechanism!r} is noise on symmetric "
-                "matrices only."
-            )
-    if allocation is not None and isinstance(privacy.clip_norm, QuantileClip):
-        raise ConfigError(
-            "An allocation of the budget needs a fixed clip norm; "
-            "ClientPrivacy.clip_norm is a number."
-        )
-    cost = PrivacyCost(
-        mechanism=privacy.mechanism,
-        sizes=tuple(plan.size for plan in plans),
-        delta=delta,
-        weights=allocation,
-        most=most,
-    )
-    if sampler.amplified:
-        cost = replace(cost, sampled=sampler.probability)
-    if bands is not None:
-        cost = replace(cost, bands=len(bands))
-    return cost
-
-
-def bind_releases(
-    plans: tuple[ReleasePlan, ...],
-    sampler: BoundSampler,
-    privacy: ClientPrivacy | None,
-    multiplier: float = 0.0,
-    bands: Bands | None = None,
-) -> dict[str, Release]:
-    """Returns the typed releases of an algorithm, by name: without ``privacy`` with neither clip
-    nor noise; with a :class:`QuantileClip`, with what the count leaves of the noise."""
-    options: dict[str, Any] = {}
-    releases = {}
-    for plan in plans:
-        if privacy is not None:
-            law = LAWS[privacy.mechanism]
-            own = multiplier
-            if multiplier and isinstance(privacy.clip_norm, QuantileClip):
-                relation = plan.relation_of_rows(sampler.relation)
-                # The count takes part of the noise budget of its step, and the rows get what is
-                # left.
-                own = split_multiplier(
-                    multiplier, privacy.clip_norm.count_multiplier(sampler.denominator, relation)
-                )
-            options = {"noise": None, "bands": bands, "clip": Clip(privacy.initial_norm)}
-            if own:
-                options["noise"] = law(own)
-            if plan.form == "vector":
-                options["clip"] = Clip(privacy.initial_norm, law.norm)
-        releases[plan.name] = Release(**vars(plan), sampling=sampler, **options)
-    return releases

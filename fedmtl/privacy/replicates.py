@@ -11,7 +11,8 @@ from torch import Tensor
 
 from ..errors import ConfigError
 from .clip import RowTotal
-from .mechanism import ClippedSum, Mechanism, Message, mechanism_of
+from .mechanism import ClippedSum, Mechanism, Message
+from .mechanisms import mechanism_of
 from .noise.grid import GridValue
 from .quantile import QuantileClip
 from .receipt import Receipt
@@ -66,6 +67,10 @@ def check_replicates(settings: tuple[Privacy, ...], sampler: BoundSampler) -> No
         if not isinstance(each, ClientPrivacy) or isinstance(each.clip_norm, QuantileClip):
             raise ConfigError(
                 "Replicates in rounds need ClientPrivacy(...) with a number as clip_norm."
+            )
+        if each.aggregation is not None:
+            raise ConfigError(
+                "Replicates in rounds need a trusted server, without ClientPrivacy.aggregation."
             )
         if each.noise_multiplier is not None and each.epsilon is not None:
             raise ConfigError(

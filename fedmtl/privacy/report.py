@@ -33,6 +33,13 @@ ROUNDED_OUTSIDE = (
 )
 _WIDTH = 110  # of a printed block
 EXACT = "sums and noise in whole numbers of a public power of two, exact in law"
+SERVER_AND_CLIENTS = "server and clients"
+SHARED = "shares of clients in whole numbers of a public power of two, exact in law"
+SHARED_OUTSIDE = (
+    "that a client took part, and when, which the server knows",
+    "attacks on the keys and ciphers of the secure sum",
+    "more clients that collude with the server, or are lost, than the settings say",
+)
 ON_GRID = "float64 on a public power-of-two grid"
 RECORDS_OUTSIDE = (
     "the number of records of each client and who takes part when, which are public",
@@ -58,8 +65,8 @@ class PrivacyReport:
         sampler: the cohort's law, in words.
         records: the law of the records drawn by a client, in words; None if the unit is a
             client.
-        server: what clients' own noise on their rows guarantees against the server, in words, or
-            None.
+        server: what clients' own noise on their rows guarantees against the server, or what a
+            secure sum shows it, in words; None if it is trusted.
         releases: number of releases charged; ``names`` of the vectors.
         accountant, source, numerics: how the figure and the noise were computed.
         ledger: the file of the charges.
@@ -192,6 +199,8 @@ class PrivacyReport:
         trusted = "the server, which adds up what clients send before there is noise"
         if self.unit == "record":
             trusted = "no observer: every client adds its noise before anything leaves it"
+        elif self.observer == SERVER_AND_CLIENTS:
+            trusted = f"no server, which sees noised sums only: {self.server}"
         elif self.server is not None:
             trusted = f"the server for this figure; against the server itself: {self.server}"
         if self.source == "seeded":

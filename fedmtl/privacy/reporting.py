@@ -22,6 +22,8 @@ from .report import (
     RECORDS_OUTSIDE,
     ROUNDED_OUTSIDE,
     SECURE_OUTSIDE,
+    SHARED,
+    SHARED_OUTSIDE,
     PrivacyReport,
     SignalToNoise,
 )
@@ -132,6 +134,8 @@ def _clipping_facts(channel: Channel) -> dict[str, Any]:
         if law.joint:
             numerics = EXACT_OUTSIDE
         outside = (*outside, *numerics, *SECURE_OUTSIDE)
+    if _shared(channel):
+        outside = (*outside, *SHARED_OUTSIDE)
     return {
         "observer": channel.privacy.observer,
         "clip_norm": channel.bound,
@@ -146,6 +150,11 @@ def _accounting_facts(costs: PrivacyCosts | None) -> dict[str, Any]:
     return {"refuted": costs.refuted, "accountant": "pld"}
 
 
+def _shared(channel: Channel) -> bool:
+    """Returns True if clients add the noise, as shares in a secure sum."""
+    return isinstance(channel.privacy, ClientPrivacy) and channel.privacy.aggregation is not None
+
+
 def _law(channel: Channel) -> type[NoiseLaw]:
     """Returns the law of the noise; Gaussian if there is none."""
     return LAWS[channel.mechanism or "gaussian"]
@@ -153,6 +162,8 @@ def _law(channel: Channel) -> type[NoiseLaw]:
 
 def _numerics(channel: Channel) -> str:
     """Returns the arithmetic in which values are released."""
+    if _shared(channel) and channel.noised:
+        return SHARED
     if channel.source.name != "secure":
         return "float64"
     if _law(channel).joint and channel.noised:
@@ -186,7 +197,8 @@ def _row_facts(channel: Rounds) -> dict[str, Any]:
     if not account.by_client:
         charged = int(account.spent.max())
     against_server = "; ".join(
-        noise.text(int(account.spent.max())) for noise in channel.rows.values()
+        [noise.text(int(account.spent.max())) for noise in channel.rows.values()]
+        + [release.shares.text() for release in releases if release.shares is not None]
     )
     facts: dict[str, Any] = {
         "unit": "client",

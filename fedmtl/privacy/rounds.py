@@ -19,9 +19,10 @@ from ..errors import ConfigError, PrivacyError
 from .accountant import PrivacyAccountant
 from .adaptive import AdaptiveClip, CountBelowNorm
 from .channel import Channel
-from .clip import Clip, RowTotal, are_long, clip_rows, clipped_sum, sum_width
+from .clip import Clip, RowTotal, are_long, clip_rows, clipped_sum
 from .dp_sgd import LocalSteps, local_receipt
-from .mechanism import Mechanism, Message, check_one_each, mechanism_of
+from .mechanism import Mechanism, Message, check_one_each
+from .mechanisms import mechanism_of
 from .noise.banded import Bands
 from .noise.grid import GridValue
 from .noise.sources import NoiseSource
@@ -296,7 +297,8 @@ class Rounds(Channel):
 
     def _new_total(self, release: Release, clip: Clip) -> RowTotal:
         """Returns an empty sum of the rows of one release of the round that has begun."""
-        return RowTotal(release.dimension, clip, sum_width(clip.bound, self.sampler.n))
+        assert release.width is not None  # as there is a clip
+        return RowTotal(release.dimension, clip, release.width)
 
     @property
     def clips(self) -> dict[str, Clip | None]:
@@ -330,8 +332,7 @@ class Rounds(Channel):
         if self._adaptive is not None and release.clip is not None:
             return clip_rows(row, replace(release.clip, bound=2 * release.clip.bound))
         if release.clip is not None and release.form == "vector":
-            width = sum_width(release.clip.bound, self.sampler.n)
-            return clipped_sum(row, release.clip, width)[None]
+            return clipped_sum(row, release.clip, release.width)[None]
         return clip_rows(row.detach().cpu().double(), release.clip)
 
     def bound_of(self, name: str) -> float:

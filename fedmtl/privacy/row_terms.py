@@ -6,17 +6,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from ..errors import PrivacyError
+from .binding import bind_releases, step_cost
 from .cost import PrivacyCost
-from .costs import Demand, calibrated
+from .costs import Demand, PrivacyCosts, calibrated
 from .noise.banded import Bands
 from .noise.grid import check_drawable
 from .noise.laws import LAWS
 from .noise.sources import NoiseSource, SeededSource
 from .quantile import QuantileClip
-from .release import Release, ReleasePlan, bind_releases, step_cost
+from .release import Release, ReleasePlan
 from .row_noise import bind_rows, refuse_rows, row_facts
 from .samplers import BoundSampler
+from .secure_terms import secure_terms
 from .settings import ClientPrivacy, Privacy
 from .terms import Terms, caps_of, schedule_facts
 
@@ -49,6 +53,8 @@ def terms_of_rows(
         _check_weights(privacy, plans, sampler)
     if privacy is None or privacy.noiseless or not plans:
         return _without_noise(privacy, plans, sampler)
+    if privacy.aggregation is not None:
+        return _secure(privacy, plans, sampler, steps, prior)
     delta = privacy.resolved_delta(sampler.n)
     bands = _bands(privacy, plans, sampler, steps)
     cost = step_cost(
@@ -84,6 +90,32 @@ def terms_of_rows(
         sampler=sampler,
         releases=releases,
         rows=rows,
+    )
+
+
+def _secure(
+    privacy: ClientPrivacy,
+    plans: tuple[ReleasePlan, ...],
+    sampler: BoundSampler,
+    steps: int,
+    prior: Mapping[str, Any],
+) -> Terms:
+    """Returns the terms of a run whose clients add the noise, as shares."""
+    secure = secure_terms(privacy, plans, sampler, steps, prior)
+    sampler = secure.release.sampling
+    accounts = 1
+    if sampler.per_participation:
+        accounts = sampler.n
+    costs = PrivacyCosts(
+        (secure.cost,), (secure.noise.multiplier,), np.zeros((1, accounts), dtype=np.int64)
+    )
+    return Terms(
+        settings=(privacy,),
+        caps=caps_of(sampler),
+        costs=costs,
+        facts=_facts(plans, sampler, None),
+        sampler=sampler,
+        releases={secure.release.name: secure.release},
     )
 
 

@@ -42,7 +42,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from ..errors import BudgetExhausted, ConfigError
+from ..errors import BudgetExhausted, ConfigError, PrivacyError
 from ..random import Coins, binomial_quantile, distinct_numbers
 
 USUAL_COHORT = 100
@@ -126,6 +126,20 @@ class BoundSampler(ABC):
         Args:
             max_uses: the most steps of a client.
         """
+        return self
+
+    @property
+    def to_the_server(self) -> BoundSampler:
+        """Returns the sampler for an observer who knows who takes part, as a server does.
+
+        Raises:
+            PrivacyError: it amplifies, which nothing does against that observer.
+        """
+        if self.amplified:
+            raise PrivacyError(
+                "Secure aggregation: the server knows who takes part, so sampling amplifies "
+                "nothing against it; take CyclicCohorts."
+            )
         return self
 
     @property
@@ -260,10 +274,25 @@ class BoundCyclic(_BoundCohort):
 
 @dataclass(frozen=True)
 class BoundFull(BoundSampler):
-    relation = "add_remove"
+    relation: ClassVar[Relation] = "add_remove"
 
     def draw(self, step: int, coins: Coins, uses: Tensor | None = None) -> Tensor:
         return torch.arange(self.n)
 
     def describe(self) -> str:
         return f"all {self.n} clients in every step"
+
+    @property
+    def to_the_server(self) -> BoundSampler:
+        return BoundEverybody(self.n, self.cohort)
+
+
+@dataclass(frozen=True)
+class BoundEverybody(BoundFull):
+    """Everybody, to an observer who knows that they take part: a client cannot be added or removed
+    unseen, so only its data can be hidden."""
+
+    relation = "zero_out"
+
+    def describe(self) -> str:
+        return f"all {self.n} clients in every step, publicly"

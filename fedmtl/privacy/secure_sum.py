@@ -23,9 +23,12 @@ from torch import Tensor
 from ..errors import BudgetExhausted, PrivacyError, ResumeError, SecureSumError
 from .clip import Clip, are_long, bounds_of, whole_cells, whole_cells_by_row
 from .ledger import Ledger
-from .mechanism import Message, check_one_each
-from .noise.sources import NoiseSource
+from .mechanism import ClippedSum, check_one_each
+from .noise.grid import GridValue, noised
+from .noise.shares import ShareNoise
+from .noise.sources import NoiseSource, Words
 from .receipt import Receipt
+from .release import Release
 from .secure_terms import SecureTerms
 
 
@@ -39,17 +42,19 @@ class NoiseShare:
     of at least h honest clients.
 
     Args:
-        terms: of the run.
+        release: with its clip and its noise as shares.
         source: of the noise.
 
     Attributes:
+        release: see above.
         name: a receipt pays for it once.
     """
 
-    def __init__(self, terms: SecureTerms, source: NoiseSource) -> None:
-        self.release = terms.release
-        self.name = f"{terms.release.name}/share"
-        self._noise = terms.noise
+    def __init__(self, release: Release, source: NoiseSource) -> None:
+        assert release.shares is not None
+        self.release = release
+        self.name = f"{release.name}/share"
+        self._noise = release.shares
         self._source = source
 
     def __call__(self, row: Tensor, clients: Tensor, receipt: Receipt, roster: int) -> np.ndarray:
@@ -87,7 +92,7 @@ class NoiseShare:
             step: the round.
             roster: n, clients of the roster.
         """
-        words = self._source.words(f"noise/{self.name}/{client}", step)
+        words = share_words(self._source, self.release.name, client, step)
         return self._noise.words(self.cells(row), roster, words)
 
     def cells(self, row: Tensor) -> np.ndarray:
@@ -104,67 +109,73 @@ class NoiseShare:
         return cells
 
 
-class SecureSum:
+class SecureSum(ClippedSum):
     """The mechanism of a secure sum whose clients are all in one process: it releases, to the last
-    bit, what the server of :mod:`fedmtl.secure` opens, and leaves out the masks, which cancel.
+    bit, what the server of :mod:`fedmtl.secure` opens, and leaves out the masks, which cancel::
+
+        (sum_k trunc(clip(w_k) / g) + N_Z(0, s^2)    modulo 2**bits) g / m
 
     Args:
-        terms: of the run.
+        release: with its clip and its noise as shares.
         source: of the noise of all clients.
-
-    Attributes:
-        release, name: of the sum.
     """
 
-    def __init__(self, terms: SecureTerms, source: NoiseSource) -> None:
-        self.release = terms.release
-        self.name = terms.release.name
-        self._noise = terms.noise
-        self._share = NoiseShare(terms, source)
-
-    def check(self, rows: Message, clients: Tensor) -> None:
-        """Refuses rows that are not one of each client, see
-        :class:`~fedmtl.privacy.Mechanism`."""
-        # Every row has noise of its own, so rows that are added up already cannot be released.
-        if not isinstance(rows, Tensor):
-            raise PrivacyError(f"Release {self.name!r} takes the single rows of its clients.")
-        check_one_each(self.release, rows, clients)
-
-    def __call__(self, rows: Message, clients: Tensor, receipt: Receipt) -> Tensor:
-        """Releases the sum of the rows with their shares of the noise, divided by the public
+    def mean(self, total: Tensor, receipt: Receipt) -> Tensor:
+        """Adds the shares of the noise of the clients that sent a row, and divides by the public
         denominator.
 
         Args:
-            rows: (k, D) of the clients whose rows came.
-            clients: int64 (k,), whose they are.
+            total: float64 (D,), the sum of the clipped rows on the grid.
             receipt: of the roster, spent on this release.
 
         Returns:
             float64 (D,) on the CPU.
 
         Raises:
-            PrivacyError: as for :meth:`check`, the roster is not one that the noise is planned for,
-                or the receipt does not pay for this release.
+            PrivacyError: the roster is not one that the noise is planned for, or the receipt does
+                not pay for this release.
             SecureSumError: more clients are missing than may be. Nothing is released, and what was
                 charged stays so.
         """
-        self.check(rows, clients)
-        assert isinstance(rows, Tensor)
-        roster = len(receipt.clients)
-        self._noise.deviation(roster)
-        receipt.spend(self.name, clients)
-        least = roster - self._noise.missing
-        if len(clients) < least:
+        shares = self.release.shares
+        assert shares is not None
+        step = receipt.paid(self.name)
+        senders = receipt.senders(self.name)
+        self._check_roster(shares, len(receipt.clients), len(senders))
+        noise = np.zeros(self.size, dtype=np.int64)
+        for client in senders.tolist():
+            words = share_words(self.source, self.name, client, step)
+            noise += shares.share(self.size, len(receipt.clients), words)
+        # Both are whole numbers of the grid, below 2**53.
+        cells = noised(total / shares.width, torch.from_numpy(noise).double())
+        opened = shares.opened(shares.wrapped(cells.numpy().astype(np.int64)))
+        value = torch.from_numpy(opened) / self.denominator
+        if self.source.name == "secure":
+            self.on_grid = GridValue(step, value.clone(), shares.width, self.denominator)
+        return value
+
+    def _check_roster(self, shares: ShareNoise, roster: int, rows: int) -> None:
+        """Raises an error for a roster that is not planned for, or of which too many are
+        missing."""
+        shares.deviation(roster)
+        least = roster - shares.missing
+        if rows < least:
             raise SecureSumError(
-                f"{len(clients):,} of {roster:,} clients have a row in release {self.name!r}, and "
+                f"{rows:,} of {roster:,} clients have a row in release {self.name!r}, and "
                 f"the secure sum takes {least:,}; nothing is released."
             )
-        step = receipt.paid(self.name)
-        total = np.zeros(self.release.size, dtype=f"<u{self._noise.bits // 8}")
-        for client, row in zip(clients.tolist(), torch.split(rows, 1), strict=True):
-            total = total + self._share.words(row, client, step, roster)
-        signed = total.view(f"<i{total.itemsize}").astype(np.int64)
-        return torch.from_numpy(self._noise.opened(signed)) / self.release.denominator
+
+
+def share_words(source: NoiseSource, name: str, client: int, step: int) -> Words:
+    """Returns the random words of a client's share of the noise.
+
+    Args:
+        source: of the noise.
+        name: of the release.
+        client: its number in the population, which with ``step`` addresses seeded noise.
+        step: the round.
+    """
+    return source.words(f"noise/{name}/share/{client}", step)
 
 
 class ShareAccount:

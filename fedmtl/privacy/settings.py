@@ -8,11 +8,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from .._check import Range, bounded, fraction, given, id_of, one_of, positive, positive_int
+from .._check import (
+    Checked,
+    Range,
+    Whole,
+    bounded,
+    fraction,
+    given,
+    id_of,
+    one_of,
+    positive,
+    positive_int,
+)
 from .._rounding import rounded_up
 from ..errors import ConfigError
 from .noise.laws import LAWS
 from .quantile import QuantileClip
+from .report import SERVER_AND_CLIENTS
 
 SourceName = Literal["seeded", "secure"]
 Mechanism = str
@@ -26,6 +38,47 @@ _MOST = 1e100
 LEAST_DELTA = 1e-18
 """Smallest delta of settings: the accountant is compared with closed forms down to it
 (tests/privacy/test_delta.py)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SecureAggregation(Checked):
+    """Settings of a secure sum: clients need not trust the server with their rows.
+
+    Every client adds a share of the noise to its own row and hides it behind masks that cancel, so
+    that the server learns the noised sum of a cohort and nothing else, see
+    :mod:`~fedmtl.privacy.secure_sum`.
+
+    Args:
+        colluding: clients of a cohort that may tell the server all they have; nobody can measure
+            it. None: a third of the cohort, rounded up.
+        missing: clients of a cohort that may be lost after it is fixed. Those that are away before
+            cost nothing.
+        bits: of a number of a sum.
+
+    Raises:
+        ConfigError: a value out of range.
+
+    Example:
+        >>> from fedmtl import ClientPrivacy, SecureAggregation
+        >>> few = SecureAggregation(colluding=2, missing=1)
+        >>> privacy = ClientPrivacy(clip_norm=1.0, epsilon=4.0, aggregation=few)
+        >>> SecureAggregation().colluding_of(cohort=10)
+        4
+    """
+
+    colluding: Whole | None = None
+    missing: Whole = 0
+    bits: Literal[32, 64] = 32
+
+    def colluding_of(self, cohort: int) -> int:
+        """Returns the clients of a cohort that may collude with the server.
+
+        Args:
+            cohort: its size.
+        """
+        if self.colluding is None:
+            return -(-cohort // 3)
+        return self.colluding
 
 
 class _Budgeted:
@@ -108,6 +161,8 @@ class ClientPrivacy(_Budgeted):
             of the releases (see :mod:`.noise.banded`); ``"auto"`` for as many as the schedule
             allows, None for independent noise. Only with :class:`CyclicCohorts`, and at most
             as many as there are rounds from one turn of a client to the next.
+        aggregation: settings of a secure sum, in which the clients add the noise and no server is
+            trusted; None for a trusted server, which adds it.
         source: ``"seeded"`` (reproducible simulation) or ``"secure"`` (operating system entropy).
 
     Raises:
@@ -126,6 +181,7 @@ class ClientPrivacy(_Budgeted):
     delta: float | None = None
     mechanism: Mechanism = "gaussian"
     bands: int | Literal["auto"] | None = None
+    aggregation: SecureAggregation | None = None
     source: SourceName = "seeded"
 
     def __post_init__(self) -> None:
@@ -141,6 +197,7 @@ class ClientPrivacy(_Budgeted):
                 "noise; give a number."
             )
         self._check_bands()
+        self._check_aggregation()
 
     def _check_bands(self) -> None:
         if self.bands is None:
@@ -154,7 +211,36 @@ class ClientPrivacy(_Budgeted):
                 "mechanism='gaussian' and a number as clip_norm, or leave bands out."
             )
 
-    observer: ClassVar[str] = "clients"
+    def _check_aggregation(self) -> None:
+        if self.aggregation is None:
+            return
+        if not isinstance(self.aggregation, SecureAggregation):
+            raise ConfigError(
+                f"ClientPrivacy.aggregation is {self.aggregation!r}; give a SecureAggregation, or "
+                "None for a trusted server."
+            )
+        if self.noiseless or self.mechanism != "gaussian":
+            raise ConfigError(
+                "ClientPrivacy.aggregation adds shares of Gaussian noise; take "
+                "mechanism='gaussian' and a finite epsilon."
+            )
+        if self.bands is not None:
+            raise ConfigError(
+                "ClientPrivacy.aggregation has noise that is new in every round; leave bands out."
+            )
+        if isinstance(self.clip_norm, QuantileClip):
+            raise ConfigError(
+                "ClientPrivacy.aggregation takes a number as clip_norm: the count of a "
+                "QuantileClip would need shares of its own."
+            )
+
+    @property
+    def observer(self) -> str:
+        """Returns the parties that data are protected from, in words."""
+        if self.aggregation is None:
+            return "clients"
+        return SERVER_AND_CLIENTS
+
     units: ClassVar[str] = "clients"
 
 

@@ -31,10 +31,10 @@ from ..privacy import (
     selection_epsilon,
 )
 from ..privacy.accounting.selection import most_repetitions
+from ..privacy.binding import step_cost
 from ..privacy.events import dp_event
 from ..privacy.noise.discrete import slack
 from ..privacy.noise.laws import LAWS
-from ..privacy.release import step_cost
 from ..privacy.reporting import privacy_report, signal_to_noise
 from ..trainer.fingerprint import describe, fingerprint
 from ..trainer.opening import open_run

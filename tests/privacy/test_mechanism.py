@@ -25,11 +25,12 @@ from fedmtl.privacy import (
     SeededSource,
     open_channel,
 )
+from fedmtl.privacy.binding import bind_releases
 from fedmtl.privacy.mechanism import mechanism_of
 from fedmtl.privacy.noise.banded import Bands
 from fedmtl.privacy.noise.grid import release_noise
 from fedmtl.privacy.ranked import RankedCount, RankedSum
-from fedmtl.privacy.release import Form, bind_releases
+from fedmtl.privacy.release import Form
 from fedmtl.privacy.replicates import ReplicatedSum
 from fedmtl.ranks import Ranks
 

@@ -15,10 +15,11 @@ from fedmtl.privacy import (
     ReleasePlan,
 )
 from fedmtl.privacy.accounting.losses import PureDpEvent
+from fedmtl.privacy.binding import bind_releases
 from fedmtl.privacy.noise.laws import GaussianNoise, L2LaplaceNoise
 from fedmtl.privacy.noise.sources import SecureSource, SeededSource
 from fedmtl.privacy.noise.symmetric import outer_sensitivity, smat, svec
-from fedmtl.privacy.release import Form, bind_releases
+from fedmtl.privacy.release import Form
 from fedmtl.privacy.sums import outer_product_sum
 
 ALPHA = 1e-6

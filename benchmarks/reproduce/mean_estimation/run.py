@@ -19,12 +19,19 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedmtl.privacy import ClientPrivacy, FullParticipation, ReleasePlan, SeededSource, open_channel
+from fedmtl.privacy import (
+    ClientPrivacy,
+    FullParticipation,
+    ReleasePlan,
+    SecureAggregation,
+    SeededSource,
+    open_channel,
+)
 from fedmtl.privacy.cost import PrivacyCost
 from fedmtl.privacy.noise.discrete import discrete_gaussian
 from fedmtl.privacy.receipt import Receipt
 from fedmtl.privacy.secure_sum import SecureSum
-from fedmtl.privacy.secure_terms import SecureAggregation, secure_terms
+from fedmtl.privacy.secure_terms import secure_terms
 from fedmtl.report.canvas import drawing
 from fedmtl.secure.roster import honest_rows
 
@@ -69,9 +76,10 @@ def secure(rows: torch.Tensor, epsilon: float, seed: int) -> np.ndarray:
     clients = len(rows)
     plan = ReleasePlan(name="mean", dimension=SIZE)
     everybody = FullParticipation().bind(clients)
-    terms = secure_terms(privacy(epsilon), settings(clients), plan, everybody, 1)
+    secured = replace(privacy(epsilon), aggregation=settings(clients))
+    terms = secure_terms(secured, (plan,), everybody, 1)
     everyone = torch.arange(clients)
-    return SecureSum(terms, SeededSource(seed))(rows, everyone, Receipt(0, 0, everyone)).numpy()
+    return SecureSum(terms.release, SeededSource(seed))(rows, everyone, Receipt(0, 0, everyone)).numpy()
 
 
 def narrow(rows: torch.Tensor, epsilon: float, seed: int, bits: int) -> np.ndarray:

@@ -20,7 +20,7 @@ So the sum is accounted for as Gaussian noise of multiplier z, with the slack of
 Sums are whole numbers modulo 2**bits. What the server sees is a function of the sum with its noise,
 so a sum that wraps around costs usefulness and no privacy. g is the smallest power of two for which
 no sum of n honest rows does, unless their noise is beyond 12.5 deviations, where 1e10 numbers are
-with a probability below 1e-24.
+with a probability below 1e-24. Of 64 bits it is the smallest for which sums are exact as doubles.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ LEAST_CELLS = 1 << 16
 """Of a grid in the bound of a row: truncation to fewer would cost usefulness."""
 _LEAST_SHARE = 16  # deviation in cells, from which on a double shows no tau
 _MOST_CELLS = 1 << 50  # rows are whole numbers in doubles
+_MOST_SUM = 1 << 53  # sums are, too
 _FAR = Fraction(25, 2)  # deviations
 
 
@@ -108,7 +109,8 @@ class ShareNoise:
         for roster in (self.most, min(self.least, self.most)):
             share = self._deviation(width, roster)
             far = math.ceil(_FAR * share * (math.isqrt(roster) + 1))
-            if roster * cells + far >= 1 << (self.bits - 1) or share >= LARGEST:
+            most = min(1 << (self.bits - 1), _MOST_SUM)
+            if roster * cells + far >= most or share >= LARGEST:
                 return False
         return True
 
@@ -153,6 +155,27 @@ class ShareNoise:
         rows = honest_rows(roster, self.colluding, self.missing)
         return math.sqrt((roster - missing) / rows)
 
+    def text(self) -> str:
+        """Returns the conditions on which the noise protects the clients of a cohort."""
+        rows = honest_rows(self.most, self.colluding, self.missing)
+        return (
+            f"of {self.most:,} clients of a cohort at most {self.colluding:,} may collude with it "
+            f"and {self.missing:,} be lost, and the noise counts on the shares of {rows:,}"
+        )
+
+    def share(self, size: int, roster: int, words: Words) -> np.ndarray:
+        """Draws a client's share of the noise, in cells.
+
+        Args:
+            size: numbers of a row.
+            roster: n, clients of the roster.
+            words: random words.
+
+        Returns:
+            int64 (size,).
+        """
+        return discrete_gaussian(words, size, self.deviation(roster))
+
     def words(self, cells: np.ndarray, roster: int, words: Words) -> np.ndarray:
         """Returns a row with a client's share of the noise, modulo 2**bits.
 
@@ -164,10 +187,22 @@ class ShareNoise:
         Returns:
             (D,) uint32, or uint64 of 64 bits.
         """
-        noise = discrete_gaussian(words, len(cells), self.deviation(roster))
+        noise = self.share(len(cells), roster, words)
         # Whole numbers of two's complement are those modulo 2**bits.
         words_of_row: np.ndarray = (cells + noise).astype(f"<u{self.bits // 8}")
         return words_of_row
+
+    def wrapped(self, total: np.ndarray) -> np.ndarray:
+        """Returns a sum modulo 2**bits as the server reads it: the number next to zero.
+
+        Args:
+            total: int64 (D,), in cells.
+
+        Returns:
+            int64 (D,).
+        """
+        signed: np.ndarray = total.astype(f"<i{self.bits // 8}").astype(np.int64)
+        return signed
 
     def opened(self, total: np.ndarray) -> np.ndarray:
         """Returns an opened sum, int64 (D,), in the units of the rows: float64 (D,)."""
