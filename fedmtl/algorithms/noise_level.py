@@ -51,9 +51,11 @@ def noise_of(
         return 0.0
     clients = len(data)
     records = isinstance(privacy, RecordPrivacy)
-    if isinstance(privacy, ClientPrivacy) and not isinstance(schedule, FullParticipation | None):
+    usual = isinstance(schedule, FullParticipation | None)
+    shared = isinstance(privacy, ClientPrivacy) and privacy.aggregation is not None
+    if isinstance(privacy, ClientPrivacy) and (shared or not usual):
         plan = ReleasePlan(name="update", dimension=dimension)
-        bound = schedule
+        bound = schedule or FullParticipation()
         if not isinstance(bound, BoundSampler):
             bound = bound.bind(clients)
         release = calibrated_release(replace(privacy, clip_norm=1.0), plan, bound, rounds)

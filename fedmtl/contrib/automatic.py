@@ -29,6 +29,7 @@ from ..models import ModelFactory, linear_regression, logistic_regression, softm
 from ..models.build import build_module
 from ..privacy import (
     ClientPrivacy,
+    CyclicCohorts,
     FullParticipation,
     PoissonSampling,
     Privacy,
@@ -164,7 +165,7 @@ def automatic(
     if schedule is None:
         schedule = FullParticipation()
         if clients > LARGEST_COHORT and not records:
-            schedule = PoissonSampling(cohort=LARGEST_COHORT)
+            schedule = _sampled(privacy)
     votes = 0
     if averages:
         votes = _VOTE_ROUNDS
@@ -199,6 +200,14 @@ def automatic(
         deep,
         clients,
     )
+
+
+def _sampled(privacy: Privacy | None) -> Sampler:
+    """Returns the schedule of a population of which not all take part in a round."""
+    if isinstance(privacy, ClientPrivacy) and privacy.aggregation is not None:
+        # the server knows who takes part, so that sampling amplifies nothing against it
+        return CyclicCohorts(cohort=LARGEST_COHORT)
+    return PoissonSampling(cohort=LARGEST_COHORT)
 
 
 def _check_network(records: bool, classes: bool) -> None:
@@ -292,7 +301,8 @@ def _clip_of_numbers(
     initial = min(0.3, 0.1 / max(noise, 1e-9))
     if noise == 0 or not isinstance(privacy, ClientPrivacy):
         return initial
-    if privacy.mechanism != "gaussian" or privacy.bands is not None:
+    independent = privacy.mechanism == "gaussian" and privacy.bands is None
+    if not independent or privacy.aggregation is not None:
         return initial
     of_the_sum = noise * schedule.bind(clients).denominator / math.sqrt(dimension)
     count_noise = of_the_sum / 2 / math.sqrt(_COUNT_SHARE)

@@ -274,9 +274,9 @@ class Release(ReleasePlan):
         of a cohort of which nobody is missing."""
         if self.noise is None:
             return 0.0
-        std = self.noise.std(self.sensitivity, self.size) / self.denominator
         if self.shares is not None:
-            return self.shares.excess(self.shares.most) * std
+            return self.shares.std(self.shares.most) / self.denominator
+        std = self.noise.std(self.sensitivity, self.size) / self.denominator
         if self.bands is None:
             return std
         return self.bands.gain * std

@@ -138,7 +138,8 @@ class BoundSampler(ABC):
         if self.amplified:
             raise PrivacyError(
                 "Secure aggregation: the server knows who takes part, so sampling amplifies "
-                "nothing against it; take CyclicCohorts."
+                "nothing against it; take CyclicCohorts or FullParticipation (schedule=cyclic or "
+                "full by name)."
             )
         return self
 

@@ -69,6 +69,7 @@ from fedmtl.privacy import (
     Release,
     ReleasePlan,
     Rounds,
+    SecureAggregation,
     SecureSource,
     SeededSource,
     clip,
@@ -93,8 +94,10 @@ from fedmtl.privacy.ledger import Ledger
 from fedmtl.privacy.mechanism import ClippedSum
 from fedmtl.privacy.noise import grid, laws, symmetric
 from fedmtl.privacy.noise.banded import Bands, CorrelatedNoise
+from fedmtl.privacy.noise.shares import ShareNoise
 from fedmtl.privacy.receipt import LocalReceipt, Receipt
 from fedmtl.privacy.records import Records
+from fedmtl.privacy.secure_sum import SecureSum, share_words
 from fedmtl.report import figures
 from fedmtl.schedules import BoundBuffered, RandomLatency
 from fedmtl.trainer import model_file
@@ -132,6 +135,7 @@ PERSONAL = {
 }
 _CALIBRATED = ClientPrivacy(clip_norm=CLIP, epsilon=8.0, delta=1e-4)
 _RECORDS = RecordPrivacy(clip_norm=CLIP, epsilon=6.0, delta=1e-3)
+_SHARES = SecureAggregation(colluding=2, missing=1)
 IN_ROUNDS: dict[str, tuple[Any, Any]] = {
     "poisson": (PoissonSampling(cohort=COHORT), _CALIBRATED),
     "fixed": (FixedCohort(cohort=COHORT), _CALIBRATED),
@@ -155,6 +159,11 @@ IN_ROUNDS: dict[str, tuple[Any, Any]] = {
     "buffered": (
         Buffered(latency=RandomLatency("lognorm", {"s": 1.0}), concurrency=20, buffer=COHORT),
         _CALIBRATED,
+    ),
+    "shares": (FullParticipation(), replace(_CALIBRATED, aggregation=_SHARES)),
+    "shares, secure": (
+        CyclicCohorts(cohort=COHORT),
+        replace(_CALIBRATED, aggregation=_SHARES, source="secure"),
     ),
     "low rank": (PoissonSampling(cohort=COHORT), _CALIBRATED),
     "low rank, records": (FullParticipation(), _RECORDS),
@@ -1677,6 +1686,7 @@ PUBLISHED, VALUES = ("transcript: published files",), ("transcript: published va
 RELEASES, _LONG = ("transcript: releases",), (("poisson",), ("pmtl", "fedavg"))
 INDEPENDENCE, BUDGET, LEDGER = ("independence",), ("charges: budget",), ("charges: steps",)
 BANDS = ("bands", "bands, secure")
+SHARES = ("shares", "shares, secure")
 CLOCK, CLOCK_L2, CLOCK_GAUSS = ("clocks, laplace",), ("clocks, l2_laplace",), ("clocks, gaussian",)
 _BOTH_CLOCKS = ("clocks, secure", "clocks, gaussian, secure")
 CLOCK_SECURE, RECORDS, LAPLACE = ("clocks, secure",), ("records",), ("laplace",)
@@ -1868,6 +1878,39 @@ MUTANTS = [
         ),
         INDEPENDENCE,
         ("buffered",),
+    ),
+    # noise that clients add, as shares
+    Mutant(
+        "every other share",
+        edit(SecureSum.mean, "in senders.tolist()", "in senders.tolist()[::2]"),
+        NOISE,
+        SHARES,
+        _AVERAGED,
+    ),
+    Mutant(
+        "one share for all clients",
+        edit(share_words, "/{client}", ""),
+        NOISE,
+        ("shares",),
+        _AVERAGED,
+    ),
+    Mutant(
+        "shares of the first round",
+        edit(share_words, ", step)", ", 0)"),
+        FRESH,
+        ("shares",),
+        _AVERAGED,
+    ),
+    Mutant(
+        "shares that count on everybody",
+        edit(
+            ShareNoise._deviation,
+            "honest_rows(roster, self.colluding, self.missing)",
+            "roster",
+        ),
+        NOISE,
+        ("shares, secure",),
+        _AVERAGED,
     ),
     # noise that is correlated over rounds
     Mutant("bands charged, noise independent", _independent, FRESH, BANDS),

@@ -26,7 +26,7 @@ from fedmtl.privacy import (
     open_channel,
 )
 from fedmtl.privacy.binding import bind_releases
-from fedmtl.privacy.mechanism import mechanism_of
+from fedmtl.privacy.mechanisms import mechanism_of
 from fedmtl.privacy.noise.banded import Bands
 from fedmtl.privacy.noise.grid import release_noise
 from fedmtl.privacy.ranked import RankedCount, RankedSum

@@ -79,7 +79,9 @@ def secure(rows: torch.Tensor, epsilon: float, seed: int) -> np.ndarray:
     secured = replace(privacy(epsilon), aggregation=settings(clients))
     terms = secure_terms(secured, (plan,), everybody, 1)
     everyone = torch.arange(clients)
-    return SecureSum(terms.release, SeededSource(seed))(rows, everyone, Receipt(0, 0, everyone)).numpy()
+    return SecureSum(terms.release, SeededSource(seed))(
+        rows, everyone, Receipt(0, 0, everyone)
+    ).numpy()
 
 
 def narrow(rows: torch.Tensor, epsilon: float, seed: int, bits: int) -> np.ndarray:

@@ -155,6 +155,15 @@ class ShareNoise:
         rows = honest_rows(roster, self.colluding, self.missing)
         return math.sqrt((roster - missing) / rows)
 
+    def std(self, roster: int) -> float:
+        """Returns the standard deviation of the noise of a sum in the units of the rows, nobody
+        missing.
+
+        Args:
+            roster: n, clients of the roster.
+        """
+        return math.sqrt(roster) * self.deviation(roster) * self.width
+
     def text(self) -> str:
         """Returns the conditions on which the noise protects the clients of a cohort."""
         rows = honest_rows(self.most, self.colluding, self.missing)
