@@ -115,20 +115,22 @@ class Canaries(Coins):
             count, size, release.clip.norm == "l1" or release.form == "diagonal", key
         )
 
-    def sending(self, members: Tensor) -> Tensor:
+    def sending(self, release: Release, members: Tensor) -> Tensor:
         """Returns the canaries, int64 (k,), among the positions ``members`` of all who take part
-        that add a row to a release: those that are in; under replace-one all."""
+        that add a row to a release: those that are in; under replace-one, and in a secure sum,
+        all."""
         drawn = members[members >= self.first] - self.first
-        if self.paired:
+        if self.paired or release.shares is not None:
             return drawn
         return drawn[self.coins[drawn]]
 
     def row(self, release: Release, step: int, canary: int) -> Tensor:
-        """Returns the row (1, D) float64 that a canary sends, longer than the clip norm."""
+        """Returns the row (1, D) float64 that a canary sends, longer than the clip norm; zeros of
+        one that is out, which its share of the noise of a secure sum hides."""
         places, values = self.directions(release, step)
         sign = 1.0
-        if self.paired and not self.coins[canary]:
-            sign = -1.0
+        if not self.coins[canary]:
+            sign = -1.0 if self.paired else 0.0
         row = torch.zeros(1, release.dimension, dtype=torch.float64)
         row[0, places[canary]] = LOUD * release.bound * sign * values[canary]
         return row
@@ -235,7 +237,8 @@ class _WithCanaries(MechanismAround[Inner]):
         self._canaries = canaries
 
     def __call__(self, rows: Message, clients: Tensor, receipt: Receipt) -> Tensor:
-        positions = self._canaries.sending(receipt.clients) + self._canaries.first
+        sending = self._canaries.sending(self.release, receipt.clients)
+        positions = sending + self._canaries.first
         added = list(self._added(receipt))
         if isinstance(rows, RowTotal):
             for position, row in zip(positions[:, None], added, strict=True):
@@ -246,7 +249,7 @@ class _WithCanaries(MechanismAround[Inner]):
 
     def _added(self, receipt: Receipt) -> Iterator[Tensor]:
         """Yields the rows (1, D) of the canaries that add one in this round."""
-        for canary in self._canaries.sending(receipt.clients).tolist():
+        for canary in self._canaries.sending(self.release, receipt.clients).tolist():
             yield self._canaries.row(self.release, receipt.step, canary)
 
 

@@ -117,10 +117,11 @@ def secure_terms(
     # The grid follows from the noise, and the noise, by the slack, a little from the grid. A
     # coarser grid needs more noise, so cells fall until the noise has as many as are charged for.
     while True:
-        demand = Demand(cost, privacy.epsilon, privacy.noise_multiplier, uses)
         if len(stored) == 1:
-            multiplier, affordable = float(stored[0]["multiplier"]), stored[0]["cap"] or uses
+            multiplier = float(stored[0]["multiplier"])
+            affordable = stored[0]["cap"] or uses
         else:
+            demand = Demand(cost, privacy.epsilon, privacy.noise_multiplier, uses)
             multiplier, affordable = demand.met()
         release = bind_releases(plans, sampler, privacy, multiplier)[plan.name]
         shares = _shares(privacy, release, multiplier)

@@ -16,6 +16,7 @@ from fedmtl import (
     PoissonSampling,
     QuantileClip,
     RecordPrivacy,
+    SecureAggregation,
 )
 from fedmtl.audit.canaries import Canaries, CanaryRounds
 from fedmtl.audit.guesses import guess, refuted
@@ -24,6 +25,8 @@ from fedmtl.errors import PrivacyError
 from fedmtl.privacy import GradientPlan, ReleasePlan, open_channel
 from fedmtl.privacy.accounting.composition import trade_off
 from fedmtl.privacy.noise.laws import LAWS
+from fedmtl.privacy.secure_sum import SecureSum
+from tests.mutation import edit
 
 CLIENTS, CANARIES, DIMENSION, STEPS, NOISE = 6, 1000, 2000, 3, 2.0
 
@@ -102,6 +105,26 @@ def test_scores_have_the_law_of_gaussian_likelihood_ratios(schedule, relation):
     assert channel.sampler.relation == relation
     assert gaussian_p(canaries, math.sqrt(STEPS) / NOISE) > 1e-3
     assert bool((canaries.uses == STEPS).all())
+
+
+def test_scores_against_a_server_that_opens_secure_sums() -> None:
+    """It sees the noised sum of all shares: a little more noise than is charged, that of the clients that may collude."""
+    one = SecureAggregation(colluding=300)
+    canaries, channel = played(FullParticipation(), aggregation=one)
+    assert channel.sampler.relation == "zero_out"
+    # 1,006 shares, of which 706 are counted on
+    assert channel.releases["update"].shares.excess(1006) == pytest.approx(math.sqrt(1006 / 706))
+    assert gaussian_p(canaries, math.sqrt(STEPS * 706 / 1006) / NOISE) > 1e-3
+    assert bool((canaries.uses == STEPS).all())
+
+
+@pytest.mark.parametrize("broken", ["no noise of others", "half of all shares"])
+def test_scores_of_broken_shares_are_beyond_the_claim(broken, monkeypatch) -> None:
+    """An attack on sums whose noise is that of one share in twenty, or that are short of half, guesses too well."""
+    left = {"no noise of others": 20, "half of all shares": 2}[broken]
+    edit(SecureSum.mean, "in senders.tolist()", f"in senders.tolist()[::{left}]")(monkeypatch)
+    canaries, _ = played(FullParticipation(), aggregation=SecureAggregation(colluding=0))
+    assert gaussian_p(canaries, math.sqrt(STEPS) / NOISE) < 1e-6
 
 
 def test_the_rows_of_clients_change_no_score():

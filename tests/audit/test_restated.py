@@ -22,6 +22,7 @@ from fedmtl import (
     PoissonClocks,
     QuantileClip,
     RecordPrivacy,
+    SecureAggregation,
     models,
 )
 from fedmtl.audit.lower_bound import Interval
@@ -62,6 +63,14 @@ RUNS: dict[str, dict[str, Any]] = {
     },
     "an adaptive clip": {
         "privacy": ClientPrivacy(clip_norm=ADAPTIVE, noise_multiplier=NOISE, **SECURE),
+    },
+    "secure sums": {
+        "privacy": ClientPrivacy(clip_norm=0.7, noise_multiplier=NOISE, aggregation=SecureAggregation(colluding=1), **SECURE),
+        "schedule": CyclicCohorts(COHORT),
+    },
+    "secure sums of everybody": {
+        "privacy": ClientPrivacy(clip_norm=0.7, epsilon=4.0, aggregation=SecureAggregation(bits=64), delta=DELTA),
+        "schedule": FullParticipation(),
     },
     "laplace": {
         "privacy": ClientPrivacy(clip_norm=0.7, noise_multiplier=NOISE, mechanism="laplace", **SECURE),

@@ -98,7 +98,13 @@ def test_everything_is_confirmed_of_a_good_run(good: Path) -> None:
 
 
 SECURE = (  # seeded ones: tests/golden
-    *("pmtl, running mean, fixed cohorts", "pmtl, adaptive clip", "fedprox, records", "mp_mtl"),
+    *(
+        "fedavg, secure sums",
+        "pmtl, running mean, fixed cohorts",
+        "pmtl, adaptive clip",
+        "fedprox, records",
+        "mp_mtl",
+    ),
     *("pp_dmtl, subsamples, L2,1 norm", "async_learner", "p2p"),
 )
 

@@ -37,6 +37,10 @@ RUNS = {
     "pmtl, L2-Laplace, everybody": (
         f"algorithm=pmtl {_DIGITS.replace('schedule.cohort=6', 'schedule=full')} privacy.mechanism=l2_laplace"
     ),
+    "fedavg, secure sums": (
+        f"{_DIGITS} algorithm=fedavg privacy=secure_aggregation schedule=cyclic finetune=none "
+        "privacy.aggregation.colluding=2"
+    ),
     "fedavg": f"{_DIGITS} algorithm=fedavg finetune=none",
     "fedprox, records": f"{_DIGITS} algorithm=fedprox privacy=record algorithm.local.batch_size=4",
     "pmtl without a pull, records, Laplace": (
