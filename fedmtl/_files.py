@@ -27,8 +27,8 @@ _TEMPORARY = re.compile(r".+\.[0-9a-f]{8}\.tmp")
 def write_bytes(path: Path, content: bytes) -> None:
     """Replaces ``path`` by ``content``; at any crash the old or the new file is there, whole.
 
-    The temporary name is this write's own, so two processes never write into one file. What a crash
-    leaves is removed by :func:`remove_temporary`.
+    The temporary name is this write's own, so two processes never write into one file. A file that
+    a crash left is removed by :func:`remove_temporary`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")

@@ -126,8 +126,8 @@ class OneAtATime(LinearAlgorithm):
             answer: of the client.
 
         Returns:
-            What is new in ``server``, without tensors of :attr:`by_client`; and the client's new
-            rows of these.
+            The changed entries of ``server``, without tensors of :attr:`by_client`; and the
+            client's new rows of these.
         """
 
     def personalize(self, problem: Problem, state: State, clients: Tensor) -> Tensor:

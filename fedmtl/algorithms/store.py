@@ -4,7 +4,7 @@ Rows that changed since the last checkpoint are in memory; the others are in the
 names.
 
 A record of a file is a client's number and its row of every field. A file only grows. A checkpoint
-has the number of records of each file that count. Of several records of a client the last one
+has the number of records of each file that count. If a client has several, the last one
 counts. Records of an interrupted save stand behind those that count, and the next save cuts them
 off. If most records of a file are replaced by later ones, a new file follows, and the old one is
 removed when a checkpoint has named the new one.

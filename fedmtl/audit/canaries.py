@@ -103,9 +103,8 @@ class Canaries(Coins):
         coordinates int64 (m, w) that are not zero, and their values float64 (m, w).
 
         They are blocks of coordinates with random signs, the same in all steps, of one coordinate
-        if the L1 norm is bounded or the squares of a row are released. Of more canaries than
-        coordinates they are random signs on all coordinates, or a random coordinate, anew in every
-        step.
+        if the L1 norm is bounded or the squares of a row are released. More canaries than
+        coordinates are random signs on all coordinates, or a random coordinate, anew in every step.
         """
         assert release.clip is not None
         count = len(self)

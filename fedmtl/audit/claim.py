@@ -129,9 +129,9 @@ class Claim:
 
     @property
     def sensitivity(self) -> float:
-        """Returns S, from the clip norm and the relation: C, doubled for replace-one. Of outer
-        products w w^T, C^2; for replace-one the farthest are orthogonal, at sqrt(2) C^2 in the L2
-        norm and 2 C^2 in the L1 norm."""
+        """Returns S, from the clip norm and the relation: C, doubled for replace-one. For outer
+        products w w^T it is C^2; for replace-one the farthest are orthogonal, at sqrt(2) C^2 in
+        the L2 norm and 2 C^2 in the L1 norm."""
         if self.form == "vector":
             return self.bound * (2.0 if self.relation == "replace" else 1.0)
         farther = 2.0

@@ -115,8 +115,8 @@ class Claims:
         Args:
             name: of the release, or ``"<name>/count"`` for the count of its unclipped clients.
             client: whose account, if the unit is a record; with all its records.
-            use: number of the use, from 0; beyond an allocation the last one. Of a clip norm that
-                adapts the first.
+            use: number of the use, from 0; beyond an allocation the last one. If the
+                clip norm adapts, the first one.
         """
         key = name, client, use
         if key not in self._made:

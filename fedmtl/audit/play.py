@@ -117,10 +117,10 @@ def played(
         local: most local steps of one participation that are made.
 
     Returns:
-        What was released, by name: a release of rows, ``"<name>/count"`` of its unclipped clients,
-        ``"rows of <name>"`` with the noise of the clients themselves, or ``"gradients"``. If the
-        clip norm adapts, the noise of a round grows as the audit computes it from the released
-        counts, by Algorithm 1 of Andrew et al. 2021.
+        The released values, by name: a release of rows, ``"<name>/count"`` of its unclipped
+        clients, ``"rows of <name>"`` with the noise of the clients themselves, or ``"gradients"``.
+        If the clip norm adapts, the noise of a round grows as the audit computes it from the
+        released counts, by Algorithm 1 of Andrew et al. 2021.
     """
     if sent is None:
         sends = silence(setup)

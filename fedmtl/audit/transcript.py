@@ -57,8 +57,7 @@ def transcript(trainer: Trainer, first: Notes, *, seed: int = 0, rounds: int) ->
     privacy who takes part and the numbers of examples are public and stay, the coins are the
     subsamples of records, and the tensors that clients keep must be bit-identical too.
 
-    What is frozen in the model has every bit after the run that it had before: no release covers
-    it.
+    Frozen parameters have the same bits before and after the run: no release covers them.
     """
     records = isinstance(trainer.privacy, RecordPrivacy)
     check = "transcript: public state"

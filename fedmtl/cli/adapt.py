@@ -46,8 +46,8 @@ def adapt(words: list[str]) -> int:
 
     Every new client finetunes the model in public/ on its own records and sends nothing, so this
     costs no epsilon. Model, loss and finetuning are those of the run unless given; features and
-    classes must be coded as those of the run. Of a table all settings are kept that are not given,
-    such as its columns and bounds.
+    classes must be coded as those of the run. Settings of a table that are not given, such as its
+    columns and bounds, are those of the run.
 
     examples, where RUN is a folder such as outputs/2025-01-31/12-00-00
       fedmtl adapt RUN data.clients=20 data.seed=1   new clients of the same source

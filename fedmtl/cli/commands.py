@@ -36,7 +36,7 @@ def resume(words: list[str], process: Process) -> int:
     """Continue an interrupted run or search from its last checkpoint, or the runs of a sweep that
     have not finished.
 
-    Of a sweep those that failed are started again; those that finished stay.
+    The jobs of a sweep that failed are started again; those that finished stay.
     """
     parser = command_parser(resume, "of the logger: where it writes, if elsewhere", folder=True)
     options = parser.parse_intermixed_args(words)

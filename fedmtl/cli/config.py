@@ -79,8 +79,8 @@ def without_leftovers(config: DictConfig, typed: Typed) -> DictConfig:
     replaced.
 
     An experiment sets ``algorithm.lam`` for the algorithm that it chooses;
-    ``experiment=NAME algorithm=fedavg`` chooses another one. What that one has no argument for
-    goes, and so does a value for what it describes as an object.
+    ``experiment=NAME algorithm=fedavg`` chooses another one. Settings for which
+    that one has no argument are dropped, and so is a value for an argument that is an object.
 
     Args:
         config: composed, changed in place.

@@ -4,8 +4,8 @@ numbers of clients K and parameters p, declared bounds, epsilon and delta.
 The noise of a run at the client level is nu = sigma sqrt(T p) / K: sigma is the noise multiplier of
 one Gaussian release at (epsilon, delta), T the number of rounds, and nu the length of the noise of
 the mean of one round over the clip norm. With full participation T releases need exactly the
-multiplier sigma sqrt(T); of the cohorts of about 300 among more clients nu is nearly the same. Of a
-schedule that is set nu is computed from the multiplier that it needs. At the record level it is
+multiplier sigma sqrt(T); of the cohorts of about 300 among more clients nu is nearly the same. If
+the schedule is set, nu is computed from the multiplier that it needs. At the record level it is
 sigma sqrt(T p K) / (.07 N) of N records, with noise of each client's own. Up to nu = 1 sharing was
 useful on most tables of the study.
 """

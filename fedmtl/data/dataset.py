@@ -255,8 +255,8 @@ class FederatedDataset:
             draw: number of clients, drawn at random from the others; None takes all.
             classes: number of classes, None for regression, ``"infer"``: two for targets -1 and +1,
                 or floating 0.0 and 1.0, else the largest label plus 1 for integer targets and
-                regression for floating ones. What is inferred comes from the records, and a run
-                with noise refuses it.
+                regression for floating ones. An inferred number comes from the records, and a
+                run with noise refuses it.
             transform: from storage to float, or :class:`Integers`, with which every x must be
                 whole; None scales images of bytes, x uint8 (examples, ..., height, width), to [0,
                 1], whose bounds are then the domain, and is :class:`Cast` otherwise.

@@ -190,8 +190,8 @@ class ByClasses(Checked):
 
     Every client gets ``classes_per_client`` different classes, drawn so that all classes have as
     many clients, up to one, and the same number of examples of each of them: as many as the rarest
-    class has for one of its clients. What is left of a class is not used. Which classes a client
-    has depends on the settings and the number of classes, so that a train and a test pool are dealt
+    class has for one of its clients. The rest of a class is not used. The classes of a client
+    depend on the settings and the number of classes, so that a train and a test pool are dealt
     alike.
 
     Args:

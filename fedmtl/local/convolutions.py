@@ -137,8 +137,8 @@ class Convolution:
     ) -> Tape:
         """Returns the layer's values from its product: pooled, with the bias, under the function.
 
-        In this order there is least to do, and the values are the same. Of equal ones the first of
-        a window is the largest, as PyTorch has it.
+        In this order there is least to do, and the values are the same. If several are
+        equal, the first of a window is the largest, as in PyTorch.
 
         Args:
             parameters: of the copy.

@@ -260,7 +260,7 @@ def available_cores() -> int:
 def resolve_device(device: str, ranks: Ranks = SINGLE) -> torch.device:
     """Returns the device of a run.
 
-    Of several ranks on a machine each takes the next GPU.
+    Several ranks on one machine take the next GPU each.
 
     Args:
         device: a name as of :class:`torch.device`, or ``"auto"`` for the first GPU, or the CPU

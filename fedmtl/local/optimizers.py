@@ -39,8 +39,8 @@ class StackedOptimizer:
         anchor: (D,) or (K, D); needed when ``lam > 0``.
         proximal: take the anchor term by its proximal step, w <- (w + eta lam anchor) / (1 + eta
             lam), after the update rule instead of adding lam (w - anchor) to the gradient. Stable
-            for any ``eta * lam``. Of a precision matrix it is w <- anchor + (I + eta P)^-1 (w -
-            anchor).
+            for any ``eta * lam``. With a precision matrix it is w <- anchor + (I + eta P)^-1
+            (w - anchor).
 
     Raises:
         ConfigError: a pull without an anchor.

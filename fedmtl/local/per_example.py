@@ -79,8 +79,7 @@ def example_gradients(
     - of 1, and if a chunk cannot hold 32 gradients, every example is computed by itself, which
       needs no batching rule.
 
-    What is missing in the last piece of a copy is filled up with examples whose gradients are not
-    used.
+    The last piece of a copy is filled up with examples whose gradients are not used.
 
     Args:
         stack: with A copies or more loaded.

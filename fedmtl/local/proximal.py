@@ -66,12 +66,13 @@ def prox_half_squared(x: Tensor, t: float) -> Tensor:
 def prox_nuclear(x: Tensor, t: float) -> Tensor:
     """Applies the operator of :func:`nuclear_norm`: every singular value s becomes max(0, s - t).
 
-    Of several matrices the decomposition G = V diag(w) V^T of the product of x with its transpose
-    on the smaller side gives x f(G) with f(w) = max(0, 1 - t / sqrt(w)), and is faster than that of
-    x. If D is the rounding error of G and of its decomposition, the entry of x (f(G + D) - f(G))
-    between a singular direction i of x and an eigenvector j of G + D is s_i f[w_i, w'_j] D_ij, and
-    s_i |f[w_i, w'_j]| <= 1 / (2 t) whichever of the two lie above the threshold: the result is off
-    by at most ||D||_F / (2 t). If that may be more than 1e-9 ||x||_F, x itself is decomposed.
+    For several matrices, G = V diag(w) V^T, the product of x with its transpose on the smaller
+    side, is decomposed: x f(G) with f(w) = max(0, 1 - t / sqrt(w)) is the value, and is faster than
+    by the decomposition of x. If D is the rounding error of G and of its decomposition, the entry
+    of x (f(G + D) - f(G)) between a singular direction i of x and an eigenvector j of G + D is
+    s_i f[w_i, w'_j] D_ij, and s_i |f[w_i, w'_j]| <= 1 / (2 t) whichever of the two lie above the
+    threshold: the result is off by at most ||D||_F / (2 t). If that may be more than 1e-9 ||x||_F,
+    x itself is decomposed.
 
     Raises:
         ConfigError: x holds numbers that are not finite.

@@ -282,7 +282,7 @@ class LocalTraining:
     ) -> Iterator[PrivateStep]:
         """Yields the local steps of DP-SGD.
 
-        How many steps a client makes, and on which records, is for ``records`` to say. The
+        ``records`` decides the number of steps of a client and the records of each. The
         regularizer needs no data and is added by the optimizer, after the release.
 
         Args:

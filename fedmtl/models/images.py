@@ -128,8 +128,8 @@ def torchvision_model(
             refused when it is trained.
         groups: of the group normalization, at most; their number divides the channels of a layer.
         weights: pretrained weights by torchvision's name, such as ``"DEFAULT"``, downloaded if
-            they are not cached; None for random ones. What batch normalization had learned of other
-            images is lost with it.
+            they are not cached; None for random ones. The statistics of batch normalization are
+            lost with it.
         options: further arguments of the network.
 
     Raises:

@@ -32,9 +32,9 @@ _LEAST_NORM = 1e-140
 _IN_FLOAT64 = 1 << 15  # records of which sums in float64 move by less than the margin of the clip
 Array = np.ndarray
 Gradients = Array | Tensor
-"""Of the n_i records of one client in k replicates: an array (k, n_i) of float64 has the factors
-s_j of the rows x_j that the plan has of the client, and a floating tensor (k, n_i, D) the gradients
-themselves."""
+"""Gradients of the n_i records of one client in k replicates: an array (k, n_i) of float64 has the
+factors s_j of the rows x_j that the plan has of the client, and a floating tensor (k, n_i, D) the
+gradients themselves."""
 
 
 def usable_rows(x: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:

@@ -52,8 +52,8 @@ class ReleasePlan:
             then replaces its row by another.
 
         model: number of the coordinates that move a model, if others are for a few steps alone.
-            What a run says of the noise on a model counts only these; the noise is on all. None:
-            all of them.
+            The reported noise on a model counts only these; the noise is on all. None: all of
+            them.
 
     Raises:
         ConfigError: an empty name or one that ends in ``/count`` or ``/rows``, a dimension or
@@ -270,8 +270,8 @@ class Release(ReleasePlan):
     @cached_property
     def noise_std(self) -> float:
         """Returns the root mean square of one noised coordinate of the released mean; 0 without
-        noise. Of correlated noise, what it approaches in the course of the rounds; of shares, that
-        of a cohort of which nobody is missing."""
+        noise. If the noise is correlated, its limit in the course of the rounds; if clients share
+        it, that of a cohort in which nobody is missing."""
         if self.noise is None:
             return 0.0
         if self.shares is not None:

@@ -35,7 +35,7 @@ def privacy_report(channel: Rounds | Activations) -> PrivacyReport:
     """Returns the privacy report of a run so far, and of the whole run once its channel is closed.
 
     Args:
-        channel: of the run. Of replicates, the worst one is reported.
+        channel: of the run. If it has replicates, the worst one is reported.
 
     Example:
         >>> from fedmtl import ClientPrivacy, FullParticipation

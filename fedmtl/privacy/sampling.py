@@ -84,8 +84,8 @@ class CyclicCohorts(Checked):
     """Clients take turns, ``cohort`` at a time, in a fixed public order: no coin, so nothing is
     amplified.
 
-    Who takes part when is public, so neighbours differ by one client whose data are replaced by
-    nothing ("zero_out"); a client is charged for each of its turns.
+    The participants of each round are public, so neighbours differ by one client whose data are
+    replaced by nothing ("zero_out"); a client is charged for each of its turns.
 
     Args:
         cohort: number of clients a step, at most the population.

@@ -59,7 +59,7 @@ def plot_rounds(
     """Draws ``metric`` by round, then the objective if the rows have it, and the epsilon spent.
 
     Args:
-        lines: the rows of a run by its algorithm, then those of its baselines. Of replicates they
+        lines: the rows of a run by its algorithm, then those of its baselines. For replicates they
             are the rows of each budget. A row is an evaluated round with ``round``, ``epsilon`` and
             numbers; None and NaN are left out. If a number X has ``X_p5``, ``X_p25``, ``X_p50``,
             ``X_p75`` and ``X_p95``, these percentiles are drawn, and no epsilon. If the first line

@@ -175,8 +175,8 @@ class Population:
 class BoundBuffered(BoundSampler):
     """The buffered schedule of n given clients.
 
-    Who answers when is public: neighbours differ by one client whose data are replaced by nothing,
-    and a client is charged for each of its answers that is used.
+    The order of the answers is public: neighbours differ by one client whose data are replaced by
+    nothing, and a client is charged for each of its answers that is used.
 
     Attributes:
         max_uses: most answers of a client that are used; None for no cap.

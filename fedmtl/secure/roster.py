@@ -1,19 +1,19 @@
 """The honest rows of a sum: how many a server that is not honest cannot go below.
 
-Of a roster of n clients, t tell the server all they have, and N = n - t are honest. At most d may
+In a roster of n clients, t tell the server all they have, and N = n - t are honest. At most d may
 be missing after the roster is fixed, so T = n - d shares give a secret back. An honest client takes
 part in one roster. It accepts boxes of all names but d, and answers one list of names that came: at
 least n - d, its own among them, all with a box. It gives a share of the own mask's seed of each
 name on the list, and a share of the mask key of each name that is not. Let S be honest clients
 whose sum the server learns.
 
-1. Of a client of S the own mask is known, so its mask key is not: T - t = N - d honest answers are
+1. The own mask of a client of S is known, so its mask key is not: T - t = N - d honest answers are
    needed for each of the two, an answer gives one of them, and 2 (N - d) > N if N > 2 d.
 2. Keys of masks are made of the roster and of the names whose boxes came. A mask between two
    clients that saw different ones therefore cancels with nothing, and only clients that saw the
    same are in a sum that is not a sum of smaller ones.
 3. An honest client v outside of S shares a mask with each of S unless all of S left out its box.
-   Let l clients be left out. Of the y others the mask key must be known.
+   Let l clients be left out. The mask keys of the y others must be known.
 4. That takes N - d honest answers in which v is missing although its box came. An answer has at
    most d missing, among them those whose box was left out, and never its own client. With the
    N - l - y clients of S,

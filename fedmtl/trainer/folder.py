@@ -45,7 +45,7 @@ class RunFolder:
     ``private/models.safetensors`` has the tensor ``models`` (n, D) of what is trained, with the ids
     in the metadata under ``ids``: of all clients, or of those that were drawn for evaluation;
     ``private/parts.safetensors`` has the :attr:`~fedmtl.Result.parts` of the methods that have
-    some. Of a table, ``columns.json`` says how raw rows become inputs of the models and outputs
+    some. For a table, ``columns.json`` says how raw rows become inputs of the models and outputs
     predictions, and how the network is built. It is in ``public/`` if names and categories of its
     columns were settings of the run, and in ``private/`` if some were read off the table. If the
     algorithm bounds features, the metadata have ``bound``, such as

@@ -122,8 +122,8 @@ class Result(Scored):
         """Returns the result of :meth:`Trainer.fit` from the folder of a finished run, with its
         baselines.
 
-        Of a baseline whose clients have the shared model the personal models are that model for
-        each. Models and scores are those of the run to the bit, on the CPU.
+        If the clients of a baseline have the shared model, each personal model is a copy of it.
+        Models and scores are those of the run to the bit, on the CPU.
 
         Args:
             folder: of the run.

@@ -374,7 +374,7 @@ class Trainer:
         """Trains, evaluates and saves the run and its baselines.
 
         Args:
-            resume: continue the run in ``folder`` from its last checkpoint. Of a run in secure mode
+            resume: continue the run in ``folder`` from its last checkpoint. In secure mode
                 resume a single copy of the folder: every copy would release under the same charges.
             ranks: the processes that compute the run jointly, each of which calls this; None for
                 those that torchrun started, or of the program's process group. ``Ranks()`` is a

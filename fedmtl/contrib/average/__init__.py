@@ -48,9 +48,9 @@ slopes of the base. ``local`` has kappa = 0, so that its mean is not penalized, 
 lambda of equal weight.
 
 With few records the residuals do not outvote the prior, so the prior has to say how clients usually
-differ: first in their level. Of the weight of all models on the shared base, an own intercept
-without a penalty has .3, three penalties .2 each, and the intercept of the shared model .1; each is
-spread evenly over six lambda.
+differ: first in their level. The models on the shared base divide their weight so: an own
+intercept without a penalty has .3, three penalties .2 each, and the intercept of the shared model
+.1; each is spread evenly over six lambda.
 
 *Votes.* A few rows do not tell how strong a penalty clients need; those of all clients do. In the
 last rounds of automatic settings every client with a real target sends a vote u_i on the M

@@ -59,7 +59,7 @@ def read_hospital(
     Args:
         root: the .csv file, or its folder.
         public_fraction: share of the rows that is taken as public, at least one; it belongs to no
-            client. Which rows is fixed by their place in the file and does not depend on ``seed``:
+            client. Their place in the file decides which rows they are, and not ``seed``:
             repetitions with other seeds do not make other rows public.
         test_fraction: share of each hospital's stays held out for test; None trains on all of them
             and tests every hospital on the public rows.

@@ -28,8 +28,8 @@ def decode(
 
     The largest number of the result's type is white. Pixels of 16 bits in grey are scaled by 65535
     (by 4095 for 12 bits), floats must be in [0, 1], colours of 16 bits are read with 8. An
-    orientation tag is followed. Transparent pixels show white. Of a photo with previews (MPO) it is
-    the photo.
+    orientation tag is followed. Transparent pixels show white. A photo with previews (MPO) is read
+    without them.
 
     Args:
         source: the file, or its content.

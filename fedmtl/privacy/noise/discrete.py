@@ -73,7 +73,7 @@ LEAST = 1 << 40
 """Deviation in cells of the noise that a server adds, or more."""
 
 LARGEST = 1 << 47
-"""Of a deviation in cells; below it a magnitude of 64 deviations is exact as a double."""
+"""Largest deviation in cells; below it a magnitude of 64 deviations is exact as a double."""
 
 _SLOT_BITS = 16
 _SLOTS = 1 << _SLOT_BITS

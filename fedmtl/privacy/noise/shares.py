@@ -38,7 +38,7 @@ from .discrete import LARGEST, discrete_gaussian
 from .sources import Words
 
 LEAST_CELLS = 1 << 16
-"""Of a grid in the bound of a row: truncation to fewer would cost usefulness."""
+"""Least number of cells of a grid in the bound of a row: truncation to fewer costs usefulness."""
 _LEAST_SHARE = 16  # deviation in cells, from which on a double shows no tau
 _MOST_CELLS = 1 << 50  # rows are whole numbers in doubles
 _MOST_SUM = 1 << 53  # sums are, too
