@@ -138,10 +138,12 @@ def test_turns_are_public_and_charged_to_those_whose_turn_it_is() -> None:
     z = door.noise_multiplier
     assert door.epsilon == pytest.approx(gaussian_epsilon(3**0.5 / z, report.delta), rel=1e-6)
     assert door.epsilon <= 2.0
-    with pytest.raises(BudgetExhausted, match="cap of 3"):
-        door.begin(
-            7, door.draw(7)
-        )  # the turns of clients 8, 9, 0 and 1: two of them have had three
+    # the turns of clients 8, 9, 0 and 1, of whom the last two have had three
+    assert door.draw(7).tolist() == [8, 9]
+    door.begin(7, door.draw(7))
+    assert set(door.accountant.participations[0]) == {3}
+    with pytest.raises(BudgetExhausted, match=r"Step 8: all its clients .* 3 each"):
+        door.draw(8)
 
 
 def test_only_secret_coins_amplify() -> None:
