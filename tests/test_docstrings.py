@@ -58,15 +58,14 @@ PACKAGES = (
 
 WITHOUT_EXAMPLE = {
     # interfaces, which an exported class or function with an example has
-    *("Algorithm", "AsynchronousSchedule", "Mechanism", "NoiseLaw"),
-    *("NoiseSource", "Personalization", "RunAudit"),
+    *("Algorithm", "Mechanism", "Personalization", "RunAudit"),
     # settings of readers, whose fields are the arguments of these
     *("AdultSettings", "CelebASettings", "ImagesSettings", "LendingSettings", "MovieLensSettings"),
-    *("StackOverflowSettings", "SyntheticTasks", "TableSettings"),
+    *("StackOverflowSettings", "TableSettings"),
     # readers of files that are too large, or have too many columns, to be written in an example
     *("read_adult", "read_celeba", "read_cifar", "read_lending", "read_stackoverflow"),
     # what the example of another name returns
-    *("BoundBuffered", "Rounds", "SearchResult", "Step"),
+    *("Rounds", "SearchResult"),
     # they read folders of runs, and draw
     *("frame", "report"),
 }

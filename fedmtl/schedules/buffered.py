@@ -182,6 +182,12 @@ class BoundBuffered(BoundSampler):
         max_uses: most answers of a client that are used; None for no cap.
         rest: least number of steps between two uses of a client's answers.
         population: the clients; None if no cohort is drawn.
+
+    Example:
+        >>> from fedmtl import Buffered
+        >>> bound = Buffered(latency=1.0, concurrency=2, buffer=1, per_client=3).bind(2)
+        >>> bound.relation, bound.max_uses
+        ('zero_out', 3)
     """
 
     cohort: int

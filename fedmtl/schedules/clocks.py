@@ -22,7 +22,15 @@ from .latency import Law, RandomLatency, TraceLatency, constant, exponential
 
 
 class AsynchronousSchedule(ABC):
-    """Settings that become a :class:`BoundSchedule` once the clients are known."""
+    """Settings that become a :class:`BoundSchedule` once the clients are known.
+
+    Example:
+        >>> from fedmtl import PoissonClocks
+        >>> from fedmtl.schedules import AsynchronousSchedule
+        >>> schedule: AsynchronousSchedule = PoissonClocks(per_client=2)
+        >>> sorted(schedule.bind(3).events(0, 0, 6).client.flatten().tolist())
+        [0, 0, 1, 1, 2, 2]
+    """
 
     def bind(
         self, clients: int, *, names: Sequence[str] | None = None, keys: Tensor | None = None

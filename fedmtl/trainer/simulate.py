@@ -30,6 +30,21 @@ class Step:
         epsilon: of the steps so far, at the delta of the settings; infinite without noise.
         algorithm: with the settings that it chose itself.
         problem: the data and the model.
+
+    Example:
+        >>> from fedmtl import FedAvg, FullParticipation, LocalSGD, Trainer
+        >>> from fedmtl import load_data, models, simulate
+        >>> trainer = Trainer(
+        ...     algorithm=FedAvg(local=LocalSGD(lr=0.1)),
+        ...     data=load_data("digits", clients=3),
+        ...     model=models.softmax_regression(),
+        ...     schedule=FullParticipation(),
+        ...     privacy=None,
+        ...     rounds=2,
+        ... )
+        >>> step = next(simulate(trainer))
+        >>> step.done, step.epsilon, tuple(step.personal().shape)
+        (1, inf, (3, 650))
     """
 
     done: int

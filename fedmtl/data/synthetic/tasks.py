@@ -47,6 +47,12 @@ class SyntheticTasks:
         public_examples: further examples of the tasks, of each in turn, that belong to no client; 0
             for none.
         seed: of all draws.
+
+    Example:
+        >>> from fedmtl.data import SyntheticTasks
+        >>> settings = SyntheticTasks(tasks=5)
+        >>> settings.features, settings.structure
+        (28, 'low_rank')
     """
 
     tasks: Count = 20

@@ -58,6 +58,12 @@ class NoiseLaw(Checked, ABC):
         matrices: True if it is noise on symmetric matrices only.
         refuted: why the event does not hold, for the law of a paper that protects nothing: the
             event is then what the paper claims, and epsilon is infinite. Else None.
+
+    Example:
+        >>> from fedmtl.privacy import GaussianNoise, NoiseLaw, SeededSource
+        >>> law: NoiseLaw = GaussianNoise(1.5)
+        >>> law.norm, law.draw(SeededSource(seed=0), "update", step=0, size=3).shape
+        ('l2', (3,))
     """
 
     multiplier: Positive

@@ -29,7 +29,15 @@ More = Callable[[np.ndarray], np.ndarray]
 
 
 class NoiseSource(Protocol):
-    """Supplies the noise of releases and the coins of cohorts."""
+    """Supplies the noise of releases and the coins of cohorts.
+
+    Example:
+        >>> from fedmtl.privacy import NoiseSource, SeededSource
+        >>> source: NoiseSource = SeededSource(seed=7)
+        >>> signs, tails = source.tails("update", step=0, size=4)
+        >>> signs.tolist(), bool(((0 < tails) & (tails <= 0.5)).all())
+        ([1.0, -1.0, 1.0, 1.0], True)
+    """
 
     @property
     def name(self) -> str:
