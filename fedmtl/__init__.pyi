@@ -45,6 +45,7 @@ from .privacy import QuantileClip as QuantileClip
 from .privacy import RecordPrivacy as RecordPrivacy
 from .privacy import SecureAggregation as SecureAggregation
 from .schedules import Buffered as Buffered
+from .schedules import Deadline as Deadline
 from .schedules import Latencies as Latencies
 from .schedules import PoissonClocks as PoissonClocks
 from .schedules import Synchronous as Synchronous

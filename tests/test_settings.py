@@ -28,6 +28,7 @@ REQUIRED: dict[str, dict[str, Any]] = {  # fields without a default, and those t
     "ByClasses": {"clients": 2, "classes_per_client": 1},
     "ClusteredPMTL": {"clusters": {"a": 1}},
     "CyclicCohorts": {"cohort": 2},
+    "Deadline": {"latency": 1.0, "limit": 1.0},
     "Dirichlet": {"clients": 2, "alpha": 1.0},
     "Dropouts": {"rate": 1.0, "duration": 1.0},
     "FixedCohort": {"cohort": 2},

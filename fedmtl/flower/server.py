@@ -13,7 +13,7 @@ from .._check import Positive, check_arguments
 from ..algorithms.rounds import RoundAlgorithm
 from ..errors import ConfigError
 from ..privacy import RecordPrivacy
-from ..schedules import Buffered
+from ..schedules import Buffered, Deadline
 from ..trainer import Trainer
 from ..trainer.fit import fitted
 from ..trainer.processes import in_one_process
@@ -126,6 +126,11 @@ def check(trainer: Trainer) -> None:
     if kind:
         needs = "needs all clients in one process; a Flower app has a process for each"
         raise ConfigError(f"A run with {kind} {needs}.")
+    if isinstance(trainer.schedule, Deadline):
+        raise ConfigError(
+            "Deadline(...) has latencies that are simulated; with real ones give its sampler as "
+            "the schedule, and its limit as patience of server_app."
+        )
     algorithm = trainer.algorithm
     if not isinstance(algorithm, RoundAlgorithm):
         lacks = "has no part that a client computes by itself; Flower apps need one"

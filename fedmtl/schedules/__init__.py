@@ -4,6 +4,7 @@ from .activations import BoundSchedule
 from .block import Block, rounds
 from .buffered import BoundBuffered, Buffered
 from .clocks import AsynchronousSchedule, Latencies, PoissonClocks, Synchronous
+from .deadline import Deadline
 from .dropouts import Dropouts
 from .latency import RandomLatency, TraceLatency
 
@@ -13,6 +14,7 @@ __all__ = [
     "BoundBuffered",
     "BoundSchedule",
     "Buffered",
+    "Deadline",
     "Dropouts",
     "Latencies",
     "PoissonClocks",

@@ -3,7 +3,7 @@ steps: every block is charged, then computed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from ..algorithms.base import Algorithm, State
+from ..algorithms.local import Local
 from ..algorithms.returned import check_state
 from ..privacy import Activations, NoiseSource, Rounds
 from ..ranks import SINGLE, Ranks
-from ..schedules import Block, BoundBuffered, BoundSchedule, rounds
+from ..schedules import Block, BoundBuffered, BoundSchedule, Deadline, rounds
 from .aggregates import numbers_of, summarize
 from .evaluation import Metrics, evaluate_each, evaluate_models
 from .opening import open_run
@@ -181,9 +182,11 @@ def training_steps(
     Raises:
         BudgetExhausted: a client would exceed its budget in the next block.
     """
-    for block in _blocks(plan, channel, start):
+    in_time = _in_time(plan)
+    for asked in _blocks(plan, channel, start):
         # The charge is on the disk before the data are read, in secure mode.
-        channel.begin(block.first, block.clients)
+        channel.begin(asked.first, asked.clients)
+        block = in_time(asked)
         state = engine.step(plan, channel, state, block)
         yield block, state
 
@@ -206,3 +209,25 @@ def _blocks(plan: RunPlan, channel: Rounds | Activations, start: int) -> Iterato
     capped = channel.sampler  # with the cap of the account
     assert isinstance(capped, BoundBuffered)
     return (capped.block(block.first, block.cohort) for block in drawn)
+
+
+def _in_time(plan: RunPlan) -> Callable[[Block], Block]:
+    """Returns a function from a round to the part of it that answers by the deadline, if the
+    schedule has one. All of the cohort are charged."""
+    settings = plan.settings
+    schedule = settings.schedule
+    # nobody is late who trains for itself alone
+    if not isinstance(schedule, Deadline) or isinstance(plan.algorithm, Local):
+        return lambda block: block
+    limit = schedule.limit
+    answers = schedule.in_time(settings.data.ids, settings.data.keys, settings.seed)
+
+    def kept(block: Block) -> Block:
+        there = answers(block.first)
+        # canaries behind the clients are never late
+        beyond = block.cohort >= len(there)
+        cohort = block.cohort[beyond | there[block.cohort.clamp(max=len(there) - 1)]]
+        time = torch.full_like(block.time, (block.first + 1) * limit)
+        return Block(block.first, time, cohort[None, None])
+
+    return kept

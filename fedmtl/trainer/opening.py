@@ -27,12 +27,12 @@ from ..privacy import (
     open_channel,
 )
 from ..privacy.samplers import USUAL_COHORT
-from ..schedules import AsynchronousSchedule, BoundSchedule, Buffered
+from ..schedules import AsynchronousSchedule, BoundSchedule, Buffered, Deadline
 
 if TYPE_CHECKING:
     from .trainer import Trainer
 
-Schedule = Sampler | AsynchronousSchedule | Buffered
+Schedule = Sampler | AsynchronousSchedule | Buffered | Deadline
 
 
 def bind_schedule(
@@ -48,6 +48,9 @@ def bind_schedule(
         canaries: number of canaries that are clients.
         seed: of the run, for latencies.
     """
+    if isinstance(schedule, Deadline):
+        schedule.in_time(data.ids, data.keys, seed)  # refuses clients without a latency
+        return bind_schedule(schedule.sampler, data, canaries, seed)
     if isinstance(schedule, Buffered):
         names = [*data.ids, *(f"canary-{number}" for number in range(canaries))]
         # canaries come behind the clients

@@ -28,7 +28,7 @@ from ..models import ModelFactory
 from ..models.build import build_module
 from ..privacy import BoundSampler, Privacy, RecordPrivacy, Sampler
 from ..ranks import SINGLE, Ranks
-from ..schedules import AsynchronousSchedule, BoundBuffered, BoundSchedule, Buffered
+from ..schedules import AsynchronousSchedule, BoundBuffered, BoundSchedule, Buffered, Deadline
 from .baselines import named_baselines, usual_baselines
 from .callbacks import Callback
 from .check import unscaled
@@ -356,6 +356,8 @@ class Trainer:
             schedule: Sampler | BoundSampler | None = None
             if isinstance(self.bound, BoundBuffered):
                 schedule = real or self.bound
+            elif isinstance(self.schedule, Deadline):
+                schedule = self.schedule.sampler
             elif not isinstance(self.schedule, AsynchronousSchedule | Buffered):
                 schedule = self.schedule
             noise = noise_of(self.privacy, problem.data, problem.dimension, self.rounds, schedule)
