@@ -96,7 +96,8 @@ class FedAvg(SharedModel):
         """Trains the shared model on each client's data; clients keep no state."""
         shared = c.shared
         models = c.train(self.local, shared, lam=self.pull, anchor=shared)
-        return models - shared, c.own
+        # in place: they are this call's own, and fresh memory would cost more than the difference
+        return models.sub_(shared), c.own
 
 
 @dataclass(frozen=True, kw_only=True)

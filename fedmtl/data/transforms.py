@@ -82,14 +82,14 @@ class Affine(Checked):
     shift: Finite = 0.0
 
     def __call__(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        # a copy, which is then changed in place: fresh memory would cost more than the products
+        values = x.to(dtype, copy=True)
         # without a multiplication, so that stored numbers stay equal to the bit
-        if self.scale == 1.0:
-            scaled = x.to(dtype)
-        else:
-            scaled = x.to(dtype) * self.scale
-        if self.shift == 0.0:
-            return scaled
-        return scaled + self.shift
+        if self.scale != 1.0:
+            values.mul_(self.scale)
+        if self.shift != 0.0:
+            values.add_(self.shift)
+        return values
 
 
 @dataclass(frozen=True)

@@ -69,6 +69,7 @@ class BatchPlan:
         index: int64 (S, k, B), the rows of the flat data of every local step; padding repeats one
             of the same client.
         lengths: int64 (S, k), how many of them are no padding.
+        weights: float64 (S, k, B), of each of them in its batch's mean; 0 of padding.
         grain: the leading clients of a step are a multiple of this many, as far as there are
             clients.
 
@@ -87,6 +88,7 @@ class BatchPlan:
     steps: Tensor
     index: Tensor
     lengths: Tensor
+    weights: Tensor
     grain: int = 1
 
     def part(self, clients: slice) -> BatchPlan:
@@ -97,7 +99,10 @@ class BatchPlan:
         """
         index = self.index[:, clients]
         lengths = self.lengths[:, clients]
-        return BatchPlan(self.keys[clients], self.steps[clients], index, lengths, self.grain)
+        weights = self.weights[:, clients]
+        return BatchPlan(
+            self.keys[clients], self.steps[clients], index, lengths, weights, self.grain
+        )
 
     def batches(self, dtype: torch.dtype = torch.float32) -> Iterator[Batch]:
         """Yields the batches of the local steps.
@@ -111,18 +116,23 @@ class BatchPlan:
         steps = self.steps.numpy()
         count, columns = self.index.shape[1:]
         most = int(steps.max(initial=0))
-        # Weights are the reciprocal of the length, so that a weighted sum is the mean of a batch.
-        lengths = self.lengths[:most, :, None]
-        weights = (torch.arange(columns) < lengths).to(dtype).div_(lengths)
+        weights = self.weights[:most].to(dtype)
+        # Clients that finish at each step, and the last one that is left before it: for all steps
+        # at once, since a step of a small stack takes no longer than a search.
+        order = np.argsort(steps, kind="stable")
+        ends = np.searchsorted(steps[order], np.arange(most + 1), side="right")
+        finishing = torch.from_numpy(order)
+        left = np.zeros(most + 1, dtype=np.int64)
+        np.maximum.at(left, steps, np.arange(1, count + 1))
+        left = np.maximum.accumulate(left[::-1])[::-1]
         for number in range(most):
-            last = int(np.flatnonzero(steps > number)[-1]) + 1
             # A step is computed for a multiple of the grain, so that matrix products have the same
             # code.
-            active = min(count, -(-last // self.grain) * self.grain)
+            active = min(count, -(-int(left[number + 1]) // self.grain) * self.grain)
             width = columns
             if count == 1:
                 width = int(self.lengths[number])
-            done = torch.from_numpy(np.flatnonzero(steps == number + 1))
+            done = finishing[ends[number] : ends[number + 1]]
             yield Batch(self.index[number, :active, :width], weights[number, :active, :width], done)
 
 
@@ -182,7 +192,10 @@ def plan_batches(
         rows = _permuted_rows(data, clients, seed, round, epochs)
     start = torch.cumsum(counts, 0) - counts
     index = rows.flatten()[(epoch * rows.shape[1] + start)[..., None] + within]
-    return BatchPlan(data.keys[clients], steps, index, lengths, grain)
+    # The reciprocal of the length, so that a weighted sum is the mean of a batch. Rounded to
+    # float32 it has the bits of a division in float32, of whose digits float64 has twice as many.
+    weights = (torch.arange(size) < lengths[..., None]).double().div_(lengths[..., None])
+    return BatchPlan(data.keys[clients], steps, index, lengths, weights, grain)
 
 
 def _steps_of(

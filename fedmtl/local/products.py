@@ -176,7 +176,9 @@ class Perceptron:
         """
         signal = signal.reshape(values[-1].shape)
         parameters = self.layout.views(rows)
-        changed = self.layout.views(target)
+        changed = parameters
+        if target.data_ptr() != rows.data_ptr():
+            changed = self.layout.views(target)
         # Backward through the layers; a layer changes after the signal has passed it.
         for number in reversed(range(len(self.layers))):
             layer = self.layers[number]

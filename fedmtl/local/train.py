@@ -9,6 +9,7 @@ post-processing of these releases.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     from ..privacy import LocalSteps
     from .module import StackedModule
 
+
+_ONCE = 1 << 18  # numbers of examples that are read at once: 1 MiB of float32 stays in a cache
+_DEVICE_ONCE = 1 << 24  # off the CPU: few copies from the host
 
 GradientChunks = Iterator[tuple[Tensor, Tensor]]
 """Gradients of examples (N, D) and the numbers of their copies, int64 (N,), a chunk at a time."""
@@ -230,7 +234,7 @@ class LocalTraining:
                 if beside is not None:
                     beside.write(step.done)
                 # These rows are overwritten by the next stack; who keeps them copies them.
-                yield place[step.done], rows[step.done.to(rows.device)]
+                yield place[step.done], _rows_at(rows, step.done)
 
     def on_batches(
         self, stack: StackedModule, plan: BatchPlan, place: Tensor
@@ -250,10 +254,11 @@ class LocalTraining:
             # One row for each client, in memory: predictions read them as a stack.
             towards = rows_of(self.anchor, place).expand(len(place), -1).contiguous()
         # The number of a step addresses its dropout masks.
+        examples = self._examples(plan, like)
         for number, batch in enumerate(plan.batches(like.dtype)):
-            active = len(batch.index)
+            active, width = batch.index.shape
             weight = batch.weight.to(like.device)
-            x, y = self.data.gather("train", batch.index, dtype=like.dtype, device=like.device)
+            x, y = (values[:active, :width] for values in next(examples))
             address: Tensor | None = None
             if stack.has_dropout:
                 address = address_of(plan.keys[:active], self.round, number)
@@ -261,6 +266,22 @@ class LocalTraining:
             if towards is not None:
                 pull = self._pull(stack, towards[:active], x)
             yield PlainStep(active, batch.done, stack, self.loss, x, y, weight, address, pull)
+
+    def _examples(self, plan: BatchPlan, like: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yields the examples of every step of a plan, x (k, B, ...) and y (k, B, ...).
+
+        Those of several steps are read at once, as far as they fit a cache.
+        """
+        once = _ONCE
+        if like.device.type != "cpu":
+            once = _DEVICE_ONCE
+        steps = int(plan.steps.max())
+        numbers = plan.index[0].numel() * math.prod(self.data.spec.shape)  # of one step
+        at_once = max(1, once // max(1, numbers))
+        for first in range(0, steps, at_once):
+            index = plan.index[first : min(first + at_once, steps)]
+            x, y = self.data.gather("train", index, dtype=like.dtype, device=like.device)
+            yield from zip(x.unbind(0), y.unbind(0), strict=True)
 
     def _frozen(self, rows: Tensor) -> Tensor | None:
         """Returns the coordinates that stay, int64; None if all are moving."""
@@ -318,6 +339,16 @@ class LocalTraining:
             yield PrivateStep(
                 active, (steps == number + 1).nonzero()[:, 0], gradients, release, mask.sum(1)
             )
+
+
+def _rows_at(rows: Tensor, places: Tensor) -> Tensor:
+    """Returns rows at places, int64 (d,) on the host, ascending; without a copy if these are
+    consecutive."""
+    first = int(places[0])
+    last = int(places[-1])
+    if last - first + 1 == len(places):
+        return rows[first : last + 1]
+    return rows[places.to(rows.device)]
 
 
 def _corrected(

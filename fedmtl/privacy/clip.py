@@ -243,12 +243,15 @@ def whole_cells_by_row(rows: Tensor, limit: float, order: float, width: float) -
     """:func:`whole_cells` of long rows on the CPU, one after another: what is made of a row stays
     in the cache."""
     cells = torch.zeros([rows.shape[1]], dtype=torch.float64)
+    wide = torch.empty_like(cells)
     for row in rows.unbind(0):
-        add_clipped(cells, row, limit, order, width)
+        add_clipped(cells, row, limit, order, width, wide)
     return cells
 
 
-def add_clipped(cells: Tensor, row: Tensor, limit: float, order: float, width: float) -> None:
+def add_clipped(
+    cells: Tensor, row: Tensor, limit: float, order: float, width: float, wide: Tensor
+) -> None:
     """Adds one clipped row to an exact sum, in multiples of ``width``, each coordinate truncated
     toward zero.
 
@@ -258,8 +261,10 @@ def add_clipped(cells: Tensor, row: Tensor, limit: float, order: float, width: f
         limit: on its norm; infinity for none.
         order: 1 or 2, of the norm.
         width: of the grid.
+        wide: float64 (D,), overwritten: memory of its own for each row would cost as much as the
+            arithmetic.
     """
-    wide = row.to(torch.float64, copy=True)
+    wide.copy_(row)
     # threads would share the sum, and its last bits show how many
     if order == 1.0 and wide.shape[0] >= 1 << 15:
         parts = [torch.linalg.vector_norm(part, order) for part in torch.split(wide, 1 << 14)]
@@ -301,6 +306,7 @@ class RowTotal:
         self._bounds = bounds_of(clip)
         self._clients: list[int] = []
         self._cells = torch.zeros(dimension, dtype=torch.float64)
+        self._wide = torch.empty_like(self._cells)
 
     def add(self, clients: Tensor, rows: Tensor) -> None:
         """Adds the rows (k, D) of ``clients``, int64 (k,); any float dtype, on the CPU.
@@ -316,8 +322,8 @@ class RowTotal:
                 f"clients, not {tuple(rows.shape)} of {rows.dtype} from {tuple(clients.shape)}."
             )
         self._clients += clients.tolist()
-        for row in rows.detach():
-            add_clipped(self._cells, row, *self._bounds, self.width)
+        for row in rows.detach().unbind(0):
+            add_clipped(self._cells, row, *self._bounds, self.width, self._wide)
 
     @property
     def clients(self) -> list[int]:

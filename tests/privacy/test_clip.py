@@ -310,9 +310,8 @@ def test_a_long_row_counts_the_same_whatever_the_number_of_threads(order) -> Non
         torch.set_num_threads(threads)
         cells = torch.zeros(6, rows.shape[1], dtype=torch.float64)
         for row, own in zip(rows, cells, strict=True):
-            add_clipped(
-                own, row, 1.0, order, 2.0**-200
-            )  # so fine that every bit of the factor shows
+            # so fine that every bit of the factor shows
+            add_clipped(own, row, 1.0, order, 2.0**-200, torch.empty_like(own))
         found.append(cells)
     torch.set_num_threads(before)
     assert torch.equal(found[0], found[1])
