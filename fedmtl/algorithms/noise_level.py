@@ -15,6 +15,7 @@ from ..privacy import (
     ReleasePlan,
     Sampler,
 )
+from ..privacy.accounting.gaussian import gaussian_multiplier
 from ..privacy.row_terms import calibrated_release
 
 _RECORDS = 0.07  # noise at the record level up to which sharing was useful, by the mean of records
@@ -45,8 +46,6 @@ def noise_of(
     Returns:
         nu, without a unit; 0 without noise.
     """
-    from dp_accounting.gaussian_mechanism import get_sigma_gaussian
-
     if privacy is None or privacy.noiseless:
         return 0.0
     clients = len(data)
@@ -72,9 +71,7 @@ def noise_of(
             epsilon = privacy.epsilon
         else:
             epsilon = min(privacy.epsilon.values())
-        multiplier = float(
-            get_sigma_gaussian(float(epsilon), privacy.resolved_delta(units) or 1e-5)
-        )
+        multiplier = gaussian_multiplier(float(epsilon), privacy.resolved_delta(units) or 1e-5)
     noise = multiplier * math.sqrt(rounds * dimension)
     if records:
         return noise * math.sqrt(clients) / (_RECORDS * units)

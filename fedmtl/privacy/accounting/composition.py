@@ -22,6 +22,7 @@ import numpy as np
 from ...errors import PrivacyError
 from ..events import DpEvent, dp_event
 from . import losses, pld
+from .gaussian import gaussian_epsilon
 from .selection import selection_curve
 from .trade_off import TradeOff
 
@@ -116,11 +117,8 @@ def _epsilon(parts: Parts, uses: int, delta: float, coarsen: float) -> float:
         return _rdp_epsilon(parts, uses, delta, coarsen)
     if len(parts) == 1 and isinstance(gaussian := parts[0][0], dp_event.GaussianDpEvent):
         # T Gaussian releases are one with sqrt(T) times less noise, whose epsilon is a closed form.
-        from dp_accounting import gaussian_mechanism
-
         multiplier = gaussian.noise_multiplier / math.sqrt(parts[0][1] * uses)
-        with np.errstate(divide="ignore"):
-            return max(0.0, float(gaussian_mechanism.get_epsilon_gaussian(multiplier, delta)))
+        return max(0.0, gaussian_epsilon(multiplier, delta))
     return _pld_epsilon(parts, uses, delta, coarsen)
 
 
