@@ -243,6 +243,7 @@ class _WithCanaries(MechanismAround[Inner]):
             for position, row in zip(positions[:, None], added, strict=True):
                 rows.add(position, row)
         else:
+            assert isinstance(rows, Tensor)  # of a simulation
             rows = torch.cat([rows, *(row.to(rows) for row in added)])
         return self._mechanism(rows, torch.cat([clients.cpu(), positions]), receipt)
 

@@ -28,7 +28,7 @@ from __future__ import annotations
 from .._extras import extras
 
 with extras():
-    from .node import client_app
+    from .client import client_app
     from .population import population, with_target_range
     from .server import server_app
 

@@ -13,9 +13,14 @@ from torch import Tensor
 # The kinds of messages.
 NAME = "query.name"  # asks for the client's name
 ROUND = "train.round"  # asks for the rows of a round
+SHARES = "train.shares"  # brings the roster of a secure sum, asks for shares of keys
+ROW = "train.row"  # brings the shares of others, asks for the masked row
+OPENING = "train.opening"  # says whose rows came, asks for shares that open their sum
 RECEIVE = "train.receive"  # brings the public state at the end of a round
 FINISH = "evaluate.finish"  # brings the public state at the end of the run
-Facts = Mapping[str, int | str]
+Facts = Mapping[str, int | str | bytes]
+# Settings in which a node may differ from the server: they move rounding alone.
+OWN_AFFAIR = ("execution", "threads", "device", "version of torch")
 logger = logging.getLogger("fedmtl")
 
 
@@ -35,7 +40,7 @@ def pack(facts: Facts, **tensors: Mapping[str, Tensor]) -> RecordDict:
     return content
 
 
-def facts_of(content: RecordDict) -> dict[str, int | str]:
+def facts_of(content: RecordDict) -> dict[str, int | str | bytes]:
     """Returns the settings of a message; an empty mapping if it has no record of them."""
     return dict(content.config_records.get("facts", {}))  # type: ignore[arg-type]
 

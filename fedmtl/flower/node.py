@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from flwr.app import Context, RecordDict
-from flwr.app import Message as FlowerMessage
-from flwr.clientapp import ClientApp
+from flwr.app import RecordDict
 from torch import Tensor
 
 from .._files import write_json
@@ -22,8 +19,9 @@ from ..algorithms.base import Problem, State
 from ..algorithms.cohort import Cohort, Own
 from ..algorithms.rounds import RoundAlgorithm
 from ..data import FederatedDataset
-from ..errors import ConfigError, DataError, FedmtlError, ResumeError
+from ..errors import ConfigError, DataError, ResumeError
 from ..privacy import Rounds
+from ..secure.masks import Identity
 from ..trainer import Trainer
 from ..trainer.evaluation import evaluate_each
 from ..trainer.fingerprint import fingerprint
@@ -35,114 +33,12 @@ from ..trainer.problem import coded_for
 from ..trainer.scored import Scored
 from ..trainer.tables import client_rows
 from .account import NodeAccount, schedule_of
-from .answers import Answer, digest, folder_name, held
-from .messages import (
-    FINISH,
-    NAME,
-    RECEIVE,
-    ROUND,
-    facts_of,
-    log_as_flower,
-    logger,
-    pack,
-    tensors_of,
-)
+from .answers import Answer, digest, folder_name
+from .messages import OWN_AFFAIR, Facts, facts_of, logger, pack, tensors_of
 from .population import check_records
-from .server import check
+from .secure_node import SecureNode
 
-ReadRecords = Callable[[str, Mapping[str, Any]], Any]
-Act = Callable[["Node", RecordDict], RecordDict]
 ONE = torch.tensor([0])  # a node's problem has one client, the first
-# Settings in which a node may differ from the server: they move rounding alone.
-_OWN_AFFAIR = ("execution", "threads", "device", "version of torch")
-
-
-def client_app(
-    trainer: Trainer, records: ReadRecords, *, folder: str | Path = "nodes"
-) -> ClientApp:
-    """Makes the Flower ``ClientApp`` of a node, which has the records of one client.
-
-    The configuration of a node names its client, by ``client`` or by the client's number,
-    ``partition-id``.
-
-    Args:
-        trainer: the settings, those of the server.
-        records: reads the examples of a client from its name and the configuration of the node. It
-            returns a dataset of this one client, or a pair (x, y) of which a fifth is held out for
-            the node's own scores. It is called on the node, and only there.
-        folder: holds a folder for each client, with its state and at the end its model. The
-            configuration of a node may override it by ``folder``.
-
-    Returns:
-        The app for ``flower-supernode``, or for a simulation of Flower.
-
-    Raises:
-        ConfigError: see :func:`~fedmtl.flower.server_app`.
-    """
-    check(trainer)
-    app = ClientApp()
-    nodes: dict[str, Node] = {}  # a simulation answers for many clients in one process
-
-    def answer(message: FlowerMessage, context: Context, act: Act) -> FlowerMessage:
-        log_as_flower()
-        try:
-            name = name_of(trainer, context.node_config)
-            if name not in nodes:
-                place = Path(str(context.node_config.get("folder", folder)))
-                read = partial(records, name, context.node_config)
-                nodes[name] = Node(trainer, name, read, place)
-            node = nodes[name]
-            with ExitStack() as stack:
-                # Flower may start a process for a message while another one computes an answer
-                if act is not Node.hello:
-                    stack.enter_context(held(node.folder))
-                content = act(node, message.content)
-        except Exception as error:
-            # the text of an error may have values of the records: it stays in the node's log, and
-            # the reply to the server is empty
-            said = "this client has no answer, and adds nothing to the sums: %s"
-            logger.error(said, error, exc_info=not isinstance(error, FedmtlError))
-            content = RecordDict()
-        return FlowerMessage(content, reply_to=message)
-
-    acts: dict[str, Act] = {
-        NAME: Node.hello,
-        ROUND: Node.train,
-        RECEIVE: Node.receive,
-        FINISH: Node.finish,
-    }
-    # a kind is the name of Flower's decorator, a dot, and the name of the action
-    for kind, act in acts.items():
-        category, action = kind.split(".")
-        getattr(app, category)(action)(partial(answer, act=act))
-    return app
-
-
-def name_of(trainer: Trainer, config: Mapping[str, Any]) -> str:
-    """Returns the name of a node's client, from the node's configuration.
-
-    Raises:
-        ConfigError: the configuration names no client, or one that is not in the population.
-    """
-    names = trainer.data.ids
-    option = "--node-config 'client=\"...\"'"
-    if "client" not in config and "partition-id" not in config:
-        raise ConfigError(f"the node does not know whose it is: start it with {option}.")
-    number = int(config.get("partition-id", -1))
-    name = f"number {number}"
-    if "client" in config:
-        name = str(config["client"])
-    elif 0 <= number < len(names):
-        name = names[number]
-    if name not in names:
-        some = ", ".join(names[:10])
-        if len(names) > 10:
-            some += ", …"
-        raise ConfigError(
-            f"client {name!r} is not in the population, whose {len(names):,} names are {some}. "
-            f"Give one of them in {option} and start the node again."
-        )
-    return name
 
 
 class Node:
@@ -188,6 +84,26 @@ class Node:
         self.account = NodeAccount(trainer, problem, self.problem, RunFolder(self.folder))
         self.channel = self.account.channel
         self.first = self.algorithm.init(self.problem)
+        self.population = problem
+        self.sums: SecureNode | None = None
+
+    def join_sums(self, identities: Mapping[str, bytes], identity: Identity) -> None:
+        """Lets the client take part in secure sums.
+
+        Args:
+            identities: public keys of all clients.
+            identity: its own.
+        """
+        self.sums = SecureNode(
+            self.trainer,
+            self.population,
+            self.channel,
+            self.settings,
+            self.name,
+            RunFolder(self.folder),
+            identities,
+            identity,
+        )
 
     def _records(self, records: Any, problem: Problem) -> FederatedDataset:
         """Returns the client's examples as the problem needs them."""
@@ -201,14 +117,15 @@ class Node:
         data = replace(data, ids=(self.name,), verify=False)
         return data.bounded(self.bound).to(problem.initial.device)
 
-    # Messages
+    # Messages, each with the memory of the SuperNode, which lasts from one to the next
 
-    def hello(self, content: RecordDict) -> RecordDict:
+    def hello(self, content: RecordDict, memory: RecordDict) -> RecordDict:
         """Answers with the client's name."""
         return pack({"name": self.name})
 
-    def train(self, content: RecordDict) -> RecordDict:
-        """Takes part in a round, and answers with the rows."""
+    def train(self, content: RecordDict, memory: RecordDict) -> RecordDict:
+        """Takes part in a round, and answers with the rows; with the keys of a secure sum, which
+        asks for the row later."""
         own, last = self._state(content)
         facts = facts_of(content)
         step = int(facts["round"])
@@ -228,7 +145,40 @@ class Node:
                 # on the disk before the ledger is closed: the answer can be repeated
                 answer.write(self._path(content))
         question = {"run": facts["run"], "round": step}
+        if self.sums is not None:
+            return pack({**question, "message": self.sums.keys(facts, memory)})
         return pack(question, rows=answer.parts["rows"])
+
+    def shares(self, content: RecordDict, memory: RecordDict) -> RecordDict:
+        """Answers the roster of a secure sum."""
+        return self._in_sum(content, lambda sums, facts: sums.shares(facts, memory))
+
+    def row(self, content: RecordDict, memory: RecordDict) -> RecordDict:
+        """Answers with the masked row of a secure sum."""
+        path = self._path(content)
+        step = int(facts_of(content)["round"])
+
+        def masked(sums: SecureNode, facts: Facts) -> bytes:
+            answer = Answer.read(path, self.problem.initial.device)
+            if answer.after != step + 1:
+                raise ResumeError(f"the row of round {step + 1} is not the last one ({path}).")
+            row = answer.parts["rows"][sums.release]
+            return sums.row(facts, memory, row, path.with_name("attempt.json"))
+
+        return self._in_sum(content, masked)
+
+    def opening(self, content: RecordDict, memory: RecordDict) -> RecordDict:
+        """Answers whose rows came to a secure sum."""
+        return self._in_sum(content, lambda sums, facts: sums.opening(facts, memory))
+
+    def _in_sum(
+        self, content: RecordDict, answer: Callable[[SecureNode, Facts], bytes]
+    ) -> RecordDict:
+        """Returns the content of an answer in a secure sum."""
+        if self.sums is None:
+            raise ConfigError("the server asks for a secure sum, and the settings here have none.")
+        facts = facts_of(content)
+        return pack({"message": answer(self.sums, facts)})
 
     def _repeated(
         self, content: RecordDict, answer: Answer | None, step: int, asked: str
@@ -254,12 +204,12 @@ class Node:
         answer.write(self._path(content))
         return answer
 
-    def receive(self, content: RecordDict) -> RecordDict:
+    def receive(self, content: RecordDict, memory: RecordDict) -> RecordDict:
         """Updates the client's state with the new public state at the end of a round."""
         self._state(content)
         return pack({})
 
-    def finish(self, content: RecordDict) -> RecordDict:
+    def finish(self, content: RecordDict, memory: RecordDict) -> RecordDict:
         """Makes the client's model from the last public state.
 
         The model and its scores stay in the client's folder.
@@ -276,6 +226,8 @@ class Node:
         known = {name: score for name, score in scores.items() if score is not None}
         write_json(folder / "scores.json", known)
         self.account.certify()
+        if self.sums is not None:
+            self.sums.certify()
         logger.info("%s has its model: %s", self.name, model)
         return pack({})
 
@@ -355,7 +307,7 @@ class Node:
         answer = None
         if path.exists():
             answer = Answer.read(path, self.problem.initial.device)
-        other = set(differing(str(facts["settings"]), self.settings)) - set(_OWN_AFFAIR)
+        other = set(differing(str(facts["settings"]), self.settings)) - set(OWN_AFFAIR)
         if other:
             named = ", ".join(sorted(other))
             raise ConfigError(f"the server has other settings than this node: {named}.")

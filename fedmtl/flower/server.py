@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from flwr.app import Context
@@ -20,9 +22,11 @@ from ..trainer.processes import in_one_process
 from ..trainer.result import Result
 from .buffered import BufferedEngine
 from .engine import NodeEngine
+from .identities import checked_identities
 from .messages import log_as_flower, logger
 from .nodes import Nodes
 from .population import LATENCIES, OWN_ACCOUNTS, TRUST
+from .secure_engine import SecureEngine
 
 _NO_CAP = (
     "Buffered: nobody knows before how often a client answers, so the noise is made for %d answers "
@@ -31,7 +35,13 @@ _NO_CAP = (
 
 
 @check_arguments
-def server_app(trainer: Trainer, *, patience: Positive = 600.0, gather: float = 60.0) -> ServerApp:
+def server_app(
+    trainer: Trainer,
+    *,
+    patience: Positive = 600.0,
+    gather: float = 60.0,
+    identities: Mapping[str, str] | None = None,
+) -> ServerApp:
     """Makes the Flower ``ServerApp`` of a run in rounds.
 
     With ``schedule=Buffered(...)`` it waits for no node: it keeps ``concurrency`` nodes busy, and a
@@ -52,6 +62,7 @@ def server_app(trainer: Trainer, *, patience: Positive = 600.0, gather: float = 
         gather: seconds that the run waits at its start for all clients to be connected. Connected
             nodes have ``patience`` to say their names. A node that comes later takes part from the
             round on that follows its answer with the name.
+        identities: public identity keys of all clients by name, ``"ed25519:..."``, for secure sums.
 
     Returns:
         The app for ``flower-superlink``, or for a simulation of Flower.
@@ -63,13 +74,15 @@ def server_app(trainer: Trainer, *, patience: Positive = 600.0, gather: float = 
             or for a round. No further round is charged then.
     """
     check(trainer)
+    keys = checked_identities(trainer, identities)
     app = ServerApp()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         log_as_flower()
         folder: Any = context.run_config.get("folder", trainer.folder)
-        result = serve(replace(trainer, folder=folder), grid, patience=patience, gather=gather)
+        settings = replace(trainer, folder=folder)
+        result = serve(settings, grid, patience=patience, gather=gather, identities=keys)
         rounds = f"{result.algorithm}: {result.final['round']} rounds"
         if folder is not None:
             rounds += f"; fedmtl verify {folder}"
@@ -78,7 +91,14 @@ def server_app(trainer: Trainer, *, patience: Positive = 600.0, gather: float = 
     return app
 
 
-def serve(trainer: Trainer, grid: Grid, *, patience: float = 600.0, gather: float = 60.0) -> Result:
+def serve(
+    trainer: Trainer,
+    grid: Grid,
+    *,
+    patience: float = 600.0,
+    gather: float = 60.0,
+    identities: Mapping[str, bytes] | None = None,
+) -> Result:
     """Runs the rounds over the nodes of a grid.
 
     Args:
@@ -86,6 +106,8 @@ def serve(trainer: Trainer, grid: Grid, *, patience: float = 600.0, gather: floa
         grid: connects the nodes.
         patience: see :func:`server_app`.
         gather: see :func:`server_app`.
+        identities: public keys of all clients, in the order of the population; None without secure
+            sums.
 
     Returns:
         The result; all its models are the released one.
@@ -93,13 +115,17 @@ def serve(trainer: Trainer, grid: Grid, *, patience: float = 600.0, gather: floa
     notes = [TRUST]
     if isinstance(trainer.privacy, RecordPrivacy):
         notes = [OWN_ACCOUNTS]
-    engine = NodeEngine
+    engine: Callable[..., NodeEngine] = NodeEngine
+    if identities is not None:
+        notes = []  # the server sees sums only
+        engine = partial(SecureEngine, identities=identities)
     if isinstance(trainer.schedule, Buffered):
         notes.append(LATENCIES)
         engine = BufferedEngine
         if trainer.schedule.per_client is None and not trainer.noiseless:
             logger.warning(_NO_CAP, math.ceil(trainer.rounds / trainer.schedule.rest))
-    logger.info("not covered by epsilon: %s", "; ".join(notes))
+    if notes:
+        logger.info("not covered by epsilon: %s", "; ".join(notes))
     trainer.problem()  # refuses a model here, with the reason, before nodes do without
     nodes = Nodes(grid, trainer.data.ids, patience)
     nodes.gather(gather, len(nodes.names))

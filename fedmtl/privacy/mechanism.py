@@ -8,8 +8,10 @@ the Laplace or the L2-Laplace mechanism; :class:`OuterProductSum` is that on a m
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,9 +25,24 @@ from .receipt import Receipt
 from .release import Release
 from .sums import outer_product_sum
 
-Message = Tensor | RowTotal
-"""The messages of a cohort for one release: the rows of its clients, or the sum that they were
-added to."""
+
+@dataclass(frozen=True, eq=False)
+class OpenedSum:
+    """The opened sum of a secure aggregation: the rows of clients with their shares of the noise,
+    of which nobody knows more than this sum.
+
+    Attributes:
+        cells: int64 (D,), in cells of the public grid.
+        roster: n, clients of the roster, each of which made its share for so many.
+    """
+
+    cells: np.ndarray
+    roster: int
+
+
+Message = Tensor | RowTotal | OpenedSum
+"""The messages of a cohort for one release: the rows of its clients, the sum that they were added
+to, or the sum that a secure aggregation has opened."""
 
 
 class Mechanism(Protocol):
@@ -166,6 +183,11 @@ class ClippedSum:
             check_one_each(self.release, rows, clients)
             return
         release = self.release
+        if isinstance(rows, OpenedSum):
+            raise PrivacyError(
+                f"Release {self.name!r} takes rows, to which the server adds noise, and got the "
+                "opened sum of a secure aggregation."
+            )
         sums = release.form == "vector"
         own = (release.dimension, release.clip, self.width)
         if not sums or (rows.dimension, rows.clip, rows.width) != own:
@@ -203,6 +225,7 @@ class ClippedSum:
         """
         if isinstance(rows, RowTotal):
             return rows.sum()
+        assert isinstance(rows, Tensor)  # see check
         if self.width is not None:
             width = self.width
         elif width is None:

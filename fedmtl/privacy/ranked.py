@@ -94,6 +94,7 @@ class RankedSum(_Ranked[ClippedSum]):
             if width is None:
                 width = max(self._ranks.gather(mechanism.width_of(rows)))
             return self._ranks.sum(mechanism.total(rows, clients, width))
+        assert isinstance(rows, Tensor)  # see check
         # Sums of products are not exact: the first rank makes them of all rows, in their order.
         each = self._ranks.gather((clients, rows.detach().cpu()))
         everyone, all_rows = (torch.cat(parts) for parts in zip(*each, strict=True))

@@ -23,7 +23,7 @@ from torch import Tensor
 from ..errors import BudgetExhausted, PrivacyError, ResumeError, SecureSumError
 from .clip import Clip, are_long, bounds_of, whole_cells, whole_cells_by_row
 from .ledger import Ledger
-from .mechanism import ClippedSum, check_one_each
+from .mechanism import ClippedSum, Message, OpenedSum, check_one_each
 from .noise.grid import GridValue, noised
 from .noise.shares import ShareNoise
 from .noise.sources import NoiseSource, Words
@@ -120,6 +120,35 @@ class SecureSum(ClippedSum):
         source: of the noise of all clients.
     """
 
+    def __call__(self, rows: Message, clients: Tensor, receipt: Receipt) -> Tensor:
+        """Releases the sum with its noise, see :class:`~fedmtl.privacy.Mechanism`.
+
+        Args:
+            rows: (k, D) of the clients, or their sum; or the sum that a server has opened, which
+                has their shares of the noise.
+            clients: int64 (k,), whose rows are in it.
+            receipt: of the cohort, of which the clients of the roster are a part.
+
+        Returns:
+            float64 (D,) on the CPU.
+        """
+        if not isinstance(rows, OpenedSum):
+            return super().__call__(rows, clients, receipt)
+        if rows.cells.shape != (self.size,):
+            raise PrivacyError(
+                f"Release {self.name!r} has {self.size:,} numbers, and the opened sum is of shape "
+                f"{rows.cells.shape}."
+            )
+        shares = self._shares
+        self._check_roster(shares, rows.roster, len(clients))
+        receipt.spend(self.name, clients)
+        return self._value(shares, rows.cells, receipt)
+
+    @property
+    def _shares(self) -> ShareNoise:
+        assert self.release.shares is not None
+        return self.release.shares
+
     def mean(self, total: Tensor, receipt: Receipt) -> Tensor:
         """Adds the shares of the noise of the clients that sent a row, and divides by the public
         denominator.
@@ -137,8 +166,7 @@ class SecureSum(ClippedSum):
             SecureSumError: more clients are missing than may be. Nothing is released, and what was
                 charged stays so.
         """
-        shares = self.release.shares
-        assert shares is not None
+        shares = self._shares
         step = receipt.paid(self.name)
         senders = receipt.senders(self.name)
         self._check_roster(shares, len(receipt.clients), len(senders))
@@ -148,9 +176,13 @@ class SecureSum(ClippedSum):
             noise += shares.share(self.size, len(receipt.clients), words)
         # Both are whole numbers of the grid, below 2**53.
         cells = noised(total / shares.width, torch.from_numpy(noise).double())
-        opened = shares.opened(shares.wrapped(cells.numpy().astype(np.int64)))
-        value = torch.from_numpy(opened) / self.denominator
+        return self._value(shares, shares.wrapped(cells.numpy().astype(np.int64)), receipt)
+
+    def _value(self, shares: ShareNoise, cells: np.ndarray, receipt: Receipt) -> Tensor:
+        """Returns an opened sum, in cells, divided by the public denominator."""
+        value = torch.from_numpy(shares.opened(cells)) / self.denominator
         if self.source.name == "secure":
+            step = receipt.paid(self.name)
             self.on_grid = GridValue(step, value.clone(), shares.width, self.denominator)
         return value
 

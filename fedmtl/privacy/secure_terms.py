@@ -8,6 +8,8 @@ amplifies nothing.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -59,6 +61,13 @@ class SecureTerms:
             f"{rounded_up(self.cost.delta, 3)} for one client against the server and up to "
             f"{self.noise.colluding:,} colluding clients (relation {self.relation})"
         )
+
+    @property
+    def digest(self) -> str:
+        """Returns a digest of the account and the noise, by which two sides see that they have the
+        same."""
+        text = json.dumps(self.header(), sort_keys=True)
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     def header(self) -> dict[str, Any]:
         """Returns the facts of the account for the header of a ledger, JSON-ready."""

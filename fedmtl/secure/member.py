@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from threading import Lock
 
@@ -42,6 +42,8 @@ class Member:
         terms: of the attempt.
         name: of the client.
         identity: its identity key.
+        seeds: the secrets of this client in this attempt, if another process began it; None for
+            new ones.
 
     Attributes:
         keys: the message of the first step.
@@ -50,31 +52,92 @@ class Member:
         ConfigError: the client is not in the population, or has another key there.
     """
 
-    def __init__(self, terms: Terms, name: str, identity: Identity) -> None:
+    def __init__(
+        self, terms: Terms, name: str, identity: Identity, seeds: bytes | None = None
+    ) -> None:
         self._terms = terms
         self._place = terms.place(name)
         if terms.identities[name] != identity.public:
             raise ConfigError(
                 f"The identity key of client {name!r} on this node is not that of the settings."
             )
+        if seeds is None:
+            seeds = secrets.token_bytes(2 * SECRET + KEY)
+        self._seeds = seeds
         # Both are shared out: the server needs one of them, if the row came or if it did not.
-        self._mask_seed = secrets.token_bytes(SECRET)
-        self._own_seed = secrets.token_bytes(SECRET)
+        self._mask_seed = seeds[:SECRET]
+        self._own_seed = seeds[SECRET : 2 * SECRET]
         self._mask = Pair(self._mask_seed)
-        self._box = Pair(secrets.token_bytes(KEY))
+        self._box = Pair(seeds[2 * SECRET :])
         keys = self._mask.public + self._box.public + digest(self._own_seed)
         self._entry = keys + identity.signed(terms.statement(self._place, keys))
         self.keys = packed(Kind.KEYS, terms.digest, number(self._place), self._entry)
+        self._entries: dict[int, bytes] = {}
         self._roster: dict[int, Keys] = {}
         self._roster_digest = b""
         self._agreed: dict[int, bytes] = {}  # with the box keys of others
         # the shares that this client holds, of mask keys and of own masks, by client
         self._held: dict[int, tuple[bytes, bytes]] = {}
         self._views = b""
+        # the digest of each question that was answered, and the answer
         self._answers: dict[Kind, tuple[bytes, bytes]] = {}
         self._over = False
         # Two questions at once could both find that none was answered.
         self._lock = Lock()
+
+    def saved(self) -> dict[str, bytes]:
+        """Returns all that the client has to know at the next message, for a node that computes
+        each answer in a process of its own. It is secret, and stays in memory; at the end of the
+        client's part it has nothing but its answers."""
+        held = {place: mask + own for place, (mask, own) in self._held.items()}
+        parts = {
+            "seeds": self._seeds,
+            "roster": table(self._entries),
+            "held": table(held),
+            "views": self._views,
+            "over": bytes([self._over]),
+        }
+        for kind, (asked, answer) in self._answers.items():
+            parts[f"asked {kind.name}"] = asked
+            parts[f"answer {kind.name}"] = answer
+        return parts
+
+    @classmethod
+    def restored(
+        cls, terms: Terms, name: str, identity: Identity, saved: Mapping[str, bytes]
+    ) -> Member:
+        """Returns the client as :meth:`saved` left it.
+
+        Args:
+            terms: of the attempt, the same.
+            name: of the client.
+            identity: its identity key.
+            saved: the client's own, from nobody else.
+
+        Raises:
+            SecureSumError: it is not of this attempt.
+        """
+        over = saved["over"] == b"\x01"
+        ended = f"answer {Kind.NAMES.name}" in saved
+        seeds = saved["seeds"]
+        if ended:
+            seeds = bytes(2 * SECRET + KEY)  # forgotten, and of no more use
+        member = cls(terms, name, identity, seeds)
+        roster = Reader(
+            packed(Kind.ROSTER, terms.digest, saved["roster"]), Kind.ROSTER, terms.digest
+        )
+        entries = roster.table(ENTRY)
+        if entries and not ended:
+            member._agree(entries, roster)
+        held = Reader(packed(Kind.BOXES, terms.digest, saved["held"]), Kind.BOXES, terms.digest)
+        for place, both in held.table(2 * SHARE).items():
+            member._held[place] = (both[:SHARE], both[SHARE:])
+        member._views = saved["views"]
+        member._over = over
+        for kind in _QUESTIONS:
+            if f"answer {kind.name}" in saved:
+                member._answers[kind] = (saved[f"asked {kind.name}"], saved[f"answer {kind.name}"])
+        return member
 
     def shares(self, roster: bytes) -> bytes:
         """Answers the roster with boxes for all other clients.
@@ -111,7 +174,7 @@ class Member:
             if kind in self._answers:
                 # A message that was lost may be repeated, and says nothing new.
                 asked, answer = self._answers[kind]
-                if asked != message:
+                if asked != digest(message):
                     raise refused(kind, "another one was answered in this attempt")
                 return answer
             if self._over:
@@ -119,7 +182,7 @@ class Member:
             if kind != _QUESTIONS[len(self._answers)]:
                 raise refused(kind, "it is out of order")
             answer = act(Reader(message, kind, self._terms.digest))
-            self._answers[kind] = (message, answer)
+            self._answers[kind] = (digest(message), answer)
             if kind == Kind.NAMES:
                 self._forget()
             return answer
@@ -128,6 +191,7 @@ class Member:
         """Ends the client's part; the answers stay, so that they can be repeated."""
         self._over = True
         self._held = {}
+        self._seeds = b""
         self._mask_seed = b""
         self._own_seed = b""
 
@@ -139,36 +203,41 @@ class Member:
             raise reader.refused("it does not have the keys of this client")
         if not terms.accepts(len(entries)):
             raise reader.refused("it has too few clients to protect this one")
-        roster = {}
-        for place, entry in entries.items():
-            roster[place] = checked_keys(terms, place, entry, reader)
-        whole = roster_digest(terms, table(entries))
-        agreed = {}
-        for place, theirs in roster.items():
-            common = self._box.agreed(theirs.box)
-            if common is None:
-                raise reader.refused("it has a key with which nothing is secret")
-            agreed[place] = common
-        points = [place + 1 for place in roster]
-        threshold = terms.threshold(len(roster))
+        self._agree(entries, reader)
+        whole = self._roster_digest
+        points = [place + 1 for place in entries]
+        threshold = terms.threshold(len(entries))
         pairs = zip(
             split(self._mask_seed, points, threshold),
             split(self._own_seed, points, threshold),
             strict=True,
         )
         boxes = {}
-        for place, (mask, own) in zip(roster, pairs, strict=True):
+        for place, (mask, own) in zip(entries, pairs, strict=True):
             held = (mask.to_bytes(SHARE, "little"), own.to_bytes(SHARE, "little"))
             if place == self._place:
                 self._held[place] = held
             else:
-                key = box_key(agreed[place], whole, self._place, place)
+                key = box_key(self._agreed[place], whole, self._place, place)
                 boxes[place] = sealed(key, b"".join(held), whole)
-        self._roster = roster
-        self._agreed = agreed
-        self._roster_digest = whole
         sender = number(self._place)
         return packed(Kind.SHARES, terms.digest, sender, whole, table(boxes))
+
+    def _agree(self, entries: dict[int, bytes], reader: Reader) -> None:
+        """Takes the signed keys of a roster, and agrees on a secret with each of its clients."""
+        roster = {}
+        for place, entry in entries.items():
+            roster[place] = checked_keys(self._terms, place, entry, reader)
+        agreed = {}
+        for place, theirs in roster.items():
+            common = self._box.agreed(theirs.box)
+            if common is None:
+                raise reader.refused("it has a key with which nothing is secret")
+            agreed[place] = common
+        self._entries = entries
+        self._roster = roster
+        self._agreed = agreed
+        self._roster_digest = roster_digest(self._terms, table(entries))
 
     def _masked(self, contribute: Contribute, reader: Reader) -> bytes:
         terms = self._terms

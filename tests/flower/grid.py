@@ -39,6 +39,9 @@ class LocalGrid(Grid):
         self.counts: dict[tuple[str, str], int] = {}
         self.sent: list[tuple[str, str, RecordDict]] = []
         self.replies: dict[str, Message] = {}
+        # what the SuperNodes keep in memory, and the rest of their configuration, by client
+        self.memory = {name: RecordDict() for name in self.nodes.values()}
+        self.config: dict[str, dict[str, Any]] = {name: {} for name in self.nodes.values()}
 
     def set_run(self, run: Any) -> None: ...
 
@@ -73,7 +76,8 @@ class LocalGrid(Grid):
         return number
 
     def context(self, node: int) -> Context:
-        return Context(1, node, {"client": self.nodes[node]}, RecordDict(), {})
+        name = self.nodes[node]
+        return Context(1, node, {"client": name, **self.config[name]}, self.memory[name], {})
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         return [self.replies.pop(one) for one in message_ids if one in self.replies]

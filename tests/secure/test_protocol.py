@@ -711,11 +711,11 @@ MUTANTS: dict[str, tuple[Callable[..., None], Callable[[], None]]] = {
     "no masks at all": (edit(Words._mask, "change(part, mask, out=part)", "pass"), check_masks),
     "one word of a mask for all": (edit(Words._mask, "change(part, mask, out=part)", "change(part, mask[:1], out=part)"), check_masks),
     "one mask of a pair left out": (edit(Member._masked, "in masks.items():", "in list(masks.items())[1:]:"), check_sums),
-    "the threshold one lower": (edit(Member._divided, "terms.threshold(len(roster))", "terms.threshold(len(roster)) - 1"), lambda: check_threshold()),
-    "the threshold one higher": (edit(Member._divided, "terms.threshold(len(roster))", "terms.threshold(len(roster)) + 1"), check_sums),
+    "the threshold one lower": (edit(Member._divided, "terms.threshold(len(entries))", "terms.threshold(len(entries)) - 1"), lambda: check_threshold()),
+    "the threshold one higher": (edit(Member._divided, "terms.threshold(len(entries))", "terms.threshold(len(entries)) + 1"), check_sums),
     "one more may be missing from a list": (edit(Member._opened, "< terms.threshold(len(self._roster))", "< terms.threshold(len(self._roster)) - 1"), test_lists_of_a_server_that_lies),
     "one more may be missing from the boxes": (edit(Member._masked, "< terms.threshold(size)", "< terms.threshold(size) - 1"), check_bad_boxes),
-    "both kinds of shares": (edit(Member._answered, "asked != message", "False"), check_lists),
+    "both kinds of shares": (edit(Member._answered, "asked != digest(message)", "False"), check_lists),
     "a second answer to a list": (edit(Member._answered, "if kind in self._answers:", "if kind in self._answers and kind != Kind.NAMES:"), check_lists),
     "the other kind of share": (edit(Member._opened, "shares[place] = mask", "shares[place] = own"), lambda: test_an_answer_to_a_list_has_one_kind_of_share_of_each_client()),
     "a signature that is not checked": (edit(agreement.checked_keys, "not is_signed(", "None is is_signed("), check_signed),
@@ -758,3 +758,65 @@ def test_broken_protocols_are_found(name: str, monkeypatch: pytest.MonkeyPatch) 
     mutant(monkeypatch)
     with pytest.raises((AssertionError, SecureSumError, pytest.fail.Exception)):
         check()
+
+
+@pytest.mark.parametrize("lost", [{}, {"c2": "shares", "c5": "row"}, {"c1": "opening"}], ids=str)
+def test_answers_from_processes_of_their_own_give_the_same_sum(lost: dict[str, str]) -> None:
+    """Each client is written down and made anew before every message."""
+    group = parties(12, 4, 2)
+
+    def made_anew(name: str, step: str, question: bytes) -> bytes:
+        member = group.members[name]
+        member = Member.restored(group.terms, name, group.identities[name], member.saved())
+        group.members[name] = member
+        answer = Parties.answer(group, name, step, question)
+        # a message that is repeated, in yet another process, has the same answer
+        again = Member.restored(group.terms, name, group.identities[name], member.saved())
+        group.members[name] = again
+        assert Parties.answer(group, name, step, question) == answer
+        return answer
+
+    group.answer = made_anew  # type: ignore[method-assign]
+    gone = [name for name, step in lost.items() if step != "opening"]
+    assert group.run(lost).tolist() == group.plain(gone)
+
+
+def test_a_client_that_is_made_anew_answers_a_step_once() -> None:
+    group = parties(12, 4, 2)
+    group.run_to("row", {"c3": "row"})
+    came = group.server.names()
+    member = group.members["c0"]
+    member.opening(came)
+    saved = member.saved()
+    secret = saved["seeds"] + saved["held"][4:]
+    assert secret == b""  # forgotten: only answers are left
+    again = Member.restored(group.terms, "c0", group.identities["c0"], saved)
+    assert again.opening(came) == member.opening(came)
+    with pytest.raises(SecureSumError, match="another one was answered in this attempt"):
+        again.opening(came[:-4] + b"\x07\x00\x00\x00")
+    with pytest.raises(SecureSumError, match="another one was answered in this attempt"):
+        again.row(b"", lambda roster: group.rows["c0"])
+
+
+def test_a_client_whose_charge_failed_stays_so_when_it_is_made_anew() -> None:
+    group = parties(12, 4, 2)
+    group.run_to("shares", {})
+    boxes = group.server.boxes()["c0"]
+    member = group.members["c0"]
+
+    def broke(roster: int) -> np.ndarray:
+        raise OSError("no entropy")
+
+    with pytest.raises(OSError, match="no entropy"):
+        member.row(boxes, broke)
+    again = Member.restored(group.terms, "c0", group.identities["c0"], member.saved())
+    with pytest.raises(SecureSumError, match="the part of this client in the attempt has ended"):
+        again.row(boxes, lambda roster: group.rows["c0"])
+
+
+def test_the_memory_of_another_attempt_is_refused() -> None:
+    group = parties(12, 4, 2)
+    group.run_to("shares", {})
+    other = group.again().terms
+    with pytest.raises(SecureSumError, match="not signed by it for this attempt"):
+        Member.restored(other, "c0", group.identities["c0"], group.members["c0"].saved())

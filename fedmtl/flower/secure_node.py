@@ -1,0 +1,214 @@
+"""The node's part in secure sums: its keys, its shares of those of others, its masked row, and its
+answer to which rows came.
+
+A round has four messages. Training comes first, so that a slow node misses the roster and not the
+sum. A node computes each answer in a process of its own, perhaps. What it has to know at the next
+message is secret, and in the memory that Flower's SuperNode keeps for it, never on a disk; a node
+that restarts is lost to this round. The row waits on the node's own disk, beside its records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import ConfigRecord, RecordDict
+
+from .._files import read_json, write_json
+from ..algorithms.base import Problem
+from ..errors import ConfigError, ResumeError
+from ..privacy import Rounds
+from ..privacy.secure_sum import NoiseShare, ShareAccount
+from ..privacy.secure_terms import SecureTerms, secure_terms
+from ..secure.masks import Identity
+from ..secure.member import Member
+from ..secure.terms import Terms
+from ..secure.wire import Kind
+from ..trainer import Trainer
+from ..trainer.folder import RunFolder
+from ..trainer.opening import releases_of
+from .account import schedule_of
+from .messages import OWN_AFFAIR, Facts, logger
+
+MEMORY = "secure sum"
+_RUN = "attempt of"
+
+
+def terms_of_run(trainer: Trainer, problem: Problem) -> SecureTerms:
+    """Returns the terms of the secure sums of a run, the same at the server and at every node.
+
+    Args:
+        trainer: the settings.
+        problem: of the population.
+    """
+    schedule = schedule_of(trainer)
+    plans = releases_of(trainer.algorithm, problem, schedule)
+    return secure_terms(trainer.privacy, plans, schedule, problem.rounds)  # type: ignore[arg-type]
+
+
+def terms_of_attempt(
+    secure: SecureTerms, identities: Mapping[str, bytes], fingerprint: str, facts: Facts
+) -> Terms:
+    """Returns the terms of one attempt to open the sum of a round.
+
+    Args:
+        secure: of the run.
+        identities: public keys of all clients, in the order of the population.
+        fingerprint: of the settings of this side, of which both sides must have the same.
+        facts: of a message: its run, round and attempt.
+    """
+    common = [part for part in fingerprint.split("; ") if part.split("=")[0] not in OWN_AFFAIR]
+    noise = secure.noise
+    return Terms(
+        identities=identities,
+        run=str(facts["run"]),
+        round=int(facts["round"]),
+        attempt=int(facts["attempt"]),
+        settings="; ".join([*common, secure.digest]),
+        length=secure.release.size,
+        colluding=noise.colluding,
+        missing=noise.missing,
+        bits=noise.bits,  # type: ignore[arg-type]
+    )
+
+
+class SecureNode:
+    """One client's part in the secure sums of all runs, with its account on its own disk.
+
+    Args:
+        trainer: the settings.
+        problem: of the population.
+        channel: of the node, for its source of noise.
+        fingerprint: of the settings.
+        name: of the client.
+        folder: of the node.
+        identities: public keys of all clients.
+        identity: the client's own.
+
+    Raises:
+        ConfigError: the client's own key is another one in ``identities``.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        problem: Problem,
+        channel: Rounds,
+        fingerprint: str,
+        name: str,
+        folder: RunFolder,
+        identities: Mapping[str, bytes],
+        identity: Identity,
+    ) -> None:
+        if identities[name] != identity.public:
+            raise ConfigError(
+                f"the key of this node is not that of client {name!r} in identities=; one of the "
+                "two belongs to another client."
+            )
+        self.secure = terms_of_run(trainer, problem)
+        self._identities = identities
+        self._identity = identity
+        self._fingerprint = fingerprint
+        self._name = name
+        self._place = trainer.data.ids.index(name)
+        self._share = NoiseShare(self.secure.release, channel.source)
+        self._account = ShareAccount(
+            folder.ledger, self.secure, name, self._place, fingerprint, channel.source
+        )
+
+    @property
+    def release(self) -> str:
+        """Returns the name of the release whose rows are added up."""
+        return self.secure.release.name
+
+    def keys(self, facts: Facts, memory: RecordDict) -> bytes:
+        """Begins the client's part in an attempt, and returns its keys."""
+        member = Member(self._terms(facts), self._name, self._identity)
+        self._keep(member, facts, memory)
+        return member.keys
+
+    def shares(self, facts: Facts, memory: RecordDict) -> bytes:
+        """Answers the roster with boxes for all other clients."""
+        member = self._member(facts, memory)
+        answer = member.shares(_message(facts))
+        self._keep(member, facts, memory)
+        return answer
+
+    def row(self, facts: Facts, memory: RecordDict, row: torch.Tensor, path: Path) -> bytes:
+        """Answers the boxes with the masked row, which is charged before it has its noise.
+
+        Args:
+            facts: of the message.
+            memory: of the SuperNode.
+            row: (1, D) of the client.
+            path: of a file that says which attempt had a row.
+        """
+        member = self._member(facts, memory)
+
+        def contribute(roster: int) -> np.ndarray:
+            self._once(facts, path)
+            with self._account.charged(int(facts["round"]), roster) as receipt:
+                return self._share(row, torch.tensor([self._place]), receipt, roster)
+
+        try:
+            return member.row(_message(facts), contribute)
+        finally:
+            # also after a charge that failed, so that there is no second row
+            self._keep(member, facts, memory)
+
+    def opening(self, facts: Facts, memory: RecordDict) -> bytes:
+        """Answers which rows came with one share of every client."""
+        member = self._member(facts, memory)
+        answer = member.opening(_message(facts))
+        self._keep(member, facts, memory)
+        return answer
+
+    def certify(self) -> None:
+        """Logs what the account has spent so far."""
+        logger.info("%s: %s", self._name, self.secure.text(self._account.used))
+
+    def _terms(self, facts: Facts) -> Terms:
+        return terms_of_attempt(self.secure, self._identities, self._fingerprint, facts)
+
+    def _member(self, facts: Facts, memory: RecordDict) -> Member:
+        """Returns the client as it was after its last answer in this attempt."""
+        kept: Mapping[str, Any] = memory.config_records.get(MEMORY, {})
+        if kept.get(_RUN) != _attempt(facts):
+            raise ResumeError(
+                f"the server asks for attempt {int(facts['attempt'])} of round "
+                f"{int(facts['round']) + 1}, of which this node knows nothing (any more): it was "
+                "started again, or has begun another attempt."
+            )
+        saved = {name: value for name, value in kept.items() if name != _RUN}
+        return Member.restored(self._terms(facts), self._name, self._identity, saved)
+
+    def _keep(self, member: Member, facts: Facts, memory: RecordDict) -> None:
+        memory[MEMORY] = ConfigRecord({_RUN: _attempt(facts), **member.saved()})
+
+    def _once(self, facts: Facts, path: Path) -> None:
+        """Refuses a second row of an attempt, also after a process that ended before its memory was
+        kept."""
+        attempt = _attempt(facts)
+        if path.exists() and read_json(path)[Kind.ROW.name] == attempt:
+            raise ResumeError(
+                f"this node has made its row for attempt {int(facts['attempt'])} of round "
+                f"{int(facts['round']) + 1} already, in a process that has ended ({path})."
+            )
+        write_json(path, {Kind.ROW.name: attempt})
+
+
+def _attempt(facts: Facts) -> str:
+    """Returns the name of an attempt."""
+    run = str(facts["run"])
+    return f"{run} {int(facts['round'])} {int(facts['attempt'])}"
+
+
+def _message(facts: Facts) -> bytes:
+    """Returns the bytes of the protocol in a message; none if it has none, which are refused."""
+    message = facts.get("message", b"")
+    if isinstance(message, bytes):
+        return message
+    return b""
