@@ -16,6 +16,7 @@ usage: fedmtl [KEY=VALUE ...]            train; without settings: personal model
                                          or model.pt2
        fedmtl check data=... [KEY=VALUE] say before training whether the noise allows sharing
        fedmtl verify FOLDER              what the files of a finished run confirm
+       fedmtl identity NAME              the key of a node for secure aggregation
        torchrun --nproc-per-node=4 -m fedmtl [-m] [KEY=VALUE ...]
                                          train, sweep or resume in several processes
 
@@ -63,6 +64,7 @@ from ..errors import ConfigError, first_line
 from .adapt import adapt
 from .check import check
 from .commands import audit, report, resume, verify
+from .identity import identity
 from .names import EXTRA, TRUST, choices, unknown
 from .output import lost, outputs, say, show
 from .parsers import USAGE, Parser
@@ -199,7 +201,7 @@ def _dispatch(words: list[str], process: Process) -> int:
 
 _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     command.__name__: command
-    for command in (report, adapt, predict, export, search, audit, verify, check)
+    for command in (report, adapt, predict, export, search, audit, verify, check, identity)
 }
 
 

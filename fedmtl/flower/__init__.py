@@ -16,6 +16,9 @@ Guarantees:
 - If whole clients are protected, every client clips before it sends, and the server clips again.
   The server adds the noise. It sees the clipped messages before: clients trust it with them, and
   the network with the names of the cohort.
+- In secure sums (``ClientPrivacy(aggregation=...)``) every client adds a share of the noise and
+  hides its row behind masks: the server sees the noised sum of a cohort, and the account is each
+  node's own.
 - If records are protected, or rows have noise against the server, the noise is the node's own. So
   is the account: a ledger on its disk, charged before it computes, whatever a server asks and
   however often, and whether it uses the answer or not.

@@ -13,9 +13,10 @@ from flwr.app import Message as FlowerMessage
 from flwr.clientapp import ClientApp
 
 from ..errors import ConfigError, FedmtlError
+from ..secure.identity import read_identity
 from ..trainer import Trainer
 from .answers import held
-from .identities import checked_identities, read_identity
+from .identities import checked_identities
 from .messages import (
     FINISH,
     NAME,

@@ -1,67 +1,14 @@
-"""Identities: the keys by which clients know each other in secure sums, whoever delivers their
-messages."""
+"""The identity keys of a run over nodes, as its settings have them."""
 
 from __future__ import annotations
 
-import os
-import re
-import secrets
 from collections.abc import Mapping
-from pathlib import Path
 
-from ..errors import ConfigError, DataError
+from ..errors import ConfigError
 from ..privacy import ClientPrivacy
-from ..secure.masks import KEY, Identity
+from ..secure.identity import PREFIX, PUBLIC
+from ..secure.masks import KEY
 from ..trainer import Trainer
-
-_PREFIX = "ed25519:"
-_PUBLIC = re.compile(rf"{_PREFIX}[0-9a-f]{{{2 * KEY}}}")
-_PRIVATE = re.compile(rf"[0-9a-f]{{{2 * KEY}}}\s*")
-
-
-def new_identity(path: Path) -> str:
-    """Makes the identity key of a client.
-
-    Args:
-        path: of a new file for the private key, which stays on the node of the client. Only its
-            owner may read it.
-
-    Returns:
-        The public key, ``"ed25519:..."``, for the settings of all nodes and the server.
-
-    Raises:
-        ConfigError: there is a file already, or it cannot be written.
-    """
-    secret = secrets.token_bytes(KEY)
-    try:
-        # another key in its place would end the client's part in all runs with the old one
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except OSError as error:
-        raise ConfigError(
-            f"the key file {path} cannot be made: {error.strerror}. Give a new file in a folder "
-            "that exists."
-        ) from error
-    with os.fdopen(file, "w", encoding="ascii") as stream:
-        stream.write(f"{secret.hex()}\n")
-    return _PREFIX + Identity(secret).public.hex()
-
-
-def read_identity(path: Path) -> Identity:
-    """Returns the identity in a key file of :func:`new_identity`.
-
-    Args:
-        path: of the file.
-
-    Raises:
-        DataError: it cannot be read, or is no key file. Nothing of its content is in the message.
-    """
-    try:
-        text = path.read_text(encoding="ascii")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"the key file {path} cannot be read.") from error
-    if not _PRIVATE.fullmatch(text):
-        raise DataError(f"{path} is no key file; make one with fedmtl identity NAME.")
-    return Identity(bytes.fromhex(text.strip()))
 
 
 def checked_identities(
@@ -102,10 +49,10 @@ def checked_identities(
     keys = {}
     for name in names:
         text = identities[name]
-        if not isinstance(text, str) or not _PUBLIC.fullmatch(text):
+        if not isinstance(text, str) or not PUBLIC.fullmatch(text):
             raise ConfigError(
                 f"identities= of client {name!r} is no public key; fedmtl identity prints one, "
-                f"'{_PREFIX}' and {2 * KEY} hexadecimal digits."
+                f"'{PREFIX}' and {2 * KEY} hexadecimal digits."
             )
-        keys[name] = bytes.fromhex(text.removeprefix(_PREFIX))
+        keys[name] = bytes.fromhex(text.removeprefix(PREFIX))
     return keys

@@ -207,8 +207,8 @@ def sent(reply: RecordDict) -> dict[str, bytes]:
 
 
 def test_the_same_question_has_the_same_answer_and_is_charged_once(asked, tmp_path: Path) -> None:
-    first = node_of(asked, tmp_path).train(asked[1][0])
-    again = node_of(asked, tmp_path).train(asked[1][0])  # after a restart
+    first = node_of(asked, tmp_path).train(asked[1][0], RecordDict())
+    again = node_of(asked, tmp_path).train(asked[1][0], RecordDict())  # after a restart
     assert sent(again) == sent(first)
     assert answers(place(tmp_path)) == [0]
 
@@ -217,12 +217,12 @@ def test_a_round_is_answered_once(asked, tmp_path: Path) -> None:
     """With other values, or after a later round, a server gets no second noise on the same answer."""
     _, contents, _ = asked
     node = node_of(asked, tmp_path)
-    node.train(contents[0])
+    node.train(contents[0], RecordDict())
     with pytest.raises(ResumeError, match="asks for round 1 again, with other values"):
-        node.train(changed(contents[1], round=0, counted=0))
-    node.train(changed(contents[1], counted=0))
+        node.train(changed(contents[1], round=0, counted=0), RecordDict())
+    node.train(changed(contents[1], counted=0), RecordDict())
     with pytest.raises(ResumeError, match="after round 2; a round of a run is answered once"):
-        node.train(contents[0])
+        node.train(contents[0], RecordDict())
     public = tensors_of(contents[0], "public")
     for wrong in (public | {(name := min(public)): public[name][None]}, {}):
         with pytest.raises(ConfigError, match=f"the server sends no '{name}' of shape"):
@@ -230,12 +230,13 @@ def test_a_round_is_answered_once(asked, tmp_path: Path) -> None:
                 changed(
                     RecordDict({**contents[0], "public": pack({}, public=wrong)["public"]}),
                     run="d" * 16,
-                )
+                ),
+                RecordDict(),
             )
     with pytest.raises(
         ConfigError, match=f"asks for round {ROUNDS + 1}, and the settings have {ROUNDS}"
     ):
-        node.train(changed(contents[0], round=ROUNDS))
+        node.train(changed(contents[0], round=ROUNDS), RecordDict())
     assert answers(place(tmp_path)) == [0, 1]
 
 
@@ -244,7 +245,9 @@ def test_answers_are_counted_over_all_runs_and_restarts(asked, tmp_path: Path, l
     each has noise of its own."""
     given = set()
     for number in range(ROUNDS):
-        reply = node_of(asked, tmp_path).train(changed(asked[1][0], run=f"{number:016x}"))
+        reply = node_of(asked, tmp_path).train(
+            changed(asked[1][0], run=f"{number:016x}"), RecordDict()
+        )
         given.add(tuple(sent(reply).items()))
     assert len(given) == ROUNDS
     new, known = changed(asked[1][0], run="f" * 16), changed(asked[1][1], run="0" * 16, counted=0)
@@ -253,13 +256,13 @@ def test_answers_are_counted_over_all_runs_and_restarts(asked, tmp_path: Path, l
             BudgetExhausted,
             match=rf"the {ROUNDS} answers that its privacy pays for, .*: .*epsilon [56]",
         ):
-            node_of(asked, tmp_path).train(content)
+            node_of(asked, tmp_path).train(content, RecordDict())
     assert answers(place(tmp_path)) == [0] * ROUNDS
     again = node_of(asked, tmp_path).train(
-        changed(asked[1][0], run=f"{ROUNDS - 1:016x}")
+        changed(asked[1][0], run=f"{ROUNDS - 1:016x}"), RecordDict()
     )  # what it has given
     assert tuple(sent(again).items()) in given
-    node_of(asked, tmp_path).finish(changed(asked[1][0], run="0" * 16, counted=1))
+    node_of(asked, tmp_path).finish(changed(asked[1][0], run="0" * 16, counted=1), RecordDict())
     if isinstance(asked[0].privacy, RecordPrivacy):
         certificate = verify(place(tmp_path))
         assert certificate.fits
@@ -288,16 +291,18 @@ def test_an_answer_is_charged_on_disk_before_it_is_computed(
             patch.setattr(kind, "client_update", dies)
             patch.setattr(Ledger, "close", gone)
             with pytest.raises(KeyboardInterrupt):
-                node_of(asked, tmp_path).train(changed(asked[1][0], run=f"{number:016x}"))
+                node_of(asked, tmp_path).train(
+                    changed(asked[1][0], run=f"{number:016x}"), RecordDict()
+                )
     assert seen == [[0], [0, 0]]
-    node_of(asked, tmp_path).train(asked[1][0])
+    node_of(asked, tmp_path).train(asked[1][0], RecordDict())
     with pytest.raises(BudgetExhausted):
-        node_of(asked, tmp_path).train(changed(asked[1][1], counted=1))
+        node_of(asked, tmp_path).train(changed(asked[1][1], counted=1), RecordDict())
 
 
 def test_rounds_that_were_not_this_nodes_are_not_charged(asked, tmp_path: Path) -> None:
     node = node_of(asked, tmp_path)
-    node.train(changed(asked[1][2], counted=0))
+    node.train(changed(asked[1][2], counted=0), RecordDict())
     assert answers(place(tmp_path)) == [2]
     spans = [
         (line["first"], line["end"]) for line in ledger(place(tmp_path)) if line["kind"] == "charge"
@@ -315,17 +320,17 @@ def test_every_answer_is_charged_in_whatever_order_a_server_asks(
     last, *earlier = (
         changed(asked[1][number], counted=0, run=f"{number:016x}") for number in (2, 0, 1)
     )
-    node_of(asked, folder).train(last)
+    node_of(asked, folder).train(last, RecordDict())
     for content in earlier:
         passed = pytest.raises(ResumeError, match=r"round [12], which has passed without this node")
         with passed if source == "seeded" else nullcontext():
-            node_of(asked, folder).train(content)
+            node_of(asked, folder).train(content, RecordDict())
     assert answers(place(folder)) == ([2] if source == "seeded" else [2, 0, 1])
 
 
 def test_a_node_with_other_settings_does_not_go_on_with_the_account(asked, tmp_path: Path) -> None:
     server, contents, data = asked
-    node_of(asked, tmp_path).train(contents[0])
+    node_of(asked, tmp_path).train(contents[0], RecordDict())
     if isinstance(server.privacy, RecordPrivacy):
         other = replace(server, privacy=replace(server.privacy, epsilon=7.0))
     else:
@@ -333,7 +338,7 @@ def test_a_node_with_other_settings_does_not_go_on_with_the_account(asked, tmp_p
     node = Node(other, server.data.ids[0], lambda: data, tmp_path)
     content = changed(contents[0], settings=node.settings, run="f" * 16)
     with pytest.raises(ResumeError, match="was written with"):
-        node.train(content)
+        node.train(content, RecordDict())
 
 
 def forged(content: RecordDict, number: int) -> RecordDict:
@@ -348,26 +353,26 @@ def test_a_seeded_node_has_one_answer_for_a_round(kind: str, tmp_path: Path) -> 
     """Its noise is that of the round, in every run: what another question adds would be the answer without noise."""
     asked, folder = questions(kind, tmp_path / "run", source="seeded"), tmp_path / "node"
     contents = asked[1]
-    first = node_of(asked, folder).train(contents[0])
+    first = node_of(asked, folder).train(contents[0], RecordDict())
     for number in range(1, 4):
         with pytest.raises(
             ResumeError, match=r"round 1 again, in another run with other values.*a new folder"
         ):
-            node_of(asked, folder).train(forged(contents[0], number))
+            node_of(asked, folder).train(forged(contents[0], number), RecordDict())
     again = node_of(asked, folder).train(
-        changed(contents[0], run="f" * 16)
+        changed(contents[0], run="f" * 16), RecordDict()
     )  # a simulation that is repeated
     assert sent(again) == sent(first)
-    node_of(asked, folder).train(contents[1])
+    node_of(asked, folder).train(contents[1], RecordDict())
     with pytest.raises(ResumeError, match="round 2 again, in another run with other values"):
-        node_of(asked, folder).train(changed(contents[1], run="e" * 16, counted=0))
+        node_of(asked, folder).train(changed(contents[1], run="e" * 16, counted=0), RecordDict())
     assert answers(place(folder)) == [0, 1]
 
 
 def test_a_server_writes_nothing_into_the_account_of_a_node(asked, tmp_path: Path) -> None:
     """Of the channel's state a message has the clip norms, of the releases that there are."""
     node = node_of(asked, tmp_path)
-    node.train(asked[1][0])
+    node.train(asked[1][0], RecordDict())
     path = place(tmp_path) / "private/ledger.jsonl"
     before = path.read_bytes()
     many = {
@@ -379,9 +384,9 @@ def test_a_server_writes_nothing_into_the_account_of_a_node(asked, tmp_path: Pat
     with pytest.raises(
         ConfigError, match="the server sends clip norms of charged, first, uses; accepted: none"
     ):
-        node.train(changed(RecordDict({**asked[1][1], "channel": state}), counted=1))
+        node.train(changed(RecordDict({**asked[1][1], "channel": state}), counted=1), RecordDict())
     assert path.read_bytes() == before
-    node.train(asked[1][1])
+    node.train(asked[1][1], RecordDict())
     assert answers(place(tmp_path)) == [0, 1]
 
 

@@ -226,9 +226,9 @@ def test_a_node_that_is_asked_more_often_than_its_budget_refuses(tmp_path: Path)
     )
     node = Node(server, "client-0", lambda: trainer.data.subset(["client-0"]), tmp_path / "node")
     for version, counted in ((1, 0), (4, 2), (6, 2)):  # the second one was dropped
-        node.train(changed(question, round=version, counted=counted))
+        node.train(changed(question, round=version, counted=counted), RecordDict())
     with pytest.raises(BudgetExhausted, match="the 3 answers that its privacy pays for"):
-        node.train(changed(question, round=7, counted=7))
+        node.train(changed(question, round=7, counted=7), RecordDict())
     assert answers(tmp_path / "node" / "client-0") == [1, 4, 6]
 
 

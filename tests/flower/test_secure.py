@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from scipy import stats
 
-from fedmtl import FullParticipation, SecureAggregation, Trainer
+from fedmtl import CyclicCohorts, FullParticipation, SecureAggregation, Trainer
+from fedmtl.audit.verification import verify
+from fedmtl.errors import ConfigError, DataError
 from fedmtl.privacy import ClientPrivacy
+from fedmtl.secure.identity import new_identity, read_identity
+from fedmtl.trainer.callbacks import Callback
 from tests.algorithms.test_client_half import trainer_of
+from tests.small import Ended, Ends
 
 pytest.importorskip("flwr", reason="the extra flower is not installed")
 
+from flwr.app import RecordDict
 
-from fedmtl.flower import client_app, population
-from fedmtl.flower.identities import checked_identities, new_identity
-from fedmtl.flower.messages import OPENING, ROUND, ROW, SHARES
+from fedmtl.flower import client_app, population, server_app
+from fedmtl.flower.identities import checked_identities
+from fedmtl.flower.messages import OPENING, ROUND, ROW, SHARES, facts_of
 from fedmtl.flower.server import serve
 from tests.flower.grid import LocalGrid
 from tests.flower.test_apps import public_state, same
@@ -80,7 +89,7 @@ class Hospitals:
         return sum(len(who) for line in lines for who in line.get("cohorts", ()))
 
 
-@pytest.mark.parametrize("name", ["fedavg", "pmtl", "ditto", "scaffold"])
+@pytest.mark.parametrize("name", ["fedavg", "pmtl", "ditto", "fedrep", "ifca"])
 def test_sums_over_nodes_give_the_numbers_of_the_trainer(name: str, tmp_path: Path) -> None:
     trainer = secured(name)
     replace(trainer, folder=tmp_path / "one").fit()
@@ -88,3 +97,222 @@ def test_sums_over_nodes_give_the_numbers_of_the_trainer(name: str, tmp_path: Pa
     hospitals.run()
     same(public_state(tmp_path / "one"), public_state(tmp_path / "server"))
     assert [hospitals.used(client) for client in trainer.data.ids] == [3] * len(trainer.data.ids)
+
+
+def test_cohorts_in_turn_and_secure_noise(tmp_path: Path) -> None:
+    """With noise of the operating system each node charges a share for each of its turns."""
+    privacy = replace(PRIVACY, source="secure", aggregation=replace(SOME, missing=0))
+    hospitals = Hospitals(secured(privacy=privacy, schedule=CyclicCohorts(cohort=4)), tmp_path)
+    result = hospitals.run()
+    assert [hospitals.used(name) for name in hospitals.data.ids] == [2] * 6
+    assert result.privacy.observer == "server and clients"
+    assert "no server" in result.privacy.trusted
+    found = verify(tmp_path / "server")
+    assert found.fits
+
+
+# Losses
+
+
+def away(kind: str, names: tuple[str, ...]) -> Callable[[str, str, int], bool]:
+    """Messages of this kind of the second round do not reach these clients."""
+    return lambda asked, name, count: asked == kind and name in names and count == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_node_that_is_lost_in_any_step(
+    kind: str, tmp_path: Path, log: pytest.LogCaptureFixture
+) -> None:
+    """The others' sum is opened; who was lost goes on from before the round."""
+    name = secured().data.ids[2]
+    privacy = replace(PRIVACY, source="secure")
+    hospitals = Hospitals(secured(privacy=privacy), tmp_path, away=away(kind, (name,)))
+    assert hospitals.run().final["round"] == 3
+    assert f"round 2: client {name!r} is left out: no answer in time" in log.text
+    assert "releases nothing" not in log.text
+    # a row is charged as it is made, whether or not it is opened
+    assert hospitals.used(name) == (3 if kind == OPENING else 2)
+    assert all(hospitals.used(other) == 3 for other in hospitals.data.ids if other != name)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_too_many_losses_release_nothing(
+    kind: str, tmp_path: Path, log: pytest.LogCaptureFixture
+) -> None:
+    names = secured().data.ids[:5]
+    hospitals = Hospitals(secured(rounds=2), tmp_path, away=away(kind, names))
+    hospitals.run()
+    assert "round 2 releases nothing" in log.text
+    seen = []
+
+    class Watch(Callback):
+        def on_event(self, block: Any, state: Any) -> None:
+            seen.append({f"public.{key}": each.clone() for key, each in state.public.items()})
+
+    replace(secured(rounds=2), callbacks=(Watch(),)).fit()
+    same(seen[0], public_state(tmp_path / "server"))
+
+
+def test_a_node_that_restarts_between_two_messages_is_lost_to_the_round(
+    tmp_path: Path, log: pytest.LogCaptureFixture
+) -> None:
+    """Its secrets were in memory only."""
+    hospitals = Hospitals(secured(), tmp_path)
+    name = hospitals.data.ids[1]
+
+    def restarted(kind: str, client: str, count: int) -> bool:
+        if (kind, client, count) == (ROW, name, 1):
+            hospitals.grid.memory[name].clear()
+        return False
+
+    hospitals.grid.away = restarted
+    hospitals.run()
+    assert f"client {name!r} is left out: the answer is empty" in log.text
+    assert "of which this node knows nothing (any more)" in log.text
+    assert hospitals.used(name) == 2
+
+
+def test_a_process_that_ends_while_it_makes_a_row_makes_no_second_one(
+    tmp_path: Path, log: pytest.LogCaptureFixture
+) -> None:
+    """The memory of the SuperNode is that of before; the question is asked again."""
+    hospitals = Hospitals(secured(privacy=replace(PRIVACY, source="secure"), rounds=1), tmp_path)
+    name = hospitals.data.ids[1]
+    grid = hospitals.grid
+    push = grid._push
+
+    def twice(message: Any) -> str:
+        if (
+            message.metadata.message_type == ROW
+            and grid.nodes[message.metadata.dst_node_id] == name
+        ):
+            before = dict(grid.memory[name])
+            push(message)
+            grid.memory[name].clear()
+            grid.memory[name].update(before)
+        return push(message)
+
+    grid._push = twice  # type: ignore[method-assign]
+    hospitals.run()
+    assert "has made its row for attempt" in log.text
+    assert hospitals.used(name) == 1
+
+
+def test_a_server_that_was_killed_asks_again(tmp_path: Path) -> None:
+    """With new keys, new noise and a second charge."""
+    hospitals = Hospitals(secured(privacy=replace(PRIVACY, source="secure"), rounds=3), tmp_path)
+    hospitals.trainer = replace(hospitals.trainer, callbacks=(Ends(1),))
+    with pytest.raises(Ended):
+        hospitals.run()
+    # the checkpoint of the second round is not there any more
+    assert [hospitals.used(name) for name in hospitals.data.ids] == [2] * 6
+    hospitals.trainer = replace(hospitals.trainer, callbacks=())
+    hospitals.grid = hospitals.started()
+    hospitals.run()
+    assert [hospitals.used(name) for name in hospitals.data.ids] == [3] * 6
+
+
+def test_a_node_gives_no_more_shares_than_were_planned(
+    tmp_path: Path, log: pytest.LogCaptureFixture
+) -> None:
+    """A server that runs twice, in two folders, gets no sum the second time."""
+    hospitals = Hospitals(secured(privacy=replace(PRIVACY, source="secure"), rounds=2), tmp_path)
+    hospitals.run()
+    hospitals.trainer = replace(hospitals.trainer, folder=tmp_path / "again")
+    hospitals.grid = hospitals.started()
+    hospitals.run()
+    assert "has taken part in the 2 secure sums that its privacy pays for" in log.text
+    assert "round 1 releases nothing" in log.text
+    assert [hospitals.used(name) for name in hospitals.data.ids] == [2] * 6
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"aggregation": replace(SOME, colluding=0)}, {"noise_multiplier": 0.1}, {"clip_norm": 5.0}],
+    ids=str,
+)
+def test_nodes_with_other_settings_take_no_part(
+    changes: dict[str, Any], tmp_path: Path, log: pytest.LogCaptureFixture
+) -> None:
+    """A server cannot ask for less noise, a longer clip or fewer that collude."""
+    hospitals = Hospitals(secured(rounds=1), tmp_path)
+    hospitals.trainer = replace(hospitals.trainer, privacy=replace(PRIVACY, **changes))
+    hospitals.run()
+    assert "the server has other settings than this node: privacy" in log.text
+    assert [hospitals.used(name) for name in hospitals.data.ids] == [0] * 6
+
+
+def test_no_message_has_the_row_of_a_client(tmp_path: Path) -> None:
+    """What a node sends is no array, and as bytes far from its row and from that of the round before."""
+    hospitals = Hospitals(secured(rounds=2), tmp_path)
+    replies: list[tuple[str, RecordDict]] = []
+
+    def seen(kind: str, name: str, count: int, content: RecordDict) -> RecordDict:
+        replies.append((kind, content))
+        return content
+
+    hospitals.grid.broken = seen
+    hospitals.run()
+    assert not any(content.array_records for _, content in replies)
+    rows = [
+        np.frombuffer(facts_of(content)["message"][-48 * 4 :], dtype="<u4")
+        for kind, content in replies
+        if kind == ROW
+    ]
+    assert len(rows) == 12
+    words = np.concatenate(rows) / 2.0**32
+    assert stats.kstest(words, "uniform").pvalue > 1e-6
+    assert len(np.unique(words)) > len(words) - 3
+
+
+# Keys and refusals
+
+
+def test_keys_are_made_and_read(tmp_path: Path) -> None:
+    path = tmp_path / "north.key"
+    public = new_identity(path)
+    assert public == "ed25519:" + read_identity(path).public.hex()
+    assert path.stat().st_mode & 0o077 == 0
+    with pytest.raises(ConfigError, match="cannot be made: File exists"):
+        new_identity(path)
+    with pytest.raises(ConfigError, match="cannot be made: No such file"):
+        new_identity(tmp_path / "no" / "north.key")
+    with pytest.raises(DataError, match=r"no\.key cannot be read"):
+        read_identity(tmp_path / "no.key")
+    (tmp_path / "bad.key").write_text("secret")
+    with pytest.raises(DataError, match="is no key file") as caught:
+        read_identity(tmp_path / "bad.key")
+    assert "secret" not in str(caught.value)
+
+
+def test_identities_that_are_refused(tmp_path: Path) -> None:
+    trainer = secured()
+    names = trainer.data.ids
+    good = {name: new_identity(tmp_path / f"{place}.key") for place, name in enumerate(names)}
+    cases: list[tuple[Trainer, dict[str, str] | None, str]] = [
+        (trainer, None, "needs the public keys of all clients here"),
+        (secured(privacy=None), good, "the settings have none: leave them out"),
+        (trainer, {**good, "nobody": good[names[0]]}, "'nobody' is only in one of the two"),
+        (
+            trainer,
+            {name: good[name] for name in names[1:]},
+            f"{names[0]!r} is only in one of the two",
+        ),
+        (trainer, {**good, names[1]: "ed25519:12"}, f"{names[1]!r} is no public key"),
+    ]
+    for settings, identities, match in cases:
+        for make in (server_app, lambda *a, **b: client_app(a[0], lambda *_: None, **b)):
+            with pytest.raises(ConfigError, match=match):
+                make(settings, identities=identities)
+
+
+def test_a_node_with_the_key_of_another_takes_no_part(
+    tmp_path: Path, log: pytest.LogCaptureFixture
+) -> None:
+    hospitals = Hospitals(secured(rounds=1), tmp_path)
+    first, second = hospitals.data.ids[:2]
+    hospitals.grid.config = {**hospitals.keys, first: hospitals.keys[second]}
+    hospitals.run()
+    assert f"the key of this node is not that of client {first!r} in identities=" in log.text
+    assert hospitals.used(first) == 0
+    assert hospitals.used(second) == 1
