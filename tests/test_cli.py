@@ -4,6 +4,7 @@ import contextlib
 import csv
 import dataclasses
 import errno
+import fcntl
 import inspect
 import io
 import itertools
@@ -797,9 +798,18 @@ def test_launchers_and_sweepers_of_hydra_where_they_are_installed(
 def finished(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> tuple[Path, subprocess.CompletedProcess[str]]:
-    """A tiny run of the main job and what it printed."""
-    here = tmp_path_factory.mktemp("run")
-    return here, process(*TINY, cwd=here)
+    """A tiny run of the main job and what it printed: one for all workers, whose folders lie in one folder."""
+    base = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        base = base.parent
+    here, told = base / "main job", base / "main job.json"
+    with open(base / "main job.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not told.exists():
+            here.mkdir()
+            done = process(*TINY, cwd=here)
+            told.write_text(json.dumps([done.returncode, done.stdout, done.stderr]))
+    return here, subprocess.CompletedProcess(TINY, *json.loads(told.read_text()))
 
 
 def test_a_run_leaves_its_folder(finished: tuple[Path, subprocess.CompletedProcess[str]]) -> None:

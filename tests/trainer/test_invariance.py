@@ -36,7 +36,7 @@ from .settings import CLIENTS, DATA, DELTA, NOISE, SOLVER, trainer
 
 
 def run_of(**settings):
-    return trainer(**{"rounds": 5, "eval_every": 5} | settings).fit()
+    return trainer(**{"rounds": 3, "eval_every": 3} | settings).fit()
 
 
 def assert_close(found, expected, tolerance):
