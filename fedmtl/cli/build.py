@@ -15,8 +15,7 @@ from ..errors import ConfigError, FedmtlError, first_line
 from ..report._settings import flat
 from .config import GROUPS, Config
 from .defaults import named
-from .names import nearest
-from .refusals import no_setting
+from .refusals import nearest, no_setting
 
 if TYPE_CHECKING:
     from ..trainer import Trainer

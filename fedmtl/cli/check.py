@@ -22,6 +22,7 @@ from .config import Config, compose, resolve
 from .output import show
 from .parsers import command_parser
 from .typed import with_automatic
+from .words import without_references
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from ..data.readers.summary import Summary
 
 MISSING = "???"
-_REFERENCE = re.compile(r"(\\*)\$\{")
 _GROUPS = ("privacy=", "model=", "data/partition=")  # that a draft repeats
 
 
@@ -348,13 +348,7 @@ def _literal(value: Any) -> Any:
         )
     if not isinstance(value, str):
         return value
-    return _REFERENCE.sub(_escaped, value)
-
-
-def _escaped(found: re.Match[str]) -> str:
-    """Returns the beginning of a reference, with the backslashes before it, as Hydra reads it as a
-    text."""
-    return f"{found[1] * 2}\\${{"
+    return without_references(value)
 
 
 def _without_bounds(draft: str) -> Config:

@@ -65,11 +65,12 @@ from .adapt import adapt
 from .check import check
 from .commands import audit, report, resume, verify
 from .identity import identity
-from .names import EXTRA, TRUST, choices, unknown
+from .names import EXTRA, TRUST, choices
 from .output import lost, outputs, say, show
 from .parsers import USAGE, Parser
 from .predict import export, predict
 from .process import FAILED, INTERRUPTED, REFUSED, Process
+from .refusals import unknown
 from .run import train
 from .search import search
 from .words import understood

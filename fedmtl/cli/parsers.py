@@ -12,7 +12,7 @@ from typing import NoReturn
 from hydra._internal.utils import get_args_parser
 
 from ..errors import ConfigError
-from .names import SHORT
+from .refusals import SHORT
 
 USAGE = "fedmtl --help prints what is accepted."
 

@@ -15,9 +15,10 @@ from ..errors import ConfigError
 from . import build
 from .around import printed_log
 from .folders import short
-from .names import TRUST, unknown
+from .names import TRUST
 from .output import say, show
 from .parsers import command_parser
+from .refusals import unknown
 from .stored import stored_config
 
 if TYPE_CHECKING:

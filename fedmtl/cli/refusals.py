@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,10 +17,22 @@ from yaml import YAMLError
 from ..errors import ConfigError, FedmtlError, first_line
 from ..report._settings import within
 from .defaults import load
-from .names import choices, nearest, unknown
+from .names import choices
 
 if TYPE_CHECKING:
     from .typed import Typed
+
+
+_MANY = 12  # names in a message
+GUESSED = {  # what other programs call a setting
+    "lr": "algorithm.local.lr",
+    "eps": "privacy.epsilon",
+    "label": "data.target",
+    "fraction": "schedule.cohort",
+    "optimizer": "algorithm.local",
+}
+SHORT = GUESSED | {"epsilon": "privacy.epsilon", "delta": "privacy.delta"}
+"""The same for an option with dashes."""
 
 
 @contextmanager
@@ -63,7 +75,7 @@ def _refused(error: Exception, typed: Typed | None) -> ConfigError:
         missing = str(cause.full_key)
         node = cause.parent_node
         key = missing
-        for name in () if typed is None else typed.keys:
+        for name in () if typed is None else typed.values:
             if within(name, [missing]):
                 key = name
                 break
@@ -100,3 +112,48 @@ def dotted(settings: Mapping[str, Any], place: str = "") -> dict[str, Any]:
         if isinstance(value, Mapping):
             leaves.update(dotted(value, f"{place}{name}."))
     return leaves
+
+
+def unknown(accepted: Collection[str], near: Sequence[str], text: str, printed: str) -> ConfigError:
+    """Returns the error of a name that does not exist: what may be meant, and all that is accepted.
+
+    Args:
+        accepted: the names in its place.
+        near: those that may be meant.
+        text: what is wrong.
+        printed: the command that prints all, if they are many.
+    """
+    hint = ""
+    if near:
+        hint = f"did you mean {' or '.join(near)}? "
+    every = ", ".join(accepted) or "nothing"
+    if near and len(accepted) > _MANY:
+        rest = f"{printed} prints all"
+    else:
+        rest = f"accepted: {every}"
+    return ConfigError(f"{text}; {hint}{rest}.")
+
+
+def nearest(key: str, accepted: Sequence[str]) -> list[str]:
+    """Returns up to three accepted keys that ``key`` may have meant: the same last word anywhere,
+    then a similar one in its place; of a key without a place else one anywhere."""
+    place, _, name = key.rpartition(".")
+    last_words = {
+        other: other.rpartition(".")[2] for other in accepted if not key.startswith(f"{other}.")
+    }
+    if name in GUESSED:
+        meant = GUESSED[name]
+        choose = {"algorithm": "algorithm=fedavg ", "schedule": "schedule=poisson "}.get(
+            meant.split(".")[0], ""
+        )
+        # automatic settings lack both
+        if meant in accepted:
+            return [meant]
+        return [f"{choose}{meant}"] * bool(choose)
+    beside = [word for other, word in last_words.items() if other == f"{place}.{word}".lstrip(".")]
+    near = [other for other, word in last_words.items() if word == name]
+    near += [f"{place}.{word}".lstrip(".") for word in difflib.get_close_matches(name, beside)]
+    if not near and not place:
+        close = difflib.get_close_matches(name, last_words.values(), n=1)
+        near = [other for other, word in last_words.items() if word in close]
+    return list(dict.fromkeys(near))[:3]

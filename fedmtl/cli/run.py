@@ -157,7 +157,7 @@ def _checked_jobs(typed: Typed, options: argparse.Namespace, process: Process) -
         FedmtlError: the first impossible setting.
     """
     runs: list[list[str]] = []
-    by_plugin = "hydra/sweeper" in typed.keys
+    by_plugin = "hydra/sweeper" in typed.values
     if options.multirun and not by_plugin:
         runs = combinations(typed)
     configs = [resolve(compose(run, options.config_name)) for run in runs]

@@ -114,7 +114,7 @@ def check_logger(config: Config, folder: Path, typed: Typed) -> None:
     Raises:
         ConfigError: the place, by its key.
     """
-    for key, value in _places_elsewhere(config, folder, typed.names):
+    for key, value in _places_elsewhere(config, folder, typed.values):
         raise ConfigError(
             f"logger.{key} is {value!r} in a file, which is not in the folder of the run, and a "
             "file does not say where else a run writes. If you choose it, give it on the command "

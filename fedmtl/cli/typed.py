@@ -40,19 +40,9 @@ class Typed:
     overrides: tuple[Override, ...]
 
     @cached_property
-    def keys(self) -> list[str]:
-        """Returns the dotted key, or the group, of each setting."""
-        return [override.key_or_group for override in self.overrides]
-
-    @cached_property
     def values(self) -> dict[str, Any]:
         """Returns the values by dotted key or group; the last one counts."""
         return {override.key_or_group: override.value() for override in self.overrides}
-
-    @cached_property
-    def names(self) -> set[str]:
-        """Returns the keys without the signs of a key that is added or taken away."""
-        return {override.get_key_element().lstrip("+~") for override in self.overrides}
 
     @cached_property
     def single(self) -> Typed:
@@ -126,7 +116,7 @@ def sweeps(typed: Typed, name: str) -> bool:
         name: of the primary configuration file.
     """
     register()
-    of_hydra = {key for key in typed.keys if re.split("[./]", key)[0] == HYDRA} - _FOLDERS
+    of_hydra = {key for key in typed.values if re.split("[./]", key)[0] == HYDRA} - _FOLDERS
     if EXTRA.get() is None and not of_hydra:
         return False  # no file of the package chooses a mode, and to compose them takes time
     with initialized():

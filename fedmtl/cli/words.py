@@ -98,12 +98,16 @@ def _as_hydra_reads(word: str) -> Any:
 
 def _quoted(text: str) -> str:
     """Returns a text in quotes, in which nothing is a reference to a setting."""
-    # Backslashes count before what they can escape, and at the end.
-    without_references = re.sub(r"(\\*)\$\{", lambda found: f"{found[1] * 2}\\${{", text)
-    inner = re.sub(r"(\\*)'", lambda found: f"{found[1] * 2}\\'", without_references)
+    inner = re.sub(r"(\\*)'", lambda found: f"{found[1] * 2}\\'", without_references(text))
     end = re.search(r"\\*$", inner)
     assert end is not None
     return f"'{inner}{end[0]}'"
+
+
+def without_references(text: str) -> str:
+    """Returns a text that Hydra reads as this text, whatever it refers to: ``${x}`` is escaped."""
+    # backslashes count before what they can escape
+    return re.sub(r"(\\*)\$\{", lambda found: f"{found[1] * 2}\\${{", text)
 
 
 def _is_setting(word: str) -> bool:
