@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,14 +15,74 @@ from ..errors import ConfigError
 _PREFIX = "server_optimizer."
 
 
+class AdamNorm(torch.optim.Optimizer):
+    """Adam with one second moment for all coordinates, as AdaGrad-Norm has one sum of squares (Ward
+    et al.: "AdaGrad stepsizes: sharp convergence over nonconvex landscapes", ICML 2019).
+
+        m <- beta_1 m + (1 - beta_1) g,     v <- beta_2 v + (1 - beta_2) ||g||^2 / D,
+        w <- w - lr (m / (1 - beta_1^t)) / (sqrt(v / (1 - beta_2^t)) + eps)
+
+    The noise of a release has the same size in every coordinate. Adam divides each coordinate by
+    its own size, so that one with hardly more than noise moves about as far as one with a gradient.
+    Here the lengths of the moves are in the ratio of the gradients, as in gradient descent.
+
+    Args:
+        params: the parameters, each with moments of its own.
+        lr: step size.
+        betas: decay of the first and of the second moment.
+        eps: added to the root, against a division by zero.
+
+    Example:
+        >>> import torch
+        >>> from fedmtl.algorithms.server import AdamNorm
+        >>> w = torch.zeros(2, requires_grad=True)
+        >>> w.grad = torch.tensor([3.0, 4.0])
+        >>> AdamNorm([w], lr=0.1).step()
+        >>> w.tolist()  # the root mean square of the gradient is 5 / sqrt(2)
+        [-0.08485281467437744, -0.11313708871603012]
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Tensor],
+        lr: float = 0.001,
+        betas: tuple[float, float] = (0.9, 0.99),
+        eps: float = 1e-8,
+    ) -> None:
+        if not all(0 <= beta < 1 for beta in betas):
+            raise ValueError(f"betas are {betas}, but have to be at least 0 and below 1")
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Moves the parameters by one step; there is no loss to be computed again."""
+        for group in self.param_groups:
+            first, second = group["betas"]
+            for parameter in group["params"]:
+                gradient = parameter.grad
+                state = self.state[parameter]
+                if not state:
+                    state["step"] = torch.zeros(())
+                    state["exp_avg"] = torch.zeros_like(parameter)
+                    state["exp_avg_sq"] = gradient.new_zeros(())
+                state["step"] += 1
+                state["exp_avg"].lerp_(gradient, 1 - first)
+                state["exp_avg_sq"].lerp_(gradient.square().mean(), 1 - second)
+                count = float(state["step"])
+                scale = (state["exp_avg_sq"] / (1 - second**count)).sqrt() + group["eps"]
+                parameter -= group["lr"] / (1 - first**count) * state["exp_avg"] / scale
+
+
 @dataclass(frozen=True, kw_only=True)
 class ServerOptimizer(Checked):
-    """An optimizer of ``torch.optim`` for the server's step (Reddi et al. 2021).
+    """An optimizer for the server's step (Reddi et al. 2021): one of ``torch.optim``, or
+    :class:`AdamNorm`.
 
     Its gradient is the negative released update.
 
     Args:
-        optimizer_name: a class of ``torch.optim``, such as ``"SGD"`` or ``"Adam"``.
+        optimizer_name: a class of ``torch.optim``, such as ``"SGD"`` or ``"Adam"``, or
+            ``"AdamNorm"``.
         lr: its step size.
         options: its further arguments, such as ``{"momentum": 0.9}``.
 
@@ -42,12 +102,14 @@ class ServerOptimizer(Checked):
         # LBFGS evaluates the loss again, which a server cannot
         unusable = ("Optimizer", "LBFGS")
         classes = {n: c for n, c in vars(torch.optim).items() if isinstance(c, type)}
-        names = tuple(name for name in classes if name not in unusable)
+        names = (AdamNorm.__name__, *(name for name in classes if name not in unusable))
         one_of(self, names, optimizer_name=self.optimizer_name)
         try:
             self._built(torch.zeros(1, requires_grad=True))
         except (TypeError, ValueError) as error:
-            optimizer = f"torch.optim.{self.optimizer_name}"
+            optimizer = self.optimizer_name
+            if optimizer != AdamNorm.__name__:
+                optimizer = f"torch.optim.{optimizer}"
             raise ConfigError(
                 f"ServerOptimizer.options is {self.options!r}, "
                 # PyTorch's own words name the option
@@ -55,7 +117,9 @@ class ServerOptimizer(Checked):
             ) from error
 
     def _built(self, parameter: Tensor) -> torch.optim.Optimizer:
-        optimizer = getattr(torch.optim, self.optimizer_name)
+        optimizer: Any = AdamNorm
+        if self.optimizer_name != AdamNorm.__name__:
+            optimizer = getattr(torch.optim, self.optimizer_name)
         built: torch.optim.Optimizer = optimizer([parameter], lr=self.lr, **dict(self.options))
         return built
 
