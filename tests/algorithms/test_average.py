@@ -24,8 +24,7 @@ from fedmtl.privacy import FullParticipation
 from tests.algorithms.harness import problem_of
 from tests.helpers import regression
 
-LOCAL_RIDGES = (0.01, 0.1, 0.3, 1, 3, 10, 30, 100, 300, np.inf)
-RIDGES = (0.01, 0.1, 1, 10, 100, np.inf)
+RIDGES = (0.01, 0.1, 0.3, 1, 3, 10, 30, 100, 300, np.inf)
 INTERCEPTS = {0: 0.3, 0.03: 0.2, 0.3: 0.2, 3: 0.2, np.inf: 0.1}
 
 
@@ -66,7 +65,7 @@ def test_the_average_is_that_of_refits_without_each_record(n: int, noise: float)
         shares.append(share)
         parts.append(part)
 
-    for lam in LOCAL_RIDGES:
+    for lam in RIDGES:
         add(np.zeros(d + 1), 0, lam, 0.1, 0)
     means = [y[i] - np.clip(np.delete(y, i).mean(), -limit, limit) for i in range(n)]
     own_noise = noise * max(1, 0.3 / np.sqrt(np.mean(np.square(means))))
@@ -78,7 +77,7 @@ def test_the_average_is_that_of_refits_without_each_record(n: int, noise: float)
             if lam == np.inf:
                 part = 1 if kappa == np.inf else 2
             add(shared, kappa, lam, share / len(RIDGES) / (1 + odds), part)
-    floor = min(errors[: len(LOCAL_RIDGES)]) / n
+    floor = min(errors[: len(RIDGES)]) / n
     weights = np.array(shares) * (np.array(errors) + floor) ** (-n / 4)
     weights /= weights.sum()
     model, found_shares = average_numbers(x, y, shared, True, noise, limit)

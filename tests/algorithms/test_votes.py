@@ -18,10 +18,10 @@ from fedmtl.privacy import Rounds, clipped_sum, open_channel
 from fedmtl.privacy.clip import sum_width
 from fedmtl.privacy.reporting import signal_to_noise
 from tests.algorithms.harness import problem_of, run
-from tests.algorithms.test_average import INTERCEPTS, LOCAL_RIDGES, RIDGES, ridge, rows
+from tests.algorithms.test_average import INTERCEPTS, RIDGES, ridge, rows
 from tests.helpers import ragged_classification
 
-CANDIDATES = 31
+CANDIDATES = 51
 CLIPPED = ClientPrivacy(clip_norm=0.2, epsilon=math.inf)
 NOISY = ClientPrivacy(clip_norm=0.2, noise_multiplier=0.8, delta=1e-5)
 
@@ -41,7 +41,7 @@ def errors_left_out(x, y, shared, limit: float) -> tuple[list[float], list[float
             total += (y[i] - predicted) ** 2 / n
         return total
 
-    own = [error(np.zeros(d + 1), 0, lam) for lam in LOCAL_RIDGES]
+    own = [error(np.zeros(d + 1), 0, lam) for lam in RIDGES]
     others = [error(shared, kappa, lam) for kappa, lam in itertools.product(INTERCEPTS, RIDGES)]
     floor = min(own) / n
     return [each + floor for each in own], [each + floor for each in others]
@@ -300,7 +300,7 @@ def test_automatic_settings_vote_where_clients_average() -> None:
     assert signal_to_noise(channel).ratio == pytest.approx(0.8 / 6 * math.sqrt(3), rel=1e-6)
     without = problem_of(tables(), model=models.linear_regression(bias=False), rounds=20)
     assert plan(without, bound)[0].dimension == 2 + 1 + len(RIDGES)
-    with pytest.raises(ConfigError, match=r"votes has 3 numbers, .* average 31 candidates"):
+    with pytest.raises(ConfigError, match=r"votes has 3 numbers, .* average 51 candidates"):
         Average(votes=(1.0, 2.0, 3.0)).check(problem(tables()))
     softmax = problem_of(ragged_classification(3), model=models.softmax_regression(), loss="auto")
     with pytest.raises(ConfigError, match="vote_rounds is 2, but the model has classes"):

@@ -23,7 +23,7 @@ from fedmtl.audit.canaries import Canaries
 from fedmtl.data import load_synthetic_tasks
 from fedmtl.privacy import Release
 
-ROUNDS, VOTES, FEATURES, CANDIDATES = 20, 2, 90, 31
+ROUNDS, VOTES, FEATURES, CANDIDATES = 20, 2, 70, 51
 CANARIES = FEATURES + 1 + CANDIDATES  # one for each coordinate of a row
 TASKS = load_synthetic_tasks(
     tasks=8, train_examples=8, test_examples=4, features=FEATURES, problem="regression"

@@ -10,7 +10,7 @@ import torch
 
 from fedmtl import FederatedDataset
 from fedmtl.algorithms.linear.classes import fit_classes, log_likelihoods
-from fedmtl.contrib.average import LOCAL_RIDGES, Records, average_numbers
+from fedmtl.contrib.average import SLOPE_RIDGES, Records, average_numbers
 
 Array = np.ndarray
 RIDGES = (0.01, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, math.inf)
@@ -52,8 +52,8 @@ def open_by_hand(data: FederatedDataset) -> dict[str, float]:
     left_out, errors = [], []
     for (x, y), (x_test, y_test) in clients:
         records = Records.of(x, y, True, data.limit)
-        found = [records.fits(np.zeros_like(bases[0]), 0.0, LOCAL_RIDGES)]
-        found += [records.fits(base, kappa, LOCAL_RIDGES) for base in bases for kappa in INTERCEPTS]
+        found = [records.fits(np.zeros_like(bases[0]), 0.0, SLOPE_RIDGES)]
+        found += [records.fits(base, kappa, SLOPE_RIDGES) for base in bases for kappa in INTERCEPTS]
         models = np.concatenate([each for each, _ in found])
         predicted = np.clip(x_test @ models[:, :-1].T + models[:, -1], -data.limit, data.limit)
         left_out.append(np.concatenate([each for _, each in found]))

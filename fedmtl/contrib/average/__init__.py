@@ -44,13 +44,15 @@ As the z_i sum to zero, a and v separate. With Z = U S V^T, the fit is H r with
 
 and leaving record i out changes its residual to (r_i - (H r)_i) / (1 - H_ii) (Allen 1974: PRESS).
 One decomposition gives all kappa and lambda. Infinite kappa or lambda leave the intercept or the
-slopes of the base. ``local`` has kappa = 0, so that its mean is not penalized, and ten values of
-lambda of equal weight.
+slopes of the base. ``local`` has kappa = 0, so that its mean is not penalized. Every base has the
+same ten lambda, of equal weight: with few records, residuals left out favour slopes that follow the
+records closely by chance, and if one base had more of them than the other, that would be a
+difference between the two which nobody shared.
 
 With few records the residuals do not outvote the prior, so the prior has to say how clients usually
 differ: first in their level. The models on the shared base divide their weight so: an own
 intercept without a penalty has .3, three penalties .2 each, and the intercept of the shared model
-.1; each is spread evenly over six lambda.
+.1; each is spread evenly over the ten lambda.
 
 *Votes.* A few rows do not tell how strong a penalty clients need; those of all clients do. In the
 last rounds of automatic settings every client with a real target sends a vote u_i on the M
@@ -93,13 +95,13 @@ Every number is a function of the client's own records and of what was released.
 """
 
 from .classes import average_classes
-from .numbers import LOCAL_RIDGES, Candidates, Records, average_numbers, vote, vote_size
+from .numbers import SLOPE_RIDGES, Candidates, Records, average_numbers, vote, vote_size
 from .personalization import Average, LocalAverage
 from .weights import PARTS, noise_at, prior_of_local
 
 __all__ = [
-    "LOCAL_RIDGES",
     "PARTS",
+    "SLOPE_RIDGES",
     "Average",
     "Candidates",
     "LocalAverage",

@@ -15,10 +15,10 @@ INTERCEPT_RIDGES = (0.0, 0.03, 0.3, 3.0, math.inf)
 INTERCEPT_WEIGHTS = (0.3, 0.2, 0.2, 0.2, 0.1)
 """Penalties of an own intercept on the shared base, and their prior weights among the models on
 that base."""
-SLOPE_RIDGES: Array = np.array([0.01, 0.1, 1.0, 10.0, 100.0, np.inf])
-"""Penalties of own slopes on the shared base, of equal prior weight."""
-LOCAL_RIDGES: Array = np.array([0.01, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, np.inf])
-"""Penalties of the slopes of ``local``, of equal prior weight."""
+SLOPE_RIDGES: Array = np.array([0.01, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, np.inf])
+"""Penalties of own slopes, of equal prior weight. They are the same on every base, so that models
+on the shared base differ from those of ``local`` by what is shared, and not by how far slopes may
+follow a few records."""
 # the prior of a feature's standard deviation: its value, and the rows that it counts for
 _PRIOR_SPREAD = 0.4
 _PRIOR_ROWS = 10.0
@@ -55,7 +55,7 @@ def average_numbers(
     groups = np.where(found.parts == PARTS.index("local"), prior, 1 - prior)
     logs = found.evidence + np.log(groups * found.weights)
     if len(votes):
-        logs += np.append(np.full(len(LOCAL_RIDGES), votes[0]), votes[1:])
+        logs += np.append(np.full(len(SLOPE_RIDGES), votes[0]), votes[1:])
     return averaged(found.models, logs, found.parts)
 
 
@@ -77,7 +77,7 @@ def vote(x: Array, y: Array, shared: Array, bias: bool, limit: float) -> Array:
         are alike.
     """
     found = Candidates.of(x, y, shared, bias, limit)
-    own = len(LOCAL_RIDGES)
+    own = len(SLOPE_RIDGES)
     # the evidence of an average is the mean of the evidences
     local = np.logaddexp.reduce(found.evidence[:own] + np.log(found.weights[:own]))
     errors = np.append(np.exp(-4 / len(x) * local), found.errors[own:])
@@ -137,7 +137,7 @@ class Candidates:
         kappa_of_own = math.inf  # there is no intercept
         if bias:
             kappa_of_own = 0.0
-        own, own_errors = records.fits(np.zeros_like(shared), kappa_of_own, LOCAL_RIDGES)
+        own, own_errors = records.fits(np.zeros_like(shared), kappa_of_own, SLOPE_RIDGES)
         models = [own]
         errors = [own_errors]
         weights = [np.full(len(own), 1 / len(own))]
