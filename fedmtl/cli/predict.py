@@ -37,7 +37,7 @@ def predict(words: list[str]) -> int:
     A row of a client of the run is predicted by that client's own model, any other row by the
     shared one. The table needs the columns that the run predicts from, in any order, and no target;
     other columns are left out. The output has a line a row, in the same order: the client,
-    predicted_TARGET, and predicted_by, own or shared.
+    predicted_TARGET, and predicted_by: own, shared, or with --client other for rows of others.
 
     examples
       fedmtl predict outputs/2025-01-31/12-00-00 new.csv

@@ -22,6 +22,8 @@ from .names import choices
 if TYPE_CHECKING:
     from .typed import Typed
 
+_BOUNDS = "data.bounds"
+
 
 _MANY = 12  # names in a message
 GUESSED = {  # what other programs call a setting
@@ -79,6 +81,13 @@ def _refused(error: Exception, typed: Typed | None) -> ConfigError:
             if within(name, [missing]):
                 key = name
                 break
+        if key.startswith(f"{_BOUNDS}.") and not len(node):
+            column = key.removeprefix(f"{_BOUNDS}.")
+            return ConfigError(
+                f"{key} is no setting, as no bounds are declared yet; accepted: those of all "
+                f"columns, '{_BOUNDS}={{{column}: [LOW, HIGH]}}', of which fedmtl check writes a "
+                f"draft, or one column more, +{key}=[LOW,HIGH]."
+            )
         settings: Any = OmegaConf.to_container(node._get_root(), resolve=False)
         del settings["hydra"]
         near = _with_option(missing) or nearest(key, list(dotted(settings)))

@@ -15,6 +15,9 @@ from .._extras import vision_models
 from ..errors import ConfigError
 
 _TABLE = re.compile(r"(data=)?([^=]+\.(csv|csv\.gz|tsv|tsv\.gz|parquet))", re.IGNORECASE)
+_OTHER_FILE = re.compile(
+    r"(data=)?([^=]+\.(xlsx?|ods|jsonl?|feather|arrow|dta|sav|rds|txt))", re.IGNORECASE
+)
 _OF_A_TABLE = ("client", "target", "features", "bounds", "classes", "labels")
 _TEXTS = ("data.path", "data.client", "data.target")  # names, and never values of another type
 _COMMANDS = ("check", "search", "audit", "adapt")  # whose words are settings, behind their name
@@ -37,7 +40,8 @@ def understood(words: Sequence[str]) -> list[str]:
         words: as typed, without the options of every command.
 
     Raises:
-        ConfigError: an option that a group does not have and that has a known meaning.
+        ConfigError: an option that a group does not have and that has a known meaning, a file of
+            another kind, or the column of a table that is not named.
     """
     first = ""
     if words:
@@ -48,8 +52,14 @@ def understood(words: Sequence[str]) -> list[str]:
     for word in words:
         found = _TABLE.fullmatch(word)
         behind_option = bool(read) and read[-1].startswith("--") and "=" not in read[-1]
+        other = _OTHER_FILE.fullmatch(word)
         if found and not behind_option:
             read += ["data=table", f"data.path={found[2]}"]
+        elif other and not behind_option:
+            raise ConfigError(
+                f"{other[2]} is no file of a table that is read; save the table as .csv or .parquet"
+                " (also .tsv, .csv.gz and .tsv.gz)."
+            )
         else:
             read.append(word)
     if "data=table" in read:
@@ -57,6 +67,8 @@ def understood(words: Sequence[str]) -> list[str]:
             f"data.{word}" if word.partition("=")[0] in _OF_A_TABLE and "=" in word else word
             for word in read
         ]
+    else:
+        _refuse_columns(read)
     read = [_readable(word) for word in read]
     for word in read:
         if word.lower() in _OPTIONS:
@@ -111,7 +123,21 @@ def without_references(text: str) -> str:
 
 
 def _is_setting(word: str) -> bool:
-    return "=" in word or _TABLE.fullmatch(word) is not None
+    return "=" in word or any(kind.fullmatch(word) for kind in (_TABLE, _OTHER_FILE))
+
+
+def _refuse_columns(words: Sequence[str]) -> None:
+    """Refuses the short name of a column where no table is named.
+
+    Raises:
+        ConfigError: what is missing.
+    """
+    for word in words:
+        if word.startswith(("client=", "target=")):
+            raise ConfigError(
+                f"{word} is a column of a table, and none is named; accepted: the table before it, "
+                f"as visits.csv {word}, or data.{word} beside other data."
+            )
 
 
 def _is_of_torchvision(name: str) -> bool:

@@ -195,6 +195,7 @@ def group_rows(
     x = _inputs(table, features, where, length)
     _check_one_target(table[target], where, target)
     y = stack_rows(table[target], f"{where}: row", target)
+    _check_lengths(table, (client, target, *features), where)
     by_client: dict[str, Rows] = {}
     for name, index in checks.by_id(places, where).items():
         if isinstance(x, dict):
@@ -202,6 +203,23 @@ def group_rows(
         else:
             by_client[name] = x[index], y[index]
     return by_client
+
+
+def _check_lengths(table: Any, columns: Sequence[str], where: str) -> None:
+    """Refuses columns of different lengths, as a mapping of lists may have.
+
+    Raises:
+        DataError: names the column.
+    """
+    # what is no DataFrame may be a mapping of the user's own, whose columns nothing has compared
+    sizes = {name: sum(1 for _ in table[name]) for name in columns}
+    rows = sizes[columns[0]]
+    for name, size in sizes.items():
+        if size != rows:
+            raise DataError(
+                f"{where}: column {name!r} has {size:,} rows, and {columns[0]!r} {rows:,}; all "
+                "columns need a value a row."
+            )
 
 
 def _check_one_target(values: Iterable[Any], where: str, target: str) -> None:
@@ -261,7 +279,7 @@ def _padded(table: Any, features: Sequence[str], where: str, length: int) -> dic
     masks: dict[str, Tensor] = {}
     for name in features:
         values = list(table[name])
-        if not all(isinstance(value, Iterable) and not isinstance(value, str) for value in values):
+        if not _holds_tokens(values, f"{where}: row", name):
             inputs[name] = stack_rows(values, f"{where}: row", name)
             continue
         rows = [
@@ -276,7 +294,7 @@ def _padded(table: Any, features: Sequence[str], where: str, length: int) -> dic
     if not masks:
         raise ConfigError(
             f"{where}: length is {length}, but none of the features "
-            f"{', '.join(features)} holds lists."
+            f"{', '.join(features)} holds lists of whole numbers, which length pads."
         )
     # one mask serves all lists of a row, so they must be of one length
     first, *others = masks
@@ -293,8 +311,27 @@ def _padded(table: Any, features: Sequence[str], where: str, length: int) -> dic
     return inputs
 
 
+def _holds_tokens(values: Sequence[Any], where: str, field: str) -> bool:
+    """Returns True if the first value of a column that is no empty list is one of whole numbers;
+    images and vectors of real numbers beside them stay as they are."""
+    for number, value in enumerate(values):
+        if isinstance(value, str) or not isinstance(value, Iterable):
+            # a gap says nothing of its column
+            if value is None:
+                continue
+            return False
+        row = as_tensor(value, f"{where} {number}", field)
+        if row.numel():
+            return row.ndim == 1 and not row.is_floating_point()
+    return bool(values)
+
+
 def _tokens(value: Any, where: str, field: str) -> Tensor:
     """Returns a list of whole numbers as int64 (n,)."""
+    if value is None:
+        raise DataError(
+            f"{where}, field {field!r} has no value; accepted: a list of whole numbers."
+        )
     row = as_tensor(value, where, field)
     if row.ndim != 1 or row.is_floating_point():
         if row.numel():

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import get_terminal_size
 
-from .._text import shown_lines
+from .._files import read_json
+from .._text import shown, shown_lines
 from ._names import CHOICE_NOT_COVERED
 from .runs import find_runs, frame
 from .tables import (
@@ -127,4 +129,16 @@ def report(
     if show:
         columns = get_terminal_size((120, 24)).columns
         print(shown_lines(terminal_text(groups, columns)))
+        if one_run and len(folders) == 1 and (sentence := _verdict(first)):
+            print(textwrap.fill(shown(sentence), columns, break_long_words=False))
     return Report(tables=tables, figure=figure, page=page, left_out=left_out)
+
+
+def _verdict(run: Path) -> str:
+    """Returns the sentence of a run that compares it with local training: who gains and who loses;
+    empty without that baseline."""
+    found = read_json(run / "private" / "result.json").get("verdict")
+    if not found:
+        return ""
+    text = str(found)
+    return f"{text[:1].upper()}{text[1:]}."

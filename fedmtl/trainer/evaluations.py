@@ -121,9 +121,12 @@ class Evaluations:
             self._warn(step, tally)
 
     def _warn(self, step: int, tally: Tally) -> None:
-        """Warns of local trainings that diverged since the last warning."""
+        """Warns of local trainings that diverged, if they are twice as many as at the last
+        warning: a run that diverges in every round has few warnings, and its summary the count."""
         plan = self._plan
-        if tally.diverged > self._warned and plan.ranks.first:
+        if not tally.diverged or tally.diverged < 2 * self._warned:
+            return
+        if plan.ranks.first:
             logger.warning(
                 "%s, %s %d: %d of %d local trainings diverged: their models are not finite, count "
                 "as zero in what is "

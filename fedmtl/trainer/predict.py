@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 OWN = "own"
 SHARED = "shared"
+OTHER = "other"
 FORM = ("separator", "decimal", "encoding", "comment")
 """Settings of a file of text."""
 
@@ -171,7 +172,8 @@ class Predictions:
     Args:
         frame: a row for each row of the table: the client if the table names it, columns that are
             kept, the prediction ``predicted_TARGET``, the probabilities ``probability_CLASS`` if
-            asked for, and ``predicted_by``, ``"own"`` or ``"shared"``.
+            asked for, and ``predicted_by``: ``"own"``, ``"shared"``, or ``"other"`` for a row of
+            another client than the one whose model was asked for.
         own: number of rows that the model of their own client predicts.
         unknown: clients without a model, whose rows the shared one predicts, in order.
     """
@@ -297,8 +299,13 @@ def _outputs(
         values[rows] = schema.decode(outputs)
         if probabilities:
             chances[rows] = models.coding.chances(outputs).cpu().numpy()
-        if name is not None:
-            by[rows] = OWN
+        if name is None:
+            continue
+        by[rows] = OWN
+        if table.client_of is not None:
+            # a row that another client's model predicts by request is no row of that client
+            others = np.array([without_zeros(each) for each in table.client_of])[rows]
+            by[rows[others != without_zeros(name)]] = OTHER
     made = {f"predicted_{schema.target}": pd.Series(values).infer_objects().to_numpy()}
     if probabilities:
         made |= {

@@ -238,8 +238,18 @@ def padded(tokens: list[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
             {"tokens": [[0.5], [1.0]]},
             "tokens",
             3,
-            "row 0, field 'tokens' is no list of whole numbers",
+            "none of the features tokens holds lists of whole numbers, which length pads",
         ),
+        (
+            {"tokens": [[5], [1.5]]},
+            "tokens",
+            3,
+            "row 1, field 'tokens' is no list of whole numbers",
+        ),
+        ({"tokens": [[5], None]}, "tokens", 3, "row 1, field 'tokens' has no value; accepted: a"),
+        ({"tokens": [None, None]}, "tokens", 3, "row 0, field 'tokens' has no value; accepted: a"),
+        ({"size": [1.0]}, ["tokens", "size"], 3, "column 'size' has 1 rows, and 'who' 2; all"),
+        ({"label": [1]}, "tokens", 3, "column 'label' has 1 rows, and 'who' 2; all columns"),
         (
             {"other": [[1], [1]]},
             ["tokens", "other"],
@@ -267,6 +277,26 @@ def test_lists_that_cannot_be_padded_are_refused(changes, features, length, mess
         FederatedDataset.from_columns(
             table, client="who", target="label", features=features, length=length
         )
+
+
+def test_images_and_vectors_beside_lists_of_tokens_stay_as_they_are() -> None:
+    others = {
+        "image": [[[float(i), 1.0], [2.0, 3.0]] for i in range(4)],
+        "vector": [[0.5 * i, -1.0, 2.0] for i in range(4)],
+    }
+    table = Table(**texts([3, 1, 5, 2]).columns | others)
+    data = FederatedDataset.from_columns(
+        table, client="who", target="label", features=["vector", "tokens", "image"],
+        length=4, classes=2, test=table,
+    )  # fmt: skip
+    assert data.transform.inputs == (
+        ("vector", (3,), "real"), ("tokens", (4,), "integer"),
+        ("image", (2, 2), "real"), ("mask", (4,), "integer"),
+    )  # fmt: skip
+    x = data.transform(data.train.x[:1])
+    assert x["image"].tolist() == [[[0.0, 1.0], [2.0, 3.0]]]
+    assert x["vector"].tolist() == [[0.0, -1.0, 2.0]]
+    assert x["mask"].tolist() == [[1, 1, 1, 0]]
 
 
 def test_columns_of_several_kinds_are_inputs_by_name() -> None:

@@ -182,6 +182,16 @@ BAD = {
         NUMERIC,
         r"client 's', line 6, column 'age' holds 'NA'; .*\(fill it",
     ),
+    "wrong text": (
+        HEAD + ROWS + "".join(f"s,{i},a,1\n" for i in range(60)) + "s,old,a,1\n",
+        {"bounds": {"age": [0, 99], "stay": [0, 99]}, "features": ["age"], "missing": ["age"]},
+        r"line 66, column 'age' holds 'old'; .*\(fill it or correct it, .*data\.missing takes gaps",
+    ),
+    "another case": (
+        HEAD.replace("age", "Age") + ROWS,
+        {"features": ["age"]},
+        r"features column 'age' is missing; did you mean 'Age'\?",
+    ),
     "empty cell": (
         HEAD + ROWS + "s,,a,1\n",
         NUMERIC,

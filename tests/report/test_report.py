@@ -316,6 +316,15 @@ def test_the_three_files(sweep: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert len(frame([sweep])) == 15  # the report is no run
 
 
+def test_the_text_of_one_run_says_who_lost(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    add_result(sweep / "open", verdict="worse than alone: of 9 clients 8 are worse (most: b, a)")
+    report([sweep / "open"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert said.endswith("Worse than alone: of 9 clients 8 are worse (most: b, a).")
+    report([sweep])  # many runs have a table, and no sentence of one of them
+    assert "orse than alone" not in capsys.readouterr().out
+
+
 def test_one_run_keeps_its_report_private(sweep: Path) -> None:
     made = report([sweep / "open"], show=False)
     assert made.figure == sweep / "open" / "private" / "report" / "privacy_utility.png"

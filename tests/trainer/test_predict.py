@@ -167,6 +167,17 @@ def test_each_row_is_predicted_by_the_model_of_its_client_in_days(run, here):
         assert list(found["ward"]) == ["anna", "bob", "'=eva"]
 
 
+def test_rows_of_others_by_the_model_of_one_client_are_no_rows_of_its_own(run, here):
+    Path("new.csv").write_text(NEW)
+    done("predict", run, "new.csv", "--client", "anna")
+    found = pd.read_csv("new.predicted.csv")
+    np.testing.assert_allclose(found["predicted_days"], in_days(run, "anna", NUMBERS), rtol=1e-5)
+    assert list(found["predicted_by"]) == ["own", "other", "other"]
+    pd.read_csv("new.csv").drop(columns="ward").to_csv("nobody.csv", index=False)
+    done("predict", run, "nobody.csv", "--client", "anna")
+    assert set(pd.read_csv("nobody.predicted.csv")["predicted_by"]) == {"own"}
+
+
 def test_the_public_part_alone_gives_the_shared_model(run, public):
     Path("new.csv").write_text(NEW)
     shutil.copytree(public, "whole/public")
@@ -288,6 +299,7 @@ def test_classes_have_their_names_and_probabilities(classes, here):
             "line 2, column 'ward' is empty; accepted: the name of a client",
         ),
         (NEW.replace("kind", "kinds"), "column 'kind' is missing; did you mean 'kinds'?"),
+        (NEW.replace("age", "Age"), "column 'age' is missing; did you mean 'Age'?"),
         (NEW.replace("age", "kind"), "column 'kind' occurs twice"),
         (f"{HEADING}True,1,x\n", "the number of fields of line 2 is 3, that of the header 5"),
         (NEW.replace(",", ";"), "data.separator=semicolon reads it"),

@@ -115,18 +115,22 @@ class Table:
         for column in needed:
             if column not in self.frame.columns:
                 columns = list(map(str, self.frame.columns))
-                close = difflib.get_close_matches(str(column), columns, n=1, cutoff=0.7)
+                # Age is age to people, and as unlike as any other word to a measure of letters
+                cases = {name.casefold(): name for name in reversed(columns)}
+                sought = str(column).casefold()
+                close = difflib.get_close_matches(sought, cases, n=1, cutoff=0.7)
                 hint = ""
                 if close:
-                    hint = f"did you mean {close[0]!r}? "
+                    hint = f"did you mean {cases[close[0]]!r}? "
                 needed_as = f"a {role}column is needed (data.{role.strip()}=COLUMN)"
                 if column is not None:
                     wrong = f"{role}column {column!r} is missing"
                 else:
                     wrong = needed_as
-                raise DataError(
-                    f"{self.file}: {wrong}; {hint}the columns are {', '.join(map(repr, columns))}."
-                )
+                there = "there are no columns"
+                if columns:
+                    there = f"the columns are {', '.join(map(repr, columns))}"
+                raise DataError(f"{self.file}: {wrong}; {hint}{there}.")
 
     def refuse(self, wrong: np.ndarray, column: str, accepted: str) -> None:
         """Raises :class:`DataError` for the first row of ``column`` that is ``wrong``, bool (n,),

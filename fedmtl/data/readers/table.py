@@ -298,8 +298,8 @@ def _advice(values: pd.Series, name: str) -> str:
         )
     if texts.numeric or not texts.kinds:
         return (
-            "fill it, or leave the row or the column out; or with bounds of the column list it "
-            "in data.missing"
+            "fill it or correct it, or leave the row or the column out; data.missing takes gaps, "
+            "empty values or NA, in columns with bounds"
         )
     if texts.doubt:
         return f"the column {texts.doubt}: leave it out of data.features"
