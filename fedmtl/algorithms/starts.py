@@ -60,9 +60,11 @@ def weighted(
         late = factors[:, 0] < 1
         sent[name] = part
         # what has the weight 1 stays as it is, to the bit; the client's own rows are not changed
-        if bool(late.any()):
+        if bool(late.all()):
+            sent[name] = clip_rows(part, clips[name]).mul_(factors)
+        elif bool(late.any()):
             sent[name] = part.clone()
-            sent[name][late] = factors[late] * clip_rows(part[late], clips[name])
+            sent[name][late] = clip_rows(part[late], clips[name]).mul_(factors[late])
     return sent
 
 
