@@ -42,11 +42,12 @@ def drivers(given: argparse.Namespace) -> dict[str, list[str]]:
         str(given.rounds),
         *(["--pfl-python", given.pfl_python] if given.pfl_python else []),
     ]
-    flower = ["--flower-python", given.flower_python] if given.flower_python else []
+    others = ["--flower-python", given.flower_python] if given.flower_python else []
+    others += ["--jax-python", given.jax_python] if given.jax_python else []
     chosen = ["--workloads", *given.workloads] if given.workloads else []
     single = ["--clock", "cpu", "--threads", "1"]
     commands = {
-        "rounds": [*rounds, *flower, *chosen, "--out", str(given.out)],
+        "rounds": [*rounds, *others, *chosen, "--out", str(given.out)],
         "rounds-busy": [*rounds, "--busy", "2", "--workloads", "W2", "W2-fedprox", "--out", str(given.out / "busy")],
         "frozen": ["frozen.py", "--rounds", "7"],
         "asynchronous": ["asynchronous.py", "--workloads", "learner", "--runs", "1", "100", *single],
@@ -91,6 +92,9 @@ def main() -> None:
         "--flower-python",
         type=interpreter,
         help="interpreter of an environment with flwr[simulation]",
+    )
+    parser.add_argument(
+        "--jax-python", type=interpreter, help="interpreter of an environment with jax and torch"
     )
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument(

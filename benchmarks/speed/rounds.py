@@ -1,4 +1,4 @@
-r"""Seconds a round on LEAF FEMNIST: fedmtl, Apple's pfl, Flower and a plain PyTorch loop on the same work.
+r"""Seconds a round on LEAF FEMNIST: fedmtl, JAX, Apple's pfl, Flower and a plain PyTorch loop on the same work.
 
 The same clients, batches, start, clip and noise; the contenders take turns, each in a process of its own, and every
 one prints a line of JSON (see contenders/work.py). fedmtl's round is the trainer's: cohort, ledger entry on disk,
@@ -6,7 +6,7 @@ gathering, local training, client store, release. pfl has no personal models, an
 beside these all run FedProx. Where the final losses differ by more than 2%, there is no ratio.
 
     python benchmarks/speed/rounds.py --root /path/to/leaf_femnist_206.json.zip --pfl-python /path/to/bin/python \
-        --flower-python /path/to/another/bin/python
+        --flower-python /path/to/another/bin/python --jax-python /path/to/a/third/bin/python
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ WORKLOADS = {
 SCRIPTS = {
     "fedmtl": "fedmtl_rounds.py",
     "pfl": "pfl_fedprox.py",
+    "JAX": "jax_fedprox.py",
     "flower": "flower_fedprox.py",
     "plain loop": "loop.py",
 }
@@ -132,7 +133,8 @@ def compare(key: str, given: argparse.Namespace, folder: Path) -> list[Line]:
     prepared.work(settings, total).write(folder)
     sides = [("fedmtl", sys.executable, n) for n in given.fedmtl_threads]
     sides += [("plain loop", sys.executable, n) for n in given.threads]
-    for name, python in (("pfl", given.pfl_python), ("flower", given.flower_python)):
+    others = [("pfl", given.pfl_python), ("flower", given.flower_python), ("JAX", given.jax_python)]
+    for name, python in others:
         if python and method == "fedprox":
             sides += [(name, python, n) for n in given.threads]
     lines: dict[tuple[str, int], list[Line]] = {}
@@ -259,6 +261,9 @@ def main() -> None:
     )
     parser.add_argument(
         "--flower-python", type=interpreter, help="of one with flwr[simulation]; none leaves it out"
+    )
+    parser.add_argument(
+        "--jax-python", type=interpreter, help="of one with jax and torch; none leaves it out"
     )
     parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS))
     parser.add_argument("--repetitions", type=int, default=5, help="processes of every contender")
