@@ -293,10 +293,9 @@ def test_images_and_vectors_beside_lists_of_tokens_stay_as_they_are() -> None:
         ("vector", (3,), "real"), ("tokens", (4,), "integer"),
         ("image", (2, 2), "real"), ("mask", (4,), "integer"),
     )  # fmt: skip
-    x = data.transform(data.train.x[:1])
-    assert x["image"].tolist() == [[[0.0, 1.0], [2.0, 3.0]]]
-    assert x["vector"].tolist() == [[0.0, -1.0, 2.0]]
-    assert x["mask"].tolist() == [[1, 1, 1, 0]]
+    x, _ = data.gather("train", torch.arange(1))
+    vector, tokens, image, mask = [0, -1, 2], [1, 2, 3, 0], [0, 1, 2, 3], [1, 1, 1, 0]
+    assert x[0].tolist() == [*vector, *tokens, *image, *mask]
 
 
 def test_columns_of_several_kinds_are_inputs_by_name() -> None:
