@@ -1,6 +1,6 @@
 """Shared checks of the fields of settings dataclasses and of the arguments of readers.
 
-A field whose annotation says what it accepts, such as ``lam: NonNegative = 1.0`` or
+A field whose annotation states the accepted values, such as ``lam: NonNegative = 1.0`` or
 ``kind: Literal["a", "b"]``, is checked by :class:`Checked`, such an argument by
 :func:`check_arguments`; the functions check values by name.
 

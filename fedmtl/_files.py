@@ -64,8 +64,8 @@ def plain(value: Any) -> Any:
 
 
 def remove_temporary(folder: Path) -> None:
-    """Removes what interrupted writes have left in a folder and below, which no other process may
-    be writing."""
+    """Removes the files that interrupted writes have left in a folder and below, which no other
+    process may be writing."""
     for path in folder.rglob("*.tmp"):
         if _TEMPORARY.fullmatch(path.name):
             path.unlink(missing_ok=True)

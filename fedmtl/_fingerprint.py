@@ -1,4 +1,4 @@
-"""Fingerprints: a digest of every part of what a result depends on, so that a part that differs can
+"""Fingerprints: a digest of every input of a result, so that a part that differs can
 be named."""
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class Personalization(Checked, ABC):
 
     Attributes:
         name: of the class with its defaults; empty for one that is given as an object only.
-        kind: what reports call it.
+        kind: its name in reports.
         votes_help: True if automatic settings end with rounds of votes on its use.
         of_linear_numbers: True if linear models of a real target with squared errors have it
             unless another one is chosen.
@@ -104,7 +104,7 @@ class Personalization(Checked, ABC):
         return self
 
     def informed(self, public: Public) -> Self:
-        """Returns these settings with what else the run has released; unchanged by default.
+        """Returns these settings with the other releases of the run; unchanged by default.
 
         Args:
             public: the public state after the last round.

@@ -1,4 +1,4 @@
-"""The noise of a run relative to what clients contribute, nu."""
+"""The noise of a run relative to the clients' contributions, nu."""
 
 from __future__ import annotations
 

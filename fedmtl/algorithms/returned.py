@@ -1,5 +1,5 @@
-"""Checks of what the functions of a method return: a mistake is named, and no state is changed
-in silence."""
+"""Checks of the values that the functions of a method return: a mistake is named, and no state is
+changed in silence."""
 
 from __future__ import annotations
 

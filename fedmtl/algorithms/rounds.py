@@ -148,10 +148,10 @@ class RoundAlgorithm(Algorithm):
 
     A method whose clients need the new public state in the same round defines :meth:`receive`, too.
 
-    All of them are pure functions. What ``client_update`` returns is private: a round clips the
-    messages, adds them up and noises them, and ``server_update`` gets the noised sums. A client is
-    computed from its own data and its own state alone, so its numbers are the same in a process of
-    its own as in a stack of clients.
+    All of them are pure functions. The values that ``client_update`` returns are private: a round
+    clips the messages, adds them up and noises them, and ``server_update`` gets the noised sums. A
+    client is computed from its own data and its own state alone, so its numbers are the same in a
+    process of its own as in a stack of clients.
 
     Example:
         >>> from fedmtl import FullParticipation, LocalSGD, Trainer, load_data, models

@@ -5,7 +5,7 @@ A canary is drawn and charged like every client. If it takes part, its row is cl
 noised with all others. The run does not know the coins, which have a stream of their own. The
 attacker has every release, and knows what the worst-case adversary of differential privacy knows:
 the rows of all other clients, whose sum it subtracts. If nothing is amplified, it knows who takes
-part, too. What is left is noise and canaries, and the score of a
+part, too. The rest is noise and canaries, and the score of a
 canary is the logarithm of the likelihood ratio of in against out, the best test by Neyman and
 Pearson if canaries do not overlap (and a little less if a sampled round has several releases,
 each of which is scored by itself).

@@ -1,4 +1,4 @@
-"""Checks of the accounting: what is charged, and what is said of it. All deterministic."""
+"""Checks of the accounting: the charges, and the statements about them. All deterministic."""
 
 from __future__ import annotations
 

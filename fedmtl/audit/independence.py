@@ -1,5 +1,4 @@
-"""The checks that a client's numbers depend on other clients' data through what was released, and
-in no other way.
+"""The checks that a client's numbers depend on other clients' data through releases only.
 
 A run's releases are recorded. It is repeated with the data of a single client replaced and the
 releases forced to the recording: everything that another client has, keeps or hands to a release

@@ -36,8 +36,8 @@ _SAMPLERS = {
 
 
 def claimed(header: Mapping[str, Any]) -> tuple[Setup, Claims]:
-    """Returns the settings, the schedule and the releases in the header of a ledger, and what is
-    claimed of these by the cost in it."""
+    """Returns the settings, the schedule and the releases in the header of a ledger, and the claims
+    about these by the cost in it."""
     settings = dict(header["privacy"])
     facts = header["schedule"]
     kind = header["kinds"][0]

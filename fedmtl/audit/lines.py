@@ -1,5 +1,5 @@
-"""The lines of a ledger, read by code that no run uses: what they charge, what no run writes, and
-what it costs.
+"""The lines of a ledger, read by code that no run uses: the charges, lines that no run writes, and
+the costs.
 
 The audit reads the ledgers of the runs that it makes, ``fedmtl verify`` those of finished ones.
 """
@@ -56,7 +56,7 @@ def spread(values: Sequence[int], most: int) -> Sequence[int]:
 
 
 _Steps: TypeAlias = list[tuple[int, tuple[int, ...] | None]]
-"""Step, and the clients that it is charged to, or None where it is charged to all."""
+"""Step, and the clients that it is charged to, or None if it is charged to all."""
 
 
 class _Lines:

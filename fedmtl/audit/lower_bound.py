@@ -1,5 +1,5 @@
-"""The interval of epsilon: a run with canaries, and its certificate, what was claimed beside what
-was measured.
+"""The interval of epsilon: a run with canaries, and its certificate, the claim beside the
+measurement.
 
     Trainer(..., audit=Interval(canaries=200)).fit().privacy.interval["measured"]
 

@@ -1,5 +1,4 @@
-"""The audit's only reading of a channel: what clients hand to it, and what it releases of that, in
-one form.
+"""The audit's only reading of a channel: the messages of clients and their releases, in one form.
 
 A run goes in rounds of cohorts, whose rows or whose gradients of single records are released, or in
 activations of clients that act one at a time. Whichever it is, :func:`played` gives the releases as

@@ -1,8 +1,8 @@
 """Channels whose releases are watched, recorded and replayed.
 
-An audit compares two runs. It notes what the first one releases and what its clients hand over, and
-it forces the second one, on other data, to the same releases: whatever still differs did not come
-from a release. Ordinary channels know nothing of this. The classes here are theirs with three
+An audit compares two runs. It notes the releases of the first one and the messages of its clients,
+and it forces the second one, on other data, to the same releases: whatever still differs did not
+come from a release. Ordinary channels know nothing of this. The classes here are theirs with three
 attributes more, and are handed to :func:`~fedmtl.privacy.open_channel` as its ``kind``.
 """
 

@@ -1,7 +1,7 @@
 """Runs that an audit makes again with something changed, and what it notes of them.
 
-A run is that of the configuration, by its own loop, ended after some rounds. What can be changed is
-the data, the secret coins, and the releases, which are then forced to those that another run has
+A run is that of the configuration, by its own loop, ended after some rounds. A change may be of
+the data, the secret coins, or the releases, which are then forced to those that another run has
 recorded.
 """
 
@@ -88,7 +88,7 @@ def watched(
     publish: bool = False,
     tapped: bool = True,
 ) -> Notes:
-    """Runs a configuration for some rounds, and notes what it computes.
+    """Runs a configuration for some rounds, and notes the numbers that it computes.
 
     Args:
         trainer: the configuration, on the CPU.

@@ -2,7 +2,7 @@
 ledger decides.
 
 The header has the settings, the schedule, the releases and the costs, the lines have the charges.
-What an adaptive clip norm was at the end is in the checkpoint; that clients finetuned their models,
+The last value of an adaptive clip norm is in the checkpoint; that clients finetuned their models,
 in ``result.json``.
 """
 

@@ -54,8 +54,8 @@ def adversaries(dimension: int, dtype: torch.dtype = torch.float32) -> list[Tens
 
 
 def _largest(check: str, shares: Sequence[tuple[float, str]]) -> Finding:
-    """Returns a finding on the shares of a sensitivity by which neighbours differ, each with the
-    words where."""
+    """Returns a finding on the shares of a sensitivity by which neighbours differ, each with its
+    place in words."""
     share, where = max(shares, default=(0.0, ""))
     detail = f"largest change over the sensitivity, {len(shares)} pairs"
     return too_large(check, share, 1.0, f"{detail}; {where}" if share > 1 else detail)
@@ -79,8 +79,8 @@ def _neighbours(setup: Setup, name: str, seed: int, coins: np.random.Generator) 
     as the adversary.
 
     Add/remove: the adversary is drawn and its row is there, or neither. Zero out: its row, or one
-    of the records of a client, is there or not. Replace: it is there, or its opposite is. What
-    others release must be the same to the last bit. The count of unclipped clients is compared,
+    of the records of a client, is there or not. Replace: it is there, or its opposite is. The
+    releases of others must be the same to the last bit. The count of unclipped clients is compared,
     too, if the clip norm adapts.
     """
     relation = setup.claims.of(name).relation

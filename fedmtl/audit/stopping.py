@@ -1,5 +1,4 @@
-"""The checks that an early stop reads what was released alone, and is charged as all that was
-planned."""
+"""The checks that an early stop reads released values only, and is charged as the whole plan."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The checks that what a run computes in public, and what it publishes, depends on data through the
 releases only.
 
-What counts as data. If the protected unit is a client, its records and their number are private,
+Data. If the protected unit is a client, its records and their number are private,
 and so they are in a run without privacy; who takes part, and how many, belongs to the mechanism and
 is no client's data. If the unit is a record, and for algorithms whose clients act one at a time,
 the numbers of records are public.

@@ -91,8 +91,8 @@ class Verification:
         return all(check.verdict != FAILED for check in self.checks)
 
     def conclusion(self) -> str:
-        """Returns in sentences what the checks say in total, what was not checked, and what no
-        check can see."""
+        """Returns the conclusion in sentences: the verdict, the facts that were not checked, and
+        those that no check can see."""
         counts = Counter(check.verdict for check in self.checks)
         total = ", ".join(f"{counts[verdict]} {verdict}" for verdict in (CONFIRMED, FAILED, OPEN))
         if not self.fits:

@@ -12,8 +12,8 @@ from .parsers import command_parser
 def identity(words: list[str]) -> int:
     """Make the identity key of a client, by which others know it in secure sums.
 
-    The private key goes into a new file, which stays on the client's node. What is printed is the
-    public key, for identities= of the server and of all nodes.
+    The private key goes into a new file, which stays on the client's node. The printed key is the
+    public one, for identities= of the server and of all nodes.
 
     examples
       fedmtl identity north                     north.key, in this folder

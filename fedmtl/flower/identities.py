@@ -22,7 +22,7 @@ def checked_identities(
         identities: ``"ed25519:..."`` by the name of the client.
 
     Raises:
-        ConfigError: keys where none are needed, none where they are, of other clients than those of
+        ConfigError: keys that are not needed, missing keys, keys of other clients than those of
             the population, or texts that are no keys.
     """
     privacy = trainer.privacy

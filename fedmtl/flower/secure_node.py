@@ -2,9 +2,9 @@
 answer to which rows came.
 
 A round has four messages. Training comes first, so that a slow node misses the roster and not the
-sum. A node computes each answer in a process of its own, perhaps. What it has to know at the next
-message is secret, and in the memory that Flower's SuperNode keeps for it, never on a disk; a node
-that restarts is lost to this round. The row waits on the node's own disk, beside its records.
+sum. A node computes each answer in a process of its own, perhaps. The facts that it needs at the
+next message are secret, and in the memory that Flower's SuperNode keeps for it, never on a disk; a
+node that restarts is lost to this round. The row waits on the node's own disk, beside its records.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 of processes that share a run's clients.
 
 The numbers are the same for any choice up to the order of floating-point sums, and for perceptrons
-and networks of convolutions on a CPU to the bit. Which is faster depends on the model and the
+and networks of convolutions on a CPU to the bit. The faster one depends on the model and the
 device. On a CPU small stacks win for convolutions, whose batching rule is a grouped convolution,
 and for perceptrons, whose batched products cost little to call: a stack that stays in a core's
 cache through all of its local steps is read from memory once. Operations on so few numbers gain

@@ -1,9 +1,9 @@
 """Perceptrons of K copies by batched products: forward and backward straight from and to their [K,
 D] rows.
 
-What :func:`torch.func.vmap` computes for such a network, without its price: gradients that arrive
-in another layout and are copied, and, of plain gradient descent, a gradient that is written before
-it is read again.
+They have the values of :func:`torch.func.vmap` without its price: gradients that arrive in another
+layout and are copied, and, of plain gradient descent, a gradient that is written before it is read
+again.
 """
 
 from __future__ import annotations

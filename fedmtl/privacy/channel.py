@@ -35,12 +35,11 @@ class Channel(ABC):
         settings: the privacy of all replicates, or of each; empty without privacy.
         privacy: the settings, of replicates those with the largest epsilon; None without privacy.
         mechanism: name of the law of the noise; None without privacy.
-        accountant: what has been charged.
-        costs: what it costs; None without noise.
+        accountant: of the charges. costs: of the charges; None without noise.
         sources: of the noise and cohorts of each replicate.
         replicates: R, the replicates that are released at once.
         ledger_name: of the ledger, for the report.
-        notes: what else no epsilon covers.
+        notes: of parts that no epsilon covers.
         records: what clients release of their own records, if the unit is one record; else None.
 
     Example:

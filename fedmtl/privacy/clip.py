@@ -1,4 +1,4 @@
-"""Clipping: the only thing that bounds what one client, or one record, can do to a sum.
+"""Clipping: the only bound on the influence of one client, or one record, on a sum.
 
 Rows of clients are summed exactly. A clipped row is truncated to multiples of a public power of two
 g, each coordinate toward zero; g is such that sums of all clients' rows are at most 2**53 g, which

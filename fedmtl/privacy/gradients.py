@@ -86,7 +86,7 @@ class GradientPlan:
         trainings: local trainings of one participation, each with the same number of local steps.
         batch_size: expected records of one local step, B: q is B / n_i, and 1 of a client with
             fewer; None: ``rate``.
-        notes: what else no epsilon covers, for the report.
+        notes: of parts that no epsilon covers, for the report.
         given_noise: further arguments, by name, that depend on the settings of a run with noise.
 
     Raises:

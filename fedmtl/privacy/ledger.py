@@ -1,4 +1,4 @@
-"""The ledger: what has been charged, written before the noise it pays for is drawn.
+"""The ledger: the record of all charges, written before the noise it pays for is drawn.
 
 Format: JSON lines, append-only, each with the hash of the line before (:mod:`.chain`). The lines
 are

@@ -1,6 +1,6 @@
 """Mechanisms of rounds: the noised sum of a cohort's clipped rows.
 
-A mechanism is what is released, bound to its noise. It is called with rows and with the receipt of
+A mechanism is a release, bound to its noise. It is called with rows and with the receipt of
 the round, which it spends before it adds anything up, so that nothing is released that is not
 charged. :class:`ClippedSum` is the Gaussian mechanism of the field, or with another law of noise
 the Laplace or the L2-Laplace mechanism; :class:`OuterProductSum` is that on a matrix.

@@ -1,4 +1,4 @@
-"""The mechanism of a release, by what is released and by who adds the noise."""
+"""The mechanism of a release, by the form of its rows and the party that adds the noise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Opening a channel: refuse what cannot be accounted, calibrate the noise, open the ledger."""
+"""Opening a channel: refuse settings that cannot be accounted, calibrate the noise, open the
+ledger."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The terms of a run that releases gradients of single records: their noise and what it costs."""
+"""The terms of a run that releases gradients of single records: their noise and its cost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records: what clients release of their own records, noised sums of clipped gradients.
+"""Releases of single records: noised sums of clipped gradients.
 
 Gradients of a client's records are multiples of its rows, of which the factors are enough, or any
 tensors. A sum is over all records of its client, or over a secret Poisson subset of them. The

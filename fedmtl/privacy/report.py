@@ -51,7 +51,7 @@ class PrivacyReport:
     """Everything an epsilon depends on.
 
     Attributes:
-        unit, relation, observer: what is protected, how neighbours differ, from whom.
+        unit, relation, observer: the protected unit, the difference of neighbours, the observer.
         epsilon, delta: spent so far; epsilon is infinite without noise and 0 when nothing was
             released. If every client has an account of its own, epsilon is the largest.
         claimed: the figure of a published accounting that does not hold; None elsewhere.
@@ -82,7 +82,7 @@ class PrivacyReport:
             None elsewhere.
         elsewhere: the keeper of the accounts, if this is the report of a server that keeps
             none; else None.
-        outside: what the epsilon does not cover.
+        outside: the parts that epsilon does not cover.
 
     Example:
         >>> from fedmtl import ClientPrivacy, FullParticipation
@@ -265,7 +265,7 @@ class PrivacyReport:
         return rows
 
     def _conditions(self) -> list[tuple[str, str]]:
-        """Returns the lines on what epsilon depends on."""
+        """Returns the lines on the assumptions of epsilon."""
         noise = "none"
         if self.noise_multiplier is not None:
             noise = f"{self.mechanism}, multiplier {self.noise_multiplier:.5g}"

@@ -1,4 +1,4 @@
-"""The terms of a run that releases sums over rows of clients: their noise and what it costs."""
+"""The terms of a run that releases sums over rows of clients: their noise and its cost."""
 
 from __future__ import annotations
 

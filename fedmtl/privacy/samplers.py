@@ -1,5 +1,5 @@
-"""Samplers of cohorts: each draws the participants of a step, and states what the accountant may
-assume of the draw.
+"""Samplers of cohorts: each draws the participants of a step, and states the assumptions of the
+accountant about the draw.
 
 Why stateful clients change nothing under Poisson sampling
 -----------------------------------------------------------

@@ -4,9 +4,9 @@ Every client adds a share of the noise to its own clipped row before masks hide 
 (:mod:`fedmtl.secure`), so that epsilon holds against the server, too; :mod:`.secure_terms` has the
 settings.
 
-What a client pays is in a ledger of its own, :class:`ShareAccount`. A charge is on the disk before
-the row with its noise exists, and stays whatever becomes of the round. A second attempt of a round
-is a second charge with new noise.
+The charges of a client are in a ledger of its own, :class:`ShareAccount`. A charge is on the disk
+before the row with its noise exists, and stays whatever becomes of the round. A second attempt of a
+round is a second charge with new noise.
 """
 
 from __future__ import annotations

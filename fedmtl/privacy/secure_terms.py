@@ -1,4 +1,4 @@
-"""The terms of secure sums: the noise that clients share, and what a participation costs.
+"""The terms of secure sums: the noise that clients share, and the cost of a participation.
 
 Under :class:`~fedmtl.privacy.ClientPrivacy` with a trusted server the server adds the noise. In a
 secure sum (:mod:`.secure_sum`) the clients do, and epsilon holds against the server, too. The

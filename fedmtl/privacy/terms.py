@@ -24,7 +24,7 @@ class Terms:
         settings: the privacy of all replicates, or of each.
         caps: int64 (n,), the most uses of each client, if clients have accounts of their own;
             else None.
-        costs: what uses cost; None if nothing is noised.
+        costs: of the uses; None if nothing is noised.
         facts: what the header of the ledger has beside the settings and the costs.
         sampler: who takes part in rounds; None for clients that act one at a time.
         releases: of rows of clients, by name.

@@ -46,8 +46,7 @@ class SearchResult:
         best: the chosen run; its ``privacy``, ``epsilon`` and history carry the epsilon of the
             whole search.
         privacy: everything that epsilon depends on.
-        repetitions: all repetitions in order. Private, as is their number: neither is part of what
-            is released.
+        repetitions: all repetitions in order. Private, as is their number: neither is released.
         folder: of the search, if any.
     """
 
@@ -64,7 +63,7 @@ class SearchResult:
         return self.privacy.epsilon
 
     def summary(self) -> str:
-        """Returns the printed summary: what was chosen, its accuracy over clients, and the privacy
+        """Returns the printed summary: the choice, its accuracy over clients, and the privacy
         block."""
         search = self.privacy.search or {}
         count = len(search["candidates"])

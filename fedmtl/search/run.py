@@ -1,4 +1,4 @@
-"""The run of a search: its secret coins, its repetitions and what it releases."""
+"""The run of a search: its secret coins, its repetitions and its releases."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ SCORE = "search/score"
 
 @dataclass
 class SearchRun:
-    """One search, from its first coins to what it releases."""
+    """One search, from its first coins to its releases."""
 
     settings: PrivateSearch
     plan: SearchPlan

@@ -14,8 +14,8 @@ The bound holds for repetitions of one and the same mechanism, of which only the
 is seen: which of them it was must stay as secret as their number. So all have the seed of the
 search, and with it the start, the batches and everything else that is public; they differ only in
 their secret coins (candidate, cohorts, noise), which in seeded mode are addressed by the number of
-the repetition. What is published is a function of the chosen candidate and of what its run
-released.
+the repetition. The published files are a function of the chosen candidate and of the releases of
+its run.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class PrivateSearch(Checked):
         )
 
     def fit(self, *, resume: bool = False) -> SearchResult:
-        """Runs every repetition, chooses the best one, and saves what is released.
+        """Runs every repetition, chooses the best one, and saves the releases.
 
         Args:
             resume: continue the search in ``folder``. In seeded mode the result is that of an

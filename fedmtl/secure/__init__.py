@@ -14,11 +14,11 @@ The steps of a round, of which each fixes a smaller set of clients:
    each, and of the mask key of every other one that had sent boxes.
 
 The server takes the own masks of the rows that came out of their sum, and the masks that these rows
-share with the clients that were lost. What is left is the sum of the rows that came, exactly.
+share with the clients that were lost. The sum of the rows that came is left, exactly.
 
 A client answers each step once: the same question has the same answer, another one has none. It
-never gives both kinds of shares of one client. What is lost with the process, the secrets of an
-attempt above all, is lost to the attempt.
+never gives both kinds of shares of one client. Secrets of an attempt that are lost with the process
+are lost to the attempt.
 
 :mod:`.member` is a client and :mod:`.opening` the server; :mod:`.terms` has what all know before,
 and :mod:`.agreement` what they agree on. :mod:`.shamir` divides secrets, :mod:`.masks` has the

@@ -12,7 +12,7 @@ from ..errors import ConfigError, DataError
 from .masks import KEY, Identity
 
 PREFIX = "ed25519:"
-"""Of a public key as text."""
+"""Prefix of a public key as text."""
 PUBLIC = re.compile(rf"{PREFIX}[0-9a-f]{{{2 * KEY}}}")
 _PRIVATE = re.compile(rf"[0-9a-f]{{{2 * KEY}}}\s*")
 

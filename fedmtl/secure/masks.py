@@ -28,7 +28,7 @@ KEY = 32
 """Bytes of every key, private or public."""
 SIGNATURE = 64
 TAG = 16
-"""Bytes that a box is longer than what is in it."""
+"""Bytes that a box adds to its content."""
 
 _NONCE = bytes(12)
 _BLOCK = 1 << 18  # bytes of a stream that stay in the cache

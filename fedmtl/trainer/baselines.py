@@ -21,7 +21,7 @@ def named_baselines(
 
     Args:
         baselines: names, built with the algorithm's own local solver, or algorithms.
-        algorithm: what they are compared with.
+        algorithm: the one that they are compared with.
         alone: the baseline ``"local"`` of a method without an exact local fit; None for local
             training.
 

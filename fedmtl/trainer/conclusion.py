@@ -31,7 +31,7 @@ OUTSIDE = (
 
 
 def informed(settings: Trainer, state: State) -> Trainer:
-    """Returns the settings whose finetuning has what else the run has released beside the model."""
+    """Returns the settings whose finetuning has the other releases of the run beside the model."""
     if settings.finetune is None:
         return settings
     return replace(settings, finetune=settings.finetune.informed(state.public))

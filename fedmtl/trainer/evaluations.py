@@ -62,7 +62,7 @@ class Evaluations:
             self._warned = plan.problem.tally.diverged
 
     def evaluate(self, state: State, step: int) -> tuple[list[dict[str, Any]], dict[str, Metrics]]:
-        """Scores the models and adds what was measured to the history.
+        """Scores the models and adds the scores to the history.
 
         A row of the same step is replaced.
 

@@ -1,4 +1,4 @@
-"""A run and its baselines: what Trainer.fit does."""
+"""A run and its baselines, as :meth:`fedmtl.Trainer.fit` computes them."""
 
 from __future__ import annotations
 

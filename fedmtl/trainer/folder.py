@@ -33,17 +33,17 @@ MODEL = "model.safetensors"
 class RunFolder:
     """Paths of one run, and how they are written.
 
-    ``public/`` holds what the epsilon covers: the shared model, privacy.json, in secure mode the
-    last value of every release, and a list of these files with their hashes. ``private/`` holds
-    what it does not: the personal models, metrics, plots, checkpoint, ledger, configuration with
-    the seed, what :meth:`Result.load <fedmtl.Result.load>` reads beside these (``outcome.json``),
-    and the baselines' runs.
+    ``public/`` holds the files that epsilon covers: the shared model, privacy.json, in secure mode
+    the last value of every release, and a list of these files with their hashes. ``private/`` holds
+    the others: the personal models, metrics, plots, checkpoint, ledger, configuration with the
+    seed, what :meth:`Result.load <fedmtl.Result.load>` reads beside these (``outcome.json``), and
+    the baselines' runs.
 
     Models are safetensors files: ``public/model.safetensors`` has the model's state by name, as
-    ``load_state_dict`` takes it, with the names of what is frozen in the metadata under ``frozen``,
+    ``load_state_dict`` takes it, with the names of frozen tensors in the metadata under ``frozen``,
     and under ``tied`` every further name of a tied weight with its first one;
-    ``private/models.safetensors`` has the tensor ``models`` (n, D) of what is trained, with the ids
-    in the metadata under ``ids``: of all clients, or of those that were drawn for evaluation;
+    ``private/models.safetensors`` has the tensor ``models`` (n, D) of trained parameters, with the
+    ids in the metadata under ``ids``: of all clients, or of those that were drawn for evaluation;
     ``private/parts.safetensors`` has the :attr:`~fedmtl.Result.parts` of the methods that have
     some. For a table, ``columns.json`` says how raw rows become inputs of the models and outputs
     predictions, and how the network is built. It is in ``public/`` if names and categories of its

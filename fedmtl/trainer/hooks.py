@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 class RunAudit(ABC):
-    """An audit in the run: it adds canaries to the participants and measures what the run releases
-    of them.
+    """An audit in the run: it adds canaries to the participants and measures their effect on the
+    releases.
 
     The trainer calls the hooks in the order in which they are listed here. A run with an audit has
     one replicate and one process.

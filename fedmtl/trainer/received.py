@@ -1,9 +1,9 @@
 """Files of a folder that somebody else may have written: each is read once, and within bounds.
 
-What is read is what is hashed: a file that is compared with its hash and then parsed is the same
-bytes for both. Links out of the folder, files that are no regular ones (a device without end, a
-pipe without a writer), files that change while they are read and JSON that says two things or
-nothing are refused, each in one sentence that names the file.
+The bytes that are read are those that are hashed: a file that is compared with its hash and then
+parsed is the same bytes for both. Links out of the folder, files that are no regular ones (a device
+without end, a pipe without a writer), files that change while they are read and JSON that says two
+things or nothing are refused, each in one sentence that names the file.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class Run:
     """A run that has begun, or M replicates that are computed as one.
 
     Attributes:
-        plan: what is settled before the first step.
+        plan: the settings that are fixed before the first step.
         engine: computes the clients' part.
         channel: of its releases, open.
         callbacks: of the first rank.

@@ -53,7 +53,7 @@ def check_loss(settings: Any) -> None:
         settings: with the attributes of a :class:`~fedmtl.Trainer`.
 
     Raises:
-        ConfigError: what to leave out, or to choose.
+        ConfigError: the setting to leave out, or to choose.
         DataError: a negative target, of a loss of counts.
     """
     if not is_of_numbers(settings.loss):

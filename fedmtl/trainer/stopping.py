@@ -1,4 +1,4 @@
-"""Stopping a run because of what it has released."""
+"""Stopping a run by its releases."""
 
 from __future__ import annotations
 

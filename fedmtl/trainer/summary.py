@@ -117,7 +117,7 @@ def summary_of(result: Result) -> str:
 
 
 def _one_run(result: Result) -> list[str]:
-    """Returns the lines of a single run: tables, the verdict, and what went wrong."""
+    """Returns the lines of a single run: tables, the verdict, and the failures."""
     last = result.final
     local = result.baselines.get("local")
     stages = [*result.stages(result.algorithm, shared=True)[::-1]]

@@ -115,7 +115,7 @@ class Trainer:
             else is of the first repetition. All have the same data and split. Epsilon is that of
             one repetition.
         epsilons: budgets instead of the ``epsilon`` of ``privacy``, each for R repetitions.
-        metrics: what is measured beside the loss and the main metric (accuracy, mean squared error,
+        metrics: the scores beside the loss and the main metric (accuracy, mean squared error,
             or recall at 5 for more than 5 labels an example), by name: ``"auc"``, ``"auc_micro"``,
             ``"f1"``, ``"balanced_accuracy"``, ``"accuracy"``, ``"recall_at_5"``, ``"rmse"``,
             ``"mae"``, ``"nmse"``, ..., see :mod:`fedmtl.trainer.metrics`; or a function

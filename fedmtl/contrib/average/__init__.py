@@ -89,7 +89,7 @@ and 64 steps of :class:`~fedmtl.local.BackoffSGD` from the shared model (``ridge
 strong pull), after 16 and 64 from the public starting point (``local``), and the shared model as it
 is, with the weights of classes. Models of one path are averaged; of the two paths a client takes
 the one with more weight, since parameters of networks that have not moved together do not average.
-What nu means for networks is not known, and the prior is that without noise.
+The meaning of nu for networks is not known, and the prior is that without noise.
 
 Every number is a function of the client's own records and of what was released.
 """

@@ -2,8 +2,8 @@
 
 Bellet, Guerraoui, Taziki, Tommasi: "Personalized and private peer-to-peer machine learning",
 AISTATS 2018, section 5.1, after Vanhaesebrouck, Bellet, Tommasi: "Decentralized collaborative
-learning of personalized models over networks", AISTATS 2017. What they leave open is stated in
-:func:`load_synthetic_agents`.
+learning of personalized models over networks", AISTATS 2017. Choices that they leave open are
+stated in :func:`load_synthetic_agents`.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ def sampled_atoms(
     the pair (P, Q) into ((1 - q) Q + q P, Q) for a removal and (Q, (1 - q) Q + q P) for an addition
     (Zhu, Dong, Wang 2022, Theorem 11).
 
-    What Q has and P has not is at the loss log(1 - q) for a removal and -log(1 - q) for an
+    The mass that Q has and P has not is at the loss log(1 - q) for a removal and -log(1 - q) for an
     addition. Under much noise all other losses are tiny, and a grid of their width that reaches so
     far does not fit any memory. A mass there that is rounding (or 0) goes to the lowest other loss,
     and to infinity: both are larger losses, and delta, the mean of ``(1 - exp(epsilon - loss))_+``,

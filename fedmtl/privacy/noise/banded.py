@@ -8,15 +8,15 @@ triangular, Toeplitz and banded (Choquette-Choo et al., "(Amplified) banded matr
 NeurIPS 2023; Denisov et al., "Improved differential privacy for SGD via optimal private linear
 operators on adaptive streams", NeurIPS 2022).
 
-Who takes part when is public, and two participations of one client are b rounds from each other at
-least. Let neighbours differ in one client, whose row is replaced by nothing: x_t - x'_t = g_t, of
-norm at most S, in the rounds of that client and 0 in all others. Given y_0, ..., y_{t-1}, the other
-clients send the same under both, and w_{t-j} = y_{t-j} - x_{t-j}, so y_t is Gaussian with the
-deviation s / c_0 of a coordinate, and its means under the two differ by sum_j c_j g_{t-j} / c_0. Of
-the rounds t - b + 1, ..., t the client was in one at most, say t - j: the release of round t is a
-Gaussian mechanism of sensitivity c_j S at the deviation s, whatever the direction of g and however
-it depends on the releases before. Adaptive composition of Gaussian mechanisms adds up squares
-(Dong, Roth, Su, "Gaussian differential privacy", JRSS B 2022, Corollary 3.3), and every
+The participants of each round are public, and two participations of one client are b rounds from
+each other at least. Let neighbours differ in one client, whose row is replaced by nothing: x_t -
+x'_t = g_t, of norm at most S, in the rounds of that client and 0 in all others. Given y_0, ...,
+y_{t-1}, the other clients send the same under both, and w_{t-j} = y_{t-j} - x_{t-j}, so y_t is
+Gaussian with the deviation s / c_0 of a coordinate, and its means under the two differ by sum_j c_j
+g_{t-j} / c_0. The client was in at most one of the rounds t - b + 1, ..., t, say t - j: the release
+of round t is a Gaussian mechanism of sensitivity c_j S at the deviation s, whatever the direction
+of g and however it depends on the releases before. Adaptive composition of Gaussian mechanisms adds
+up squares (Dong, Roth, Su, "Gaussian differential privacy", JRSS B 2022, Corollary 3.3), and every
 participation meets each band once, at most:
 
     sum_t (c_j S / s)^2 <= u (S / s)^2 (c_0^2 + ... + c_{b-1}^2) <= u (S / s)^2        after u

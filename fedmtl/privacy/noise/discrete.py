@@ -4,10 +4,10 @@ N_Z(0, s^2) has P(k) = exp(-k^2 / (2 s^2)) / Z on the integers (Canonne, Kamath,
 discrete Gaussian for differential privacy", NeurIPS 2020). In secure mode sums are rounded to a
 public grid (see :mod:`.grid`), s in cells of that grid is a whole number of at least 2**40, no
 smaller than what the multiplier asks for, and :func:`discrete_gaussian` draws from the law itself,
-not from an approximation in floating point. What is released is therefore, bit by bit, what the
-theorem speaks of; it is divided by a public constant afterwards.
+not from an approximation in floating point. The release is therefore, bit by bit, that of the
+theorem; it is divided by a public constant afterwards.
 
-What it costs. Let Q be the law of a Gaussian number of deviation s, rounded to the nearest integer.
+The cost. Let Q be the law of a Gaussian number of deviation s, rounded to the nearest integer.
 Q added to a whole number is a Gaussian mechanism followed by rounding, so all accounting of
 Gaussian noise holds for it, with any sampling and in any number of coordinates. P is close to Q.
 With u uniform on (-1/2, 1/2),
@@ -42,11 +42,11 @@ which is the first term and no smaller one. That is added to every epsilon of Ga
 takes no part has one law under both neighbours, whatever that law is: let M' have the noise Q only
 in the client's own releases. So the account of a client counts the numbers of its own releases.
 
-How it is drawn: by rejection from blocks of 2**b integers under a staircase (after Algorithm 3 of
+The draw is by rejection from blocks of 2**b integers under a staircase (after Algorithm 3 of
 the paper, with a staircase in place of the discrete Laplace law, and one comparison in place of
 Algorithm 1). A trial is accepted if a uniform number, whose bits are drawn as they are needed,
 is below a probability. Doubles with a margin of 2**-40 decide nearly all trials; the others are
-decided by whole numbers of any length. How many trials there are, and so the time, depends on the
+decided by whole numbers of any length. The number of trials, and so the time, depends on the
 noise: an observer who can time single releases to a microsecond may learn a little of it.
 """
 

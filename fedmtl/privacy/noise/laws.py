@@ -41,8 +41,8 @@ ORDERS: dict[Norm, int] = {"l1": 1, "l2": 2}
 class NoiseLaw(Checked, ABC):
     """Additive noise on a vector.
 
-    A law owns what the rest of the package must know of it; :data:`~fedmtl.privacy.noise.laws.LAWS`
-    has all laws by name.
+    A law states the facts about it that the rest of the package needs;
+    :data:`~fedmtl.privacy.noise.laws.LAWS` has all laws by name.
 
     Args:
         multiplier: scale of the noise in units of the sensitivity, above 0.

@@ -7,8 +7,8 @@ server's. A client of a roster of n adds discrete Gaussian noise of deviation
     s = ceil(z S / (g sqrt(h)))
 
 cells to each number, where z is the noise multiplier of the sum and h the least number of honest
-rows in it (:func:`fedmtl.secure.roster.honest_rows`). What clients that collude add counts as
-nothing.
+rows in it (:func:`fedmtl.secure.roster.honest_rows`). The noise of clients that collude counts
+as nothing.
 
 The sum of h shares is nearly discrete Gaussian itself: at every number its law is within a factor
 exp(+-tau) of N_Z(0, h s^2), with tau = 10 sum_{k < h} exp(-2 pi^2 s^2 k / (k + 1)) (Kairouz, Liu,
@@ -17,7 +17,7 @@ aggregation", ICML 2021, Theorem 1). For s >= 16 that is below h exp(-2500), whi
 So the sum is accounted for as Gaussian noise of multiplier z, with the slack of
 :mod:`.discrete` at z S / g cells; further shares are further noise, independent of these.
 
-Sums are whole numbers modulo 2**bits. What the server sees is a function of the sum with its noise,
+Sums are whole numbers modulo 2**bits. The server sees a function of the sum with its noise,
 so a sum that wraps around costs usefulness and no privacy. g is the smallest power of two for which
 no sum of n honest rows does, unless their noise is beyond 12.5 deviations, where 1e10 numbers are
 with a probability below 1e-24. Of 64 bits it is the smallest for which sums are exact as doubles.
