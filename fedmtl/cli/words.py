@@ -127,7 +127,7 @@ def _is_setting(word: str) -> bool:
 
 
 def _refuse_columns(words: Sequence[str]) -> None:
-    """Refuses the short name of a column where no table is named.
+    """Refuses the short name of a column if no table is named.
 
     Raises:
         ConfigError: what is missing.

@@ -74,7 +74,7 @@ class StackedModule:
         self._allocate(like, capacity)
 
     def _allocate(self, like: Tensor, capacity: int) -> None:
-        """Makes the buffers: each row begins at the same alignment in memory, where products and
+        """Makes the buffers: each row begins at the same alignment in memory, at which products and
         sums are fastest and round alike."""
         padded = -(-self.layout.dimension // _ALIGNED) * _ALIGNED
         self.rows = like.new_zeros(capacity, padded)[:, : self.layout.dimension]

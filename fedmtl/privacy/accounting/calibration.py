@@ -144,14 +144,14 @@ def calibrate_selection(
 
 
 def _root(excess: Callable[[float], float], low: float, high: float, tolerance: float) -> float:
-    """Returns a point within the tolerance of where ``excess`` changes sign."""
+    """Returns a point within the tolerance of the sign change of ``excess``."""
     if excess(high) == 0:
         return high
     return float(optimize.brentq(excess, low, high, xtol=tolerance))
 
 
 def _meets(excess: Callable[[float], float], start: float) -> float:
-    """Returns the first point from ``start`` on, in growing steps, where nothing is in excess."""
+    """Returns the first point from ``start`` on, in growing steps, with nothing in excess."""
     step = _TOLERANCE / 2
     while excess(start) > 0:
         start = start + step
