@@ -266,6 +266,7 @@ class RoundAlgorithm(Algorithm):
         Returns:
             ``state``, after the round.
         """
+        method = type(self).__name__
         store = state.private
         ascending = block.ascending()  # as the store's rows
         asked = ascending.asked
@@ -288,13 +289,15 @@ class RoundAlgorithm(Algorithm):
         messages = Messages(channel)
         for start in cohorts:
             for ids, c in self._pieces(start, store):
-                rows, own = self._updated(c)
+                with unchanged(f"{method}.client_update", c.public):
+                    returned = self.client_update(c)
+                rows, own = checked_update(method, c, returned)
                 store.scatter_all(ids, own)
                 if asked is not None:
                     weights = asked.weights[torch.searchsorted(ascending.cohort, ids)]
                     rows = weighted(rows, weights, channel.clips)
                 messages.add(ids, rows)
-                del rows, own, c  # frees their memory before the next piece
+                del returned, rows, own, c  # frees their memory before the next piece
         # private up to here; what the server computes is made of releases
         sent = messages.by_release(mine.ids)
         state.public = self.conclude(problem, state.public, sent, ascending, channel)
@@ -303,13 +306,6 @@ class RoundAlgorithm(Algorithm):
             for ids, c in self._pieces(replace(mine, public=state.public), store):
                 store.scatter_all(ids, self._received(c))
         return state
-
-    def _updated(self, c: Cohort) -> tuple[Mapping[str, Tensor], Own]:
-        """Returns the messages and new states of a cohort, which fit the releases and the store."""
-        method = type(self).__name__
-        with unchanged(f"{method}.client_update", c.public):
-            returned = self.client_update(c)
-        return checked_update(method, c, returned)
 
     def _received(self, c: Cohort) -> Own:
         """Returns the states of a cohort at the end of a round, which fit the store."""

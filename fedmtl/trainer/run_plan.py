@@ -33,6 +33,7 @@ class RunPlan:
 
     Attributes:
         settings: with what the algorithm chose itself.
+        algorithm: of the settings.
         problem: the data that are trained on, the model and the executor.
         clients: int64 (k,), the clients that are evaluated.
         evaluated: the problem with the data of these clients only.
@@ -45,6 +46,7 @@ class RunPlan:
     """
 
     settings: Trainer
+    algorithm: Algorithm
     problem: Problem
     clients: Tensor
     evaluated: Problem
@@ -53,11 +55,6 @@ class RunPlan:
     fingerprint: str
     stop: int
     every: int
-
-    @property
-    def algorithm(self) -> Algorithm:
-        """Returns the algorithm with the settings that it chose itself."""
-        return self.settings.algorithm
 
     @property
     def ranks(self) -> Ranks:
@@ -137,6 +134,7 @@ def prepare(
         last = min(stop, last)
     return RunPlan(
         settings=settings,
+        algorithm=algorithm,
         problem=problem,
         clients=clients,
         evaluated=evaluated,
