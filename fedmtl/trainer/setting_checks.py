@@ -16,7 +16,7 @@ from ..errors import ConfigError
 from ..local import Execution, LocalSolver, resolve_loss
 from ..local.losses import Poisson, is_of_numbers, name_of
 from ..privacy import ClientPrivacy, Privacy, QuantileClip
-from ..schedules import AsynchronousSchedule, Buffered
+from ..schedules import AsynchronousSchedule, Buffered, Deadline
 from .baselines import named_baselines
 from .callbacks import Callback
 from .hooks import RunAudit
@@ -216,6 +216,13 @@ def check_schedule(algorithm: Algorithm, schedule: Any, privacy: Privacy | None)
                 "Buffered weighs clipped rows by their staleness, so a QuantileClip counts all of "
                 "them as short; clip_norm is a number."
             )
+    adaptive = isinstance(privacy, ClientPrivacy) and isinstance(privacy.clip_norm, QuantileClip)
+    # its count would take the late for long rows, and the norm would grow with their share
+    if isinstance(schedule, Deadline) and adaptive:
+        raise ConfigError(
+            "Deadline leaves late clients out, so a QuantileClip counts all of them as long; "
+            "clip_norm is a number."
+        )
     if clocked and not algorithm.one_at_a_time:
         raise ConfigError(
             f"{algorithm.name} goes in rounds; its schedule is a sampler such as "

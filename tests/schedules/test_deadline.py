@@ -18,6 +18,7 @@ from fedmtl import (
     Interval,
     LocalSGD,
     PoissonSampling,
+    QuantileClip,
     RecordPrivacy,
     models,
     simulate,
@@ -176,6 +177,13 @@ def test_local_training_waits_for_nobody_and_canaries_are_never_late():
 def test_settings_that_do_not_fit_are_refused_before_the_run(settings, error, message):
     with pytest.raises(error, match=message):
         made(schedule=replace(LATE, **settings))
+
+
+def test_a_clip_norm_that_follows_the_rows_is_refused():
+    """Its count would take those who are late for long rows."""
+    adaptive = ClientPrivacy(clip_norm=QuantileClip(0.5), epsilon=4.0)
+    with pytest.raises(ConfigError, match="Deadline leaves late clients out"):
+        made(privacy=adaptive)
 
 
 def test_a_server_with_real_clients_refuses_simulated_latencies():
