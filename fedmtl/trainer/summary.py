@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .result import Result
 
 
+_WEAK = 1.1  # errors of local training over those of constants, from which on it is no measure
 _COLUMNS = 3  # bands beside each other, as wide as a terminal
 
 
@@ -142,6 +143,8 @@ def _one_run(result: Result) -> list[str]:
         middle = spread_of(result.by_client["nmse"], REGISTRY["nmse"])["median"]
         lines.append(f"  nMSE {number_text(middle)}, median over clients")
     lines += _warning(result, stages)
+    if reference is not None:
+        lines += _weak_local(result, reference)
     if result.bound is not None and any(result.shortened.values()):
         lines.append(f"  records: {_shares(result.shortened, result.bound)}")
     if "objective" in last:
@@ -180,6 +183,31 @@ def _warning(result: Result, stages: Sequence[Stage]) -> list[str]:
         return []
     advice = remedy(result, list(worse.values()))
     return [f"  warning: worse than predicting a constant: {', '.join(worse)}{advice}"]
+
+
+def _weak_local(result: Result, local: Stage) -> list[str]:
+    """Returns the line on local training whose mean error is far above that of each client's own
+    constant; none if it is not.
+
+    A median client may be fine while a few have errors so large that every method looks better than
+    alone by the mean.
+    """
+    scores = local.by_client.get(result.metric, {})
+    both = [name for name in result.constants if math.isfinite(scores.get(name, math.nan))]
+    if not both:
+        return []
+    error = math.fsum(scores[name] for name in both) / len(both)
+    constant = math.fsum(result.constants[name] for name in both) / len(both)
+    if not error > _WEAK * constant:
+        return []
+    what = "mean"
+    if result.metric == "pinball":
+        what = "quantile"
+    return [
+        f"  warning: {local.label} has a mean error of {number_text(error)}, and the {what} of "
+        f"each client's own training targets one of {number_text(constant)}: who is better than "
+        f"{local.label} by the mean need not be better than alone"
+    ]
 
 
 def _tables(result: Result, stages: Sequence[Stage], reference: Stage | None) -> list[str]:

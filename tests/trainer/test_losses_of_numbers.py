@@ -1,6 +1,7 @@
 """Runs with Huber's loss, that of a quantile and that of counts: fits of scikit-learn, predictions, refusals."""
 
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -193,6 +194,27 @@ def test_who_is_worse_than_a_constant_quantile_is_told():
     local = Local(local=LocalSGD(lr=1e-6, steps=1, batch_size=None))
     result = run(data, algorithm=local, loss="quantile:0.9", rounds=1)
     assert "than the quantile of their own training targets" in result.summary()
+
+
+@pytest.mark.parametrize(("loss", "what"), [("poisson", "mean"), ("quantile:0.9", "quantile")])
+def test_a_local_model_that_is_worse_than_a_constant_by_the_mean_is_no_measure(loss, what):
+    data = read_table(counts(), **COUNTED)
+    near, far = (
+        run(data, algorithm=FedAvg(local=LocalSGD(lr=lr, steps=steps, batch_size=None)), loss=loss,
+            rounds=1, baselines=["local"])
+        for lr, steps in ((0.5, 300), (1e-6, 1))
+    )  # fmt: skip
+    assert "need not be better than alone" not in near.summary()
+    said = " ".join(far.summary().split())
+    error = np.mean(list(far.baselines["local"].by_client[far.metric].values()))
+    constant = np.mean(list(far.constants.values()))
+    assert error > 1.1 * constant
+    found = re.search(
+        rf"local has a mean error of (\S+), and the {what} of each client's own training targets "
+        r"one of (\S+): who is better than local by the mean need not be better than alone", said,
+    )  # fmt: skip
+    assert float(found[1]) == pytest.approx(error, rel=1e-2)
+    assert float(found[2]) == pytest.approx(constant, rel=1e-2)
 
 
 @pytest.mark.parametrize("loss", SLOPES)
