@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from .._devices import sent
 from ..errors import ConfigError, PrivacyError
 from ..local import LocalSolver, LocalTraining, Mixture
 from ..local.clients import idle, train_on_batches, train_on_records
@@ -307,16 +308,18 @@ class Cohort:
             tally = None  # personal models are no local trainings of a round
         initial = problem.initial
         models = initial.new_empty(len(self.ids), len(initial))
+        diverged: int | Tensor = 0  # on a GPU it is read once, when all have finished
         for place, trained in finished:
-            models.index_copy_(0, place.to(models.device), trained)
+            models.index_copy_(0, sent(place, models.device), trained)
             if tally is not None:
-                tally.diverged += not_finite(trained)
+                diverged = diverged + not_finite(trained)
         if tally is None:
             return models
         tally.trained += len(self.ids)
+        tally.diverged += int(diverged)
         if run.mixture is not None and not problem.protects_records:
             tally.trained += len(self.ids)
-            tally.diverged += not_finite(run.mixture.models)
+            tally.diverged += int(not_finite(run.mixture.models))
         return models
 
     def _train_on_records(self, run: LocalTraining) -> Trained:

@@ -206,7 +206,7 @@ class FederatedDataset:
             targets.
         """
         part = self.side(side)
-        flat = index.reshape(-1).to(part.x.device)
+        flat = index.reshape(-1).to(part.x.device, non_blocking=not index.is_cuda)
         x = rows.take(part.x, flat)
         y = rows.take(part.y, flat)
         if device is not None:

@@ -33,6 +33,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .._devices import sent
 from ..random import derive_key, keyed_bits
 
 if TYPE_CHECKING:
@@ -104,11 +105,14 @@ class BatchPlan:
             self.keys[clients], self.steps[clients], index, lengths, weights, self.grain
         )
 
-    def batches(self, dtype: torch.dtype = torch.float32) -> Iterator[Batch]:
+    def batches(
+        self, dtype: torch.dtype = torch.float32, device: torch.device | None = None
+    ) -> Iterator[Batch]:
         """Yields the batches of the local steps.
 
         Args:
             dtype: of the weights.
+            device: of the weights; None for the host.
 
         Yields:
             One batch a step. That of a single client has no padding.
@@ -117,6 +121,8 @@ class BatchPlan:
         count, columns = self.index.shape[1:]
         most = int(steps.max(initial=0))
         weights = self.weights[:most].to(dtype)
+        if device is not None:
+            weights = sent(weights, device)
         # Clients that finish at each step, and the last one that is left before it: for all steps
         # at once, since a step of a small stack takes no longer than a search.
         order = np.argsort(steps, kind="stable")

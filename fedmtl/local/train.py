@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from .._devices import sent
 from .batches import BatchPlan
 from .losses import Loss, Pull, example_losses
 from .mixture import Mixture, MixtureSteps
@@ -126,7 +127,7 @@ class PrivateStep:
             total.index_add_(0, owner, part)
         descend(
             target,
-            total.div_(self.counts.clamp(min=1).to(target.device)[:, None]),
+            total.div_(sent(self.counts.clamp(min=1), target.device)[:, None]),
             keep=keep,
             rate=rate,
         )
@@ -255,9 +256,8 @@ class LocalTraining:
             towards = rows_of(self.anchor, place).expand(len(place), -1).contiguous()
         # The number of a step addresses its dropout masks.
         examples = self._examples(plan, like)
-        for number, batch in enumerate(plan.batches(like.dtype)):
+        for number, batch in enumerate(plan.batches(like.dtype, like.device)):
             active, width = batch.index.shape
-            weight = batch.weight.to(like.device)
             x, y = (values[:active, :width] for values in next(examples))
             address: Tensor | None = None
             if stack.has_dropout:
@@ -265,7 +265,7 @@ class LocalTraining:
             pull: Pull | None = None
             if towards is not None:
                 pull = self._pull(stack, towards[:active], x)
-            yield PlainStep(active, batch.done, stack, self.loss, x, y, weight, address, pull)
+            yield PlainStep(active, batch.done, stack, self.loss, x, y, batch.weight, address, pull)
 
     def _examples(self, plan: BatchPlan, like: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Yields the examples of every step of a plan, x (k, B, ...) and y (k, B, ...).
@@ -287,7 +287,7 @@ class LocalTraining:
         """Returns the coordinates that stay, int64; None if all are moving."""
         if self.moving is None or bool(self.moving.all()):
             return None
-        return (~self.moving).nonzero()[:, 0].to(rows.device)
+        return sent((~self.moving).nonzero()[:, 0], rows.device)
 
     def _pull(self, stack: StackedModule, anchors: Tensor, x: Tensor) -> Pull:
         assert self.divergence is not None
@@ -348,7 +348,7 @@ def _rows_at(rows: Tensor, places: Tensor) -> Tensor:
     last = int(places[-1])
     if last - first + 1 == len(places):
         return rows[first : last + 1]
-    return rows[places.to(rows.device)]
+    return rows[sent(places, rows.device)]
 
 
 def _corrected(

@@ -149,9 +149,14 @@ def row_norms(rows: Tensor, clip: Clip | None) -> Tensor:
     return torch.zeros(0, dtype=torch.float64)
 
 
-def not_finite(rows: Tensor) -> int:
+def not_finite(rows: Tensor) -> int | Tensor:
     """Returns the number of rows (..., D) with a NaN or an infinity. Such a row counts as zero
-    in a sum."""
+    in a sum.
+
+    Off the CPU the number stays on the device, so that nobody waits for it yet.
+    """
+    if rows.device.type != "cpu":
+        return (~torch.isfinite(rows).all(-1)).sum()
     # One sum decides the usual case; only a sum that is not finite asks which rows are to blame.
     if bool(torch.isfinite(rows.sum())):
         return 0
@@ -230,9 +235,8 @@ def whole_cells(rows: Tensor, limit: float, order: float, width: float) -> Tenso
         chunk = rows[first : first + block]
         wide = buffer[: chunk.shape[0]].copy_(chunk)
         norms = torch.linalg.vector_norm(wide, order, [1])
-        finite = torch.isfinite(norms)
-        if not bool(finite.all()):
-            wide.masked_fill_(~finite[:, None], 0.0)
+        if _may_be_infinite(norms):
+            wide.masked_fill_(~torch.isfinite(norms)[:, None], 0.0)
         wide.mul_((_factors(norms, limit) / width)[:, None]).trunc_()
         # a product of whole numbers with ones is as exact as their sum, and faster for few rows
         cells.addmv_(wide.T, torch.ones([chunk.shape[0]], dtype=torch.float64, device=rows.device))
@@ -357,7 +361,11 @@ def rows_and_norms(rows: Tensor, clip: Clip | None) -> tuple[Tensor, Tensor]:
     (k,) float64."""
     wide = rows.to(torch.float64)
     norms = torch.linalg.vector_norm(wide, ord=bounds_of(clip)[1], dim=1)
-    finite = torch.isfinite(norms)
-    if not bool(finite.all()):
-        wide = wide.masked_fill(~finite[:, None], 0.0)
+    if _may_be_infinite(norms):
+        wide = wide.masked_fill(~torch.isfinite(norms)[:, None], 0.0)
     return wide, norms
+
+
+def _may_be_infinite(norms: Tensor) -> bool:
+    """Returns False if all norms are finite; always True off the CPU, where to ask is to wait."""
+    return norms.device.type != "cpu" or not bool(torch.isfinite(norms).all())

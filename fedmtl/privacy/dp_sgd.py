@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .._devices import sent
 from .gradients import GradientPlan
 from .noise.grid import GridValue, noised
 from .receipt import LocalReceipt
@@ -117,7 +118,7 @@ class LocalSteps:
     def _noised(self, total: Tensor, clients: Tensor, steps: Tensor) -> Tensor:
         """Returns noised means of sums (A, D) of ``clients`` in their ``steps``."""
         expected = torch.from_numpy(self.plan.expected)[clients]
-        divisors = expected[:, None].to(total.device)
+        divisors = sent(expected[:, None], total.device)
         if self._records.costs is None:
             return total / divisors
         addresses = self._addresses(clients, steps)
@@ -125,11 +126,11 @@ class LocalSteps:
         noise, widths = self._records.noise(clients[:, None], addresses[:, None], scales[:, None])
         width = None
         if widths is not None:
-            width = widths.to(total.device)
-        value = noised(total, noise[:, 0].to(total.device), width) / divisors
-        if width is not None and len(clients):
+            width = sent(widths, total.device)
+        value = noised(total, sent(noise[:, 0], total.device), width) / divisors
+        if widths is not None and len(clients):
             self._records.on_grid[GRADIENT] = GridValue(
-                self.receipt.step, value[-1].cpu().clone(), float(width[-1]), float(expected[-1])
+                self.receipt.step, value[-1].cpu().clone(), float(widths[-1]), float(expected[-1])
             )
         return value
 
