@@ -22,6 +22,7 @@ from ..privacy.cost import PrivacyCost
 from ..privacy.noise.laws import LAWS
 from ..privacy.records import GRADIENT
 from ..privacy.report import (
+    AUTOMATIC,
     EXACT,
     EXACT_OUTSIDE,
     ON_GRID,
@@ -240,6 +241,8 @@ def _of_records(ledger: Reading, beside: Beside) -> Restated:
         "server": None,
         "names": [GRADIENT],
     }
+    if privacy.get("clipping") == "automatic":
+        made["clipping"] = f"{made['clipping']}{AUTOMATIC}"
     if header["refuted"] is not None:
         unknown["clipping"] = "the norm of a published method is in no file"
     if schedule is not None:

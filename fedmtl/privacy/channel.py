@@ -25,7 +25,7 @@ from .gradients import GradientPlan
 from .noise.grid import GridValue
 from .noise.sources import NoiseSource
 from .records import Records
-from .settings import Privacy
+from .settings import Privacy, RecordPrivacy
 
 
 class Channel(ABC):
@@ -192,7 +192,17 @@ class Channel(ABC):
 
     def _records_of(self, plan: GradientPlan) -> Records:
         """Returns the noised sums of gradients of a plan."""
-        return Records(plan, self.sources, self.costs, bound=self.bound, mechanism=self.mechanism)
+        stability = None
+        if isinstance(self.privacy, RecordPrivacy):
+            stability = self.privacy.stability
+        return Records(
+            plan,
+            self.sources,
+            self.costs,
+            bound=self.bound,
+            mechanism=self.mechanism,
+            stability=stability,
+        )
 
     # Its end
 

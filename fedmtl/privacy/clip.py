@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._check import positive
+from .._check import given, positive
 from ..errors import ConfigError, PrivacyError
 from .noise.laws import ORDERS, Norm
 
@@ -47,6 +47,11 @@ class Clip:
     Args:
         bound: C, from 1e-100 to 1e100, in units of the vectors.
         norm: the norm that is bounded, ``"l1"`` or ``"l2"``.
+        stability: gamma, in units of the vectors, for automatic clipping: every vector w is scaled
+            to ``C w / (norm(w) + gamma)``, also a short one (Bu, Wang, Zha, Karypis: "Automatic
+            clipping: differentially private deep learning made easier and stronger", NeurIPS 2023,
+            equation (4)). It is never longer than C, so the sensitivity is the same. None: only
+            longer vectors are scaled.
 
     Raises:
         ConfigError: a bound beyond these.
@@ -60,9 +65,10 @@ class Clip:
 
     bound: float
     norm: Norm = "l2"
+    stability: float | None = None
 
     def __post_init__(self) -> None:
-        positive(self, bound=self.bound)
+        positive(self, bound=self.bound, **given(stability=self.stability))
         if not LEAST <= self.bound <= MOST:
             raise ConfigError(
                 f"The clip norm is {self.bound:g}; it must be between {LEAST:g} and {MOST:g}."
@@ -75,13 +81,17 @@ def clip_factors(norms: Tensor, clip: Clip | None) -> Tensor:
 
     A row within the limit but for rounding (2**-30 of it) has the factor 1, so that a row that is
     clipped stays as it is; and one so long that its factor would lose digits (below 2**-1022) has
-    the factor 0.
+    the factor 0. With automatic clipping the factor is ``C (1 - 2**-20) / (norm + gamma)``.
 
     Args:
         norms: (k,) float64 norms, L1 or L2 as the clip needs.
         clip: the bound, or None.
     """
-    return _factors(norms, bounds_of(clip)[0])
+    limit, _ = bounds_of(clip)
+    if clip is None or clip.stability is None:
+        return _factors(norms, limit)
+    factors = limit / (norms + clip.stability)
+    return _without_lost_digits(factors, norms)
 
 
 def bounds_of(clip: Clip | None) -> tuple[float, float]:
@@ -101,6 +111,11 @@ def _factors(norms: Tensor, limit: float) -> Tensor:
     # Twice clipped is once clipped: without this slack a client's own copy would shrink.
     within = norms <= limit * (1 + 2.0**-30)
     factors = (limit / norms.clamp(min=limit)).masked_fill_(within, 1.0)
+    return _without_lost_digits(factors, norms)
+
+
+def _without_lost_digits(factors: Tensor, norms: Tensor) -> Tensor:
+    """Returns factors with 0 for rows that are not finite, or so long that it would lose digits."""
     # A NaN must not reach the sum: one client could otherwise erase the release for everybody.
     return factors.masked_fill_(~torch.isfinite(norms) | (factors < 2.0**-1022), 0.0)
 

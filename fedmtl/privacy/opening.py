@@ -279,15 +279,6 @@ class _Opening:
         """Returns the terms of rows of clients if the unit is a client, otherwise those of
         records."""
         of_records = any(isinstance(each, RecordPrivacy) for each in self.settings)
-        secure = any(
-            isinstance(each, ClientPrivacy) and each.aggregation is not None
-            for each in self.settings
-        )
-        if secure and self.sampler is None:
-            raise PrivacyError(
-                "ClientPrivacy.aggregation adds up the rows of a cohort, and here clients act one "
-                "at a time; leave it out."
-            )
         if self.sampler is None or of_records:
             return terms_of_records(
                 self.settings,

@@ -56,6 +56,11 @@ def terms_of_records(
     plan = plan.under(records)
     noiseless = all(each.noiseless for each in records)
     if sampler is None:
+        if records and records[0].stability is not None:
+            raise PrivacyError(
+                "RecordPrivacy.clipping='automatic' is for local training in rounds; clients that "
+                "act one at a time take clipping='norm'."
+            )
         plan.check(clients=None)
         terms = _terms_of_activations(records, plan)
     else:

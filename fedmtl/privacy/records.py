@@ -62,6 +62,7 @@ class Records:
         costs: of the accounts; None without noise.
         bound: C on the norm of a gradient; infinite for none.
         mechanism: name of the law of the noise; None without privacy.
+        stability: gamma of automatic clipping; None without it.
 
     Attributes:
         plan, sources, costs, bound: see above.
@@ -81,6 +82,7 @@ class Records:
         *,
         bound: float,
         mechanism: str | None,
+        stability: float | None = None,
     ) -> None:
         self.plan = plan
         self.costs = costs
@@ -93,7 +95,7 @@ class Records:
             self.norm = claim.norm
         self.clip: Clip | None = None
         if math.isfinite(bound):
-            self.clip = Clip(bound, self.norm)
+            self.clip = Clip(bound, self.norm, stability)
         self.sampled = bool((plan.rates < 1).any())
         self.sources = self.coins = sources
         self.on_grid: dict[str, GridValue] = {}

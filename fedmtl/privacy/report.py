@@ -33,6 +33,7 @@ ROUNDED_OUTSIDE = (
 )
 _WIDTH = 110  # of a printed block
 EXACT = "sums and noise in whole numbers of a public power of two, exact in law"
+AUTOMATIC = ", to which every gradient is scaled"
 SERVER_AND_CLIENTS = "server and clients"
 SHARED = "shares of clients in whole numbers of a public power of two, exact in law"
 SHARED_OUTSIDE = (

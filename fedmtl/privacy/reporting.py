@@ -15,6 +15,7 @@ from .noise.laws import LAWS, NoiseLaw
 from .quantile import QuantileClip
 from .records import GRADIENT, Records
 from .report import (
+    AUTOMATIC,
     EXACT,
     EXACT_OUTSIDE,
     ON_GRID,
@@ -290,6 +291,8 @@ def _record_facts(channel: Channel, records: Records) -> dict[str, Any]:
     if channel.privacy is not None:
         facts["outside"] = _clipping_facts(channel)["outside"] + RECORDS_OUTSIDE
         facts["clipping"] = f"{records.norm.upper()} norm of the gradient of one record"
+        if records.clip is not None and records.clip.stability is not None:
+            facts["clipping"] += AUTOMATIC
     if channel.costs is not None and channel.costs.refuted is None:
         worst = account.epsilons(spent=True).max(0)
         facts["by_client"] = float(worst.min()), float(np.median(worst)), float(worst.max())

@@ -35,6 +35,8 @@ _LEAST = 1e-100
 _MOST = 1e100
 
 
+_STABILITY = 0.01  # gamma, that of the paper's experiments
+
 LEAST_DELTA = 1e-18
 """Smallest delta of settings: the accountant is compared with closed forms down to it
 (tests/privacy/test_delta.py)."""
@@ -263,6 +265,10 @@ class RecordPrivacy(_Budgeted):
         delta: from 1e-18 to below 1, or 0 (pure epsilon) without Gaussian noise; default
             ``min(1e-5, N ** -1.1)`` for N records of all clients.
         mechanism: ``"gaussian"``, ``"laplace"`` or ``"l2_laplace"``.
+        clipping: ``"norm"`` scales gradients down that are longer than C, ``"automatic"`` scales
+            every gradient g to ``C g / (norm(g) + 0.01)``, so that C and the step size are one
+            setting and C needs no search (Bu et al., NeurIPS 2023). Local training in rounds takes
+            it.
         source: as for :class:`ClientPrivacy`.
 
     Raises:
@@ -280,10 +286,12 @@ class RecordPrivacy(_Budgeted):
     noise_multiplier: float | None = None
     delta: float | None = None
     mechanism: Mechanism = "gaussian"
+    clipping: Literal["norm", "automatic"] = "norm"
     source: SourceName = "seeded"
 
     def __post_init__(self) -> None:
         positive(self, **given(clip_norm=self.clip_norm))
+        one_of(self, ("norm", "automatic"), clipping=self.clipping)
         if isinstance(self.epsilon, Mapping):
             budgets: list[float | None] = list(self.epsilon.values())
         else:
@@ -304,6 +312,13 @@ class RecordPrivacy(_Budgeted):
 
     observer: ClassVar[str] = "server, other clients and public"
     units: ClassVar[str] = "records"
+
+    @property
+    def stability(self) -> float | None:
+        """Returns gamma of automatic clipping; None without it."""
+        if self.clipping == "automatic":
+            return _STABILITY
+        return None
 
     def budgets(self, ids: tuple[str, ...]) -> tuple[float | None, ...]:
         """Returns the budget of each client.

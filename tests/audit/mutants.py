@@ -72,13 +72,13 @@ from fedmtl.privacy import (
     SecureAggregation,
     SecureSource,
     SeededSource,
+    binding,
     clip,
     costs,
     mechanism,
     opening,
     quantile,
     records,
-    release,
     row_noise,
     row_terms,
     samplers,
@@ -155,6 +155,10 @@ IN_ROUNDS: dict[str, tuple[Any, Any]] = {
     ),
     "records": (FullParticipation(), _RECORDS),
     "records, secure": (FullParticipation(), replace(_RECORDS, source="secure")),
+    "records, automatic clipping": (
+        FullParticipation(),
+        replace(_RECORDS, clipping="automatic", source="secure"),
+    ),
     "fixed, secure": (FixedCohort(cohort=COHORT), replace(_CALIBRATED, source="secure")),
     "buffered": (
         Buffered(latency=RandomLatency("lognorm", {"s": 1.0}), concurrency=20, buffer=COHORT),
@@ -1086,7 +1090,7 @@ _weights_without_noise = edit(
 )
 _weights_in_reverse = edit(PrivacyCosts.of_uses, "first + uses", "first + 7 - uses")
 _allocation_without_noise = _set(Release, "weighted", lambda self, weight: self)
-_count_for_free = _set(release, "split_multiplier", lambda z, count: z)
+_count_for_free = _set(binding, "split_multiplier", lambda z, count: z)
 _past_the_budget = edit(
     PrivacyCosts.affordable, "self.multipliers[kind])", "self.multipliers[kind]) + 1"
 )
@@ -1878,6 +1882,12 @@ MUTANTS = [
         ),
         INDEPENDENCE,
         ("buffered",),
+    ),
+    Mutant(
+        "automatic clipping by half of the norm",
+        edit(clip.clip_factors, "norms + clip.stability", "0.5 * norms + clip.stability"),
+        SENSITIVITY,
+        ("records, automatic clipping",),
     ),
     # noise that clients add, as shares
     Mutant(

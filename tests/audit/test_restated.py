@@ -77,6 +77,9 @@ RUNS: dict[str, dict[str, Any]] = {
         "schedule": FullParticipation(),
     },
     "records": {"privacy": RecordPrivacy(clip_norm=0.7, noise_multiplier=NOISE, **SECURE)},
+    "records, automatic clipping": {
+        "privacy": RecordPrivacy(clip_norm=0.7, noise_multiplier=NOISE, clipping="automatic", **SECURE)
+    },
     "one at a time": {"privacy": RecordPrivacy(clip_norm=1.0, epsilon=3.0, **SECURE), **ONE_AT_A_TIME},
     "seeded": {"privacy": ClientPrivacy(clip_norm=0.7, noise_multiplier=NOISE, delta=DELTA)},
     "canaries": {"audit": Interval(canaries=4)},

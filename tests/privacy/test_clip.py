@@ -316,3 +316,35 @@ def test_a_long_row_counts_the_same_whatever_the_number_of_threads(order) -> Non
     torch.set_num_threads(before)
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])
+
+
+# Automatic clipping
+
+
+@pytest.mark.parametrize("norm", ["l1", "l2"])
+def test_automatic_clipping_scales_every_row_to_the_norm(norm) -> None:
+    """C w / (norm(w) + gamma), row by row in whole fractions of Python."""
+    clip = Clip(2.0, norm, stability=0.01)
+    rows = torch.randn(6, 5, generator=torch.Generator().manual_seed(0)).double()
+    rows *= torch.logspace(-6, 6, 6, dtype=torch.float64)[:, None]
+    found = clipped_segment_sums(rows, torch.arange(6), 6, clip)
+    for row, own in zip(rows.tolist(), found.tolist(), strict=True):
+        length = math.fsum(map(abs, row)) if norm == "l1" else math.hypot(*row)
+        expected = [2.0 * (1 - 2.0**-20) * value / (length + 0.01) for value in row]
+        assert own == pytest.approx(expected, rel=1e-12)
+        of_own = math.fsum(map(abs, own)) if norm == "l1" else math.hypot(*own)
+        assert of_own < 2.0
+
+
+def test_automatic_clipping_counts_rows_that_are_not_finite_as_zero() -> None:
+    clip = Clip(1.0, stability=0.01)
+    rows = torch.tensor([[math.nan, 1.0], [math.inf, 1.0], [0.0, 0.0], [3e38, -3e38], [1e-30, 0.0]])
+    found = clipped_segment_sums(rows, torch.arange(5), 5, clip)
+    assert found[:3].tolist() == [[0.0, 0.0]] * 3
+    assert found[3].norm().item() == pytest.approx(1.0, rel=1e-5)
+    assert found[4].tolist() == pytest.approx([1e-28, 0.0], rel=1e-5)
+
+
+def test_a_stability_that_is_no_positive_number_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"Clip\.stability is 0"):
+        Clip(1.0, stability=0.0)
