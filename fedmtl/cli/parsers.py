@@ -62,7 +62,8 @@ def hydra_options(words: Sequence[str]) -> argparse.Namespace:
         ConfigError: an option that Hydra does not have.
     """
     parser = get_args_parser()
-    parser.usage, parser.error = USAGE, MethodType(Parser.error, parser)  # type: ignore[method-assign]
+    parser.usage = USAGE
+    parser.error = MethodType(Parser.error, parser)  # type: ignore[method-assign]
     parser.set_defaults(config_name="config")
     parser.allow_abbrev = False
     options, unknown = parser.parse_known_intermixed_args(words)

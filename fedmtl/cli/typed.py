@@ -151,7 +151,10 @@ def _folder_of_file(typed: Typed, name: str, key: str) -> Path | None:
         usual = hydra.compose(overrides=[], return_hydra_config=True)
     places = [OmegaConf.to_container(config.hydra, resolve=False) for config in (composed, usual)]
     _, group, _ = key.split(".")
-    chosen, default = (str(place[group]["dir"]) for place in places)  # type: ignore[index,call-overload]
+    chosen, default = (
+        str(place[group]["dir"])  # type: ignore[index,call-overload]
+        for place in places
+    )
     if chosen == default:
         return None
     return Path(chosen)

@@ -115,7 +115,8 @@ class Coding:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the coding as plain values, JSON-ready."""
-        transform = {"class": type(self.transform).__name__, **asdict(self.transform)}  # type: ignore[call-overload]
+        settings = asdict(self.transform)  # type: ignore[call-overload]
+        transform = {"class": type(self.transform).__name__, **settings}
         limit = None if math.isinf(self.limit) else self.limit  # JSON has no infinity
         return {
             "table": self.schema.to_dict(),

@@ -62,7 +62,8 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         OSError, SafetensorError: it cannot be read.
     """
     with safe_open(path, framework="pt") as file:
-        return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118 - no mapping
+        names = file.keys()  # the file is no mapping
+        return {name: file.get_tensor(name) for name in names}, file.metadata() or {}
 
 
 def write_parts(
