@@ -8,10 +8,26 @@ import torch
 from torch import nn
 
 from ..data import DataSpec
+from ..data.transforms import Packed
 from ..errors import ConfigError, FedmtlError, ModelError, first_line
 from ..local import check_copyable, check_layers, with_shapes
 from ..random import derive_key
+from .inputs import NamedInputs
 from .networks import ModelFactory
+
+
+def with_inputs(model: nn.Module | ModelFactory, spec: DataSpec) -> nn.Module | ModelFactory:
+    """Returns a module of the caller's own, for data of several inputs, as one that takes the row
+    in which these are stored; any other model as it is.
+
+    Args:
+        model: a module, or a function of the shape of the data.
+        spec: the shape of the data.
+    """
+    if not isinstance(model, nn.Module) or isinstance(model, NamedInputs) or not spec.inputs:
+        return model
+    # the caller's module does not know that several inputs are stored in one row
+    return NamedInputs(model, Packed(spec.inputs))
 
 
 def build_module(model: nn.Module | ModelFactory, spec: DataSpec, seed: int) -> nn.Module:

@@ -20,7 +20,7 @@ from ..data import FederatedDataset
 from ..errors import ConfigError, DataError, FedmtlError, MissingExtra, ModelError, first_line
 from ..local import Layout, prepare_module
 from ..models import ModelFactory
-from ..models.build import build_module
+from ..models.build import build_module, with_inputs
 from ..models.networks import NamedFactory
 from ..privacy import PrivacyReport
 from ..privacy.noise.grid import GridValue
@@ -331,7 +331,7 @@ def _network_of(
         factory = model
     spec = restored(network["spec"])
     kind = getattr(torch, network["dtype"])
-    module = build_module(as_model(model), spec, network["seed"])
+    module = build_module(with_inputs(as_model(model), spec), spec, network["seed"])
     module = prepare_module(
         module, spec.sample(2, kind), seed=network["seed"], dtype=kind, trainable=network["names"]
     )

@@ -16,7 +16,7 @@ from ..algorithms.base import Problem
 from ..algorithms.linear.data import TWO_CLASS_LOSSES
 from ..data import FederatedDataset, RowBound
 from ..data.examples import Side
-from ..data.transforms import Cast, Integers, Packed
+from ..data.transforms import Cast, Integers
 from ..errors import ConfigError, ModelError
 from ..local import (
     Execution,
@@ -27,8 +27,8 @@ from ..local import (
 from ..local.executor import available_cores, resolve_device
 from ..local.losses import Loss, binary_cross_entropy, is_of_numbers, name_of
 from ..local.trials import build_executor, placed
-from ..models import ModelFactory, NamedInputs
-from ..models.build import build_module
+from ..models import ModelFactory
+from ..models.build import build_module, with_inputs
 from ..ranks import SINGLE, Ranks
 
 SIDES: tuple[Side, ...] = ("train", "test")
@@ -127,12 +127,7 @@ def _built(
 ) -> tuple[nn.Module, FederatedDataset]:
     """Returns the module as it was built, and the data with the whole numbers that its embeddings
     look up."""
-    if (
-        isinstance(model, nn.Module)
-        and isinstance(data.transform, Packed)
-        and not isinstance(model, NamedInputs)
-    ):  # several inputs are stored in one row, which the caller's module does not know
-        model = NamedInputs(model, data.transform)
+    model = with_inputs(model, data.spec)
     module = build_module(model, data.spec, settings.seed)
     if any(isinstance(child, (nn.Embedding, nn.EmbeddingBag)) for child in module.modules()):
         data = _kept_whole(data, module, getattr(torch, settings.dtype))

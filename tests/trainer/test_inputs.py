@@ -129,6 +129,24 @@ def test_several_inputs_go_to_the_model_by_name_or_as_a_dictionary(kind):
     assert isinstance(model, NamedInputs)
     given = {name: torch.as_tensor(value) for name, value in rows["c1"][0].items()}
     assert model(model.pack(given).double()).shape == (9, 2)
+
+
+@pytest.mark.parametrize("kind", [Two, OfDictionary])
+def test_a_model_of_several_inputs_is_loaded_from_its_folder(kind, tmp_path):
+    rows = pairs()
+    data = FederatedDataset.from_tensors(rows, test=rows, name="pairs")
+    local = Local(local=LocalSGD(lr=0.5, batch_size=None))
+    found = fit(data, kind(), algorithm=local, rounds=1, folder=tmp_path)
+    x = data.train.x[:5].to(found.personal)
+    for model in (kind(), NamedInputs(kind(), data.transform)):
+        again = Result.load(tmp_path, model=model)
+        torch.testing.assert_close(again.personal, found.personal, rtol=0, atol=0)
+        loaded = again.model_for("c1")
+        torch.testing.assert_close(loaded(x), found.model_for("c1")(x), rtol=0, atol=0)
+    with pytest.raises(
+        ModelError, match="takes input1, input2, but the data have the inputs picture, kind"
+    ):
+        Result.load(tmp_path, model=nn.Bilinear(12, 1, 2))
     fit(data, models.mlp(hidden=3))  # a model of one row takes the inputs side by side
 
 
