@@ -315,7 +315,7 @@ def _by_records(classes: bool) -> Algorithm:
     overstates, nor on the noise. For a real target that size is one for all coordinates: most
     coordinates of a panel's gradient are little more than noise."""
     name = "AdamNorm"
-    lr = 0.015
+    lr = 0.025  # reaches the level of a target whose range is ten times too wide
     if classes:
         name = "Adam"
         lr = 0.1
