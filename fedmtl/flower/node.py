@@ -146,12 +146,14 @@ class Node:
                 answer.write(self._path(content))
         question = {"run": facts["run"], "round": step}
         if self.sums is not None:
-            return pack({**question, "message": self.sums.keys(facts, memory)})
+            path = self._marks(content)
+            return pack({**question, "message": self.sums.keys(facts, memory, path)})
         return pack(question, rows=answer.parts["rows"])
 
     def shares(self, content: RecordDict, memory: RecordDict) -> RecordDict:
         """Answers the roster of a secure sum."""
-        return self._in_sum(content, lambda sums, facts: sums.shares(facts, memory))
+        path = self._marks(content)
+        return self._in_sum(content, lambda sums, facts: sums.shares(facts, memory, path))
 
     def row(self, content: RecordDict, memory: RecordDict) -> RecordDict:
         """Answers with the masked row of a secure sum."""
@@ -163,13 +165,14 @@ class Node:
             if answer.after != step + 1:
                 raise ResumeError(f"the row of round {step + 1} is not the last one ({path}).")
             row = answer.parts["rows"][sums.release]
-            return sums.row(facts, memory, row, path.with_name("attempt.json"))
+            return sums.row(facts, memory, self._marks(content), row)
 
         return self._in_sum(content, masked)
 
     def opening(self, content: RecordDict, memory: RecordDict) -> RecordDict:
         """Answers whose rows came to a secure sum."""
-        return self._in_sum(content, lambda sums, facts: sums.opening(facts, memory))
+        path = self._marks(content)
+        return self._in_sum(content, lambda sums, facts: sums.opening(facts, memory, path))
 
     def _in_sum(
         self, content: RecordDict, answer: Callable[[SecureNode, Facts], bytes]
@@ -290,6 +293,10 @@ class Node:
         if not re.fullmatch("[0-9a-f]{16}", run):
             raise ConfigError("the server names no run: its identity is 16 hexadecimal digits.")
         return self.folder / run / "state.safetensors"
+
+    def _marks(self, content: RecordDict) -> Path:
+        """Returns the file of the answers that were given in an attempt at a secure sum."""
+        return self._path(content).with_name("attempt.json")
 
     def _state(self, content: RecordDict) -> tuple[Own, Answer | None]:
         """Takes the clip norms of a message and returns the client's state.

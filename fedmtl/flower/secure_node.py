@@ -5,10 +5,15 @@ A round has four messages. Training comes first, so that a slow node misses the 
 sum. A node computes each answer in a process of its own, perhaps. The facts that it needs at the
 next message are secret, and in the memory that Flower's SuperNode keeps for it, never on a disk; a
 node that restarts is lost to this round. The row waits on the node's own disk, beside its records.
+
+That memory may be older than the node's last answer: SuperNode keeps it after the reply, and two
+messages at once find the same one. So the disk names, without any secret, the keys of the attempt
+and the answers that were given with them. From an older memory there is no second answer.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,7 +31,7 @@ from ..privacy.secure_terms import SecureTerms, secure_terms
 from ..secure.masks import Identity
 from ..secure.member import Member
 from ..secure.terms import Terms
-from ..secure.wire import Kind
+from ..secure.wire import Kind, digest
 from ..trainer import Trainer
 from ..trainer.folder import RunFolder
 from ..trainer.opening import releases_of
@@ -35,6 +40,8 @@ from .messages import OWN_AFFAIR, Facts, logger
 
 MEMORY = "secure sum"
 _RUN = "attempt of"
+# a number of the client's keys, which are new whenever it is asked for some; no secret
+_BEGUN = "begun"
 
 
 def terms_of_run(trainer: Trainer, problem: Problem) -> SecureTerms:
@@ -124,32 +131,44 @@ class SecureNode:
         """Returns the name of the release whose rows are added up."""
         return self.secure.release.name
 
-    def keys(self, facts: Facts, memory: RecordDict) -> bytes:
-        """Begins the client's part in an attempt, and returns its keys."""
+    def keys(self, facts: Facts, memory: RecordDict, path: Path) -> bytes:
+        """Begins the client's part in an attempt, and returns its keys.
+
+        Args:
+            facts: of the message.
+            memory: of the SuperNode.
+            path: of the file of the answers that were given in the attempt.
+        """
         member = Member(self._terms(facts), self._name, self._identity)
-        self._keep(member, facts, memory)
+        begun = secrets.token_hex(16)
+        # ends an attempt before it, also for processes that still have its memory
+        write_json(path, {_BEGUN: begun})
+        memory[MEMORY] = ConfigRecord({_RUN: _attempt(facts), _BEGUN: begun})
+        self._keep(member, memory)
         return member.keys
 
-    def shares(self, facts: Facts, memory: RecordDict) -> bytes:
-        """Answers the roster with boxes for all other clients."""
+    def shares(self, facts: Facts, memory: RecordDict, path: Path) -> bytes:
+        """Answers the roster with boxes for all other clients; arguments as of :meth:`keys`."""
         member = self._member(facts, memory)
         answer = member.shares(_message(facts))
-        self._keep(member, facts, memory)
+        self._once(Kind.SHARES, answer, memory, path)
+        self._keep(member, memory)
         return answer
 
-    def row(self, facts: Facts, memory: RecordDict, row: torch.Tensor, path: Path) -> bytes:
+    def row(self, facts: Facts, memory: RecordDict, path: Path, row: torch.Tensor) -> bytes:
         """Answers the boxes with the masked row, which is charged before it has its noise.
 
         Args:
             facts: of the message.
             memory: of the SuperNode.
+            path: of the file of the answers that were given in the attempt.
             row: (1, D) of the client.
-            path: of a file that says which attempt had a row.
         """
         member = self._member(facts, memory)
 
         def contribute(roster: int) -> np.ndarray:
-            self._once(facts, path)
+            # before the charge, and no two rows are alike, so not again for the same boxes
+            self._once(Kind.ROW, secrets.token_bytes(16), memory, path)
             with self._account.charged(int(facts["round"]), roster) as receipt:
                 return self._share(row, torch.tensor([self._place]), receipt, roster)
 
@@ -157,13 +176,15 @@ class SecureNode:
             return member.row(_message(facts), contribute)
         finally:
             # also after a charge that failed, so that there is no second row
-            self._keep(member, facts, memory)
+            self._keep(member, memory)
 
-    def opening(self, facts: Facts, memory: RecordDict) -> bytes:
-        """Answers which rows came with one share of every client."""
+    def opening(self, facts: Facts, memory: RecordDict, path: Path) -> bytes:
+        """Answers the names of the rows that came; arguments as of :meth:`keys`."""
         member = self._member(facts, memory)
         answer = member.opening(_message(facts))
-        self._keep(member, facts, memory)
+        # a second list of names could have the other kind of shares of a client
+        self._once(Kind.OPENING, answer, memory, path)
+        self._keep(member, memory)
         return answer
 
     def certify(self) -> None:
@@ -182,22 +203,32 @@ class SecureNode:
                 f"{int(facts['round']) + 1}, of which this node knows nothing (any more): it was "
                 "started again, or has begun another attempt."
             )
-        saved = {name: value for name, value in kept.items() if name != _RUN}
+        saved = {name: value for name, value in kept.items() if name not in (_RUN, _BEGUN)}
         return Member.restored(self._terms(facts), self._name, self._identity, saved)
 
-    def _keep(self, member: Member, facts: Facts, memory: RecordDict) -> None:
-        memory[MEMORY] = ConfigRecord({_RUN: _attempt(facts), **member.saved()})
+    def _keep(self, member: Member, memory: RecordDict) -> None:
+        """Keeps the client for its next message."""
+        kept = memory.config_records[MEMORY]
+        about = {name: kept[name] for name in (_RUN, _BEGUN)}
+        memory[MEMORY] = ConfigRecord({**about, **member.saved()})
 
-    def _once(self, facts: Facts, path: Path) -> None:
-        """Refuses a second row of an attempt, also after a process that ended before its memory was
-        kept."""
-        attempt = _attempt(facts)
-        if path.exists() and read_json(path)[Kind.ROW.name] == attempt:
+    def _once(self, kind: Kind, answer: bytes, memory: RecordDict, path: Path) -> None:
+        """Writes down an answer before it is given; refuses one from an older memory unless it is
+        the same again."""
+        marks: dict[str, Any] = {}
+        if path.exists():
+            marks = read_json(path)
+        if marks.get(_BEGUN) != memory.config_records[MEMORY][_BEGUN]:
             raise ResumeError(
-                f"this node has made its row for attempt {int(facts['attempt'])} of round "
-                f"{int(facts['round']) + 1} already, in a process that has ended ({path})."
+                f"this node has begun another attempt since, or its folder is another one ({path})."
             )
-        write_json(path, {Kind.ROW.name: attempt})
+        mark = digest(answer).hex()
+        if marks.setdefault(kind.name, mark) != mark:
+            raise ResumeError(
+                f"this node has given its answer ({kind.name.lower()}) in this attempt already, in "
+                f"another process ({path})."
+            )
+        write_json(path, marks)
 
 
 def _attempt(facts: Facts) -> str:

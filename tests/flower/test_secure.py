@@ -17,6 +17,7 @@ from fedmtl.audit.verification import verify
 from fedmtl.errors import ConfigError, DataError
 from fedmtl.privacy import ClientPrivacy
 from fedmtl.secure.identity import new_identity, read_identity
+from fedmtl.secure.wire import DIGEST, Kind, Reader, packed, table
 from fedmtl.trainer.callbacks import Callback
 from tests.algorithms.test_client_half import trainer_of
 from tests.small import Ended, Ends
@@ -194,8 +195,116 @@ def test_a_process_that_ends_while_it_makes_a_row_makes_no_second_one(
 
     grid._push = twice  # type: ignore[method-assign]
     hospitals.run()
-    assert "has made its row for attempt" in log.text
+    assert "has given its answer (row) in this attempt already" in log.text
     assert hospitals.used(name) == 1
+
+
+class Twice:
+    """Two processes of every node at once: each finds the memory that the SuperNode had before.
+
+    Args:
+        grid: of the nodes.
+        kind: of the messages that nodes get twice.
+        first: (node's client, message) -> the bytes that the first process gets.
+    """
+
+    def __init__(
+        self, grid: LocalGrid, kind: str, first: Callable[[str, bytes], bytes] | None = None
+    ) -> None:
+        self.answers: dict[str, list[bytes]] = {}
+        push = grid._push
+
+        def twice(message: Any) -> str:
+            name = grid.nodes[message.metadata.dst_node_id]
+            if message.metadata.message_type != kind:
+                return push(message)
+            asked = facts_of(message.content)
+            facts = message.content["facts"]
+            memory = grid.memory[name]
+            grid.memory[name] = RecordDict(dict(memory))
+            if first is None:
+                facts["attempt"] = asked["attempt"] + 1
+            else:
+                facts["message"] = first(name, asked["message"])
+            reply = grid.app(message, grid.context(message.metadata.dst_node_id))
+            self.answers[name] = [facts_of(reply.content).get("message", b"")]
+            grid.memory[name] = memory
+            for key in facts:
+                facts[key] = asked[key]
+            number = push(message)
+            last = facts_of(grid.replies[number].content).get("message", b"")
+            self.answers[name].append(last)
+            return number
+
+        grid._push = twice  # type: ignore[method-assign]
+
+
+def without_another(name: str, message: bytes, names: tuple[str, ...]) -> bytes:
+    """The names of the rows that came, without one that this client may call missing, too."""
+    reader = Reader(message, Kind.NAMES, message[6:38])
+    views = reader.take(DIGEST)
+    came = reader.table(0)
+    other = max(place for place in came if names[place] != name)
+    return packed(Kind.NAMES, message[6:38], views, table({p: b"" for p in came if p != other}))
+
+
+def test_both_kinds_of_shares_of_a_client_are_not_given(
+    tmp_path: Path, log: pytest.LogCaptureFixture
+) -> None:
+    """Two lists of names at once would open the row of the client that only one of them has."""
+    hospitals = Hospitals(secured(privacy=replace(PRIVACY, source="secure"), rounds=1), tmp_path)
+    names = hospitals.data.ids
+    twice = Twice(hospitals.grid, OPENING, lambda name, asked: without_another(name, asked, names))
+    hospitals.run()
+    assert len(twice.answers) == 6
+    assert all(first and not second for first, second in twice.answers.values())
+    assert "has given its answer (opening) in this attempt already" in log.text
+
+
+def test_the_same_names_have_the_same_answer_in_two_processes(tmp_path: Path) -> None:
+    hospitals = Hospitals(secured(privacy=replace(PRIVACY, source="secure"), rounds=1), tmp_path)
+    twice = Twice(hospitals.grid, OPENING, lambda name, asked: asked)
+    assert hospitals.run().final["round"] == 1
+    assert all(first == second != b"" for first, second in twice.answers.values())
+
+
+def test_a_client_seals_one_set_of_boxes_of_its_keys(
+    tmp_path: Path, log: pytest.LogCaptureFixture
+) -> None:
+    """A second one, of the same roster, would have the keys and nonces of the first one; of another
+    roster, the secrets."""
+    hospitals = Hospitals(secured(privacy=replace(PRIVACY, source="secure"), rounds=1), tmp_path)
+    twice = Twice(hospitals.grid, SHARES, lambda name, asked: asked)
+    hospitals.run()
+    assert len(twice.answers) == 6
+    assert all(first and not second for first, second in twice.answers.values())
+    assert "has given its answer (shares) in this attempt already" in log.text
+
+
+def test_keys_end_with_the_next_ones(tmp_path: Path, log: pytest.LogCaptureFixture) -> None:
+    """A process with the memory of an attempt has no answer once another attempt has begun."""
+    hospitals = Hospitals(secured(privacy=replace(PRIVACY, source="secure"), rounds=1), tmp_path)
+    grid = hospitals.grid
+    kept: dict[str, RecordDict] = {}
+    push = grid._push
+
+    def older(message: Any) -> str:
+        name = grid.nodes[message.metadata.dst_node_id]
+        if message.metadata.message_type == ROUND:
+            push(message)
+            kept[name] = RecordDict(dict(grid.memory[name]))
+            facts = message.content["facts"]
+            facts["attempt"] = int(facts["attempt"]) + 1
+            push(message)
+            facts["attempt"] = int(facts["attempt"]) - 1
+            grid.memory[name] = kept[name]
+            return f"message {len(grid.sent) - 2}"
+        return push(message)
+
+    grid._push = older  # type: ignore[method-assign]
+    hospitals.run()
+    assert "has begun another attempt since" in log.text
+    assert [hospitals.used(name) for name in hospitals.data.ids] == [0] * 6
 
 
 def test_a_server_that_was_killed_asks_again(tmp_path: Path) -> None:
