@@ -1,16 +1,16 @@
-"""Rounds on a GPU: fedmtl, a plain PyTorch loop, and pfl, on the same work.
+"""Rounds on a GPU: fedmtl there and on the CPU, a plain PyTorch loop, JAX and pfl, on the same work.
 
-W1 and W2 are those of rounds.py. W3 has 3,400 clients, cohorts of 10 and a network of 1.2 million parameters; W4 1,000
+W1 and W2 are those of rounds.py, on random images of as many clients where no ``--root`` is given. W3 has 3,400 clients, cohorts of 10 and a network of 1.2 million parameters; W4 1,000
 clients of 50 images in colour, cohorts of 50 and 1.6 million parameters; both on random images, since the time of a
 round does not depend on what they show. Contenders take turns, each in a process of its own, and print a line of JSON:
 seconds a round (a round ends when the GPU has), memory, final loss.
-``--tests`` first runs the tests that need a GPU. ``--small`` tries the command where there is none.
+``--tests`` first runs the tests that need a GPU, for 90 seconds at most. ``--small`` tries the command where there is none.
 
 Whatever fails, takes longer than ``--limit`` or would begin after ``--seconds`` is said, and the rest goes on: first
 every contender once on every workload, then all of them again. Each line is printed and written when it is there.
 
-    python benchmarks/speed/gpu.py --root /path/to/leaf_femnist_206.json.zip --tests --out gpu --seconds 1500
-    python benchmarks/speed/gpu.py --root /path/to/leaf_femnist_206.json.zip --device cpu --small --repetitions 1
+    python benchmarks/speed/gpu.py --tests --out gpu --seconds 360 --limit 60 --jax-python python
+    python benchmarks/speed/gpu.py --device cpu --small --repetitions 1
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ STILL = {
     "clip": 1e-4
 }  # random images teach nothing: with little noise the final losses are comparable
 LARGE = {"clients": 3400, "least": 20, "most": 180, "shape": [1, 28, 28], "classes": 62}
+LIKE_FEMNIST = {"clients": 206, "least": 10, "most": 46, "shape": [1, 28, 28], "classes": 62}
 COLOUR = {
     "clients": 1000,
     "least": 56,
@@ -51,10 +52,11 @@ WORKLOADS: dict[str, dict[str, Any]] = {
     "W4": FEMNIST | STILL | {"model": "cifar", "method": "fedprox", "cohort": 50, "data": COLOUR},
 }
 PLANNED = 1500  # rounds of W3 and W4
+TEST_SECONDS = 90.0
 
 
-Side = tuple[str, str, str, list[str]]
-"""Name, script, interpreter and further arguments of a contender."""
+Side = tuple[str, str, str, str]
+"""Name, script, interpreter and device of a contender."""
 
 
 def prepare(key: str, given: argparse.Namespace, folder: Path) -> list[Side]:
@@ -64,34 +66,44 @@ def prepare(key: str, given: argparse.Namespace, folder: Path) -> list[Side]:
 
     total = WARM_UP + given.rounds
     settings = WORKLOADS[key] | {"epsilon": 8.0, "seed": 0}
+    if given.root is None and "data" not in settings:
+        settings |= STILL | {"data": LIKE_FEMNIST}
     if given.small:
         few = {"clients": 20, "least": 6, "most": 12}
         settings |= {"cohort": 4} | ({"data": settings["data"] | few} if "data" in settings else {})
     prepared = Run.of(settings, total, str(given.root), None)
     prepared.work(settings, total).write(folder)
     sides = [
-        ("fedmtl", "fedmtl", sys.executable, []),
-        ("plain loop", "plain loop", sys.executable, []),
+        ("fedmtl", "fedmtl", sys.executable, given.device),
+        ("plain loop", "plain loop", sys.executable, given.device),
     ]
     if given.pfl_python and settings["method"] == "fedprox":
-        sides.append(("pfl", "pfl", given.pfl_python, []))
+        sides.append(("pfl", "pfl", given.pfl_python, given.device))
+    # its networks are those of rounds.py
+    if given.jax_python and settings["method"] == "fedprox" and key[:2] in ("W1", "W2"):
+        sides.append(("JAX", "JAX", given.jax_python, given.device))
+    if given.device != "cpu":
+        sides.append(("fedmtl, CPU", "fedmtl", sys.executable, "cpu"))
     return sides
 
 
 def attempt(key: str, side: Side, given: argparse.Namespace, folder: Path) -> Line:
     """Run one contender once and return its line, or one that says how it failed."""
-    name, script, python, more = side
+    name, script, python, device = side
+    threads = 1
+    if device == "cpu" and given.device != "cpu":
+        threads = given.cores
     try:
         line = run(
             SCRIPTS[script],
             python,
             folder,
-            1,
-            given.root,
+            threads,
+            given.root or Path(),
             "--device",
-            given.device,
-            *more,
-            limit=given.limit,
+            device,
+            # none goes on after the time of all of them
+            limit=min(given.limit, max(1.0, given.began + given.seconds - time.monotonic())),
         )
     except (SystemExit, subprocess.TimeoutExpired, OSError, ValueError, IndexError) as error:
         line = {"failed": str(error)}
@@ -101,7 +113,7 @@ def attempt(key: str, side: Side, given: argparse.Namespace, folder: Path) -> Li
 def turns(given: argparse.Namespace, folder: Path) -> Iterator[Line]:
     """Yield the lines of all runs: repetitions one after another, within each the workloads, and in each of them the
     contenders, of which another one begins every time."""
-    began, sides = time.monotonic(), dict[str, list[Side]]()
+    sides = dict[str, list[Side]]()
     for repetition in range(given.repetitions):
         for key in given.workloads:
             if repetition == 0:
@@ -115,7 +127,7 @@ def turns(given: argparse.Namespace, folder: Path) -> Iterator[Line]:
                     }
             own = sides.get(key, [])
             for place in range(len(own)):
-                if time.monotonic() - began > given.seconds:
+                if time.monotonic() - given.began > given.seconds:
                     return
                 yield attempt(key, own[(repetition + place) % len(own)], given, folder / key)
 
@@ -165,8 +177,12 @@ def main() -> None:
     """Test, compare, print the lines and the table, and write them where asked."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument(
-        "--root", type=existing, required=True, help="LEAF FEMNIST: a JSON file, a zip or a folder"
+        "--root", type=existing, help="LEAF FEMNIST, for W1 and W2; none takes random images"
     )
+    parser.add_argument(
+        "--jax-python", type=interpreter, help="of an environment with jax and torch"
+    )
+    parser.add_argument("--cores", type=int, default=2, help="of fedmtl on the CPU")
     parser.add_argument(
         "--pfl-python",
         type=interpreter,
@@ -188,6 +204,7 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, help="folder for gpu-runs.jsonl, gpu.jsonl and gpu.md")
     given = parser.parse_args()
+    given.began = time.monotonic()  # the tests count as well
     about = machine()
     if given.device != "cpu":
         about = f"{torch.cuda.get_device_name(given.device)}; {about}"
@@ -195,14 +212,16 @@ def main() -> None:
     failed = False
     if given.tests:
         command = [sys.executable, "-m", "pytest", "-n", "0", "-m", "gpu", "-rs"]
-        failed = (
-            subprocess.run(command, cwd=Path(__file__).resolve().parents[2], check=False).returncode
-            != 0
-        )
-        print(
-            "The tests that need a GPU fail." if failed else "The tests that need a GPU pass.",
-            flush=True,
-        )
+        root = Path(__file__).resolve().parents[2]
+        said = "The tests that need a GPU pass."
+        try:
+            subprocess.run(command, cwd=root, check=True, timeout=TEST_SECONDS)
+        except subprocess.CalledProcessError:
+            said = "The tests that need a GPU fail."
+        except subprocess.TimeoutExpired:
+            said = f"The tests that need a GPU did not end in {TEST_SECONDS:.0f} seconds."
+        failed = not said.endswith("pass.")
+        print(said, flush=True)
     found: list[Line] = []
     with tempfile.TemporaryDirectory() as folder:
         for line in turns(given, Path(folder)):

@@ -152,7 +152,8 @@ def main() -> None:
     clock = Clock.new("cpu")  # every round waits for its result itself
     module = work.module()
     torch.nn.utils.vector_to_parameters(run(work, clock, devices), module.parameters())
-    report(work, clock, "JAX", jax.__version__, given.threads, work.loss(lambda client: module))
+    loss = work.loss(lambda client: module)
+    report(work, clock, "JAX", jax.__version__, given.threads, loss, device=given.device)
 
 
 if __name__ == "__main__":
