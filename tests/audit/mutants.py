@@ -731,7 +731,7 @@ _added_unseen = edit(
 )
 _part_lost = edit(RowTotal.add, "in rows.detach()", "in rows[:-1]")
 _per_layer = _sum("torch.cat([program(part, limit, order, width) for part in rows.chunk(2, 1)])")
-_nan_row = edit(clip.whole_cells, "if not bool(finite.all())", "if False")
+_nan_row = edit(clip.whole_cells, "if _may_be_infinite(norms)", "if False")
 _float32_norm = edit(  # overflows for 3e38, and the row is kept
     clip.whole_cells,
     "vector_norm(wide, order, [1])",
