@@ -725,11 +725,13 @@ def _in_place(change: _Patch) -> _Patch:
 
 
 _no_bounds = edit(RowTotal.__init__, "bounds_of(clip)", "(math.inf, 2.0)")
-_added_twice = edit(RowTotal.add, "in rows.detach()", "in [rows[0], *rows]")
+_added_twice = edit(RowTotal.add, "in rows.detach().unbind(0)", "in [rows[0], *rows]")
 _added_unseen = edit(
-    RowTotal.add, "in rows.detach()", 'in [*rows[: getattr(self, "tap", None) is None], *rows]'
+    RowTotal.add,
+    "in rows.detach().unbind(0)",
+    'in [*rows[: getattr(self, "tap", None) is None], *rows]',
 )
-_part_lost = edit(RowTotal.add, "in rows.detach()", "in rows[:-1]")
+_part_lost = edit(RowTotal.add, "in rows.detach().unbind(0)", "in rows[:-1]")
 _per_layer = _sum("torch.cat([program(part, limit, order, width) for part in rows.chunk(2, 1)])")
 _nan_row = edit(clip.whole_cells, "if _may_be_infinite(norms)", "if False")
 _float32_norm = edit(  # overflows for 3e38, and the row is kept
@@ -963,7 +965,7 @@ _half_of_the_batch = edit(  # gradients of every second record that was drawn go
 
 def _another_cohort(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
     """The channel does not look who sends a row."""
-    patch.setattr(Receipt, "spend", lambda self, name, clients: self._spent.add(name))
+    patch.setattr(Receipt, "spend", lambda self, name, clients: self._spent.update({name: clients}))
     _exchanged(patch, trainer)
 
 
