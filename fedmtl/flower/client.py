@@ -14,6 +14,7 @@ from flwr.clientapp import ClientApp
 
 from ..errors import ConfigError, FedmtlError
 from ..secure.identity import read_identity
+from ..secure.masks import Identity
 from ..trainer import Trainer
 from .answers import held
 from .identities import checked_identities
@@ -75,10 +76,11 @@ def client_app(
             if name not in nodes:
                 place = Path(str(context.node_config.get("folder", folder)))
                 read = partial(records, name, context.node_config)
-                nodes[name] = Node(trainer, name, read, place)
+                node = Node(trainer, name, read, place)
                 if keys is not None:
-                    own = read_identity(Path(str(context.node_config.get("key", ""))))
-                    nodes[name].join_sums(keys, own)
+                    node.join_sums(keys, _identity_of(context.node_config))
+                # only now: a node without its part in secure sums is none
+                nodes[name] = node
             node = nodes[name]
             with ExitStack() as stack:
                 # Flower may start a process for a message while another one computes an answer
@@ -107,6 +109,21 @@ def client_app(
         category, action = kind.split(".")
         getattr(app, category)(action)(partial(answer, act=act))
     return app
+
+
+def _identity_of(config: Mapping[str, Any]) -> Identity:
+    """Returns the identity of a node's client, from the node's configuration.
+
+    Raises:
+        ConfigError: the configuration names no key file.
+        DataError: the file cannot be read, or is no key file.
+    """
+    if not config.get("key"):
+        raise ConfigError(
+            "the node has no identity key, which secure sums need: name the file that fedmtl "
+            "identity has made, in --node-config 'key=\"...\"', and start the node again."
+        )
+    return read_identity(Path(str(config["key"])))
 
 
 def name_of(trainer: Trainer, config: Mapping[str, Any]) -> str:

@@ -23,7 +23,7 @@ def checked_identities(
 
     Raises:
         ConfigError: keys that are not needed, missing keys, keys of other clients than those of
-            the population, or texts that are no keys.
+            the population, texts that are no keys, or one key for two clients.
     """
     privacy = trainer.privacy
     secure = isinstance(privacy, ClientPrivacy) and privacy.aggregation is not None
@@ -46,13 +46,20 @@ def checked_identities(
                 f"identities= has the keys of the {len(names):,} clients of the population and of "
                 f"nobody else; {name!r} is only in one of the two."
             )
-    keys = {}
+    keys: dict[str, bytes] = {}
+    owners: dict[str, str] = {}
     for name in names:
         text = identities[name]
         if not isinstance(text, str) or not PUBLIC.fullmatch(text):
             raise ConfigError(
                 f"identities= of client {name!r} is no public key; fedmtl identity prints one, "
                 f"'{PREFIX}' and {2 * KEY} hexadecimal digits."
+            )
+        owner = owners.setdefault(text, name)
+        if owner != name:
+            raise ConfigError(
+                f"identities= has one key for clients {owner!r} and {name!r}; each makes a key of "
+                "its own, with fedmtl identity NAME."
             )
         keys[name] = bytes.fromhex(text.removeprefix(PREFIX))
     return keys

@@ -20,7 +20,7 @@ from ..algorithms.cohort import Cohort, Own
 from ..algorithms.rounds import RoundAlgorithm
 from ..data import FederatedDataset
 from ..errors import ConfigError, DataError, ResumeError
-from ..privacy import Rounds
+from ..privacy import ClientPrivacy, Rounds
 from ..secure.masks import Identity
 from ..trainer import Trainer
 from ..trainer.evaluation import evaluate_each
@@ -126,6 +126,11 @@ class Node:
     def train(self, content: RecordDict, memory: RecordDict) -> RecordDict:
         """Takes part in a round, and answers with the rows; with the keys of a secure sum, which
         asks for the row later."""
+        privacy = self.trainer.privacy
+        shared = isinstance(privacy, ClientPrivacy) and privacy.aggregation is not None
+        # its row has neither noise nor masks here, and no server may see it
+        if shared and self.sums is None:
+            raise ConfigError("this node has no part in secure sums, which its settings ask for.")
         own, last = self._state(content)
         facts = facts_of(content)
         step = int(facts["round"])

@@ -55,8 +55,10 @@ def read_identity(path: Path) -> Identity:
     """
     try:
         text = path.read_text(encoding="ascii")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"the key file {path} cannot be read.") from error
+    except OSError as error:
+        raise DataError(f"the key file {path} cannot be read: {error.strerror}.") from error
+    except UnicodeDecodeError:
+        text = ""
     if not _PRIVATE.fullmatch(text):
         raise DataError(f"{path} is no key file; make one with fedmtl identity NAME.")
     return Identity(bytes.fromhex(text.strip()))

@@ -24,7 +24,7 @@ from tests.small import Ended, Ends
 
 pytest.importorskip("flwr", reason="the extra flower is not installed")
 
-from flwr.app import RecordDict
+from flwr.app import Message, RecordDict
 
 from fedmtl.flower import client_app, population, server_app
 from fedmtl.flower.identities import checked_identities
@@ -408,11 +408,62 @@ def test_identities_that_are_refused(tmp_path: Path) -> None:
             f"{names[0]!r} is only in one of the two",
         ),
         (trainer, {**good, names[1]: "ed25519:12"}, f"{names[1]!r} is no public key"),
+        (
+            trainer,
+            {**good, names[1]: good[names[0]]},
+            f"one key for clients {names[0]!r} and {names[1]!r}",
+        ),
     ]
     for settings, identities, match in cases:
         for make in (server_app, lambda *a, **b: client_app(a[0], lambda *_: None, **b)):
             with pytest.raises(ConfigError, match=match):
                 make(settings, identities=identities)
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (None, "the node has no identity key, which secure sums need"),
+        ("", "is no key file; make one with fedmtl identity"),
+        ("folder", "cannot be read: Is a directory"),
+    ],
+)
+def test_a_node_without_a_key_charges_nothing(
+    made: str | None, said: str, tmp_path: Path, log: pytest.LogCaptureFixture
+) -> None:
+    hospitals = Hospitals(secured(rounds=1), tmp_path)
+    name = hospitals.data.ids[0]
+    config: dict[str, Any] = {}
+    if made is not None:
+        path = tmp_path / "own.key"
+        if made:
+            path.mkdir()
+        else:
+            path.write_bytes(b"")
+        config = {"key": str(path)}
+    hospitals.grid.config = {**hospitals.keys, name: config}
+    hospitals.run()
+    assert said in log.text
+    assert hospitals.used(name) == 0
+    assert not list((tmp_path / "nodes" / name).rglob("attempt.json"))
+
+
+def test_a_node_without_a_key_never_sends_its_row(tmp_path: Path) -> None:
+    """Also not at the second message to the process that has refused the first one."""
+    hospitals = Hospitals(secured(rounds=1), tmp_path)
+    name = hospitals.data.ids[0]
+    hospitals.grid.config = {**hospitals.keys, name: {}}
+    hospitals.run()
+    node = next(node for node, client in hospitals.grid.nodes.items() if client == name)
+    (asked,) = [
+        content
+        for kind, client, content in hospitals.grid.sent
+        if (kind, client) == (ROUND, hospitals.data.ids[1])
+    ]
+    for _ in range(2):
+        message = Message(asked, dst_node_id=node, message_type=ROUND)
+        reply = hospitals.grid.app(message, hospitals.grid.context(node))
+        assert not reply.content.array_records
 
 
 def test_a_node_with_the_key_of_another_takes_no_part(
