@@ -20,6 +20,7 @@ from fedmtl import (
     PoissonSampling,
     QuantileClip,
     RecordPrivacy,
+    SecureAggregation,
     models,
     simulate,
 )
@@ -184,6 +185,14 @@ def test_a_clip_norm_that_follows_the_rows_is_refused():
     adaptive = ClientPrivacy(clip_norm=QuantileClip(0.5), epsilon=4.0)
     with pytest.raises(ConfigError, match="Deadline leaves late clients out"):
         made(privacy=adaptive)
+
+
+def test_sums_without_a_trusted_server_are_refused():
+    """Nodes that are late miss the roster, whose size the noise of a share follows."""
+    shared = replace(NOISE, aggregation=SecureAggregation(colluding=1, missing=1))
+    schedule = replace(LATE, sampler=FullParticipation())
+    with pytest.raises(ConfigError, match="give the sampler of Deadline as the schedule"):
+        made(privacy=shared, schedule=schedule)
 
 
 def test_a_server_with_real_clients_refuses_simulated_latencies():
