@@ -462,12 +462,24 @@ def own_data(module: Module) -> None:
         same(error, row["error"], 7)
 
 
+def trust(module: Module) -> None:
+    run = module("trust", "run")
+    digits = run.PROBLEMS[0]
+    data = run.load("digits", None, 0)
+    for name in (run.SECURE, run.ALONE):
+        (found,) = rows("trust", "scores.csv", study="digits", trust=name, epsilon="8", seed="0")
+        setting = run.Setting(float(found["clip"]), float(found["cohort"]), int(found["rounds"]))
+        score = run.train(digits, data, name, 8.0, setting, 0)
+        same(score["accuracy"], found["accuracy"], 4)
+        same(score["noise"], found["noise"], 5)
+
+
 CELLS = {
     one.__name__: one
     for one in (
         adapters, asynchronous, comparison, comparison_school, cost_of_privacy, cost_of_privacy_loans, digits, epsilon_interval,
         epsilon_interval_published, gains, mean_estimation, mp_mtl, mp_mtl_variants, own_data, p2p, p2p_films, p2p_warm_start, pmtl, pp_dmtl,
-        pp_dmtl_as_published, pp_dmtl_waiting, school, starts,
+        pp_dmtl_as_published, pp_dmtl_waiting, school, starts, trust,
     )
 }  # fmt: skip
 
