@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,13 +11,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from scipy import stats
 
 from fedmtl import CyclicCohorts, FullParticipation, SecureAggregation, Trainer
 from fedmtl.audit.verification import verify
 from fedmtl.errors import ConfigError, DataError
 from fedmtl.privacy import ClientPrivacy
+from fedmtl.privacy.ledger import Ledger
 from fedmtl.secure.identity import new_identity, read_identity
+from fedmtl.secure.masks import Words
 from fedmtl.secure.wire import DIGEST, Kind, Reader, packed, table
 from fedmtl.trainer.callbacks import Callback
 from tests.algorithms.test_client_half import trainer_of
@@ -24,11 +28,14 @@ from tests.small import Ended, Ends
 
 pytest.importorskip("flwr", reason="the extra flower is not installed")
 
-from flwr.app import Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
 from fedmtl.flower import client_app, population, server_app
+from fedmtl.flower.answers import Answer
 from fedmtl.flower.identities import checked_identities
 from fedmtl.flower.messages import OPENING, ROUND, ROW, SHARES, facts_of
+from fedmtl.flower.node import Node
+from fedmtl.flower.secure_node import MEMORY, SecureNode
 from fedmtl.flower.server import serve
 from tests.flower.grid import LocalGrid
 from tests.flower.test_apps import public_state, same
@@ -476,3 +483,103 @@ def test_a_node_with_the_key_of_another_takes_no_part(
     assert f"the key of this node is not that of client {first!r} in identities=" in log.text
     assert hospitals.used(first) == 0
     assert hospitals.used(second) == 1
+
+
+# Broken nodes
+
+
+def forgets(kind: Kind) -> Callable[[pytest.MonkeyPatch], None]:
+    """A node that does not write down its answers of one kind."""
+    once = SecureNode._once
+
+    def marked(node: SecureNode, of: Kind, *others: Any) -> None:
+        if of != kind:
+            once(node, of, *others)
+
+    return lambda patch: patch.setattr(SecureNode, "_once", marked)
+
+
+def keeps_old_keys(patch: pytest.MonkeyPatch) -> None:
+    """A node whose older keys are as good as those of the last attempt."""
+    once = SecureNode._once
+
+    def marked(node: SecureNode, kind: Kind, answer: bytes, memory: RecordDict, path: Path) -> None:
+        begun = json.loads(path.read_text())["begun"]
+        kept = RecordDict({MEMORY: ConfigRecord({**memory.config_records[MEMORY], "begun": begun})})
+        once(node, kind, answer, kept, path)
+
+    patch.setattr(SecureNode, "_once", marked)
+
+
+def charges_nothing(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Ledger, "charge", lambda *_: None)
+
+
+def is_never_spent(patch: pytest.MonkeyPatch) -> None:
+    """An account that counts no charge."""
+    patch.setattr(Ledger, "uses", lambda *_, **__: np.zeros(1, dtype=np.int64))
+
+
+def has_no_masks(patch: pytest.MonkeyPatch) -> None:
+    for name in ("add_mask", "subtract_mask"):
+        patch.setattr(Words, name, lambda *_: None)
+
+
+def sends_rows(patch: pytest.MonkeyPatch) -> None:
+    """A node that also sends its row as before there were secure sums."""
+    train = Node.train
+
+    def trained(node: Node, content: RecordDict, memory: RecordDict) -> RecordDict:
+        reply = train(node, content, memory)
+        answer = Answer.read(node._path(content), torch.device("cpu"))
+        rows = OrderedDict(answer.parts["rows"])
+        reply["rows"] = ArrayRecord.from_torch_state_dict(rows)
+        return reply
+
+    patch.setattr(Node, "train", trained)
+
+
+def takes_any_key(patch: pytest.MonkeyPatch) -> None:
+    """A node that signs with whatever key it is given, for the client that the key belongs to."""
+    init = SecureNode.__init__
+
+    def made(node: SecureNode, *others: Any) -> None:
+        *settings, identities, identity = others
+        settings[4] = next(name for name, key in identities.items() if key == identity.public)
+        init(node, *settings, identities, identity)
+
+    patch.setattr(SecureNode, "__init__", made)
+
+
+def tried(check: Callable[..., None]) -> Callable[[Path, pytest.LogCaptureFixture], None]:
+    """A test that has no use for the log."""
+    return lambda path, log: check(path)
+
+
+MUTANTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], Callable[..., None]]] = {
+    "two lists": (forgets(Kind.OPENING), test_both_kinds_of_shares_of_a_client_are_not_given),
+    "two sets of boxes": (forgets(Kind.SHARES), test_a_client_seals_one_set_of_boxes_of_its_keys),
+    "two rows": (
+        forgets(Kind.ROW),
+        test_a_process_that_ends_while_it_makes_a_row_makes_no_second_one,
+    ),
+    "old keys": (keeps_old_keys, test_keys_end_with_the_next_ones),
+    "no charge": (charges_nothing, tried(test_a_server_that_was_killed_asks_again)),
+    "no cap": (is_never_spent, test_a_node_gives_no_more_shares_than_were_planned),
+    "no masks": (has_no_masks, tried(test_no_message_has_the_row_of_a_client)),
+    "rows sent": (sends_rows, tried(test_no_message_has_the_row_of_a_client)),
+    "any key": (takes_any_key, test_a_node_with_the_key_of_another_takes_no_part),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_broken_nodes_are_found(
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    log: pytest.LogCaptureFixture,
+) -> None:
+    mutant, check = MUTANTS[name]
+    mutant(monkeypatch)
+    with pytest.raises(AssertionError):
+        check(tmp_path, log)
