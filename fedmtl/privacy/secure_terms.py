@@ -56,10 +56,13 @@ class SecureTerms:
 
     def text(self, uses: int) -> str:
         """Returns one line on the account after ``uses`` participations."""
+        others = f"{self.noise.colluding:,} colluding client"
+        if self.noise.colluding != 1:
+            others += "s"
         return (
             f"epsilon {rounded_up(self.epsilon_at(uses))} at delta = "
             f"{rounded_up(self.cost.delta, 3)} for one client against the server and up to "
-            f"{self.noise.colluding:,} colluding clients (relation {self.relation})"
+            f"{others} (relation {self.relation})"
         )
 
     @property
