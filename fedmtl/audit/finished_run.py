@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DataError
+from ..errors import DataError, FedmtlError
 from ..privacy.chain import Chain, parse
+from ..privacy.ledger import read_header
 from ..privacy.ledger_file import VERSION
 from ..trainer.checkpoint import Checkpoint
 from ..trainer.folder import MANIFEST, RunFolder
@@ -29,6 +30,14 @@ class NotCovered(Exception):
 Answer = tuple[list[str], str] | None
 """The faults, and the sentence that is confirmed if there are none; None if the check does not
 apply to the run."""
+
+
+def _header(ledger: Path) -> Mapping[str, Any]:
+    """Returns the header of a ledger; nothing of one that is missing or cannot be read."""
+    try:
+        return read_header(ledger) or {}
+    except FedmtlError:
+        return {}
 
 
 class FinishedRun:
@@ -54,6 +63,11 @@ class FinishedRun:
         if whole is not None and RunFolder(whole).started:
             raise DataError(f"{folder.root} is a part of the run in {whole}; fedmtl verify {whole}")
         if folder.started and not (folder.private / "result.json").is_file():
+            if "client" in _header(folder.ledger):
+                raise DataError(
+                    f"{folder.root} is the folder of a node, whose account has no certificate: "
+                    f"the charges are in {folder.ledger}, and the node's log says what they cost."
+                )
             raise DataError(f"{folder.root} is unfinished; fedmtl resume {folder.root}")
         if not folder.public.is_dir():
             raise DataError(f"{folder.root} is not the folder of a run: it has no public/.")

@@ -117,6 +117,8 @@ def test_cohorts_in_turn_and_secure_noise(tmp_path: Path) -> None:
     assert "no server" in result.privacy.trusted
     found = verify(tmp_path / "server")
     assert found.fits
+    with pytest.raises(DataError, match="is the folder of a node, whose account has no certif"):
+        verify(tmp_path / "nodes" / hospitals.data.ids[0])
 
 
 # Losses
