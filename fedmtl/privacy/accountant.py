@@ -1,9 +1,9 @@
 """The account of a run: what has been charged, what that costs, and whether the next step still
 fits.
 
-An account is a vector of accounts. Without caps it has one entry, and everybody is charged for
-every step; with caps it has n, and every client is charged for the steps in which it takes part,
-with a hard cap on their number.
+Without caps there is one account, which is charged for every step. With caps every client has an
+account of its own, which is charged for the steps in which it takes part, with a hard cap on their
+number. Composition is in :mod:`.accounting`.
 """
 
 from __future__ import annotations

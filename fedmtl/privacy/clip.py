@@ -107,8 +107,8 @@ def are_long(dimension: int) -> bool:
 
 
 def _factors(norms: Tensor, limit: float) -> Tensor:
-    # rows that were clipped before are longer by rounding at most
-    # Twice clipped is once clipped: without this slack a client's own copy would shrink.
+    # A row that was clipped before may exceed the limit by rounding. Without this slack a second
+    # clip would shrink it.
     within = norms <= limit * (1 + 2.0**-30)
     factors = (limit / norms.clamp(min=limit)).masked_fill_(within, 1.0)
     return _without_lost_digits(factors, norms)

@@ -12,11 +12,11 @@ are
 - ``close``: a clean end.
 
 A charge is a line that stays. The steps of a session follow one another. Its charges are therefore
-one interval of steps, without a gap to those charged before. The releases of an account share every
-step, so lines hold only steps. In seeded mode a replayed step is the same
-release and is charged once; the fingerprint guarantees that it is the same. In secure mode every
-session draws fresh noise, so a replayed step is a new charge. A torn last line was never flushed,
-so its noise was never drawn: it is dropped.
+one interval of steps, without a gap to those charged before. A step charges all of its releases
+together, so a line names steps and no releases. In seeded mode a replayed step is the same release
+and is charged once; the fingerprint guarantees that it is the same. In secure mode every session
+draws fresh noise, so a replayed step is a new charge. A torn last line was never flushed, so its
+noise was never drawn: it is dropped.
 
 In secure mode every line is on the disk before its noise is drawn. A seeded run is a simulation,
 whose noise can be drawn again: its lines are handed to the system, which keeps them if the process

@@ -50,8 +50,7 @@ class ReleasePlan:
         without_data: True if clients without training examples send a row too, as those of an
             algorithm that ``accepts_empty_clients`` do. A client whose data are replaced by nothing
             then replaces its row by another.
-
-        model: number of the coordinates that move a model, if others are for a few steps alone.
+        model: number of the coordinates that move a model, if others do not, such as votes.
             The reported noise on a model counts only these; the noise is on all. None: all of
             them.
 

@@ -29,7 +29,7 @@ independent of the past.
 Cohorts of a fixed size have neither property against clients: the coalition of the other clients
 knows whether k was drawn, and the state of k remembers it, so every participation is charged in
 full. Two releases in one step share B_t; they are one Gaussian release of the concatenated vector
-under one coin, and are accounted as that (see ``channel``).
+under one coin, and are accounted as that (:class:`~fedmtl.privacy.cost.PrivacyCost`).
 """
 
 from __future__ import annotations

@@ -155,7 +155,7 @@ class SecureSum(ClippedSum):
 
         Args:
             total: float64 (D,), the sum of the clipped rows on the grid.
-            receipt: of the roster, spent on this release.
+            receipt: of the cohort, which in one process is the whole roster; spent on this release.
 
         Returns:
             float64 (D,) on the CPU.

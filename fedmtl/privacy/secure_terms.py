@@ -126,8 +126,9 @@ def secure_terms(
     # A resumed run keeps the noise it began with, to the last bit.
     if len(stored) == 1:
         cost = PrivacyCost.from_dict(stored[0]["price"])
-    # The grid follows from the noise, and the noise, by the slack, a little from the grid. A
-    # coarser grid needs more noise, so cells fall until the noise has as many as are charged for.
+    # A fixed point. z sets the width g of the grid, and the slack, and so z, depends on the cells
+    # z S / g that the cost assumes. If the grid has fewer, these are assumed and z is calibrated
+    # again; the number only falls, so this ends.
     while True:
         if len(stored) == 1:
             multiplier = float(stored[0]["multiplier"])

@@ -22,7 +22,7 @@ class Checkpoint:
     """The state of a run after a number of steps, from which it continues to the same bits.
 
     Attributes:
-        step: number of events done.
+        step: number of steps done.
         public: the state's tensors.
         clients: the files of the clients' own tensors, with their numbers of rows.
         history: evaluated rounds.

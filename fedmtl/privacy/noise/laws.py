@@ -5,8 +5,10 @@ Every law is written in units of the sensitivity S: ``multiplier`` is the scale 
 draws are at S = 1, and the caller multiplies them by S. The event is relative to the full
 sensitivity, so neither the relation nor the clip enters it a second time.
 
-All laws but the seeded Gaussian of a whole release are made by inversion of the tails that a
-:class:`~fedmtl.privacy.noise.sources.NoiseSource` gives, in float64.
+Draws are made in float64 by inversion of the tails that a
+:class:`~fedmtl.privacy.noise.sources.NoiseSource` gives. Gaussian draws are an exception: those of
+a whole release in seeded mode are the source's own, and in secure mode all are whole numbers, drawn
+by rejection (:mod:`.discrete`).
 """
 
 from __future__ import annotations
