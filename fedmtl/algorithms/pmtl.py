@@ -3,11 +3,12 @@
 Hu, Wu, Smith: "Private Multi-Task Learning: Formulation and Applications to Federated Learning",
 TMLR 2023.
 
-    min_W (1/K) sum_k [ l_k(w_k) + (lam / 2) ||w_k - wbar||^2 ]                        (Objective 2)
+    min_W (1/K) sum_k [ l_k(w_k) + (lam / 2) ||w_k - wbar||^2 ]                        (2)
     wbar = (1/K) sum_k w_k
 
 Each client keeps its own w_k; only clipped updates of the mean leave, summed and noised. Round t of
-Algorithm 1, with m the expected size of a cohort and z the noise multiplier:
+Algorithm 1, in letters of our own: (b) solves its Equation 3, and the clip and noise of (d) are its
+line 8. m is the expected size of a cohort and z the noise multiplier:
 
     a random cohort S_t receives the mean wtilde^t                                               (a)
     w_k <- w_k - eta (grad l_k(w_k) + lam (w_k - wtilde^t)),   E local iterations, k in S_t      (b)
@@ -52,9 +53,10 @@ class PMTL(SharedModel):
         lam: lambda, the strength of the pull of every personal model towards the mean.
         local: the clients' local solver.
         delta: the message of a client. ``"global"``, g_k = w_k - wtilde (the authors' experiments):
-            the shared model forgets old noise. ``"local"``, an exact running mean: client k keeps
-            the sum of its messages, u_k without wtilde^0, and sends clip(w_k - u_k). Clipping then
-            delays and loses nothing; the noise is a random walk that never fades.
+            the shared model forgets old noise. ``"local"``, an exact running mean, which is not in
+            the paper, whose text sends the change of w_k in the round: client k keeps the sum of
+            its messages, u_k without wtilde^0, and sends clip(w_k - u_k). Clipping then delays and
+            loses nothing; the noise is a random walk that never fades.
         server_lr: step size of the server. ``"global"``: in (0, 1], 1 when ``None``. ``"local"``:
             only m / K, the expected cohort over the number of clients, which ``None`` takes.
         server_optimizer: used instead of the plain server step; only with ``"global"``.

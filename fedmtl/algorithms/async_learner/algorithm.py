@@ -11,14 +11,16 @@ and a copy theta_i for each of the N owners, all 0 at first. At a tick owner i a
 noised mean gradient of its n_i records (x_j, y_j), and the models move:
 
     tbar    = (theta_L + theta_i) / 2                                                          (6)
-    Q_i     = (1 / n_i) sum_j grad l(tbar . x_j, y_j)                                          (3)
+    Q_i     = (1 / n_i) sum_j clip_C(grad l(tbar . x_j, y_j))                                  (3)
     Qbar_i  = Q_i + w,   w the noise of the release, i.i.d. Laplace coordinates in the paper   (4)
     theta_i = Proj[ tbar - a N ( grad g(tbar) / (2 N) + (n_i / n) Qbar_i ) ]                    (5)
     theta_L = Proj[ tbar - (a / 2) grad g(tbar) ]                                               (7')
 
 where a = rho / (T^2 sigma). ``query_point`` has (6), the channel computes (3) and (4) there, and
 ``server_update`` has (5) and (7'). In the state ``theta_l`` is theta_L, and ``theta`` has the
-theta_i. The printed (7) differs, see :mod:`fedmtl.contrib.published.async_learner`.
+theta_i. Every owner's model is theta_L. The paper bounds gradients by a constant Xi and makes the
+noise for T answers of each owner; here gradients are clipped, and the noise is for the owner's cap.
+The printed (7) differs, see :mod:`fedmtl.contrib.published.async_learner`.
 
     Trainer(algorithm=AsyncLearner(kappa=5.0), data=data,
             model=models.linear_regression(bias=False),

@@ -23,8 +23,10 @@ task applies M to its own model and takes a gradient step on its own data. By th
     w_i    = z_i - eta grad L_i(z_i)
 
 what_i is w_i with a hat. In the state ``model`` is w_i, ``projected`` is what_i of before,
-``covariance`` is Sigma and ``map`` is M, see :meth:`MPMTL.init`. The release does Step 3, the clip,
-and the sum and noise of Step 4; M and b_t are in :mod:`.sharing`. In Algorithm 4 the lines above
+``covariance`` is Sigma and ``map`` is M, see :meth:`MPMTL.init`. The release does the clip of Step
+3, the sum of Step 4 and the noise of Step 5; M and b_t are in :mod:`.sharing`. The paper differs: E
+is Wishart noise, which protects nothing, there is no shift, and Step 7 projects the clipped wc_i
+(:mod:`fedmtl.contrib.published.mp_mtl`). C is its K. In Algorithm 4 the lines above
 are about p_i. Each task also has q_i, which it never releases. It makes the same step from
 prox_{eta own_lam h}(q_i) instead of M q_i, and both gradients are taken at the sum of the two.
 
@@ -251,8 +253,7 @@ class MPMTL(TaskAlgorithm):
         self, problem: Problem, public: Public, released: Released
     ) -> dict[str, Tensor]:
         """Makes the map M of the released covariance."""
-        # Steps 4 and 5: the sum of the wc_i wc_i^T with the noise of the release, and a public
-        # shift.
+        # The release has done Steps 3 to 5. Its mean becomes the sum again, with a public shift.
         form = FORMS[self.penalty]
         covariance = shifted_covariance(released, RELEASE, form, self.rho)
         # Step 6: M; eigenvalues below 0 count as 0.

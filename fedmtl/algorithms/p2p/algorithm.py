@@ -22,7 +22,9 @@ The protected unit is a record of an agent, neighbours differ by one record repl
 all peers and any eavesdropper. Only the mean gradient of the data is clipped, noised and charged;
 everything else in the update is public, and so is the state: the noised iterate. lambda_i
 ||theta||^2 has no data and is never clipped. The numbers of records m_i are public, and with them
-c_i, lambda_i and alpha; L_i^loc is a bound of the domain.
+c_i, lambda_i and alpha; L_i^loc is a bound of the domain. Theorem 1 of the paper adds Laplace noise
+for a bound in another norm than that noise needs (:mod:`fedmtl.contrib.published.p2p`). There is no
+server: ``server_update`` is the waking agent's step, a function of the release and public values.
 
     Trainer(algorithm=PeerToPeer(graph=Ring(), mu=0.5, loss="squared", row_norm=1.0), data=data,
             model=models.linear_regression(bias=False), schedule=PoissonClocks(per_client=10),

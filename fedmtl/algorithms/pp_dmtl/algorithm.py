@@ -10,11 +10,15 @@ P couples the tasks and lives at the server, q_t is task t's own. Task t sends a
 does not wait. The server takes one proximal step on all of P and returns p_t, which task t uses at
 its next activation. At an activation of task t, by the lines of Algorithm 1:
 
-    G_t = (1/n_t) sum_j clip_C(grad l(x_tj . (p_t + q_t), y_tj)) + z            lines 9, 11 to 13
+    G_t = (1/n_t) sum_j clip_C(grad l(x_tj . (p_t + q_t), y_tj)) + z            lines 12, 13
     q_t = q_t - a1 (G_t + tau q_t),   or the proximal step of another g         line 10
     S   = S with G_t in column t                                                server, 1st step
     P   = prox_{a2 lam r}(P - a2 S)                                             server, 2nd step
     p_t of the task is column t of P, until its next activation                 server, 3rd step
+
+The paper moves q_t before it takes the gradient (line 10 before 12), adds z1 to the point of the
+gradient (lines 11, 12), and starts q_t at the single-task fit. Here G_t is taken at the q_t of
+before, without z1, and q_t starts at 0. Personal models take the last P.
 
 In the state ``shared`` is P, ``stale`` is S, ``own`` has the q_t, and ``returned`` the columns p_t
 that the tasks got last. Tensors hold a task in a row, so they are the transposes of the paper's
@@ -169,7 +173,8 @@ class PPDMTL(OneAtATime):
         return self.step_size(problem)
 
     def query_point(self, constants: float, server: Arrays, own: Arrays) -> Array:
-        """Returns p_t + q_t, (p,): Algorithm 1, lines 9 and 11 to 13."""
+        """Returns p_t + q_t, (p,): the point of the gradient of Algorithm 1, line 12, but before
+        the step of q_t and without z1."""
         point: Array = own["returned"] + own["own"]
         return point
 
