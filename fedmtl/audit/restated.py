@@ -30,7 +30,6 @@ from ..privacy.report import (
     RECORDS_OUTSIDE,
     ROUNDED_OUTSIDE,
     SECURE_OUTSIDE,
-    SERVER_AND_CLIENTS,
     SHARED,
     SHARED_OUTSIDE,
 )
@@ -175,15 +174,13 @@ def _of_clients(ledger: Reading, beside: Beside) -> Restated:
     unknown = dict[str, str]()
     privacy = header["privacy"]
     clip = header["privacy"]["clip_norm"]
-    _, claims = claimed(header)
+    setup, claims = claimed(header)
     mechanism = privacy["mechanism"]
     clipping = f"{LAWS[privacy['mechanism']].norm.upper()} norm"
     if header.get("bands"):
         mechanism += f", correlated over {len(header['bands'])} rounds"
-    observer = "clients"
     server = _server(ledger)
     if privacy.get("aggregation") is not None:
-        observer = SERVER_AND_CLIENTS
         server = "; ".join(_shares_text(claims.of(name)) for name in claims.names)
     norms: Mapping[str, float] = dict.fromkeys(claims.names, clip)
     if isinstance(clip, dict):
@@ -197,7 +194,7 @@ def _of_clients(ledger: Reading, beside: Beside) -> Restated:
     made = {
         "unit": "client",
         "relation": header["schedule"]["relation"],
-        "observer": observer,
+        "observer": setup.privacy.observer,
         "budget": privacy["epsilon"],
         "clipping": clipping,
         "mechanism": mechanism,

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from ..errors import PrivacyError
 from ..privacy.activations import Activations
 from ..privacy.asked import BoundAsked
 from ..privacy.costs import PrivacyCosts
@@ -32,6 +33,8 @@ CLIENTS = 12
 ACTIVATIONS = 2000
 """Clients examined one by one, and activations of one channel, at most."""
 
+
+_MOST_SHARES = 1 << 26  # clients of a cohort times those that may be missing
 
 # numbers of one sample of noise, which limits the memory of an audit
 MOST_ELEMENTS = 1 << 22
@@ -215,6 +218,13 @@ class Setup:
         colluding = aggregation.colluding
         if colluding is None:
             colluding = math.ceil(cohort / 3)
+        missing = aggregation.missing
+        # a ledger is given by others, and must not fill the memory of a verification
+        if cohort <= colluding + 2 * missing or (missing + 1) * cohort > _MOST_SHARES:
+            raise PrivacyError(
+                f"A secure sum of {cohort:,} clients, of which {colluding:,} may collude and "
+                f"{missing:,} be missing, is none that can be checked."
+            )
         return Shares(cohort, colluding, aggregation.missing, aggregation.bits)
 
     @property

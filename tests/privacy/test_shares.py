@@ -321,6 +321,7 @@ REFUSED = [
     ({"plan": {"rows": RowNoise(1.0)}}, "'update' is of products, has noise of its own"),
     ({"plan": {"allocation": (1.5, 0.5, 1.0, 1.0, 1.0)}}, "or an allocation"),
     ({"clients": 10}, "takes rosters of 11 clients or more"),
+    ({"missing": 10**6}, "takes rosters of more than 2,000,004 clients"),
     ({"schedule": CyclicCohorts(cohort=10), "clients": 100}, "cohorts have 10"),
 ]
 

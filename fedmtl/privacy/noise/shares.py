@@ -72,6 +72,14 @@ class ShareNoise:
     bits: int = 32
 
     def __post_init__(self) -> None:
+        # Told before the smallest roster is searched for, which takes memory by the missing.
+        if self.most <= self.colluding + 2 * self.missing:
+            raise PrivacyError(
+                f"A secure sum takes rosters of more than {self.colluding + 2 * self.missing:,} "
+                f"clients if {self.colluding:,} of them may collude and {self.missing:,} be "
+                f"missing; cohorts have {self.most:,}. Take larger cohorts, or fewer that collude "
+                "or are missing."
+            )
         least = self.least
         if self.most < least:
             raise PrivacyError(
