@@ -22,7 +22,7 @@ from fedmtl.errors import BudgetExhausted
 from fedmtl.privacy.report import PrivacyReport
 from fedmtl.report import canvas, figures, report
 from fedmtl.trainer.callbacks import ProgressBar
-from fedmtl.trainer.opening import open_run
+from fedmtl.trainer.channel_setup import open_run
 from fedmtl.trainer.plots import plot_result
 
 from .helpers import price_of

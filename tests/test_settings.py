@@ -59,7 +59,7 @@ REQUIRED: dict[str, dict[str, Any]] = {  # fields without a default, and those t
 NO_SETTINGS = {  # base classes, and those that hold what a run has made, not what a user has set
     "CentralLearner", "SharedModels", "ChannelAccount", "Effort", "Graph", "EdgesFile", "GradientPlan", "NoiseLaw",
     "Packed", "PrivacyCost", "RandomLatency", "OneAnswer", "Release", "LocalSolver", "Clip", "Examples", "FederatedDataset",
-    "BoundSchedule", "ReleasePlan", "Server", "ShareNoise",
+    "BoundSchedule", "ReleasePlan", "Server", "DistributedGaussian",
 }  # fmt: skip
 COUNT = (0, -1, 2.5, math.nan, True, "other", None)
 POSITIVE = (0, -1.0, math.nan, math.inf, True, "other", None)

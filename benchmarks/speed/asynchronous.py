@@ -36,7 +36,7 @@ from fedmtl.privacy import SeededSource, open_channel
 from fedmtl.privacy.noise.laws import LAWS
 from fedmtl.schedules import Latencies, PoissonClocks, RandomLatency
 from fedmtl.schedules.clocks import AsynchronousSchedule
-from fedmtl.trainer.opening import bind_schedule, releases_of
+from fedmtl.trainer.channel_setup import bind_schedule, releases_of
 from fedmtl.trainer.problem import ProblemSettings, build_problem
 
 TOLERANCE = 0.02

@@ -30,7 +30,7 @@ from fedmtl.algorithms import Algorithm
 from fedmtl.data import FederatedDataset
 from fedmtl.privacy import open_channel
 from fedmtl.schedules import rounds as round_events
-from fedmtl.trainer.opening import releases_of
+from fedmtl.trainer.channel_setup import releases_of
 from fedmtl.trainer.problem import ProblemSettings, build_problem
 
 NETWORK = models.mlp(hidden=512, layers=2)  # 784-512-512-62

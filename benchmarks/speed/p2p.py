@@ -31,7 +31,7 @@ from fedmtl.data.synthetic.agents import TargetAngles, load_synthetic_agents
 from fedmtl.graphs import Graph, GraphSettings, Ring
 from fedmtl.local import Execution, operation_threads
 from fedmtl.privacy import open_channel
-from fedmtl.trainer.opening import bind_schedule, releases_of
+from fedmtl.trainer.channel_setup import bind_schedule, releases_of
 from fedmtl.trainer.problem import ProblemSettings, build_problem
 
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}

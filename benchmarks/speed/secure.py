@@ -34,12 +34,12 @@ from fedmtl.privacy import (  # noqa: E402
     SecureSource,
 )
 from fedmtl.privacy.receipt import Receipt  # noqa: E402
-from fedmtl.privacy.secure_sum import NoiseShare  # noqa: E402
-from fedmtl.privacy.secure_terms import secure_terms  # noqa: E402
+from fedmtl.privacy.secure_calibration import calibrate_secure_sum  # noqa: E402
+from fedmtl.privacy.secure_sum import LocalRandomizer  # noqa: E402
 from fedmtl.secure.masks import Identity  # noqa: E402
 from fedmtl.secure.member import Member  # noqa: E402
-from fedmtl.secure.opening import Opening  # noqa: E402
-from fedmtl.secure.terms import Terms  # noqa: E402
+from fedmtl.secure.parameters import PublicParameters  # noqa: E402
+from fedmtl.secure.server import SecureSumServer  # noqa: E402
 
 Value = TypeVar("Value")
 
@@ -71,10 +71,10 @@ def run(clients: int, numbers: int, colluding: int, missing: int, lost: int) -> 
     )
     plan = ReleasePlan(name="update", dimension=numbers)
     everybody = FullParticipation().bind(clients)
-    noise = secure_terms(privacy, (plan,), everybody, 1)
-    share = NoiseShare(noise.release, SecureSource())
+    noise = calibrate_secure_sum(privacy, (plan,), everybody, 1)
+    share = LocalRandomizer(noise.release, SecureSource())
     identities = {f"client {i}": Identity(secrets.token_bytes(32)) for i in range(clients)}
-    terms = Terms(
+    public = PublicParameters(
         identities={name: one.public for name, one in identities.items()},
         run="speed",
         round=0,
@@ -86,10 +86,10 @@ def run(clients: int, numbers: int, colluding: int, missing: int, lost: int) -> 
     )
     clock = Clock()
     timed = clock.timed
-    server = Opening(terms)
+    server = SecureSumServer(public)
     members = {}
     for name, identity in identities.items():
-        members[name] = timed("keys", Member, terms, name, identity)
+        members[name] = timed("keys", Member, public, name, identity)
         timed("server: keys", server.take, name, members[name].keys)
     roster = server.roster()
     for name, member in members.items():

@@ -16,7 +16,7 @@ from ..privacy import (
     Sampler,
 )
 from ..privacy.accounting.gaussian import gaussian_multiplier
-from ..privacy.row_terms import calibrated_release
+from ..privacy.row_calibration import calibrated_release
 
 _RECORDS = 0.07  # noise at the record level up to which sharing was useful, by the mean of records
 

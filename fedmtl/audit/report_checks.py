@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from ..privacy.cost import normalized
-from ..privacy.record_terms import OF_RECORDS
+from ..privacy.record_calibration import OF_RECORDS
 from ..privacy.report import PrivacyReport
 from ..schedules.buffered import MEASURED
 from .finished_run import Answer, FinishedRun, NotCovered

@@ -26,10 +26,10 @@ from ..privacy import Activations, BoundSampler, NoiseSource, Rounds, SeededSour
 from ..privacy.records import GRADIENT
 from ..privacy.reporting import privacy_report, signal_to_noise
 from ..schedules import Block
+from ..trainer.channel_setup import open_run
 from ..trainer.engine import Engine
 from ..trainer.fit import fitted
 from ..trainer.folder import MANIFEST, RunFolder
-from ..trainer.opening import open_run
 from ..trainer.tensor_files import read_tensors
 from ..trainer.trainer import Trainer
 from .recording import RecordedActivations, RecordedRounds, Recording

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..privacy import Activations, BoundSampler
 from ..schedules import BoundSchedule
-from ..trainer.opening import releases_of
+from ..trainer.channel_setup import releases_of
 from ..trainer.trainer import Trainer
 from .findings import Finding, skipped
 from .independence import independence, public_shape

@@ -16,9 +16,9 @@ from torch import Tensor
 from ..errors import PrivacyError
 from ..privacy.activations import Activations
 from ..privacy.asked import BoundAsked
+from ..privacy.channel_setup import open_channel
 from ..privacy.costs import PrivacyCosts
 from ..privacy.gradients import GradientPlan
-from ..privacy.opening import open_channel
 from ..privacy.quantile import QuantileClip
 from ..privacy.release import Form, ReleasePlan
 from ..privacy.rounds import Rounds

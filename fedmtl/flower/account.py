@@ -25,7 +25,7 @@ from ..errors import BudgetExhausted, ResumeError
 from ..privacy import Receipt, RecordPrivacy, Rounds
 from ..privacy.asked import BoundAsked
 from ..privacy.ledger import Ledger
-from ..privacy.record_terms import most_participations
+from ..privacy.record_calibration import most_participations
 from ..privacy.report import SIMULATED
 from ..privacy.reporting import privacy_report
 from ..privacy.row_noise import row_facts
@@ -33,9 +33,9 @@ from ..privacy.samplers import BoundSampler
 from ..schedules import BoundBuffered
 from ..schedules.answers import Limits, Server
 from ..trainer import Trainer
+from ..trainer.channel_setup import open_run
 from ..trainer.fingerprint import fingerprint
 from ..trainer.folder import RunFolder
-from ..trainer.opening import open_run
 from .messages import logger
 
 _REMEDY = "Run with privacy.source=secure, or simulate it anew in a new folder"

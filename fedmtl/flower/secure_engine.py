@@ -15,13 +15,13 @@ from ..algorithms.rounds import RoundAlgorithm
 from ..errors import SecureSumError
 from ..privacy import Activations, Rounds
 from ..privacy.mechanism import OpenedSum
-from ..privacy.secure_terms import SecureTerms
+from ..privacy.secure_calibration import SecureCalibration
 from ..schedules import Block
-from ..secure.opening import Opening
+from ..secure.server import SecureSumServer
 from ..trainer.run_plan import RunPlan
 from .engine import COUNTED, NodeEngine
 from .messages import OPENING, RECEIVE, ROUND, ROW, SHARES, Facts, facts_of, logger, pack
-from .secure_node import terms_of_attempt, terms_of_run
+from .secure_node import public_parameters, secure_calibration_of
 
 
 @dataclass(kw_only=True)
@@ -33,10 +33,10 @@ class SecureEngine(NodeEngine):
     """
 
     identities: Mapping[str, bytes]
-    secure: SecureTerms | None = field(default=None, init=False)
+    secure: SecureCalibration | None = field(default=None, init=False)
 
     def init(self, plan: RunPlan, channel: Rounds | Activations) -> State:
-        self.secure = terms_of_run(plan.settings, plan.problem)
+        self.secure = secure_calibration_of(plan.settings, plan.problem)
         return super().init(plan, channel)
 
     def step(
@@ -60,18 +60,18 @@ class SecureEngine(NodeEngine):
         questions = self.contents(plan, channel, state, step, block.cohort)
         for content in questions.values():
             content.config_records["facts"]["attempt"] = facts["attempt"]
-        terms = terms_of_attempt(self.secure, self.identities, plan.fingerprint, facts)
-        opening = Opening(terms)
+        public = public_parameters(self.secure, self.identities, plan.fingerprint, facts)
+        server = SecureSumServer(public)
         try:
-            self._answered(ROUND, questions, facts, opening)
-            roster = opening.roster()
-            names = opening.waiting
-            self._answered(SHARES, _each(facts, dict.fromkeys(names, roster)), facts, opening)
-            self._answered(ROW, _each(facts, opening.boxes()), facts, opening)
-            came = opening.names()
-            counted = opening.counted
-            self._answered(OPENING, _each(facts, dict.fromkeys(counted, came)), facts, opening)
-            total = OpenedSum(opening.total(), len(names))
+            self._answered(ROUND, questions, facts, server)
+            roster = server.roster()
+            names = server.waiting
+            self._answered(SHARES, _each(facts, dict.fromkeys(names, roster)), facts, server)
+            self._answered(ROW, _each(facts, server.boxes()), facts, server)
+            came = server.names()
+            counted = server.counted
+            self._answered(OPENING, _each(facts, dict.fromkeys(counted, came)), facts, server)
+            total = OpenedSum(server.total(), len(names))
         except SecureSumError as error:
             logger.warning("round %d releases nothing: %s", step + 1, error)
             return state
@@ -86,12 +86,12 @@ class SecureEngine(NodeEngine):
         return state
 
     def _answered(
-        self, kind: str, questions: Mapping[str, RecordDict], facts: Facts, opening: Opening
+        self, kind: str, questions: Mapping[str, RecordDict], facts: Facts, server: SecureSumServer
     ) -> None:
-        """Asks clients, and gives the answers that come in time to the opening."""
+        """Asks clients, and gives the answers that come in time to the server."""
         replies = self.nodes.ask(kind, questions)
         for name in questions:
-            _taken(name, replies.get(name), facts, opening.take)
+            _taken(name, replies.get(name), facts, server.take)
 
 
 def _taken(

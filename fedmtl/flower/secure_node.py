@@ -26,15 +26,15 @@ from .._files import read_json, write_json
 from ..algorithms.base import Problem
 from ..errors import ConfigError, ResumeError
 from ..privacy import Rounds
-from ..privacy.secure_sum import NoiseShare, ShareAccount
-from ..privacy.secure_terms import SecureTerms, secure_terms
+from ..privacy.secure_calibration import SecureCalibration, calibrate_secure_sum
+from ..privacy.secure_sum import LocalRandomizer, ShareAccount
 from ..secure.masks import Identity
 from ..secure.member import Member
-from ..secure.terms import Terms
+from ..secure.parameters import PublicParameters
 from ..secure.wire import Kind, digest
 from ..trainer import Trainer
+from ..trainer.channel_setup import releases_of
 from ..trainer.folder import RunFolder
-from ..trainer.opening import releases_of
 from .account import schedule_of
 from .messages import OWN_AFFAIR, Facts, logger
 
@@ -44,8 +44,8 @@ _RUN = "attempt of"
 _BEGUN = "begun"
 
 
-def terms_of_run(trainer: Trainer, problem: Problem) -> SecureTerms:
-    """Returns the terms of the secure sums of a run, the same at the server and at every node.
+def secure_calibration_of(trainer: Trainer, problem: Problem) -> SecureCalibration:
+    """Calibrates the secure sums of a run, with the same result at the server and at every node.
 
     Args:
         trainer: the settings.
@@ -53,13 +53,14 @@ def terms_of_run(trainer: Trainer, problem: Problem) -> SecureTerms:
     """
     schedule = schedule_of(trainer)
     plans = releases_of(trainer.algorithm, problem, schedule)
-    return secure_terms(trainer.privacy, plans, schedule, problem.rounds)  # type: ignore[arg-type]
+    privacy = trainer.privacy
+    return calibrate_secure_sum(privacy, plans, schedule, problem.rounds)  # type: ignore[arg-type]
 
 
-def terms_of_attempt(
-    secure: SecureTerms, identities: Mapping[str, bytes], fingerprint: str, facts: Facts
-) -> Terms:
-    """Returns the terms of one attempt to open the sum of a round.
+def public_parameters(
+    secure: SecureCalibration, identities: Mapping[str, bytes], fingerprint: str, facts: Facts
+) -> PublicParameters:
+    """Returns the public parameters of one attempt to open the sum of a round.
 
     Args:
         secure: of the run.
@@ -69,7 +70,7 @@ def terms_of_attempt(
     """
     common = [part for part in fingerprint.split("; ") if part.split("=")[0] not in OWN_AFFAIR]
     noise = secure.noise
-    return Terms(
+    return PublicParameters(
         identities=identities,
         run=str(facts["run"]),
         round=int(facts["round"]),
@@ -115,13 +116,13 @@ class SecureNode:
                 f"the key of this node is not that of client {name!r} in identities=; one of the "
                 "two belongs to another client."
             )
-        self.secure = terms_of_run(trainer, problem)
+        self.secure = secure_calibration_of(trainer, problem)
         self._identities = identities
         self._identity = identity
         self._fingerprint = fingerprint
         self._name = name
         self._place = trainer.data.ids.index(name)
-        self._share = NoiseShare(self.secure.release, channel.source)
+        self._share = LocalRandomizer(self.secure.release, channel.source)
         self._account = ShareAccount(
             folder.ledger, self.secure, name, self._place, fingerprint, channel.source
         )
@@ -139,7 +140,7 @@ class SecureNode:
             memory: of the SuperNode.
             path: of the file of the answers that were given in the attempt.
         """
-        member = Member(self._terms(facts), self._name, self._identity)
+        member = Member(self._public(facts), self._name, self._identity)
         begun = secrets.token_hex(16)
         # ends an attempt before it, also for processes that still have its memory
         write_json(path, {_BEGUN: begun})
@@ -191,8 +192,8 @@ class SecureNode:
         """Logs what the account has spent so far."""
         logger.info("%s: %s", self._name, self.secure.text(self._account.used))
 
-    def _terms(self, facts: Facts) -> Terms:
-        return terms_of_attempt(self.secure, self._identities, self._fingerprint, facts)
+    def _public(self, facts: Facts) -> PublicParameters:
+        return public_parameters(self.secure, self._identities, self._fingerprint, facts)
 
     def _member(self, facts: Facts, memory: RecordDict) -> Member:
         """Returns the client as it was after its last answer in this attempt."""
@@ -204,7 +205,7 @@ class SecureNode:
                 "started again, or has begun another attempt."
             )
         saved = {name: value for name, value in kept.items() if name not in (_RUN, _BEGUN)}
-        return Member.restored(self._terms(facts), self._name, self._identity, saved)
+        return Member.restored(self._public(facts), self._name, self._identity, saved)
 
     def _keep(self, member: Member, memory: RecordDict) -> None:
         """Keeps the client for its next message."""

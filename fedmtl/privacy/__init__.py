@@ -13,6 +13,7 @@ from .accounting.selection import draw_repetitions
 from .activations import Activations
 from .adaptive import CountBelowNorm
 from .channel import Channel
+from .channel_setup import open_channel
 from .clip import Clip, clip_rows, clipped_sum
 from .cost import PrivacyCost
 from .dp_sgd import LocalSteps
@@ -21,7 +22,6 @@ from .ledger import Ledger
 from .mechanism import ClippedSum, Mechanism, OuterProductSum
 from .noise.laws import GaussianNoise, L2LaplaceNoise, LaplaceNoise, NoiseLaw
 from .noise.sources import NoiseSource, SecureSource, SeededSource
-from .opening import open_channel
 from .quantile import QuantileClip
 from .receipt import BlockReceipt, LocalReceipt, Receipt
 from .records import Gradients

@@ -17,12 +17,12 @@ from torch import Tensor
 
 from ..errors import PrivacyError
 from .accountant import PrivacyAccountant
+from .calibration import Calibration
 from .channel import Channel
 from .noise.grid import GridValue, noised
 from .noise.sources import NoiseSource
 from .receipt import BlockReceipt
 from .records import GRADIENT, Gradients, Records
-from .terms import Terms
 
 _DRAWN = 1 << 20  # numbers of noise drawn ahead, if nothing is lost by that
 
@@ -60,7 +60,7 @@ class Activations(Channel):
     """The channel of a run whose clients act one at a time.
 
     Args:
-        terms: on which it is opened: the settings and the release of gradients.
+        calibration: the settings and the release of gradients.
         accountant: of the charges.
         sources: of the noise of each replicate.
         schedule: see below.
@@ -88,7 +88,7 @@ class Activations(Channel):
 
     def __init__(
         self,
-        terms: Terms,
+        calibration: Calibration,
         accountant: PrivacyAccountant,
         sources: Sequence[NoiseSource],
         *,
@@ -96,10 +96,12 @@ class Activations(Channel):
         ledger_name: str = "none",
         notes: tuple[str, ...] = (),
     ) -> None:
-        super().__init__(terms.settings, accountant, sources, ledger_name=ledger_name, notes=notes)
-        assert terms.gradients is not None  # these clients release nothing else
+        super().__init__(
+            calibration.settings, accountant, sources, ledger_name=ledger_name, notes=notes
+        )
+        assert calibration.gradients is not None  # these clients release nothing else
         self.schedule = schedule
-        self.records: Records = self._records_of(terms.gradients)
+        self.records: Records = self._records_of(calibration.gradients)
         self._window: Window | None = None
         self._end = 0  # the activation after the last one that has begun
         self._secure = self.source.name == "secure"

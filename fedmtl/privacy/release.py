@@ -19,7 +19,7 @@ from ..errors import ConfigError, PrivacyError
 from .clip import Clip, sum_width
 from .noise.banded import Bands
 from .noise.laws import NoiseLaw
-from .noise.shares import ShareNoise
+from .noise.shares import DistributedGaussian
 from .noise.symmetric import outer_sensitivity
 from .samplers import SHIFTS, BoundSampler, Relation
 
@@ -166,7 +166,7 @@ class Release(ReleasePlan):
     clip: Clip | None = None
     noise: NoiseLaw | None = None
     bands: Bands | None = None
-    shares: ShareNoise | None = None
+    shares: DistributedGaussian | None = None
 
     def __post_init__(self) -> None:
         # Without noise any norm may be clipped: nothing is claimed of the sum.
@@ -274,7 +274,7 @@ class Release(ReleasePlan):
         if self.noise is None:
             return 0.0
         if self.shares is not None:
-            return self.shares.std(self.shares.most) / self.denominator
+            return self.shares.std(self.shares.max_roster) / self.denominator
         std = self.noise.std(self.sensitivity, self.size) / self.denominator
         if self.bands is None:
             return std

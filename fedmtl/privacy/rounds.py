@@ -18,6 +18,7 @@ from torch import Tensor
 from ..errors import ConfigError, PrivacyError
 from .accountant import PrivacyAccountant
 from .adaptive import AdaptiveClip, CountBelowNorm
+from .calibration import Calibration
 from .channel import Channel
 from .clip import Clip, RowTotal, are_long, clip_rows, clipped_sum
 from .dp_sgd import LocalSteps, local_receipt
@@ -30,14 +31,13 @@ from .quantile import QuantileClip
 from .receipt import LocalReceipt, Receipt
 from .records import Records
 from .release import Release, ReleasePlan
-from .terms import Terms
 
 
 class Rounds(Channel):
     """The channel of a run in rounds.
 
     Args:
-        terms: on which it is opened: the settings, the sampler and the releases.
+        calibration: the settings, the sampler and the releases with their noise.
         accountant: of the charges.
         sources: of the noise and cohorts of each replicate.
         order: see :func:`open_channel`.
@@ -54,7 +54,7 @@ class Rounds(Channel):
 
     def __init__(
         self,
-        terms: Terms,
+        calibration: Calibration,
         accountant: PrivacyAccountant,
         sources: Sequence[NoiseSource],
         *,
@@ -62,17 +62,17 @@ class Rounds(Channel):
         ledger_name: str = "none",
         notes: tuple[str, ...] = (),
     ) -> None:
-        settings = terms.settings
+        settings = calibration.settings
         super().__init__(settings, accountant, sources, ledger_name=ledger_name, notes=notes)
-        assert terms.sampler is not None
-        self.sampler = terms.sampler
-        self.releases = terms.releases
-        self.rows = terms.rows
+        assert calibration.sampler is not None
+        self.sampler = calibration.sampler
+        self.releases = calibration.releases
+        self.rows = calibration.rows
         self.rows_are_noised = False
         self.local: LocalSteps | None = None
         self.records = None
-        if terms.gradients is not None:
-            self.records = self._records_of(terms.gradients)
+        if calibration.gradients is not None:
+            self.records = self._records_of(calibration.gradients)
         if order is None:
             order = torch.arange(self.sampler.n)
         self._order = order

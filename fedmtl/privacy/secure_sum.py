@@ -1,8 +1,8 @@
 """Secure sums: the mechanism of a client that adds its share of the noise, and its account.
 
 Every client adds a share of the noise to its own clipped row before masks hide it
-(:mod:`fedmtl.secure`), so that epsilon holds against the server, too; :mod:`.secure_terms` has the
-settings.
+(:mod:`fedmtl.secure`), so that epsilon holds against the server, too; :mod:`.secure_calibration`
+has the settings.
 
 The charges of a client are in a ledger of its own, :class:`ShareAccount`. A charge is on the disk
 before the row with its noise exists, and stays whatever becomes of the round. A second attempt of a
@@ -25,14 +25,14 @@ from .clip import Clip, are_long, bounds_of, whole_cells, whole_cells_by_row
 from .ledger import Ledger
 from .mechanism import ClippedSum, Message, OpenedSum, check_one_each
 from .noise.grid import GridValue, noised
-from .noise.shares import ShareNoise
+from .noise.shares import DistributedGaussian
 from .noise.sources import NoiseSource, Words
 from .receipt import Receipt
 from .release import Release
-from .secure_terms import SecureTerms
+from .secure_calibration import SecureCalibration
 
 
-class NoiseShare:
+class LocalRandomizer:
     """The mechanism of one client in a secure sum: clips the row, truncates it to the public grid
     and adds the client's share of the noise::
 
@@ -145,7 +145,7 @@ class SecureSum(ClippedSum):
         return self._value(shares, rows.cells, receipt)
 
     @property
-    def _shares(self) -> ShareNoise:
+    def _shares(self) -> DistributedGaussian:
         assert self.release.shares is not None
         return self.release.shares
 
@@ -178,7 +178,7 @@ class SecureSum(ClippedSum):
         cells = noised(total / shares.width, torch.from_numpy(noise).double())
         return self._value(shares, shares.wrapped(cells.numpy().astype(np.int64)), receipt)
 
-    def _value(self, shares: ShareNoise, cells: np.ndarray, receipt: Receipt) -> Tensor:
+    def _value(self, shares: DistributedGaussian, cells: np.ndarray, receipt: Receipt) -> Tensor:
         """Returns an opened sum, in cells, divided by the public denominator."""
         value = torch.from_numpy(shares.opened(cells)) / self.denominator
         if self.source.name == "secure":
@@ -186,7 +186,7 @@ class SecureSum(ClippedSum):
             self.on_grid = GridValue(step, value.clone(), shares.width, self.denominator)
         return value
 
-    def _check_roster(self, shares: ShareNoise, roster: int, rows: int) -> None:
+    def _check_roster(self, shares: DistributedGaussian, roster: int, rows: int) -> None:
         """Raises an error for a roster that is not planned for, or of which too many are
         missing."""
         shares.deviation(roster)
@@ -219,7 +219,7 @@ class ShareAccount:
 
     Args:
         path: of the ledger.
-        terms: of the run.
+        calibration: of the run.
         client: name of the client.
         position: its number in the population, which receipts name it by.
         fingerprint: of the settings.
@@ -229,14 +229,14 @@ class ShareAccount:
     def __init__(
         self,
         path: Path,
-        terms: SecureTerms,
+        calibration: SecureCalibration,
         client: str,
         position: int,
         fingerprint: str,
         source: NoiseSource,
     ) -> None:
         self._path = path
-        self._terms = terms
+        self._calibration = calibration
         self._client = client
         self._position = position
         self._fingerprint = fingerprint
@@ -256,16 +256,16 @@ class ShareAccount:
             ResumeError: the ledger was written with other settings, or was altered. Or the noise is
                 seeded, and a later round was charged but not this one.
         """
-        self._terms.noise.deviation(roster)
+        self._calibration.noise.deviation(roster)
         with closing(self._ledger()) as ledger:
             # A seeded share of a round is the same again, and is charged once.
             before = step if ledger.replays_free else None
             used = int(ledger.uses(before=before)[0])
-            if used >= self._terms.uses:
+            if used >= self._calibration.uses:
                 raise BudgetExhausted(
-                    f"{self._client} has taken part in the {self._terms.uses:,} secure sums that "
-                    f"its privacy pays for, attempts that failed among them: "
-                    f"{self._terms.text(used)}. {self._path} has them, and no run gets more."
+                    f"{self._client} has taken part in the {self._calibration.uses:,} secure sums "
+                    f"that its privacy pays for, attempts that failed among them: "
+                    f"{self._calibration.text(used)}. {self._path} has them, and no run gets more."
                 )
             self._check_passed(ledger, step, used)
             # Rounds that have passed without this client are written as such.
@@ -292,7 +292,7 @@ class ShareAccount:
             return int(ledger.uses()[0])
 
     def _ledger(self) -> Ledger:
-        header: Mapping[str, Any] = {"client": self._client} | self._terms.header()
+        header: Mapping[str, Any] = {"client": self._client} | self._calibration.header()
         return Ledger(
             self._path,
             header,

@@ -36,8 +36,8 @@ from ..privacy.events import dp_event
 from ..privacy.noise.discrete import slack
 from ..privacy.noise.laws import LAWS
 from ..privacy.reporting import privacy_report, signal_to_noise
+from ..trainer.channel_setup import open_run
 from ..trainer.fingerprint import describe, fingerprint
-from ..trainer.opening import open_run
 from ..trainer.trainer import Trainer
 
 SCORE_BOUND = 0.5

@@ -20,8 +20,9 @@ A client answers each step once: the same question has the same answer, another 
 never gives both kinds of shares of one client. Secrets of an attempt that are lost with the process
 are lost to the attempt.
 
-:mod:`.member` is a client and :mod:`.opening` the server; :mod:`.terms` has what all know before,
-and :mod:`.agreement` what they agree on. :mod:`.shamir` divides secrets, :mod:`.masks` has the
-ciphers, :mod:`.wire` the messages, and :mod:`.roster` the number of honest rows in a sum. The
-package knows nothing of privacy: noise and its account are those of :mod:`fedmtl.privacy`.
+:mod:`.member` is a client and :mod:`.server` the server. :mod:`.parameters` has the public
+parameters of an attempt, :mod:`.agreement` the keys, :mod:`.shamir` the secret sharing,
+:mod:`.masks` the ciphers, :mod:`.wire` the messages, and :mod:`.roster` the number of honest rows
+in a sum. The package knows nothing of privacy: noise and its account are those of
+:mod:`fedmtl.privacy`.
 """

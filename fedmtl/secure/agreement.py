@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from .masks import KEY, SIGNATURE, TAG, derived, is_signed
+from .parameters import PublicParameters
 from .shamir import SHARE
-from .terms import Terms
 from .wire import DIGEST, Reader, digest, number, table
 
 ENTRY = 2 * KEY + DIGEST + SIGNATURE
@@ -30,14 +30,14 @@ class Keys:
     own: bytes
 
 
-def checked_keys(terms: Terms, place: int, entry: bytes, reader: Reader) -> Keys:
+def checked_keys(public: PublicParameters, place: int, entry: bytes, reader: Reader) -> Keys:
     """Returns the keys of an entry of a roster, if their client has signed them."""
-    if place >= len(terms.names):
+    if place >= len(public.names):
         raise reader.refused("it names a client that is not in the population")
-    name = terms.names[place]
+    name = public.names[place]
     keys = entry[:-SIGNATURE]
-    text = terms.statement(place, keys)
-    if not is_signed(terms.identities[name], entry[-SIGNATURE:], text):
+    text = public.statement(place, keys)
+    if not is_signed(public.identities[name], entry[-SIGNATURE:], text):
         raise reader.refused(f"the keys of client {name!r} are not signed by it for this attempt")
     return Keys(keys[:KEY], keys[KEY : 2 * KEY], keys[2 * KEY :])
 
@@ -66,14 +66,14 @@ def views_digest(roster: bytes, sent: Iterable[int]) -> bytes:
     return digest(b"fedmtl views", roster, table(dict.fromkeys(sent, b"")))
 
 
-def roster_digest(terms: Terms, entries: bytes) -> bytes:
+def roster_digest(public: PublicParameters, entries: bytes) -> bytes:
     """Returns the digest of a roster, to which boxes are bound.
 
     Args:
-        terms: of the attempt.
+        public: parameters of the attempt.
         entries: its table.
     """
-    return digest(b"fedmtl roster", terms.digest, entries)
+    return digest(b"fedmtl roster", public.digest, entries)
 
 
 def list_digest(came: Iterable[int]) -> bytes:

@@ -23,8 +23,8 @@ from .agreement import (
     views_digest,
 )
 from .masks import KEY, Identity, Pair, Words, sealed, unsealed
+from .parameters import PublicParameters
 from .shamir import SECRET, SHARE, split
-from .terms import Terms
 from .wire import Kind, Reader, digest, number, packed, refused, table
 
 Contribute = Callable[[int], np.ndarray]
@@ -39,7 +39,7 @@ class Member:
     """One client's part in one attempt. All its secrets are new, and in memory only.
 
     Args:
-        terms: of the attempt.
+        public: parameters of the attempt.
         name: of the client.
         identity: its identity key.
         seeds: the secrets of this client in this attempt, if another process began it; None for
@@ -53,11 +53,11 @@ class Member:
     """
 
     def __init__(
-        self, terms: Terms, name: str, identity: Identity, seeds: bytes | None = None
+        self, public: PublicParameters, name: str, identity: Identity, seeds: bytes | None = None
     ) -> None:
-        self._terms = terms
-        self._place = terms.place(name)
-        if terms.identities[name] != identity.public:
+        self._public = public
+        self._place = public.place(name)
+        if public.identities[name] != identity.public:
             raise ConfigError(
                 f"The identity key of client {name!r} on this node is not that of the settings."
             )
@@ -70,8 +70,8 @@ class Member:
         self._mask = Pair(self._mask_seed)
         self._box = Pair(seeds[2 * SECRET :])
         keys = self._mask.public + self._box.public + digest(self._own_seed)
-        self._entry = keys + identity.signed(terms.statement(self._place, keys))
-        self.keys = packed(Kind.KEYS, terms.digest, number(self._place), self._entry)
+        self._entry = keys + identity.signed(public.statement(self._place, keys))
+        self.keys = packed(Kind.KEYS, public.digest, number(self._place), self._entry)
         self._entries: dict[int, bytes] = {}
         self._roster: dict[int, Keys] = {}
         self._roster_digest = b""
@@ -104,12 +104,12 @@ class Member:
 
     @classmethod
     def restored(
-        cls, terms: Terms, name: str, identity: Identity, saved: Mapping[str, bytes]
+        cls, public: PublicParameters, name: str, identity: Identity, saved: Mapping[str, bytes]
     ) -> Member:
         """Returns the client as :meth:`saved` left it.
 
         Args:
-            terms: of the attempt, the same.
+            public: parameters of the attempt, the same.
             name: of the client.
             identity: its identity key.
             saved: the client's own, from nobody else.
@@ -122,14 +122,14 @@ class Member:
         seeds = saved["seeds"]
         if ended:
             seeds = bytes(2 * SECRET + KEY)  # forgotten, and of no more use
-        member = cls(terms, name, identity, seeds)
+        member = cls(public, name, identity, seeds)
         roster = Reader(
-            packed(Kind.ROSTER, terms.digest, saved["roster"]), Kind.ROSTER, terms.digest
+            packed(Kind.ROSTER, public.digest, saved["roster"]), Kind.ROSTER, public.digest
         )
         entries = roster.table(ENTRY)
         if entries and not ended:
             member._agree(entries, roster)
-        held = Reader(packed(Kind.BOXES, terms.digest, saved["held"]), Kind.BOXES, terms.digest)
+        held = Reader(packed(Kind.BOXES, public.digest, saved["held"]), Kind.BOXES, public.digest)
         for place, both in held.table(2 * SHARE).items():
             member._held[place] = (both[:SHARE], both[SHARE:])
         member._views = saved["views"]
@@ -181,7 +181,7 @@ class Member:
                 raise refused(kind, "the part of this client in the attempt has ended")
             if kind != _QUESTIONS[len(self._answers)]:
                 raise refused(kind, "it is out of order")
-            answer = act(Reader(message, kind, self._terms.digest))
+            answer = act(Reader(message, kind, self._public.digest))
             self._answers[kind] = (digest(message), answer)
             if kind == Kind.NAMES:
                 self._forget()
@@ -196,17 +196,17 @@ class Member:
         self._own_seed = b""
 
     def _divided(self, reader: Reader) -> bytes:
-        terms = self._terms
+        public = self._public
         entries = reader.table(ENTRY)
         # A process before this one may have signed other keys for the same attempt.
         if entries.get(self._place) != self._entry:
             raise reader.refused("it does not have the keys of this client")
-        if not terms.accepts(len(entries)):
+        if not public.accepts(len(entries)):
             raise reader.refused("it has too few clients to protect this one")
         self._agree(entries, reader)
         whole = self._roster_digest
         points = [place + 1 for place in entries]
-        threshold = terms.threshold(len(entries))
+        threshold = public.threshold(len(entries))
         pairs = zip(
             split(self._mask_seed, points, threshold),
             split(self._own_seed, points, threshold),
@@ -221,13 +221,13 @@ class Member:
                 key = box_key(self._agreed[place], whole, self._place, place)
                 boxes[place] = sealed(key, b"".join(held), whole)
         sender = number(self._place)
-        return packed(Kind.SHARES, terms.digest, sender, whole, table(boxes))
+        return packed(Kind.SHARES, public.digest, sender, whole, table(boxes))
 
     def _agree(self, entries: dict[int, bytes], reader: Reader) -> None:
         """Takes the signed keys of a roster, and agrees on a secret with each of its clients."""
         roster = {}
         for place, entry in entries.items():
-            roster[place] = checked_keys(self._terms, place, entry, reader)
+            roster[place] = checked_keys(self._public, place, entry, reader)
         agreed = {}
         for place, theirs in roster.items():
             common = self._box.agreed(theirs.box)
@@ -237,10 +237,10 @@ class Member:
         self._entries = entries
         self._roster = roster
         self._agreed = agreed
-        self._roster_digest = roster_digest(self._terms, table(entries))
+        self._roster_digest = roster_digest(self._public, table(entries))
 
     def _masked(self, contribute: Contribute, reader: Reader) -> bytes:
-        terms = self._terms
+        public = self._public
         whole = self._roster_digest
         reader.expect(whole, "it is of another roster")
         boxes = reader.table(BOX)
@@ -248,7 +248,7 @@ class Member:
         size = len(self._roster)
         if self._place in boxes or not boxes.keys() <= self._roster.keys():
             raise reader.refused("it has a box of a client that has none for this one")
-        if len(boxes) + 1 < terms.threshold(size):
+        if len(boxes) + 1 < public.threshold(size):
             raise reader.refused("it lacks the boxes of more clients than may be missing")
         held = {}
         for place, box in boxes.items():
@@ -263,8 +263,8 @@ class Member:
         # From here on the client may be charged: whatever happens, there is no second row.
         self._over = True
         contributed = contribute(size)
-        words = Words(terms.length, terms.bits)
-        words.add(_row_of(contributed, terms))
+        words = Words(public.length, public.bits)
+        words.add(_row_of(contributed, public))
         words.add_mask(own_key(self._own_seed, views, self._place))
         for place, key in masks.items():
             # One of the two adds what the other subtracts.
@@ -275,19 +275,19 @@ class Member:
         self._held.update(held)
         self._views = views
         self._over = False
-        return packed(Kind.ROW, terms.digest, number(self._place), views, words.to_bytes())
+        return packed(Kind.ROW, public.digest, number(self._place), views, words.to_bytes())
 
     def _unboxed(self, place: int, box: bytes, reader: Reader) -> tuple[bytes, bytes]:
         """Returns the two shares in a box of client ``place``."""
         key = box_key(self._agreed[place], self._roster_digest, place, self._place)
         content = unsealed(key, box, self._roster_digest)
         if content is None:
-            name = self._terms.names[place]
+            name = self._public.names[place]
             raise reader.refused(f"the box of client {name!r} is not one that it made for this")
         return content[:SHARE], content[SHARE:]
 
     def _opened(self, reader: Reader) -> bytes:
-        terms = self._terms
+        public = self._public
         reader.expect(self._views, "it is of another roster or of other boxes")
         came = reader.table(0).keys()
         if not came <= self._held.keys():
@@ -295,7 +295,7 @@ class Member:
         # The key of its own masks would open the row that it has sent.
         if self._place not in came:
             raise reader.refused("it does not name this client, whose row was sent")
-        if len(came) < terms.threshold(len(self._roster)):
+        if len(came) < public.threshold(len(self._roster)):
             raise reader.refused("more clients are missing than may be")
         shares = {}
         for place, (mask, own) in self._held.items():
@@ -305,16 +305,16 @@ class Member:
             else:
                 shares[place] = mask
         sender = number(self._place)
-        return packed(Kind.OPENING, terms.digest, sender, list_digest(came), table(shares))
+        return packed(Kind.OPENING, public.digest, sender, list_digest(came), table(shares))
 
 
-def _row_of(words: np.ndarray, terms: Terms) -> np.ndarray:
+def _row_of(words: np.ndarray, public: PublicParameters) -> np.ndarray:
     """Returns the words that a client contributes, checked."""
-    expected = np.dtype(f"<u{terms.bits // 8}")
-    if words.shape != (terms.length,) or words.dtype != expected:
+    expected = np.dtype(f"<u{public.bits // 8}")
+    if words.shape != (public.length,) or words.dtype != expected:
         raise ConfigError(
             f"A client contributes {words.dtype} of shape {words.shape} to a secure sum of "
-            f"{terms.length:,} words of {terms.bits} bits; accepted: {expected.name} of shape "
-            f"({terms.length},)."
+            f"{public.length:,} words of {public.bits} bits; accepted: {expected.name} of shape "
+            f"({public.length},)."
         )
     return words

@@ -1,10 +1,10 @@
 """Messages of the secure sum as bytes, read strictly.
 
 A message is a head, fixed fields and at last a table or a row. The head is the name of the format,
-its version, the kind of the message, and the digest of the attempt's terms. A table is a number of
-entries, and each entry the number of a client and bytes of one length, in ascending order of the
-numbers. All numbers are little-endian. A message that is not exactly so is refused in a sentence
-that has nothing of the message.
+its version, the kind of the message, and the digest of the attempt's parameters. A table is a
+number of entries, and each entry the number of a client and bytes of one length, in ascending order
+of the numbers. All numbers are little-endian. A message that is not exactly so is refused in a
+sentence that has nothing of the message.
 """
 
 from __future__ import annotations
@@ -62,15 +62,15 @@ def table(entries: Mapping[int, bytes]) -> bytes:
     return number(len(entries)) + b"".join(rows)
 
 
-def packed(kind: Kind, terms: bytes, *parts: bytes) -> bytes:
+def packed(kind: Kind, attempt: bytes, *parts: bytes) -> bytes:
     """Returns a message.
 
     Args:
         kind: of the message.
-        terms: digest of the attempt's terms.
+        attempt: digest of the attempt's parameters.
         parts: fixed fields, and a table or a row.
     """
-    return b"".join((_HEAD.pack(_NAME, _VERSION, kind, terms), *parts))
+    return b"".join((_HEAD.pack(_NAME, _VERSION, kind, attempt), *parts))
 
 
 class Reader:
@@ -79,13 +79,13 @@ class Reader:
     Args:
         message: the bytes, from anybody.
         kind: that is expected.
-        terms: digest of the attempt's terms.
+        attempt: digest of the attempt's parameters.
 
     Raises:
         SecureSumError: it is another kind of message, of another version, or of another attempt.
     """
 
-    def __init__(self, message: bytes, kind: Kind, terms: bytes) -> None:
+    def __init__(self, message: bytes, kind: Kind, attempt: bytes) -> None:
         self._kind = kind
         if not isinstance(message, bytes):
             raise self.refused("it is not bytes")
@@ -99,7 +99,7 @@ class Reader:
             raise self.refused(f"its version is another one than {_VERSION}")
         if found != kind:
             raise self.refused("it is a message of another kind")
-        if of != terms:
+        if of != attempt:
             raise self.refused("it is of another run, round or attempt, or of other settings")
 
     def refused(self, why: str) -> SecureSumError:

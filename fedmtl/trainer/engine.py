@@ -18,8 +18,8 @@ from ..privacy import Activations, NoiseSource, Rounds
 from ..ranks import SINGLE, Ranks
 from ..schedules import Block, BoundBuffered, BoundSchedule, Deadline, rounds
 from .aggregates import numbers_of, summarize
+from .channel_setup import open_run
 from .evaluation import Metrics, evaluate_each, evaluate_models
-from .opening import open_run
 from .run_plan import RunPlan
 
 

@@ -31,13 +31,13 @@ from ..ranks import SINGLE, Ranks
 from ..schedules import AsynchronousSchedule, BoundBuffered, BoundSchedule, Buffered, Deadline
 from .baselines import named_baselines, usual_baselines
 from .callbacks import Callback
+from .channel_setup import Schedule, bind_schedule
 from .check import unscaled
 from .engine import Engine
 from .fit import fitted
 from .hooks import RunAudit
 from .inputs import AUTO, as_data, as_model, is_auto
 from .metrics import Metric, MetricFunction, kind_of, resolve_metrics
-from .opening import Schedule, bind_schedule
 from .personalize import usual_finetuning
 from .problem import ProblemSettings, build_problem, coded_for
 from .result import Result

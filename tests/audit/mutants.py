@@ -73,14 +73,14 @@ from fedmtl.privacy import (
     SecureSource,
     SeededSource,
     binding,
+    channel_setup,
     clip,
     costs,
     mechanism,
-    opening,
     quantile,
     records,
+    row_calibration,
     row_noise,
-    row_terms,
     samplers,
     sums,
 )
@@ -94,7 +94,7 @@ from fedmtl.privacy.ledger import Ledger
 from fedmtl.privacy.mechanism import ClippedSum
 from fedmtl.privacy.noise import grid, laws, symmetric
 from fedmtl.privacy.noise.banded import Bands, CorrelatedNoise
-from fedmtl.privacy.noise.shares import ShareNoise
+from fedmtl.privacy.noise.shares import DistributedGaussian
 from fedmtl.privacy.receipt import LocalReceipt, Receipt
 from fedmtl.privacy.records import Records
 from fedmtl.privacy.secure_sum import SecureSum, share_words
@@ -545,7 +545,7 @@ def _by_place(source, purpose, step, keys):
     )
 
 
-_one_source = _set(opening, "SeededSource", lambda seed, repetition=0: SeededSource(seed))
+_one_source = _set(channel_setup, "SeededSource", lambda seed, repetition=0: SeededSource(seed))
 _begun: dict[Any, dict[Any, int]] = {}
 
 
@@ -568,7 +568,7 @@ def _by_session(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
 
     def opened(*args, seed, **options):
         _begun.pop(SeededSource(seed), None)
-        return opening.open_channel(*args, seed=seed, **options)
+        return channel_setup.open_channel(*args, seed=seed, **options)
 
     _addressed(session)(patch, trainer)
     patch.setattr(audit_setup, "open_channel", opened)
@@ -1027,7 +1027,7 @@ def _charged_as_poisson(kind: type) -> _Patch:
     def apply(patch: pytest.MonkeyPatch, trainer: Trainer) -> None:
         for fact in ("relation", "amplified", "per_participation"):
             patch.setattr(kind, fact, getattr(samplers.BoundPoisson, fact))
-        patch.setattr(row_terms, "caps_of", lambda sampler: None)
+        patch.setattr(row_calibration, "caps_of", lambda sampler: None)
 
     return apply
 
@@ -1916,7 +1916,7 @@ MUTANTS = [
     Mutant(
         "shares that count on everybody",
         edit(
-            ShareNoise._deviation,
+            DistributedGaussian._deviation,
             "honest_rows(roster, self.colluding, self.missing)",
             "roster",
         ),

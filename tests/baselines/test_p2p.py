@@ -19,7 +19,7 @@ from fedmtl.errors import ConfigError
 from fedmtl.graphs import Graph, Ring
 from fedmtl.privacy import open_channel
 from fedmtl.schedules import PoissonClocks
-from fedmtl.trainer.opening import bind_schedule, releases_of
+from fedmtl.trainer.channel_setup import bind_schedule, releases_of
 from fedmtl.trainer.problem import ProblemSettings, build_problem
 from tests.helpers import library_accountant
 

@@ -36,11 +36,11 @@ from fedmtl.privacy import (
 from fedmtl.privacy.clip import Clip, RowTotal
 from fedmtl.privacy.noise import shares
 from fedmtl.privacy.noise.discrete import discrete_gaussian
-from fedmtl.privacy.noise.shares import ShareNoise
+from fedmtl.privacy.noise.shares import DistributedGaussian
 from fedmtl.privacy.receipt import Receipt
 from fedmtl.privacy.row_noise import RowNoise
-from fedmtl.privacy.secure_sum import NoiseShare, SecureSum, ShareAccount, share_words
-from fedmtl.privacy.secure_terms import SecureTerms, _shares, secure_terms
+from fedmtl.privacy.secure_calibration import SecureCalibration, _shares, calibrate_secure_sum
+from fedmtl.privacy.secure_sum import LocalRandomizer, SecureSum, ShareAccount, share_words
 from fedmtl.privacy.settings import SecureAggregation
 from fedmtl.secure.roster import honest_rows
 from tests.helpers import library_accountant
@@ -53,24 +53,26 @@ PRIVACY = ClientPrivacy(clip_norm=CLIP, epsilon=4.0, delta=1e-5, source="secure"
 SOME = SecureAggregation(colluding=4, missing=2)
 
 
-def terms(schedule: Any = None, clients: int = 20, steps: int = 5, **options: Any) -> SecureTerms:
+def calibrated(
+    schedule: Any = None, clients: int = 20, steps: int = 5, **options: Any
+) -> SecureCalibration:
     schedule = schedule or FullParticipation()
     privacy = replace(PRIVACY, **options.pop("privacy", {}))
     plan = replace(PLAN, **options.pop("plan", {}))
     privacy = replace(privacy, aggregation=replace(SOME, **options))
-    return secure_terms(privacy, (plan,), schedule.bind(clients), steps)
+    return calibrate_secure_sum(privacy, (plan,), schedule.bind(clients), steps)
 
 
-def noise(**options: Any) -> ShareNoise:
+def noise(**options: Any) -> DistributedGaussian:
     usual = {
         "multiplier": 1.3,
         "sensitivity": CLIP,
         "bound": CLIP,
-        "most": 20,
+        "max_roster": 20,
         "colluding": 4,
         "missing": 2,
     }
-    return ShareNoise(**{**usual, **options})
+    return DistributedGaussian(**{**usual, **options})
 
 
 # The law
@@ -122,7 +124,7 @@ def test_the_noise_of_a_sum_has_the_law_of_its_rows(lost: int) -> None:
 
 
 CASES = [
-    {}, {"most": 100, "colluding": 10, "missing": 10}, {"most": 1000, "colluding": 100, "missing": 100},
+    {}, {"max_roster": 100, "colluding": 10, "missing": 10}, {"max_roster": 1000, "colluding": 100, "missing": 100},
     {"multiplier": 50.0}, {"sensitivity": 2 * CLIP}, {"bits": 64}, {"multiplier": 0.01}, {"multiplier": 1e6, "bits": 64},
 ]  # fmt: skip
 
@@ -134,7 +136,7 @@ def check_shares() -> None:
         assert math.log2(one.width).is_integer()
         asked = (Fraction(one.multiplier) * Fraction(one.sensitivity) / Fraction(one.width)) ** 2
         assert one.cells**2 <= asked < (one.cells + 1) ** 2
-        for roster in {one.least, (one.least + one.most) // 2, one.most}:
+        for roster in {one.min_roster, (one.min_roster + one.max_roster) // 2, one.max_roster}:
             rows = honest_rows(roster, one.colluding, one.missing)
             share = one.deviation(roster)
             assert rows * (share - 1) ** 2 < asked <= rows * share**2
@@ -151,7 +153,7 @@ def test_the_grid_is_the_finest_on_which_no_sum_wraps_around(case: dict[str, Any
     def room(width: float) -> float:
         """Of the largest sum of any roster, with 12.5 deviations of noise, in half of all words."""
         found = []
-        for roster in range(one.least, one.most + 1):
+        for roster in range(one.min_roster, one.max_roster + 1):
             rows = honest_rows(roster, one.colluding, one.missing)
             share = one.multiplier * one.sensitivity / width / math.sqrt(rows)
             found.append(roster * one.bound / width + 12.5 * math.sqrt(roster) * share)
@@ -174,7 +176,7 @@ def test_grids_of_the_design() -> None:
         (1000, 10, 20),
     ):
         one = noise(
-            most=most,
+            max_roster=most,
             multiplier=float(multiplier),
             bound=1.0,
             sensitivity=1.0,
@@ -186,18 +188,18 @@ def test_grids_of_the_design() -> None:
 
 def test_the_excess_over_a_trusted_server() -> None:
     """Of 100 clients of which ten may be missing and ten collude, 79 count; a third more colluding leaves 56."""
-    assert noise(most=100, colluding=10, missing=10).excess(100) == pytest.approx(
+    assert noise(max_roster=100, colluding=10, missing=10).excess(100) == pytest.approx(
         math.sqrt(100 / 79)
     )
-    assert noise(most=100, colluding=33, missing=10).excess(100, 10) == pytest.approx(
+    assert noise(max_roster=100, colluding=33, missing=10).excess(100, 10) == pytest.approx(
         math.sqrt(90 / 56)
     )
-    assert noise(most=3, colluding=1, missing=0).excess(3) == pytest.approx(1.2247, abs=1e-4)
+    assert noise(max_roster=3, colluding=1, missing=0).excess(3) == pytest.approx(1.2247, abs=1e-4)
 
 
 @pytest.mark.parametrize(
     ("case", "match"), [
-        ({"most": 10}, "takes rosters of 11 clients or more if 4 of them may collude and 2 be missing; cohorts have 10"),
+        ({"max_roster": 10}, "takes rosters of 11 clients or more if 4 of them may collude and 2 be missing; cohorts have 10"),
         ({"multiplier": 1e5}, "do not fit 32 bits on a grid of 65,536 cells .* Take 64 bits"),
         ({"multiplier": 1e12, "bits": 64}, "do not fit 64 bits .* Ask for less noise"),
         ({"multiplier": 1e-9}, "do not fit 32 bits .* 16 in the noise of a client"),
@@ -255,12 +257,12 @@ def test_epsilon_holds_for_the_exact_law_of_a_sum() -> None:
 
 
 def test_epsilon_is_that_of_the_library_and_the_slack() -> None:
-    one = terms()
+    one = calibrated()
     library = library_accountant().compose(dp_event.GaussianDpEvent(one.noise.multiplier), 5)
     assert one.epsilon_at(5) == pytest.approx(library.get_epsilon(1e-5), rel=2e-3)
     assert one.epsilon_at(5) <= 4.0
     # of a model of a million numbers the slack shows: N / (12 V) and thrice, for what may stand beside it
-    large = terms(plan={"dimension": 10**6}, steps=50)
+    large = calibrated(plan={"dimension": 10**6}, steps=50)
     numbers = 3 * 10**6 * 50
     exact = epsilon(dp_event.GaussianDpEvent(large.noise.multiplier), 50, 1e-5)
     assert exact + numbers / (12 * large.noise.cells**2) <= large.epsilon_at(50) <= 4.0
@@ -272,17 +274,17 @@ def test_epsilon_is_that_of_the_library_and_the_slack() -> None:
 )
 def test_noise_of_twenty_hospitals(budget: float, trusted: float, secure: float) -> None:
     """Fifty rounds at delta 1e-6; two may be missing and four collude, so fourteen rows count."""
-    one = terms(steps=50, privacy={"epsilon": budget, "delta": 1e-6})
+    one = calibrated(steps=50, privacy={"epsilon": budget, "delta": 1e-6})
     assert one.noise.multiplier == pytest.approx(trusted, rel=5e-3)
     assert one.noise.multiplier * one.noise.excess(20) == pytest.approx(secure, rel=5e-3)
 
 
 def test_participations_are_charged_in_full() -> None:
     """A client of cohorts in turn takes part in five of twenty rounds."""
-    one = terms(CyclicCohorts(cohort=20), 80, 20)
+    one = calibrated(CyclicCohorts(cohort=20), 80, 20)
     assert one.uses == 5
-    assert one.noise.multiplier == terms(steps=5).noise.multiplier
-    fixed = terms(FixedCohort(cohort=20, max_uses=5), 80, 20)
+    assert one.noise.multiplier == calibrated(steps=5).noise.multiplier
+    fixed = calibrated(FixedCohort(cohort=20, max_uses=5), 80, 20)
     assert fixed.uses == 5
     assert fixed.noise.sensitivity == 2 * CLIP
     assert one.noise.sensitivity == CLIP
@@ -292,14 +294,14 @@ def test_participations_are_charged_in_full() -> None:
 @pytest.mark.parametrize("schedule", [FullParticipation(), CyclicCohorts(cohort=20)])
 def test_a_client_without_data_that_sends_a_row_replaces_one(schedule: Any) -> None:
     """The server knows the roster, so that neighbours differ by the data of a client alone: its row by 2 C."""
-    one = terms(schedule, plan={"without_data": True})
+    one = calibrated(schedule, plan={"without_data": True})
     assert one.relation == one.header()["relation"] == "replace"
     assert one.noise.sensitivity == 2 * CLIP
-    assert terms(schedule).relation == "zero_out"
+    assert calibrated(schedule).relation == "zero_out"
 
 
 def test_a_multiplier_and_a_budget_end_the_participations() -> None:
-    one = terms(steps=50, privacy={"noise_multiplier": 8.44, "epsilon": 2.0, "delta": 1e-6})
+    one = calibrated(steps=50, privacy={"noise_multiplier": 8.44, "epsilon": 2.0, "delta": 1e-6})
     assert 5 < one.uses < 50
     assert one.epsilon_at(one.uses) <= 2.0 < one.epsilon_at(one.uses + 1)
     assert one.text(1).startswith("epsilon 0.")
@@ -329,13 +331,13 @@ REFUSED = [
 @pytest.mark.parametrize(("options", "match"), REFUSED, ids=[match for _, match in REFUSED])
 def test_what_a_secure_sum_does_not_support(options: dict[str, Any], match: str) -> None:
     with pytest.raises((PrivacyError, ConfigError), match=match):
-        terms(**options)
+        calibrated(**options)
 
 
 def test_a_method_with_two_releases_is_refused() -> None:
     privacy = replace(PRIVACY, aggregation=SOME)
     with pytest.raises(PrivacyError, match="one release in a round, not update, control"):
-        secure_terms(
+        calibrate_secure_sum(
             privacy, (PLAN, replace(PLAN, name="control")), FullParticipation().bind(20), 5
         )
 
@@ -343,7 +345,7 @@ def test_a_method_with_two_releases_is_refused() -> None:
 def test_a_third_of_a_cohort_may_collude_if_nothing_is_said() -> None:
     for cohort, colluding in ((3, 1), (20, 7), (21, 7), (100, 34)):
         privacy = replace(PRIVACY, aggregation=SecureAggregation())
-        one = secure_terms(privacy, (PLAN,), FullParticipation().bind(cohort), 5)
+        one = calibrate_secure_sum(privacy, (PLAN,), FullParticipation().bind(cohort), 5)
         assert one.noise.colluding == colluding
 
 
@@ -356,7 +358,7 @@ def test_settings_out_of_range(options: dict[str, Any]) -> None:
 # A share
 
 
-def paid(share: NoiseShare, client: int = 3, step: int = 0) -> Receipt:
+def paid(share: LocalRandomizer, client: int = 3, step: int = 0) -> Receipt:
     return Receipt(step, 0, torch.tensor([client]))
 
 
@@ -366,8 +368,8 @@ def row_of(seed: int = 0, size: int = 50, scale: float = 1.0) -> torch.Tensor:
 
 def check_words() -> None:
     """A share is the clipped row, truncated by fractions, and the client's own words of noise."""
-    one = terms()
-    share = NoiseShare(one.release, SeededSource(5))
+    one = calibrated()
+    share = LocalRandomizer(one.release, SeededSource(5))
     for scale in (0.01, 1.0, 100.0):
         row = row_of(scale=scale).double()
         limit = Fraction(CLIP) * (1 - Fraction(1, 2**20))
@@ -398,8 +400,8 @@ def test_a_share_is_the_row_in_cells_and_noise() -> None:
 
 @pytest.mark.parametrize("bits", [32, 64])
 def test_words_of_sums_open_to_the_sum_with_its_noise(bits: int) -> None:
-    one = terms(bits=bits, plan={"dimension": 20_000})
-    share = NoiseShare(one.release, SeededSource(1))
+    one = calibrated(bits=bits, plan={"dimension": 20_000})
+    share = LocalRandomizer(one.release, SeededSource(1))
     total = np.zeros(20_000, dtype=f"<u{bits // 8}")
     exact = np.zeros(20_000, dtype=np.int64)
     for client in range(18):  # two of the roster are missing
@@ -420,14 +422,14 @@ def test_words_of_sums_open_to_the_sum_with_its_noise(bits: int) -> None:
 
 
 def test_a_row_that_is_not_finite_counts_as_zero() -> None:
-    share = NoiseShare(terms().release, SeededSource(1))
+    share = LocalRandomizer(calibrated().release, SeededSource(1))
     row = row_of()
     row[0, 3] = math.nan
     assert not share.cells(row).any()
 
 
 def test_shares_that_are_refused() -> None:
-    share = NoiseShare(terms().release, SecureSource())
+    share = LocalRandomizer(calibrated().release, SecureSource())
     client = torch.tensor([3])
     receipt = paid(share)
     with pytest.raises(PrivacyError, match="takes float rows of shape"):
@@ -446,8 +448,8 @@ def test_shares_that_are_refused() -> None:
 # The account
 
 
-def account(path: Path, one: SecureTerms | None = None, source: Any = None) -> ShareAccount:
-    return ShareAccount(path, one or terms(), "north", 3, "settings", source or SecureSource())
+def account(path: Path, one: SecureCalibration | None = None, source: Any = None) -> ShareAccount:
+    return ShareAccount(path, one or calibrated(), "north", 3, "settings", source or SecureSource())
 
 
 def charges(path: Path) -> list[dict[str, Any]]:
@@ -458,7 +460,7 @@ def charges(path: Path) -> list[dict[str, Any]]:
 
 def check_charged_first(path: Path) -> None:
     """The charge is on the disk when the noise is drawn, and stays if drawing it fails."""
-    one = terms()
+    one = calibrated()
 
     class Watching(SecureSource):
         def words(self, purpose: str, step: int) -> Any:
@@ -467,7 +469,7 @@ def check_charged_first(path: Path) -> None:
 
     seen: list[int] = []
     own = account(path, one)
-    share = NoiseShare(one.release, Watching())
+    share = LocalRandomizer(one.release, Watching())
     for attempt in (1, 2):
         with pytest.raises(OSError, match="no entropy"), own.charged(4, 20) as receipt:
             share(row_of(), torch.tensor([3]), receipt, 20)
@@ -508,7 +510,7 @@ def test_an_account_is_of_one_setting(changes: dict[str, Any], tmp_path: Path) -
     with account(path).charged(0, 20):
         pass
     with pytest.raises(ResumeError, match="was written with"):
-        account(path, terms(**changes)).charged(1, 20).__enter__()
+        account(path, calibrated(**changes)).charged(1, 20).__enter__()
 
 
 def test_a_simulated_share_is_charged_once(tmp_path: Path) -> None:
@@ -558,7 +560,9 @@ def test_a_client_that_is_killed_has_paid_for_one_share(moment: str, tmp_path: P
                 with own.charged(2, 20) as receipt:
                     if moment == "charged":
                         os.kill(os.getpid(), signal.SIGKILL)
-                    NoiseShare(terms().release, Killed())(row_of(), torch.tensor([3]), receipt, 20)
+                    LocalRandomizer(calibrated().release, Killed())(
+                        row_of(), torch.tensor([3]), receipt, 20
+                    )
                     os.kill(os.getpid(), signal.SIGKILL)
             finally:
                 os._exit(1)
@@ -570,8 +574,8 @@ def test_a_client_that_is_killed_has_paid_for_one_share(moment: str, tmp_path: P
 
 
 def test_secure_shares_are_new_in_every_attempt() -> None:
-    one = terms(plan={"dimension": 2000})
-    share = NoiseShare(one.release, SecureSource())
+    one = calibrated(plan={"dimension": 2000})
+    share = LocalRandomizer(one.release, SecureSource())
     row = row_of(size=2000)
     drawn = [share(row, torch.tensor([3]), paid(share, step=0), 20) for _ in range(2)]
     # of 2,000 numbers with a deviation of millions of cells hardly any are equal
@@ -584,9 +588,9 @@ def check_sum_of_the_protocol(tmp_path: Path) -> None:
     pytest.importorskip("cryptography", reason="secure aggregation needs the extra secure")
     from tests.secure.parties import parties
 
-    one = terms(clients=12)
+    one = calibrated(clients=12)
     group = parties(12, 4, 2, length=50)
-    share = NoiseShare(one.release, SeededSource(2))
+    share = LocalRandomizer(one.release, SeededSource(2))
     accounts = {}
     for place, name in enumerate(group.members):
         accounts[name] = ShareAccount(tmp_path / name, one, name, place, "", SecureSource())
@@ -639,7 +643,7 @@ def test_shares_behind_masks_open_to_the_same_sum(tmp_path: Path) -> None:
 
 
 def test_sums_in_one_process_that_are_refused() -> None:
-    one = terms(clients=12)
+    one = calibrated(clients=12)
     everybody = torch.arange(12)
     rows = torch.zeros(12, 50)
     receipt = Receipt(0, 0, everybody)
@@ -675,20 +679,20 @@ def check_fixed() -> None:
 
 
 MUTANTS: dict[str, tuple[Any, Callable[..., None]]] = {
-    "noise of one row too many": (edit(ShareNoise._deviation, "ratio**2 / rows)", "ratio**2 / (rows + 1))"), check_shares),
-    "noise of all clients": (edit(ShareNoise._deviation, "honest_rows(roster, self.colluding, self.missing)", "roster"), check_shares),
-    "a deviation rounded down": (edit(ShareNoise._deviation, "math.isqrt(square - 1) + 1", "math.isqrt(square - 1)"), check_shares),
-    "cells rounded up": (edit(ShareNoise.cells.func, "math.floor(ratio)", "math.floor(ratio) + 1"), check_shares),  # type: ignore[attr-defined]
-    "no noise": (edit(ShareNoise.words, "(cells + noise).astype", "(cells).astype"), check_words),
-    "noise of 16 bits": (edit(ShareNoise.words, "(cells + noise)", "(cells + noise.astype('i2'))"), check_words),
+    "noise of one row too many": (edit(DistributedGaussian._deviation, "ratio**2 / rows)", "ratio**2 / (rows + 1))"), check_shares),
+    "noise of all clients": (edit(DistributedGaussian._deviation, "honest_rows(roster, self.colluding, self.missing)", "roster"), check_shares),
+    "a deviation rounded down": (edit(DistributedGaussian._deviation, "math.isqrt(square - 1) + 1", "math.isqrt(square - 1)"), check_shares),
+    "cells rounded up": (edit(DistributedGaussian.cells.func, "math.floor(ratio)", "math.floor(ratio) + 1"), check_shares),  # type: ignore[attr-defined]
+    "no noise": (edit(DistributedGaussian.words, "(cells + noise).astype", "(cells).astype"), check_words),
+    "noise of 16 bits": (edit(DistributedGaussian.words, "(cells + noise)", "(cells + noise.astype('i2'))"), check_words),
     "one noise for all clients": (edit(share_words, "/{client}", ""), check_words),
-    "a row that is not clipped": (edit(NoiseShare.cells, "*bounds_of(clip)", "*bounds_of(None)"), check_words),
-    "a share without a receipt": (edit(NoiseShare.__call__, "receipt.spend(self.name, clients)", "receipt._spent[self.name] = clients"), test_shares_that_are_refused),
+    "a row that is not clipped": (edit(LocalRandomizer.cells, "*bounds_of(clip)", "*bounds_of(None)"), check_words),
+    "a share without a receipt": (edit(LocalRandomizer.__call__, "receipt.spend(self.name, clients)", "receipt._spent[self.name] = clients"), test_shares_that_are_refused),
     "no charge": (edit(ShareAccount.charged.__wrapped__, "ledger.charge(step, step + 1, [[0]])", "pass"), check_charged_first),  # type: ignore[attr-defined]
     "a charge of nobody": (edit(ShareAccount.charged.__wrapped__, "[[0]]", "[[]]"), check_exhausted),  # type: ignore[attr-defined]
-    "a cap that is not kept": (edit(ShareAccount.charged.__wrapped__, "used >= self._terms.uses", "used > self._terms.uses"), check_exhausted),  # type: ignore[attr-defined]
+    "a cap that is not kept": (edit(ShareAccount.charged.__wrapped__, "used >= self._calibration.uses", "used > self._calibration.uses"), check_exhausted),  # type: ignore[attr-defined]
     "charged after the row": (edit(ShareAccount.charged.__wrapped__, "            ledger.charge(step, step + 1, [[0]])\n            yield Receipt(step, used, torch.tensor([self._position]))", "            yield Receipt(step, used, torch.tensor([self._position]))\n            ledger.charge(step, step + 1, [[0]])"), check_charged_first),  # type: ignore[attr-defined]
-    "no slack": (edit(secure_terms, "shares.cells >= cost.cells", "True"), check_library),
+    "no slack": (edit(calibrate_secure_sum, "shares.cells >= cost.cells", "True"), check_library),
     "sampling that amplifies": (edit(PrivacyCost.event, "if self.sampled < 1:", "event = dp_event.PoissonSampledDpEvent(0.5, event)\n        if self.sampled < 1:"), check_hospitals),
     "one noise in all rounds": (edit(share_words, "{client}\", step)", "{client}\", 0)"), check_words),
     "a sensitivity of one clip": (edit(_shares, "sensitivity=release.sensitivity", "sensitivity=release.bound"), check_fixed),

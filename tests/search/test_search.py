@@ -40,9 +40,9 @@ from fedmtl.privacy import SeededSource, draw_repetitions, selection_epsilon
 from fedmtl.privacy.noise.sources import SystemCoins
 from fedmtl.search.run import SearchRun
 from fedmtl.search.scores import client_scores
+from fedmtl.trainer.channel_setup import open_run
 from fedmtl.trainer.engine import Engine
 from fedmtl.trainer.fit import single_run
-from fedmtl.trainer.opening import open_run
 from tests.helpers import ragged_classification, regression
 
 from ..audit.test_verification import both, failed, lists

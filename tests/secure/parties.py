@@ -10,8 +10,8 @@ import numpy as np
 
 from fedmtl.secure.masks import Identity
 from fedmtl.secure.member import Member
-from fedmtl.secure.opening import Opening
-from fedmtl.secure.terms import Terms
+from fedmtl.secure.parameters import PublicParameters
+from fedmtl.secure.server import SecureSumServer
 
 STEPS = ("keys", "shares", "row", "opening")
 
@@ -20,15 +20,15 @@ STEPS = ("keys", "shares", "row", "opening")
 class Parties:
     """The clients of one attempt, their rows and the server."""
 
-    terms: Terms
+    public: PublicParameters
     identities: dict[str, Identity]
     members: dict[str, Member]
     rows: dict[str, np.ndarray]
-    server: Opening
+    server: SecureSumServer
 
     def again(self, **changes: object) -> Parties:
         """Another attempt of the same clients."""
-        return _parties(self.identities, {**vars_of(self.terms), "attempt": 1, **changes})
+        return _parties(self.identities, {**vars_of(self.public), "attempt": 1, **changes})
 
     def row(self, name: str, boxes: bytes) -> bytes:
         return self.members[name].row(boxes, lambda roster: self.rows[name])
@@ -69,16 +69,16 @@ class Parties:
 
     def plain(self, lost: Collection[str] = ()) -> list[int]:
         """The sum of rows without masks, by whole numbers of Python."""
-        half = 1 << (self.terms.bits - 1)
+        half = 1 << (self.public.bits - 1)
         columns = zip(
             *(row.tolist() for name, row in self.rows.items() if name not in lost), strict=True
         )
         return [(sum(column) + half) % (2 * half) - half for column in columns]
 
 
-def vars_of(terms: Terms) -> dict[str, object]:
+def vars_of(public: PublicParameters) -> dict[str, object]:
     return {
-        name: getattr(terms, name)
+        name: getattr(public, name)
         for name in (
             "run",
             "round",
@@ -107,12 +107,14 @@ def parties(clients: int = 5, colluding: int = 1, missing: int = 1, **options: o
 
 
 def _parties(identities: dict[str, Identity], options: Mapping[str, object]) -> Parties:
-    terms = Terms(identities={name: key.public for name, key in identities.items()}, **options)
+    public = PublicParameters(
+        identities={name: key.public for name, key in identities.items()}, **options
+    )
     generator = np.random.default_rng(0)
     rows = {}
     for name in identities:
         rows[name] = generator.integers(
-            0, 1 << terms.bits, size=terms.length, dtype=f"<u{terms.bits // 8}"
+            0, 1 << public.bits, size=public.length, dtype=f"<u{public.bits // 8}"
         )
-    members = {name: Member(terms, name, key) for name, key in identities.items()}
-    return Parties(terms, identities, members, rows, Opening(terms))
+    members = {name: Member(public, name, key) for name, key in identities.items()}
+    return Parties(public, identities, members, rows, SecureSumServer(public))

@@ -14,12 +14,12 @@ from scipy import stats
 pytest.importorskip("cryptography", reason="secure aggregation needs the extra secure")
 
 from fedmtl.errors import ConfigError, SecureSumError
-from fedmtl.secure import agreement, opening
+from fedmtl.secure import agreement, server
 from fedmtl.secure.masks import Identity, Words
 from fedmtl.secure.member import Member
-from fedmtl.secure.opening import Opening
+from fedmtl.secure.parameters import PublicParameters
+from fedmtl.secure.server import SecureSumServer
 from fedmtl.secure.shamir import weights
-from fedmtl.secure.terms import Terms
 from fedmtl.secure.wire import Kind, packed, table
 from tests.mutation import edit
 from tests.secure.parties import STEPS, Parties, parties
@@ -163,7 +163,7 @@ def test_the_second_list_has_no_answer() -> None:
 def names_of(one: Parties, places: list[int]) -> bytes:
     """A list of names as a server would send it."""
     return packed(
-        Kind.NAMES, one.terms.digest, one.server._views, table(dict.fromkeys(places, b""))
+        Kind.NAMES, one.public.digest, one.server._views, table(dict.fromkeys(places, b""))
     )
 
 
@@ -231,7 +231,7 @@ def test_a_client_that_is_started_again_has_no_answer_to_its_old_attempt(step: s
     """Its secrets were in memory: after a restart it has other keys, and the server none of its shares."""
     one = parties(5, 1, 1)
     question = asked(one, step)
-    again = Member(one.terms, "c0", one.identities["c0"])
+    again = Member(one.public, "c0", one.identities["c0"])
     assert again.keys != one.members["c0"].keys
     match = {
         "shares": "does not have the keys of this client",
@@ -269,7 +269,7 @@ def test_messages_of_other_attempts_and_settings(step: str, changes: dict[str, o
 def test_keys_of_another_attempt_in_a_message_of_this_one() -> None:
     one = parties(5, 1, 1)
     other = one.again()
-    moved = other.members["c1"].keys.replace(other.terms.digest, one.terms.digest)
+    moved = other.members["c1"].keys.replace(other.public.digest, one.public.digest)
     with pytest.raises(SecureSumError, match="'c1' are not signed by it for this attempt"):
         one.server.take("c1", moved)
     roster = asked(one, "shares")
@@ -317,8 +317,8 @@ def test_rosters_of_a_server_that_lies(
     one = parties(5, 1, 1)
     question = asked(one, "shares")
     entries = {place: member.keys[-ENTRY:] for place, member in enumerate(one.members.values())}
-    assert packed(Kind.ROSTER, one.terms.digest, table(entries)) == question
-    message = packed(Kind.ROSTER, one.terms.digest, table(change(entries)))
+    assert packed(Kind.ROSTER, one.public.digest, table(entries)) == question
+    message = packed(Kind.ROSTER, one.public.digest, table(change(entries)))
     check_refused(one.members["c0"], "shares", message, match)
     assert one.answer("c0", "shares", question)
 
@@ -329,13 +329,13 @@ def test_a_key_with_which_nothing_is_secret() -> None:
     for zeros in (slice(0, 32), slice(32, 64)):
         keys = bytearray(one.members["c1"].keys[-ENTRY:-64])
         keys[zeros] = bytes(32)
-        entry = bytes(keys) + one.identities["c1"].signed(one.terms.statement(1, bytes(keys)))
-        message = packed(Kind.KEYS, one.terms.digest, (1).to_bytes(4, "little"), entry)
+        entry = bytes(keys) + one.identities["c1"].signed(one.public.statement(1, bytes(keys)))
+        message = packed(Kind.KEYS, one.public.digest, (1).to_bytes(4, "little"), entry)
         with pytest.raises(SecureSumError, match="nothing is secret"):
-            Opening(one.terms).take("c1", message)
+            SecureSumServer(one.public).take("c1", message)
     one.run_to("keys", {})
     entries = {place: member.keys[-ENTRY:] for place, member in enumerate(one.members.values())}
-    roster = packed(Kind.ROSTER, one.terms.digest, table({**entries, 1: entry}))
+    roster = packed(Kind.ROSTER, one.public.digest, table({**entries, 1: entry}))
     check_refused(one.members["c0"], "shares", roster, "nothing is secret")
 
 
@@ -347,7 +347,7 @@ def test_boxes_of_a_server_that_lies() -> None:
     boxes = {place: server._boxes[place][0] for place in range(1, 6)}
 
     def message(entries: dict[int, bytes], roster: bytes = server._roster_digest) -> bytes:
-        return packed(Kind.BOXES, one.terms.digest, roster, table(entries))
+        return packed(Kind.BOXES, one.public.digest, roster, table(entries))
 
     assert message(boxes) == question
     member = one.members["c0"]
@@ -389,7 +389,7 @@ def test_lists_of_a_server_that_lies() -> None:
     check_refused(
         member, "opening", names_of(one, [0, 1, 2, 3]), "more clients are missing than may be"
     )
-    other = packed(Kind.NAMES, one.terms.digest, bytes(32), table(dict.fromkeys(range(5), b"")))
+    other = packed(Kind.NAMES, one.public.digest, bytes(32), table(dict.fromkeys(range(5), b"")))
     check_refused(member, "opening", other, "of another roster or of other boxes")
     assert member.opening(names_of(one, [0, 1, 2, 3, 4]))
 
@@ -400,7 +400,7 @@ def test_clients_that_were_shown_different_rosters_have_masks_that_do_not_cancel
     one = parties(7, 1, 1)
     entries = {place: member.keys[-ENTRY:] for place, member in enumerate(one.members.values())}
     shown = [
-        packed(Kind.ROSTER, one.terms.digest, table({p: entries[p] for p in places}))
+        packed(Kind.ROSTER, one.public.digest, table({p: entries[p] for p in places}))
         for places in (range(5), range(2, 7))
     ]
     for name in ("c0", "c1", "c2"):
@@ -421,7 +421,7 @@ def test_clients_that_were_shown_different_boxes_have_masks_that_do_not_cancel()
     for place in range(7):
         left_out = (5, 6) if place < 3 else (1, 2)
         boxes = {p: server._boxes[p][place] for p in range(7) if p != place and p not in left_out}
-        message = packed(Kind.BOXES, one.terms.digest, server._roster_digest, table(boxes))
+        message = packed(Kind.BOXES, one.public.digest, server._roster_digest, table(boxes))
         row = one.row(f"c{place}", message)
         rows.append(row)
         with pytest.raises(SecureSumError, match="has seen other boxes"):
@@ -504,7 +504,7 @@ def test_a_client_that_divides_another_secret_is_named_and_not_those_who_pass_it
 
 
 def test_a_wrong_share_is_not_looked_for_among_very_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opening, "_SEARCHED", 5)
+    monkeypatch.setattr(server, "_SEARCHED", 5)
     one = parties(6, 1, 1)
     one.run_to("opening", {})
     one.server._shares[3][2] ^= 1
@@ -586,7 +586,7 @@ def test_versions_and_names_of_formats() -> None:
 def seen(one: Parties) -> np.ndarray:
     """The words of all rows, as the server gets them."""
     boxes = questions_of(one)
-    size = one.terms.length * one.terms.bits // 8
+    size = one.public.length * one.public.bits // 8
     return np.stack(
         [np.frombuffer(one.row(name, boxes[name])[-size:], "<u4") for name in one.members]
     )
@@ -637,15 +637,15 @@ def test_a_mask_is_the_stream_of_its_key() -> None:
     assert not words.signed().any()
 
 
-# Identities and terms
+# Identities and public parameters
 
 
 def test_a_node_with_another_identity_than_in_the_settings() -> None:
     one = parties(5, 1, 1)
     with pytest.raises(ConfigError, match="'c0' on this node is not that of the settings"):
-        Member(one.terms, "c0", Identity(bytes(32)))
+        Member(one.public, "c0", Identity(bytes(32)))
     with pytest.raises(ConfigError, match="'x' is not in the population"):
-        Member(one.terms, "x", Identity(bytes(32)))
+        Member(one.public, "x", Identity(bytes(32)))
 
 
 @pytest.mark.parametrize(
@@ -661,7 +661,7 @@ def test_terms_that_protect_nobody(changes: dict[str, object], match: str) -> No
 
 
 def test_keys_of_identities_that_are_none() -> None:
-    terms = parties(5, 1, 1).terms
+    public = parties(5, 1, 1).public
     options = {
         "run": "r",
         "round": 0,
@@ -671,13 +671,13 @@ def test_keys_of_identities_that_are_none() -> None:
         "colluding": 1,
         "missing": 1,
     }
-    keys = dict(terms.identities)
+    keys = dict(public.identities)
     for wrong, match in (
         ({"c0": b"x"}, "'c0' is not 32 bytes"),
         ({"c0": keys["c1"]}, "one identity key"),
     ):
         with pytest.raises(ConfigError, match=match):
-            Terms(identities={**keys, **wrong}, **options)
+            PublicParameters(identities={**keys, **wrong}, **options)
 
 
 # Broken protocols
@@ -706,21 +706,21 @@ def check_signed() -> None:
 
 MUTANTS: dict[str, tuple[Callable[..., None], Callable[[], None]]] = {
     "a sign of the masks": (edit(Member._masked, "self._place < place", "self._place > -1"), check_sums),
-    "a sign of the masks of who is lost": (edit(Opening._unmask, "place < lost", "place > lost"), check_sums),
+    "a sign of the masks of who is lost": (edit(SecureSumServer._unmask, "place < lost", "place > lost"), check_sums),
     "no mask of its own": (edit(Member._masked, "words.add_mask(own_key", "bytes(own_key"), check_sums),
     "no masks at all": (edit(Words._mask, "change(part, mask, out=part)", "pass"), check_masks),
     "one word of a mask for all": (edit(Words._mask, "change(part, mask, out=part)", "change(part, mask[:1], out=part)"), check_masks),
     "one mask of a pair left out": (edit(Member._masked, "in masks.items():", "in list(masks.items())[1:]:"), check_sums),
-    "the threshold one lower": (edit(Member._divided, "terms.threshold(len(entries))", "terms.threshold(len(entries)) - 1"), lambda: check_threshold()),
-    "the threshold one higher": (edit(Member._divided, "terms.threshold(len(entries))", "terms.threshold(len(entries)) + 1"), check_sums),
-    "one more may be missing from a list": (edit(Member._opened, "< terms.threshold(len(self._roster))", "< terms.threshold(len(self._roster)) - 1"), test_lists_of_a_server_that_lies),
-    "one more may be missing from the boxes": (edit(Member._masked, "< terms.threshold(size)", "< terms.threshold(size) - 1"), check_bad_boxes),
+    "the threshold one lower": (edit(Member._divided, "public.threshold(len(entries))", "public.threshold(len(entries)) - 1"), lambda: check_threshold()),
+    "the threshold one higher": (edit(Member._divided, "public.threshold(len(entries))", "public.threshold(len(entries)) + 1"), check_sums),
+    "one more may be missing from a list": (edit(Member._opened, "< public.threshold(len(self._roster))", "< public.threshold(len(self._roster)) - 1"), test_lists_of_a_server_that_lies),
+    "one more may be missing from the boxes": (edit(Member._masked, "< public.threshold(size)", "< public.threshold(size) - 1"), check_bad_boxes),
     "both kinds of shares": (edit(Member._answered, "asked != digest(message)", "False"), check_lists),
     "a second answer to a list": (edit(Member._answered, "if kind in self._answers:", "if kind in self._answers and kind != Kind.NAMES:"), check_lists),
     "the other kind of share": (edit(Member._opened, "shares[place] = mask", "shares[place] = own"), lambda: test_an_answer_to_a_list_has_one_kind_of_share_of_each_client()),
     "a signature that is not checked": (edit(agreement.checked_keys, "not is_signed(", "None is is_signed("), check_signed),
-    "a signature that is not of the attempt": (edit(Terms.statement, "self.digest + ", ""), check_signed),
-    "attempts that are not told apart": (edit(Terms.digest.func, "            self.attempt,\n", ""), check_attempts),  # type: ignore[attr-defined]
+    "a signature that is not of the attempt": (edit(PublicParameters.statement, "self.digest + ", ""), check_signed),
+    "attempts that are not told apart": (edit(PublicParameters.digest.func, "            self.attempt,\n", ""), check_attempts),  # type: ignore[attr-defined]
     "a list that is not bound to the boxes": (edit(Member._opened, "reader.expect(self._views, ", "reader.take(32) and bool("), test_lists_of_a_server_that_lies),
     "views without the boxes": (edit(agreement.views_digest, ", roster, table(dict.fromkeys(sent, b\"\"))", ", roster"), test_clients_that_were_shown_different_boxes_have_masks_that_do_not_cancel),
     "views without the roster": (edit(agreement.views_digest, "b\"fedmtl views\", roster, ", "b\"fedmtl views\", "), lambda: check_views()),
@@ -730,8 +730,8 @@ MUTANTS: dict[str, tuple[Callable[..., None], Callable[[], None]]] = {
     "a charge before the checks": (edit(Member._masked, "whole = self._roster_digest", "whole = (contribute(1), self._roster_digest)[1]"), check_bad_boxes),
     "a row after a charge that failed": (edit(Member._masked, "self._over = True", "pass"), test_a_client_that_cannot_pay_has_no_row_and_no_further_answer),
     "steps in any order": (edit(Member._answered, "if kind != _QUESTIONS[len(self._answers)]:", "if False:"), test_steps_out_of_order_have_no_answer),
-    "a wrong secret that is not found": (edit(Opening._secret, "right = digest(seed) == keys.own", "right = True"), test_a_wrong_share_is_found_with_who_sent_it),
-    "a client that is counted twice": (edit(Opening.take, "if place in self._came:", "if False:"), lambda: test_a_step_is_answered_once_and_repeated_to_the_same_question("row")),
+    "a wrong secret that is not found": (edit(SecureSumServer._secret, "right = digest(seed) == keys.own", "right = True"), test_a_wrong_share_is_found_with_who_sent_it),
+    "a client that is counted twice": (edit(SecureSumServer.take, "if place in self._came:", "if False:"), lambda: test_a_step_is_answered_once_and_repeated_to_the_same_question("row")),
 }  # fmt: skip
 
 
@@ -767,11 +767,11 @@ def test_answers_from_processes_of_their_own_give_the_same_sum(lost: dict[str, s
 
     def made_anew(name: str, step: str, question: bytes) -> bytes:
         member = group.members[name]
-        member = Member.restored(group.terms, name, group.identities[name], member.saved())
+        member = Member.restored(group.public, name, group.identities[name], member.saved())
         group.members[name] = member
         answer = Parties.answer(group, name, step, question)
         # a message that is repeated, in yet another process, has the same answer
-        again = Member.restored(group.terms, name, group.identities[name], member.saved())
+        again = Member.restored(group.public, name, group.identities[name], member.saved())
         group.members[name] = again
         assert Parties.answer(group, name, step, question) == answer
         return answer
@@ -790,7 +790,7 @@ def test_a_client_that_is_made_anew_answers_a_step_once() -> None:
     saved = member.saved()
     secret = saved["seeds"] + saved["held"][4:]
     assert secret == b""  # forgotten: only answers are left
-    again = Member.restored(group.terms, "c0", group.identities["c0"], saved)
+    again = Member.restored(group.public, "c0", group.identities["c0"], saved)
     assert again.opening(came) == member.opening(came)
     with pytest.raises(SecureSumError, match="another one was answered in this attempt"):
         again.opening(came[:-4] + b"\x07\x00\x00\x00")
@@ -809,7 +809,7 @@ def test_a_client_whose_charge_failed_stays_so_when_it_is_made_anew() -> None:
 
     with pytest.raises(OSError, match="no entropy"):
         member.row(boxes, broke)
-    again = Member.restored(group.terms, "c0", group.identities["c0"], member.saved())
+    again = Member.restored(group.public, "c0", group.identities["c0"], member.saved())
     with pytest.raises(SecureSumError, match="the part of this client in the attempt has ended"):
         again.row(boxes, lambda roster: group.rows["c0"])
 
@@ -817,6 +817,6 @@ def test_a_client_whose_charge_failed_stays_so_when_it_is_made_anew() -> None:
 def test_the_memory_of_another_attempt_is_refused() -> None:
     group = parties(12, 4, 2)
     group.run_to("shares", {})
-    other = group.again().terms
+    other = group.again().public
     with pytest.raises(SecureSumError, match="not signed by it for this attempt"):
         Member.restored(other, "c0", group.identities["c0"], group.members["c0"].saved())

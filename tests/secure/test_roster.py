@@ -168,22 +168,22 @@ def attack() -> tuple[list[int], list[int]]:
     one.run_to("shares", {})
     server = one.server
     server.boxes()
-    words = Words(one.terms.length, 32)
+    words = Words(one.public.length, 32)
     views = b""
     for place in range(clients):
         left_out = {out} if place in inside else set()
         boxes = {p: server._boxes[p][place] for p in range(clients) if p not in {place, *left_out}}
         row = one.row(
-            f"c{place}", packed(Kind.BOXES, one.terms.digest, server._roster_digest, table(boxes))
+            f"c{place}", packed(Kind.BOXES, one.public.digest, server._roster_digest, table(boxes))
         )
         if place in inside:
-            words.add(np.frombuffer(row[-4 * one.terms.length :], "<u4"))
+            words.add(np.frombuffer(row[-4 * one.public.length :], "<u4"))
             views = one.members[f"c{place}"]._views
     shares = {}
     for place in range(clients):
         member = one.members[f"c{place}"]
         names = table(dict.fromkeys(set(range(clients)) - lists[place], b""))
-        answer = member.opening(packed(Kind.NAMES, one.terms.digest, member._views, names))
+        answer = member.opening(packed(Kind.NAMES, one.public.digest, member._views, names))
         body = answer[38 + 4 + 32 :]  # after the head, the sender and the digest of the list
         shares[place] = {
             int.from_bytes(body[i : i + 4], "little"): int.from_bytes(

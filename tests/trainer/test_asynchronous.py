@@ -36,7 +36,7 @@ from fedmtl.privacy import SeededSource, open_channel
 from fedmtl.report import frame
 from fedmtl.report.tables import grouped
 from fedmtl.schedules import RandomLatency, TraceLatency
-from fedmtl.trainer.opening import bind_schedule
+from fedmtl.trainer.channel_setup import bind_schedule
 from fedmtl.trainer.problem import ProblemSettings, build_problem
 from tests import small
 

@@ -30,8 +30,8 @@ from fedmtl.privacy import (
 from fedmtl.privacy.cost import PrivacyCost
 from fedmtl.privacy.noise.discrete import discrete_gaussian
 from fedmtl.privacy.receipt import Receipt
+from fedmtl.privacy.secure_calibration import calibrate_secure_sum
 from fedmtl.privacy.secure_sum import SecureSum
-from fedmtl.privacy.secure_terms import secure_terms
 from fedmtl.report.canvas import drawing
 from fedmtl.secure.roster import honest_rows
 
@@ -77,7 +77,7 @@ def secure(rows: torch.Tensor, epsilon: float, seed: int) -> np.ndarray:
     plan = ReleasePlan(name="mean", dimension=SIZE)
     everybody = FullParticipation().bind(clients)
     secured = replace(privacy(epsilon), aggregation=settings(clients))
-    terms = secure_terms(secured, (plan,), everybody, 1)
+    terms = calibrate_secure_sum(secured, (plan,), everybody, 1)
     everyone = torch.arange(clients)
     return SecureSum(terms.release, SeededSource(seed))(
         rows, everyone, Receipt(0, 0, everyone)

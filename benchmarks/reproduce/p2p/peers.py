@@ -17,7 +17,7 @@ from fedmtl.algorithms.linear.solve import minimize
 from fedmtl.data import FederatedDataset
 from fedmtl.privacy import open_channel
 from fedmtl.schedules import PoissonClocks
-from fedmtl.trainer.opening import bind_schedule, releases_of
+from fedmtl.trainer.channel_setup import bind_schedule, releases_of
 from fedmtl.trainer.problem import ProblemSettings, build_problem
 
 Array = NDArray[np.float64]

@@ -17,7 +17,7 @@ from fedmtl.algorithms.linear.solve import fit_own
 from fedmtl.data.synthetic.tasks import load_synthetic_tasks
 from fedmtl.privacy import open_channel
 from fedmtl.schedules import AsynchronousSchedule
-from fedmtl.trainer.opening import bind_schedule, releases_of
+from fedmtl.trainer.channel_setup import bind_schedule, releases_of
 from fedmtl.trainer.problem import ProblemSettings, build_problem
 
 Kind = Literal["classification", "regression"]

@@ -191,7 +191,7 @@ def client_noise(
 def noised(total: Numbers, noise: Numbers, width: float | Tensor | None = None) -> Numbers:
     """Returns a private sum with its noise: the one place in which a server's noise is added.
 
-    A client of a secure sum adds its share in :meth:`.shares.ShareNoise.words`.
+    A client of a secure sum adds its share in :meth:`.shares.DistributedGaussian.words`.
 
     The sum of two whole numbers in float64 is a function of their exact sum, even beyond 2**53.
 

@@ -46,14 +46,14 @@ _FAR = Fraction(25, 2)  # deviations
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShareNoise:
-    """The noise of a secure sum, as the shares of its clients.
+class DistributedGaussian:
+    """The distributed discrete Gaussian noise of a secure sum, of which each client adds a share.
 
     Args:
         multiplier: z, of the noise of the sum over its sensitivity.
         sensitivity: S, of the sum.
         bound: C, on one client's row.
-        most: clients of the largest roster.
+        max_roster: clients of the largest roster.
         colluding: t, clients of a roster whose noise does not count.
         missing: d, clients of a roster that may be lost after it is fixed.
         bits: 32 or 64; sums are modulo 2**bits.
@@ -66,39 +66,39 @@ class ShareNoise:
     multiplier: float
     sensitivity: float
     bound: float
-    most: int
+    max_roster: int
     colluding: int
     missing: int
     bits: int = 32
 
     def __post_init__(self) -> None:
         # Told before the smallest roster is searched for, which takes memory by the missing.
-        if self.most <= self.colluding + 2 * self.missing:
+        if self.max_roster <= self.colluding + 2 * self.missing:
             raise PrivacyError(
                 f"A secure sum takes rosters of more than {self.colluding + 2 * self.missing:,} "
                 f"clients if {self.colluding:,} of them may collude and {self.missing:,} be "
-                f"missing; cohorts have {self.most:,}. Take larger cohorts, or fewer that collude "
-                "or are missing."
+                f"missing; cohorts have {self.max_roster:,}. Take larger cohorts, or fewer that "
+                "collude or are missing."
             )
-        least = self.least
-        if self.most < least:
+        least = self.min_roster
+        if self.max_roster < least:
             raise PrivacyError(
                 f"A secure sum takes rosters of {least:,} clients or more if {self.colluding:,} of "
-                f"them may collude and {self.missing:,} be missing; cohorts have {self.most:,}. "
-                "Take larger cohorts, or fewer that collude or are missing."
+                f"them may collude and {self.missing:,} be missing; cohorts have "
+                f"{self.max_roster:,}. Take larger cohorts, or fewer that collude or are missing."
             )
         coarse = Fraction(self.bound) < LEAST_CELLS * Fraction(self.width)
         # With less noise than a few cells a sum of shares is not Gaussian any more.
-        if coarse or self.deviation(self.most) < _LEAST_SHARE:
+        if coarse or self.deviation(self.max_roster) < _LEAST_SHARE:
             remedy = "Take 64 bits." if self.bits == 32 else "Ask for less noise."
             raise PrivacyError(
-                f"Sums of {self.most:,} rows with noise of multiplier {self.multiplier:g} do not "
-                f"fit {self.bits} bits on a grid of {LEAST_CELLS:,} cells in the clip norm and "
+                f"Sums of {self.max_roster:,} rows with noise of multiplier {self.multiplier:g} do "
+                f"not fit {self.bits} bits on a grid of {LEAST_CELLS:,} cells in the clip norm and "
                 f"{_LEAST_SHARE} in the noise of a client. {remedy}"
             )
 
     @property
-    def least(self) -> int:
+    def min_roster(self) -> int:
         """Returns the number of clients of the smallest roster."""
         return least_roster(self.colluding, self.missing)
 
@@ -114,7 +114,7 @@ class ShareNoise:
         """Returns True if sums of the largest and of the smallest roster fit; those between have
         fewer rows than the one and less noise than the other."""
         cells = math.ceil(Fraction(self.bound) / Fraction(width))
-        for roster in (self.most, min(self.least, self.most)):
+        for roster in (self.max_roster, min(self.min_roster, self.max_roster)):
             share = self._deviation(width, roster)
             far = math.ceil(_FAR * share * (math.isqrt(roster) + 1))
             most = min(1 << (self.bits - 1), _MOST_SUM)
@@ -140,10 +140,10 @@ class ShareNoise:
         Raises:
             PrivacyError: a roster that protects nobody, or that is larger than planned.
         """
-        if not self.least <= roster <= self.most:
+        if not self.min_roster <= roster <= self.max_roster:
             raise PrivacyError(
                 f"A roster of {roster:,} clients is not one of those that the noise is planned "
-                f"for, of {self.least:,} to {self.most:,}."
+                f"for, of {self.min_roster:,} to {self.max_roster:,}."
             )
         return self._deviation(self.width, roster)
 
@@ -174,10 +174,10 @@ class ShareNoise:
 
     def text(self) -> str:
         """Returns the conditions on which the noise protects the clients of a cohort."""
-        rows = honest_rows(self.most, self.colluding, self.missing)
+        rows = honest_rows(self.max_roster, self.colluding, self.missing)
         return (
-            f"of {self.most:,} clients of a cohort at most {self.colluding:,} may collude with it "
-            f"and {self.missing:,} be lost, and the noise counts on the shares of {rows:,}"
+            f"of {self.max_roster:,} clients of a cohort at most {self.colluding:,} may collude "
+            f"with it and {self.missing:,} be lost, and the noise counts on the shares of {rows:,}"
         )
 
     def share(self, size: int, roster: int, words: Words) -> np.ndarray:

@@ -18,18 +18,18 @@ from ..errors import ConfigError, PrivacyError
 from ..ranks import SINGLE, Ranks
 from .accountant import PrivacyAccountant
 from .activations import Activations
+from .calibration import Calibration
 from .gradients import GradientPlan
 from .ledger import Ledger, read_header
 from .noise.sources import NoiseSource, SecureSource, SeededSource
 from .ranked import RankedRounds
-from .record_terms import terms_of_records
+from .record_calibration import calibrate_records
 from .release import ReleasePlan
 from .replicates import ReplicatedRounds, check_replicates, settings_of
 from .rounds import Rounds
-from .row_terms import check_rows, terms_of_rows
+from .row_calibration import calibrate_rows, check_rows
 from .samplers import BoundSampler
 from .settings import ClientPrivacy, Privacy, RecordPrivacy
-from .terms import Terms
 
 Plan = ReleasePlan | GradientPlan
 
@@ -118,7 +118,7 @@ def open_channel(
         # Settings of records need a gradient, which a run that releases nothing does not have.
         if not plans:
             settings = tuple(each for each in settings if isinstance(each, ClientPrivacy))
-    opening = _Opening(
+    setup = _ChannelSetup(
         settings=settings,
         rows=rows,
         gradients=gradients,
@@ -144,8 +144,8 @@ def open_channel(
             "out with replicates or with several ranks."
         )
     if ranks.size > 1:
-        return _opened_at_ranks(opening, ledger_path)
-    return opening.channel(_header(ledger_path, resume), ledger_path)
+        return _opened_at_ranks(setup, ledger_path)
+    return setup.channel(_header(ledger_path, resume), ledger_path)
 
 
 def _one_gradient_plan(plans: Sequence[Plan]) -> GradientPlan | None:
@@ -158,27 +158,27 @@ def _one_gradient_plan(plans: Sequence[Plan]) -> GradientPlan | None:
     return next(iter(several), None)
 
 
-def _opened_at_ranks(opening: _Opening, path: Path | None) -> Rounds | Activations:
+def _opened_at_ranks(setup: _ChannelSetup, path: Path | None) -> Rounds | Activations:
     """Returns the channel of this rank. The first one calibrates and keeps the ledger; the others
     read its header, as a resumed run does."""
     first: list[Rounds | Activations] = []
 
     def open_first() -> dict[str, Any]:
-        first.append(opening.channel(_header(path, opening.resume), path))
+        first.append(setup.channel(_header(path, setup.resume), path))
         ledger = first[0].accountant.ledger
         if ledger is None:
             return {}
         header: dict[str, Any] = json.loads(json.dumps(ledger.header))
         return header
 
-    header = opening.ranks.share(open_first)
-    if opening.ranks.first:
+    header = setup.ranks.share(open_first)
+    if setup.ranks.first:
         return first[0]
-    return opening.channel(header, None)
+    return setup.channel(header, None)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Opening:
+class _ChannelSetup:
     """The arguments of :func:`open_channel` after their checks: one channel is opened from them at
     every rank.
 
@@ -214,39 +214,43 @@ class _Opening:
                 stand. Empty without one.
             path: file of the ledger; None keeps charges in memory.
         """
-        terms = self._terms(prior)
+        calibration = self._calibration(prior)
         outside = self.notes
-        if terms.gradients is not None:
-            outside = (*outside, *terms.gradients.notes)
+        if calibration.gradients is not None:
+            outside = (*outside, *calibration.gradients.notes)
         if self.sampler is not None:
             clients = self.sampler.n
         else:
             # clients that act one at a time release nothing else
-            assert terms.gradients is not None
-            clients = len(terms.gradients.ids)
-        ledger = self._ledger(terms, clients, outside, path)
+            assert calibration.gradients is not None
+            clients = len(calibration.gradients.ids)
+        ledger = self._ledger(calibration, clients, outside, path)
         account = PrivacyAccountant(
             clients,
             steps=self.steps,
-            costs=terms.costs,
+            costs=calibration.costs,
             budget=self._budget(),
-            caps=terms.caps,
+            caps=calibration.caps,
             ledger=ledger,
             replicates=len(self.sources),
         )
         name = _ledger_name(ledger, path)
         if self.sampler is None:
-            return self._activations(terms, account, outside, name)
-        return self._rounds(terms, account, outside, name)
+            return self._activations(calibration, account, outside, name)
+        return self._rounds(calibration, account, outside, name)
 
     def _activations(
-        self, terms: Terms, account: PrivacyAccountant, outside: tuple[str, ...], ledger_name: str
+        self,
+        calibration: Calibration,
+        account: PrivacyAccountant,
+        outside: tuple[str, ...],
+        ledger_name: str,
     ) -> Activations:
         """Returns the channel of clients that act one at a time."""
         kind = self.kind or Activations
         assert issubclass(kind, Activations)
         return kind(
-            terms,
+            calibration,
             account,
             self.sources,
             schedule=str(self.schedule),
@@ -255,7 +259,11 @@ class _Opening:
         )
 
     def _rounds(
-        self, terms: Terms, account: PrivacyAccountant, outside: tuple[str, ...], ledger_name: str
+        self,
+        calibration: Calibration,
+        account: PrivacyAccountant,
+        outside: tuple[str, ...],
+        ledger_name: str,
     ) -> Rounds:
         """Returns the channel of rounds: of one process, of this rank, or of replicates."""
         kind: Callable[..., Rounds] = Rounds
@@ -267,7 +275,7 @@ class _Opening:
         elif len(self.sources) > 1:
             kind = ReplicatedRounds
         return kind(
-            terms,
+            calibration,
             account,
             self.sources,
             order=self.order,
@@ -275,12 +283,12 @@ class _Opening:
             notes=outside,
         )
 
-    def _terms(self, prior: Mapping[str, Any]) -> Terms:
-        """Returns the terms of rows of clients if the unit is a client, otherwise those of
+    def _calibration(self, prior: Mapping[str, Any]) -> Calibration:
+        """Calibrates releases of rows if the unit is a client, otherwise those of gradients of
         records."""
         of_records = any(isinstance(each, RecordPrivacy) for each in self.settings)
         if self.sampler is None or of_records:
-            return terms_of_records(
+            return calibrate_records(
                 self.settings,
                 self.rows,
                 self.gradients,
@@ -289,7 +297,7 @@ class _Opening:
                 self.sources,
                 prior,
             )
-        return terms_of_rows(
+        return calibrate_rows(
             self.settings, self.rows, self.sampler, self.steps, self.sources, prior
         )
 
@@ -300,22 +308,22 @@ class _Opening:
         return None
 
     def _ledger(
-        self, terms: Terms, clients: int, outside: tuple[str, ...], path: Path | None
+        self, calibration: Calibration, clients: int, outside: tuple[str, ...], path: Path | None
     ) -> Ledger | None:
         """Returns the open ledger; None if nothing is charged, and for replicates with accounts by
         client, which are simulations."""
-        header = terms.header
+        header = calibration.header
         if header is None:
             return None
         # Replicates are simulations, and a file could hold the accounts of only one.
-        if terms.caps is not None and len(self.sources) > 1:
+        if calibration.caps is not None and len(self.sources) > 1:
             return None
         header["outside"] = list(outside)
         header.setdefault("sampler", str(self.schedule))  # of clients that act one at a time
         # a round is the same release again only if its cohort and its noise are
         repeatable = self.sampler is None or self.sampler.repeatable
         charged: int | None = clients
-        if terms.caps is None:
+        if calibration.caps is None:
             charged = None  # everybody is charged for every step
         return Ledger(
             path,

@@ -1,4 +1,4 @@
-"""The terms on which a channel is opened: noise, costs, and the header of the ledger."""
+"""The calibration of a run's privacy: noise, costs, and the header of the ledger."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from .settings import Privacy
 
 
 @dataclass(frozen=True, kw_only=True)
-class Terms:
-    """The terms on which a channel is opened: settings, caps, costs, releases and noise.
+class Calibration:
+    """The calibrated privacy of a run, with which a channel is opened.
 
     Attributes:
         settings: the privacy of all replicates, or of each.

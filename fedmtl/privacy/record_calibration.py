@@ -1,4 +1,4 @@
-"""The terms of a run that releases gradients of single records: their noise and its cost."""
+"""The calibration of a run that releases gradients of single records: their noise and its cost."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from ..errors import PrivacyError
 from .binding import bind_releases
+from .calibration import Calibration, caps_of, schedule_facts
 from .costs import PrivacyCosts
 from .gradients import GradientPlan, record_costs
 from .noise.grid import check_drawable
@@ -19,14 +20,13 @@ from .noise.sources import NoiseSource
 from .release import ReleasePlan
 from .samplers import SHIFTS, BoundSampler
 from .settings import Privacy, RecordPrivacy
-from .terms import Terms, caps_of, schedule_facts
 
 OF_RECORDS = {"relation": "zero_out", "amplified": False, "per_participation": True}
 """The assumption of the accountant on cohorts of rounds whose unit is one record, whatever draws
 them: they are public."""
 
 
-def terms_of_records(
+def calibrate_records(
     settings: tuple[Privacy, ...],
     rows: tuple[ReleasePlan, ...],
     plan: GradientPlan | None,
@@ -34,8 +34,8 @@ def terms_of_records(
     steps: int,
     sources: tuple[NoiseSource, ...],
     prior: Mapping[str, Any],
-) -> Terms:
-    """Returns the terms of R replicates whose protected unit is a record.
+) -> Calibration:
+    """Calibrates the noise of R replicates whose protected unit is a record.
 
     Args:
         settings: of all replicates, or of each.
@@ -62,21 +62,21 @@ def terms_of_records(
                 "act one at a time take clipping='norm'."
             )
         plan.check(clients=None)
-        terms = _terms_of_activations(records, plan)
+        calibration = _activations(records, plan)
     else:
         plan.check(clients=sampler.n)
         sampler = sampler.capped(steps)
-        terms = _terms_of_rounds(records, rows, plan, sampler, steps)
+        calibration = _rounds(records, rows, plan, sampler, steps)
         if noiseless:
             # Nothing is charged then: rounds keep the sampler's own cap.
-            terms = replace(terms, caps=caps_of(sampler))
+            calibration = replace(calibration, caps=caps_of(sampler))
     if noiseless:
-        return terms
-    assert terms.caps is not None
+        return calibration
+    assert calibration.caps is not None
     delta = records[0].resolved_delta(int(plan.counts.sum()))
-    costs, caps = record_costs(records, plan, terms.caps, delta, header=prior)
+    costs, caps = record_costs(records, plan, calibration.caps, delta, header=prior)
     _check_noise(costs, plan, records[0], sources[0])
-    return replace(terms, caps=caps, costs=costs)
+    return replace(calibration, caps=caps, costs=costs)
 
 
 def _check_plans(
@@ -105,9 +105,9 @@ def _common_facts(plan: GradientPlan) -> dict[str, Any]:
     return {"dimension": plan.dimension, "public": plan.public_digest, "records": plan.describe()}
 
 
-def _terms_of_activations(records: tuple[RecordPrivacy, ...], plan: GradientPlan) -> Terms:
-    """Returns the terms, without costs, of clients that act one at a time."""
-    return Terms(
+def _activations(records: tuple[RecordPrivacy, ...], plan: GradientPlan) -> Calibration:
+    """Returns the calibration, without costs, of clients that act one at a time."""
+    return Calibration(
         settings=records,
         caps=plan.caps,
         facts=_common_facts(plan) | {"at_cap": plan.at_cap},
@@ -115,16 +115,16 @@ def _terms_of_activations(records: tuple[RecordPrivacy, ...], plan: GradientPlan
     )
 
 
-def _terms_of_rounds(
+def _rounds(
     records: tuple[RecordPrivacy, ...],
     rows: tuple[ReleasePlan, ...],
     plan: GradientPlan,
     sampler: BoundSampler,
     steps: int,
-) -> Terms:
-    """Returns the terms, without costs, of rounds in which clients train by DP-SGD."""
+) -> Calibration:
+    """Returns the calibration, without costs, of rounds in which clients train by DP-SGD."""
     _check_post_processing(rows)
-    return Terms(
+    return Calibration(
         settings=records,
         caps=np.full(sampler.n, most_participations(sampler, steps), dtype=np.int64),
         facts=_common_facts(plan) | schedule_facts(sampler, **OF_RECORDS),

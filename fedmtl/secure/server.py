@@ -1,4 +1,4 @@
-"""The server's part in one attempt of a secure sum: bytes in, bytes out, and at last the sum."""
+"""The server of one attempt at a secure sum: bytes in, bytes out, and at last the sum."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from .agreement import (
     views_digest,
 )
 from .masks import KEY, Pair, Words
+from .parameters import PublicParameters
 from .shamir import SHARE, joined, weights
-from .terms import Terms
 from .wire import Kind, Reader, digest, number, packed, table
 
 _SEARCHED = 200
@@ -29,18 +29,18 @@ _SEARCHED = 200
 power, and a client that lies must not keep the server busy."""
 
 
-class Opening:
-    """The server's part in one attempt: it delivers messages, and opens the sum of the rows.
+class SecureSumServer:
+    """The server of one attempt: it delivers messages, and unmasks the sum of the rows.
 
     Messages of clients are taken one by one, in any order within a step. A method that makes the
     next messages ends the step; what comes later is refused, and its client is missing.
 
     Args:
-        terms: of the attempt.
+        public: parameters of the attempt.
     """
 
-    def __init__(self, terms: Terms) -> None:
-        self._terms = terms
+    def __init__(self, public: PublicParameters) -> None:
+        self._public = public
         self._probe = Pair(secrets.token_bytes(KEY))
         self._expected: Kind | None = Kind.KEYS
         self._came: set[int] = set()  # whose messages of this step have come
@@ -50,7 +50,7 @@ class Opening:
         self._boxes: dict[int, dict[int, bytes]] = {}
         self._views = b""
         self._sent: frozenset[int] = frozenset()  # whose boxes came
-        self._words = Words(terms.length, terms.bits)
+        self._words = Words(public.length, public.bits)
         self._rows: frozenset[int] = frozenset()  # whose rows came
         self._shares: dict[int, dict[int, int]] = {}
 
@@ -68,8 +68,8 @@ class Opening:
         if self._expected is None:
             raise SecureSumError("A message of the secure sum is refused: the sum has ended.")
         kind = self._expected
-        reader = Reader(message, kind, self._terms.digest)
-        place = self._terms.place(name)
+        reader = Reader(message, kind, self._public.digest)
+        place = self._public.place(name)
         # The network says whose node it comes from; nobody answers for another client.
         reader.expect(number(place), "it is of another client than the one that sent it")
         if place in self._came:
@@ -89,12 +89,12 @@ class Opening:
     def waiting(self) -> tuple[str, ...]:
         """Returns the clients whose answers in the step that is open have not come."""
         left = sorted(self._open_to() - self._came)
-        return tuple(self._terms.names[place] for place in left)
+        return tuple(self._public.names[place] for place in left)
 
     def _open_to(self) -> set[int] | frozenset[int]:
         """Returns the clients that have answered every step before."""
         if self._expected == Kind.KEYS:
-            return set(range(len(self._terms.names)))
+            return set(range(len(self._public.names)))
         if self._expected == Kind.SHARES:
             return set(self._roster)
         if self._expected == Kind.ROW:
@@ -103,7 +103,7 @@ class Opening:
 
     def _take_keys(self, place: int, reader: Reader) -> None:
         entry = bytes(reader.rest(ENTRY))
-        keys = checked_keys(self._terms, place, entry, reader)
+        keys = checked_keys(self._public, place, entry, reader)
         # Every client would refuse a roster with such a key.
         if self._probe.agreed(keys.mask) is None or self._probe.agreed(keys.box) is None:
             raise reader.refused("it has a key with which nothing is secret")
@@ -121,8 +121,8 @@ class Opening:
     def _take_row(self, place: int, reader: Reader) -> None:
         # Its masks would not cancel, and spoil the sum.
         reader.expect(self._views, "its client has seen other boxes")
-        size = self._terms.bits // 8
-        row = reader.rest(self._terms.length * size)
+        size = self._public.bits // 8
+        row = reader.rest(self._public.length * size)
         self._words.add(np.frombuffer(row, dtype=f"<u{size}"))
 
     def _take_shares(self, place: int, reader: Reader) -> None:
@@ -155,11 +155,11 @@ class Opening:
         Raises:
             SecureSumError: too few clients for a roster, or another step is open.
         """
-        terms = self._terms
-        self._end(Kind.KEYS, Kind.SHARES, terms.least)
+        public = self._public
+        self._end(Kind.KEYS, Kind.SHARES, public.min_roster)
         entries = table(self._entries)
-        self._roster_digest = roster_digest(terms, entries)
-        return packed(Kind.ROSTER, terms.digest, entries)
+        self._roster_digest = roster_digest(public, entries)
+        return packed(Kind.ROSTER, public.digest, entries)
 
     def boxes(self) -> dict[str, bytes]:
         """Ends the second step; returns the message to each client whose boxes came, by name.
@@ -167,14 +167,14 @@ class Opening:
         Raises:
             SecureSumError: more clients are missing than may be, or another step is open.
         """
-        terms = self._terms
-        self._sent = self._end(Kind.SHARES, Kind.ROW, terms.threshold(len(self._roster)))
+        public = self._public
+        self._sent = self._end(Kind.SHARES, Kind.ROW, public.threshold(len(self._roster)))
         self._views = views_digest(self._roster_digest, self._sent)
         messages = {}
         for place in sorted(self._sent):
             for_it = {of: boxes[place] for of, boxes in self._boxes.items() if of != place}
             parts = (self._roster_digest, table(for_it))
-            messages[terms.names[place]] = packed(Kind.BOXES, terms.digest, *parts)
+            messages[public.names[place]] = packed(Kind.BOXES, public.digest, *parts)
         return messages
 
     def names(self) -> bytes:
@@ -183,15 +183,15 @@ class Opening:
         Raises:
             SecureSumError: more clients are missing than may be, or another step is open.
         """
-        terms = self._terms
-        self._rows = self._end(Kind.ROW, Kind.OPENING, terms.threshold(len(self._roster)))
+        public = self._public
+        self._rows = self._end(Kind.ROW, Kind.OPENING, public.threshold(len(self._roster)))
         names = table(dict.fromkeys(self._rows, b""))
-        return packed(Kind.NAMES, terms.digest, self._views, names)
+        return packed(Kind.NAMES, public.digest, self._views, names)
 
     @property
     def counted(self) -> tuple[str, ...]:
         """Returns the clients whose rows are in the sum, once the third step has ended."""
-        return tuple(self._terms.names[place] for place in sorted(self._rows))
+        return tuple(self._public.names[place] for place in sorted(self._rows))
 
     def total(self) -> np.ndarray:
         """Ends the last step; returns the sum of the rows that came: int64 (D,), from
@@ -201,7 +201,7 @@ class Opening:
             SecureSumError: more clients are missing than may be, a share is wrong, or another step
                 is open. Nothing is known of the sum then.
         """
-        threshold = self._terms.threshold(len(self._roster))
+        threshold = self._public.threshold(len(self._roster))
         answered = sorted(self._end(Kind.OPENING, None, threshold))
         # One set of weights is enough for all secrets.
         responders = answered[:threshold]
@@ -253,7 +253,7 @@ class Opening:
     def _wrong(self, place: int, answered: Sequence[int], threshold: int) -> SecureSumError:
         """Returns the error of wrong shares of one client; it names who sent one if a single answer
         is to blame and there are enough others."""
-        names = self._terms.names
+        names = self._public.names
         why = "too few others answered to find whose"
         if len(answered) > threshold:
             why = "more than one answer, or the shares themselves, are wrong"

@@ -1,4 +1,4 @@
-"""The public terms of an attempt of a secure sum, which all sides have before it begins."""
+"""The public parameters of one attempt at a secure sum; all sides have them before it begins."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from .wire import digest, number
 
 
 @dataclass(frozen=True, kw_only=True)
-class Terms(Checked):
-    """Terms of one attempt to add up the rows of one round.
+class PublicParameters(Checked):
+    """The public parameters of one attempt to add up the rows of one round.
 
     All of them are in the digest that every message begins with and every signature is of, so that
     no message of another attempt, or of other settings, is taken for one of this.
@@ -56,11 +56,11 @@ class Terms(Checked):
                 raise ConfigError(f"The identity key of client {name!r} is not 32 bytes.")
         if len(set(self.identities.values())) < len(self.identities):
             raise ConfigError("Two clients have one identity key; each has a key of its own.")
-        if len(self.identities) < self.least:
+        if len(self.identities) < self.min_roster:
             raise ConfigError(
                 f"A secure sum of {len(self.identities):,} clients, of which {self.colluding:,} "
                 f"may collude and {self.missing:,} may be missing, protects none of them; it takes "
-                f"{self.least:,} clients."
+                f"{self.min_roster:,} clients."
             )
 
     @cached_property
@@ -75,7 +75,7 @@ class Terms(Checked):
 
     @cached_property
     def digest(self) -> bytes:
-        """Returns the digest of the terms, 32 bytes."""
+        """Returns the digest of the parameters, 32 bytes."""
         numbers = (
             self.round,
             self.attempt,
@@ -105,7 +105,7 @@ class Terms(Checked):
         return roster - self.missing
 
     @property
-    def least(self) -> int:
+    def min_roster(self) -> int:
         """Returns the size of the smallest roster that protects its clients."""
         return least_roster(self.colluding, self.missing)
 

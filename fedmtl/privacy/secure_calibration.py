@@ -1,4 +1,4 @@
-"""The terms of secure sums: the noise that clients share, and the cost of a participation.
+"""The calibration of secure sums: the noise that clients share, and the cost of a participation.
 
 Under :class:`~fedmtl.privacy.ClientPrivacy` with a trusted server the server adds the noise. In a
 secure sum (:mod:`.secure_sum`) the clients do, and epsilon holds against the server, too. The
@@ -19,15 +19,15 @@ from ..errors import PrivacyError
 from .binding import bind_releases, step_cost
 from .cost import PrivacyCost
 from .costs import Demand
-from .noise.shares import ShareNoise
+from .noise.shares import DistributedGaussian
 from .release import Release, ReleasePlan
 from .samplers import BoundSampler, Relation
 from .settings import ClientPrivacy
 
 
 @dataclass(frozen=True)
-class SecureTerms:
-    """The terms of a run of secure sums.
+class SecureCalibration:
+    """The calibration of a run of secure sums.
 
     Attributes:
         release: with its clip and its noise as shares.
@@ -40,7 +40,7 @@ class SecureTerms:
     uses: int
 
     @property
-    def noise(self) -> ShareNoise:
+    def noise(self) -> DistributedGaussian:
         """Returns the noise of the sum, as shares."""
         assert self.release.shares is not None
         return self.release.shares
@@ -84,7 +84,7 @@ class SecureTerms:
             "colluding": noise.colluding,
             "missing": noise.missing,
             "bits": noise.bits,
-            "most": noise.most,
+            "most": noise.max_roster,
             "kinds": [
                 {
                     "price": self.cost.to_dict(),
@@ -95,13 +95,13 @@ class SecureTerms:
         }
 
 
-def secure_terms(
+def calibrate_secure_sum(
     privacy: ClientPrivacy,
     plans: tuple[ReleasePlan, ...],
     sampler: BoundSampler,
     steps: int,
     prior: Mapping[str, Any] | None = None,
-) -> SecureTerms:
+) -> SecureCalibration:
     """Calibrates the noise of secure sums.
 
     Args:
@@ -142,20 +142,20 @@ def secure_terms(
             if sampler.per_participation:
                 sampler = sampler.with_cap(affordable)
             release = replace(release, sampling=sampler, shares=shares)
-            return SecureTerms(release, cost, affordable)
+            return SecureCalibration(release, cost, affordable)
         cost = replace(cost, cells=shares.cells)
 
 
-def _shares(privacy: ClientPrivacy, release: Release, multiplier: float) -> ShareNoise:
+def _shares(privacy: ClientPrivacy, release: Release, multiplier: float) -> DistributedGaussian:
     """Returns the noise of a release as shares."""
     aggregation = privacy.aggregation
     assert aggregation is not None
     cohort = int(release.sampling.cohort)
-    return ShareNoise(
+    return DistributedGaussian(
         multiplier=multiplier,
         sensitivity=release.sensitivity,
         bound=release.bound,
-        most=cohort,
+        max_roster=cohort,
         colluding=aggregation.colluding_of(cohort),
         missing=aggregation.missing,
         bits=aggregation.bits,

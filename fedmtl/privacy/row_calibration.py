@@ -1,4 +1,4 @@
-"""The terms of a run that releases sums over rows of clients: their noise and its cost."""
+"""The calibration of a run that releases sums over rows of clients: their noise and its cost."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from ..errors import PrivacyError
 from .binding import bind_releases, step_cost
+from .calibration import Calibration, caps_of, schedule_facts
 from .cost import PrivacyCost
 from .costs import Demand, PrivacyCosts, calibrated
 from .noise.banded import Bands
@@ -20,20 +21,19 @@ from .quantile import QuantileClip
 from .release import Release, ReleasePlan
 from .row_noise import bind_rows, refuse_rows, row_facts
 from .samplers import BoundSampler
-from .secure_terms import secure_terms
+from .secure_calibration import calibrate_secure_sum
 from .settings import ClientPrivacy, Privacy
-from .terms import Terms, caps_of, schedule_facts
 
 
-def terms_of_rows(
+def calibrate_rows(
     settings: tuple[Privacy, ...],
     plans: tuple[ReleasePlan, ...],
     sampler: BoundSampler,
     steps: int,
     sources: tuple[NoiseSource, ...],
     prior: Mapping[str, Any],
-) -> Terms:
-    """Returns the terms of R replicates whose protected unit is a client.
+) -> Calibration:
+    """Calibrates the noise of R replicates whose protected unit is a client.
 
     Args:
         settings: of all replicates, or of each; empty for no privacy.
@@ -82,7 +82,7 @@ def terms_of_rows(
     releases = bind_releases(plans, sampler, privacy, max(costs.multipliers), bands)
     _check_noise(releases, cost, sources[0])
     rows = bind_rows(plans, releases, steps, delta, prior)
-    return Terms(
+    return Calibration(
         settings=(privacy,),
         caps=caps_of(sampler),
         costs=costs,
@@ -99,9 +99,9 @@ def _secure(
     sampler: BoundSampler,
     steps: int,
     prior: Mapping[str, Any],
-) -> Terms:
-    """Returns the terms of a run whose clients add the noise, as shares."""
-    secure = secure_terms(privacy, plans, sampler, steps, prior)
+) -> Calibration:
+    """Returns the calibration of a run whose clients add the noise, as shares."""
+    secure = calibrate_secure_sum(privacy, plans, sampler, steps, prior)
     sampler = secure.release.sampling
     accounts = 1
     if sampler.per_participation:
@@ -109,7 +109,7 @@ def _secure(
     costs = PrivacyCosts(
         (secure.cost,), (secure.noise.multiplier,), np.zeros((1, accounts), dtype=np.int64)
     )
-    return Terms(
+    return Calibration(
         settings=(privacy,),
         caps=caps_of(sampler),
         costs=costs,
@@ -126,13 +126,13 @@ def _loudest(settings: Sequence[ClientPrivacy]) -> ClientPrivacy | None:
 
 def _without_noise(
     privacy: ClientPrivacy | None, plans: tuple[ReleasePlan, ...], sampler: BoundSampler
-) -> Terms:
-    """Returns the terms of a run that clips at most, and charges nothing."""
+) -> Calibration:
+    """Returns the calibration of a run that clips at most, and charges nothing."""
     refuse_rows(plans)
     settings: tuple[ClientPrivacy, ...] = ()
     if privacy is not None:
         settings = (privacy,)
-    return Terms(
+    return Calibration(
         settings=settings,
         caps=caps_of(sampler),
         sampler=sampler,
@@ -211,8 +211,8 @@ def calibrated_release(
 ) -> Release:
     """Returns the release of a run in which it is the only one, with its noise; nothing is opened
     or charged."""
-    terms = terms_of_rows((privacy,), (plan,), sampler, steps, (SeededSource(0),), {})
-    return terms.releases[plan.name]
+    calibration = calibrate_rows((privacy,), (plan,), sampler, steps, (SeededSource(0),), {})
+    return calibration.releases[plan.name]
 
 
 def _bands(
