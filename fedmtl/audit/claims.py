@@ -106,7 +106,7 @@ class Claims:
         """
         if self._setup.gradients is None:
             client = 0  # all clients share a cost
-        kind = self.costs.kind[0, client]
+        kind = self.costs.kind_of[0, client]
         return self.costs.kinds[kind], self.costs.multipliers[kind]
 
     def of(self, name: str, client: int = 0, use: int = 0) -> Claim:

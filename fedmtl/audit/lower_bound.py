@@ -138,7 +138,7 @@ class Interval(Checked, RunAudit):
         record["account"] = account
         record["uses"] = int(spent[account])
         record["observers"] = _observers(planted, scores, dependence)
-        kinds = np.broadcast_to(costs.kind[0], spent.shape)
+        kinds = np.broadcast_to(costs.kind_of[0], spent.shape)
         return with_bounds(record, costs.kinds[kinds[account]])
 
 
@@ -146,7 +146,7 @@ def _plant_records(channel: Any, own: Tensor, seed: int) -> None:
     """Adds canaries that are records of clients."""
     records = channel.records
     channel.canaries = RecordCanaries(records.plan, own, records.law, channel.bound, seed)
-    if len(np.unique(channel.costs.kind[0][channel.canaries.clients])) > 1:
+    if len(np.unique(channel.costs.kind_of[0][channel.canaries.clients])) > 1:
         raise PrivacyError(
             "Canaries join clients of one cost; give one epsilon to all clients, "
             "or leave audit out."

@@ -3,7 +3,7 @@
 An audit compares two runs. It notes the releases of the first one and the messages of its clients,
 and it forces the second one, on other data, to the same releases: whatever still differs did not
 come from a release. Ordinary channels know nothing of this. The classes here are theirs with three
-attributes more, and are handed to :func:`~fedmtl.privacy.open_channel` as its ``kind``.
+attributes more, and are handed to :func:`~fedmtl.privacy.open_channel` as its ``channel_class``.
 """
 
 from __future__ import annotations

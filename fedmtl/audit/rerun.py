@@ -286,7 +286,7 @@ def released_again(trainer: Trainer, notes: Notes) -> tuple[Recording, int]:
     """Returns the releases that another channel makes of the rows of a run, and the number of
     releases with rows of clients that were not drawn."""
     coins = _source(trainer, trainer.seed)
-    other = open_run(trainer, trainer.problem(), coins=coins, kind=RecordedRounds)
+    other = open_run(trainer, trainer.problem(), coins=coins, channel_class=RecordedRounds)
     strangers = 0
     assert isinstance(other, RecordedRounds)
     other.record = again = list[tuple[int, str, Tensor]]()

@@ -284,6 +284,9 @@ class Setup:
             else:
                 # noise on rows would hide what a release adds up
                 plans.append(plan if self.rows else replace(plan, rows=None))
+        recorded: type[RecordedRounds | RecordedActivations] = RecordedRounds
+        if isinstance(self.schedule, Clocks):
+            recorded = RecordedActivations
         return open_channel(
             self.privacy,
             plans,
@@ -294,7 +297,7 @@ class Setup:
             ledger_path=ledger,
             resume=resume,
             replicates=replicates,
-            kind=RecordedActivations if isinstance(self.schedule, Clocks) else RecordedRounds,
+            channel_class=recorded,
         )
 
     @cached_property

@@ -342,15 +342,15 @@ class PrivacyAccountant:
         """Returns the number of steps among ``wanted`` more ones that fit the budget."""
         if self.costs is None:
             return wanted
-        most = self.costs.most
-        if most is not None:
-            wanted = max(0, min(wanted, most - charged))
+        limit = self.costs.max_uses
+        if limit is not None:
+            wanted = max(0, min(wanted, limit - charged))
         if self.budget is None:
             return wanted
         if charged + wanted > self._fitting:
             planned = max(self._steps, charged + wanted)
-            if most is not None:
-                planned = min(planned, most)
+            if limit is not None:
+                planned = min(planned, limit)
             # one figure answers for all the planned steps
             fits = self.claimed_at(planned) <= self.budget
             if fits:

@@ -23,7 +23,7 @@ def step_cost(
     privacy: ClientPrivacy,
     *,
     delta: float,
-    most: int | None = None,
+    max_steps: int | None = None,
     bands: Bands | None = None,
 ) -> PrivacyCost:
     """Returns the privacy cost of the steps, each with all its releases.
@@ -33,7 +33,7 @@ def step_cost(
         sampler: who takes part.
         privacy: settings with noise.
         delta: of every epsilon.
-        most: the largest number of steps; None without a limit.
+        max_steps: the largest number of steps; None without a limit.
         bands: how the noise is correlated over rounds, or None.
 
     Raises:
@@ -64,7 +64,7 @@ def step_cost(
         sizes=tuple(plan.size for plan in plans),
         delta=delta,
         weights=allocation,
-        most=most,
+        max_uses=max_steps,
     )
     if sampler.amplified:
         cost = replace(cost, sampled=sampler.probability)

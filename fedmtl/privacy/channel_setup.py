@@ -49,7 +49,7 @@ def open_channel(
     replicates: int = 1,
     ranks: Ranks = SINGLE,
     order: Tensor | None = None,
-    kind: type[Rounds | Activations] | None = None,
+    channel_class: type[Rounds | Activations] | None = None,
 ) -> Rounds | Activations:
     """Opens the channel of one run, or of R replicates of it.
 
@@ -79,8 +79,8 @@ def open_channel(
             ledger.
         order: int64 (n,), the clients in the order by which the sampler of rounds numbers them;
             None: their positions.
-        kind: class of the channel, a subclass of these two, such as one with canaries or one that
-            records its releases; None for these themselves.
+        channel_class: a subclass of these two, such as one with canaries or one that records its
+            releases; None for these themselves.
 
     Returns:
         :class:`~fedmtl.privacy.Rounds`, or :class:`~fedmtl.privacy.Activations` if clients act one
@@ -88,7 +88,7 @@ def open_channel(
 
     Raises:
         ConfigError: a budget that cannot be met, replicates of a private, kept or sampled run, or a
-            ``kind`` beside replicates in rounds or several ranks.
+            ``channel_class`` beside replicates in rounds or several ranks.
         PrivacyError: a combination that no accountant supports.
         ResumeError: the ledger belongs to another run, is in use or damaged, or exists without
             ``resume``.
@@ -130,18 +130,19 @@ def open_channel(
         resume=resume,
         notes=notes,
         order=order,
-        kind=kind,
+        channel_class=channel_class,
         ranks=ranks,
     )
-    if kind is not None and issubclass(kind, Rounds) != (sampler is not None):
+    if channel_class is not None and issubclass(channel_class, Rounds) != (sampler is not None):
         raise ConfigError(
-            f"{kind.__name__} is not the channel of this schedule; rounds need a subclass of "
-            "Rounds, and clients that act one at a time one of Activations."
+            f"{channel_class.__name__} is not the channel of this schedule; rounds need a subclass "
+            "of Rounds, and clients that act one at a time one of Activations."
         )
-    if kind is not None and (ranks.size > 1 or (sampler is not None and replicates > 1)):
+    replicated_rounds = sampler is not None and replicates > 1
+    if channel_class is not None and (ranks.size > 1 or replicated_rounds):
         raise ConfigError(
-            f"A channel of the class {kind.__name__} is that of one run in one process; leave kind "
-            "out with replicates or with several ranks."
+            f"A channel of the class {channel_class.__name__} is that of one run in one process; "
+            "leave channel_class out with replicates or with several ranks."
         )
     if ranks.size > 1:
         return _opened_at_ranks(setup, ledger_path)
@@ -189,7 +190,7 @@ class _ChannelSetup:
         schedule: a bound sampler, or a phrase on clients that act one at a time.
         sampler: the schedule if it is a sampler, otherwise None.
         sources: of the noise and cohorts, one for each replicate.
-        steps, fingerprint, resume, notes, order, kind, ranks: see :func:`open_channel`.
+        steps, fingerprint, resume, notes, order, channel_class, ranks: see :func:`open_channel`.
     """
 
     settings: tuple[Privacy, ...]
@@ -203,7 +204,7 @@ class _ChannelSetup:
     resume: bool
     notes: tuple[str, ...]
     order: Tensor | None
-    kind: type[Rounds | Activations] | None
+    channel_class: type[Rounds | Activations] | None
     ranks: Ranks
 
     def channel(self, prior: Mapping[str, Any], path: Path | None) -> Rounds | Activations:
@@ -247,9 +248,9 @@ class _ChannelSetup:
         ledger_name: str,
     ) -> Activations:
         """Returns the channel of clients that act one at a time."""
-        kind = self.kind or Activations
-        assert issubclass(kind, Activations)
-        return kind(
+        channel_class = self.channel_class or Activations
+        assert issubclass(channel_class, Activations)
+        return channel_class(
             calibration,
             account,
             self.sources,
@@ -266,15 +267,15 @@ class _ChannelSetup:
         ledger_name: str,
     ) -> Rounds:
         """Returns the channel of rounds: of one process, of this rank, or of replicates."""
-        kind: Callable[..., Rounds] = Rounds
-        if self.kind is not None:
-            assert issubclass(self.kind, Rounds)
-            kind = self.kind
+        channel_class: Callable[..., Rounds] = Rounds
+        if self.channel_class is not None:
+            assert issubclass(self.channel_class, Rounds)
+            channel_class = self.channel_class
         elif self.ranks.size > 1:
-            kind = partial(RankedRounds, ranks=self.ranks)
+            channel_class = partial(RankedRounds, ranks=self.ranks)
         elif len(self.sources) > 1:
-            kind = ReplicatedRounds
-        return kind(
+            channel_class = ReplicatedRounds
+        return channel_class(
             calibration,
             account,
             self.sources,

@@ -24,6 +24,9 @@ from .noise.discrete import LEAST, slack
 from .noise.laws import LAWS
 
 _MANY = 1 << 40  # uses that no run makes
+_IN_LEDGER = {"max_uses": "most"}
+"""The keys of a ledger for fields that have other names; ledgers keep theirs."""
+_OF_LEDGER = {key: name for name, key in _IN_LEDGER.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +49,7 @@ class PrivacyCost:
             are sampled.
         sums: noised sums of one use: the local steps of one participation.
         weights: of the uses, with mean 1: use t has the multiplier z / w_t. None: all are alike.
-        most: the largest number of uses; None without a limit. With weights it is their number.
+        max_uses: the largest number of uses; None without a limit. With weights it is their number.
         bands: rounds whose noise one use meets, if it is correlated over rounds; 1 otherwise.
         cells: of the grid in a standard deviation of the noise on a sum, or less, in secure mode.
 
@@ -68,13 +71,13 @@ class PrivacyCost:
     replaced: bool = False
     sums: int = 1
     weights: tuple[float, ...] | None = None
-    most: int | None = None
+    max_uses: int | None = None
     bands: int = 1
     cells: int = LEAST
 
     def __post_init__(self) -> None:
         if self.weights is not None:
-            object.__setattr__(self, "most", len(self.weights))
+            object.__setattr__(self, "max_uses", len(self.weights))
         # Composed as independently sampled they would seem to cost less than they do.
         if len(self.sizes) > 1 and self.sampled < 1 and not LAWS[self.mechanism].joint:
             raise PrivacyError(
@@ -134,7 +137,7 @@ class PrivacyCost:
         """Returns the event of the first uses.
 
         Args:
-            uses: number of uses, at most :attr:`most`.
+            uses: number of uses, at most :attr:`max_uses`.
             multiplier: z, of a use of weight 1.
 
         Raises:
@@ -166,15 +169,15 @@ class PrivacyCost:
             return value
         return value + self.slack(uses, value)
 
-    def affordable(self, budget: float, multiplier: float, most: int | None = None) -> int:
+    def affordable(self, budget: float, multiplier: float, limit: int | None = None) -> int:
         """Returns the largest number of uses that a budget pays for.
 
         Args:
             budget: epsilon, at the delta of the cost.
             multiplier: z, of a use of weight 1.
-            most: upper bound on the number; None for none.
+            limit: upper bound on the number; None for none.
         """
-        limits = [limit for limit in (most, self.most) if limit is not None]
+        limits = [each for each in (limit, self.max_uses) if each is not None]
         top = min(limits, default=_MANY)
         # Doubling finds an interval [low, high) that the number is in, and bisection halves it.
         low = 0
@@ -212,7 +215,7 @@ class PrivacyCost:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns JSON."""
-        values = asdict(self)
+        values = {_IN_LEDGER.get(name, name): value for name, value in asdict(self).items()}
         # A ledger that was written before sums had other grids is continued.
         if self.cells == LEAST:
             del values["cells"]
@@ -229,15 +232,16 @@ class PrivacyCost:
             TypeError, KeyError: values that are no cost.
         """
         own: dict[str, Any] = {
-            key: tuple(each) if isinstance(each, list) else each for key, each in values.items()
+            _OF_LEDGER.get(key, key): tuple(each) if isinstance(each, list) else each
+            for key, each in values.items()
         }
         return cls(**own)
 
     def _composed(self, uses: int, multiplier: float) -> tuple[DpEvent, int]:
         """Returns an event and how often it happens in ``uses`` uses."""
-        if self.most is not None and uses > self.most:
+        if self.max_uses is not None and uses > self.max_uses:
             raise PrivacyError(
-                f"{uses} uses were charged, but the budget is allocated to {self.most}."
+                f"{uses} uses were charged, but the budget is allocated to {self.max_uses}."
             )
         if self.weights is None:
             return self.event(multiplier), uses * self.sums

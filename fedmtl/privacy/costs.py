@@ -73,7 +73,7 @@ class PrivacyCosts:
     Attributes:
         kinds: distinct costs.
         multipliers: z of each kind, at a weight of 1; 0 is no noise.
-        kind: int64 (P, m), the kind of every account; P is 1, or R if repetitions have settings
+        kind_of: int64 (P, m), the kind of every account; P is 1, or R if repetitions have settings
             of their own.
         refuted: why the published accounting, which the events are, does not hold; epsilon is then
             infinite.
@@ -81,7 +81,7 @@ class PrivacyCosts:
 
     kinds: tuple[PrivacyCost, ...]
     multipliers: tuple[float, ...]
-    kind: np.ndarray
+    kind_of: np.ndarray
     refuted: str | None = None
 
     @property
@@ -90,22 +90,22 @@ class PrivacyCosts:
         return self.kinds[0].delta
 
     @property
-    def most(self) -> int | None:
+    def max_uses(self) -> int | None:
         """Returns the largest number of uses of the first account; None without a limit."""
-        kind = int(self.kind[0, 0])
-        return self.kinds[kind].most
+        kind = int(self.kind_of[0, 0])
+        return self.kinds[kind].max_uses
 
     def event(self, account: int = 0, use: int = 0, replicate: int = 0) -> DpEvent:
         """Returns the event of one noised sum in use number ``use`` (from 0) of ``account``."""
-        if len(self.kind) == 1:
+        if len(self.kind_of) == 1:
             replicate = 0  # all replicates have the same budgets
-        kind = self.kind[replicate, account]
+        kind = self.kind_of[replicate, account]
         return self.kinds[kind].event(self.multipliers[kind], use)
 
     def epsilons(self, uses: np.ndarray | int) -> np.ndarray:
         """Returns float64 (R, m), the epsilon of every account after ``uses``, (R, m), (m,) or one
         for all: that of the events, also if these are refuted. R is P at least."""
-        kind, charges = np.broadcast_arrays(self.kind, np.asarray(uses))
+        kind, charges = np.broadcast_arrays(self.kind_of, np.asarray(uses))
         base = int(charges.max(initial=0)) + 1
         # Accounts of one kind with equal uses share a figure: thousands of clients ask for a few.
         asked, index = np.unique(kind * base + charges, return_inverse=True)
@@ -123,44 +123,44 @@ class PrivacyCosts:
     def affordable(self, budget: float) -> int:
         """Returns the largest number of uses of the first account whose epsilon is at most
         ``budget``."""
-        kind = int(self.kind[0, 0])
+        kind = int(self.kind_of[0, 0])
         return self.kinds[kind].affordable(budget, self.multipliers[kind])
 
     def header(self, caps: np.ndarray | None) -> dict[str, Any]:
         """Returns JSON for a ledger: the number of accounts; one entry for every kind of them, with
         the cap on its uses of ``caps`` (m,), or None; and the kind of every account if there are
         several."""
-        most: list[int | None] = [None] * len(self.kinds)
+        limits: list[int | None] = [None] * len(self.kinds)
         if caps is not None:
             for k in range(len(self.kinds)):
-                most[k] = int(caps[self.kind[0] == k].max(initial=0))
+                limits[k] = int(caps[self.kind_of[0] == k].max(initial=0))
         kinds = [
             {"price": cost.to_dict(), "multiplier": z, "cap": cap}
-            for cost, z, cap in zip(self.kinds, self.multipliers, most, strict=True)
+            for cost, z, cap in zip(self.kinds, self.multipliers, limits, strict=True)
         ]
         if len(kinds) > 1:
-            several = {"kind_of": self.kind[0].tolist()}
+            several = {"kind_of": self.kind_of[0].tolist()}
         else:
             several = {}
-        return {"accounts": self.kind.shape[1], "kinds": kinds, **several}
+        return {"accounts": self.kind_of.shape[1], "kinds": kinds, **several}
 
     @cached_property
     def by_account(self) -> np.ndarray:
         """Returns z of each account at a weight of 1, (P, m) float64."""
-        multipliers: np.ndarray = np.array(self.multipliers)[self.kind]
+        multipliers: np.ndarray = np.array(self.multipliers)[self.kind_of]
         return multipliers
 
     def of_uses(self, accounts: np.ndarray, uses: np.ndarray) -> np.ndarray:
         """Returns the noise multipliers of the uses ``uses`` (from 0) of ``accounts``, both (R, S):
         (R, S) float64; 0 of account -1."""
         rows: int | np.ndarray = 0
-        if len(self.kind) > 1:
+        if len(self.kind_of) > 1:
             rows = np.arange(len(accounts))[:, None]
         multipliers = np.where(accounts >= 0, self.by_account[rows, accounts], 0.0)
         if all(cost.weights is None for cost in self.kinds):
             return multipliers
         start, weights = self._weights
-        first = start[self.kind[0][accounts]]
+        first = start[self.kind_of[0][accounts]]
         # Clients that do not act, and kinds without weights, have no weight to look up.
         some = (accounts >= 0) & (first >= 0)
         return np.where(some, multipliers / weights[np.where(some, first + uses, 0)], multipliers)

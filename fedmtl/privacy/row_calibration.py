@@ -62,7 +62,7 @@ def calibrate_rows(
         sampler,
         privacy,
         delta=delta,
-        most=_most_uses(plans, sampler, steps, len(sources)),
+        max_steps=_max_uses(plans, sampler, steps, len(sources)),
         bands=bands,
     )
     _check_allocation(cost, sampler)
@@ -140,7 +140,7 @@ def _without_noise(
     )
 
 
-def _most_uses(
+def _max_uses(
     plans: Sequence[ReleasePlan], sampler: BoundSampler, steps: int, replicates: int
 ) -> int | None:
     """Returns the number of uses beyond which the cost allows none; None without a limit.

@@ -337,7 +337,7 @@ def _run_budget(
     """Returns epsilon of the steps of one run, such that one more step would exceed it."""
     budget = cost.epsilon(uses, multiplier)
     more = math.inf  # the cost has no further step
-    if uses != cost.most:
+    if uses != cost.max_uses:
         more = cost.epsilon(uses + 1, multiplier)
     if budget <= 0 or (more <= budget and not per_participation):
         raise PrivacyError(

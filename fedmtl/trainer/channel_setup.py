@@ -112,7 +112,7 @@ def open_run(
     ledger: Path | None = None,
     resume: bool = False,
     coins: NoiseSource | None = None,
-    kind: type[Rounds | Activations] | None = None,
+    channel_class: type[Rounds | Activations] | None = None,
 ) -> Rounds | Activations:
     """Returns the open channel of a run, with the canaries of its audit.
 
@@ -124,7 +124,7 @@ def open_run(
         ledger: its file; None keeps charges in memory, as those of replicates, which are
             simulations, are in any case.
         resume: see :func:`~fedmtl.privacy.open_channel`.
-        kind: see :func:`~fedmtl.privacy.open_channel`.
+        channel_class: see :func:`~fedmtl.privacy.open_channel`.
         coins: source of the noise and of cohorts, in place of the seed's.
 
     Raises:
@@ -148,7 +148,7 @@ def open_run(
         plans = tuple(
             plan.with_canaries(number) if isinstance(plan, GradientPlan) else plan for plan in plans
         )
-        kind = audit.channel_class(settings, plans)
+        channel_class = audit.channel_class(settings, plans)
     if isinstance(bound, BoundSampler):
         # The draw follows the order of the clients' keys, so the order of the data does not matter.
         order = torch.argsort(problem.data.keys, stable=True)
@@ -167,7 +167,7 @@ def open_run(
         notes=problem.notes,
         replicates=settings.runs,
         ranks=problem.ranks,
-        kind=kind,
+        channel_class=channel_class,
         **options,
     )
     if audit is not None:

@@ -58,7 +58,7 @@ def run(
         seed=problem.seed,
         steps=problem.rounds,
         fingerprint="test",
-        kind=RecordedRounds,
+        channel_class=RecordedRounds,
     )
     channel.record = record
     state = algorithm.init(problem)

@@ -76,7 +76,7 @@ class _Client:
                 one,
                 seed=3,
                 steps=ROUNDS,
-                kind=RecordedRounds,
+                channel_class=RecordedRounds,
             )
             self.channel.record = []
 

@@ -51,7 +51,12 @@ def test_a_client_reaches_the_block_of_its_cluster_alone_and_the_clip_is_joint()
     algorithm = IFCA(clusters=3, spread=0.5, local=LocalSGD(lr=0.5, epochs=5))
     sampler = FixedCohort(4).bind(problem.clients)
     channel = open_channel(
-        NOISY, algorithm.plan(problem, sampler), sampler, seed=0, steps=2, kind=RecordedRounds
+        NOISY,
+        algorithm.plan(problem, sampler),
+        sampler,
+        seed=0,
+        steps=2,
+        channel_class=RecordedRounds,
     )
     channel.tap = lambda step, name, clients, given: seen.append(
         clip_rows(given, channel.clips[name])

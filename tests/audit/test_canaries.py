@@ -47,7 +47,9 @@ def played(
     sampler = schedule.bind(CLIENTS + canaries)
     plan = ReleasePlan(name="update", dimension=dimension, form=form)
     privacy = ClientPrivacy(**{"clip_norm": clip, "noise_multiplier": NOISE, "delta": 1e-5} | more)
-    channel = open_channel(privacy, [plan], sampler, seed=3, steps=steps, kind=CanaryRounds)
+    channel = open_channel(
+        privacy, [plan], sampler, seed=3, steps=steps, channel_class=CanaryRounds
+    )
     channel.canaries = Canaries(canaries, CLIENTS, channel.sampler, seed=5)
     channel.canaries.check(channel.releases)
     directions = torch.nn.functional.normalize(
@@ -197,7 +199,9 @@ def test_a_long_sum_that_is_made_row_by_row_has_the_same_canaries():
     values = []
     for streamed in (False, True):
         privacy = ClientPrivacy(clip_norm=0.3, noise_multiplier=NOISE, delta=1e-5)
-        channel = open_channel(privacy, [plan], sampler, seed=3, steps=1, kind=CanaryRounds)
+        channel = open_channel(
+            privacy, [plan], sampler, seed=3, steps=1, channel_class=CanaryRounds
+        )
         channel.canaries = Canaries(8, CLIENTS, channel.sampler, seed=5)
         clients = channel.draw(0)
         channel.begin(0, clients)
@@ -218,7 +222,7 @@ def test_a_long_sum_to_which_no_canary_adds_a_row():
     sampler = FullParticipation().bind(CLIENTS + 1)
     privacy = ClientPrivacy(clip_norm=0.3, noise_multiplier=NOISE, delta=1e-5)
     plan = ReleasePlan(name="update", dimension=20_000)
-    channel = open_channel(privacy, [plan], sampler, seed=3, steps=1, kind=CanaryRounds)
+    channel = open_channel(privacy, [plan], sampler, seed=3, steps=1, channel_class=CanaryRounds)
     channel.canaries = Canaries(1, CLIENTS, channel.sampler, seed=5)
     channel.canaries.coins[:] = False
     clients = channel.draw(0)
@@ -269,7 +273,9 @@ def activated(mechanism="gaussian", *, each=500, noise=NOISE, acts=ACTS, seed=0,
         **plan,
     )
     privacy = RecordPrivacy(clip_norm=0.5, noise_multiplier=noise, mechanism=mechanism, delta=1e-5)
-    channel = open_channel(privacy, (planned,), "a schedule", seed=seed, kind=CanaryActivations)
+    channel = open_channel(
+        privacy, (planned,), "a schedule", seed=seed, channel_class=CanaryActivations
+    )
     law = LAWS[mechanism](1.0)
     canaries = channel.canaries = RecordCanaries(
         planned, torch.from_numpy(OWN), law, channel.bound, seed

@@ -296,7 +296,7 @@ class TestLowerBounds:
         assert lower_bound(Guesses(50, 100, 100), GAUSSIAN, 3, independent=independent) == 0
 
     def test_more_uses_than_the_price_has(self):
-        cost = PrivacyCost(mechanism="gaussian", sizes=(1,), delta=1e-5, most=3)
+        cost = PrivacyCost(mechanism="gaussian", sizes=(1,), delta=1e-5, max_uses=3)
         with pytest.raises(PrivacyError, match="4 uses were charged"):
             lower_bound(Guesses(90, 100, 100), cost, 4)
 

@@ -422,7 +422,9 @@ def test_update_and_count_together_cost_the_given_multiplier() -> None:
 
 def test_each_step_clips_and_noises_at_its_own_norm() -> None:
     settings = QuantileClip(initial=1.0, quantile=0.5, lr=0.5, count_noise=2.0)
-    channel, silent = (everybody(adaptive(lr=0.5), seed=4, kind=RecordedRounds) for _ in range(2))
+    channel, silent = (
+        everybody(adaptive(lr=0.5), seed=4, channel_class=RecordedRounds) for _ in range(2)
+    )
     expected, update = (
         1.0,
         (1.5**-2 - 4.0**-2) ** -0.5,
@@ -511,7 +513,7 @@ def test_replicates_with_budgets_of_their_own_have_multipliers_of_their_own() ->
 def test_a_class_of_its_own_is_refused_beside_replicates_and_ranks() -> None:
     """It would be passed over, and a recording would stay empty."""
     with pytest.raises(ConfigError, match="RecordedRounds is that of one run in one process"):
-        door(NOISED, sampler=FullParticipation(), replicates=2, kind=RecordedRounds)
+        door(NOISED, sampler=FullParticipation(), replicates=2, channel_class=RecordedRounds)
     two = SimpleNamespace(size=2, first=True, share=lambda make: make())
-    with pytest.raises(ConfigError, match="leave kind out"):
-        door(NOISED, ranks=two, kind=RecordedRounds)
+    with pytest.raises(ConfigError, match="leave channel_class out"):
+        door(NOISED, ranks=two, channel_class=RecordedRounds)

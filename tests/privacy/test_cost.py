@@ -63,7 +63,7 @@ def test_a_record_that_is_replaced_in_a_secret_subset_costs_what_the_integral_sa
     assert removed != pytest.approx(expected, rel=0.02)
 
 
-@pytest.mark.parametrize("limit", [{"most": 3}, {"weights": (0.5, 1.0, 1.5)}])
+@pytest.mark.parametrize("limit", [{"max_uses": 3}, {"weights": (0.5, 1.0, 1.5)}])
 def test_no_more_uses_than_the_budget_is_allocated_to(limit: dict) -> None:
     cost = PrivacyCost(mechanism="gaussian", sizes=(4,), delta=1e-5, **limit)
     cost.after(3, 2.0)

@@ -147,7 +147,7 @@ def sums(privacy=NORM, *, sampler=None, clients: int = 6, **plan):
     """A channel whose first round has begun, and its cohort."""
     releases = (ReleasePlan(name="update", dimension=SIZE, **plan),)
     bound = (sampler or FullParticipation()).bind(clients)
-    channel = open_channel(privacy, releases, bound, seed=0, steps=5, kind=RecordedRounds)
+    channel = open_channel(privacy, releases, bound, seed=0, steps=5, channel_class=RecordedRounds)
     return channel, begin(channel)
 
 

@@ -68,7 +68,7 @@ def test_noise_on_rows_belongs_to_the_client_and_the_round() -> None:
 
 
 def test_rows_are_clipped_before_their_noise_and_released_with_it() -> None:
-    opened = channel(kind=RecordedRounds)
+    opened = channel(channel_class=RecordedRounds)
     opened.record = []
     cohort = opened.draw(0)
     opened.begin(0, cohort)

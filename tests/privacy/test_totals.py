@@ -42,7 +42,7 @@ def begun(plan: ReleasePlan = PLAN, *, clients: int = 9, **settings) -> tuple[Ro
         PoissonSampling(6).bind(clients),
         seed=0,
         steps=3,
-        kind=RecordedRounds,
+        channel_class=RecordedRounds,
     )
     cohort = channel.draw(0)
     channel.begin(0, cohort)
