@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from .._check import Share
+from .._devices import sent
 from ..local import Mixture
 from .base import Problem
 from .cohort import Cohort, Own
@@ -95,11 +96,11 @@ class APFL(SharedModel):
         weights = self._weights(c)
         new = c.new
         if len(new):
-            mixture = Mixture(models[new], weights[new], self.adaptive)
+            place = sent(new, models.device)
+            mixture = Mixture(models[place], weights[place], self.adaptive)
             # nothing of it is sent, so records need no noise
             private = replace(c.part(new), problem=replace(c.problem, protects_records=False))
             _, mixture = private.train_mixture(self.local, c.shared, mixture)
-            place = new.to(models.device)
             models = models.index_copy(0, place, mixture.models)
             weights = weights.index_copy(0, place, mixture.weights)
         return c.shared.lerp(models, weights[:, None])

@@ -120,7 +120,7 @@ class Cohort:
     @property
     def new(self) -> Tensor:
         """Returns the places of the clients that never took part, int64 on the host."""
-        return (~self.own["seen"]).nonzero()[:, 0].cpu()
+        return (~self.own["seen"]).cpu().nonzero()[:, 0]
 
     def of(self, ids: Tensor, own: Own) -> Cohort:
         """Returns some of the clients, with their states as a store has them.
@@ -140,7 +140,7 @@ class Cohort:
         Args:
             places: int64 (j,) on the host, places among the k clients.
         """
-        own = {name: rows[places] for name, rows in self.own.items()}
+        own = {name: rows[sent(places, rows.device)] for name, rows in self.own.items()}
         starts = self.starts
         if starts is not None:
             starts = starts[places]
@@ -177,7 +177,8 @@ class Cohort:
         """
         rows = self.own["model"]
         took_part = self.own["seen"]
-        if bool(took_part.all()):
+        # off the CPU to ask is to wait
+        if took_part.device.type == "cpu" and bool(took_part.all()):
             return rows
         return torch.where(took_part[:, None], rows, first)
 
@@ -195,8 +196,10 @@ class Cohort:
         """
         seen = torch.ones_like(self.own["seen"])
         trained = torch.ones_like(seen)  # a tensor of its own: a store takes both without a copy
-        # a sum is a cheap first look: it is never finite by chance, and rarely overflows
-        if not bool(torch.isfinite(models.sum(1)).all()):
+        # a sum is a cheap first look: it is never finite by chance, and rarely overflows; off the
+        # CPU to look is to wait
+        look = models.device.type == "cpu"
+        if not look or not bool(torch.isfinite(models.sum(1)).all()):
             finite = torch.isfinite(models).all(1)
             models = torch.where(finite[:, None], models, start)
             trained = self.own["trained"] | finite
@@ -210,7 +213,7 @@ class Cohort:
         """
         if not len(first):
             return self.own["model"]
-        return self.own["model"].index_copy(0, self.new.to(first.device), first)
+        return self.own["model"].index_copy(0, sent(self.new, first.device), first)
 
     # Local training
 

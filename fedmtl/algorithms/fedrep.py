@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from .._devices import sent
 from ..errors import ConfigError
 from ..local import LocalSolver, check_names
 from ..privacy import BoundSampler, ReleasePlan
@@ -165,7 +166,8 @@ class FedRep(SharedModel):
         new = c.new
         models = self._models(c, shared)
         if len(new) and not bool(shared.all()):
-            models[new] = self._train_head(c.part(new), models[new], shared)
+            place = sent(new, models.device)
+            models[place] = self._train_head(c.part(new), models[place], shared)
         return models
 
     def _models(self, c: Cohort, shared: Tensor) -> Tensor:
@@ -186,7 +188,7 @@ def _numbers(chosen: Tensor, like: Tensor) -> Tensor:
         chosen: bool (D,), on the host.
         like: a tensor on the device.
     """
-    return chosen.nonzero()[:, 0].to(like.device)
+    return sent(chosen.nonzero()[:, 0], like.device)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .._devices import sent
 from .._files import append_bytes
 from ..errors import ConfigError, ResumeError
 
@@ -113,16 +114,18 @@ class ClientStore:
         held = self._rows[name]
         in_memory = line >= self._length
         if bool(in_memory.all()):
-            return held[line - self._length]
+            return held[sent(line - self._length, held.device)]
         rows = held.new_zeros(len(line), *held.shape[1:])
-        rows[in_memory] = held[line[in_memory] - self._length]
+        place = sent(in_memory.nonzero()[:, 0], held.device)
+        rows[place] = held[sent(line[in_memory] - self._length, held.device)]
         first = 0
         for records in self._saved:
             here = ((first <= line) & (line < first + len(records))).nonzero()[:, 0]
             # the bytes of the rows are those of the file, whatever the dtype
             read = torch.empty(len(here), math.prod(held.shape[1:]), dtype=held.dtype)
             read.view(torch.uint8).numpy()[:] = records["row"][name][(line[here] - first).numpy()]
-            rows[here] = read.reshape(len(here), *held.shape[1:]).to(rows)
+            values = sent(read.reshape(len(here), *held.shape[1:]), rows.device)
+            rows[sent(here, rows.device)] = values
             first += len(records)
         return rows
 
@@ -194,8 +197,9 @@ class ClientStore:
         place = self._line[ids].long() - self._length
         for name, values in rows.items():
             if not bool(here.all()):
-                values = values[here.to(values.device)]
-            self._rows[name][place] = values.detach().to(self._rows[name])
+                values = values[sent(here.nonzero()[:, 0], values.device)]
+            held = self._rows[name]
+            held[sent(place, held.device)] = values.detach().to(held)
 
     def _take(self, rows: Mapping[str, Tensor]) -> None:
         """Replaces the rows of all clients of this process, (m, *shape) by field.

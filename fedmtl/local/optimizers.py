@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._devices import sent
 from ..errors import ConfigError
 from .precision import Precision
 
@@ -200,5 +201,7 @@ def rows_of(value: Any, select: Any) -> Any:
     if isinstance(value, Precision):
         return value.of(select)
     if isinstance(value, Tensor) and value.dim() == 2:
+        if isinstance(select, Tensor):
+            select = sent(select, value.device)
         return value[select]
     return value

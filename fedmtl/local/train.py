@@ -261,7 +261,8 @@ class LocalTraining:
             x, y = (values[:active, :width] for values in next(examples))
             address: Tensor | None = None
             if stack.has_dropout:
-                address = address_of(plan.keys[:active], self.round, number)
+                # masks are drawn on the device, by the address of the copy
+                address = sent(address_of(plan.keys[:active], self.round, number), like.device)
             pull: Pull | None = None
             if towards is not None:
                 pull = self._pull(stack, towards[:active], x)

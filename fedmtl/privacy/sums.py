@@ -98,5 +98,6 @@ def clipped_segment_sums(
 def _sums_in_order(rows: Tensor, client: Tensor, count: int) -> Tensor:
     """Returns sums by client without atomic additions, so that the same rows give the same bits."""
     order = torch.argsort(client, stable=True)
-    lengths = torch.bincount(client, minlength=count)
-    return torch.segment_reduce(rows[order], "sum", lengths=lengths, axis=0)
+    # On a GPU bincount, and a check of the lengths, would wait for all that is queued.
+    ends = torch.searchsorted(client[order], torch.arange(count + 1, device=client.device))
+    return torch.segment_reduce(rows[order], "sum", lengths=ends.diff(), axis=0, unsafe=True)
