@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ..errors import ConfigError
 from ..privacy import Rounds
 from ..privacy.clip import RowTotal
 from ..privacy.mechanism import Message
@@ -130,14 +129,6 @@ def _joined(parts: list[Tensor], places: list[Tensor]) -> Tensor:
     return whole
 
 
-_RENAMED = {
-    "client": "client_update",
-    "update": "local_update",
-    "server": "server_update",
-    "personal": "personal_models",
-}
-
-
 class RoundAlgorithm(Algorithm):
     """A method in rounds: four functions, and a release between the second and the third.
 
@@ -194,10 +185,6 @@ class RoundAlgorithm(Algorithm):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        # nothing would call a function of an old name, and the class would be another method
-        for old, new in _RENAMED.items():
-            if callable(vars(cls).get(old)):
-                raise ConfigError(f"{cls.__name__}.{old} is now called {new}; rename it.")
         # clients of a subclass may read more than those of its base
         cls.own_starts = bool(vars(cls).get("own_starts", False))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedmtl import Buffered, FedAvg, LocalSGD, PoissonSampling, cli
+from fedmtl import Buffered, LocalSGD, PoissonSampling, cli
 from fedmtl.algorithms import SharedModel
 from fedmtl.errors import ConfigError
 from tests.algorithms.harness import problem_of, run
@@ -99,18 +99,3 @@ def test_the_command_runs_it(mine: Path) -> None:
     assert cli.main(given) == 0
     stored = json.loads((mine / "run" / "private" / "result.json").read_text())
     assert stored["methods"] == {"feddyn": ["FedDyn", "#4e342e"]}
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("client", "client_update"),
-        ("update", "local_update"),
-        ("server", "server_update"),
-        ("personal", "personal_models"),
-    ],
-)
-def test_a_function_of_an_old_name_is_refused(old: str, new: str) -> None:
-    """Nothing would call it, and the class would be federated averaging."""
-    with pytest.raises(ConfigError, match=f"Own.{old} is now called {new}"):
-        type("Own", (FedAvg,), {old: lambda self, c: None})
