@@ -34,6 +34,18 @@ def shown_lines(text: str) -> str:
     return re.sub(r"[^\n\t]+", lambda part: shown(part[0]), text)
 
 
+def counted(number: int, name: str) -> str:
+    """Returns a number of things with their name, ``1 row`` and ``2 rows``.
+
+    Args:
+        number: of the things.
+        name: of one of them; that of several has an s more.
+    """
+    if number == 1:
+        return f"1 {name}"
+    return f"{number:,} {name}s"
+
+
 def cell(value: Any) -> Any:
     """Returns a cell of a CSV file: a text as a spreadsheet shows it and does not compute it, other
     values as they are.

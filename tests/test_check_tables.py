@@ -26,7 +26,7 @@ def visits(rows=48, **columns):
 
 
 @pytest.fixture
-def drafted(tmp_path, capsys, monkeypatch):
+def drafted(tmp_path, monkeypatch):
     """Writes a table, and returns the settings and the lines of its draft."""
     monkeypatch.chdir(tmp_path)
 
@@ -35,8 +35,7 @@ def drafted(tmp_path, capsys, monkeypatch):
         target = "fedmtl.data.readers.table.read_table"
         node = {"_target_": target, "path": "t.csv", "client": "ward", "target": "days"}
         node |= {"classes": "infer"} | options
-        _draft(node)
-        return node, capsys.readouterr().out
+        return node, "\n".join(_draft(node))
 
     return draft
 
@@ -120,7 +119,36 @@ def test_what_cannot_be_read_leaves_no_draft(tmp_path, capsys, monkeypatch):
     assert "no automatic settings to check" in capsys.readouterr().err
     assert cli.main([*words, "--epsilon", "2"]) == 2
     assert "privacy.epsilon=VALUE" in capsys.readouterr().err
+    assert cli.main([*words, "data.classes=3"]) == 2
+    printed = capsys.readouterr()
+    assert "a label must be in 0..2" in printed.err or "whole numbers from 0 on" in printed.err
+    assert not printed.out
     assert not (tmp_path / "experiment").exists()
+
+
+def test_grades_from_1_on_become_labels(drafted):
+    for low, labels, classes in ((1, [1, 2, 3, 4], 4), (0, None, 4)):
+        node, _ = drafted(visits(days=np.arange(48) % 4 + low))
+        assert (node.get("labels"), node["classes"]) == (labels, classes)
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("data.client=ward,age", "one column, as data.client=ward; two have to be joined"),
+        ("data.features=age,days", "a list, as 'data.features=[age,days]', or -m"),
+        ("privacy.epsilon=1,2", "one value, as privacy.epsilon=1, or -m"),
+        ("data.client=[ward,age]", "data.client is ['ward', 'age']; accepted: the name of one"),
+        ("data.target=[days]", "data.target is ['days']; accepted: the name of one column"),
+    ],
+)
+def test_several_values_are_refused_by_what_is_accepted(word, said, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    visits().to_csv("t.csv", index=False)
+    words = ["check", "t.csv", "data.client=ward", "data.target=days"]
+    name = word.partition("=")[0]
+    assert cli.main([*(each for each in words if not each.startswith(name)), word]) == 2
+    assert said in capsys.readouterr().err
 
 
 def test_one_client_has_nobody_to_share_with(tmp_path, capsys, monkeypatch):
@@ -128,7 +156,7 @@ def test_one_client_has_nobody_to_share_with(tmp_path, capsys, monkeypatch):
     visits(ward="w").to_csv("t.csv", index=False)
     assert cli.main(["check", "t.csv", "client=ward", "target=days"]) == 0
     out = capsys.readouterr().out
-    assert "t.csv: 1 client, 1 features" in out
+    assert "t.csv: 1 client, 1 feature, " in out
     assert "one client: there is nobody to share with" in out
     assert "nu is" not in out
 

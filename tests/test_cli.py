@@ -104,7 +104,7 @@ def process(
         (["check", "client=ward", "target=days"], "client=ward is a column of a table, and none is named; accepted: the table before it, as visits.csv client=ward"),
         (["model=resnet18"], "resnet18 is a network of torchvision: model=torchvision model.name=resnet18."),
         (["finetune=true"], "finetune=true is no choice: finetune=auto trains every client's own model further"),
-        (["algorithm=pmtl,fedavg"], "To sweep over it, add --multirun to your command line"),
+        (["algorithm=pmtl,fedavg"], "accepted: one value, as algorithm=pmtl, or -m (--multirun) for a run with each"),
         (["--rounds", "3"], "unknown option --rounds; settings are written without dashes: rounds=VALUE"),
         (["repot", "x"], "unknown command 'repot'; did you mean report?"),
         (["privacy.epsilon=-1"], "privacy.epsilon is -1; it must be a number above 0, inf for no noise"),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from .._text import shown
+from .._text import counted, shown
 from .._yaml import yaml_text
 from ..errors import ConfigError
 from ..report.tables import write_text
@@ -68,12 +68,11 @@ def check(words: list[str]) -> int:
     node = dict(config["data"])
     table = "data=table" in overrides
     with _said_once():
+        lines = list[str]()
         drafts = table and not options.public
         if drafts:
-            _draft(node)
+            lines = _draft(node)
         data = made(node, "data")  # what cannot be read is no draft
-        if drafts:
-            _write(config | {"data": node}, overrides)
 
     from ..trainer.check import check as outlook
 
@@ -83,7 +82,12 @@ def check(words: list[str]) -> int:
             for name in ("model", "rounds", "schedule")
             if objects[name] != "auto"
         }
-    show(outlook(data, objects["privacy"], **chosen, public=options.public))
+    found = outlook(data, objects["privacy"], **chosen, public=options.public)
+    # only here, so that of data with an error this error is the whole output
+    if drafts:
+        show("\n".join(lines))
+        _write(config | {"data": node}, overrides)
+    show(found)
     return 0
 
 
@@ -106,18 +110,20 @@ def _said_once() -> Iterator[None]:
         log.removeFilter(is_new)
 
 
-def _draft(node: Config) -> None:
+def _draft(node: Config) -> list[str]:
     """Fills in the bounds, features, labels and classes of a table that are not declared, and
-    prints a line on each column.
+    returns a head and a line on each column.
 
     Columns that look like ids, and constants, leave the features unless their bounds are declared.
     Columns with missing values become those of data.missing.
     """
 
+    from ..data.readers.cells import check_one_column
     from ..data.readers.columns import Table
     from ..data.readers.summary import Summary
     from ..data.readers.table_settings import feature_columns
 
+    check_one_column(client=node["client"], target=node["target"], time=node.get("time"))
     written: dict[str, Any] = {
         name: node[name] for name in ("separator", "decimal", "encoding", "comment") if name in node
     }
@@ -150,7 +156,8 @@ def _draft(node: Config) -> None:
                 bounds[name] = column.bounds
         if feature and column.missing:
             note += (
-                f"; {column.missing:,} missing values: 0, and a feature that says so (data.missing)"
+                f"; {counted(column.missing, 'missing value')}: 0, and a feature that says so "
+                "(data.missing)"
             )
             missing.append(name)
         if len(goal.unique()) > 1 and goal.equals(table.frame[name].astype(str)):
@@ -160,7 +167,6 @@ def _draft(node: Config) -> None:
     _fill_in_missing(node, missing)
     column = Summary(table.frame[str(target)])
     lines.append(shown(f"  {target}: {column.text}{_hint_of_scale(node, column)}"))
-    # after the columns are described, but before they are printed: an error is the whole output
     _check_target(node, column, bounded=target in bounds)
     head = (
         f"{node['path']}: columns, read off private rows that no epsilon covers; confirm or "
@@ -169,13 +175,16 @@ def _draft(node: Config) -> None:
     # as texts, since lists have no hash
     repeated = int(table.frame.astype(str).duplicated().sum())
     if repeated:
+        do = "repeat"
+        if repeated == 1:
+            do = "repeats"
         lines.append(
-            f"  {repeated:,} of {len(table):,} rows repeat another one in every column: the same "
-            "row may be in training and in test"
+            f"  {repeated:,} of {counted(len(table), 'row')} {do} another one in every column: the "
+            "same row may be in training and in test"
         )
-    show("\n".join([head, *lines]))
     node["bounds"] = bounds
     _fill_in_target(node, column)
+    return [head, *lines]
 
 
 def _refuse_endless(table: Table, names: Sequence[str]) -> None:
@@ -239,8 +248,18 @@ def _fill_in_target(node: Config, column: Summary) -> None:
         if node.get("target_scale") != "log":
             # as the reader infers them, a draft to be confirmed, too
             node["classes"] = made(node | {"classes": "infer"}, "data").classes
+            _fill_in_grades(node, column)
     if column.numeric and node.get("classes") is None:
         node["bounds"].setdefault(node["target"], column.bounds)
+
+
+def _fill_in_grades(node: Config, column: Summary) -> None:
+    """Makes whole numbers 1 to K of the target, of which the reader would make K + 1 classes, K
+    labels."""
+    first = column.whole and column.bounds[0] == 1
+    if node["classes"] is not None and first:
+        node["labels"] = list(range(1, node["classes"]))
+        node["classes"] = len(node["labels"])
 
 
 def _names_clients(frame: pd.DataFrame, name: str, client: str | None, column: Summary) -> bool:
@@ -263,8 +282,8 @@ def _check_target(node: Config, column: Summary, *, bounded: bool) -> None:
     name = str(node["target"])
     if column.missing:
         raise ConfigError(
-            f"data.target is {name!r}, which is missing in {column.missing:,} rows; choose "
-            "another, or leave these rows out with data.missing_target=drop."
+            f"data.target is {name!r}, which is missing in {counted(column.missing, 'row')}; "
+            "choose another, or leave rows without one out with data.missing_target=drop."
         )
     if column.dates:
         raise ConfigError(

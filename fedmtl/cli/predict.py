@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .._files import write_bytes
-from .._text import cell, shown
+from .._text import cell, counted, shown
 from ..errors import ConfigError
 from . import build
 from .around import printed_log
@@ -179,8 +179,8 @@ def _said(made: Predictions, models: Models, client: str | None) -> str:
     rows = len(made.frame)
     target = shown(models.coding.schema.target)
     if client is not None:
-        return f"{target} of {rows:,} rows, by the model of {shown(client)}"
-    text = f"{target} of {rows:,} rows, by the shared model"
+        return f"{target} of {counted(rows, 'row')}, by the model of {shown(client)}"
+    text = f"{target} of {counted(rows, 'row')}, by the shared model"
     if models.result is None:
         return text
     column = models.coding.schema.client
@@ -188,7 +188,7 @@ def _said(made: Predictions, models: Models, client: str | None) -> str:
         return f"{text}, as the table has no column {shown(column)!r} with the client of each row"
     if not made.own and not made.unknown:
         return text
-    text = f"{target} of {rows:,} rows, {made.own:,} by the own models of their clients"
+    text = f"{target} of {counted(rows, 'row')}, {made.own:,} by the own models of their clients"
     if made.unknown:
         named = ", ".join(map(shown, made.unknown[:_FEW]))
         more = len(made.unknown) - _FEW

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,6 +26,11 @@ if TYPE_CHECKING:
 _BOUNDS = "data.bounds"
 
 
+_SEVERAL = re.compile(r"Ambiguous value for argument '([^=']+)=(.*?)'\s")  # of Hydra's message
+_OF_A_COLUMN = ("data.client", "data.time")
+_LISTS = (
+    "data.features", "data.labels", "data.one_hot", "data.missing", "baselines", "metrics"
+)  # fmt: skip
 _MANY = 12  # names in a message
 GUESSED = {  # what other programs call a setting
     "lr": "algorithm.local.lr",
@@ -62,6 +68,8 @@ def _refused(error: Exception, typed: Typed | None) -> ConfigError:
     if isinstance(error, OverrideParseException):
         text = f"cannot read {error.override!r}; settings are written KEY=VALUE, such as rounds=200"
         return ConfigError(f"{text} ({first_line(error)}).")
+    if several := _SEVERAL.search(str(error)):
+        return _of_several(*several.groups())
     if isinstance(error, MissingConfigException) and error.options:
         group, _, option = str(error.missing_cfg_file).rpartition("/")
         text = f"{group} has no option {option!r}"
@@ -96,6 +104,20 @@ def _refused(error: Exception, typed: Typed | None) -> ConfigError:
     if typed is not None:
         words.insert(0, shlex.join(typed.words))
     return ConfigError(f"{': '.join(filter(None, words))}.")
+
+
+def _of_several(key: str, text: str) -> ConfigError:
+    """Returns the error of a setting with several values, as of a sweep, in a command for one
+    run."""
+    first = text.partition(",")[0].strip()
+    sweep = "-m (--multirun) for a run with each"
+    if key in _OF_A_COLUMN:
+        accepted = f"one column, as {key}={first}; two have to be joined to one in the table first"
+    elif key in _LISTS:
+        accepted = f"a list, as '{key}=[{text}]', or {sweep}"
+    else:
+        accepted = f"one value, as {key}={first}, or {sweep}"
+    return ConfigError(f"{key}={text} has several values; accepted: {accepted}.")
 
 
 def no_setting(key: str, accepted: Sequence[str], near: Sequence[str], of: str = "") -> ConfigError:

@@ -46,15 +46,18 @@ def splits_of(table: Any, test: Any, where: str) -> tuple[Any, Any]:
         DataError: splits without ``"train"``.
     """
     names = getattr(table, "column_names", None)
+    # a plain dict of tables is meant as the splits that a DatasetDict is
+    if names is None and isinstance(table, Mapping) and any(map(_is_table, table.values())):
+        names = table
     # a DatasetDict has the columns of each split by its name
     if not isinstance(names, Mapping):
         return table, test
     if "train" not in names:
         splits = ", ".join(map(repr, names))
         raise DataError(
-            f"{where} is a {type(table).__name__} of the splits {splits}, and none is 'train'; "
-            "give the rows of one, "
-            "dataset[SPLIT], and as test, where there is one, those of another."
+            f"{where} is a {type(table).__name__} of the splits {splits}, and none is "
+            "'train'; give the rows of one, from_columns(dataset[SPLIT], ...), and those "
+            "of another, where there is one, as test=dataset[OTHER]."
         )
     used = ["train"]
     if test is None and "test" in names:
@@ -68,6 +71,11 @@ def splits_of(table: Any, test: Any, where: str) -> tuple[Any, Any]:
     return table["train"], test
 
 
+def _is_table(value: Any) -> bool:
+    """Returns True for a table of pandas, or one like those of Hugging Face."""
+    return isinstance(value, pd.DataFrame) or hasattr(value, "column_names")
+
+
 def _column_names(table: Any, where: str) -> list[str]:
     """Returns the names of the columns of a table of pandas, or of one like those of Hugging Face.
 
@@ -77,10 +85,13 @@ def _column_names(table: Any, where: str) -> list[str]:
     names: Any = getattr(table, "column_names", None)
     if isinstance(table, pd.DataFrame):
         names = list(table.columns)
+    if names is None and isinstance(table, Mapping) and any(map(_is_table, table.values())):
+        names = table
     if isinstance(names, Mapping):
         splits = ", ".join(map(repr, names))
         raise DataError(
-            f"{where} is a {type(table).__name__} of the splits {splits}; give the rows of one."
+            f"{where} is a {type(table).__name__} of the splits {splits}; give the rows of one, "
+            "as test=dataset[SPLIT]."
         )
     if names is None or not hasattr(table, "__getitem__"):
         raise DataError(
@@ -97,15 +108,27 @@ def _check_roles(names: Sequence[str], roles: Sequence[str], where: str) -> None
     Raises:
         DataError: the column.
     """
-    for column, count in Counter(roles).items():
-        if count > 1 or names.count(column) != 1:
-            state = "occurs twice, in the table or as client, target, features"
-            if column not in names:
-                state = "is missing"
-            raise DataError(
-                f"{where}: column {column!r} {state}; the columns are "
-                f"{', '.join(map(repr, names))}."
-            )
+    missing = [column for column in dict.fromkeys(roles) if column not in names]
+    wrong = missing
+    state = "is missing"
+    if len(missing) > 1:
+        state = "are missing"
+    if not missing:
+        state = "occurs twice, in the table or as client, target, features"
+        twice = (
+            column
+            for column, count in Counter(roles).items()
+            if count > 1 or names.count(column) != 1
+        )
+        wrong = list(twice)[:1]
+    if wrong:
+        columns = "column"
+        if len(wrong) > 1:
+            columns = "columns"
+        raise DataError(
+            f"{where}: {columns} {', '.join(map(repr, wrong))} {state}; the columns are "
+            f"{', '.join(map(repr, names))}."
+        )
 
 
 def _rows_of_clients(

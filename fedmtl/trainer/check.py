@@ -13,6 +13,7 @@ from scipy.optimize import brentq
 from torch import Tensor, nn
 
 from .._rounding import rounded_up
+from .._text import counted
 from ..contrib.automatic import automatic
 from ..data import FederatedDataset
 from ..errors import ConfigError
@@ -81,14 +82,12 @@ def check(
         "schedule": schedule,
     }
     chosen = automatic(data, privacy, **given)  # type: ignore[arg-type]
-    clients = "clients"
-    if len(data) == 1:
-        clients = "client"
     target = "a real target"
     if data.classes is not None:
         target = f"{data.classes} classes"
     lines = [
-        f"{data.name}: {len(data):,} {clients}, {math.prod(data.spec.shape):,} features, {target}"
+        f"{data.name}: {counted(len(data), 'client')}, "
+        f"{counted(math.prod(data.spec.shape), 'feature')}, {target}"
     ]
     if not public:
         counts = data.train.counts

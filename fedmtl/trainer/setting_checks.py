@@ -27,6 +27,11 @@ from .stopping import EarlyStopping
 if TYPE_CHECKING:
     from .trainer import Trainer
 
+_CLASSES = (
+    " (K classes 0 to K - 1, or data.labels=[A, B] of other values of a table; null or None for a "
+    "regression)"
+)
+
 
 def check_settings(settings: Any) -> None:
     """Refuses settings of another kind, and settings that do not fit each other whatever the data.
@@ -346,6 +351,6 @@ def check_declared(settings: Trainer) -> None:
     raise ConfigError(
         f"{data.name}: {'; '.join(problems)}. Give them: {' '.join(words)} on the command line, "
         f"{place}, {', '.join(python)}) in Python"
-        + (" (K classes; null or None for a regression)" if classes else "")
+        + (_CLASSES if classes else "")
         + ("; fedmtl check of the same data writes a draft of them." if bounds else ".")
     )

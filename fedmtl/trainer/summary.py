@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .._rounding import number_text, percent, rounded_up
-from .._text import shown
+from .._text import counted, shown
 from ..data import RowBound
 from ..report._settings import value_text
 from .comparison import Stage, beside, spread_of
@@ -91,7 +91,7 @@ def _numbers_of_metric(result: Result, metric: Metric, local: Result | None) -> 
 
 def summary_of(result: Result) -> str:
     """Returns the printed summary: scores over clients, comparisons, and the privacy block."""
-    clients = f"{len(result.ids):,} clients"
+    clients = counted(len(result.ids), "client")
     # Counts of what the scores below are of: most readers take them for those of everybody.
     scored = len(result.personal_accuracy)
     if result.evaluated is not None:
@@ -265,7 +265,7 @@ def _table(
         if max(defined) > min(defined):
             most = f" to {max(defined):,}"
         lines.append(
-            f"  ({metric.name}: defined for {min(defined):,}{most} of {clients:,} clients)"
+            f"  ({metric.name}: defined for {min(defined):,}{most} of {counted(clients, 'client')})"
         )
     return lines
 

@@ -122,6 +122,14 @@ def test_several_columns_become_one_feature_each_and_a_test_table_is_kept():
     same = FederatedDataset.from_columns(splits["train"], test=splits["test"], **of_splits)
     assert same.fingerprint() == data.fingerprint()
     assert FederatedDataset.from_columns(splits, **of_splits).fingerprint() == data.fingerprint()
+    plain = dict(splits)
+    assert FederatedDataset.from_columns(plain, **of_splits).fingerprint() == data.fingerprint()
+    with pytest.raises(DataError, match=r"is a dict of the splits 'train', .* test=dataset\["):
+        FederatedDataset.from_columns(splits["train"], test=plain, **of_splits)
+    with pytest.raises(DataError, match=r"none is 'train'; .* as test=dataset\[OTHER\]"):
+        FederatedDataset.from_columns({"a": few}, **of_splits)
+    with pytest.raises(DataError, match="columns 'b', 'a' are missing; the columns are 'image'"):
+        FederatedDataset.from_columns(hub(), client="b", target="character", features="a")
     with pytest.raises(
         DataError, match=r"^data \(test\) is a Splits of the splits 'train', 'test'; give the rows"
     ):

@@ -162,6 +162,12 @@ BAD = {
         {"client": "wards"},
         r"'wards' is missing; did you mean 'ward'\? the columns are",
     ),
+    "missing columns": (
+        HEAD + ROWS,
+        {"client": "wards", "target": "stays", "features": ["age", "bmi"]},
+        "client column 'wards' is missing, target column 'stays' is missing, features column 'bmi' "
+        r"is missing; did you mean 'ward' and 'stay'\? the columns are",
+    ),
     "missing feature": (
         HEAD + ROWS,
         {"features": ["bmi"]},
@@ -547,6 +553,14 @@ def test_whole_numbers_are_classes_only_if_they_are_few_and_from_0_on(
         in caplog.text
     )
     assert said == (classes is None and inferred[0] == "classes" if inferred else False)
+
+
+def test_grades_from_1_on_are_told_their_labels(caplog):
+    for low in (0, 1):
+        table = STAYS.assign(stay=[i % 5 + low for i in range(60)])
+        read_table(table, client="ward", target="stay", bounds={"age": [0, 60]})
+        said = "as none is below 1, 'data.labels=[1,2,3,4,5]' leaves out the rest"
+        assert (said in caplog.text) == (low == 1)
 
 
 GAPS = pd.DataFrame(

@@ -506,7 +506,7 @@ def test_a_draft_points_out_codes_and_what_it_proposes_is_read(
         assert lines["unit"].endswith(
             "; 3 whole numbers: if they are codes, its bounds are ['3', '7', '10']"
         )
-        said = "; 4 whole numbers: if they are codes, its bounds are ['-1', '0', '1', '2']; 1 missing values"
+        said = "; 4 whole numbers: if they are codes, its bounds are ['-1', '0', '1', '2']; 1 missing value: "
         assert said in lines["floor"]
         assert not any(
             "codes" in lines[column] for column in ("grade", "half", "two", "cost", "number")
@@ -550,7 +550,7 @@ def test_a_table_is_doubted_in_one_line_each(caplog) -> None:
     assert "no epsilon): dose 3\n" in caplog.text
     read_table(frame, client="ward", target="stay", features=["dose"])
     assert (
-        "'stay' are taken as 7 classes; data.classes=null makes them a regression, which needs "
+        "'stay' are taken as 7 classes, 0 to 6; data.classes=null makes them a regression, which needs "
         "their range in data.bounds"
     ) in caplog.text
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Collection, Hashable, Mapping, Sequence, Set
+from typing import Any
 
 import numpy as np
 
@@ -37,6 +38,21 @@ def codes(values: np.ndarray, categories: Sequence[str], decimal: str = ".") -> 
     again = pd.Index(whole).get_indexer(shortened)
     found[missed] = again[place]
     return found
+
+
+def check_one_column(**columns: Any) -> None:
+    """Refuses a list where a setting of a table names one column.
+
+    Args:
+        columns: the names by their settings.
+
+    Raises:
+        ConfigError: the setting.
+    """
+    for setting, column in columns.items():
+        # a table of pandas may have columns of any kind that can be looked up
+        if not isinstance(column, Hashable):
+            raise ConfigError(f"data.{setting} is {column!r}; accepted: the name of one column.")
 
 
 def check_texts(option: str, texts: Sequence[str]) -> list[str]:

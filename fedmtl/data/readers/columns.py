@@ -112,25 +112,38 @@ class Table:
     def check_columns(self, needed: Sequence[str | None], role: str = "") -> None:
         """Raises :class:`DataError` unless the columns ``needed`` are there, none of them None;
         ``role`` says what they are for."""
-        for column in needed:
-            if column not in self.frame.columns:
-                columns = list(map(str, self.frame.columns))
-                # Age is age to people, and as unlike as any other word to a measure of letters
-                cases = {name.casefold(): name for name in reversed(columns)}
-                sought = str(column).casefold()
-                close = difflib.get_close_matches(sought, cases, n=1, cutoff=0.7)
-                hint = ""
-                if close:
-                    hint = f"did you mean {cases[close[0]]!r}? "
-                needed_as = f"a {role}column is needed (data.{role.strip()}=COLUMN)"
-                if column is not None:
-                    wrong = f"{role}column {column!r} is missing"
+        self.check_roles({role: needed})
+
+    def check_roles(self, needed: Mapping[str, Sequence[str | None]]) -> None:
+        """Checks that the columns of several roles are there.
+
+        Args:
+            needed: columns by what they are for, such as ``"client "``; none of them may be None.
+
+        Raises:
+            DataError: all that are missing, each with the column that may be meant.
+        """
+        columns = list(map(str, self.frame.columns))
+        wrong = list[str]()
+        hints = list[str]()
+        for role, names in needed.items():
+            for name in dict.fromkeys(names):
+                if name in self.frame.columns:
+                    continue
+                if name is None:
+                    wrong.append(f"a {role}column is needed (data.{role.strip()}=COLUMN)")
                 else:
-                    wrong = needed_as
-                there = "there are no columns"
-                if columns:
-                    there = f"the columns are {', '.join(map(repr, columns))}"
-                raise DataError(f"{self.file}: {wrong}; {hint}{there}.")
+                    wrong.append(f"{role}column {name!r} is missing")
+                hints += _nearest(str(name), columns)
+        if not wrong:
+            return
+        hint = ""
+        if hints:
+            hint = f"did you mean {' and '.join(map(repr, dict.fromkeys(hints)))}? "
+        there = "there are no columns"
+        if columns:
+            there = f"the columns are {', '.join(map(repr, columns))}"
+        raise DataError(f"{self.file}: {', '.join(wrong)}; {hint}{there}.")
 
     def refuse(self, wrong: np.ndarray, column: str, accepted: str) -> None:
         """Raises :class:`DataError` for the first row of ``column`` that is ``wrong``, bool (n,),
@@ -354,3 +367,11 @@ class Table:
                 "as Dirichlet(clients=100, alpha=0.5); on the command line data.client=COLUMN or "
                 "data/partition=dirichlet."
             )
+
+
+def _nearest(name: str, columns: Sequence[str]) -> list[str]:
+    """Returns the column that a name may mean; none if it is like no other."""
+    # Age is age to people, and as unlike as any other word to a measure of letters
+    cases = {column.casefold(): column for column in reversed(columns)}
+    close = difflib.get_close_matches(name.casefold(), cases, n=1, cutoff=0.7)
+    return [cases[found] for found in close]

@@ -102,7 +102,8 @@ def read_table(settings: TableSettings) -> FederatedDataset:
         name=name or table.file.name,
     )
     if guessed:
-        _warn_of_guess(table, data.classes, schema.target, amounts=amounts)
+        smallest = min(int(targets.min()) for _, targets in sides)
+        _warn_of_guess(table, data.classes, schema.target, smallest, amounts=amounts)
     cut = [Column(schema.target, range=schema.target_range).outside(each) for each in tables]
     for each, count in zip(tables, cut, strict=True):
         _warn(each, schema, count)
@@ -310,8 +311,18 @@ def _advice(values: pd.Series, name: str) -> str:
     )
 
 
-def _warn_of_guess(table: Table, classes: int | None, target: str, *, amounts: bool) -> None:
-    """Warns that whole numbers were taken as classes or as amounts without being told so."""
+def _warn_of_guess(
+    table: Table, classes: int | None, target: str, smallest: int, *, amounts: bool
+) -> None:
+    """Warns that whole numbers were taken as classes or as amounts without being told so.
+
+    Args:
+        table: with the target.
+        classes: their number; None of a real target.
+        target: its column.
+        smallest: of its values.
+        amounts: True if they were taken as amounts.
+    """
     if amounts:
         logger.warning(
             "%s: the whole numbers of %r are taken as a real target, since some are negative or "
@@ -319,11 +330,18 @@ def _warn_of_guess(table: Table, classes: int | None, target: str, *, amounts: b
             "any values",
             table.file, target, MOST_CLASSES - 1,
         )  # fmt: skip
-    elif (classes or 0) > 2:
+    elif classes is not None and classes > 2:
+        largest = classes - 1
+        of_labels = ""
+        if smallest > 0:
+            labels = ",".join(map(str, range(smallest, classes)))
+            of_labels = (
+                f"as none is below {smallest}, 'data.labels=[{labels}]' leaves out the rest; "
+            )
         logger.warning(
-            "%s: the whole numbers of %r are taken as %d classes; data.classes=null makes them a "
-            "regression, which needs their range in data.bounds",
-            table.file, target, classes,
+            "%s: the whole numbers of %r are taken as %d classes, 0 to %d; %sdata.classes=null "
+            "makes them a regression, which needs their range in data.bounds",
+            table.file, target, classes, largest, of_labels,
         )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from ..partition import Partition
 from ..sides import Classes
 from ..transforms import Integers, Transform
 from ..units import SCALES, TargetScale
-from .cells import check_texts
+from .cells import check_one_column, check_texts
 from .column_coding import Column, declared_column
 from .columns import Table
 from .delimited import is_unnamed
@@ -124,6 +124,7 @@ class TableSettings:
     comment: str | None = None
 
     def __post_init__(self) -> None:
+        check_one_column(client=self.client, target=self.target, time=self.time)
         for name in ("features", "one_hot", "missing", "labels"):
             object.__setattr__(self, name, _listed(getattr(self, name)))
         if self.bounds is not None:
@@ -343,10 +344,11 @@ def feature_columns(
         chosen = check_texts("features", features)
     else:
         chosen = _other_columns(table, [*names, left_out])
+    roles: dict[str, Sequence[str | None]] = {}
     if left_out is not None:
-        table.check_columns([left_out], "time ")
-    for role, columns in (("client", names[:-1]), ("target", (target,)), ("features", chosen)):
-        table.check_columns(columns, f"{role} ")
+        roles["time "] = [left_out]
+    roles.update({"client ": names[:-1], "target ": [target], "features ": chosen})
+    table.check_roles(roles)
     if client == target:
         raise ConfigError(
             f"data.client and data.target are both {target!r}; a client's id is nothing to predict."
