@@ -90,10 +90,33 @@ def check_fields(settings: Any) -> None:
 
 class Checked:
     """Settings that are checked when they are made: base of a dataclass whose annotations say what
-    its fields accept, see :func:`check_fields`."""
+    its fields accept, see :func:`check_fields`.
+
+    The fields are checked before the ``__post_init__`` of a derived class, which so may compare
+    numbers with numbers."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        own = cls.__dict__.get("__post_init__")
+        if own is not None:
+            cls.__post_init__ = _after_fields(own)  # type: ignore[method-assign,assignment]
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        if type(self).__post_init__ is Checked.__post_init__:
+            check_fields(self)
+
+
+def _after_fields(own: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Returns the ``__post_init__`` of a class behind the check of its fields."""
+
+    @wraps(own)
+    def checked(self: Any) -> None:
+        # else the class that is made has checked them
+        if type(self).__post_init__ is checked:
+            check_fields(self)
+        own(self)
+
+    return checked
 
 
 def check_values(kind: type, values: Mapping[str, Any]) -> None:

@@ -6,8 +6,10 @@ import math
 import pkgutil
 from typing import Any
 
+import numpy as np
 import pytest
 
+from fedmtl._check import Positive
 from fedmtl.errors import ConfigError
 from fedmtl.graphs import Ring
 
@@ -178,3 +180,28 @@ def test_a_value_that_cannot_be_is_refused_by_the_name_of_its_field(name: str) -
                 if not named or "\n" in str(error):
                     silent[field.name, value] = f"is refused, but not by name: {error}"
     assert silent == {}
+
+
+def test_fields_are_checked_before_the_checks_of_a_class() -> None:
+    seen: list[str] = []
+
+    @dataclasses.dataclass(frozen=True)
+    class Own(Ring):
+        least: Positive = 1.0
+
+        def __post_init__(self) -> None:
+            seen.append(f"{self.least > 9}")
+            super().__post_init__()
+
+    assert Own(least=np.float64(10.0)).least == 10.0
+    assert seen == ["True"]
+    # what is compared with a number is one
+    with pytest.raises(
+        ConfigError, match=r"^Own\.least is 'x'; it must be a finite number above 0"
+    ):
+        Own(least="x")
+    assert seen == ["True"]
+    with pytest.raises(ConfigError, match=r"^Own\.reach is 0; "):
+        Own(reach=0)
+    # a number of NumPy becomes one of Python, which JSON can hold
+    assert type(Own(least=np.float64(2.0)).least) is float

@@ -252,9 +252,6 @@ class Finetune(Personalization):
     validation: Below1 = 0.0
 
     def __post_init__(self) -> None:
-        if self.kind == "average":
-            use = "averaging is fedmtl.Average() (command: finetune=average)"
-            raise ConfigError(f"Finetune.kind is 'average'; {use}.")
         super().__post_init__()
         # only the pull of "mean" is a term of the gradient for which a step may be too large
         pull = self.lam if self.kind == "mean" else 0.0

@@ -59,7 +59,6 @@ class Effort(Checked):
     checks: tuple[str, ...] = CHECKS
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         for check in self.checks:
             one_of(self, CHECKS, checks=check)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -109,9 +108,6 @@ def made(node: Any, place: str) -> Any:
     target = named(str(node["_target_"]), place)
     _check_arguments(target, parts, place)
     with _by_key({target.__name__: place}, place):
-        if isinstance(target, type) and dataclasses.is_dataclass(target):
-            # before checks of its own, which may compare a text with a number
-            check_values(target, parts)
         return target(**parts)
 
 

@@ -6,10 +6,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from .._check import (
+    Below1,
     Checked,
+    Count,
+    Fraction,
+    Positive,
     Range,
     Whole,
     bounded,
@@ -18,7 +22,6 @@ from .._check import (
     id_of,
     one_of,
     positive,
-    positive_int,
 )
 from .._rounding import rounded_up
 from ..errors import ConfigError
@@ -30,9 +33,13 @@ SourceName = Literal["seeded", "secure"]
 Mechanism = str
 """The name of a law of noise, see :data:`~fedmtl.privacy.noise.laws.LAWS`."""
 
-# of noise multipliers, whose squares are doubles as well
-_LEAST = 1e-100
-_MOST = 1e100
+_BUDGET = Range(lambda v: v > 0, "a number above 0, inf for no noise")
+Multiplier = Annotated[
+    float,
+    # their squares are doubles as well
+    Range(lambda v: 1e-100 <= v <= 1e100, "a finite number above 0, from 1e-100 to 1e+100"),
+]
+"""Annotation of a setting that is a noise multiplier."""
 
 
 _STABILITY = 0.01  # gamma, that of the paper's experiments
@@ -83,7 +90,7 @@ class SecureAggregation(Checked):
         return self.colluding
 
 
-class _Budgeted:
+class _Budgeted(Checked):
     """The common part of both kinds of settings."""
 
     clip_norm: float | QuantileClip | None
@@ -178,19 +185,20 @@ class ClientPrivacy(_Budgeted):
     """
 
     clip_norm: float | QuantileClip | None = None
-    epsilon: float | None = None
-    noise_multiplier: float | None = None
-    delta: float | None = None
+    epsilon: Annotated[float, _BUDGET] | None = None
+    noise_multiplier: Multiplier | None = None
+    delta: Fraction | None = None
     mechanism: Mechanism = "gaussian"
-    bands: int | Literal["auto"] | None = None
+    bands: Count | Literal["auto"] | None = None
     aggregation: SecureAggregation | None = None
     source: SourceName = "seeded"
 
     def __post_init__(self) -> None:
-        _check_budget(self, self.epsilon, self.noise_multiplier, self.delta)
+        _check_budget(self, self.epsilon)
+        _check_delta(self)
         if not isinstance(self.clip_norm, QuantileClip):
             positive(self, **given(clip_norm=self.clip_norm))
-        _check_laws(self, tuple(LAWS), self.mechanism, self.source)
+        one_of(self, tuple(LAWS), mechanism=self.mechanism)
         if isinstance(self.clip_norm, QuantileClip) and (
             not LAWS[self.mechanism].joint or self.noiseless
         ):
@@ -202,11 +210,9 @@ class ClientPrivacy(_Budgeted):
         self._check_aggregation()
 
     def _check_bands(self) -> None:
+        # How many rounds correlate depends on the schedule, which the settings do not know.
         if self.bands is None:
             return
-        # How many rounds correlate depends on the schedule, which the settings do not know.
-        if self.bands != "auto":
-            positive_int(self, bands=self.bands)
         if self.mechanism != "gaussian" or isinstance(self.clip_norm, QuantileClip):
             raise ConfigError(
                 "ClientPrivacy.bands correlates Gaussian noise at a fixed clip norm; use "
@@ -281,34 +287,34 @@ class RecordPrivacy(_Budgeted):
         (1.0, 4.0)
     """
 
-    clip_norm: float | None = None
+    clip_norm: Positive | None = None
     epsilon: float | Mapping[str, float] | None = None
-    noise_multiplier: float | None = None
-    delta: float | None = None
+    noise_multiplier: Multiplier | None = None
+    delta: Below1 | None = None
     mechanism: Mechanism = "gaussian"
     clipping: Literal["norm", "automatic"] = "norm"
     source: SourceName = "seeded"
 
     def __post_init__(self) -> None:
-        positive(self, **given(clip_norm=self.clip_norm))
-        one_of(self, ("norm", "automatic"), clipping=self.clipping)
+        accepted = tuple(name for name, law in LAWS.items() if law.refuted is None)
+        one_of(self, accepted, mechanism=self.mechanism)
         if isinstance(self.epsilon, Mapping):
             budgets: list[float | None] = list(self.epsilon.values())
         else:
             budgets = [self.epsilon]
-        delta = self.delta
-        # Only laws with a pure epsilon have a guarantee at delta 0.
-        if delta == 0 and self.mechanism in LAWS and LAWS[self.mechanism].pure:
-            delta = None
         for value in budgets:
-            _check_budget(self, value, self.noise_multiplier, delta)
+            bounded(self, given(epsilon=value), _BUDGET)
+            _check_budget(self, value)
+        # Only laws with a pure epsilon have a guarantee at delta 0.
+        if not LAWS[self.mechanism].pure:
+            fraction(self, **given(delta=self.delta))
+        if self.delta != 0:
+            _check_delta(self)
         if isinstance(self.epsilon, Mapping) and math.inf in self.epsilon.values():
             raise ConfigError(
                 "RecordPrivacy.epsilon is inf for some clients; give each a finite budget, or inf "
                 "to all."
             )
-        accepted = tuple(name for name, law in LAWS.items() if law.refuted is None)
-        _check_laws(self, accepted, self.mechanism, self.source)
 
     observer: ClassVar[str] = "server, other clients and public"
     units: ClassVar[str] = "records"
@@ -354,38 +360,24 @@ class RecordPrivacy(_Budgeted):
 Privacy = ClientPrivacy | RecordPrivacy
 
 
-def _check_laws(owner: object, accepted: tuple[str, ...], mechanism: str, source: str) -> None:
-    one_of(owner, accepted, mechanism=mechanism)
-    one_of(owner, ("seeded", "secure"), source=source)
-
-
-def _check_budget(
-    owner: object, epsilon: float | None, noise_multiplier: float | None, delta: float | None
-) -> None:
+def _check_budget(owner: ClientPrivacy | RecordPrivacy, epsilon: float | None) -> None:
+    """Refuses a budget and a noise multiplier that do not fit each other."""
     name = type(owner).__name__
-    if epsilon is None and noise_multiplier is None:
+    if epsilon is None and owner.noise_multiplier is None:
         raise ConfigError(
             f"{name} needs epsilon (the noise is calibrated to it), noise_multiplier, or both."
         )
-    bounded(
-        owner, given(epsilon=epsilon), Range(lambda v: v > 0, "a number above 0, inf for no noise")
-    )
-    if noise_multiplier is not None:
-        positive(owner, noise_multiplier=noise_multiplier)
-        if not _LEAST <= float(noise_multiplier) <= _MOST:
-            raise ConfigError(
-                f"{name}.noise_multiplier is {noise_multiplier:g}; it must be between {_LEAST:g} "
-                f"and {_MOST:g}."
-            )
-        if epsilon == math.inf:
-            raise ConfigError(
-                f"{name}.epsilon=inf means no noise; leave noise_multiplier out, or epsilon."
-            )
-    if delta is not None:
-        fraction(owner, delta=delta)
-        # Below it rounding of the accountant's transforms is as large as delta itself.
-        if delta < LEAST_DELTA:
-            raise ConfigError(
-                f"{name}.delta is {delta!r}; the accountant was measured down to {LEAST_DELTA!r}, "
-                "the least."
-            )
+    if epsilon == math.inf and owner.noise_multiplier is not None:
+        raise ConfigError(
+            f"{name}.epsilon=inf means no noise; leave noise_multiplier out, or epsilon."
+        )
+
+
+def _check_delta(owner: ClientPrivacy | RecordPrivacy) -> None:
+    """Refuses a delta at which rounding of the accountant's transforms is as large as delta
+    itself."""
+    if owner.delta is not None and owner.delta < LEAST_DELTA:
+        raise ConfigError(
+            f"{type(owner).__name__}.delta is {owner.delta!r}; the accountant was measured down to "
+            f"{LEAST_DELTA!r}, the least."
+        )

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
 
-from .._check import bounded, given, non_negative, positive, positive_int
+from .._check import Checked, Count, non_negative, positive
 from ..errors import BudgetExhausted, ConfigError
 from ..privacy.samplers import BoundSampler
 from ..random import Coins
@@ -28,7 +28,7 @@ MEASURED = "measured"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Buffered:
+class Buffered(Checked):
     """The schedule of buffered aggregation (Nguyen et al., AISTATS 2022; FedBuff).
 
     The server keeps ``concurrency`` clients busy, and steps when ``buffer`` answers are there.
@@ -59,24 +59,18 @@ class Buffered:
     """
 
     latency: float | RandomLatency | TraceLatency
-    concurrency: int = 100
-    buffer: int = 10
-    max_staleness: int = 20
+    concurrency: Count = 100
+    buffer: Count = 10
+    max_staleness: Annotated[int, COUNT] = 20
     staleness: Staleness = "sqrt"
-    per_client: int | None = None
-    rest: int = 1
+    per_client: Count | None = None
+    rest: Count = 1
     scale: float | Sequence[float] = 1.0
     dropouts: Dropouts | None = None
 
     def __post_init__(self) -> None:
-        counts = {"concurrency": self.concurrency, "buffer": self.buffer, "rest": self.rest}
-        positive_int(self, **counts, **given(per_client=self.per_client))
-        bounded(self, {"max_staleness": self.max_staleness}, COUNT)
         if not isinstance(self.latency, RandomLatency | TraceLatency):
             non_negative(self, latency=self.latency)
-        if self.staleness not in ("sqrt", "none"):
-            allowed = "it must be 'sqrt' or 'none'"
-            raise ConfigError(f"Buffered.staleness is {self.staleness!r}; {allowed}.")
         if self.buffer > self.concurrency:
             raise ConfigError(
                 f"Buffered.buffer is {self.buffer}; it must be at most concurrency, "

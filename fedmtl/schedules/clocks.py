@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .._check import Range, bounded, given, non_negative, positive, positive_int
+from .._check import Checked, Count, Range, bounded, non_negative, positive, positive_int
 from ..errors import ConfigError
 from ..random import id_keys
 from .activations import ENDLESS, BoundSchedule
@@ -21,7 +21,7 @@ from .dropouts import Dropouts
 from .latency import Law, RandomLatency, TraceLatency, constant, exponential
 
 
-class AsynchronousSchedule(ABC):
+class AsynchronousSchedule(Checked, ABC):
     """Settings that become a :class:`BoundSchedule` once the clients are known.
 
     Example:
@@ -83,7 +83,7 @@ class PoissonClocks(AsynchronousSchedule):
         (12, [3, 3, 3, 3])
     """
 
-    events: int | None = None
+    events: Count | None = None
     per_client: int | Sequence[int] | None = None
     rate: float | Sequence[float] = 1.0
 
@@ -127,7 +127,7 @@ class Latencies(AsynchronousSchedule):
 
     latency: float | RandomLatency | TraceLatency
     activations: int | Sequence[int] | None = None
-    events: int | None = None
+    events: Count | None = None
     scale: float | Sequence[float] = 1.0
     dropouts: Dropouts | None = None
 
@@ -235,11 +235,10 @@ def entries_of(name: str, value: Any) -> dict[str, Any]:
 def _check_length(
     settings: object, events: int | None, name: str, caps: int | Sequence[int] | None
 ) -> None:
-    """Refuses the lengths of a run that are no whole numbers, or a run without an end."""
+    """Refuses caps that are no whole numbers, or a run without an end."""
     if events is None and caps is None:
         needed = f"events, {name} or both: a run must end"
         raise ConfigError(f"{type(settings).__name__} needs {needed}.")
-    positive_int(settings, **given(events=events))
     if caps is None:
         return
     # a single client may have the cap 0, all of them may not

@@ -47,7 +47,6 @@ class Deadline(Checked):
     scale: float | Sequence[float] = 1.0
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if not isinstance(self.sampler, Sampler):
             accepted = "give one of cohorts, such as PoissonSampling(cohort=100)"
             raise ConfigError(f"Deadline.sampler is {self.sampler!r}; {accepted}.")

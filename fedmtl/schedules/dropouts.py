@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .._check import given, positive
+from .._check import Checked, Positive, given
 from ..errors import ConfigError
 
 Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dropouts:
+class Dropouts(Checked):
     """Absences of clients.
 
     A message that is due during its client's absence arrives at the moment of the return. The
@@ -43,8 +43,8 @@ class Dropouts:
     """
 
     intervals: Mapping[Any, Sequence[Sequence[float]]] | None = None
-    rate: float | None = None
-    duration: float | None = None
+    rate: Positive | None = None
+    duration: Positive | None = None
 
     def __post_init__(self) -> None:
         drawn = given(rate=self.rate, duration=self.duration)
@@ -55,7 +55,6 @@ class Dropouts:
             settings = "intervals, or both rate and duration"
             raise ConfigError(f"Dropouts needs {settings}; give one of the two.")
         if self.intervals is None:
-            positive(self, **drawn)
             return
         # names are texts in the data
         names = [str(name) for name in self.intervals]

@@ -90,7 +90,6 @@ class PrivateSearch(Checked):
     progress: bool = True
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         halting_probability(self.mean, self.shape)
         check_candidates(self.candidates)
         regression = self._first.data.classes is None

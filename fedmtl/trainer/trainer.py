@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from .._check import AutoCount, Count, check_fields
+from .._check import AutoCount, Checked, Count
 from ..algorithms.base import Algorithm, Problem
 from ..algorithms.finetune import Personalization, personalization_of, usual_of_linear_numbers
 from ..algorithms.linear.data import is_linear
@@ -48,7 +48,7 @@ logger = logging.getLogger("fedmtl")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trainer:
+class Trainer(Checked):
     """Trains one model per client and reports the epsilon that it cost.
 
     Args:
@@ -173,7 +173,6 @@ class Trainer:
     progress: bool = True
 
     def __post_init__(self) -> None:
-        check_fields(self)
         self._set(finetune=personalization_of(self.finetune))
         check_settings(self)
         if is_auto(self.baselines):
