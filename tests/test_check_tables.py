@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 
 from fedmtl import cli
-from fedmtl.cli.check import _draft
 from fedmtl.cli.main import _COMMANDS
+from fedmtl.data.readers.draft import draft
 from fedmtl.errors import ConfigError, DataError
 
 
@@ -30,14 +30,12 @@ def drafted(tmp_path, monkeypatch):
     """Writes a table, and returns the settings and the lines of its draft."""
     monkeypatch.chdir(tmp_path)
 
-    def draft(frame, **options):
+    def settings(frame, **options):
         frame.to_csv("t.csv", index=False)
-        target = "fedmtl.data.readers.table.read_table"
-        node = {"_target_": target, "path": "t.csv", "client": "ward", "target": "days"}
-        node |= {"classes": "infer"} | options
-        return node, "\n".join(_draft(node))
+        given = {"path": "t.csv", "client": "ward", "target": "days", "classes": "infer"}
+        return draft(given | options)
 
-    return draft
+    return settings
 
 
 DAYS = pd.date_range("2020-01-28", periods=48)

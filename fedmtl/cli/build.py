@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -65,7 +65,7 @@ def settings(config: Config) -> Config:
         ("algorithm", "schedule", "model", "rounds") if objects["algorithm"] is None else ()
     ):
         objects[name] = "auto" if objects[name] is None else objects[name]
-    with _by_key({"Trainer": ""}):
+    with by_key({"Trainer": ""}):
         check_values(Trainer, objects)
         # before the data are read, which a trainer needs to be made
         check_settings(SimpleNamespace(**objects, callbacks=(), folder=None))
@@ -98,17 +98,28 @@ def made(node: Any, place: str) -> Any:
                 f"{place}=OPTION."
             )
         return None
+    target, parts = arguments(node, place)
+    with by_key({target.__name__: place}, place):
+        return target(**parts)
+
+
+def arguments(node: Mapping[str, Any], place: str) -> tuple[Callable[..., Any], Config]:
+    """Returns the class or function of a mapping, ``dict`` without a ``_target_``, and its
+    arguments, made.
+
+    Raises:
+        ConfigError: see :func:`made`.
+    """
     parts = {
         str(name): made(value, f"{place}.{name}")
         for name, value in node.items()
         if name != "_target_"
     }
     if "_target_" not in node:
-        return parts
+        return dict, parts
     target = named(str(node["_target_"]), place)
     _check_arguments(target, parts, place)
-    with _by_key({target.__name__: place}, place):
-        return target(**parts)
+    return target, parts
 
 
 def _check_arguments(made: Any, values: Config, place: str) -> None:
@@ -132,7 +143,7 @@ def _check_arguments(made: Any, values: Config, place: str) -> None:
 
 
 @contextmanager
-def _by_key(places: Mapping[str, str], place: str = "") -> Iterator[None]:
+def by_key(places: Mapping[str, str], place: str = "") -> Iterator[None]:
     """Lets errors in this block name settings by their keys: ``privacy.epsilon`` for
     ``ClientPrivacy.epsilon``.
 
@@ -160,11 +171,10 @@ def _by_key(places: Mapping[str, str], place: str = "") -> Iterator[None]:
         raise ConfigError(f"{place}: {first_line(error)}.") from error
 
 
-def by_key(objects: Mapping[str, Any]) -> AbstractContextManager[None]:
-    """Lets errors in a block name the settings of these arguments of a trainer by their keys."""
-    return _by_key(
-        {type(value).__name__: name for name, value in objects.items()} | {"Trainer": ""}
-    )
+def keys(objects: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the keys of the arguments of a trainer by the classes of these, for
+    :func:`by_key`."""
+    return {type(value).__name__: name for name, value in objects.items()} | {"Trainer": ""}
 
 
 def build(config: Config, folder: Path) -> Trainer:
@@ -186,5 +196,5 @@ def build(config: Config, folder: Path) -> Trainer:
     callbacks = []
     if callback is not None:
         callbacks.append(callback)
-    with by_key(objects):
+    with by_key(keys(objects)):
         return Trainer(data=data, folder=folder, callbacks=callbacks, **objects)

@@ -156,7 +156,7 @@ def _interval(config: Config) -> int:
     with TemporaryDirectory(prefix="fedmtl-audit-") as folder:
         trainer = build.build(config, Path(folder))
         began = time.monotonic()
-        with build.by_key(vars(trainer)):
+        with build.by_key(build.keys(vars(trainer))):
             result = replace(trainer, folder=None, finetune=None).fit()
     seconds = time.monotonic() - began
     interval = result.privacy.interval

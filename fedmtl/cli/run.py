@@ -258,7 +258,7 @@ def train_one(
         )
         began = time.monotonic()
         resumed = resumable(place if job is None else short(job.sweep), process.ranks)
-        with resumed if writes else nullcontext(), build.by_key(vars(trainer)):
+        with resumed if writes else nullcontext(), build.by_key(build.keys(vars(trainer))):
             result = trained(trainer, resume, Engine(ranks=process.ranks or Ranks.of_launch()))
     if writes:
         show(result.summary() if job is None else job.line(result, began, place))
