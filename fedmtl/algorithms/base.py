@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
 
@@ -43,6 +44,25 @@ class State:
     public: dict[str, Tensor]
     private: ClientStore
     earlier: dict[int, dict[str, Tensor]] = field(default_factory=dict)
+
+
+class ClaimBeside(Protocol):
+    """A claim of privacy that stands beside the ledger's in the report of a run.
+
+    Attributes:
+        name: of its files.
+    """
+
+    name: ClassVar[str]
+
+    def text(self) -> str:
+        """Returns the claim in words, with its adversary."""
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Returns the rows of its table, ``<name>.csv`` in the public folder of a run."""
+
+    def draw(self, path: Path) -> None:
+        """Draws its figure, ``<name>.png`` there."""
 
 
 BASELINES: dict[str, type[Algorithm]] = {}
@@ -233,6 +253,20 @@ class Algorithm(Checked):
         """Returns the non-federated baseline of this method.
 
         None, the default, selects local training. Methods with a closed-form local fit return it.
+        """
+        return None
+
+    def claim_beside(
+        self, problem: Problem, state: State, channel: Any, events: Callable[[], Tensor]
+    ) -> ClaimBeside | None:
+        """Returns a claim of privacy beside the ledger's, against a weaker adversary; None by
+        default.
+
+        Args:
+            problem: of the run.
+            state: after the last event.
+            channel: of the run.
+            events: makes the client of each activation, int64 (S,), of methods that have these.
         """
         return None
 

@@ -157,6 +157,8 @@ def _underived(run: FinishedRun) -> dict[str, str]:
     if run.account is None:
         return {", ".join(stated): "there is no ledger to derive them from"}
     unknown = dict(run.restated.unknown)
+    if run.report.get("beside") is not None:
+        unknown["beside"] = "it follows from graph and clocks, which are in no ledger"
     if run.report.get("interval") is not None:
         unknown[", ".join(_GUESSED)] = (
             "the attack is counted with the noise known, and noise is in no file"

@@ -26,8 +26,9 @@ costs nothing:
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -40,8 +41,9 @@ from ..algorithms.one_at_a_time import Answer, Arrays
 from ..algorithms.p2p.algorithm import PeerToPeer
 from ..algorithms.p2p.network import Network
 from ..errors import ConfigError
-from ..privacy import GradientPlan
+from ..privacy import Activations, GradientPlan
 from ..schedules import BoundSchedule
+from .pairwise import PairwisePrivacy, check_covered, pairwise_privacy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,10 +69,14 @@ class PeerAveraging(PeerToPeer):
         allocation: of the budget over several releases, see :class:`PeerToPeer`.
         mu: the weight of the local losses; mu h is that of a release beside the neighbours' mean.
         warm_start: a release before these, see :class:`PeerToPeer`.
+        pairwise: True for a claim beside epsilon, which stays: the epsilon of each agent against
+            any one other agent that sees its own messages alone
+            (:mod:`fedmtl.contrib.pairwise`). It is printed, and stands in ``public/pairwise.csv``.
         graph, loss, lam, row_norm, target: see :class:`PeerToPeer`.
 
     Raises:
-        ConfigError: a value outside these ranges, or an allocation of a single release.
+        ConfigError: a value outside these ranges, an allocation of a single release, or
+            ``pairwise`` of a run that it does not cover.
 
     Example:
         >>> from fedmtl import PeerAveraging, PoissonClocks, RecordPrivacy, Trainer
@@ -95,6 +101,7 @@ class PeerAveraging(PeerToPeer):
     confidence_power: NonNegative = 2.0
     refine: Positive = 3.0
     refine_from: Literal["own", "neighbours"] = "neighbours"
+    pairwise: bool = False
 
     by_client = ("theta", "intercept", "answers_so_far")
     name = "peer_averaging"
@@ -107,6 +114,13 @@ class PeerAveraging(PeerToPeer):
             without = "which has no effect on a single release; give more releases, or leave it out"
             raise ConfigError(f"PeerAveraging.allocation is {self.allocation!r}, {without}.")
 
+        if self.pairwise and (self.releases > 1 or self.warm_start is not None):
+            raise ConfigError(
+                "PeerAveraging.pairwise: an agent's second release is at a model that depends on "
+                "what it has heard, so the messages are not linear in the noise. Leave out "
+                "releases and warm_start, or pairwise."
+            )
+
     def _network(self, problem: Problem) -> Network:
         return replace(super()._network(problem), power=self.confidence_power)
 
@@ -117,12 +131,47 @@ class PeerAveraging(PeerToPeer):
         (plan,) = super().plan(problem, replace(schedule, caps=schedule.caps.clip(max=most)))
         return (replace(plan, at_cap="silent"),)
 
+    def resolve_auto(
+        self, problem: Problem, schedule: Any, privacy: Sequence[Any]
+    ) -> PeerAveraging:
+        """Returns these settings, and refuses what ``pairwise`` does not cover.
+
+        Raises:
+            ConfigError: another noise than Gaussian, absences, measured clocks or too many agents.
+        """
+        if self.pairwise:
+            check_covered(problem.clients, schedule, privacy)
+        return self
+
+    def claim_beside(
+        self,
+        problem: Problem,
+        state: State,
+        channel: Activations,
+        events: Callable[[], Tensor],
+    ) -> PairwisePrivacy | None:
+        """Returns the epsilons of the agents against each other, if ``pairwise`` asks for them."""
+        if not self.pairwise:
+            return None
+        assert channel.noise_multipliers is not None
+        assert channel.delta is not None
+        return pairwise_privacy(
+            self.network(problem),
+            events().numpy(),
+            np.broadcast_to(channel.noise_multipliers, problem.clients),
+            channel.delta,
+            released=state.public["answers_so_far"][0].numpy() > 0,
+        )
+
     def init(self, problem: Problem, replicates: int = 1) -> State:
         """Starts as :class:`PeerToPeer`.
 
         The public state also has ``intercept`` (R, n, D), the b_i of the releases so far, and
         ``answers_so_far`` int64 (R, n), their number.
         """
+        if self.pairwise and replicates > 1:
+            one = "is of one run; leave out replicates and epsilons"
+            raise ConfigError(f"PeerAveraging.pairwise {one}.")
         state = super().init(problem, replicates)
         theta = state.public["theta"]
         state.public["intercept"] = torch.zeros_like(theta)

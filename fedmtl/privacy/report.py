@@ -81,6 +81,7 @@ class PrivacyReport:
             ``shape`` (``"inf"`` for Poisson) of the law of the number of repetitions, the ``score``
             that was compared, in words, and the standard deviation of its noise, ``score_noise``;
             None elsewhere.
+        beside: a claim beside epsilon against a weaker adversary, in words; None elsewhere.
         elsewhere: the keeper of the accounts, if this is the report of a server that keeps
             none; else None.
         outside: the parts that epsilon does not cover.
@@ -124,6 +125,7 @@ class PrivacyReport:
     remaining_charged: bool = False
     interval: dict[str, Any] | None = None
     search: dict[str, Any] | None = None
+    beside: str | None = None
     elsewhere: str | None = None
     outside: tuple[str, ...]
 
@@ -131,7 +133,7 @@ class PrivacyReport:
         """Returns JSON-ready fields, the headline first; an infinite epsilon or budget is the
         string ``"inf"``."""
         values = {"headline": self.headline, **asdict(self)}
-        for name in ("elsewhere", "interval", "search"):
+        for name in ("beside", "elsewhere", "interval", "search"):
             if values[name] is None:
                 del values[name]
         for key, value in values.items():
@@ -256,6 +258,8 @@ class PrivacyReport:
         if self.by_client is not None:
             low, middle, high = map(rounded_up, self.by_client)
             rows.append(("by client", f"smallest {low}, median {middle}, largest {high}"))
+        if self.beside is not None:
+            rows.append(("beside", self.beside))
         if self.claimed is not None:
             rows.append(("claimed", f"{rounded_up(self.claimed)}{at}, by the published accounting"))
         if self.remaining_charged:

@@ -56,6 +56,7 @@ class BoundSchedule:
         dropouts: absences of clients; None if they are never away.
         opening: the activations before all others, at time 0: every client that ever acts acts
             once, in the order of the data. They are part of ``caps`` and ``most``.
+        measured: True if the gaps are those of a trace, which may tell something about the data.
         clients: n.
         steps: the most activations of a run. Fewer clients may be left to act in the end (absences
             without return); a table is then filled up with -1.
@@ -79,6 +80,7 @@ class BoundSchedule:
     waits: bool = False
     dropouts: Dropouts | None = None
     opening: int = 0
+    measured: bool = False
 
     def __post_init__(self) -> None:
         if not self.caps.any():

@@ -169,6 +169,7 @@ class Latencies(AsynchronousSchedule):
             most=self.events,
             waits=self.waits,
             dropouts=self.dropouts,
+            measured=isinstance(self.latency, TraceLatency),
         )
 
 

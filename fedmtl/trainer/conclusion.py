@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
+from torch import Tensor
+
+from .._files import write_bytes
 from ..algorithms.base import State
 from ..algorithms.finetune import Personalization
 from ..models.networks import NamedFactory
 from ..privacy import Activations, Rounds
 from ..privacy.reporting import privacy_report
+from ..schedules import BoundSchedule
 from .aggregates import numbers_of
 from .coding import Coding
 from .constants import constant_loss, own_constants
@@ -19,6 +24,7 @@ from .metrics import main_metric
 from .personalize import finetuned, not_covered, terms_of
 from .result import Result
 from .run_plan import RunPlan
+from .tables import csv_bytes
 
 if TYPE_CHECKING:
     from .trainer import Trainer
@@ -77,6 +83,14 @@ def conclude(
             change = model - problem.initial
         interval = audit.certificate(channel, report.epsilon, change)
         report = replace(report, interval=interval, outside=(*report.outside, audit.outside))
+    # A claim against a weaker adversary stands beside epsilon, and never in its place.
+    claim = algorithm.claim_beside(problem, state, channel, partial(_acted, settings, step))
+    if claim is not None:
+        report = replace(report, beside=claim.text())
+        if plan.folder is not None:
+            table = plan.folder.public / f"{claim.name}.csv"
+            write_bytes(table, csv_bytes(claim.rows()))
+            claim.draw(table.with_suffix(".png"))
     metric = main_metric(problem.data.spec, problem.loss).name
     scores = {name: metrics.by_client(evaluated) for name, metrics in scored.items()}
     factory = None
@@ -111,6 +125,14 @@ def conclude(
         coding=Coding.of(problem.data, problem.loss, algorithm.loss),
         **{**plan.facts, "terms": terms_of(settings)},
     )
+
+
+def _acted(settings: Trainer, step: int) -> Tensor:
+    """Returns the client of each activation up to ``step``, int64 (S,), of the first replicate."""
+    schedule = settings.bound
+    assert isinstance(schedule, BoundSchedule)  # methods in rounds have no activations
+    clients = schedule.events(settings.seed, 0, step, replicates=settings.runs).client[0]
+    return clients[clients >= 0]
 
 
 def with_finetuned(plan: RunPlan, result: Result, finetune: Personalization) -> Result:

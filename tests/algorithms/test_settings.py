@@ -85,7 +85,7 @@ OTHERS: dict[str, dict[str, Any]] = {  # another value of every field
     "PMTL": SHARED | {"lam": 0.2, "delta": "local"},
     "PPDMTL": PP_DMTL | {"own_penalty": "l1", "refine": False},
     "PPSGD": SHARED | {"ratio": 0.5},
-    "PeerAveraging": PEERS | {"releases": 2, "confidence_power": 1.0, "refine": 0.5, "refine_from": "own"},
+    "PeerAveraging": PEERS | {"releases": 2, "confidence_power": 1.0, "refine": 0.5, "refine_from": "own", "pairwise": True},
     "PeerToPeer": PEERS,
     "ProximalPoint": {
         "mu": 0.5, "steps": 3, "averaged": True, "server_lr": 0.5, "weights": "examples", "cap": 9,

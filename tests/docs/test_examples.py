@@ -15,6 +15,7 @@ SMALL = {
     "adapters": ["--clients=20", "--public=5", "--rounds=2"],
     "bands": ["--agents=8", "--answers=2", "--replicates=2"],
     "gains": ["--clients=20", "--rounds=2", "--epsilons", "0.5", "2", "8"],
+    "neighbours": ["--agents=10", "--cut=0.001", "--wakeups", "1", "2", "3", "4", "5", "6"],
     "solvers": ["--clients=4", "--rounds=2"],
     "silos": ["--silos=4", "--patients=30", "--rounds=2"],
 }
