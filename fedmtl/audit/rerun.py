@@ -164,7 +164,7 @@ class _Watching(Engine):
             "ledger": plan.ledger,
             "resume": resume,
             "coins": self.coins,
-            "kind": _kind(plan.settings),
+            "channel_class": _kind(plan.settings),
         }
         channel = open_run(plan.settings, plan.problem, plan.fingerprint, **options)
         assert isinstance(channel, RecordedRounds | RecordedActivations)
