@@ -127,7 +127,7 @@ def rows_of(data: FederatedDataset, train: bool) -> list[tuple[Tensor, Tensor]]:
     side = data.test
     if train:
         side = data.train
-    x = data.transform(side.x, torch.float32)
+    x = data.transform(side.x, torch.float64)
     counts = side.counts.tolist()
     return list(zip(x.split(counts), side.y.split(counts), strict=True))
 
@@ -187,8 +187,9 @@ def theirs(method: Method, data: FederatedDataset, start: nn.Module) -> list[nn.
 
 def compared(method: Method, data: FederatedDataset) -> tuple[float, float, float]:
     """Returns both accuracies, and the largest difference of a parameter."""
+    # Rounding alone could turn a unit of the hidden layer on or off, so both sides compute in double.
     torch.manual_seed(0)
-    start = Network()
+    start = Network().double()
     result = Trainer(
         algorithm=method.ours,
         data=data,
@@ -197,6 +198,7 @@ def compared(method: Method, data: FederatedDataset) -> tuple[float, float, floa
         privacy=None,
         rounds=ROUNDS,
         eval_every=ROUNDS,
+        dtype="float64",
         progress=False,
     ).fit()
     models = theirs(method, data, start)
@@ -207,7 +209,7 @@ def compared(method: Method, data: FederatedDataset) -> tuple[float, float, floa
     ours = []
     for vector in own:
         model = copy.deepcopy(start)
-        nn.utils.vector_to_parameters(vector.float(), model.parameters())
+        nn.utils.vector_to_parameters(vector.double(), model.parameters())
         ours.append(model)
     return accuracy(ours, data), accuracy(models, data), float((own - other).abs().max())
 
