@@ -83,8 +83,8 @@ def check_fields(settings: Any) -> None:
     """Raises :class:`ConfigError` unless every field of a settings dataclass is what its annotation
     accepts: a word of a ``Literal``, a number, of a :class:`Range` or any, True or False, or None.
     Fields of other types are not checked."""
-    kind: Any = type(settings)
-    accepted = _accepted(kind)
+    settings_class: Any = type(settings)
+    accepted = _accepted(settings_class)
     _check(settings, accepted, {name: getattr(settings, name) for name in accepted})
 
 
@@ -119,11 +119,11 @@ def _after_fields(own: Callable[[Any], None]) -> Callable[[Any], None]:
     return checked
 
 
-def check_values(kind: type, values: Mapping[str, Any]) -> None:
+def check_values(settings_class: type, values: Mapping[str, Any]) -> None:
     """Checks values as those fields of a settings dataclass, before there is an object of it."""
     _check(
-        kind.__name__,
-        {name: accepted for name, accepted in _accepted(kind).items() if name in values},
+        settings_class.__name__,
+        {name: accepted for name, accepted in _accepted(settings_class).items() if name in values},
         values,
     )
 
@@ -164,15 +164,17 @@ def _check(
 
 
 @cache
-def _accepted(kind: Any) -> dict[str, tuple[Any, ...]]:
+def _accepted(annotated: Any) -> dict[str, tuple[Any, ...]]:
     """Returns the words and the :class:`Range` that each checked field of a class or argument of a
     function accepts."""
-    hints = get_type_hints(kind, include_extras=True)
+    hints = get_type_hints(annotated, include_extras=True)
     accepted = {}
     # what a function returns is no argument
     hints.pop("return", None)
     for name in (
-        [field.name for field in fields(kind) if field.init] if is_dataclass(kind) else hints
+        [field.name for field in fields(annotated) if field.init]
+        if is_dataclass(annotated)
+        else hints
     ):
         if get_origin(hints[name]) in (Union, UnionType):
             arms = get_args(hints[name])

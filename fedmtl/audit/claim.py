@@ -218,14 +218,14 @@ def event_of(cost: PrivacyCost, multiplier: float) -> Any:
     )
 
 
-def width_of(bound: float, norm: str, size: int, most: float) -> float:
+def width_of(bound: float, norm: str, size: int, max_width: float) -> float:
     """Returns the largest power of two that is at most C 2^-21 over the spread of a cell, and at
-    most ``most``."""
+    most ``max_width``."""
     if norm == "l1":
         spread = float(size)
     else:
         spread = math.sqrt(size)
-    return 2.0 ** math.floor(math.log2(min(bound / spread * 2.0**-21, most)))
+    return 2.0 ** math.floor(math.log2(min(bound / spread * 2.0**-21, max_width)))
 
 
 def expected_cohort(sampler: BoundSampler) -> float:

@@ -50,9 +50,9 @@ def turns_apart(schedule: Mapping[str, Any]) -> int:
     return int(schedule["n"] // schedule["cohort"])
 
 
-def spread(values: Sequence[int], most: int) -> Sequence[int]:
-    """Returns up to ``most`` of some values, evenly chosen."""
-    return values[:: max(1, math.ceil(len(values) / most))]
+def spread(values: Sequence[int], count: int) -> Sequence[int]:
+    """Returns up to ``count`` of some values, evenly chosen."""
+    return values[:: max(1, math.ceil(len(values) / count))]
 
 
 _Steps: TypeAlias = list[tuple[int, tuple[int, ...] | None]]

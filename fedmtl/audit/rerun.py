@@ -243,7 +243,7 @@ class _Watching(Engine):
 
 
 def _kind(trainer: Trainer) -> type[RecordedRounds | RecordedActivations]:
-    if isinstance(trainer.bound, BoundSampler):
+    if isinstance(trainer.bound_schedule, BoundSampler):
         return RecordedRounds
     return RecordedActivations
 

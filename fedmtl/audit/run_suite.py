@@ -107,7 +107,7 @@ def setup_of(trainer: Trainer) -> Setup | None:
     if trainer.privacy is None:
         return None
     problem = trainer.problem()
-    bound = trainer.bound
+    bound = trainer.bound_schedule
     return Setup(
         privacy=trainer.privacy,
         plans=releases_of(trainer.algorithm, problem, bound),

@@ -137,16 +137,16 @@ def stack_rows(values: Iterable[Any], where: str, field: str) -> Tensor:
         made.append(row)
     if not made:
         raise DataError(f"{where.rpartition(',')[0]}: there are no rows; at least 1 is needed.")
-    kind = _common([row.dtype for row in made])
-    return torch.stack([row.to(kind) for row in made])
+    dtype = _common([row.dtype for row in made])
+    return torch.stack([row.to(dtype) for row in made])
 
 
-def _common(kinds: list[torch.dtype]) -> torch.dtype:
+def _common(dtypes: list[torch.dtype]) -> torch.dtype:
     """Returns the type of rows of several types: their own if it is one, int64 for whole numbers,
     else float32."""
-    if len(set(kinds)) == 1:
-        return kinds[0]
-    if any(kind.is_floating_point for kind in kinds):
+    if len(set(dtypes)) == 1:
+        return dtypes[0]
+    if any(dtype.is_floating_point for dtype in dtypes):
         return torch.float32
     return torch.int64
 
@@ -187,25 +187,25 @@ def _of_tensor(value: Tensor, where: str, field: str) -> Tensor:
 
 def _widened(value: Tensor, where: str, field: str) -> Tensor:
     """Returns a dense tensor in a type that PyTorch computes with."""
-    kind = value.dtype
-    if kind in (*checks.INTEGERS, *checks.FLOATS, torch.bool):
+    dtype = value.dtype
+    if dtype in (*checks.INTEGERS, *checks.FLOATS, torch.bool):
         return value
-    if kind.is_complex:
-        raise _refusal(where, field, f"holds {_OTHERS['c'][0]} ({kind})", _OTHERS["c"][1])
+    if dtype.is_complex:
+        raise _refusal(where, field, f"holds {_OTHERS['c'][0]} ({dtype})", _OTHERS["c"][1])
     # read as signed, exactly these numbers are negative; uint64 itself cannot be compared
-    if kind == torch.uint64 and bool((value.view(torch.int64) < 0).any()):
+    if dtype == torch.uint64 and bool((value.view(torch.int64) < 0).any()):
         raise _refusal(
-            where, field, f"holds a whole number of 2^63 or more ({kind})", "smaller ones"
+            where, field, f"holds a whole number of 2^63 or more ({dtype})", "smaller ones"
         )
     try:
-        if kind in _WIDER:
-            return value.to(_WIDER[kind])
-        if kind.is_floating_point:
+        if dtype in _WIDER:
+            return value.to(_WIDER[dtype])
+        if dtype.is_floating_point:
             return value.to(torch.float32)
         return value
     except RuntimeError as error:
         raise _refusal(
-            where, field, f"has the type {kind}", "real numbers of 8 bits or more"
+            where, field, f"has the type {dtype}", "real numbers of 8 bits or more"
         ) from error
 
 

@@ -48,7 +48,7 @@ def schedule_of(trainer: Trainer, serve: Callable[[Limits], Server] | None = Non
         trainer: the settings.
         serve: makes the server that waits for nobody; None on a node.
     """
-    bound = trainer.bound
+    bound = trainer.bound_schedule
     assert isinstance(bound, BoundSampler)  # clients that act one at a time have no nodes
     if isinstance(bound, BoundBuffered):
         return bound.deployed(serve)

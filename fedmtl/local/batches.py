@@ -119,19 +119,19 @@ class BatchPlan:
         """
         steps = self.steps.numpy()
         count, columns = self.index.shape[1:]
-        most = int(steps.max(initial=0))
-        weights = self.weights[:most].to(dtype)
+        longest = int(steps.max(initial=0))
+        weights = self.weights[:longest].to(dtype)
         if device is not None:
             weights = sent(weights, device)
         # Clients that finish at each step, and the last one that is left before it: for all steps
         # at once, since a step of a small stack takes no longer than a search.
         order = np.argsort(steps, kind="stable")
-        ends = np.searchsorted(steps[order], np.arange(most + 1), side="right")
+        ends = np.searchsorted(steps[order], np.arange(longest + 1), side="right")
         finishing = torch.from_numpy(order)
-        left = np.zeros(most + 1, dtype=np.int64)
+        left = np.zeros(longest + 1, dtype=np.int64)
         np.maximum.at(left, steps, np.arange(1, count + 1))
         left = np.maximum.accumulate(left[::-1])[::-1]
-        for number in range(most):
+        for number in range(longest):
             # A step is computed for a multiple of the grain, so that matrix products have the same
             # code.
             active = min(count, -(-int(left[number + 1]) // self.grain) * self.grain)
@@ -220,11 +220,11 @@ def _steps_of(
         of these are no padding, int64 (S, k).
     """
     per_epoch = batches_per_epoch(counts, batch_size)
-    most = 0
+    longest = 0
     if len(counts):
-        most = int(steps.max())
+        longest = int(steps.max())
     # A client that has made its steps repeats its last batch, whose result is not used.
-    step = torch.minimum(torch.arange(most)[:, None], (steps - 1).clamp(min=0))
+    step = torch.minimum(torch.arange(longest)[:, None], (steps - 1).clamp(min=0))
     epoch = torch.div(step, per_epoch, rounding_mode="floor")
     # The last batch of an epoch is the shorter one that is left.
     begin = (step - epoch * per_epoch) * (batch_size or 0)
@@ -295,8 +295,8 @@ def max_clients(dimension: int) -> int:
 def plannable(steps: int, width: int, grain: int) -> int:
     """Returns the number of clients to plan at once: about 128 MiB of row numbers, at most 2**19
     clients, a multiple of ``grain``."""
-    most = min(1 << (_CLIENT_BITS - 1), _PLANNED // max(1, steps * width))
-    return max(1, most // grain) * grain
+    fitting = min(1 << (_CLIENT_BITS - 1), _PLANNED // max(1, steps * width))
+    return max(1, fitting // grain) * grain
 
 
 LANES = 4

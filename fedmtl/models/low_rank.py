@@ -237,10 +237,10 @@ def _adapt(model: nn.Module, rank: int, scale: float, targets: Sequence[str]) ->
     # The adapters are the only parameters that train.
     model.requires_grad_(False)
     for layer in chosen:
-        kind = _ADAPTED[type(layer)]
-        a, b = kind.factors(layer, rank)
+        low_rank_class = _ADAPTED[type(layer)]
+        a, b = low_rank_class.factors(layer, rank)
         # The class changes and the tensors stay, so tied layers and names stay too.
-        layer.__class__ = kind
+        layer.__class__ = low_rank_class
         low = cast(_LowRank, layer)
         low.rank = rank
         low.scale = scale

@@ -40,22 +40,22 @@ def recurrent(layer: nn.Module) -> nn.Module:
         "dropout",
         "bidirectional",
     ]
-    kinds = {
+    classes = {
         nn.RNN: (DPRNN, [*names, "nonlinearity"]),
         nn.LSTM: (DPLSTM, names),
         nn.GRU: (DPGRU, names),
     }
-    kind, named = kinds[type(layer)]
-    made: nn.Module = kind(**{name: getattr(layer, name) for name in named})
+    layer_class, named = classes[type(layer)]
+    made: nn.Module = layer_class(**{name: getattr(layer, name) for name in named})
     return made
 
 
 def attention(layer: nn.MultiheadAttention) -> nn.Module:
     """Returns a layer with the settings of an ``nn.MultiheadAttention``."""
-    kind = DPMultiheadAttention
+    layer_class = DPMultiheadAttention
     if layer.batch_first:
-        kind = BatchFirstAttention
-    made: nn.Module = kind(
+        layer_class = BatchFirstAttention
+    made: nn.Module = layer_class(
         embed_dim=layer.embed_dim, num_heads=layer.num_heads, dropout=layer.dropout,
         bias=layer.in_proj_bias is not None, add_bias_kv=layer.bias_k is not None,
         add_zero_attn=layer.add_zero_attn,

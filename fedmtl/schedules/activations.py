@@ -44,18 +44,19 @@ class BoundSchedule:
     for an activation of a replicate.
 
     Attributes:
-        kind: a description of the clients' behaviour, for reports.
+        description: of the clients' behaviour, for reports.
         law: of the gaps.
         scale: float64 (n,), factors of the gaps.
         caps: int64 (n,), the most activations of each client in a run; 0 never acts.
         names: of the clients.
         keys: int64 (n,), their addresses in random draws.
         purpose: name of the stream of random numbers.
-        most: activations of a run; None if the clients' caps end it.
+        max_activations: of a run; None if the clients' caps end it.
         waits: True if the server waits for the slowest client of every round.
         dropouts: absences of clients; None if they are never away.
-        opening: the activations before all others, at time 0: every client that ever acts acts
-            once, in the order of the data. They are part of ``caps`` and ``most``.
+        initial: number of activations before all others, at time 0: every client that ever acts
+            acts once, in the order of the data. They are part of ``caps`` and
+            ``max_activations``.
         measured: True if the gaps are those of a trace, which may tell something about the data.
         clients: n.
         steps: the most activations of a run. Fewer clients may be left to act in the end (absences
@@ -69,29 +70,29 @@ class BoundSchedule:
         [0, 0, 1, 1, 2, 2]
     """
 
-    kind: str
+    description: str
     law: Law
     scale: Array
     caps: Ints
     names: Sequence[str]
     keys: Tensor
     purpose: str
-    most: int | None
+    max_activations: int | None
     waits: bool = False
     dropouts: Dropouts | None = None
-    opening: int = 0
+    initial: int = 0
     measured: bool = False
 
     def __post_init__(self) -> None:
         if not self.caps.any():
             needed = "at least one client needs a rate and a cap above 0"
-            raise ConfigError(f"{self.kind}: no client ever acts; {needed}.")
+            raise ConfigError(f"{self.description}: no client ever acts; {needed}.")
         self.clients = len(self.caps)
         self.steps = ENDLESS
         if self.caps.max() < ENDLESS:
             self.steps = int(self.caps.sum())
-        if self.most is not None:
-            self.steps = min(self.steps, self.most)
+        if self.max_activations is not None:
+            self.steps = min(self.steps, self.max_activations)
         self.caps = np.minimum(self.caps, self.steps)
         # (seed, replicates), times (R, S) and clients (R, S)
         none = torch.empty(0, 0)
@@ -104,22 +105,20 @@ class BoundSchedule:
         most = f"{high}"
         if low < high:
             most = f"{low} to {high}"
-        kind = self.kind
-        if self.opening:
-            kind = f"each acts once before all others, then {kind}"
-        return f"{self.clients} clients, {kind}, at most {most} activations of one client"
+        behaviour = self.description
+        if self.initial:
+            behaviour = f"each acts once before all others, then {behaviour}"
+        return f"{self.clients} clients, {behaviour}, at most {most} activations of one client"
 
-    def with_opening(self) -> BoundSchedule:
-        """Returns this schedule after an opening.
-
-        In it every client that ever acts acts once, in the order of the data.
-        """
+    def with_initial_activations(self) -> BoundSchedule:
+        """Returns this schedule after one activation of every client that ever acts, in the order
+        of the data."""
         acts = self.caps > 0
-        opening = int(acts.sum())
-        most = self.most
-        if most is not None:
-            most += opening
-        return replace(self, caps=self.caps + acts, most=most, opening=opening)
+        initial = int(acts.sum())
+        limit = self.max_activations
+        if limit is not None:
+            limit += initial
+        return replace(self, caps=self.caps + acts, max_activations=limit, initial=initial)
 
     def events(self, seed: int, start: int, stop: int, *, replicates: int = 1) -> Block:
         """Returns events ``start`` to ``stop - 1``.
@@ -219,15 +218,15 @@ class BoundSchedule:
         activations = _merged
         if self.waits:
             activations = _rounds
-        if not self.opening:
+        if not self.initial:
             return activations(self.caps, gaps, absences, count)
-        opening = np.flatnonzero(self.caps > 0)[:count]
-        start = np.zeros(len(opening))
-        if len(opening) == count:
-            return start, opening
+        initial = np.flatnonzero(self.caps > 0)[:count]
+        start = np.zeros(len(initial))
+        if len(initial) == count:
+            return start, initial
         caps = self.caps - (self.caps > 0)
-        time, client = activations(caps, gaps, absences, count - len(opening))
-        return np.concatenate([start, time]), np.concatenate([opening, client])
+        time, client = activations(caps, gaps, absences, count - len(initial))
+        return np.concatenate([start, time]), np.concatenate([initial, client])
 
 
 def _merged(caps: Ints, gaps: Gaps, absences: Absences | None, count: int) -> tuple[Array, Ints]:

@@ -26,14 +26,14 @@ class Limits:
         buffer: answers of a server step.
         max_staleness: most server steps from a question to the use of its answer.
         rest: least number of server steps between two uses of a client's answers.
-        most: most answers of a client that are used; None for no cap.
+        max_uses: the largest number of answers of a client that are used; None for no cap.
     """
 
     concurrency: int
     buffer: int
     max_staleness: int
     rest: int
-    most: int | None
+    max_uses: int | None
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class Server(ABC):
 
     def _ask(self, version: int) -> None:
         """Asks free clients in the order of the queue, until ``concurrency`` are busy."""
-        cap = self.limits.most
+        cap = self.limits.max_uses
         free = self.limits.concurrency - len(self.begun)
         chosen: list[int] = []
         passed: list[int] = []

@@ -289,7 +289,7 @@ class BoundBuffered(BoundSampler):
             buffer=settings.buffer,
             max_staleness=settings.max_staleness,
             rest=settings.rest,
-            most=self.max_uses,
+            max_uses=self.max_uses,
         )
         assert clients.serve is not None
         return clients.serve(limits)

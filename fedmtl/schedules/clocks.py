@@ -97,9 +97,9 @@ class PoissonClocks(AsynchronousSchedule):
         caps[rate == 0] = 0  # such a client never acts
         # the mean gap is the inverse of the rate
         scale = 1.0 / np.where(rate > 0, rate, 1.0)
-        kind = "independent Poisson clocks"
-        most = self.events
-        return BoundSchedule(kind, exponential, scale, caps, names, keys, "poisson", most)
+        description = "independent Poisson clocks"
+        limit = self.events
+        return BoundSchedule(description, exponential, scale, caps, names, keys, "poisson", limit)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,26 +147,26 @@ class Latencies(AsynchronousSchedule):
         scale = _per_client(self, "scale", len(names), np.float64)
         law: Law = constant
         if isinstance(self.latency, RandomLatency):
-            kind = f"{self.latency.law} latencies"
+            behaviour = f"{self.latency.law} latencies"
             law = self.latency.bind()
         elif isinstance(self.latency, TraceLatency):
-            kind = "latencies of a trace"
+            behaviour = "latencies of a trace"
             law = self.latency.bind(names)
         else:
-            kind = "equal latencies"
+            behaviour = "equal latencies"
             scale = scale * self.latency
         server = "the server never waits"
         if self.waits:
             server = "the server waits for the slowest"
         return BoundSchedule(
-            kind=f"{kind} between activations, {server}",
+            description=f"{behaviour} between activations, {server}",
             law=law,
             scale=scale,
             caps=caps,
             names=names,
             keys=keys,
             purpose="latency",
-            most=self.events,
+            max_activations=self.events,
             waits=self.waits,
             dropouts=self.dropouts,
             measured=isinstance(self.latency, TraceLatency),

@@ -195,7 +195,7 @@ def plan_search(
     first_name, first = next(iter(candidates.items()))
     privacy = _client_privacy(first)
     n = len(first.data)
-    sampler = first.bound
+    sampler = first.bound_schedule
     delta = privacy.resolved_delta(n)
     assert privacy.epsilon is not None
     assert isinstance(sampler, BoundSampler)
@@ -353,8 +353,8 @@ def _opened(name: str, trainer: Trainer, problem: Problem) -> tuple[str, Privacy
     It refuses what the run would refuse, and logs the signal-to-noise ratio once: a line for each
     repetition would tell their number.
     """
-    assert isinstance(trainer.bound, BoundSampler)
-    with operation_threads(trainer.bound.denominator * problem.dimension):
+    assert isinstance(trainer.bound_schedule, BoundSampler)
+    with operation_threads(trainer.bound_schedule.denominator * problem.dimension):
         mark = fingerprint(problem, trainer)
     with closing(open_run(trainer, problem, mark)) as channel:
         signal = signal_to_noise(channel)

@@ -131,7 +131,7 @@ def open_run(
         ConfigError: clients without training examples, if the algorithm does not accept them.
     """
     algorithm = settings.algorithm
-    bound = sampler or settings.bound
+    bound = sampler or settings.bound_schedule
     privacies = settings.privacies
     empty = (problem.data.train.counts == 0).nonzero()[:, 0]
     if len(empty) and not algorithm.accepts_empty_clients:

@@ -198,7 +198,7 @@ def _blocks(plan: RunPlan, channel: Rounds | Activations, start: int) -> Iterato
     schedule; a block of these ends if the run is evaluated or saved there.
     """
     settings = plan.settings
-    schedule = settings.bound
+    schedule = settings.bound_schedule
     if isinstance(schedule, BoundSchedule):
         cuts = [plan.every, *filter(None, [settings.checkpoint_every])]
         return schedule.blocks(settings.seed, start, plan.stop, cuts=cuts, replicates=settings.runs)

@@ -80,8 +80,8 @@ class Program(nn.Module):
             accepted.append(valid)
         # A program cannot raise for one row of many, so a bad row has no prediction.
         valid = torch.cat(accepted, 1).all(1)
-        kind = torch.int64 if schema.integers else torch.float32
-        stored = torch.cat(parts, 1).to(kind)
+        dtype = torch.int64 if schema.integers else torch.float32
+        stored = torch.cat(parts, 1).to(dtype)
         x = coding.transform(stored, self.dtype)
         outputs = self.module(x).reshape(rows.shape[0], -1)
         if schema.classes is None:

@@ -156,8 +156,8 @@ def single_run(settings: Trainer, resume: bool, engine: Engine) -> Result:
     # Threads pay off for large cohorts of large models only; one event is one client's otherwise.
     cohort = 1.0
     products = math.inf
-    if isinstance(settings.bound, BoundSampler):
-        cohort = settings.bound.denominator
+    if isinstance(settings.bound_schedule, BoundSampler):
+        cohort = settings.bound_schedule.denominator
     else:
         products = problem.clients * problem.dimension
     with engine.ranks.forked(count) as ranks:

@@ -153,7 +153,7 @@ def _draw(result: Result, folder: Path) -> None:
 
 def read_result(
     folder: RunFolder,
-    kind: type[Result],
+    cls: type[Result],
     model: nn.Module | ModelFactory | None = None,
     trust: Sequence[str] = (),
 ) -> Result:
@@ -161,7 +161,7 @@ def read_result(
 
     Args:
         folder: of the run.
-        kind: its class.
+        cls: class of the result.
         model: of the run, for files that do not say how it is built.
         trust: modules of which its files may name classes.
 
@@ -180,7 +180,7 @@ def read_result(
                 "the files of one of an earlier version."
             )
     try:
-        values = _fields(folder, kind, read_json(folder.private / OUTCOME), model, trust)
+        values = _fields(folder, cls, read_json(folder.private / OUTCOME), model, trust)
     except FedmtlError:
         raise
     except (KeyError, TypeError, ValueError) as error:
@@ -191,15 +191,15 @@ def read_result(
     for name in names:  # a name that is a path would read another folder
         if name in ("", ".", "..") or "/" in name or "\\" in name:
             raise DataError(f"{folder.private / 'result.json'}: {name!r} is no name of a baseline.")
-    return kind(
+    return cls(
         **values,
-        baselines={name: read_result(folder.baseline(name), kind, model, trust) for name in names},
+        baselines={name: read_result(folder.baseline(name), cls, model, trust) for name in names},
     )
 
 
 def _fields(
     folder: RunFolder,
-    kind: type[Result],
+    cls: type[Result],
     outcome: dict[str, Any],
     model: nn.Module | ModelFactory | None,
     trust: Sequence[str],
@@ -208,7 +208,7 @@ def _fields(
     network = outcome.pop("network")
     finetuned = outcome["finetuned"]
     # JSON has lists only.
-    for each in fields(kind):
+    for each in fields(cls):
         if isinstance(outcome.get(each.name), list) and str(each.type).startswith("tuple"):
             outcome[each.name] = tuple(outcome[each.name])
     if finetuned is not None:
@@ -330,10 +330,10 @@ def _network_of(
     if isinstance(model, NamedFactory):
         factory = model
     spec = restored(network["spec"])
-    kind = getattr(torch, network["dtype"])
+    dtype = getattr(torch, network["dtype"])
     module = build_module(with_inputs(as_model(model), spec), spec, network["seed"])
     module = prepare_module(
-        module, spec.sample(2, kind), seed=network["seed"], dtype=kind, trainable=network["names"]
+        module, spec.sample(2, dtype), seed=network["seed"], dtype=dtype, trainable=network["names"]
     )
     layout = Layout.of(module)
     shapes = dict(zip(network["names"], map(tuple, network["shapes"]), strict=True))

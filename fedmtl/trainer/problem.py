@@ -139,11 +139,11 @@ def _prepared(
     module: nn.Module, data: FederatedDataset, settings: ProblemSettings
 ) -> tuple[str | Loss, nn.Module]:
     """Returns the loss, with ``"auto"`` chosen, and the module as it is trained."""
-    kind = getattr(torch, settings.dtype)
-    sample = data.spec.sample(2, kind)
+    dtype = getattr(torch, settings.dtype)
+    sample = data.spec.sample(2, dtype)
     loss = settings.loss
     if loss == "auto":
-        loss = natural_loss(data, module, sample, kind)
+        loss = natural_loss(data, module, sample, dtype)
     outputs = None  # a loss of real targets or of the caller's own says what fits it
     if loss == "cross_entropy" or data.spec.labels > 0:
         outputs = data.spec.outputs
@@ -152,7 +152,7 @@ def _prepared(
         sample,
         seed=settings.seed,
         outputs=outputs,
-        dtype=kind,
+        dtype=dtype,
         trainable=settings.trainable,
     )
     if loss in ("mse", "half_mse", "binary_cross_entropy") or is_of_numbers(loss):

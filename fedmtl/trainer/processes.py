@@ -44,7 +44,7 @@ def processes(settings: Trainer, problem: Problem) -> int:
         ConfigError: several processes for replicates, canaries, or clients that act one at a time.
     """
     algorithm = settings.algorithm
-    schedule = settings.bound
+    schedule = settings.bound_schedule
     asked = settings.execution.processes
     ranks = problem.ranks
     kind = in_one_process(settings)

@@ -23,14 +23,14 @@ from .._files import parse_json
 from ..errors import DataError
 from .tensor_files import split_header
 
-MOST_TEXT = 1 << 30
+MAX_TEXT = 1 << 30
 """Bytes of a file of text that is read, at most."""
 
-MOST_TENSORS = 1 << 34
+MAX_TENSORS = 1 << 34
 """Bytes of a file of tensors that is read, at most."""
 
-_MOST_HASHED = 1 << 40  # bytes of a file of which only the digest is taken
-_MOST_HEADER = 100_000_000  # of a safetensors file, as its library has it
+_MAX_HASHED = 1 << 40  # bytes of a file of which only the digest is taken
+_MAX_HEADER = 100_000_000  # of a safetensors file, as its library has it
 _PIECE = 1 << 20
 _FLAGS = os.O_RDONLY
 for _name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"):  # as far as the system has them
@@ -48,21 +48,21 @@ class Received:
         self.root = root
         self._contents: dict[Path, bytes] = {}
 
-    def content(self, path: Path, most: int = MOST_TEXT) -> bytes:
+    def content(self, path: Path, limit: int = MAX_TEXT) -> bytes:
         """Returns the bytes of a file; the same ones whenever they are asked for, so that what was
         checked is what is used.
 
         Args:
             path: of the file.
-            most: largest number of bytes.
+            limit: largest number of bytes.
 
         Raises:
             DataError: no regular file in the folder, a larger one, or one that changes while it is
                 read.
         """
         if path not in self._contents:
-            with self._opened(path, most) as file:
-                self._contents[path] = file.read(most)
+            with self._opened(path, limit) as file:
+                self._contents[path] = file.read(limit)
         return self._contents[path]
 
     def digest(self, path: Path) -> str:
@@ -76,7 +76,7 @@ class Received:
         if path in self._contents:
             found.update(self._contents[path])
             return found.hexdigest()
-        with self._opened(path, _MOST_HASHED) as file:
+        with self._opened(path, _MAX_HASHED) as file:
             left = os.fstat(file.fileno()).st_size
             while left and (piece := file.read(min(_PIECE, left))):
                 found.update(piece)
@@ -115,9 +115,9 @@ class Received:
         Raises:
             DataError: see :meth:`content`, or a file that is no safetensors file.
         """
-        content = self.content(path, MOST_TENSORS)
+        content = self.content(path, MAX_TENSORS)
         try:
-            if int.from_bytes(content[:8], "little") > min(_MOST_HEADER, len(content)):
+            if int.from_bytes(content[:8], "little") > min(_MAX_HEADER, len(content)):
                 raise ValueError("its header is longer than the file")
             header, _ = split_header(content)
             metadata = header.get("__metadata__", {})
@@ -135,7 +135,7 @@ class Received:
         return path.relative_to(self.root).as_posix()
 
     @contextmanager
-    def _opened(self, path: Path, most: int) -> Iterator[IO[bytes]]:
+    def _opened(self, path: Path, limit: int) -> Iterator[IO[bytes]]:
         """Opens a file, and refuses one that changes while it is open.
 
         A link out of the folder, a pipe or a device could be read for ever, or be a file that is
@@ -150,9 +150,9 @@ class Received:
                 before = os.fstat(file.fileno())
                 if not stat.S_ISREG(before.st_mode):
                     raise DataError(f"{name} is no file.")
-                if before.st_size > most:
+                if before.st_size > limit:
                     raise DataError(
-                        f"{name} has {before.st_size:,} bytes; at most {most:,} are read."
+                        f"{name} has {before.st_size:,} bytes; at most {limit:,} are read."
                     )
                 yield file
                 after = os.fstat(file.fileno())

@@ -157,7 +157,7 @@ def _log_signal(name: str, channel: Rounds | Activations) -> None:
 def _log_versions(plan: RunPlan, channel: Rounds | Activations, state: State) -> None:
     """Logs the memory for earlier public states, and warns of clients that never count."""
     # a method without a public state asks nobody
-    if not isinstance(plan.settings.bound, BoundBuffered) or not state.public:
+    if not isinstance(plan.settings.bound_schedule, BoundBuffered) or not state.public:
         return
     assert isinstance(channel, Rounds)
     sampler = channel.sampler

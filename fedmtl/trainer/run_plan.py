@@ -153,7 +153,7 @@ def _check_later_parts(asked: Trainer, settings: Trainer, problem: Problem) -> N
         settings.finetune.check(problem)
     for name, baseline in asked.comparisons.items():
         try:
-            baseline.plan(problem, asked.bound)
+            baseline.plan(problem, asked.bound_schedule)
         except ConfigError as error:
             raise ConfigError(
                 f"baselines has {name!r}, which cannot be run here: {error}"

@@ -186,7 +186,7 @@ class Trainer(Checked):
         if self.audit is not None:
             self.audit.check(self)
         # These are made here for their refusals: a run must not fail after hours.
-        _ = self.bound
+        _ = self.bound_schedule
         _ = self.comparisons
         if self.epsilons is not None:
             self._set(epsilons=tuple(map(float, self.epsilons)))
@@ -231,7 +231,7 @@ class Trainer(Checked):
             self._set(baselines=tuple(own))
 
     @cached_property
-    def bound(self) -> BoundSampler | BoundSchedule:
+    def bound_schedule(self) -> BoundSampler | BoundSchedule:
         """The schedule of the clients of the data, and of canaries behind them."""
         canaries = 0
         # Canaries of records are in the data of the clients, who take part as before.
@@ -325,8 +325,8 @@ class Trainer(Checked):
             resolve_device(place, ranks)  # refuses one that is not there
             place = "cpu"
         rounds: int = self.rounds
-        if isinstance(self.bound, BoundSchedule):  # the clocks may stop before
-            rounds = min(rounds, self.bound.steps)
+        if isinstance(self.bound_schedule, BoundSchedule):  # the clocks may stop before
+            rounds = min(rounds, self.bound_schedule.steps)
         settings = ProblemSettings(
             loss=self.loss,
             execution=self.execution,
@@ -347,14 +347,14 @@ class Trainer(Checked):
             real: the buffered schedule of real clients; None of simulated ones.
         """
         bound = None
-        if isinstance(self.bound, BoundSchedule):
-            bound = self.bound
+        if isinstance(self.bound_schedule, BoundSchedule):
+            bound = self.bound_schedule
         algorithm = self.algorithm.resolve_auto(problem, bound, self.privacies)
         finetune = self.finetune
         if finetune is not None:
             schedule: Sampler | BoundSampler | None = None
-            if isinstance(self.bound, BoundBuffered):
-                schedule = real or self.bound
+            if isinstance(self.bound_schedule, BoundBuffered):
+                schedule = real or self.bound_schedule
             elif isinstance(self.schedule, Deadline):
                 schedule = self.schedule.sampler
             elif not isinstance(self.schedule, AsynchronousSchedule | Buffered):

@@ -122,7 +122,11 @@ def open_activations(
     plans = algorithm.plan(
         replace(problem, rounds=max(problem.rounds, clients.shape[1])), GivenCaps(np.asarray(caps))
     )
-    options = {"seed": seed, "replicates": len(clients), "kind": RecordedActivations} | options
+    options = {
+        "seed": seed,
+        "replicates": len(clients),
+        "channel_class": RecordedActivations,
+    } | options
     return Door(open_channel(privacy, plans, "as given", **options))
 
 

@@ -121,7 +121,7 @@ def both(algorithm, problem, privacy, bound):
     options = {
         "seed": 3,
         "steps": problem.rounds,
-        "kind": RecordedRounds,
+        "channel_class": RecordedRounds,
         "order": torch.argsort(problem.data.keys, stable=True),
     }
     stacked, server = (open_channel(privacy, plans, bound, **options) for _ in range(2))

@@ -322,7 +322,7 @@ def test_several_processes_and_repetitions_are_refused():
 
 def test_few_clients_all_take_part_with_canaries_as_without() -> None:
     run = trainer(**AUDITED | {"schedule": PoissonSampling()})
-    assert run.bound == FullParticipation().bind(len(run.data) + CANARIES)
+    assert run.bound_schedule == FullParticipation().bind(len(run.data) + CANARIES)
 
 
 def test_canary_records_stand_behind_the_records_that_are_trained_on(

@@ -258,7 +258,7 @@ def test_a_node_finetunes_by_the_noise_of_real_clients(tmp_path: Path) -> None:
     privacy = ClientPrivacy(clip_norm=0.5, epsilon=4.0, delta=1e-5)
     rare = replace(LATE, latency=1.0, rest=2, per_client=None)
     trainer = settings(schedule=rare, privacy=privacy, finetune=Told())
-    assert int(trainer.bound.uses(8).max()) == 3
+    assert int(trainer.bound_schedule.uses(8).max()) == 3
     server, _ = apart(trainer, tmp_path)
     node = Node(server, "client-0", lambda: trainer.data.subset(["client-0"]), tmp_path / "node")
     # the noise on a mean of two rows of norm 1

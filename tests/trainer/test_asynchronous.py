@@ -130,7 +130,7 @@ def test_schedules_and_units_that_do_not_fit_are_refused_by_name():
 
 def test_the_schedule_is_of_the_names_and_keys_of_the_clients():
     run = trainer("learner")
-    events = run.bound.events(0, 0, 9)
+    events = run.bound_schedule.events(0, 0, 9)
     turned = DATA.subset(DATA.ids[::-1])
     again = build_problem(
         turned,
@@ -230,7 +230,7 @@ def test_every_replicate_is_a_run_of_its_own(case):
             loss=run.loss, execution=run.execution, rounds=1000, seed=SEED, dtype="float64"
         ),
     )
-    bound = run.bound
+    bound = run.bound_schedule
     problem = replace(problem, rounds=bound.steps)
     for m, numbers in enumerate(found):
         privacy = replace(run.privacy, epsilon=EPSILONS[m // RUNS])

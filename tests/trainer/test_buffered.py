@@ -171,11 +171,11 @@ def test_a_client_is_charged_for_each_answer_that_is_used(tmp_path):
     run.fit()
     ledger = tmp_path / "run" / "private" / "ledger.jsonl"
     used = Counter()
-    for step in run.bound.capped(20).steps(20):
+    for step in run.bound_schedule.capped(20).steps(20):
         used.update(step.clients.tolist())
     assert participations(ledger) == used
     header = read_lines(ledger)[0]
-    assert header["kinds"][0]["cap"] == max(used.values()) == run.bound.capped(20).cap
+    assert header["kinds"][0]["cap"] == max(used.values()) == run.bound_schedule.capped(20).cap
     settings = {"n": N, "cohort": 3, "rest": 1, "concurrency": 8, "max_staleness": 4}
     assert header["schedule"].items() >= settings.items()
     assert header["schedule"]["latency"] == "lognorm {'s': 1.5}"
@@ -192,7 +192,7 @@ def composed(multiplier, uses):
 @pytest.mark.parametrize("per_client", [None, 8])
 def test_epsilon_is_that_of_unequal_participation_by_dp_accounting(per_client):
     run = made(schedule=replace(LATE, per_client=per_client), rounds=20)
-    bound = run.bound
+    bound = run.bound_schedule
     plan = ReleasePlan(name="update", dimension=18)
     channel = open_channel(NOISE, [plan], bound, seed=0, steps=20)
     for step in range(20):
@@ -215,7 +215,7 @@ def test_records_are_charged_by_client_and_answer(tmp_path):
     run = made(folder=tmp_path / "run", privacy=RECORDS, rounds=20)
     result = run.fit()
     used = participations(tmp_path / "run" / "private" / "ledger.jsonl")
-    capped = run.bound.capped(20)
+    capped = run.bound_schedule.capped(20)
     assert used == Counter(client for step in capped.steps(20) for client in step.clients.tolist())
     assert result.epsilon <= 4.0
     assert result.privacy.by_client[0] < result.privacy.by_client[2]
@@ -289,7 +289,7 @@ def test_a_secure_run_that_was_killed_leaves_out_who_is_spent(tmp_path, caplog, 
     assert (result.stopped, result.final["round"]) == ("rounds", 30)
     assert "steps 13 to 15 were charged, and an interruption has lost them" in caplog.text
 
-    planned = [step.clients.tolist() for step in run.bound.capped(30).steps(30)]
+    planned = [step.clients.tolist() for step in run.bound_schedule.capped(30).steps(30)]
     most = max(Counter(client for step in planned for client in step).values())
     cap = per_client or most
     uses = Counter()
@@ -333,7 +333,7 @@ def test_a_checkpoint_without_a_version_in_use_is_refused(tmp_path):
         replace(run, callbacks=[Ends()]).fit()
     path = tmp_path / "run" / "private" / "checkpoint.safetensors"
     whole = Checkpoint.read(path)
-    kept = run.bound.capped(9).answers(whole.step - 1).kept
+    kept = run.bound_schedule.capped(9).answers(whole.step - 1).kept
     assert {name.split("/")[0] for name in whole.earlier} == {f"v{version}" for version in kept}
     missing = min(whole.earlier)
     without = {name: value for name, value in whole.earlier.items() if name != missing}
@@ -408,4 +408,4 @@ def test_traces_and_absences_go_by_the_names_of_the_clients():
     away = Dropouts(intervals={names[0]: [(0.5, float("inf"))]})
     run = made(schedule=replace(LATE, latency=trace, dropouts=away), rounds=10)
     run.fit()
-    assert 0 not in torch.cat([step.clients for step in run.bound.steps(10)]).tolist()
+    assert 0 not in torch.cat([step.clients for step in run.bound_schedule.steps(10)]).tolist()

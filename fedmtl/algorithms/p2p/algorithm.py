@@ -166,7 +166,7 @@ class PeerToPeer(OneAtATime):
         """Returns the schedule of a run; with a warm start, every agent acts once before it."""
         if self.warm_start is None:
             return schedule
-        return schedule.with_opening()
+        return schedule.with_initial_activations()
 
     def plan(self, problem: Problem, schedule: BoundSchedule) -> tuple[GradientPlan]:
         """Plans mean gradients of the agents' records, T_i of each, and one more for a warm start.
@@ -306,13 +306,13 @@ class PeerToPeer(OneAtATime):
 
         With a warm start, agents release their own models in the first n activations of a run.
         """
-        opening = 0
+        initial = 0
         if self.warm_start is not None:
-            opening = problem.clients
-        first = min(len(block), max(0, opening - block.first))
+            initial = problem.clients
+        first = min(len(block), max(0, initial - block.first))
         if first:
             self._release_own(problem, state.public, block.window(0, first), channel)
-            if block.first + first == opening:
+            if block.first + first == initial:
                 self._start(problem, state.public)
         if first == len(block):
             return state

@@ -74,17 +74,17 @@ def read_cifar(
 def _pool(root: Path, classes: int, *, train: bool) -> tuple[np.ndarray, np.ndarray]:
     """Returns images (N, 3, 32, 32) uint8 and labels (N,) int64 of the files, whose checksums
     torchvision verifies."""
-    kind: type[vision_data.CIFAR10] = vision_data.CIFAR100
+    dataset_class: type[vision_data.CIFAR10] = vision_data.CIFAR100
     if classes == 10:
-        kind = vision_data.CIFAR10
+        dataset_class = vision_data.CIFAR10
     folder = root
-    if root.name == kind.base_folder:
+    if root.name == dataset_class.base_folder:
         folder = root.parent
     try:
-        pool = kind(folder, train=train)
+        pool = dataset_class(folder, train=train)
     except (RuntimeError, OSError) as error:
         raise DataError(
-            f"{root}: {kind.base_folder} is missing or damaged ({first_line(error)}); give the "
-            "folder into which torchvision extracts CIFAR."
+            f"{root}: {dataset_class.base_folder} is missing or damaged ({first_line(error)}); "
+            "give the folder into which torchvision extracts CIFAR."
         ) from error
     return pool.data.transpose(0, 3, 1, 2), np.array(pool.targets, dtype=np.int64)

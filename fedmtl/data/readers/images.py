@@ -319,13 +319,13 @@ def _decode_all(
         # from twice as many pixels on it is an error
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
         depths = list(pool.map(lambda place: is_deep(place, str(place)), places))
-        kind = np.dtype(np.uint16 if any(depths) else np.uint8)
+        dtype = np.dtype(np.uint16 if any(depths) else np.uint8)
         array = np.lib.format.open_memmap(
-            file, mode="w+", dtype=kind, shape=(len(images), 3, *size)
+            file, mode="w+", dtype=dtype, shape=(len(images), 3, *size)
         )
         decoded = pool.map(lambda place: decode(place, str(place), size=size), places)
         for number, pixels in enumerate(with_progress(decoded, f"decoding {name}", len(images))):
-            array[number] = as_type(pixels, kind)
+            array[number] = as_type(pixels, dtype)
         array.flush()
 
 

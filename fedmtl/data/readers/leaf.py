@@ -102,15 +102,15 @@ def read_leaf(
         return rows.astype(np.float32)
 
     sides = read_sides(root, features)
-    kind: type[np.generic] = np.int64
+    dtype: type[np.generic] = np.int64
     # real targets of one client are real targets of all
     if any(y.dtype.kind == "f" for side in sides for _, y in side.values()):
-        kind = np.float32
+        dtype = np.float32
     transform = None
     if integers:
         transform = Integers()
     train, test = (
-        {client: (x, y.astype(kind)) for client, (x, y) in side.items()} for side in sides
+        {client: (x, y.astype(dtype)) for client, (x, y) in side.items()} for side in sides
     )
     return FederatedDataset.from_tensors(
         train,

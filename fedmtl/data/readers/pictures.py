@@ -79,11 +79,11 @@ def is_deep(source: Path, where: str) -> bool:
         return _deep(image)
 
 
-def as_type(pixels: np.ndarray, kind: np.dtype) -> np.ndarray:
+def as_type(pixels: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """Returns pixels, uint8 or uint16, in one of these types, with the same white."""
-    if pixels.dtype == kind:
+    if pixels.dtype == dtype:
         return pixels
-    if kind == np.uint16:
+    if dtype == np.uint16:
         return pixels.astype(np.uint16) * np.uint16(257)
     return np.rint(pixels / 257).astype(np.uint8)
 
