@@ -19,7 +19,6 @@ from .build import arguments, by_key, made, settings
 from .config import Config, compose, resolve
 from .output import show
 from .parsers import command_parser
-from .typed import with_automatic
 from .words import without_references
 
 MISSING = "???"
@@ -47,8 +46,7 @@ def check(words: list[str]) -> int:
     # PyTorch is imported for a check, and not for its help.
     from ..local.losses import is_of_numbers, name_of, resolve_loss
 
-    overrides = with_automatic(options.overrides)
-    config = resolve(compose(overrides))
+    config = resolve(compose(options.overrides))
     objects = settings(config)
     if is_of_numbers(objects["loss"]):
         loss = name_of(resolve_loss(objects["loss"]))
@@ -58,7 +56,7 @@ def check(words: list[str]) -> int:
         )
     chosen = {}
     node = dict(config["data"])
-    table = "data=table" in overrides
+    table = "data=table" in options.overrides
     with _said_once():
         drafts = table and not options.public
         if drafts:
@@ -78,7 +76,7 @@ def check(words: list[str]) -> int:
     # only here, so that of data with an error this error is the whole output
     if drafts:
         show(text)
-        _write(config | {"data": node}, overrides)
+        _write(config | {"data": node}, options.overrides)
     show(found)
     return 0
 

@@ -27,7 +27,6 @@ from .process import Process
 from .run import end_of_sweep, train_one
 from .search import run_search
 from .stored import stored_config, with_logger
-from .typed import with_automatic
 
 REFUTED = DOES_NOT_FIT = 1  # exit codes
 
@@ -119,7 +118,7 @@ def audit(words: list[str]) -> int:
         raise ConfigError(f"--rounds is {options.rounds}; it must be a whole number of at least 1.")
     if options.interval:
         options.overrides += [f"audit.canaries={options.canaries}", "baselines=[]", "logger=none"]
-    config = resolve(compose(with_automatic(options.overrides)))
+    config = resolve(compose(options.overrides))
     config["logger"] = {}  # of a file, perhaps; nothing of an audit is logged
     if options.interval:
         return _interval(config)

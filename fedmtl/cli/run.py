@@ -34,7 +34,7 @@ from .parsers import hydra_options
 from .process import Process
 from .refusals import refusals
 from .stored import check_logger, write_config
-from .typed import Typed, chosen_folder, combinations, differing, read, sweeps, with_automatic
+from .typed import Typed, chosen_folder, combinations, differing, read, sweeps
 
 if TYPE_CHECKING:
     from ..privacy import PrivacyReport
@@ -46,7 +46,6 @@ def train(words: list[str], process: Process) -> int:
 
     Hydra composes, sweeps and names the folders.
     """
-    words = with_automatic(words)
     options = hydra_options(words)
     typed = read(options.overrides)
     # Hydra reads no option behind a setting

@@ -23,7 +23,6 @@ from .names import EXTRA, TRUST
 from .received import HYDRA
 from .refusals import refusals
 
-_USERS_DATA = ("data=table", "data=images", "data=leaf")
 _FOLDERS = {"hydra.run.dir", "hydra.sweep.dir"}
 
 
@@ -67,18 +66,6 @@ def read(words: Sequence[str]) -> Typed:
                 "with own groups."
             )
     return Typed(tuple(words), tuple(overrides))
-
-
-def with_automatic(words: Sequence[str]) -> list[str]:
-    """Returns the words of a command, in which data of the user take the automatic settings unless
-    an algorithm, an experiment or a setting of the schedule is chosen."""
-    places = [place for place, word in enumerate(words) if word in _USERS_DATA]
-    if not places or any(
-        word.startswith(("algorithm", "experiment=", "schedule.")) for word in words
-    ):
-        return list(words)
-    # settings stand between the options
-    return [*words[: places[0]], "algorithm=auto", *words[places[0] :]]
 
 
 def of_place(words: Sequence[str], place: str) -> list[str]:

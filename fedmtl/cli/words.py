@@ -20,6 +20,7 @@ _OTHER_FILE = re.compile(
 )
 _OF_A_TABLE = ("client", "target", "features", "bounds", "classes", "labels")
 _TEXTS = ("data.path", "data.client", "data.target")  # names, and never values of another type
+_USERS_DATA = ("data=table", "data=images", "data=leaf")
 _COMMANDS = ("check", "search", "audit", "adapt")  # whose words are settings, behind their name
 _OPTIONS = {  # what is typed for an option of a group, and what is meant
     "finetune=true": "finetune=auto trains every client's own model further; finetune=none does "
@@ -34,7 +35,8 @@ def understood(words: Sequence[str]) -> list[str]:
     """Returns the words of a command with a table's path, ``visits.csv`` or ``data=visits.csv``, as
     ``data=table data.path=visits.csv``, and beside a table with ``client=`` and ``target=`` as
     settings of the data. Names of files and columns that Hydra cannot read, such as
-    ``target=Größe``, are quoted.
+    ``target=Größe``, are quoted. Data of the user take the automatic settings, see
+    :func:`with_automatic`.
 
     Args:
         words: as typed, without the options of every command.
@@ -48,20 +50,7 @@ def understood(words: Sequence[str]) -> list[str]:
         first = words[0]
     if not (first in _COMMANDS or first.startswith(("-", "~", "+")) or _is_setting(first)):
         return list(words)
-    read: list[str] = []
-    for word in words:
-        found = _TABLE.fullmatch(word)
-        behind_option = bool(read) and read[-1].startswith("--") and "=" not in read[-1]
-        other = _OTHER_FILE.fullmatch(word)
-        if found and not behind_option:
-            read += ["data=table", f"data.path={found[2]}"]
-        elif other and not behind_option:
-            raise ConfigError(
-                f"{other[2]} is no file of a table that is read; save the table as .csv or .parquet"
-                " (also .tsv, .csv.gz and .tsv.gz)."
-            )
-        else:
-            read.append(word)
+    read = _with_tables(words)
     if "data=table" in read:
         read = [
             f"data.{word}" if word.partition("=")[0] in _OF_A_TABLE and "=" in word else word
@@ -78,6 +67,44 @@ def understood(words: Sequence[str]) -> list[str]:
             raise ConfigError(
                 f"{name} is a network of torchvision: model=torchvision model.name={name}."
             )
+    # candidates of a search are typed, and new clients have the settings of their run
+    if first in ("search", "adapt"):
+        return read
+    return with_automatic(read)
+
+
+def with_automatic(words: Sequence[str]) -> list[str]:
+    """Returns the words of a command, in which data of the user take the automatic settings unless
+    an algorithm, an experiment or a setting of the schedule is chosen."""
+    places = [place for place, word in enumerate(words) if word in _USERS_DATA]
+    if not places or any(
+        word.startswith(("algorithm", "experiment=", "schedule.")) for word in words
+    ):
+        return list(words)
+    # settings stand between the options
+    return [*words[: places[0]], "algorithm=auto", *words[places[0] :]]
+
+
+def _with_tables(words: Sequence[str]) -> list[str]:
+    """Returns the words with the path of a table as two settings.
+
+    Raises:
+        ConfigError: a file of another kind.
+    """
+    read: list[str] = []
+    for word in words:
+        found = _TABLE.fullmatch(word)
+        behind_option = bool(read) and read[-1].startswith("--") and "=" not in read[-1]
+        other = _OTHER_FILE.fullmatch(word)
+        if found and not behind_option:
+            read += ["data=table", f"data.path={found[2]}"]
+        elif other and not behind_option:
+            raise ConfigError(
+                f"{other[2]} is no file of a table that is read; save the table as .csv or .parquet"
+                " (also .tsv, .csv.gz and .tsv.gz)."
+            )
+        else:
+            read.append(word)
     return read
 
 

@@ -38,7 +38,7 @@ from fedmtl import (
 from fedmtl.algorithms import cohort
 from fedmtl.cli.main import main
 from fedmtl.cli.run import unlike
-from fedmtl.cli.typed import with_automatic
+from fedmtl.cli.words import with_automatic
 from fedmtl.contrib import LocalAverage
 from fedmtl.contrib.automatic import automatic, noise_of
 from fedmtl.data import Domain, FederatedDataset, read_table
