@@ -1,7 +1,9 @@
 """The reference table: its command on small data, its intervals and noise, its CSV and its page."""
 
 import math
+import os
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from benchmarks.reference.settings import EPSILONS, NO_NOISE, NOTHING_SENT, Row
 from fedmtl import ClientPrivacy, load_data
 
 WRITERS = 120
+DATA = Path(os.environ.get("FEDMTL_DATA", command.DATA))
 
 
 def small(name: str) -> Row:
@@ -147,14 +150,11 @@ def test_methods_have_the_same_number_of_settings():
 @pytest.mark.parametrize("study", studies.ROWS, ids=lambda study: study.name)
 def test_outside_figures_are_those_that_the_studies_know(study):
     line = study.line()
-    assert (studies.STUDIES / study.place.folder / "README.md").exists()
     assert not line["settings"]
     assert line["outside_source"]
-    if study.place.folder == "school":
+    if study.place.folder == "reproduce/school":
         known = replace(study.place, value="published")
-    elif study.place.folder == "mean_estimation":
-        known = replace(study.place, value="closed form")
-    elif study.place.folder == "p2p":
+    elif study.place.folder == "reproduce/p2p":
         where = tuple(
             (name, "the paper's table" if name == "method" else text)
             for name, text in study.place.where
@@ -163,6 +163,13 @@ def test_outside_figures_are_those_that_the_studies_know(study):
     else:
         return
     assert known.found()[0] == study.outside.value
+
+
+@pytest.mark.parametrize("method", ["FedAvg", "Ditto", "FedRep", "pFedMe"])
+def test_models_are_those_of_another_program(method):
+    (line,) = studies.Place("reference", "pfllib.csv", (("method", method),)).lines()
+    assert line["fedmtl"] == line["pfllib"]
+    assert float(line["difference"]) < 1e-9
 
 
 @pytest.mark.parametrize(

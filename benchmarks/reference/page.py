@@ -115,6 +115,37 @@ def scores(lines: Sequence[Line]) -> str:
     return "\n".join(parts)
 
 
+def findings(lines: Sequence[Line]) -> str:
+    """Returns a table of the best row of each epsilon, and of how many are better than Local."""
+    body = []
+    for (data, unit), own in by(measured(lines), "data", "unit").items():
+        if unit == "none":
+            continue
+        in_order = sorted(own, key=lambda one: float(one["epsilon"]))
+        for cells in by(in_order, "epsilon").values():
+            sign = 1.0
+            if cells[0]["larger"] == "0":
+                sign = -1.0
+            best = max(cells, key=lambda one: sign * float(one["mean"]))
+            marks = [mark(one, "local") for one in cells]
+            count = f"{marks.count('▲')} / {marks.count('·')} / {marks.count('▼')}"
+            gain = f"{shown(best, 'gain_local')} ± {shown(best, 'gain_local_half')}"
+            body.append(
+                [
+                    data.partition(":")[0],
+                    unit,
+                    _at(best),
+                    f"`{best['row']}`",
+                    shown(best, "mean"),
+                    gain,
+                    count,
+                ]
+            )
+    titles = ["data", "unit", "epsilon", "best row", "its score:", "better than Local by:",
+              "rows better / no difference / worse than Local:"]  # fmt: skip
+    return table(titles, body)
+
+
 def meanings(lines: Sequence[Line]) -> str:
     """Returns the table of what epsilon means, a line a row."""
     body = []
@@ -171,22 +202,25 @@ def sources(lines: Sequence[Line]) -> str:
             own += f" ± {float(one['half']):.2g}"
         theirs = one["outside"] or "drawn"
         delta = one["delta"] and f" at {float(one['delta']):g}"
-        study = one["study"].rpartition("/")[0]
+        folder = one["study"].rpartition("/")[0]
+        study = f"[{folder.rpartition('/')[2]}](../../{folder}/README.md)"
+        if folder == "benchmarks/reference":
+            study = f"[pfllib.py](../../{folder}/pfllib.py)"
         body.append(
             [
                 f"`{one['row']}`",
                 f"{one['data']}: {one['method']}",
                 one["metric"],
-                f"{float(one['epsilon']):g}{delta}",
+                f"{_at(one)}{delta}",
                 one["unit"],
                 own,
                 theirs,
                 one["outside_source"],
                 one["note"],
-                f"[{study.rpartition('/')[2]}](../../{study}/README.md)",
+                study,
             ]
         )
-    titles = ["row", "data and method", "metric", "epsilon", "unit", "here:", "outside:",
+    titles = ["row", "data and method", "metric", "epsilon here", "unit", "here:", "outside:",
               "source", "what differs", "study"]  # fmt: skip
     return table(titles, body)
 
@@ -209,6 +243,7 @@ def text(lines: Sequence[Line]) -> str:
     found = WORDS.read_text(encoding="utf-8")
     parts = {
         "origin": origin(lines) + "\n",
+        "findings": findings(lines),
         "scores": scores(lines),
         "meanings": meanings(lines),
         "efforts": efforts(lines),
@@ -219,11 +254,20 @@ def text(lines: Sequence[Line]) -> str:
     return found.replace("CONFIDENCE", f"{100 * CONFIDENCE:g}%")
 
 
+def _marker(one: Line) -> str:
+    """Returns the marker of a row: a square if its trust is compared at equal schedules."""
+    if "everybody" in one["row"]:
+        return "s"
+    return "o"
+
+
 def _panel(
     axes: Any, own: Sequence[Line], alone: Sequence[Line], colours: Mapping[str, str]
 ) -> None:
     """Draws the rows of a data set and unit by epsilon, with 95% intervals."""
-    scale = 1.0 if own[0]["metric"] == "accuracy" else 1000.0
+    scale = 1.0
+    if own[0]["metric"] != "accuracy":
+        scale = 1000.0
     rows = by(own, "row")
     for place, cells in enumerate(rows.values()):
         points = [one for one in cells if 0 < float(one["epsilon"]) < math.inf]
@@ -239,11 +283,15 @@ def _panel(
             label=first["method"],
             color=colours[first["method"]],
             linestyle=_DASHES[first["trust"]],
-            marker="o" if "everybody" not in first["row"] else "s",
+            marker=_marker(first),
             markersize=4,
         )
     for one in alone:
         axes.axhline(scale * float(one["mean"]), color="0.35", linestyle="-.", label="Local")
+        # What is far worse than training alone would flatten all other lines.
+        low, high = axes.get_ylim()
+        if one["larger"] == "0" and high > 1.15 * scale * float(one["mean"]):
+            axes.set_ylim(low, 1.15 * scale * float(one["mean"]))
     axes.set_xscale("log")
     axes.set_xticks(EPSILONS, [f"{epsilon:g}" for epsilon in EPSILONS])
     axes.minorticks_off()
@@ -253,12 +301,12 @@ def draw(path: Path, lines: Sequence[Line]) -> None:
     """Draws the score by epsilon, a panel for each data set and unit."""
     own = [one for one in measured(lines) if one["unit"] != "none"]
     groups = by(own, "data", "unit")
-    palette = [f"C{number}" for number in range(10)] + ["#8c6d1f", "#00796b"]
-    colours = dict(zip((key[0] for key in by(own, "method")), palette, strict=False))
+    drawn = by([one for one in own if one["delta"]], "method")
+    colours = {method: f"C{place}" for place, (method,) in enumerate(drawn)}
     note = (
         "Means over five seeds with 95% intervals. Solid: a trusted server; dashed: secure sums; "
         "dotted: each client's own noise, nobody trusted. Squares: everybody in each round. "
-        "Local sends nothing. Delta 1e-5; no epsilon covers the tuning."
+        "Local sends nothing. Errors above 1.15 times that of Local are outside. Delta 1e-5; no epsilon covers the tuning."
     )
     columns = 3
     rows = math.ceil(len(groups) / columns)

@@ -29,7 +29,9 @@ SCHOOL = Problem(
     False,
     bias=False,
 )
-FARES = Problem("fares", "air fares: 1,149 routes, 3 years each", "own/fares.csv.gz", "mse", False)
+FARES = Problem(
+    "fares", "air fares: 1,146 routes, 1 to 3 years each", "own/fares.csv.gz", "mse", False
+)
 PROBLEMS = (DIGITS, FEMNIST, SCHOOL, FARES)
 
 # Public facts of the table, wider than its values: no declared range is read off the rows.

@@ -16,7 +16,7 @@ from benchmarks.reproduce.intervals import interval
 from .measure import recorded
 from .records import COLUMNS, Line, number
 
-STUDIES = Path(__file__).resolve().parents[1] / "reproduce"
+BENCHMARKS = Path(__file__).resolve().parents[1]
 
 
 @dataclass(frozen=True)
@@ -24,12 +24,15 @@ class Outside:
     """A figure that somebody else has published.
 
     Attributes:
-        value: the number, or None of a figure that is only drawn.
+        value: the number; None of a figure that is only drawn, or that stands in ``column``.
         source: authors, year, and the table or figure.
+        column: of the CSV of the study, if somebody else's program or a closed form was computed
+            there.
     """
 
     value: float | None
     source: str
+    column: str = ""
 
 
 @dataclass(frozen=True)
@@ -37,11 +40,12 @@ class Place:
     """Where a study has what it measured.
 
     Attributes:
-        folder: of the study.
+        folder: of the study, below ``benchmarks``.
         file: its CSV.
         where: the texts of its columns that choose the lines.
         value: the column of the score.
-        half: the column of half of its interval; empty where each line is one seed.
+        half: the column of half of its interval; empty where each line is one seed, or a study
+            has none.
     """
 
     folder: str
@@ -51,27 +55,32 @@ class Place:
     half: str = ""
 
     @property
-    def path(self) -> Path:
-        """Returns the CSV."""
-        return STUDIES / self.folder / self.file
+    def name(self) -> str:
+        """Returns the CSV, below the root of the repository."""
+        return f"benchmarks/{self.folder}/{self.file}"
 
-    def found(self) -> tuple[float, float, int]:
-        """Returns the mean, half of its 95% interval and the number of seeds.
+    def lines(self) -> list[dict[str, str]]:
+        """Returns the lines that are meant.
 
         Raises:
             ValueError: the CSV has no such line.
         """
-        with open(self.path, newline="", encoding="utf-8") as file:
-            lines = [
+        with open(BENCHMARKS.parent / self.name, newline="", encoding="utf-8") as file:
+            found = [
                 one
                 for one in csv.DictReader(file)
                 if all(one[name] == text for name, text in self.where)
             ]
-        if not lines:
-            raise ValueError(f"{self.folder}/{self.file} has no line with {dict(self.where)}.")
+        if not found:
+            raise ValueError(f"{self.name} has no line with {dict(self.where)}.")
+        return found
+
+    def found(self) -> tuple[float, float, int]:
+        """Returns the mean, half of its 95% interval and the number of seeds."""
+        lines = self.lines()
         if self.half:
             (one,) = lines
-            return float(one[self.value]), float(one[self.half]), int(one.get("seeds") or 1)
+            return float(one[self.value]), float(one[self.half]), int(one["seeds"])
         mean, half = interval(float(one[self.value]) for one in lines)
         return mean, half, len(lines)
 
@@ -93,6 +102,7 @@ class Study:
         figure: of the study; empty for none.
         tuned: what was chosen, and on what.
         note: what differs from the source.
+        repeated: of what the score is the mean; empty for the seeds of the CSV.
     """
 
     name: str
@@ -114,10 +124,18 @@ class Study:
     tuned: str
     note: str
     accountant: str = "pld"
+    repeated: str = ""
 
     def line(self) -> Line:
         """Returns the line of the table."""
         mean, half, seeds = self.place.found()
+        first = self.place.lines()[0]
+        theirs = self.outside.value
+        if self.outside.column:
+            theirs = float(first[self.outside.column])
+        difference = ""
+        if "difference" in first:
+            difference = f"the largest difference of a parameter is {first['difference']}"
         found = {
             "row": self.name,
             "data": self.data,
@@ -132,17 +150,18 @@ class Study:
             "accountant": self.accountant,
             "metric": self.metric,
             "larger": str(int(self.larger)),
-            "seeds": f"{seeds} of the study",
+            "seeds": self.repeated or f"{seeds} of the study",
             "mean": number(mean),
             "half": number(half, 3),
             "tuned": self.tuned,
-            "outside": number(self.outside.value),
+            "outside": number(theirs),
             "outside_source": self.outside.source,
             "command": self.command,
-            "study": f"benchmarks/reproduce/{self.place.folder}/{self.place.file}",
+            "study": self.place.name,
             "figure": self.figure,
-            "note": self.note,
-            "commit": recorded(f"benchmarks/reproduce/{self.place.folder}/{self.place.file}"),
+            "note": "; ".join(filter(None, (self.note, difference))),
+            # a CSV that says so knows it better than the log does
+            "commit": first.get("commit") or recorded(self.place.name),
         }
         return {name: found.get(name, "") for name in COLUMNS}
 
@@ -176,7 +195,7 @@ def _schools() -> list[Study]:
                 unit="record", relation="zero-out", trust="local", adversary=_SILO,
                 amplification="secret batches of 32 records", epsilon="6", delta="0.001",
                 metric="mean squared error of pupils", larger=False,
-                place=Place("school", "table.csv", where, "weighted_mse", "weighted_mse_half"),
+                place=Place("reproduce/school", "table.csv", where, "weighted_mse", "weighted_mse_half"),
                 outside=Outside(value, _AUTHORS),
                 command="python benchmarks/reproduce/school/run.py --root school.mat", figure="",
                 tuned="nothing: the authors' settings",
@@ -194,23 +213,25 @@ def _writers() -> list[Study]:
         ("PMTL", "1", 0.371, "the smallest of its three epsilons"),
         ("PMTL", "10", 0.621, "the largest of its three epsilons"),
     ):
-        sent = method != "Local"
+        private = {
+            "unit": "client", "relation": "add-remove", "trust": "trusted", "adversary": _CLIENTS,
+            "amplification": "secret cohorts of 100", "delta": "1e-05", "accountant": "pld",
+        }  # fmt: skip
+        if method == "Local":
+            private = {**dict.fromkeys(private, ""), "unit": "none", "trust": "none"}
+            private["adversary"] = "nobody: nothing is sent"
         where = (("setting", _WRITERS), ("method", method), ("epsilon", epsilon))
         found.append(
             Study(
                 name=f"outside-femnist-{method.lower()}-{epsilon}", data="FEMNIST, 206 of 3,500 writers",
-                method=method, unit="client" if sent else "none",
-                relation="add-remove" if sent else "", trust="trusted" if sent else "none",
-                adversary=_CLIENTS if sent else "nobody: nothing is sent",
-                amplification="secret cohorts of 100" if sent else "", epsilon=epsilon,
-                delta="1e-05" if sent else "", metric="accuracy", larger=True,
-                place=Place("comparison", "scores.csv", where),
+                method=method, epsilon=epsilon, metric="accuracy", larger=True,
+                place=Place("reproduce/comparison", "scores.csv", where),
                 outside=Outside(value, f"{_TABLE_3}, {words}"),
                 command="python benchmarks/reproduce/comparison/run.py --studies femnist --femnist leaf_femnist_206.json.zip",
                 figure="benchmarks/reproduce/pmtl/figures.png",
                 tuned="nine settings on a fifth of the training rows, not private",
                 note="a sample of 206 writers at 14 x 14 pixels and a linear model: the paper's 3,500 writers and its network are not here, so the figures are not expected to agree",
-                accountant="pld" if sent else "",
+                **private,
             )
         )  # fmt: skip
     return found
@@ -226,7 +247,7 @@ def _films() -> list[Study]:
                 name=f"outside-movielens-{epsilon}", data="MovieLens-100K, 943 users",
                 method="peer-to-peer", unit="record", relation="replace", trust="local",
                 adversary=_PEERS, amplification="none", epsilon=epsilon, delta="0.00674",
-                metric="RMSE", larger=False, place=Place("p2p", "scores.csv", where),
+                metric="RMSE", larger=False, place=Place("reproduce/p2p", "scores.csv", where),
                 outside=Outside(value, _TABLE_1),
                 command="python benchmarks/reproduce/p2p/run.py --root ml-100k",
                 figure="benchmarks/reproduce/p2p/films.png",
@@ -248,7 +269,7 @@ def _tasks() -> list[Study]:
                 method="MP-MTL", unit="client", relation="add-remove", trust="trusted",
                 adversary=_CLIENTS, amplification="none", epsilon=epsilon, delta="1e-05",
                 metric="normalized error", larger=False,
-                place=Place("mp_mtl", "scores.csv", where), outside=Outside(None, _FIGURES),
+                place=Place("reproduce/mp_mtl", "scores.csv", where), outside=Outside(None, _FIGURES),
                 command="python benchmarks/reproduce/mp_mtl/once.py --school school.mat",
                 figure="benchmarks/reproduce/mp_mtl/tradeoff.png",
                 tuned="16 settings on two splits apart, not private",
@@ -260,23 +281,24 @@ def _tasks() -> list[Study]:
 
 def _means() -> list[Study]:
     found = []
-    for word, noise, trust, value, who in (
-        ("trusted", "trusted server", "trusted", "0.000292", _CLIENTS),
-        ("secure", "secure, 32 bits", "secure", "0.000345", "the server with one client in ten"),
-        ("local", "noise of each client alone", "local", "0.292", "everybody but the client"),
+    for trust, noise, relation, who in (
+        ("trusted", "trusted server", "add-remove", _CLIENTS),
+        ("secure", "secure, 32 bits", "zero-out", "the server with one client in ten"),
+        ("local", "noise of each client alone", "zero-out", "everybody but the client"),
     ):
         where = (("clients", "1000"), ("epsilon", "4"), ("noise", noise))
         found.append(
             Study(
-                name=f"outside-mean-{word}", data="mean of 1,000 unit vectors, 250 dimensions",
-                method=noise, unit="client", relation="add-remove" if word == "trusted" else "zero-out",
+                name=f"outside-mean-{trust}", data="mean of 1,000 unit vectors, 250 dimensions",
+                method=noise, unit="client", relation=relation,
                 trust=trust, adversary=who, amplification="none", epsilon="4", delta="1e-05",
                 metric="squared error of the mean", larger=False,
-                place=Place("mean_estimation", "table.csv", where, "error"),
-                outside=Outside(float(value), _SECTION_5),
+                place=Place("reproduce/mean_estimation", "table.csv", where, "error"),
+                outside=Outside(None, _SECTION_5, "closed form"),
                 command="python benchmarks/reproduce/mean_estimation/run.py",
                 figure="benchmarks/reproduce/mean_estimation/error.png", tuned="nothing",
-                note="four repetitions of the noise, whose mean has no interval in the study's table",
+                note="the mean of four repetitions of the noise, without an interval in the study's table",
+                repeated="4 repetitions",
             )
         )  # fmt: skip
     return found
@@ -293,7 +315,7 @@ def _owners() -> list[Study]:
                 method=method, unit="record", relation="replace", trust="local",
                 adversary="learner, other owners and public, who see each noised answer",
                 amplification="none", epsilon="3", delta="1e-05", metric="cost of privacy psi",
-                larger=False, place=Place("cost_of_privacy", "scores.csv", where),
+                larger=False, place=Place("reproduce/cost_of_privacy", "scores.csv", where),
                 outside=Outside(None, _FAROKHI),
                 command="python benchmarks/reproduce/cost_of_privacy/public_start.py --root lending --hospital hospital",
                 figure="benchmarks/reproduce/cost_of_privacy/psi.png",
@@ -304,6 +326,38 @@ def _owners() -> list[Study]:
     return found
 
 
+_PFLLIB = "PFLlib, its own clients and servers, run here on the same batches"
+
+
+def _library() -> list[Study]:
+    notes = {
+        "FedAvg": "the shared models are compared",
+        "Ditto": "",
+        "FedRep": "",
+        "APFL": (
+            "another method: in PFLlib the personal part follows its own loss and not that of the "
+            "mixture, the mixing weight adapts, and the mixture replaces the personal part"
+        ),
+        "pFedMe": (
+            "the shared models are compared: PFLlib overwrites its personal ones by them; its "
+            "weight decay of .001 is set to 0"
+        ),
+    }
+    return [
+        Study(
+            name=f"outside-pfllib-{method.lower()}", data="digits, 100 writers, 20 rounds",
+            method=method, unit="none", relation="", trust="trusted",
+            adversary="no epsilon: nothing is noised", amplification="", epsilon="inf", delta="",
+            metric="accuracy", larger=True,
+            place=Place("reference", "pfllib.csv", (("method", method),), "fedmtl"),
+            outside=Outside(None, _PFLLIB, "pfllib"),
+            command="python -m benchmarks.reference.pfllib --pfllib PFLlib", figure="",
+            tuned="nothing", note=note, accountant="", repeated="1, nothing is random",
+        )
+        for method, note in notes.items()
+    ]  # fmt: skip
+
+
 ROWS: Sequence[Study] = (
-    *_schools(), *_writers(), *_films(), *_tasks(), *_means(), *_owners(),
+    *_schools(), *_writers(), *_films(), *_tasks(), *_means(), *_owners(), *_library(),
 )  # fmt: skip
