@@ -32,7 +32,7 @@ from .inputs import as_model
 from .metrics import REGISTRY, Metric
 from .model_file import bound_note, write_model
 from .scored import Finetuned
-from .tables import client_rows, csv_bytes
+from .tables import beside_local, client_rows, csv_bytes
 from .targets import restored
 from .tensor_files import read_tensors, write_tensors
 
@@ -117,14 +117,13 @@ def write_result(
     _draw(result, folder.private)
     # Without pandas, which the core does not need.
     counts = [side.counts.tolist() for side in (data.train, data.test)]
+    beside = beside_local(result, data.ids)
     rows = []
     for client, scores, train, test in zip(
         data.ids, client_rows(result, data.ids), *counts, strict=True
     ):
         row: dict[str, Any] = {"client": client, "train_examples": train, "test_examples": test}
-        if result.than_local:
-            row["vs local"] = result.than_local.get(client)
-        rows.append(row | scores)
+        rows.append(row | beside[client] | scores)
     write_bytes(folder.private / "clients.csv", csv_bytes(rows))
     report = result.privacy.to_dict()
     summary = settings | {"clients": len(result.ids)} | report | result.numbers()

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -19,16 +19,12 @@ from ..errors import ConfigError
 from ..models import ModelFactory
 from ..privacy import PrivacyReport
 from ..privacy.noise.grid import GridValue
-from .comparison import Stage, beside, each_beside, spread_of, verdict
+from .comparison import Stage, beside, verdict
 from .folder import RunFolder
-from .metrics import Metric
 from .outcome import read_result
 from .published import is_public_part
 from .scored import Scored
 from .summary import numbers_of_result, summary_of
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,26 +176,6 @@ class Result(Scored):
             count = self.final["round"]
         return f"{count:,} {self.step}{'' if count == 1 else 's'}"
 
-    def standard_error(self, metric: Metric) -> float:
-        """Returns the standard error of the mean of a metric over the evaluated clients, as an
-        estimate of the mean over all clients with test examples.
-
-        It is that of a sample without replacement: 0 if all of them were evaluated; NaN for a
-        single score.
-
-        Args:
-            metric: whose scores are averaged.
-        """
-        if self.evaluated is None:
-            return 0.0
-        scores = self.by_client[metric.name]
-        count = len(scores)
-        if count < 2:
-            return math.nan
-        # The correction for a finite population: a sample of everybody has no error.
-        left = 1 - len(self.evaluated) / self.tested  # the share that was not drawn
-        return spread_of(scores, metric)["spread"] * math.sqrt(left / (count - 1))
-
     @property
     def metrics(self) -> dict[str, float]:
         """The means over clients of the metrics of their own models, by name: of the loss, the main
@@ -210,12 +186,6 @@ class Result(Scored):
     def diverged(self) -> int:
         """The number of scored clients whose own models have a loss that is not finite."""
         return sum(not math.isfinite(loss) for loss in self.by_client["loss"].values())
-
-    @property
-    def diverged_trainings(self) -> int:
-        """The number of local trainings that ended in a model that is not finite, and was
-        dropped."""
-        return sum(int(row.get("diverged_trainings", 0)) for row in self.history)
 
     @property
     def lost(self) -> str:
@@ -364,17 +334,6 @@ class Result(Scored):
         own = self.stages(self.algorithm)[-1]
         alone = local.stages("local")[-1]
         return beside(own, alone, self.shown[0], self.personal.dtype)
-
-    @property
-    def than_local(self) -> dict[str, str]:
-        """The comparison of each client's own model with its local one, by id: ``"better"``,
-        ``"equal"`` or ``"worse"``; empty without the baseline ``"local"``."""
-        local = self.baselines.get("local")
-        if local is None:
-            return {}
-        own = self.stages(self.algorithm)[-1]
-        alone = local.stages("local")[-1]
-        return each_beside(own, alone, self.shown[0], self.personal.dtype)
 
     @property
     def verdict(self) -> str:

@@ -76,7 +76,7 @@ def _numbers_of_metric(result: Result, metric: Metric, local: Result | None) -> 
     spread = spread_of(result.by_client[metric.name], metric)
     values: dict[str, Any] = {f"{prefix}median": spread["median"]}
     if result.evaluated is not None:
-        values[f"{prefix}standard_error"] = result.standard_error(metric)
+        values[f"{prefix}standard_error"] = _standard_error(result, metric)
     if prefix:  # the last row of the history has those of the main metric
         values |= {f"{prefix}{key}": spread[key] for key in ("worst_tenth", "spread", "clients")}
     if local is None:
@@ -157,20 +157,42 @@ def _standard_errors(result: Result) -> list[str]:
     if result.evaluated is None:
         return []
     texts = ", ".join(
-        f"{metric.name} {number_text(result.standard_error(metric), result.final.get(metric.name))}"
-        for metric in result.shown
+        f"{one.name} {number_text(_standard_error(result, one), result.final.get(one.name))}"
+        for one in result.shown
     )
     return [f"  clients drawn by the seed; standard error of the means: {texts}"]
+
+
+def _standard_error(result: Result, metric: Metric) -> float:
+    """Returns the standard error of the mean of a metric over the evaluated clients, as an
+    estimate of the mean over all clients with test examples.
+
+    It is that of a sample without replacement: 0 if all of them were evaluated; NaN for a single
+    score.
+
+    Args:
+        result: of the run.
+        metric: whose scores are averaged.
+    """
+    if result.evaluated is None:
+        return 0.0
+    scores = result.by_client[metric.name]
+    count = len(scores)
+    if count < 2:
+        return math.nan
+    # The correction for a finite population: a sample of everybody has no error.
+    left = 1 - len(result.evaluated) / result.tested  # the share that was not drawn
+    return spread_of(scores, metric)["spread"] * math.sqrt(left / (count - 1))
 
 
 def _diverged_trainings(result: Result) -> list[str]:
     """Returns the line on local trainings that ended in no finite model; none without any."""
     runs = {result.algorithm: result, **result.baselines}
-    counts = ", ".join(
-        f"{run.diverged_trainings:,} of {name}"
+    lost = {
+        name: sum(int(row.get("diverged_trainings", 0)) for row in run.history)
         for name, run in runs.items()
-        if run.diverged_trainings
-    )
+    }
+    counts = ", ".join(f"{count:,} of {name}" for name, count in lost.items() if count)
     if not counts:
         return []
     return [f"  diverged, and not kept: local trainings, {counts}"]

@@ -6,10 +6,14 @@ import csv
 import io
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .._text import cell
+from .comparison import each_beside
 from .scored import Scored
+
+if TYPE_CHECKING:
+    from .result import Result
 
 
 def client_rows(scored: Scored, ids: Sequence[str]) -> list[dict[str, Any]]:
@@ -49,3 +53,17 @@ def csv_bytes(rows: list[dict[str, Any]]) -> bytes:
     for cells in (names, *([row.get(name, "") for name in names] for row in rows)):
         writer.writerow(map(cell, cells))
     return text.getvalue().encode()
+
+
+def beside_local(result: Result, ids: Sequence[str]) -> dict[str, dict[str, str | None]]:
+    """Returns the column ``vs local`` of each client: ``"better"``, ``"equal"`` or ``"worse"``, its
+    own model beside its local one; None for a client without scores, and no column without the
+    baseline ``"local"`` or a client to compare."""
+    words: dict[str, str] = {}
+    local = result.baselines.get("local")
+    if local is not None:
+        own = result.stages(result.algorithm)[-1]
+        words = each_beside(own, local.stages("local")[-1], result.shown[0], result.personal.dtype)
+    if not words:
+        return {client: {} for client in ids}
+    return {client: {"vs local": words.get(client)} for client in ids}
