@@ -14,6 +14,7 @@ from .algorithms import FedAvg as FedAvg
 from .algorithms import FedPer as FedPer
 from .algorithms import FedProx as FedProx
 from .algorithms import FedRep as FedRep
+from .algorithms import FedSGD as FedSGD
 from .algorithms import Finetune as Finetune
 from .algorithms import Local as Local
 from .algorithms import PeerToPeer as PeerToPeer

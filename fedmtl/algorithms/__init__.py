@@ -9,6 +9,7 @@ from .cohort import Cohort, Own, personal_fields
 from .ditto import Ditto
 from .fedavg import FedAvg, FedProx
 from .fedrep import FedPer, FedRep
+from .fedsgd import FedSGD
 from .finetune import Finetune, Personalization
 from .local import Local
 from .local_fit import LocalFit
@@ -43,6 +44,7 @@ __all__ = [
     "FedPer",
     "FedProx",
     "FedRep",
+    "FedSGD",
     "Finetune",
     "Local",
     "LocalFit",

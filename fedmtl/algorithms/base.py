@@ -11,7 +11,8 @@ from torch import Tensor
 
 from .._check import Checked
 from ..data import FederatedDataset, RowBound
-from ..local import LocalSolver
+from ..errors import ConfigError
+from ..local import LocalSolver, gradient_plan
 from ..privacy import GradientPlan, ReleasePlan
 from ..report._names import METHODS, Method
 from ..schedules import Block
@@ -97,6 +98,8 @@ class Algorithm(Checked):
             then that of the rank's clients.
         fitted_once: True if every client fits its model once, from its own records and without a
             release.
+        sends_gradients: True if clients send sums of gradients of single records, see
+            :attr:`ReleasePlan.from_gradients <fedmtl.privacy.ReleasePlan>`.
         on_host: True if it computes on the CPU, in NumPy, whatever the device of the run.
     """
 
@@ -108,6 +111,7 @@ class Algorithm(Checked):
     one_at_a_time: ClassVar[bool] = False
     all_at_once: ClassVar[bool] = False
     fitted_once: ClassVar[bool] = False
+    sends_gradients: ClassVar[bool] = False
     on_host: ClassVar[bool] = False
     local: LocalSolver | None = None
     loss: str | None = None
@@ -173,6 +177,24 @@ class Algorithm(Checked):
                 at a time. The latter release by a :class:`~fedmtl.privacy.GradientPlan`.
         """
         return ()
+
+    def gradient_plan(self, problem: Problem, trainings: int) -> GradientPlan:
+        """Returns the plan of the gradients of single records that clients release in rounds if
+        these are protected: by default those of the steps of local training.
+
+        Args:
+            problem: of the run.
+            trainings: local trainings of a client in a round, each with local steps of its own.
+
+        Raises:
+            ConfigError: the method does not train locally.
+        """
+        if self.local is None:
+            raise ConfigError(
+                f"RecordPrivacy protects the gradients of local training, but {self.name} has no "
+                "local solver; use pmtl, ditto, fedavg or fedprox."
+            )
+        return gradient_plan(problem.data, self.local, problem.dimension, trainings=trainings)
 
     def init(self, problem: Problem, replicates: int = 1) -> State:
         """Returns the state before the first event; empty by default.

@@ -11,12 +11,13 @@ from torch import Tensor
 
 from .._devices import sent
 from ..errors import ConfigError, PrivacyError
-from ..local import LocalSolver, LocalTraining, Mixture
+from ..local import LocalSGD, LocalSolver, LocalTraining, Mixture
 from ..local.clients import idle, train_on_batches, train_on_records
+from ..local.gradient_sums import plain_sums, private_sums
 from ..local.losses import Loss
 from ..local.optimizers import Strength
 from ..local.train import Trained
-from ..privacy import LocalSteps
+from ..privacy import GradientPlan, LocalSteps
 from ..privacy.clip import Clip, clip_rows, not_finite
 from .store import Fields
 
@@ -292,6 +293,40 @@ class Cohort:
         run = LocalTraining(problem.data, problem.loss, solver, self.round, start, mixture=moved)
         return self._trained(run), moved
 
+    def gradient_sums(self, models: Tensor, plan: GradientPlan) -> Tensor:
+        """Returns the sum of the gradients of each client's records that are drawn for this round.
+
+        If single records are protected, their gradients are clipped. The sums have noise of each
+        client's own, or are private whole multiples of the grid of a secure sum.
+
+        Args:
+            models: (D,) or (k, D), the points of the gradients.
+            plan: of the records that are drawn; the channel has the same.
+
+        Returns:
+            (k, D), float64 if single records are protected.
+
+        Raises:
+            PrivacyError: single records are protected, and the round has charged no local steps.
+        """
+        problem = self.problem
+        # the step size has no effect, as nothing is trained
+        run = LocalTraining(problem.data, problem.loss, LocalSGD(lr=1.0), self.round, models)
+        if problem.protects_records:
+            parts = private_sums(run, problem.executor, self.ids, self._charged_steps())
+        else:
+            parts = plain_sums(run, problem.executor, self.ids, plan, problem.seed)
+        return torch.cat([sums.clone() for sums in parts])
+
+    def _charged_steps(self) -> LocalSteps:
+        """Returns the local steps that the round has charged."""
+        if self.local is None:
+            raise PrivacyError(
+                "Single records are protected, and these clients have no local steps that the "
+                "ledger has charged: train in RoundAlgorithm.client_update, by its cohort."
+            )
+        return self.local
+
     def _trained(self, run: LocalTraining) -> Tensor:
         """Trains the clients, and counts those whose models are not finite.
 
@@ -332,13 +367,7 @@ class Cohort:
             raise ConfigError(f"{measured} has no release; use privacy=client.")
         if self.round == AFTER:
             return idle(run, torch.zeros(len(self.ids)))
-        if self.local is None:
-            raise PrivacyError(
-                "Single records are protected, and these clients have no local steps that the "
-                "ledger has charged: train in RoundAlgorithm.client_update, by the cohort that it "
-                "gets."
-            )
-        return train_on_records(run, self.problem.executor, self.ids, self.local)
+        return train_on_records(run, self.problem.executor, self.ids, self._charged_steps())
 
 
 def personal_fields(problem: Problem) -> Fields:

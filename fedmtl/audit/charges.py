@@ -24,7 +24,7 @@ from ..privacy.rounds import Rounds
 from .claim import event_of, weighted
 from .findings import Finding, exact, skipped, too_large
 from .lines import Reading, differences, spread
-from .play import activation, rounds, silence, stated_multiplier
+from .play import activation, rounds, silence, stated_multiplier, summed
 from .setup import ACTIVATIONS, CLIENTS, MOST_ELEMENTS, Clocks, Setup
 
 _OTHER = "{} is {} in the cost, and {} in the settings or public facts"
@@ -295,6 +295,14 @@ def _acts(
     elif channel.local is None:
         for plan in channel.plans:
             yield partial(channel.release, plan.name, *sent(plan.name, first, members)), 1
+    elif setup.pooled is not None:
+        for plan in channel.plans:
+            gradients, owners = sent(plan.name, first, members)
+            rows, who = summed(channel, gradients, owners, members)
+            yield partial(channel.release, plan.name, rows, who), 1
+        # the sums of the round are made
+        nothing = [(torch.zeros(0, rows.shape[1]), torch.zeros(0, dtype=torch.int64))]
+        yield partial(channel.local.sums, who[:1], nothing), 0
     elif clients is not None:
         records = channel.local.plan
         taking = clients[0]

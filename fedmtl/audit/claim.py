@@ -35,12 +35,14 @@ class Shares:
         colluding: t of them, whose shares count as nothing.
         missing: d of them, who may be lost.
         bits: of a number of a sum.
+        units: the most vectors in a sum, if clients have several; None: one of each client.
     """
 
     cohort: int
     colluding: int
     missing: int
     bits: int
+    units: int | None = None
 
     def deviation(self, std: float, width: float, cohort: int | None = None) -> int:
         """Returns the deviation of a share in cells, of which h make at least ``std``.
@@ -71,7 +73,7 @@ class Shares:
         while max(sums) >= most:
             width *= 2
             sums = [
-                rows * math.ceil(Fraction(bound) / Fraction(width))
+                (self.units or rows) * math.ceil(Fraction(bound) / Fraction(width))
                 + math.ceil(
                     Fraction(25, 2) * self.deviation(std, width, rows) * (math.isqrt(rows) + 1)
                 )

@@ -8,14 +8,16 @@ from typing import Any
 
 import numpy as np
 
+from ..privacy.aggregation import SecureAggregation
 from ..privacy.asked import BoundAsked
 from ..privacy.cost import PrivacyCost
 from ..privacy.costs import PrivacyCosts
+from ..privacy.gradients import GradientPlan
 from ..privacy.noise.banded import Bands
 from ..privacy.quantile import QuantileClip
 from ..privacy.release import ReleasePlan
 from ..privacy.samplers import BoundCyclic, BoundEverybody, BoundFixed, BoundFull, BoundPoisson
-from ..privacy.settings import ClientPrivacy, SecureAggregation
+from ..privacy.settings import ClientPrivacy, Privacy, RecordPrivacy
 from ..schedules import BoundBuffered
 from .claim import Claim
 from .claims import Claims
@@ -58,9 +60,18 @@ def claimed(header: Mapping[str, Any]) -> tuple[Setup, Claims]:
         )
         for name, form, dimension in header["releases"]
     )
+    privacy: Privacy
+    gradients: tuple[GradientPlan, ...] = ()
+    if "records" in header:
+        privacy = RecordPrivacy(**settings)
+        # of all clients together: a secure sum has one account for the records of all
+        records = {"counts": np.array([header["units"]]), "rate": header["rate"]}
+        gradients = (GradientPlan(ids=("all",), dimension=plans[0].dimension, **records),)
+    else:
+        privacy = ClientPrivacy(**settings)
     setup = Setup(
-        privacy=ClientPrivacy(**settings),
-        plans=plans,
+        privacy=privacy,
+        plans=(*plans, *gradients),
         schedule=sampler(**{setting.name: facts.get(setting.name) for setting in fields(sampler)}),
         # no step is made: the claims on one are all that is read
         steps=1,

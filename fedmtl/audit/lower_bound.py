@@ -18,7 +18,14 @@ from torch import Tensor
 
 from .._check import Checked, Count, Fraction
 from ..errors import ConfigError, PrivacyError
-from ..privacy import Activations, GradientPlan, PrivacyCost, ReleasePlan, Rounds
+from ..privacy import (
+    Activations,
+    GradientPlan,
+    PrivacyCost,
+    RecordPrivacy,
+    ReleasePlan,
+    Rounds,
+)
 from ..trainer.hooks import RunAudit
 from .canaries import Canaries, CanaryRounds
 from .record_canaries import CanaryActivations, RecordCanaries, RecordCanaryRounds
@@ -73,6 +80,12 @@ class Interval(Checked, RunAudit):
         if settings.runs > 1:
             raise ConfigError(
                 "audit measures one run; leave replicates and epsilons out, or audit."
+            )
+        privacy = settings.privacy
+        if isinstance(privacy, RecordPrivacy) and privacy.aggregation is not None:
+            raise ConfigError(
+                "audit has no canaries among the records of a secure sum; leave audit out, or "
+                "RecordPrivacy.aggregation."
             )
 
     def channel_class(

@@ -159,6 +159,27 @@ def _with_zeros(rows: Tensor, who: Tensor, cohort: Tensor) -> tuple[Tensor, Tens
     return torch.cat([rows, zeros]), torch.cat([who, absent])
 
 
+def summed(
+    channel: Rounds, gradients: Tensor, who: Tensor, cohort: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Returns the sums of the gradients of each client of the cohort, as a secure sum of records
+    takes them: clients clip their own.
+
+    Args:
+        channel: with a round that has begun.
+        gradients: (N, D).
+        who: int64 (N,), the client of each.
+        cohort: int64 (k,).
+
+    Returns:
+        (k, D), and the clients, ascending.
+    """
+    assert channel.local is not None
+    clients = cohort.sort().values
+    place = torch.searchsorted(clients, who)
+    return channel.local.sums(clients, [(gradients, place)]), clients
+
+
 def _sums(
     setup: Setup, channel: RecordedRounds, start: int, stop: int, sent: Sent
 ) -> dict[str, Sample]:
@@ -176,7 +197,9 @@ def _sums(
         drawn = np.sort(cohort.numpy())
         for plan in channel.plans:
             rows, who = sent(plan.name, step, cohort)
-            if setup.shares is not None:
+            if setup.pooled is not None:
+                rows, who = summed(channel, rows, who, cohort)
+            elif setup.shares is not None:
                 rows, who = _with_zeros(rows, who, cohort)
             noted.clear()
             value = coordinates(channel.release(plan.name, rows, who).numpy(), plan.form)

@@ -95,9 +95,9 @@ class RecordedRounds(_Recorded, Rounds):
 
     @property
     def forces_rows(self) -> bool:
-        """Returns True if sums of rows are forced. If records are protected, sums of rows are
-        post-processing of gradients that are forced."""
-        return self.replays and self.records is None
+        """Returns True if sums of rows are forced. If clients noise the gradients of their records,
+        sums of rows are post-processing of gradients that are forced."""
+        return self.replays and (self.records is None or self.records.shared)
 
     def _as_sent(
         self, mechanism: Mechanism, rows: Message, clients: Tensor, receipt: Receipt

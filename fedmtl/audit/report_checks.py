@@ -110,6 +110,10 @@ def _population(run: FinishedRun) -> list[str]:
         ]
     if len(counts) != n:
         return [f"the ledger is that of {n:,} clients, clients.csv has {len(counts):,}"]
+    if "units" in header and sum(counts) > header["units"]:
+        return [
+            f"the ledger is that of {header['units']:,} records, clients.csv has {sum(counts):,}"
+        ]
     if "releases" in header or "schedule" not in header:
         return []
     pairs = [

@@ -216,7 +216,9 @@ class _Watching(Engine):
     def _tap(self, step: int, name: str, clients: Tensor, rows: Tensor) -> None:
         _note(self.notes.messages, step, f"the row of {name}", clients, rows)
         # rows are kept for a few steps only: those of all rounds may not fit in memory
-        if self.channel.records is None and self.replay is None and step < AGAIN:
+        records = self.channel.records
+        of_rows = records is None or records.shared
+        if of_rows and self.replay is None and step < AGAIN:
             self.notes.rows.setdefault((step, name), []).append((clients, rows))
         number = name.removeprefix(f"{GRADIENT}/")
         if isinstance(self.channel, Rounds) and self.channel.local is not None and number != name:

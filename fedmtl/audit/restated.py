@@ -109,7 +109,7 @@ def restated(ledger: Reading, beside: Beside) -> Restated:
     unknown: dict[str, str] = {}
     for some in (
         _costs(ledger),
-        _of_clients(ledger, beside) if "releases" in header else _of_records(ledger, beside),
+        _of_rows(ledger, beside) if "releases" in header else _of_records(ledger, beside),
         _outside(header, beside),
     ):
         made |= some.made
@@ -168,8 +168,9 @@ def _epsilon(kind: Mapping[str, Any], uses: int) -> float:
     return PrivacyCost.from_dict(kind["price"]).epsilon(uses, kind["multiplier"])
 
 
-def _of_clients(ledger: Reading, beside: Beside) -> Restated:
-    """Returns the fields of a run whose protected unit is a client."""
+def _of_rows(ledger: Reading, beside: Beside) -> Restated:
+    """Returns the fields of a run that releases sums over rows: its unit is a client, or in a
+    secure sum of gradients a record."""
     header = ledger.header
     unknown = dict[str, str]()
     privacy = header["privacy"]
@@ -182,6 +183,10 @@ def _of_clients(ledger: Reading, beside: Beside) -> Restated:
     server = _server(ledger)
     if privacy.get("aggregation") is not None:
         server = "; ".join(_shares_text(claims.of(name)) for name in claims.names)
+    unit = "client"
+    if "records" in header:
+        unit = "record"
+        clipping = _clipping(header)
     norms: Mapping[str, float] = dict.fromkeys(claims.names, clip)
     if isinstance(clip, dict):
         towards = (
@@ -192,14 +197,14 @@ def _of_clients(ledger: Reading, beside: Beside) -> Restated:
         # an adaptive norm moves in every round, and the ledger has the first one
         norms = beside.norms
     made = {
-        "unit": "client",
+        "unit": unit,
         "relation": header["schedule"]["relation"],
         "observer": setup.privacy.observer,
         "budget": privacy["epsilon"],
         "clipping": clipping,
         "mechanism": mechanism,
         "sampler": _rounds(header),
-        "records": None,
+        "records": header.get("records"),
         "server": server,
         "names": list(claims.names),
     }
@@ -216,12 +221,11 @@ def _of_clients(ledger: Reading, beside: Beside) -> Restated:
 
 
 def _of_records(ledger: Reading, beside: Beside) -> Restated:
-    """Returns the fields of a run whose protected unit is a record."""
+    """Returns the fields of a run whose clients noise the gradients of their own records."""
     header = ledger.header
     unknown = dict[str, str]()
     privacy = header["privacy"]
     schedule = header.get("schedule")
-    law = LAWS[privacy["mechanism"]]
     budget = privacy["epsilon"]
     if isinstance(budget, dict):
         # clients may have budgets of their own, of which the report states the largest
@@ -229,17 +233,15 @@ def _of_records(ledger: Reading, beside: Beside) -> Restated:
     made = {
         "unit": "record",
         "relation": "replace" if schedule is None else schedule["relation"],
-        "observer": RecordPrivacy.observer,
+        "observer": RecordPrivacy.usual_observer,
         "budget": budget,
         "clip_norm": privacy["clip_norm"],
-        "clipping": f"{law.norm.upper()} norm of the gradient of one record",
+        "clipping": _clipping(header),
         "noise_std": None,
         "records": header["records"],
         "server": None,
         "names": [GRADIENT],
     }
-    if privacy.get("clipping") == "automatic":
-        made["clipping"] = f"{made['clipping']}{AUTOMATIC}"
     if header["refuted"] is not None:
         unknown["clipping"] = "the norm of a published method is in no file"
     if schedule is not None:
@@ -261,6 +263,15 @@ def _of_records(ledger: Reading, beside: Beside) -> Restated:
             f"{privacy['mechanism']} of multipliers {each.min():.5g} to {each.max():.5g} by client"
         )
     return Restated(made, unknown)
+
+
+def _clipping(header: Mapping[str, Any]) -> str:
+    """Returns the norm of the clip of gradients of single records."""
+    privacy = header["privacy"]
+    text = f"{LAWS[privacy['mechanism']].norm.upper()} norm of the gradient of one record"
+    if privacy.get("clipping") == "automatic":
+        text += AUTOMATIC
+    return text
 
 
 def _rounds(header: Mapping[str, Any]) -> str:
@@ -336,7 +347,7 @@ def _shares_text(claim: Claim) -> str:
 
 def _outside(header: Mapping[str, Any], beside: Beside) -> Restated:
     """Returns the parts that epsilon does not cover, in the order of a report."""
-    of_records = "releases" not in header
+    of_records = "records" in header
     outside = list(OUTSIDE)
     if header["privacy"]["source"] == "secure":
         exact = LAWS[header["privacy"]["mechanism"]].joint

@@ -74,7 +74,8 @@ def audit_trainer(
         findings += audit_channel(setup, seed=seed, effort=effort)
         if "charges" in effort.checks and not setup.privacy.noiseless:
             findings += [stopped_early(trainer, setup, seed), stopping_rule(trainer, seed)]
-        if setup.gradients is not None and not setup.one_at_a_time and "sampler" in effort.checks:
+        of_rounds = setup.gradients is not None and not setup.one_at_a_time
+        if (of_rounds or setup.pooled is not None) and "sampler" in effort.checks:
             findings += drawn_records(trainer, seed=seed)
     else:
         findings.append(

@@ -23,7 +23,7 @@ from scipy import sparse, special
 
 from .claim import GRADIENTS
 from .findings import LEVEL, Finding, exact, low_p, skipped
-from .play import played, silence
+from .play import played, rounds, silence
 from .samples import MARKED, Released, Sample
 from .setup import MOST_ELEMENTS, Setup
 from .statistics import auditor, extreme_p, from_binomial, normal_p, seeds, unrelated
@@ -189,6 +189,8 @@ def sampler(setup: Setup, seed: int, draws: int) -> list[Finding]:
     each; in secure mode these have the same seed, which must not matter."""
     if setup.gradients is not None:
         return _subsets(setup, seed, draws)
+    if setup.pooled is not None:
+        return _pooled_subsets(setup, seed, draws)
     q = setup.claims.of(setup.claims.names[0]).sampled
     n = setup.sampler.n
     coins = auditor(seed, "cohorts")
@@ -251,6 +253,42 @@ def _subsets(setup: Setup, seed: int, draws: int) -> list[Finding]:
         detail = f"of {draws} are not sums of the gradients drawn over q n"
         findings.append(exact("sampler: records, sums", int(np.concatenate(far).sum()), detail))
     return findings + _law("sampler: records, ", drawn, q, coins, secure=setup.secure)
+
+
+def _pooled_subsets(setup: Setup, seed: int, draws: int) -> list[Finding]:
+    """Checks sizes, fairness and independence of ``draws`` subsets of the records that a secure sum
+    adds up: of the client with the most records, and of another one."""
+    q = setup.rate(0)
+    if q == 1:
+        return [skipped("sampler", "every release is of all records")]
+    client = int(setup.sizes.argmax())
+    n = int(setup.sizes[client])
+    alike = np.flatnonzero(setup.sizes == n)
+    others = [int(k) for k in alike if k != client][:1]
+    first, second = seeds(seed, "subsets", 2)
+    asked = [
+        (client, first),
+        (client, first if setup.secure else second),
+        *((k, first) for k in others),
+    ]
+    drawn = [_subsets_of(_drawn_records(setup, of, other, draws), n) for of, other in asked]
+    coins = auditor(seed, "subsets")
+    return _law("sampler: records, ", drawn, q, coins, secure=setup.secure)
+
+
+def _drawn_records(setup: Setup, client: int, seed: int, draws: int) -> list[np.ndarray]:
+    """Returns the records of a client that take part in ``draws`` rounds, of as many channels as
+    have them."""
+    made: list[np.ndarray] = []
+    for other in seeds(seed, "channels", 10_000):
+        channel = setup.open(seed if setup.secure else other)
+        for _, cohort in rounds(setup, channel):
+            if client in cohort.tolist():
+                places, mask = channel.local.batch(torch.tensor([client]))
+                made.append(np.sort(places[mask].numpy()))
+            if len(made) == draws:
+                return made
+    return made
 
 
 def _released(setup: Setup, client: int, seed: int, spelled: np.ndarray, draws: int) -> Sample:

@@ -4,7 +4,7 @@ own."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +23,7 @@ from ..privacy.quantile import QuantileClip
 from ..privacy.release import Form, ReleasePlan
 from ..privacy.rounds import Rounds
 from ..privacy.samplers import BoundCyclic, BoundFixed, BoundSampler, Relation
-from ..privacy.settings import ClientPrivacy, Privacy, RecordPrivacy
+from ..privacy.settings import Privacy, RecordPrivacy
 from ..schedules import BoundBuffered
 from .claim import Shares, expected_cohort
 from .claims import Claims
@@ -103,8 +103,22 @@ class Setup:
 
     @cached_property
     def gradients(self) -> GradientPlan | None:
-        """Returns the releases of gradients under these settings, if the protected unit is one
+        """Returns the gradients that clients noise of their own records, if the unit is a
         record."""
+        if self.privacy.aggregation is not None:
+            return None
+        return self._of_records
+
+    @cached_property
+    def pooled(self) -> GradientPlan | None:
+        """Returns the gradients of single records that a secure sum adds up; None without one."""
+        if self.privacy.aggregation is None:
+            return None
+        return self._of_records
+
+    @property
+    def _of_records(self) -> GradientPlan | None:
+        """Returns the gradients of single records, if the protected unit is one record."""
         if not isinstance(self.privacy, RecordPrivacy):
             return None
         gradients = next((plan for plan in self.plans if isinstance(plan, GradientPlan)), None)
@@ -211,7 +225,7 @@ class Setup:
     @property
     def shares(self) -> Shares | None:
         """Returns the shares of the noise of a secure sum; None if the server adds the noise."""
-        if not isinstance(self.privacy, ClientPrivacy) or self.privacy.aggregation is None:
+        if self.privacy.aggregation is None:
             return None
         cohort = round(expected_cohort(self.sampler))
         aggregation = self.privacy.aggregation
@@ -225,7 +239,10 @@ class Setup:
                 f"A secure sum of {cohort:,} clients, of which {colluding:,} may collude and "
                 f"{missing:,} be missing, is none that can be checked."
             )
-        return Shares(cohort, colluding, aggregation.missing, aggregation.bits)
+        units = None
+        if self.pooled is not None:
+            units = self.pooled.total or int(self.sizes.sum())
+        return Shares(cohort, colluding, missing, aggregation.bits, units)
 
     @property
     def budgets(self) -> tuple[float | None, ...]:
@@ -233,8 +250,9 @@ class Setup:
         noise = self.release(self.rows).rows if self.rows else None
         if noise is not None:
             return (noise.epsilon,)
-        if isinstance(self.privacy, RecordPrivacy):
+        if isinstance(self.privacy, RecordPrivacy) and self.gradients is not None:
             return self.privacy.budgets(self.records.ids)
+        assert not isinstance(self.privacy.epsilon, Mapping)
         return (self.privacy.epsilon,)
 
     @property
@@ -243,9 +261,10 @@ class Setup:
         noise = self.release(self.rows).rows if self.rows else None
         if noise is not None and noise.delta is not None:
             return noise.delta
-        return self.privacy.resolved_delta(
-            int(self.sizes.sum()) if self.gradients is not None else self.sampler.n
-        )
+        plan = self._of_records
+        if plan is None:
+            return self.privacy.resolved_delta(self.sampler.n)
+        return self.privacy.resolved_delta(plan.total or int(self.sizes.sum()))
 
     @property
     def secure(self) -> bool:
@@ -355,7 +374,8 @@ class Setup:
     def sizes(self) -> np.ndarray:
         """Returns (n,) int64: numbers of records."""
         if self.counts is None:
-            return self.records.counts
+            assert self._of_records is not None
+            return self._of_records.counts
         return np.array(self.counts, dtype=np.int64)
 
     def rate(self, client: int) -> float:
@@ -364,6 +384,8 @@ class Setup:
         Args:
             client: whose records are the units, if the unit is one record.
         """
+        if self.pooled is not None:
+            return float(self.pooled.rates[client])
         if self.gradients is None:
             if self.relation == "add_remove":
                 return expected_cohort(self.sampler) / self.sampler.n

@@ -22,8 +22,9 @@ from .._files import plain, read_json, write_json
 from .._rounding import rounded_up
 from ..algorithms.base import Problem
 from ..errors import BudgetExhausted, ResumeError
-from ..privacy import Receipt, RecordPrivacy, Rounds
+from ..privacy import LocalSteps, Receipt, RecordPrivacy, Rounds
 from ..privacy.asked import BoundAsked
+from ..privacy.dp_sgd import local_receipt
 from ..privacy.ledger import Ledger
 from ..privacy.record_calibration import most_participations
 from ..privacy.report import SIMULATED
@@ -58,9 +59,10 @@ def schedule_of(trainer: Trainer, serve: Callable[[Limits], Server] | None = Non
 class NodeAccount:
     """The account of one node, and the channel that its answers go through.
 
-    If records are protected, or rows have noise against the server, answers are charged to the
-    ledger in the private part of the folder. If the noise is the server's, there is no account
-    here, and the channel only clips.
+    If the node noises the gradients of its own records, or rows have noise against the server,
+    answers are charged to the ledger in the private part of the folder. If the noise is the
+    server's, there is no account here, and the channel only clips; that of a secure sum is
+    :class:`~fedmtl.privacy.secure_sum.ShareAccount`.
 
     Args:
         trainer: the settings, resolved.
@@ -70,7 +72,9 @@ class NodeAccount:
 
     Attributes:
         channel: a channel for the time outside of an answer; it releases nothing.
-        records: the privacy of the node's own records, with its own epsilon; None without.
+        records: the privacy of the node's own records, with its own epsilon; None without, and in
+            a secure sum.
+        pooled: True if a secure sum adds up the gradients of the records of all nodes.
     """
 
     def __init__(
@@ -85,7 +89,10 @@ class NodeAccount:
         self.records: RecordPrivacy | None = None
         settings = trainer
         privacy = trainer.privacy
+        self.pooled = False
         if isinstance(privacy, RecordPrivacy) and problem.protects_records:
+            self.pooled = privacy.aggregation is not None
+        if isinstance(privacy, RecordPrivacy) and problem.protects_records and not self.pooled:
             ids = trainer.data.ids
             epsilon = privacy.budgets(ids)[ids.index(self.name)]
             self.records = replace(privacy, epsilon=epsilon)
@@ -124,7 +131,22 @@ class NodeAccount:
                 channel.begin(step, channel.draw(step))
             elif ledger is not None:
                 ledger.charge(step, step + 1, [[0]])
+            elif self.pooled:
+                channel.local = self._steps_of_sum(channel, step)
             yield channel, Receipt(step, 0, torch.tensor([self.position]))
+
+    def _steps_of_sum(self, channel: Rounds, step: int) -> LocalSteps:
+        """Returns the local step whose clipped gradients a secure sum adds up: its row is charged
+        before it has noise, and leaves the node after that.
+
+        Args:
+            channel: of the population.
+            step: the round.
+        """
+        plan = self.trainer.algorithm.gradient_plan(self.problem, 1)
+        (release,) = channel.releases.values()
+        records = channel.records_of(plan, release.width)
+        return LocalSteps(records, local_receipt(plan, step, torch.zeros(1, dtype=torch.int64)))
 
     @contextmanager
     def _opened(self) -> Iterator[tuple[Rounds, Ledger | None]]:

@@ -44,7 +44,8 @@ class NodeEngine(Engine):
     def open(self, plan: RunPlan, resume: bool) -> Rounds:
         settings = plan.settings
         privacy = settings.privacy
-        if isinstance(privacy, RecordPrivacy) and not privacy.noiseless:
+        noised = isinstance(privacy, RecordPrivacy) and not privacy.noiseless
+        if isinstance(privacy, RecordPrivacy) and noised and privacy.aggregation is None:
             # each node adds its noise and charges its own ledger: the server's channel has none
             privacy = replace(privacy, epsilon=math.inf, noise_multiplier=None)
             settings = replace(settings, privacy=privacy)

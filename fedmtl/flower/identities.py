@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..errors import ConfigError
-from ..privacy import ClientPrivacy
 from ..secure.identity import PREFIX, PUBLIC
 from ..secure.masks import KEY
 from ..trainer import Trainer
@@ -26,17 +25,17 @@ def checked_identities(
             the population, texts that are no keys, or one key for two clients.
     """
     privacy = trainer.privacy
-    secure = isinstance(privacy, ClientPrivacy) and privacy.aggregation is not None
+    secure = privacy is not None and privacy.aggregation is not None
     if not secure and identities is None:
         return None
     if not secure:
         raise ConfigError(
             "identities= are keys for secure sums, and the settings have none: leave them out, or "
-            "set ClientPrivacy(aggregation=SecureAggregation(...))."
+            "set the aggregation of the privacy to SecureAggregation(...)."
         )
     if identities is None:
         raise ConfigError(
-            "ClientPrivacy.aggregation needs the public keys of all clients here: "
+            "privacy.aggregation needs the public keys of all clients here: "
             "identities={NAME: 'ed25519:...'}, each made on its own node with fedmtl identity NAME."
         )
     names = trainer.data.ids

@@ -20,7 +20,7 @@ from ..algorithms.cohort import Cohort, Own
 from ..algorithms.rounds import RoundAlgorithm
 from ..data import FederatedDataset
 from ..errors import ConfigError, DataError, ResumeError
-from ..privacy import ClientPrivacy, Rounds
+from ..privacy import Rounds
 from ..secure.masks import Identity
 from ..trainer import Trainer
 from ..trainer.evaluation import evaluate_each
@@ -127,7 +127,7 @@ class Node:
         """Takes part in a round, and answers with the rows; with the keys of a secure sum, which
         asks for the row later."""
         privacy = self.trainer.privacy
-        shared = isinstance(privacy, ClientPrivacy) and privacy.aggregation is not None
+        shared = privacy is not None and privacy.aggregation is not None
         # its row has neither noise nor masks here, and no server may see it
         if shared and self.sums is None:
             raise ConfigError("this node has no part in secure sums, which its settings ask for.")
@@ -136,7 +136,8 @@ class Node:
         step = int(facts["round"])
         asked = digest(content, own)
         answer = self._repeated(content, last, step, asked)
-        if answer is None:
+        # two sums of one draw of records would count as one coin, so every attempt draws anew
+        if answer is None or self.account.pooled:
             with self.account.answer(step, asked) as (channel, receipt):
                 sent, changed = self.algorithm.client_update(
                     self._cohort(content, own, step, channel)

@@ -25,8 +25,12 @@ from flwr.app import ConfigRecord, RecordDict
 from .._files import read_json, write_json
 from ..algorithms.base import Problem
 from ..errors import ConfigError, ResumeError
-from ..privacy import Rounds
-from ..privacy.secure_calibration import SecureCalibration, calibrate_secure_sum
+from ..privacy import ClientPrivacy, GradientPlan, RecordPrivacy, ReleasePlan, Rounds
+from ..privacy.secure_calibration import (
+    SecureCalibration,
+    calibrate_secure_gradients,
+    calibrate_secure_sum,
+)
 from ..privacy.secure_sum import LocalRandomizer, ShareAccount
 from ..secure.masks import Identity
 from ..secure.member import Member
@@ -53,8 +57,13 @@ def secure_calibration_of(trainer: Trainer, problem: Problem) -> SecureCalibrati
     """
     schedule = schedule_of(trainer)
     plans = releases_of(trainer.algorithm, problem, schedule)
+    rows = tuple(plan for plan in plans if isinstance(plan, ReleasePlan))
     privacy = trainer.privacy
-    return calibrate_secure_sum(privacy, plans, schedule, problem.rounds)  # type: ignore[arg-type]
+    if isinstance(privacy, RecordPrivacy):
+        gradients = next(plan for plan in plans if isinstance(plan, GradientPlan))
+        return calibrate_secure_gradients(privacy, rows, gradients, schedule, problem.rounds)
+    assert isinstance(privacy, ClientPrivacy)  # a run without privacy has no secure sums
+    return calibrate_secure_sum(privacy, rows, schedule, problem.rounds)
 
 
 def public_parameters(

@@ -12,6 +12,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from .._check import Positive, check_arguments
+from ..algorithms.fedsgd import FedSGD
 from ..algorithms.rounds import RoundAlgorithm
 from ..errors import ConfigError
 from ..privacy import RecordPrivacy
@@ -161,8 +162,13 @@ def check(trainer: Trainer) -> None:
     if not isinstance(algorithm, RoundAlgorithm):
         lacks = "has no part that a client computes by itself; Flower apps need one"
         raise ConfigError(f"{algorithm.name} {lacks}.")
+    if isinstance(algorithm, FedSGD) and algorithm.records is None:
+        raise ConfigError(
+            "FedSGD needs records in a Flower app, the public number of the records of all "
+            "clients: neither the server nor a node knows those of the others."
+        )
     privacy = trainer.privacy
-    if not isinstance(privacy, RecordPrivacy):
+    if not isinstance(privacy, RecordPrivacy) or privacy.aggregation is not None:
         return
     privacy.budgets(trainer.data.ids)  # refuses a budget for a client that is not in the population
     if privacy.delta is None and not privacy.noiseless:

@@ -12,6 +12,7 @@ from .accounting.losses import PureDpEvent
 from .accounting.selection import draw_repetitions
 from .activations import Activations
 from .adaptive import CountBelowNorm
+from .aggregation import SecureAggregation
 from .channel import Channel
 from .channel_setup import open_channel
 from .clip import Clip, clip_rows, clipped_sum
@@ -31,7 +32,7 @@ from .reporting import privacy_report, signal_to_noise
 from .rounds import Rounds
 from .samplers import BoundSampler
 from .sampling import CyclicCohorts, FixedCohort, FullParticipation, PoissonSampling, Sampler
-from .settings import ClientPrivacy, Privacy, RecordPrivacy, SecureAggregation
+from .settings import ClientPrivacy, Privacy, RecordPrivacy
 
 __all__ = [
     "Activations",

@@ -101,7 +101,7 @@ class Activations(Channel):
         )
         assert calibration.gradients is not None  # these clients release nothing else
         self.schedule = schedule
-        self.records: Records = self._records_of(calibration.gradients)
+        self.records: Records = self.records_of(calibration.gradients)
         self._window: Window | None = None
         self._end = 0  # the activation after the last one that has begun
         self._secure = self.source.name == "secure"

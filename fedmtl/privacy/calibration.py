@@ -42,6 +42,15 @@ class Calibration:
     gradients: GradientPlan | None = None
 
     @property
+    def width(self) -> float | None:
+        """Returns the width of the grid on which a secure sum adds up gradients of single records;
+        None without such a sum."""
+        for release in self.releases.values():
+            if release.unit == "record":
+                return release.width
+        return None
+
+    @property
     def header(self) -> dict[str, Any] | None:
         """Returns the header of the ledger; None if nothing is charged."""
         if self.costs is None:

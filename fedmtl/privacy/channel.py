@@ -190,18 +190,28 @@ class Channel(ABC):
             return self.accountant.epsilon_at(uses)
         return 0.0
 
-    def _records_of(self, plan: GradientPlan) -> Records:
-        """Returns the noised sums of gradients of a plan."""
+    def records_of(self, plan: GradientPlan, width: float | None = None) -> Records:
+        """Returns the sums of gradients of a plan.
+
+        Args:
+            plan: of the gradients.
+            width: of the grid of a secure sum, to which the clients add the noise; None for sums
+                that are noised one by one.
+        """
         stability = None
         if isinstance(self.privacy, RecordPrivacy):
             stability = self.privacy.stability
+        costs = self.costs
+        if width is not None:
+            costs = None
         return Records(
             plan,
             self.sources,
-            self.costs,
+            costs,
             bound=self.bound,
             mechanism=self.mechanism,
             stability=stability,
+            width=width,
         )
 
     # Its end

@@ -67,8 +67,7 @@ def open_channel(
         steps: number of rounds that the noise is calibrated for; activations have caps by client.
         source: of the noise and cohorts, in place of the one that ``privacy.source`` and ``seed``
             give; of the same kind. Not for replicates.
-        fingerprint: identifies data, configuration and execution; a seeded resume needs the same
-            one.
+        fingerprint: of data, configuration and execution; a seeded resume needs the same one.
         ledger_path: JSON-lines file, or None to keep charges in memory. Nothing is written if
             nothing is charged.
         resume: continue the ledger at ``ledger_path``; its noise multiplier is used as it stands.
@@ -211,8 +210,7 @@ class _ChannelSetup:
         """Calibrates the noise, opens the ledger and returns the channel.
 
         Args:
-            prior: header of the ledger that is resumed; its noise multipliers are used as they
-                stand. Empty without one.
+            prior: header of the ledger that is resumed, whose multipliers stand; empty without one.
             path: file of the ledger; None keeps charges in memory.
         """
         calibration = self._calibration(prior)
@@ -235,10 +233,9 @@ class _ChannelSetup:
             ledger=ledger,
             replicates=len(self.sources),
         )
-        name = _ledger_name(ledger, path)
         if self.sampler is None:
-            return self._activations(calibration, account, outside, name)
-        return self._rounds(calibration, account, outside, name)
+            return self._activations(calibration, account, outside, _ledger_name(ledger, path))
+        return self._rounds(calibration, account, outside, _ledger_name(ledger, path))
 
     def _activations(
         self,
@@ -303,10 +300,14 @@ class _ChannelSetup:
         )
 
     def _budget(self) -> float | None:
-        """Returns the budget that ends a run early: that of one run whose unit is a client."""
-        if len(self.sources) == 1 and self.settings and isinstance(self.settings[0], ClientPrivacy):
-            return self.settings[0].epsilon
-        return None
+        """Returns the budget that ends a run early; None if clients noise their own gradients."""
+        if len(self.sources) > 1 or not self.settings:
+            return None
+        privacy = self.settings[0]
+        if isinstance(privacy, RecordPrivacy) and privacy.aggregation is None:
+            return None
+        assert not isinstance(privacy.epsilon, Mapping)
+        return privacy.epsilon
 
     def _ledger(
         self, calibration: Calibration, clients: int, outside: tuple[str, ...], path: Path | None

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .._devices import sent
+from ..errors import PrivacyError
 from .gradients import GradientPlan
 from .noise.grid import GridValue, noised
 from .receipt import LocalReceipt
@@ -97,13 +98,53 @@ class LocalSteps:
             The released means, (A, D) float64 on the device of the gradients.
 
         Raises:
+            PrivacyError: as for :meth:`LocalReceipt.spend`; or the sums have no noise of their own,
+                as a secure sum adds them up.
+        """
+        if self._records.shared:
+            raise PrivacyError(
+                "The gradients of this run are added up in a secure sum, and have no noise "
+                "before: take LocalSteps.sums, and release them as rows of the round."
+            )
+        sums, numbers = self._paid_sums(clients, chunks)
+        return self._noised(sums, clients, numbers)
+
+    def sums(self, clients: Tensor, chunks: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
+        """Clips the gradients of the next local step of every client and adds up those of each.
+
+        The sums are noised, as :meth:`release` does it, or, for a secure sum, private and on its
+        grid.
+
+        Args:
+            clients: see :meth:`release`.
+            chunks: see :meth:`release`.
+
+        Returns:
+            (A, D) float64 on the device of the gradients.
+
+        Raises:
             PrivacyError: as for :meth:`LocalReceipt.spend`.
         """
+        if self._records.shared:
+            sums, _ = self._paid_sums(clients, chunks)
+            return sums
+        means = self.release(clients, chunks)
+        return means * sent(self._expected(clients), means.device)
+
+    def _paid_sums(
+        self, clients: Tensor, chunks: Iterable[tuple[Tensor, Tensor]]
+    ) -> tuple[Tensor, Tensor]:
+        """Returns the clipped sums (A, D) of the next local step of every client, and the numbers
+        int64 (A,) of these steps, which are paid."""
         numbers = self.numbers(clients)
         sums = self._sums(chunks, clients, numbers)
         # Once there is noise, its address is used. Chunks that fail spend nothing.
         self.receipt.spend(clients, numbers)
-        return self._noised(sums, clients, numbers)
+        return sums, numbers
+
+    def _expected(self, clients: Tensor) -> Tensor:
+        """Returns the expected numbers of records of ``clients`` in a step, float64 (A, 1)."""
+        return torch.from_numpy(self.plan.expected)[clients][:, None]
 
     def _sums(
         self, chunks: Iterable[tuple[Tensor, Tensor]], clients: Tensor, steps: Tensor
@@ -117,8 +158,8 @@ class LocalSteps:
 
     def _noised(self, total: Tensor, clients: Tensor, steps: Tensor) -> Tensor:
         """Returns noised means of sums (A, D) of ``clients`` in their ``steps``."""
-        expected = torch.from_numpy(self.plan.expected)[clients]
-        divisors = sent(expected[:, None], total.device)
+        expected = self._expected(clients)
+        divisors = sent(expected, total.device)
         if self._records.costs is None:
             return total / divisors
         addresses = self._addresses(clients, steps)

@@ -67,6 +67,8 @@ class GradientPlan:
     Args:
         ids: of the n clients.
         counts: (n,) whole numbers, n_i: the public numbers of records.
+        total: public number of the records of all clients, N, if others have some that this plan
+            does not know; at least the sum of ``counts``. None: that sum.
         dimension: D, length of a gradient.
         caps: (n,) whole numbers, the most activations of each client; None in rounds, of which the
             schedule sets the most participations.
@@ -104,6 +106,7 @@ class GradientPlan:
     ids: tuple[str, ...]
     counts: np.ndarray
     dimension: int
+    total: int | None = None
     caps: np.ndarray | None = None
     keys: Tensor | None = None
     x: Sequence[Tensor] | None = None
@@ -131,6 +134,10 @@ class GradientPlan:
             raise ConfigError(f"x must have rows (n_i, {self.dimension}) of each of {n:,} clients.")
         # Counts enter sensitivities and rates: a float or a negative number must not get there.
         set_(self, "counts", whole_numbers("counts", self.counts, n))
+        if self.total is not None and self.total < self.counts.sum():
+            raise ConfigError(
+                f"total is {self.total:,}, and the clients here have {self.counts.sum():,} records."
+            )
         if self.caps is not None:
             set_(self, "caps", whole_numbers("caps", self.caps, n))
         if self.addresses.shape != (n,) or torch.unique(self.addresses).numel() != n:
@@ -251,6 +258,13 @@ class GradientPlan:
         return expected
 
     @property
+    def records(self) -> int:
+        """Returns N, the public number of the records of all clients."""
+        if self.total is not None:
+            return self.total
+        return int(self.counts.sum())
+
+    @property
     def public_digest(self) -> str:
         """Returns a digest of public numbers that the noise depends on: a resumed run must have the
         same ones."""
@@ -269,17 +283,13 @@ class GradientPlan:
                 f"Poisson over records, expected batch {self.batch_size} (q = {low:.4g} to "
                 f"{high:.4g} by client)"
             )
-        if self.relation == "zero_out":
-            return "all records of a client in every local step"
+        use = "local step" if self.relation == "zero_out" else "activation"
         if low == 1.0:
-            return "all records of a client in every activation"
-        if low == high:
-            q = f"q = {low:.4g}"
-        else:
-            q = f"q = {low:.4g} to {high:.4g} by client"
-        return (
-            f"Poisson over the records of a client, {q}: drawn anew for every activation and secret"
-        )
+            return f"all records of a client in every {use}"
+        q = f"q = {low:.4g}"
+        if low != high:
+            q += f" to {high:.4g} by client"
+        return f"Poisson over the records of a client, {q}: drawn anew for every {use} and secret"
 
 
 def whole_numbers(name: str, values: Any, clients: int) -> np.ndarray:

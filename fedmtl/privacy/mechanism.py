@@ -230,7 +230,7 @@ class ClippedSum:
             width = self.width
         elif width is None:
             width = self.width_of(rows)
-        return clipped_sum(rows, self.release.clip, width)
+        return clipped_sum(rows, self.release.row_clip, width)
 
     def width_of(self, rows: Message) -> float:
         """Returns the width of the grid on which a sum without a clip is exact.

@@ -19,6 +19,7 @@ from .noise.laws import LAWS
 from .noise.sources import NoiseSource
 from .release import ReleasePlan
 from .samplers import SHIFTS, BoundSampler
+from .secure_calibration import calibrate_secure_gradients
 from .settings import Privacy, RecordPrivacy
 
 OF_RECORDS = {"relation": "zero_out", "amplified": False, "per_participation": True}
@@ -61,8 +62,16 @@ def calibrate_records(
                 "RecordPrivacy.clipping='automatic' is for local training in rounds; clients that "
                 "act one at a time take clipping='norm'."
             )
+        if records and records[0].aggregation is not None:
+            raise PrivacyError(
+                "RecordPrivacy.aggregation is for rounds of FedSGD; clients that act one at a time "
+                "have no cohort whose gradients could be added up. Leave it out."
+            )
         plan.check(clients=None)
         calibration = _activations(records, plan)
+    elif records and records[0].aggregation is not None:
+        plan.check(clients=sampler.n)
+        return _secure(records[0], rows, plan, sampler, steps, prior)
     else:
         plan.check(clients=sampler.n)
         sampler = sampler.capped(steps)
@@ -130,6 +139,39 @@ def _rounds(
         facts=_common_facts(plan) | schedule_facts(sampler, **OF_RECORDS),
         sampler=sampler,
         releases=bind_releases(rows, sampler, None),
+        gradients=plan,
+    )
+
+
+def _secure(
+    privacy: RecordPrivacy,
+    rows: tuple[ReleasePlan, ...],
+    plan: GradientPlan,
+    sampler: BoundSampler,
+    steps: int,
+    prior: Mapping[str, Any],
+) -> Calibration:
+    """Returns the calibration of rounds in which clients add their gradients up in a secure sum."""
+    secure = calibrate_secure_gradients(privacy, rows, plan, sampler, steps, prior)
+    sampler = secure.release.sampling
+    accounts = 1
+    if sampler.per_participation:
+        accounts = sampler.n
+    release = secure.release
+    facts = {
+        "releases": [[release.name, release.form, release.dimension]],
+        "units": plan.records,
+        "rate": secure.cost.sampled,
+    }
+    return Calibration(
+        settings=(privacy,),
+        caps=caps_of(sampler),
+        costs=PrivacyCosts(
+            (secure.cost,), (secure.noise.multiplier,), np.zeros((1, accounts), dtype=np.int64)
+        ),
+        facts=_common_facts(plan) | schedule_facts(sampler) | facts,
+        sampler=sampler,
+        releases={release.name: release},
         gradients=plan,
     )
 

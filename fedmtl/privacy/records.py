@@ -63,6 +63,8 @@ class Records:
         bound: C on the norm of a gradient; infinite for none.
         mechanism: name of the law of the noise; None without privacy.
         stability: gamma of automatic clipping; None without it.
+        width: of the grid on which the sums of all clients are added up; None for a grid of each
+            client's own.
 
     Attributes:
         plan, sources, costs, bound: see above.
@@ -71,6 +73,7 @@ class Records:
         clip: of a gradient; None without a bound.
         counts: numbers of records that have rows, which canaries have not.
         sampled: True if some sums are over a subset.
+        shared: True if the sums of all clients are added up in a secure sum, which has the noise.
         on_grid: in secure mode, the last value that was released with its grid, by name.
     """
 
@@ -83,6 +86,7 @@ class Records:
         bound: float,
         mechanism: str | None,
         stability: float | None = None,
+        width: float | None = None,
     ) -> None:
         self.plan = plan
         self.costs = costs
@@ -97,18 +101,19 @@ class Records:
         if math.isfinite(bound):
             self.clip = Clip(bound, self.norm, stability)
         self.sampled = bool((plan.rates < 1).any())
+        self.shared = width is not None
         self.sources = self.coins = sources
         self.on_grid: dict[str, GridValue] = {}
         self._keys = plan.addresses.numpy()
         self._limit = bound * (1 - MARGIN)
         self._prepared: dict[int, tuple[Array, Array, Array]] = {}
-        widths = [
-            sum_width(bound, max(1, n)) if self.clip is not None else 1.0
-            for n in plan.counts.tolist()
-        ]
-        self._widths = torch.tensor(
-            widths, dtype=torch.float64
-        )  # of the grids on which sums over the records of each client are exact
+        # of the grids on which sums over the records of each client are exact
+        self._widths = torch.ones(len(plan.ids), dtype=torch.float64)
+        if width is not None:
+            self._widths *= width
+        elif self.clip is not None:
+            widths = [sum_width(bound, max(1, n)) for n in plan.counts.tolist()]
+            self._widths = torch.tensor(widths, dtype=torch.float64)
         self._latest: tuple[tuple[int, bytes, bytes] | None, Array] = None, np.zeros(0)
 
     # Sums

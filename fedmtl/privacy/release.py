@@ -50,6 +50,9 @@ class ReleasePlan:
         without_data: True if clients without training examples send a row too, as those of an
             algorithm that ``accepts_empty_clients`` do. A client whose data are replaced by nothing
             then replaces its row by another.
+        from_gradients: True if a client's row is a sum of gradients of its records, as
+            ``Cohort.gradient_sums`` returns them, and nothing else; a secure sum of
+            :class:`RecordPrivacy` takes such rows.
         model: number of the coordinates that move a model, if others do not, such as votes.
             The reported noise on a model counts only these; the noise is on all. None: all of
             them.
@@ -72,6 +75,7 @@ class ReleasePlan:
     allocation: tuple[float, ...] | None = None
     rows: RowNoise | None = None
     without_data: bool = False
+    from_gradients: bool = False
     model: int | None = None
 
     def __post_init__(self) -> None:
@@ -141,13 +145,15 @@ def check_allocation(owner: str, weights: Sequence[float]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Release(ReleasePlan):
-    """One release of a noised, clipped sum over a cohort of clients, the protected units, divided
-    by a public constant.
+    """One release of a noised, clipped sum over a cohort of clients, divided by a public constant.
 
     Attributes:
         sampling: who takes part.
-        clip: bound C on one client's row; None without privacy, and for
-            rows that are post-processing.
+        unit: the protected unit. The row of a ``"client"`` is clipped here. If it is a
+            ``"record"``, the row of a client is a sum of vectors of its records, each of which the
+            client has clipped.
+        clip: bound C on the vector of one unit; None without privacy, and for rows that are
+            post-processing.
         noise: law of the noise, or None for clipping only.
         bands: how the noise is correlated over rounds, or None if it is independent.
         shares: the noise as shares that clients add in a secure sum; None if the server adds it.
@@ -163,6 +169,7 @@ class Release(ReleasePlan):
     """
 
     sampling: BoundSampler
+    unit: Literal["client", "record"] = "client"
     clip: Clip | None = None
     noise: NoiseLaw | None = None
     bands: Bands | None = None
@@ -206,6 +213,13 @@ class Release(ReleasePlan):
             )
 
     @property
+    def row_clip(self) -> Clip | None:
+        """Returns the bound on one client's row; None if it has none."""
+        if self.unit == "record":
+            return None
+        return self.clip
+
+    @property
     def bound(self) -> float:
         """Returns C; infinite without a clip."""
         if self.clip is None:
@@ -245,8 +259,7 @@ class Release(ReleasePlan):
 
     @property
     def contribution_bound(self) -> float:
-        """Returns the most that one client contributes to the sum: C, or C^2 of an outer
-        product."""
+        """Returns the most that one unit contributes to the sum: C, or C^2 of an outer product."""
         if self.form == "vector":
             return self.bound
         return self.bound**2

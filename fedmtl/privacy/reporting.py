@@ -29,7 +29,7 @@ from .report import (
     SignalToNoise,
 )
 from .rounds import Rounds
-from .settings import ClientPrivacy, RecordPrivacy
+from .settings import RecordPrivacy
 
 
 def privacy_report(channel: Rounds | Activations) -> PrivacyReport:
@@ -53,11 +53,13 @@ def privacy_report(channel: Rounds | Activations) -> PrivacyReport:
         facts |= _record_facts(channel, channel.records)
         facts["sampler"] = _clocks_text(channel)
         facts["mechanism"] += _range_by_client(channel)
-    elif channel.records is not None:
+    elif channel.records is not None and not channel.records.shared:
         facts |= _record_facts(channel, channel.records)
         facts["sampler"] = _rounds_text(channel)
     else:
         facts |= _row_facts(channel)
+        if channel.records is not None:
+            facts |= _clip_facts(channel, channel.records)
     return PrivacyReport(**facts)
 
 
@@ -82,6 +84,13 @@ def signal_to_noise(channel: Rounds | Activations) -> SignalToNoise | None:
     """
     if channel.costs is None or isinstance(channel, Activations):
         return None
+    records = channel.records
+    if records is not None and records.shared:
+        (release,) = channel.releases.values()
+        # of the mean gradient of all records that are drawn
+        factor = release.denominator / (float(records.plan.rates[0]) * records.plan.records)
+        norm = release.noise_std * factor * math.sqrt(release.size)
+        return SignalToNoise(norm, channel.bound, what="gradient")
     if channel.records is not None:
         size = channel.records.plan.dimension
         std = np.median(channel.costs.by_account[0] / channel.records.plan.expected)
@@ -153,7 +162,7 @@ def _accounting_facts(costs: PrivacyCosts | None) -> dict[str, Any]:
 
 def _shared(channel: Channel) -> bool:
     """Returns True if clients add the noise, as shares in a secure sum."""
-    return isinstance(channel.privacy, ClientPrivacy) and channel.privacy.aggregation is not None
+    return channel.privacy is not None and channel.privacy.aggregation is not None
 
 
 def _law(channel: Channel) -> type[NoiseLaw]:
@@ -191,7 +200,7 @@ def _claimed(channel: Rounds | Activations) -> float | None:
 
 
 def _row_facts(channel: Rounds) -> dict[str, Any]:
-    """Returns the fields of a run that releases sums over rows, whose unit is a client."""
+    """Returns the fields of a run that releases sums over rows."""
     account = channel.accountant
     releases = tuple(channel.releases.values())
     charged = account.steps_charged
@@ -201,8 +210,11 @@ def _row_facts(channel: Rounds) -> dict[str, Any]:
         [noise.text(int(account.spent.max())) for noise in channel.rows.values()]
         + [release.shares.text() for release in releases if release.shares is not None]
     )
+    unit = "client"
+    if any(release.unit == "record" for release in releases):
+        unit = "record"
     facts: dict[str, Any] = {
-        "unit": "client",
+        "unit": unit,
         "relation": "none",
         "names": tuple(channel.releases),
         "releases": charged * len(releases),
@@ -210,7 +222,7 @@ def _row_facts(channel: Rounds) -> dict[str, Any]:
         "server": against_server or None,
     }
     privacy = channel.privacy
-    if not isinstance(privacy, ClientPrivacy):
+    if privacy is None:
         return facts
     facts["relation"] = channel.sampler.relation
     facts["budget"] = privacy.epsilon
@@ -289,14 +301,24 @@ def _record_facts(channel: Channel, records: Records) -> dict[str, Any]:
         "budget": _largest_budget(channel, plan),
     }
     if channel.privacy is not None:
-        facts["outside"] = _clipping_facts(channel)["outside"] + RECORDS_OUTSIDE
-        facts["clipping"] = f"{records.norm.upper()} norm of the gradient of one record"
-        if records.clip is not None and records.clip.stability is not None:
-            facts["clipping"] += AUTOMATIC
+        facts |= _clip_facts(channel, records)
     if channel.costs is not None and channel.costs.refuted is None:
         worst = account.epsilons(spent=True).max(0)
         facts["by_client"] = float(worst.min()), float(np.median(worst)), float(worst.max())
     return facts
+
+
+def _clip_facts(channel: Channel, records: Records) -> dict[str, Any]:
+    """Returns the records that take part, their clip, and what epsilon leaves out, of a run with
+    privacy whose unit is a record."""
+    clipping = f"{records.norm.upper()} norm of the gradient of one record"
+    if records.clip is not None and records.clip.stability is not None:
+        clipping += AUTOMATIC
+    return {
+        "records": records.plan.describe(),
+        "clipping": clipping,
+        "outside": _clipping_facts(channel)["outside"] + RECORDS_OUTSIDE,
+    }
 
 
 def _largest_budget(channel: Channel, plan: GradientPlan) -> float | None:

@@ -72,7 +72,7 @@ class Rounds(Channel):
         self.local: LocalSteps | None = None
         self.records = None
         if calibration.gradients is not None:
-            self.records = self._records_of(calibration.gradients)
+            self.records = self.records_of(calibration.gradients, calibration.width)
         if order is None:
             order = torch.arange(self.sampler.n)
         self._order = order
@@ -128,8 +128,8 @@ class Rounds(Channel):
             int64 (k,), positions of clients, in the order of the sampler.
 
         Raises:
-            BudgetExhausted: a fixed cohort can no longer be filled under its cap, or whole clients
-                are protected and all of the cohort are at theirs.
+            BudgetExhausted: a fixed cohort can no longer be filled under its cap, or rows of
+                clients are noised in a sum and all of the cohort are at theirs.
         """
         self.accountant.start(step)
         if step not in self._drawn:
@@ -142,7 +142,9 @@ class Rounds(Channel):
         clients = self._order[
             self.sampler.draw(step, self.source.coins("cohort", step), uses[self._order])
         ]
-        return self.accountant.below_caps(step, clients, needed=self.records is None)
+        # a round of local training without clients is none, and one without rows has no sum
+        of_rows = self.records is None or self.records.shared
+        return self.accountant.below_caps(step, clients, needed=of_rows)
 
     def begin(self, step: int, members: Tensor) -> None:
         """Ends the last round and charges a new one; on return the charge is written, in secure
@@ -286,7 +288,7 @@ class Rounds(Channel):
             PrivacyError: an undeclared name.
         """
         release = self._declared(name)
-        clip = release.clip
+        clip = release.row_clip
         short = not are_long(release.dimension)
         if clip is None or self._receipt is None or release.form != "vector" or short:
             return None
@@ -304,7 +306,7 @@ class Rounds(Channel):
     def clips(self) -> dict[str, Clip | None]:
         """Returns the clip of every release in this round, by name, for clients that keep what
         they sent; None for a release that does not clip."""
-        return {name: release.clip for name, release in self.releases.items()}
+        return {name: release.row_clip for name, release in self.releases.items()}
 
     def sent(self, name: str, row: Message, receipt: Receipt) -> Tensor:
         """Returns one client's row as it leaves a process of its own, (1, D) float64 on the CPU.
@@ -332,8 +334,8 @@ class Rounds(Channel):
         if self._adaptive is not None and release.clip is not None:
             return clip_rows(row, replace(release.clip, bound=2 * release.clip.bound))
         if release.clip is not None and release.form == "vector":
-            return clipped_sum(row, release.clip, release.width)[None]
-        return clip_rows(row.detach().cpu().double(), release.clip)
+            return clipped_sum(row, release.row_clip, release.width)[None]
+        return clip_rows(row.detach().cpu().double(), release.row_clip)
 
     def bound_of(self, name: str) -> float:
         """Returns the norm C to which rows are clipped in the round that has begun.

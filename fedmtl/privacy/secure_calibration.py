@@ -17,12 +17,15 @@ from typing import Any
 from .._rounding import rounded_up
 from ..errors import PrivacyError
 from .binding import bind_releases, step_cost
+from .clip import Clip
 from .cost import PrivacyCost
 from .costs import Demand
+from .gradients import GradientPlan
+from .noise.laws import GaussianNoise
 from .noise.shares import DistributedGaussian
 from .release import Release, ReleasePlan
 from .samplers import BoundSampler, Relation
-from .settings import ClientPrivacy
+from .settings import ClientPrivacy, Privacy, RecordPrivacy
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,8 @@ class SecureCalibration:
         return self.release.relation
 
     def epsilon_at(self, uses: int) -> float:
-        """Returns the epsilon of a client against the server and all others after ``uses``."""
+        """Returns the epsilon of a client, or of a record of one, against the server and all others
+        after ``uses``."""
         return self.cost.epsilon(uses, self.noise.multiplier)
 
     def text(self, uses: int) -> str:
@@ -59,9 +63,12 @@ class SecureCalibration:
         others = f"{self.noise.colluding:,} colluding client"
         if self.noise.colluding != 1:
             others += "s"
+        unit = "one client"
+        if self.release.unit == "record":
+            unit = "one record of a client"
         return (
             f"epsilon {rounded_up(self.epsilon_at(uses))} at delta = "
-            f"{rounded_up(self.cost.delta, 3)} for one client against the server and up to "
+            f"{rounded_up(self.cost.delta, 3)} for {unit} against the server and up to "
             f"{others} (relation {self.relation})"
         )
 
@@ -75,7 +82,10 @@ class SecureCalibration:
     def header(self) -> dict[str, Any]:
         """Returns the facts of the account for the header of a ledger, JSON-ready."""
         noise = self.noise
-        return {
+        unit = {}
+        if self.release.unit == "record":
+            unit = {"unit": "record", "units": noise.units}
+        return unit | {
             "account": "noise shares",
             "release": [self.release.name, self.release.dimension],
             "clip_norm": self.release.bound,
@@ -102,7 +112,7 @@ def calibrate_secure_sum(
     steps: int,
     prior: Mapping[str, Any] | None = None,
 ) -> SecureCalibration:
-    """Calibrates the noise of secure sums.
+    """Calibrates the noise of secure sums of clients' rows.
 
     Args:
         privacy: settings, with noise and an aggregation.
@@ -122,31 +132,120 @@ def calibrate_secure_sum(
     if sampler.cap is not None:
         uses = sampler.cap
     cost = step_cost(plans, sampler, privacy, delta=privacy.resolved_delta(sampler.n))
-    stored = (prior or {}).get("kinds", ())
+    release = bind_releases(plans, sampler, privacy, 1.0)[plan.name]
+    demand = Demand(cost, privacy.epsilon, privacy.noise_multiplier, uses)
+    return _calibrated(privacy, release, demand, prior or {})
+
+
+def calibrate_secure_gradients(
+    privacy: RecordPrivacy,
+    plans: tuple[ReleasePlan, ...],
+    gradients: GradientPlan,
+    sampler: BoundSampler,
+    steps: int,
+    prior: Mapping[str, Any] | None = None,
+) -> SecureCalibration:
+    """Calibrates the noise of secure sums of gradients of single records.
+
+    The sum over all clients has the noise that one client alone would need (Abadi et al., CCS 2016,
+    for a server without the data). Every client draws its records by secret coins, which amplify
+    against the server and the other clients; who takes part is public.
+
+    Args:
+        privacy: settings, with noise and an aggregation.
+        plans: the one release of a round.
+        gradients: of the records, all drawn at one rate.
+        sampler: who takes part.
+        steps: planned rounds.
+        prior: see :func:`calibrate_secure_sum`.
+
+    Raises:
+        PrivacyError: settings that a secure sum does not support, or that protect nobody.
+        ConfigError: a budget that cannot be met.
+    """
+    plan = _check_supported(plans, sampler)
+    if not plan.from_gradients:
+        raise PrivacyError(
+            f"RecordPrivacy.aggregation adds up gradients of single records, and release "
+            f"{plan.name!r} is of other rows; take FedSGD, or leave the aggregation out."
+        )
+    sampler = sampler.to_the_server.capped(steps)
+    if sampler.relation != "zero_out":
+        raise PrivacyError(
+            f"RecordPrivacy.aggregation needs a public schedule, and {sampler.describe()} is none; "
+            "take FullParticipation or CyclicCohorts."
+        )
+    rates = set(gradients.rates.tolist())
+    if len(rates) != 1 or (gradients.local_steps != 1).any():
+        raise PrivacyError(
+            "RecordPrivacy.aggregation has one noise for the records of all clients, which are "
+            "drawn at one rate, once in a round; GradientPlan has other rates or several steps."
+        )
+    uses = steps
+    if sampler.cap is not None:
+        uses = sampler.cap
+    records = gradients.records
+    cost = PrivacyCost(
+        mechanism=privacy.mechanism,
+        sizes=(plan.dimension,),
+        delta=privacy.resolved_delta(records),
+        sampled=rates.pop(),
+    )
+    release = Release(
+        **vars(plan),
+        sampling=sampler,
+        unit="record",
+        clip=Clip(privacy.initial_norm, "l2", privacy.stability),
+        noise=GaussianNoise(1.0),
+    )
+    assert privacy.epsilon is None or isinstance(privacy.epsilon, (int, float))
+    demand = Demand(cost, privacy.epsilon, privacy.noise_multiplier, uses)
+    return _calibrated(privacy, release, demand, prior or {}, units=records)
+
+
+def _calibrated(
+    privacy: Privacy,
+    release: Release,
+    demand: Demand,
+    prior: Mapping[str, Any],
+    units: int | None = None,
+) -> SecureCalibration:
+    """Returns the calibration of a release to a demand.
+
+    Args:
+        privacy: settings, with an aggregation.
+        release: with its clip.
+        demand: for a cost that assumes a grid of any number of cells.
+        prior: header of the ledger that is resumed; empty without one.
+        units: the most vectors in a sum; None: one of each client.
+    """
+    stored = prior.get("kinds", ())
     # A resumed run keeps the noise it began with, to the last bit.
     if len(stored) == 1:
-        cost = PrivacyCost.from_dict(stored[0]["price"])
+        demand = replace(demand, cost=PrivacyCost.from_dict(stored[0]["price"]))
     # A fixed point. z sets the width g of the grid, and the slack, and so z, depends on the cells
     # z S / g that the cost assumes. If the grid has fewer, these are assumed and z is calibrated
     # again; the number only falls, so this ends.
     while True:
         if len(stored) == 1:
             multiplier = float(stored[0]["multiplier"])
-            affordable = stored[0]["cap"] or uses
+            affordable = stored[0]["cap"] or demand.uses
         else:
-            demand = Demand(cost, privacy.epsilon, privacy.noise_multiplier, uses)
             multiplier, affordable = demand.met()
-        release = bind_releases(plans, sampler, privacy, multiplier)[plan.name]
-        shares = _shares(privacy, release, multiplier)
-        if shares.cells >= cost.cells:
-            if sampler.per_participation:
-                sampler = sampler.with_cap(affordable)
-            release = replace(release, sampling=sampler, shares=shares)
-            return SecureCalibration(release, cost, affordable)
-        cost = replace(cost, cells=shares.cells)
+        shares = _shares(privacy, release, multiplier, units)
+        if shares.cells >= demand.cost.cells:
+            break
+        demand = replace(demand, cost=replace(demand.cost, cells=shares.cells))
+    sampler = release.sampling
+    if sampler.per_participation:
+        sampler = sampler.with_cap(affordable)
+    release = replace(release.with_multiplier(multiplier), sampling=sampler, shares=shares)
+    return SecureCalibration(release, demand.cost, affordable)
 
 
-def _shares(privacy: ClientPrivacy, release: Release, multiplier: float) -> DistributedGaussian:
+def _shares(
+    privacy: Privacy, release: Release, multiplier: float, units: int | None
+) -> DistributedGaussian:
     """Returns the noise of a release as shares."""
     aggregation = privacy.aggregation
     assert aggregation is not None
@@ -159,6 +258,7 @@ def _shares(privacy: ClientPrivacy, release: Release, multiplier: float) -> Dist
         colluding=aggregation.colluding_of(cohort),
         missing=aggregation.missing,
         bits=aggregation.bits,
+        units=units,
     )
 
 

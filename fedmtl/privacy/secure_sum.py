@@ -38,6 +38,9 @@ class LocalRandomizer:
 
         trunc(clip(w) / g) + N_Z(0, s^2)    modulo 2**bits
 
+    If the unit is a record, w is the sum of the clipped gradients of the client's records, each of
+    them on the grid, and is not clipped again.
+
     The result is no release by itself: masks hide it, and only the sum is opened, with the shares
     of at least h honest clients.
 
@@ -97,10 +100,13 @@ class LocalRandomizer:
 
     def cells(self, row: Tensor) -> np.ndarray:
         """Returns a clipped row in cells of the grid: (1, D) -> int64 (D,)."""
-        clip = self.release.clip
-        assert isinstance(clip, Clip)
         # Strides and devices change last bits.
         own = row.detach().cpu().contiguous()
+        if self.release.unit == "record":
+            of_row: np.ndarray = whole_rows(self.name, own, self._noise.width)[0]
+            return of_row
+        clip = self.release.clip
+        assert isinstance(clip, Clip)
         program = whole_cells
         if are_long(own.shape[1]):
             program = whole_cells_by_row
@@ -143,6 +149,17 @@ class SecureSum(ClippedSum):
         self._check_roster(shares, rows.roster, len(clients))
         receipt.spend(self.name, clients)
         return self._value(shares, rows.cells, receipt)
+
+    def total(self, rows: Message, clients: Tensor, width: float | None = None) -> Tensor:
+        """Adds up the rows, see :meth:`ClippedSum.total`.
+
+        Raises:
+            PrivacyError: the unit is a record, and a row is not on the grid.
+        """
+        if self.release.unit == "record":
+            assert isinstance(rows, Tensor)  # see Rounds.total
+            whole_rows(self.name, rows, self._shares.width)
+        return super().total(rows, clients, width)
 
     @property
     def _shares(self) -> DistributedGaussian:
@@ -196,6 +213,32 @@ class SecureSum(ClippedSum):
                 f"{rows:,} of {roster:,} clients have a row in release {self.name!r}, and "
                 f"the secure sum takes {least:,}; nothing is released."
             )
+
+
+def whole_rows(name: str, rows: Tensor, width: float) -> np.ndarray:
+    """Returns rows that are sums of vectors on the grid, in cells.
+
+    To truncate them would move a sum by more than the clip norm, in each of its numbers.
+
+    Args:
+        name: of the release.
+        rows: (k, D), whole multiples of the width.
+        width: of the grid.
+
+    Returns:
+        int64 (k, D).
+
+    Raises:
+        PrivacyError: rows that are no such sums.
+    """
+    cells = rows.detach().cpu().double().numpy() / width
+    if not np.array_equal(cells, np.trunc(cells)):
+        raise PrivacyError(
+            f"Release {name!r} takes sums of clipped gradients on the grid of its noise, as "
+            "Cohort.gradient_sums returns them, and got other rows."
+        )
+    whole: np.ndarray = cells.astype(np.int64)
+    return whole
 
 
 def share_words(source: NoiseSource, name: str, client: int, step: int) -> Words:

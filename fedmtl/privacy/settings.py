@@ -15,7 +15,6 @@ from .._check import (
     Fraction,
     Positive,
     Range,
-    Whole,
     bounded,
     fraction,
     given,
@@ -25,6 +24,7 @@ from .._check import (
 )
 from .._rounding import rounded_up
 from ..errors import ConfigError
+from .aggregation import SecureAggregation
 from .noise.laws import LAWS
 from .quantile import QuantileClip
 from .report import SERVER_AND_CLIENTS
@@ -49,54 +49,38 @@ LEAST_DELTA = 1e-18
 (tests/privacy/test_delta.py)."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SecureAggregation(Checked):
-    """Settings of a secure sum: clients need not trust the server with their rows.
-
-    Every client adds a share of the noise to its own row and hides it behind masks that cancel, so
-    that the server learns the noised sum of a cohort and nothing else, see
-    :mod:`~fedmtl.privacy.secure_sum`.
-
-    Args:
-        colluding: clients of a cohort that may tell the server all they have; nobody can measure
-            it. None: a third of the cohort, rounded up.
-        missing: clients of a cohort that may be lost after it is fixed. Those that are away before
-            cost nothing.
-        bits: of a number of a sum.
-
-    Raises:
-        ConfigError: a value out of range.
-
-    Example:
-        >>> from fedmtl import ClientPrivacy, SecureAggregation
-        >>> few = SecureAggregation(colluding=2, missing=1)
-        >>> privacy = ClientPrivacy(clip_norm=1.0, epsilon=4.0, aggregation=few)
-        >>> SecureAggregation().colluding_of(cohort=10)
-        4
-    """
-
-    colluding: Whole | None = None
-    missing: Whole = 0
-    bits: Literal[32, 64] = 32
-
-    def colluding_of(self, cohort: int) -> int:
-        """Returns the clients of a cohort that may collude with the server.
-
-        Args:
-            cohort: its size.
-        """
-        if self.colluding is None:
-            return -(-cohort // 3)
-        return self.colluding
-
-
 class _Budgeted(Checked):
     """The common part of both kinds of settings."""
 
     clip_norm: float | QuantileClip | None
     epsilon: float | Mapping[str, float] | None
     delta: float | None
+    mechanism: Mechanism
+    aggregation: SecureAggregation | None
     units: ClassVar[str]
+    usual_observer: ClassVar[str]  # without a secure sum
+
+    @property
+    def observer(self) -> str:
+        """Returns the parties that data are protected from, in words."""
+        if self.aggregation is None:
+            return self.usual_observer
+        return SERVER_AND_CLIENTS
+
+    def _check_aggregation(self) -> None:
+        """Refuses a secure sum of other than independent Gaussian noise."""
+        if self.aggregation is None:
+            return
+        name = f"{type(self).__name__}.aggregation"
+        if not isinstance(self.aggregation, SecureAggregation):
+            raise ConfigError(
+                f"{name} is {self.aggregation!r}; give a SecureAggregation, or None for none."
+            )
+        if self.noiseless or self.mechanism != "gaussian":
+            raise ConfigError(
+                f"{name} adds shares of Gaussian noise; take mechanism='gaussian' and a finite "
+                "epsilon."
+            )
 
     @property
     def noiseless(self) -> bool:
@@ -208,6 +192,8 @@ class ClientPrivacy(_Budgeted):
             )
         self._check_bands()
         self._check_aggregation()
+        if self.aggregation is not None:
+            self._check_sums()
 
     def _check_bands(self) -> None:
         # How many rounds correlate depends on the schedule, which the settings do not know.
@@ -219,19 +205,7 @@ class ClientPrivacy(_Budgeted):
                 "mechanism='gaussian' and a number as clip_norm, or leave bands out."
             )
 
-    def _check_aggregation(self) -> None:
-        if self.aggregation is None:
-            return
-        if not isinstance(self.aggregation, SecureAggregation):
-            raise ConfigError(
-                f"ClientPrivacy.aggregation is {self.aggregation!r}; give a SecureAggregation, or "
-                "None for a trusted server."
-            )
-        if self.noiseless or self.mechanism != "gaussian":
-            raise ConfigError(
-                "ClientPrivacy.aggregation adds shares of Gaussian noise; take "
-                "mechanism='gaussian' and a finite epsilon."
-            )
+    def _check_sums(self) -> None:
         if self.bands is not None:
             raise ConfigError(
                 "ClientPrivacy.aggregation has noise that is new in every round; leave bands out."
@@ -242,14 +216,8 @@ class ClientPrivacy(_Budgeted):
                 "QuantileClip would need shares of its own."
             )
 
-    @property
-    def observer(self) -> str:
-        """Returns the parties that data are protected from, in words."""
-        if self.aggregation is None:
-            return "clients"
-        return SERVER_AND_CLIENTS
-
     units: ClassVar[str] = "clients"
+    usual_observer: ClassVar[str] = "clients"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,10 +225,11 @@ class RecordPrivacy(_Budgeted):
     """Differential privacy whose protected unit is one record (example) of one client.
 
     Every client perturbs the gradients of its own local training, so whatever it sends afterwards,
-    and its own model, are functions of noised values. Every client has an account of its own. The
-    number of records of each client is public: in rounds, neighbours differ by one record replaced
-    by nothing (``"zero_out"``), and if clients act one at a time by one record replaced by
-    another (``"replace"``).
+    and its own model, are functions of noised values. With an ``aggregation``, the clients' sums of
+    gradients are added up in a secure sum instead, whose noise is that of one client alone. Every
+    client has an account of its own. The number of records of each client is public: in rounds,
+    neighbours differ by one record replaced by nothing (``"zero_out"``), and if clients act one at
+    a time by one record replaced by another (``"replace"``).
 
     Args:
         clip_norm: bound C on the norm of one record's gradient, above 0: the L1 norm for
@@ -275,6 +244,9 @@ class RecordPrivacy(_Budgeted):
             every gradient g to ``C g / (norm(g) + 0.01)``, so that C and the step size are one
             setting and C needs no search (Bu et al., NeurIPS 2023). Local training in rounds takes
             it.
+        aggregation: settings of a secure sum of the gradients of all clients, to which each of them
+            adds a share of the noise; for :class:`~fedmtl.FedSGD`. None: every client adds noise of
+            its own to its own gradients.
         source: as for :class:`ClientPrivacy`.
 
     Raises:
@@ -293,6 +265,7 @@ class RecordPrivacy(_Budgeted):
     delta: Below1 | None = None
     mechanism: Mechanism = "gaussian"
     clipping: Literal["norm", "automatic"] = "norm"
+    aggregation: SecureAggregation | None = None
     source: SourceName = "seeded"
 
     def __post_init__(self) -> None:
@@ -315,9 +288,15 @@ class RecordPrivacy(_Budgeted):
                 "RecordPrivacy.epsilon is inf for some clients; give each a finite budget, or inf "
                 "to all."
             )
+        self._check_aggregation()
+        if self.aggregation is not None and isinstance(self.epsilon, Mapping):
+            raise ConfigError(
+                "RecordPrivacy.aggregation has one noise for the records of all clients; give one "
+                "number as epsilon."
+            )
 
-    observer: ClassVar[str] = "server, other clients and public"
     units: ClassVar[str] = "records"
+    usual_observer: ClassVar[str] = "server, other clients and public"
 
     @property
     def stability(self) -> float | None:

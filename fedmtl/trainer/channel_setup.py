@@ -13,7 +13,6 @@ from ..algorithms.base import Algorithm, Problem
 from ..algorithms.returned import checked_plans
 from ..data import FederatedDataset
 from ..errors import ConfigError
-from ..local import gradient_plan
 from ..privacy import (
     Activations,
     BoundSampler,
@@ -91,16 +90,9 @@ def releases_of(
         )
     if not problem.protects_records:
         return plans
-    solver = algorithm.local
-    if solver is None:
-        raise ConfigError(
-            f"RecordPrivacy protects the gradients of local training, but {algorithm.name} has no "
-            "local solver; use pmtl, ditto, fedavg or fedprox."
-        )
     # Each training of a client in a round takes local steps of its own, which are charged for.
     trainings = max((plan.trainings for plan in plans if isinstance(plan, ReleasePlan)), default=1)
-    gradients = gradient_plan(problem.data, solver, problem.dimension, trainings=trainings)
-    return (*plans, gradients)
+    return (*plans, algorithm.gradient_plan(problem, trainings))
 
 
 def open_run(

@@ -132,6 +132,10 @@ def _as_baseline(settings: Trainer, algorithm: Algorithm, folder: Path | None) -
     if isinstance(algorithm, Local) or algorithm.fitted_once:
         changes["early_stopping"] = None
         changes["finetune"] = None
+    # Other methods send no gradients that could be added up: every client adds its own noise.
+    privacy = settings.privacy
+    if isinstance(privacy, RecordPrivacy) and not algorithm.sends_gradients:
+        changes["privacy"] = replace(privacy, aggregation=None)
     # A fit is made once, of a client's own records, and sends nothing.
     if algorithm.fitted_once:
         changes["schedule"] = FullParticipation()

@@ -72,6 +72,7 @@ OTHERS: dict[str, dict[str, Any]] = {  # another value of every field
     "FedPer": SHARED | {"head": ["1"], "head_local": SOLVER},
     "FedProx": SHARED | {"mu": 0.7, "averaged": True},
     "FedRep": SHARED | {"head": ["1"], "head_local": SOLVER},
+    "FedSGD": SHARED | {"averaged": True, "rate": 0.5, "records": 99},
     "IFCA": SHARED | {"clusters": 2, "spread": 0.5},
     "Local": {"local": SOLVER},
     "MPMTL": BOUNDS | {
@@ -101,6 +102,7 @@ OTHERS: dict[str, dict[str, Any]] = {  # another value of every field
     "PublicStart": BOUNDS | {"loss": "logistic", "reg": 0.1, "theta_max": 1e-3},
 }  # fmt: skip
 WITHOUT_EFFECT = {  # in this run, and why
+    ("FedSGD", "local"): "is of finetuning, and no client trains in a round",
     ("FedPer", "head_local"): "is of clients that never took part, and here all do",
     (
         "PeerAveraging",
@@ -124,14 +126,15 @@ def outcome(name: str, **changes: Any) -> list[Any]:
     linear = clocked or name in ("LocalAverage", "MPMTL", "PrivatePrior", "ProximalPoint")
     law = "l2_laplace" if name in ("PPDMTL", "SharedDirections") else "laplace"
     record = RecordPrivacy(clip_norm=10.0, epsilon=50.0, delta=1e-5, mechanism=law)
+    whole = ClientPrivacy(clip_norm=5.0, noise_multiplier=1e-3, delta=1e-5)
+    if name == "FedSGD":  # of gradients of single records
+        whole = None
     result = Trainer(
         algorithm=made,
         data=DATA,
         model=models.linear_regression(bias=False) if linear else models.mlp(hidden=3),
         schedule=PoissonClocks(per_client=3) if clocked else FullParticipation(),
-        privacy=record
-        if clocked
-        else ClientPrivacy(clip_norm=5.0, noise_multiplier=1e-3, delta=1e-5),
+        privacy=record if clocked else whole,
         rounds=12 if clocked else 1 if name in ("PrivatePrior", "PriorLayers") else 3,
         eval_every=12,
         seed=1,

@@ -27,6 +27,7 @@ from fedmtl import (
     Ditto,
     FedPer,
     FedRep,
+    FedSGD,
     Latencies,
     Moments,
     PeerAveraging,
@@ -82,6 +83,7 @@ from fedmtl.privacy import (
     row_calibration,
     row_noise,
     samplers,
+    secure_calibration,
     sums,
 )
 from fedmtl.privacy.accountant import PrivacyAccountant
@@ -97,7 +99,9 @@ from fedmtl.privacy.noise.banded import Bands, CorrelatedNoise
 from fedmtl.privacy.noise.shares import DistributedGaussian
 from fedmtl.privacy.receipt import LocalReceipt, Receipt
 from fedmtl.privacy.records import Records
+from fedmtl.privacy.secure_calibration import calibrate_secure_gradients
 from fedmtl.privacy.secure_sum import SecureSum, share_words
+from fedmtl.privacy.sums import clipped_segment_sums
 from fedmtl.report import figures
 from fedmtl.schedules import BoundBuffered, RandomLatency
 from fedmtl.trainer import model_file
@@ -171,6 +175,13 @@ IN_ROUNDS: dict[str, tuple[Any, Any]] = {
     ),
     "low rank": (PoissonSampling(cohort=COHORT), _CALIBRATED),
     "low rank, records": (FullParticipation(), _RECORDS),
+}
+POOLED: dict[str, tuple[Any, Any]] = {
+    "gradients": (FullParticipation(), replace(_RECORDS, aggregation=_SHARES)),
+    "gradients, secure": (
+        CyclicCohorts(cohort=COHORT),
+        replace(_RECORDS, aggregation=_SHARES, clipping="automatic", source="secure"),
+    ),
 }
 _LOW_RANK = models.lora(models.mlp(hidden=16), rank=2)
 
@@ -272,6 +283,8 @@ def algorithms_of(configuration: str, *, run: bool = True) -> tuple[str, ...]:
         return ("mp_mtl",)
     if configuration in CLOCKED:
         return tuple(ONE_AT_A_TIME) if run else ("async_learner", "pp_dmtl")
+    if configuration in POOLED:
+        return ("fedsgd",)
     if not run:
         return ("pmtl",)
     # an exact running mean has no weights
@@ -312,9 +325,9 @@ def trainer_of(algorithm: str, configuration: str) -> Trainer:
             eval_every=7,
             **common,
         )
-    sampler, privacy = IN_ROUNDS[configuration]
+    sampler, privacy = (IN_ROUNDS | POOLED)[configuration]
     return Trainer(
-        algorithm=(ROUNDS | PERSONAL)[algorithm],
+        algorithm=(ROUNDS | PERSONAL | {"fedsgd": FedSGD(rate=0.4)})[algorithm],
         data=ragged_classification(CLIENTS, largest=12),
         model=_LOW_RANK if configuration.startswith("low rank") else models.mlp(hidden=16),
         schedule=sampler,
@@ -897,6 +910,23 @@ def _shuffled_batches(_, self, clients, address):
     for row, own in enumerate(index):
         out[row, : len(own)], mask[row, : len(own)] = torch.from_numpy(own), True
     return out, mask
+
+
+_same_records = edit(LocalSteps._addresses, "self.receipt.step *", "self.receipt.step // 2 *")
+
+
+@_instead(LocalSteps, "_sums")
+def _clipped_sums(sums, self, chunks, clients, steps):
+    """The sum of a client's gradients is clipped once; it stays on the grid."""
+    records = self._records
+    gradients = [(rows.double(), place) for rows, place in chunks]
+    total = torch.zeros(len(clients), self.plan.dimension, dtype=torch.float64)
+    for rows, place in gradients:
+        total.index_add_(0, place, torch.nan_to_num(rows, 0.0, 0.0, 0.0))
+    norms = torch.linalg.vector_norm(total, dim=1, keepdim=True)
+    bound = 3 * records.bound
+    width = records._widths[clients][:, None]
+    return (total * (bound / norms).clamp(max=1.0) / width).trunc() * width
 
 
 _one_batch_a_round = edit(LocalSteps.batch, "self.numbers(clients)", "0 * self.numbers(clients)")
@@ -1645,6 +1675,7 @@ NO_OP = [
         "no-op", _nothing, (), tuple(name for name in IN_ROUNDS if name != "poisson"), ("pmtl",)
     ),
     Mutant("no-op", _nothing, (), tuple(MATRICES)),
+    Mutant("no-op", _nothing, (), tuple(POOLED)),
     # Methods take turns, one of each kind of schedule: each law meets the other kind below.
     Mutant(
         "no-op",
@@ -1923,6 +1954,61 @@ MUTANTS = [
         NOISE,
         ("shares, secure",),
         _AVERAGED,
+    ),
+    # gradients of records that a secure sum adds up
+    Mutant(
+        "gradients of a secure sum that are not clipped",
+        edit(clipped_segment_sums, "factors / grid", "1.0 / grid"),
+        SENSITIVITY,
+        ("gradients",),
+    ),
+    Mutant(
+        "sums clipped, not the gradients in them",
+        _clipped_sums,
+        SENSITIVITY,
+        ("gradients",),
+    ),
+    Mutant(
+        "shares of half of the clients",
+        edit(SecureSum.mean, "in senders.tolist()", "in senders.tolist()[::2]"),
+        NOISE,
+        tuple(POOLED),
+    ),
+    Mutant(
+        "records charged at half of their rate",
+        edit(calibrate_secure_gradients, "rates.pop()", "rates.pop() / 2"),
+        CHARGES,
+        ("gradients",),
+    ),
+    Mutant(
+        "delta of the clients, not of their records",
+        edit(calibrate_secure_gradients, "privacy.resolved_delta(records)", "2 * privacy.delta"),
+        CHARGES,
+        ("gradients",),
+    ),
+    Mutant("one draw of records for two rounds", _same_records, SAMPLER, ("gradients",)),
+    Mutant(
+        "a coin more likely than is charged",
+        edit(Records._subsets, "rates[..., None]", "1.5 * rates[..., None]"),
+        SAMPLER,
+        ("gradients",),
+    ),
+    Mutant("half of the gradients left out", _half_of_the_batch, SAMPLER, ("gradients",)),
+    Mutant(
+        "a second sum of a round",
+        edit(LocalSteps._paid_sums, "self.receipt.spend(clients, numbers)", "pass"),
+        CHARGES,
+        ("gradients",),
+    ),
+    Mutant(
+        "grid of the clients, not of their records",
+        edit(
+            secure_calibration._shares,
+            "units=units",
+            "units=None if units is None else units // 16",
+        ),
+        (*GRID, *NOISE, *EXACT),
+        ("gradients, secure",),
     ),
     # noise that is correlated over rounds
     Mutant("bands charged, noise independent", _independent, FRESH, BANDS),

@@ -14,10 +14,10 @@ import pytest
 import torch
 from scipy import stats
 
-from fedmtl import CyclicCohorts, FullParticipation, SecureAggregation, Trainer
+from fedmtl import CyclicCohorts, FedSGD, FullParticipation, SecureAggregation, Trainer
 from fedmtl.audit.verification import verify
 from fedmtl.errors import ConfigError, DataError
-from fedmtl.privacy import ClientPrivacy
+from fedmtl.privacy import ClientPrivacy, RecordPrivacy
 from fedmtl.privacy.ledger import Ledger
 from fedmtl.secure.identity import new_identity, read_identity
 from fedmtl.secure.masks import Words
@@ -119,6 +119,61 @@ def test_cohorts_in_turn_and_secure_noise(tmp_path: Path) -> None:
     assert found.fits
     with pytest.raises(DataError, match="is the folder of a node, whose account has no certif"):
         verify(tmp_path / "nodes" / hospitals.data.ids[0])
+
+
+RECORDS = RecordPrivacy(clip_norm=0.5, noise_multiplier=1.0, delta=1e-3, aggregation=SOME)
+
+
+def descending(**changes: Any) -> Trainer:
+    """Federated SGD, with the number of all records, which no node knows."""
+    records = int(secured().data.train.counts.sum())
+    settings = {"privacy": RECORDS, "algorithm": FedSGD(rate=0.3, records=records)} | changes
+    return secured(**settings)
+
+
+def test_gradients_of_records_over_nodes_give_the_numbers_of_the_trainer(tmp_path: Path) -> None:
+    trainer = descending()
+    replace(trainer, folder=tmp_path / "one").fit()
+    hospitals = Hospitals(trainer, tmp_path)
+    result = hospitals.run()
+    same(public_state(tmp_path / "one"), public_state(tmp_path / "server"))
+    assert [hospitals.used(client) for client in trainer.data.ids] == [3] * len(trainer.data.ids)
+    assert result.privacy.unit == "record"
+    assert result.privacy.observer == "server and clients"
+    assert verify(tmp_path / "server").fits
+
+
+def test_every_attempt_draws_other_records(tmp_path: Path) -> None:
+    """Two sums with one draw would have one coin of each record, which is charged as two."""
+    privacy = replace(RECORDS, source="secure", aggregation=replace(SOME, missing=0))
+    trainer = descending(privacy=privacy, rounds=2)
+    hospitals = Hospitals(trainer, tmp_path)
+    rows = dict[str, list[torch.Tensor]]()
+
+    class Rows(Callback):
+        """What every node has on its disk when an attempt has ended."""
+
+        def on_event(self, event: Any, state: Any) -> None:
+            for name in trainer.data.ids:
+                (path,) = (tmp_path / "nodes" / name).glob("*/state.safetensors")
+                answer = Answer.read(path, torch.device("cpu"))
+                rows.setdefault(name, []).append(answer.parts["rows"]["gradient_sum"])
+
+    hospitals.trainer = replace(hospitals.trainer, callbacks=(Rows(), Ends(1)))
+    with pytest.raises(Ended):
+        hospitals.run()
+    hospitals.trainer = replace(hospitals.trainer, callbacks=(Rows(),))
+    hospitals.grid = hospitals.started()
+    hospitals.run()
+    assert all(len(made) == 3 for made in rows.values())
+    # of the second round, asked with the same model, before the server was killed and after it
+    differ = [not torch.equal(made[1], made[2]) for made in rows.values()]
+    assert sum(differ) >= 5
+
+
+def test_a_server_of_gradients_needs_the_number_of_records(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="FedSGD needs records in a Flower app"):
+        Hospitals(descending(algorithm=FedSGD(rate=0.3)), tmp_path)
 
 
 # Losses

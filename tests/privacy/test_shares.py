@@ -39,7 +39,12 @@ from fedmtl.privacy.noise.discrete import discrete_gaussian
 from fedmtl.privacy.noise.shares import DistributedGaussian
 from fedmtl.privacy.receipt import Receipt
 from fedmtl.privacy.row_noise import RowNoise
-from fedmtl.privacy.secure_calibration import SecureCalibration, _shares, calibrate_secure_sum
+from fedmtl.privacy.secure_calibration import (
+    SecureCalibration,
+    _calibrated,
+    _shares,
+    calibrate_secure_sum,
+)
 from fedmtl.privacy.secure_sum import LocalRandomizer, SecureSum, ShareAccount, share_words
 from fedmtl.privacy.settings import SecureAggregation
 from fedmtl.secure.roster import honest_rows
@@ -692,7 +697,7 @@ MUTANTS: dict[str, tuple[Any, Callable[..., None]]] = {
     "a charge of nobody": (edit(ShareAccount.charged.__wrapped__, "[[0]]", "[[]]"), check_exhausted),  # type: ignore[attr-defined]
     "a cap that is not kept": (edit(ShareAccount.charged.__wrapped__, "used >= self._calibration.uses", "used > self._calibration.uses"), check_exhausted),  # type: ignore[attr-defined]
     "charged after the row": (edit(ShareAccount.charged.__wrapped__, "            ledger.charge(step, step + 1, [[0]])\n            yield Receipt(step, used, torch.tensor([self._position]))", "            yield Receipt(step, used, torch.tensor([self._position]))\n            ledger.charge(step, step + 1, [[0]])"), check_charged_first),  # type: ignore[attr-defined]
-    "no slack": (edit(calibrate_secure_sum, "shares.cells >= cost.cells", "True"), check_library),
+    "no slack": (edit(_calibrated, "shares.cells >= demand.cost.cells", "True"), check_library),
     "sampling that amplifies": (edit(PrivacyCost.event, "if self.sampled < 1:", "event = dp_event.PoissonSampledDpEvent(0.5, event)\n        if self.sampled < 1:"), check_hospitals),
     "one noise in all rounds": (edit(share_words, "{client}\", step)", "{client}\", 0)"), check_words),
     "a sensitivity of one clip": (edit(_shares, "sensitivity=release.sensitivity", "sensitivity=release.bound"), check_fixed),

@@ -52,8 +52,9 @@ class DistributedGaussian:
     Args:
         multiplier: z, of the noise of the sum over its sensitivity.
         sensitivity: S, of the sum.
-        bound: C, on one client's row.
+        bound: C, on the vector of one protected unit.
         max_roster: clients of the largest roster.
+        units: the most vectors in a sum, if clients have several; None: one from each client.
         colluding: t, clients of a roster whose noise does not count.
         missing: d, clients of a roster that may be lost after it is fixed.
         bits: 32 or 64; sums are modulo 2**bits.
@@ -70,6 +71,7 @@ class DistributedGaussian:
     colluding: int
     missing: int
     bits: int = 32
+    units: int | None = None
 
     def __post_init__(self) -> None:
         # Told before the smallest roster is searched for, which takes memory by the missing.
@@ -92,9 +94,9 @@ class DistributedGaussian:
         if coarse or self.deviation(self.max_roster) < _LEAST_SHARE:
             remedy = "Take 64 bits." if self.bits == 32 else "Ask for less noise."
             raise PrivacyError(
-                f"Sums of {self.max_roster:,} rows with noise of multiplier {self.multiplier:g} do "
-                f"not fit {self.bits} bits on a grid of {LEAST_CELLS:,} cells in the clip norm and "
-                f"{_LEAST_SHARE} in the noise of a client. {remedy}"
+                f"Sums of {self._units(self.max_roster):,} vectors with noise of multiplier "
+                f"{self.multiplier:g} do not fit {self.bits} bits on a grid of {LEAST_CELLS:,} "
+                f"cells in the clip norm and {_LEAST_SHARE} in the noise of a client. {remedy}"
             )
 
     @property
@@ -118,9 +120,15 @@ class DistributedGaussian:
             share = self._deviation(width, roster)
             far = math.ceil(_FAR * share * (math.isqrt(roster) + 1))
             most = min(1 << (self.bits - 1), _MOST_SUM)
-            if roster * cells + far >= most or share >= LARGEST:
+            if self._units(roster) * cells + far >= most or share >= LARGEST:
                 return False
         return True
+
+    def _units(self, roster: int) -> int:
+        """Returns the most vectors in a sum of a roster."""
+        if self.units is None:
+            return roster
+        return self.units
 
     def _deviation(self, width: float, roster: int) -> int:
         """Returns s of a grid: the least whole number whose square times h is at least

@@ -1,0 +1,82 @@
+"""Sums of the gradients of single records by client, at models that do not move: the client's part
+of a gradient step that a server makes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ..privacy import GradientPlan, SeededSource
+from ..privacy.records import Records
+from .batches import LANES
+from .executor import Executor
+from .train import LocalTraining, PlainStep, address_of
+
+if TYPE_CHECKING:
+    from ..privacy import LocalSteps
+
+_RECORDS_AT_ONCE = 1024  # of a client, without privacy
+
+
+def private_sums(
+    run: LocalTraining, executor: Executor, clients: Tensor, records: LocalSteps
+) -> Iterator[Tensor]:
+    """Yields the sums of clipped gradients of the records that the next local step draws, (d, D) of
+    the next clients.
+
+    Args:
+        run: the data, the loss and the models.
+        executor: computes the stacks.
+        clients: int64 (k,), positions in the data.
+        records: the local steps of the round, which pay for the sums: with noise of each client's
+            own, or for a secure sum.
+    """
+    width = executor.examples_at_once(float(records.plan.expected.max(initial=0.0)))
+    grain = None
+    if executor.chunk < LANES:
+        grain = 1
+    everybody = torch.arange(len(clients))
+    for part in executor.slices(len(clients), grain=grain):
+        place = everybody[part]
+        executor.stack.load(run.start, len(place), place=place)
+        step = next(run.on_records(executor.stack, clients[part], records, width))
+        yield records.sums(clients[part], step.gradients())
+
+
+def plain_sums(
+    run: LocalTraining, executor: Executor, clients: Tensor, plan: GradientPlan, seed: int
+) -> Iterator[Tensor]:
+    """Yields the sums of the gradients of the records that a plan draws, neither clipped nor
+    noised, (d, D) of the next clients.
+
+    Args:
+        run: the data, the loss and the models.
+        executor: computes the stacks.
+        clients: int64 (k,), positions in the data.
+        plan: of the records that are drawn.
+        seed: of the draw; the round of ``run`` addresses it, too.
+    """
+    stack = executor.stack
+    records = Records(plan, [SeededSource(seed)], None, bound=math.inf, mechanism=None)
+    index, mask = records.batch(clients, torch.full_like(clients, run.round))
+    first = run.data.train.offsets[clients]
+    everybody = torch.arange(len(clients))
+    for part in executor.slices(len(clients)):
+        place = everybody[part]
+        rows = stack.load(run.start, len(place), place=place)
+        sums = torch.zeros_like(rows)
+        address = None
+        if stack.has_dropout:
+            address = address_of(run.data.keys[clients[part]], run.round, 0)
+        for columns in torch.arange(index.shape[1]).split(_RECORDS_AT_ONCE):
+            chosen = first[part, None] + index[part][:, columns]
+            x, y = run.data.gather("train", chosen, dtype=rows.dtype, device=rows.device)
+            weight = mask[part][:, columns].to(rows)
+            none = torch.zeros(0, dtype=torch.int64)
+            step = PlainStep(len(place), none, stack, run.loss, x, y, weight, address, None)
+            step.descend(sums, keep=1.0, rate=-1.0)
+        yield sums
