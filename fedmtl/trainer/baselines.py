@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from ..algorithms import Algorithm
 from ..algorithms.base import BASELINES
+from ..data import FederatedDataset
 from ..errors import ConfigError
+from ..local.losses import Loss, is_of_numbers
 from .inputs import is_auto
+from .metrics import kind_of
 
 if TYPE_CHECKING:
     from .trainer import Trainer
@@ -63,6 +66,24 @@ def _made(item: str | Algorithm, algorithm: Algorithm, exact: Algorithm | None) 
         names = f"{', '.join(sorted(BASELINES))}, or algorithm objects"
         raise ConfigError(f"baselines has {item!r}; accepted: {names}.")
     return item
+
+
+def has_tuned_local(data: FederatedDataset, loss: str | Loss) -> bool:
+    """Returns True if the baseline ``"local"`` of a linear model is tuned by the clients on their
+    own records, whatever the algorithm.
+
+    It is for one real target, and for classes of a table. Classes of other data, such as images,
+    have many parameters, of which such models take minutes, and are no better than local training.
+
+    Args:
+        data: of the clients.
+        loss: of the run, or ``"auto"``.
+    """
+    kind = kind_of(data.spec)
+    if kind == "number":
+        return is_of_numbers(loss) or loss in ("auto", "mse", "half_mse")
+    of_classes = ("auto", "cross_entropy", "binary_cross_entropy")
+    return kind == "classes" and data.schema is not None and loss in of_classes
 
 
 def usual_baselines(settings: Trainer) -> tuple[str, ...]:

@@ -28,6 +28,7 @@ from ..errors import DataError, ModelError
 from ..local.losses import Loss, half_mse, is_of_numbers, mse
 from ..privacy import Privacy, RecordPrivacy
 from ..ranks import noticed
+from .baselines import has_tuned_local
 from .comparison import Stage, beside
 from .evaluation import Metrics, evaluate_each
 from .metrics import REGISTRY, Metric
@@ -358,9 +359,9 @@ def alone(
 ) -> tuple[Algorithm, ...]:
     """Returns the baseline ``local`` of new clients, which does not know the released model.
 
-    With a linear model of a real target and squared errors it is that of the registered method,
-    and else that of the finetuning, if it has one; of classes, and of other losses of a real
-    target, it is local training from zero by the solver of the finetuning. There is none with a
+    With a linear model of a real target, or of classes of a table, it is that of the registered
+    method, and else that of the finetuning, if it has one; of classes of other data it is local
+    training from zero by the solver of the finetuning. There is none with a
     network, whose own training would need a starting point that is not the released model, with a
     loss of the caller's own, with parameters that are frozen, or beside clients without training
     records.
@@ -381,9 +382,8 @@ def alone(
         return ()
     if not is_linear(model, data):
         return ()
-    squared = data.classes is None and not is_of_numbers(loss)
     usual = usual_of_linear_numbers()
-    if squared and usual is not None:
+    if usual is not None and has_tuned_local(data, loss):
         local = usual.alone()
     else:
         local = finetune.alone()

@@ -71,7 +71,8 @@ def check_loss(settings: Any) -> None:
     another = "choose an algorithm that takes it, as algorithm=fedavg"
     if is_auto(algorithm):
         raise ConfigError(
-            f"loss is {name!r}, for which there are no automatic settings; {another}."
+            f"loss is {name!r}, for which there are no automatic settings, as their steps are "
+            f"exact for squared errors and classes alone; {another}."
         )
     if algorithm.loss is not None:
         own = f"{algorithm.name} has a loss of its own, {algorithm.loss!r}"

@@ -29,7 +29,7 @@ from ..models.build import build_module
 from ..privacy import BoundSampler, Privacy, RecordPrivacy, Sampler
 from ..ranks import SINGLE, Ranks
 from ..schedules import AsynchronousSchedule, BoundBuffered, BoundSchedule, Buffered, Deadline
-from .baselines import named_baselines, usual_baselines
+from .baselines import has_tuned_local, named_baselines, usual_baselines
 from .callbacks import Callback
 from .channel_setup import Schedule, bind_schedule
 from .check import unscaled
@@ -37,7 +37,7 @@ from .engine import Engine
 from .fit import fitted
 from .hooks import RunAudit
 from .inputs import AUTO, as_data, as_model, is_auto
-from .metrics import Metric, MetricFunction, kind_of, resolve_metrics
+from .metrics import Metric, MetricFunction, resolve_metrics
 from .personalize import usual_finetuning
 from .problem import ProblemSettings, build_problem, coded_for
 from .result import Result
@@ -85,9 +85,9 @@ class Trainer(Checked):
             model, such as ``"fedavg"`` or ``"ditto"``, with this algorithm's local solver) or as
             algorithms; ``"auto"`` takes local training with FedAvg or PMTL, for linear models the
             exact fit alone, of several runs none. Each has its own ledger and is marked as not
-            released. With automatic settings, and with a linear model of one real target whatever
-            the algorithm, ``"local"`` is tuned on left-out records; ``Local(local=...)`` trains by
-            a solver.
+            released. With automatic settings, and for linear models of one real target or of a
+            table of classes with any algorithm, ``"local"`` is tuned on left-out records;
+            ``Local(local=...)`` trains by a solver.
         finetune: how every client trains further after the run, from a released model or its own,
             on its own data: :class:`~fedmtl.Finetune`, :class:`~fedmtl.Average` or
             ``"average"``, an object or the ``name`` of a class of your own; ``None`` for not at
@@ -248,17 +248,16 @@ class Trainer(Checked):
 
     @property
     def _alone(self) -> Algorithm | None:
-        """The baseline ``"local"`` of a linear model of one real target, that of the registered
-        personalization, such as the average of a client's own models.
+        """The baseline ``"local"`` of a linear model of one real target, or of a table of classes,
+        that of the registered personalization, such as the average of a client's own models.
 
-        It is None for other models and losses, whose baseline is local training.
+        It is None for other models, data and losses, whose baseline is local training.
         """
-        number = kind_of(self.data.spec) == "number"
-        if "local" not in self.baselines or not number or self.trainable is not None:
+        if "local" not in self.baselines or self.trainable is not None:
             return None
-        # Averages are least squares in closed form.
-        squared = self.algorithm.loss is None and self.loss in ("auto", "mse", "half_mse")
-        if not squared or self.algorithm.one_at_a_time or self.runs > 1:
+        if self.algorithm.one_at_a_time or self.runs > 1:
+            return None
+        if self.algorithm.loss is not None or not has_tuned_local(self.data, self.loss):
             return None
         usual = usual_of_linear_numbers()
         if usual and is_linear(build_module(self.model, self.data.spec, 0), self.data):

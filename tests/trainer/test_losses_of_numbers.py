@@ -196,13 +196,34 @@ def test_who_is_worse_than_a_constant_quantile_is_told():
     assert "than the quantile of their own training targets" in result.summary()
 
 
+@pytest.mark.parametrize("loss", ["huber:0.2", "quantile:0.9", "poisson"])
+def test_local_is_one_thing_whatever_the_algorithm_and_needs_no_step_size(loss):
+    data = read_table(counts(), **COUNTED)
+    algorithms = (
+        FedAvg(local=LocalSGD(lr=1e-6, steps=1, batch_size=None)),
+        PMTL(local=LocalSGD(lr=0.3, steps=9, batch_size=None)),
+    )
+    one, two = (
+        run(data, algorithm=algorithm, loss=loss, rounds=1, baselines=["local"], dtype="float64")
+        for algorithm in algorithms
+    )
+    own = one.baselines["local"]
+    assert torch.equal(own.personal, two.baselines["local"].personal)
+    # there is one feature, so that a fit without a penalty is as good but for chance
+    solved = alone(data, loss, lr=2.0)
+    assert own.metrics[own.metric] < 1.05 * solved.metrics[own.metric]
+    assert own.metrics[own.metric] < 0.95 * np.mean(list(one.constants.values()))
+
+
 @pytest.mark.parametrize(("loss", "what"), [("poisson", "mean"), ("quantile:0.9", "quantile")])
 def test_a_local_model_that_is_worse_than_a_constant_by_the_mean_is_no_measure(loss, what):
     data = read_table(counts(), **COUNTED)
     near, far = (
-        run(data, algorithm=FedAvg(local=LocalSGD(lr=lr, steps=steps, batch_size=None)), loss=loss,
-            rounds=1, baselines=["local"])
-        for lr, steps in ((0.5, 300), (1e-6, 1))
+        run(data, algorithm=FedAvg(local=solver), loss=loss, rounds=1,
+            baselines=[Local(local=solver)])
+        for solver in (
+            LocalSGD(lr=0.5, steps=300, batch_size=None), LocalSGD(lr=1e-6, steps=1, batch_size=None)
+        )
     )  # fmt: skip
     assert "need not be better than alone" not in near.summary()
     said = " ".join(far.summary().split())
@@ -271,7 +292,7 @@ def test_who_does_not_take_the_loss_says_so_in_one_sentence():
             run(data, algorithm=ProximalPoint(), loss=loss, rounds=1)
         with pytest.raises(
             ConfigError,
-            match=f"loss is '{loss}', for which there are no automatic settings; choose",
+            match=f"loss is '{loss}', for which there are no automatic settings, as .*; choose",
         ):
             Trainer(data=data, loss=loss, privacy=None)
         with pytest.raises(

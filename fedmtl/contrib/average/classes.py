@@ -45,6 +45,8 @@ def average_classes(
     bases = np.stack([np.zeros_like(start)] * len(PULLS) + [start] * (len(PULLS) + 1))
     pulls = np.concatenate([PULLS, PULLS, [np.inf]])
     trained = len(bases) - 1
+    if prior == 1:
+        trained = len(PULLS)  # the others have no weight
     used = np.concatenate(
         [fold[None] != np.arange(FOLDS)[:, None], np.ones((1, len(x)), dtype=bool)]
     )

@@ -15,12 +15,13 @@ from ..._check import Range
 from ...algorithms.base import Problem, Public
 from ...algorithms.cohort import Cohort, Own
 from ...algorithms.finetune import Personalization
-from ...algorithms.linear.data import check_linear, records_of
+from ...algorithms.linear.data import check_linear, probe_linear, records_of
 from ...algorithms.local import Local
 from ...algorithms.rounds import RoundAlgorithm
 from ...errors import ConfigError, ModelError
-from ...local.losses import cross_entropy, half_mse, mse
+from ...local.losses import cross_entropy, half_mse, is_of_numbers, mse
 from .classes import ODDS_OF_CLASSES, average_classes, fold_of
+from .losses import average_of_loss
 from .networks import average_networks
 from .numbers import average_numbers, vote_size
 from .weights import PARTS, prior_of_local
@@ -205,4 +206,31 @@ class LocalAverage(RoundAlgorithm):
 
     def personal_models(self, c: Cohort) -> Tensor:
         """Returns the averages of the models of each client's own records, (k, D)."""
+        if is_of_numbers(c.problem.loss):
+            return _own_models(c)
         return Average(noise=math.inf).train(c.problem, c.initial, c.ids)
+
+
+def _own_models(c: Cohort) -> Tensor:
+    """Returns the averages of clients' own models for a loss of Huber, of a quantile or of counts,
+    (k, D). A client without training records, or with a model that is not finite, has the initial
+    one."""
+    problem = c.problem
+    bias = probe_linear(problem.module, problem.data.spec.shape)
+    high = 1.0
+    if problem.data.target_range is not None:
+        high = problem.data.target_range[1]
+    models = c.initial.expand(len(c.ids), -1).clone()
+    for place, client in enumerate(c.ids.tolist()):
+        x, y = records_of(problem, client)
+        if not len(x):
+            continue
+        fold = fold_of(problem, client, len(x))
+        # of records that are too large for float64 the initial model stays
+        with suppress(np.linalg.LinAlgError):
+            model = average_of_loss(
+                x, y, problem.loss, bias, fold, limit=problem.data.limit, high=high
+            )
+            if np.isfinite(model).all():
+                models[place] = torch.from_numpy(model).to(models)
+    return models
