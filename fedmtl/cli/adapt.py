@@ -15,6 +15,7 @@ import yaml
 from ..errors import ConfigError
 from . import build
 from .config import Config
+from .defaults import load
 from .folders import new_folder
 from .names import TRUST
 from .output import say, show
@@ -35,8 +36,6 @@ _COLUMNS = (
     "labels",
     "classes",
 )
-# what these are unless they are set
-_USUAL: tuple[object, ...] = (None, [], {}, "infer", "refuse", "linear", "random")
 # settings of a run that its new clients may have
 _ADAPTED = ("data", "finetune", "metrics", "device", "seed")
 
@@ -118,8 +117,11 @@ def _of_the_same_table(options: argparse.Namespace) -> tuple[list[str], str]:
     given = {word.partition("=")[0].lstrip("+") for word in words}
     if "data.path" in given and "data.test_path" not in given and stored.get("test_path"):
         words.append("data.test_path=null")  # those of the run's clients
+    usual = load("data", "table")
     names = [
-        name for name in _COLUMNS if stored.get(name) not in _USUAL and f"data.{name}" not in given
+        name
+        for name in _COLUMNS
+        if stored.get(name) != usual.get(name) and f"data.{name}" not in given
     ]
     return words, " ".join(shlex.quote(f"data.{name}={_flow(stored[name])}") for name in names)
 

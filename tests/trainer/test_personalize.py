@@ -695,13 +695,21 @@ def test_the_command_keeps_the_columns_of_the_run(tmp_path, monkeypatch, capsys)
     bounds = "data.bounds={size: [0, 2], kind: [new, old], cost: [-1, 4]}"
     assert (
         cli.main(
-            ["old.csv", "client=who", "target=cost", bounds, "privacy=none", "hydra.run.dir=run"]
+            [
+                "old.csv",
+                "client=who",
+                "target=cost",
+                bounds,
+                "data.classes=null",
+                "privacy=none",
+                "hydra.run.dir=run",
+            ]
         )
         == 0
     )
     assert cli.main(["adapt", "run", "new.csv", "client=shop", "--out", "new"]) == 0
     said = capsys.readouterr()
-    assert f"as in the run: data.target=cost '{bounds}'\n" in said.err
+    assert f"as in the run: data.target=cost '{bounds}' data.classes=null\n" in said.err
     assert "released on new.csv: 4 clients" in said.out
     by_hand = Result.load("run").adapt(
         load_data("table", path="new.csv", **{**COLUMNS, "client": "shop"})
