@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def sent(tensor: Tensor, device: torch.device) -> Tensor:
-    """Returns a tensor on a device; a copy from the host does not wait for what a GPU computes.
+    """Returns a tensor on a device; a copy from the host does not wait for the GPU.
 
     Args:
         tensor: on any device; it is returned itself if it is on ``device``.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import MissingExtra
 
-# by the name that is imported: the extra, and what needs it
+# by the name that is imported: the extra, and the feature that needs it
 _NEEDED = {
     "hydra": ("cli", "The command needs"),
     "omegaconf": ("cli", "The command needs"),

@@ -13,7 +13,7 @@ def fingerprint_of(parts: Mapping[str, Any]) -> str:
     """Returns the parts' names with digests of their values: ``"data=4f...; seed=09..."``.
 
     Args:
-        parts: what a result depends on; JSON-ready values.
+        parts: all that a result depends on, as JSON-ready values.
     """
     contents = {name: json.dumps(value, sort_keys=True).encode() for name, value in parts.items()}
     return "; ".join(

@@ -4,7 +4,7 @@
     verify("outputs/my-run").text()             # the files of a finished run, without its data
     Trainer(..., audit=Interval(canaries=200))  # a lower bound on epsilon, measured in the run
 
-No check proves privacy; each can only refute what the ledger's event claims. :func:`audit_channel`
+No check proves privacy; each can only refute the claim of the ledger's event. :func:`audit_channel`
 checks the releases alone, through the production path, and :func:`audit_trainer` the whole run: the
 transcript of an algorithm, what is each client's own, starts and stops.
 

@@ -20,7 +20,7 @@ class Finding:
     Attributes:
         check: name, such as ``"noise law: tensors of update"``; the part before the colon is the
             kind of check.
-        statistic: what was measured; NaN if nothing was.
+        statistic: the measured number; NaN without one.
         threshold: the value of the statistic at which the claim is refuted.
         refuted: True if the measurement contradicts the claim. False never means that the claim is
             proved.

@@ -153,7 +153,7 @@ def lower_bound(
     Args:
         guesses: right and made; with ``independent`` every canary is guessed.
         cost: of the account that is charged for the canaries. Its weights, sampling and sums stay
-            as they are; its noise multiplier is what is tested.
+            as they are; its noise multiplier is tested.
         uses: that are charged.
         confidence: above 0 and below 1.
         independent: True if canaries are assumed to be independent.

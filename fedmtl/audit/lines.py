@@ -107,7 +107,7 @@ class _Lines:
             self.problems.append(f"line {number}: {wrong}")
 
     def _begin(self, session: int) -> str | None:
-        """Opens a session, and returns what is wrong with its number."""
+        """Opens a session, and returns the fault of its number."""
         before = self._session
         self._session = session
         self._open = True
@@ -117,7 +117,7 @@ class _Lines:
         return None
 
     def _charge(self, number: int, line: Mapping[str, Any]) -> str | None:
-        """Adds the steps of a line, and returns what is wrong with them."""
+        """Adds the steps of a line, and returns their fault."""
         first = line["first"]
         end = line["end"]
         cohorts = line.get("cohorts")

@@ -47,7 +47,7 @@ class Interval(Checked, RunAudit):
 
     ``canaries`` invented clients join the population: the sampler draws them, the ledger charges
     them, and their rows are clipped, added up and noised with those of the clients. Each of them is
-    put in or left out by a fair coin, and an attack guesses the coins from what the run releases.
+    put in or left out by a fair coin, and an attack guesses the coins from the releases of the run.
     Each canary sends a row as long as the clip allows, in a direction of its own, and so changes
     the models as an adversarial client would: more canaries measure more precisely and cost more
     accuracy. If the unit is one record, the canaries are about as many records of the clients with

@@ -2,7 +2,7 @@
 
 A run goes in rounds of cohorts, whose rows or whose gradients of single records are released, or in
 activations of clients that act one at a time. Whichever it is, :func:`played` gives the releases as
-samples, through the production path. If clients contribute nothing, what is released is noise.
+samples, through the production path. If clients contribute nothing, the releases are noise.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def played(
         start: the first step; activations before it happen if they are not charged yet, and are
             left out.
         stop: the step after the last one.
-        sent: what the clients hand to releases; None for nothing, see :func:`silence`. Noise that
+        sent: the inputs of the releases; None for nothing, see :func:`silence`. Noise that
             is correlated over rounds is then returned as what is independent, in the middle of a
             run without the rounds that earlier ones enter.
         who: the only clients that take part, in every step; None for those that are drawn, or all

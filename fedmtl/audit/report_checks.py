@@ -41,7 +41,7 @@ _GUESSED = (
 
 
 def check_settings(run: FinishedRun) -> Answer:
-    """Compares the report with what the header of the ledger makes of the settings."""
+    """Compares the report with the facts that follow from the header of the ledger."""
     header = run.account
     if header is None:
         return None

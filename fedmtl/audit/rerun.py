@@ -43,7 +43,7 @@ AGAIN = 2
 _EVALUATED = 32  # clients, at most, whose models are scored and finetuned
 
 Marks = dict[tuple[int, str, int], str]
-"""(number of the event, -1 before the first; name; client, -1 of what is public) -> hash."""
+"""(number of the event, -1 before the first; name; client, -1 of public values) -> hash."""
 
 
 @dataclass
@@ -95,9 +95,9 @@ def watched(
         rounds: rounds, or activations, that are run.
         data: in place of the trainer's.
         coins: seed of the secret coins, in place of the trainer's.
-        replay: what is released in place of what the data give.
+        replay: values to release in place of those of the data.
         publish: True if files are written and noted.
-        tapped: True if what is handed to releases is noted, which no other run does.
+        tapped: True if the inputs of releases are recorded, which no other run does.
     """
     # scores are no subject of the audit and would take most of its time
     few = min(_EVALUATED, trainer.evaluate_clients or _EVALUATED)

@@ -76,7 +76,7 @@ class Setup:
         counts: numbers of records of every client, from the data and not from the plan; None takes
             the plan's.
         rows: name of the release, of whose rows the noise that clients add to them is checked. It
-            has an account of its own, and hides what a release adds up, so that channels are opened
+            has an account of its own, and hides the sum of a release, so that channels are opened
             without it elsewhere.
 
     Example:
@@ -301,7 +301,7 @@ class Setup:
             if isinstance(plan, GradientPlan):
                 plans.append(plan if x is None or plan.x is None else replace(plan, x=x))
             else:
-                # noise on rows would hide what a release adds up
+                # noise on rows would hide the sum of a release
                 plans.append(plan if self.rows else replace(plan, rows=None))
         recorded: type[RecordedRounds | RecordedActivations] = RecordedRounds
         if isinstance(self.schedule, Clocks):

@@ -37,7 +37,7 @@ _REQUEST = (ConfigError, DataError, MissingExtra, ModelError, PrivacyError)
 
 @dataclass
 class Process:
-    """This process, one or one of several of a launch, and how its errors are printed.
+    """This process, one or one of several of a launch, and the printing of its errors.
 
     Args:
         debug: True if errors are raised, for their traceback.

@@ -296,8 +296,7 @@ def unlike(configs: Sequence[Config]) -> str:
 
 
 def print_saved(folder: Path, privacy: PrivacyReport) -> None:
-    """Prints which files a run has left, what of them may be published, and the seal of a secure
-    run."""
+    """Prints the files of a run, those that may be published, and the seal of a secure run."""
     public, private = (
         ", ".join(sorted(file.name for file in (folder / name).iterdir() if file.name != CLAIM))
         for name in ("public", "private")

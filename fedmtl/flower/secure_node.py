@@ -198,7 +198,7 @@ class SecureNode:
         return answer
 
     def certify(self) -> None:
-        """Logs what the account has spent so far."""
+        """Logs the privacy cost so far."""
         logger.info("%s: %s", self._name, self.secure.text(self._account.used))
 
     def _public(self, facts: Facts) -> PublicParameters:

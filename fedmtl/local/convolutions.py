@@ -228,13 +228,13 @@ class Convolution:
 
 @dataclass(frozen=True)
 class ConvolutionalNetwork:
-    """Convolutions, pools and increasing functions, and a perceptron of what they leave.
+    """Convolutions, pools and increasing functions, and a perceptron of their outputs.
 
     Its interface is that of :class:`~fedmtl.local.products.Perceptron`, of one copy on a CPU.
 
     Attributes:
         stages: the convolutions, in the order of computation.
-        head: what follows.
+        head: the perceptron.
     """
 
     stages: tuple[Convolution, ...]

@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 class LocalTrainer:
     """Trains a model for each of many clients at once, each on its own examples.
 
-    It is what clients do in a round of every algorithm here, without the round: a copy of the
+    It is the clients' part in a round of every algorithm here, without the round: a copy of the
     module for each client, trained as one batch by any :class:`LocalSolver`; pulled to an anchor
     if one is given (mean-regularization); by DP-SGD if a channel is given. The use of the models is
     up to the caller.
 
     Args:
         module: any module whose forward takes one batch tensor; see
-            :func:`fedmtl.local.prepare_module` for what is refused. It is copied.
+            :func:`fedmtl.local.prepare_module` for models that are refused. It is copied.
         data: of n clients.
         loss: of training, by its name or as a function (outputs, targets) -> (N,).
         seed: addresses batches and dropout masks.

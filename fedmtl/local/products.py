@@ -214,7 +214,7 @@ def output_gradient(
         outputs: (K, B, ...).
         targets: (K, B, ...).
         weight: (K, B), of the examples; 0 of padding.
-        extra: outputs -> what is added to the losses, (K, B).
+        extra: outputs -> an addition to the losses, (K, B).
     """
     if loss is cross_entropy and extra is None and outputs.dim() == 3 and targets.dim() == 2:
         # The gradient of the cross-entropy: probabilities less the label, without autograd.

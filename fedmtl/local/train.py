@@ -135,7 +135,7 @@ class PrivateStep:
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """The local training of n clients: what is the same for all stacks of them.
+    """The local training of n clients: the parts that all stacks of them share.
 
     Attributes:
         data: the clients' data.
@@ -145,7 +145,7 @@ class LocalTraining:
         start: (D,) or (n, D), the models before training.
         lam, anchor: the pull (lam / 2) ||w - anchor||^2, anchor (D,) or (n, D); lam may be a tensor
             (D,) or (n, D) with one strength for each coordinate, or a precision matrix.
-        divergence: what the pull measures in place of the squared distance of the parameters: a
+        divergence: measure of the pull in place of the squared distance of the parameters: a
             function (outputs, outputs of the anchor) -> (N,), averaged over a client's batch as the
             loss is; lam is then one number. Not for training by DP-SGD.
         moving: bool (D,), the coordinates that are trained; all others keep their start, and a
@@ -153,7 +153,7 @@ class LocalTraining:
         mixture: personal models of the n clients that are trained beside, see :class:`Mixture`;
             they follow the gradients of the examples as they are, and nothing of them is released.
             None without.
-        correction: (D,) or (n, D), added to every gradient; of DP-SGD to what is released. None for
+        correction: (D,) or (n, D), added to every gradient; of DP-SGD to the release. None for
             none.
 
     Example:

@@ -55,7 +55,7 @@ class BoundedOutputs(nn.Module):
     Args:
         model: of inputs (N, *shape).
         limit: on the absolute value of its predictions.
-        link: what makes predictions of the outputs of the model.
+        link: makes predictions of the outputs of the model.
 
     Example:
         >>> import torch

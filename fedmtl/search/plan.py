@@ -53,10 +53,10 @@ class SearchPlan:
         trainers: by candidate, with the calibrated noise and the budget of one run, and without
             folder, baselines, callbacks and progress.
         fingerprints: by candidate: everything its released numbers depend on but the secret coins.
-        report: what the first candidate's run states before its first step.
+        report: of the first candidate's run, before its first step.
         noise_multiplier: of every release of every candidate.
         epsilon, delta: of the whole search.
-        budget: epsilon of the T steps of one run, at ``delta``; what its ledger enforces.
+        budget: epsilon of the T steps of one run, at ``delta``; its ledger enforces it.
     """
 
     trainers: Mapping[str, Trainer]

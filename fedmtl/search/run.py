@@ -216,7 +216,7 @@ class SearchRun:
                 flush=True,
             )
 
-    # What is released
+    # Releases
 
     def _result(
         self, chosen: list[int], scores: list[float], best: int | None, run: Result | None

@@ -40,11 +40,11 @@ class PrivateSearch(Checked):
     """Chooses the best of several trainers under one privacy budget.
 
     The budget is the ``privacy.epsilon`` that all candidates have, for the whole search; the noise
-    is calibrated to it by Renyi divergences. It holds against outsiders, who see what is released:
+    is calibrated to it by Renyi divergences. It holds against outsiders, who see the releases:
     the chosen run's public files, its name and its noised score.
 
     Args:
-        candidates: trainers by name, which differ only in what costs nothing: the algorithm's
+        candidates: trainers by name, which differ only in what is not charged: the algorithm's
             settings, the model and ``privacy.clip_norm``. Their folder, baselines, callbacks and
             progress are not used.
         mean: expected number of repetitions, at least 1.

@@ -179,7 +179,7 @@ def verdict(own: Stage, others: Stage, metric: Metric, dtype: torch.dtype) -> st
 
 
 def _headline(mean: int, better: float, worse: float) -> str:
-    """Returns in words how models are beside those of clients alone.
+    """Returns the comparison with the non-federated baseline in words.
 
     Args:
         mean: 1 if the mean of the metric is better, 0 if it is equal, -1 if it is worse.

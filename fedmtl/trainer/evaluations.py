@@ -93,7 +93,7 @@ class Evaluations:
             row: dict[str, Any] = {"round": step, "time": when}
             if settings.runs > 1:
                 row["budget"] = budget
-            # The replicates of a budget differ in their cohorts, and so in what they have spent.
+            # The replicates of a budget differ in their cohorts, and so in their privacy cost.
             row["epsilon"] = float(spent[members].max())
             self.rows.append(row | bands(numbers[members]) | counts)
             runs += [

@@ -31,7 +31,7 @@ MODEL = "model.safetensors"
 
 
 class RunFolder:
-    """Paths of one run, and how they are written.
+    """Paths of one run, and the writing of its files.
 
     ``public/`` holds the files that epsilon covers: the shared model, privacy.json, in secure mode
     the last value of every release, and a list of these files with their hashes. ``private/`` holds

@@ -76,7 +76,7 @@ class Models:
         first = None
         if result.shared is None:
             first = result.owners[0]
-        predictor = result.predictor(first)  # refuses here what has no coding or no module
+        predictor = result.predictor(first)  # refuses here a result without coding or module
         if first is not None:
             return cls(place, predictor.coding, None, result)
         return cls(place, predictor.coding, predictor, result)

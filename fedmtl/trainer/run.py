@@ -57,7 +57,7 @@ def run(plan: RunPlan, engine: Engine, resume: bool) -> Result:
     """Computes all steps of a run and returns the result, without baselines.
 
     Args:
-        plan: what is settled before the first step.
+        plan: all that is settled before the first step.
         engine: computes the clients' part.
         resume: True to start from the last checkpoint in the folder, if there is one.
 
@@ -109,7 +109,7 @@ def _begin(
         step = checkpoint.step
         rows = checkpoint.history
         tally = checkpoint.tally
-    # Also if no round is left to draw: it reports what was spent, and misses no charge.
+    # Also if no round is left to draw: it reports the privacy cost, and misses no charge.
     channel.start(step)
     callbacks: list[Callback] = []
     # An engine with coins of its own repeats a run, whose trainings were counted before.
@@ -242,7 +242,7 @@ def _advance(
     """Computes the blocks from ``step`` on, and saves the last state.
 
     An interruption from the keyboard ends the run after a block, with a checkpoint: a secure run
-    continues without paying twice for what was released.
+    continues without paying twice for the same releases.
 
     Returns:
         The state, the number of steps done, and why they ended, see :attr:`Result.stopped

@@ -32,7 +32,7 @@ class RunPlan:
     """The settings and the problem of a run, checked and complete.
 
     Attributes:
-        settings: with what the algorithm chose itself.
+        settings: with the automatic choices of the algorithm.
         algorithm: of the settings.
         problem: the data that are trained on, the model and the executor.
         clients: int64 (k,), the clients that are evaluated.
@@ -165,7 +165,7 @@ def chosen_settings(asked: Trainer, resolved: Algorithm) -> dict[str, Any]:
     """Returns the automatic settings of an algorithm by name, with their values.
 
     Args:
-        asked: settings, with ``"auto"`` for what the algorithm chooses.
+        asked: settings, with ``"auto"`` for the choices of the algorithm.
         resolved: the algorithm after its choice.
 
     Returns:

@@ -127,7 +127,7 @@ class Scored:
             themselves.
         limit: at which predictions are cut off, for scores and in the models of :meth:`model_for`:
             the data's public bound on targets; infinite for none.
-        link: what makes predictions of the outputs of the network, for scores and in the models of
+        link: makes predictions of the outputs of the network, for scores and in the models of
             :meth:`model_for`.
         folder: of the run, if any.
         evaluated: ids of the clients that were drawn for evaluation (``evaluate_clients``);

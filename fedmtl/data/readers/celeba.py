@@ -170,7 +170,7 @@ def _read_lists(folder: Path, target: str) -> dict[str, Pair]:
 
 
 def _in_order(identity: str) -> tuple[int, str]:
-    """Returns by what identities are sorted: numbers by their value, before texts."""
+    """Returns the sort key of identities: numbers by their value, before texts."""
     if identity.isdecimal():
         return int(identity), ""
     return sys.maxsize, identity

@@ -118,7 +118,7 @@ class Table:
         """Checks that the columns of several roles are there.
 
         Args:
-            needed: columns by what they are for, such as ``"client "``; none of them may be None.
+            needed: columns by their role, such as ``"client "``; none of them may be None.
 
         Raises:
             DataError: all that are missing, each with the column that may be meant.

@@ -33,7 +33,7 @@ Pair = tuple[np.ndarray, np.ndarray]
 Features = Callable[[list[Any], str], np.ndarray]
 """(a client's x as in the file; where it stands) -> what is kept of it, one row an example."""
 Part = tuple[str, Callable[[], bytes]]
-"""A file's name for messages, and what reads it."""
+"""A file's name for messages, and its reader."""
 
 
 @reader("leaf")
@@ -177,7 +177,7 @@ def _read_parts(parts: Sequence[Part], root: Path, features: Features) -> dict[s
 
 
 def _parts(root: Path, other: str) -> list[Part]:
-    """Returns the parts of a file or of a folder, each with its name and what reads it."""
+    """Returns the parts of a file or of a folder, each with its name and its reader."""
     if root.is_dir():
         files = listed_files(root, (".json", ".zip"), below=False)
     else:
