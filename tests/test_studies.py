@@ -6,6 +6,7 @@ Data that do not come with the package are looked for in the folder that ``FEDMT
 
 import csv
 import importlib
+import itertools
 import math
 import os
 import re
@@ -441,6 +442,15 @@ def mean_estimation(module: Module) -> None:
     assert run.markdown(everything) in (run.HERE / "README.md").read_text(encoding="utf-8")
 
 
+def inverse_bands(module: Module) -> None:
+    run = module("inverse_bands", "run")
+    for count, kind in (("2", run.OPTIMIZED), ("4", run.ROOT), ("8", run.BANDS)):
+        (row,) = rows("inverse_bands", "table.csv", apart="20", coefficients=count)
+        assert f"{run.error(kind, int(count), run.ROUNDS, 20):.4g}" == row[kind]
+    everything = rows("inverse_bands", "table.csv")
+    assert run.markdown(everything) in (run.HERE / "README.md").read_text(encoding="utf-8")
+
+
 def gains(module: Module) -> None:
     report = module("gains", "report")
     files = {source.folder: STUDIES / source.folder / "scores.csv" for source in report.SOURCES}
@@ -478,7 +488,7 @@ CELLS = {
     one.__name__: one
     for one in (
         adapters, asynchronous, comparison, comparison_school, cost_of_privacy, cost_of_privacy_loans, digits, epsilon_interval,
-        epsilon_interval_published, gains, mean_estimation, mp_mtl, mp_mtl_variants, own_data, p2p, p2p_films, p2p_warm_start, pmtl, pp_dmtl,
+        epsilon_interval_published, gains, inverse_bands, mean_estimation, mp_mtl, mp_mtl_variants, own_data, p2p, p2p_films, p2p_warm_start, pmtl, pp_dmtl,
         pp_dmtl_as_published, pp_dmtl_waiting, school, starts, trust,
     )
 }  # fmt: skip
@@ -487,6 +497,55 @@ CELLS = {
 @pytest.mark.parametrize("study", CELLS)
 def test_cells_that_are_recorded_are_what_the_code_gives_today(study: str, module: Module) -> None:
     CELLS[study](module)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "apart", "most", "count", "inverse", "bands"),
+    [  # squared sensitivities, and mean squared errors of prefix sums, by jax_privacy 2.0.0
+        (60, 10, 6, 4, (10.725570886605999, 4.072200520833333), (8.9296875, 7.127754693003936)),
+        (60, 7, 3, 2, (4.041829427083333, 8.375), (3.75, 14.00082304526749)),
+        (200, 20, 10, 8, (21.173823767604006, 5.7731177723407745), (17.18379259109497, 11.19199630666386)),
+        (1000, 100, 10, 4, (16.224023581515922, 49.97437109375), (14.8828125, 105.34757835187501)),
+    ],
+)  # fmt: skip
+def test_banded_inverses_agree_with_jax_privacy(
+    module: Module, rounds: int, apart: int, most: int, count: int, inverse: Any, bands: Any
+) -> None:
+    run = module("inverse_bands", "run")
+    d = run.inverse_root(count)
+    c = run.inverted(d, rounds)
+    assert run.sensitivity(c, apart, most) ** 2 == pytest.approx(inverse[0], rel=1e-12)
+    assert run.spread(run.padded(d, rounds)) ** 2 == pytest.approx(inverse[1], rel=1e-12)
+    banded = np.array(run.Bands.square_root(count).coefficients)
+    banded = banded / banded[0]
+    wide = run.padded(banded, rounds)
+    assert run.sensitivity(wide, apart, most) ** 2 == pytest.approx(bands[0], rel=1e-12)
+    assert run.spread(run.inverted(banded, rounds)) ** 2 == pytest.approx(bands[1], rel=1e-12)
+
+
+def test_no_rounds_and_no_vectors_of_a_client_move_a_banded_inverse_further(module: Module) -> None:
+    """Every choice of up to 3 rounds of 13 that are 4 apart at least; and vectors in any directions."""
+    run = module("inverse_bands", "run")
+    rng = np.random.default_rng(0)
+    n, apart, most = 13, 4, 3
+    for d in (run.inverse_root(3), run.inverse_root(9), run.optimized(2, n, apart)):
+        c = run.inverted(d, n)
+        matrix = np.array([[c[t - s] if t >= s else 0.0 for s in range(n)] for t in range(n)])
+        inverse = [[d[t - s] if 0 <= t - s < len(d) else 0.0 for s in range(n)] for t in range(n)]
+        assert np.allclose(matrix @ np.array(inverse), np.eye(n))
+        claimed = run.sensitivity(c, apart, most)
+        found = []
+        for size in range(1, most + 1):
+            for chosen in itertools.combinations(range(n), size):
+                if (np.diff(chosen) >= apart).all():
+                    found.append(np.linalg.norm(matrix[:, list(chosen)].sum(1)))
+                    rows = rng.normal(size=(size, 3))
+                    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+                    assert np.linalg.norm(matrix[:, list(chosen)] @ rows) <= claimed * (1 + 1e-12)
+        assert max(found) == pytest.approx(claimed, rel=1e-12)
+    for wrong in (np.array([1.0, -0.5, 0.2]), np.array([1.0, 1.5]), np.array([0.1, 0.5])):
+        with pytest.raises(ValueError, match="must be nonnegative and must not rise"):
+            run.sensitivity(wrong, apart, most)
 
 
 def test_a_deadline_drops_who_is_late_and_nobody_else(module: Module) -> None:
