@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import logging
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .._files import write_bytes
-from .._text import cell, counted, shown
+from .._text import counted, shown
 from ..errors import ConfigError
 from . import build
 from .around import printed_log
@@ -22,13 +21,10 @@ from .refusals import unknown
 from .stored import stored_config
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from ..trainer.predict import Models, Predictions
 
 _FEW = 5  # clients that are named
 _PLACES = "of a run, such as outputs/2025-01-31/12-00-00; its public/ has the shared model alone"
-_DIGITS = ".9g"  # of a prediction: a model computes in float32
 
 
 def predict(words: list[str]) -> int:
@@ -79,7 +75,7 @@ def predict(words: list[str]) -> int:
         made = predicted(
             models, table, options.client, probabilities=options.probabilities, kept=options.keep
         )
-    text = _csv(made.frame)
+    text = made.csv_text()
     lines = _said(made, models, options.client)
     if target is None:
         sys.stdout.write(text)
@@ -158,22 +154,6 @@ def _models(folder: Path) -> Models:
     return Models.of(place, model, trust=TRUST.get())
 
 
-def _csv(frame: pd.DataFrame) -> str:
-    """Returns predictions as CSV, texts as spreadsheets show them and do not compute them."""
-    text = io.StringIO(newline="")
-    printed = frame.copy(deep=False)
-    for name in frame.columns:
-        if str(name).startswith(("predicted_", "probability_")) and frame[name].dtype.kind == "f":
-            printed[name] = frame[name].map(f"{{:{_DIGITS}}}".format)
-        # a text that begins with = would be computed by a spreadsheet
-        elif frame[name].dtype.kind not in "iuf":
-            printed[name] = frame[name].map(cell)
-    printed.to_csv(
-        text, index=False, lineterminator="\n", header=[cell(str(name)) for name in frame.columns]
-    )
-    return text.getvalue()
-
-
 def _said(made: Predictions, models: Models, client: str | None) -> str:
     """Returns in words which models predicted how many rows."""
     rows = len(made.frame)
@@ -224,7 +204,7 @@ def export(words: list[str]) -> int:
     options = parser.parse_intermixed_args(words)
     file = options.file
 
-    from ..trainer.export import check_path, described, write_program
+    from ..trainer.export import check_path, columns_text, write_program
 
     # before models are read, which may take a while
     check_path(file)
@@ -237,7 +217,6 @@ def export(words: list[str]) -> int:
             raise ConfigError(
                 f"{file} cannot be written ({error.strerror}); choose another file."
             ) from error
-    notes = described(predictor.coding)
     lines = [f"{short(file)}: the shared model"]
     if options.client is not None:
         # it is trained on the client's own data and is no release
@@ -246,33 +225,5 @@ def export(words: list[str]) -> int:
         lines[0] += (
             "; names or categories of its columns were read off the table, which no epsilon covers"
         )
-    lines += [
-        f"  column {place}  {_column_text(column)}" for place, column in enumerate(notes["columns"])
-    ]
-    lines.append(f"  gives     {shown(notes['target'])}{_classes_text(notes['classes'])}")
-    show("\n".join(lines))
+    show("\n".join([*lines, *columns_text(predictor.coding)]))
     return 0
-
-
-def _column_text(column: Mapping[str, Any]) -> str:
-    """Returns the words for a column that a program takes."""
-    text = shown(column["name"])
-    if "categories" in column:
-        text += f":{_classes_text(column['categories'])}"
-    elif "period" in column:
-        first, last = column["period"]
-        text += f": days since 1970-01-01, cut off at {first} and {last}"
-    elif column["range"] is not None:
-        low, high = column["range"]
-        text += f", cut off at {low:g} and {high:g}"
-    if column["missing"]:
-        text += "; NaN if missing"
-    return text
-
-
-def _classes_text(names: Sequence[Any] | None) -> str:
-    """Returns the numbers of classes or categories with their names; empty without any, or if
-    numbers are names."""
-    if names is None or list(names) == list(range(len(names))):
-        return ""
-    return " " + ", ".join(f"{number} {shown(str(name))}" for number, name in enumerate(names))

@@ -13,6 +13,7 @@ import io
 import json
 import math
 import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 
 from .._extras import load, onnx, onnxruntime, onnxscript
 from .._files import write_bytes
+from .._text import shown
 from ..data.readers.column_coding import Column
 from ..errors import ConfigError, ModelError, first_line
 from .coding import Coding, Predictor
@@ -320,3 +322,36 @@ def _onnx(program: torch.export.ExportedProgram, notes: str) -> bytes:
                 f"{expected[name].numpy()} by PyTorch"
             )
     return content
+
+
+def columns_text(coding: Coding) -> list[str]:
+    """Returns the lines on the columns that a program takes, and on the target that it gives."""
+    notes = described(coding)
+    lines = [
+        f"  column {place}  {_column_text(column)}" for place, column in enumerate(notes["columns"])
+    ]
+    return [*lines, f"  gives     {shown(notes['target'])}{_classes_text(notes['classes'])}"]
+
+
+def _column_text(column: Mapping[str, Any]) -> str:
+    """Returns the words for a column that a program takes."""
+    text = shown(column["name"])
+    if "categories" in column:
+        text += f":{_classes_text(column['categories'])}"
+    elif "period" in column:
+        first, last = column["period"]
+        text += f": days since 1970-01-01, cut off at {first} and {last}"
+    elif column["range"] is not None:
+        low, high = column["range"]
+        text += f", cut off at {low:g} and {high:g}"
+    if column["missing"]:
+        text += "; NaN if missing"
+    return text
+
+
+def _classes_text(names: Sequence[Any] | None) -> str:
+    """Returns the numbers of classes or categories with their names; empty without any, or if
+    numbers are names."""
+    if names is None or list(names) == list(range(len(names))):
+        return ""
+    return " " + ", ".join(f"{number} {shown(str(name))}" for number, name in enumerate(names))

@@ -11,6 +11,7 @@ import numpy as np
 
 from .._check import without_zeros
 from .._extras import pandas as pd
+from .._text import cell
 from ..data.missing import A_CLIENT, MARKS
 from ..data.readers.columns import Table
 from ..data.readers.schema import TableSchema
@@ -19,6 +20,8 @@ from ..models import ModelFactory
 from .coding import Coding, Predictor
 from .published import is_public_part, published_model
 from .result import Result
+
+_DIGITS = ".9g"  # of a prediction: a model computes in float32
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -181,6 +184,19 @@ class Predictions:
     frame: DataFrame
     own: int
     unknown: tuple[str, ...]
+
+    def csv_text(self) -> str:
+        """Returns the frame as CSV, texts as spreadsheets show them and do not compute them."""
+        printed = self.frame.copy(deep=False)
+        for name, values in self.frame.items():
+            predictions = str(name).startswith(("predicted_", "probability_"))
+            if predictions and values.dtype.kind == "f":
+                printed[name] = values.map(f"{{:{_DIGITS}}}".format)
+            # a text that begins with = would be computed by a spreadsheet
+            elif values.dtype.kind not in "iuf":
+                printed[name] = values.map(cell)
+        header = [cell(str(name)) for name in self.frame.columns]
+        return printed.to_csv(index=False, lineterminator="\n", header=header)
 
 
 def read_rows(
