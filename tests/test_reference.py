@@ -11,9 +11,9 @@ from scipy import stats
 
 from benchmarks.reference import __main__ as command
 from benchmarks.reference import page, records, studies, training
-from benchmarks.reference.problems import DIGITS
+from benchmarks.reference.problems import DIGITS, load, missing
 from benchmarks.reference.rows import BY_NAME, ROWS
-from benchmarks.reference.settings import EPSILONS, NO_NOISE, NOTHING_SENT, Row
+from benchmarks.reference.settings import EPSILONS, NO_NOISE, NOTHING_SENT, SEEDS, Row
 from fedmtl import ClientPrivacy, load_data
 
 WRITERS = 120
@@ -193,3 +193,38 @@ def test_the_list_names_every_row():
     text = command.listed()
     assert all(f"{row.name} " in text for row in (*ROWS, *studies.ROWS))
     assert DIGITS.title in text
+
+
+def test_the_page_is_made_of_the_csv():
+    lines = records.read(page.CSV)
+    assert page.text(lines) == page.PAGE.read_text(encoding="utf-8")
+
+
+def test_the_csv_has_every_cell_with_its_means_and_differences():
+    lines = records.read(page.CSV)
+    own = [(one["row"], one["epsilon"], one["seeds"]) for one in page.measured(lines)]
+    seeds = " ".join(map(str, SEEDS))
+    wanted = [(row.name, records.number(one), seeds) for row in ROWS for one in row.epsilons]
+    assert own == wanted
+    assert records.compared(lines, ROWS) == lines
+    there = [{**study.line(), "commit": ""} for study in studies.ROWS]
+    assert [{**one, "commit": ""} for one in page.outside(lines)] == there
+    for one in page.measured(lines):
+        assert one["lower_bound"] == "" or float(one["lower_bound"]) <= float(one["epsilon"])
+        assert not one["commit"].endswith("+")
+
+
+@pytest.mark.parametrize("name", ["digits-pmtl", "school-prior", "school-records-learner"])
+def test_a_recorded_score_is_what_the_code_gives_today(name):
+    row = BY_NAME[name]
+    lacks = missing(row.problem, DATA)
+    if lacks:
+        pytest.skip(lacks)
+    (line,) = [
+        one for one in records.read(page.CSV) if one["row"] == name and one["epsilon"] == "3"
+    ]
+    (setting,) = [one for one in row.settings if one.words == line["chosen"]]
+    result = training.train(row, load(row.problem, DATA, 0), setting, 3.0, 0)
+    assert result.final[row.problem.metric] == pytest.approx(
+        records.scores_of(line)["0"], rel=0, abs=1e-4
+    )

@@ -134,7 +134,7 @@ class Study:
         if self.outside.column:
             theirs = float(first[self.outside.column])
         difference = ""
-        if "difference" in first:
+        if self.outside.source == _PFLLIB:
             difference = f"the largest difference of a parameter is {first['difference']}"
         found = {
             "row": self.name,
