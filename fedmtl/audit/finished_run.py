@@ -32,10 +32,11 @@ Answer = tuple[list[str], str] | None
 apply to the run."""
 
 
-def _header(ledger: Path) -> Mapping[str, Any]:
-    """Returns the header of a ledger; nothing of one that is missing or cannot be read."""
+def ledger_header(folder: RunFolder) -> Mapping[str, Any]:
+    """Returns the header of the ledger in a folder; nothing of one that is missing or cannot be
+    read."""
     try:
-        return read_header(ledger) or {}
+        return read_header(folder.ledger) or {}
     except FedmtlError:
         return {}
 
@@ -63,7 +64,7 @@ class FinishedRun:
         if whole is not None and RunFolder(whole).started:
             raise DataError(f"{folder.root} is a part of the run in {whole}; fedmtl verify {whole}")
         if folder.started and not (folder.private / "result.json").is_file():
-            if "client" in _header(folder.ledger):
+            if "client" in ledger_header(folder):
                 raise DataError(
                     f"{folder.root} is the folder of a node, whose account has no certificate: "
                     f"the charges are in {folder.ledger}, and the node's log says what they cost."

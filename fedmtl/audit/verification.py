@@ -11,21 +11,23 @@ hand all of it can be written anew, but not under a seal published before.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from .. import __version__
 from .._text import shown
 from ..errors import DataError, FedmtlError
 from ..trainer.folder import MANIFEST, RunFolder
 from .cost_checks import check_budget, check_charges, check_epsilon, check_interval, check_row_noise
-from .finished_run import Answer, FinishedRun, NotCovered
+from .finished_run import Answer, FinishedRun, NotCovered, ledger_header
 from .integrity import check_chain, check_checkpoint, check_files, check_head, check_model
 from .released_values import check_grid
 from .report_checks import check_fields, check_headline, check_report, check_search, check_settings
+from .share_account import ACCOUNT, ShareLedger
+from .share_account import CHECKS as OF_SHARES
 
 CONFIRMED = "confirmed"
 FAILED = "FAILED"
@@ -44,6 +46,7 @@ _SEAL = "\n".join(
         "run that was continued.",
     )
 )
+Folder = TypeVar("Folder", FinishedRun, ShareLedger)
 _LONGEST = 2000  # letters of the reason in a line
 
 
@@ -114,6 +117,8 @@ class Verification:
         lines = [
             f"{check.verdict:<11}  {check.name:<{wide}}  {check.detail}" for check in self.checks
         ]
+        if self.seal is None:
+            return "\n".join([*lines, "", self.conclusion()])
         return "\n".join([*lines, "", self.conclusion(), "", f"seal {self.seal}", _SEAL])
 
     def to_dict(self) -> dict[str, Any]:
@@ -127,11 +132,12 @@ class Verification:
 
 
 def verify(folder: str | Path) -> Verification:
-    """Checks the finished run in ``folder``; the files are only read.
+    """Checks the finished run in ``folder``, or a node's account of its shares in secure sums; the
+    files are only read.
 
     Args:
-        folder: of the run. If it holds only ``public/``, what needs the private part
-            is not covered.
+        folder: of the run, or of the node. If it holds only ``public/``, what needs the private
+            part is not covered.
 
     Returns:
         The checks in their order, each confirmed, failed or not covered, with the epsilon and the
@@ -162,14 +168,54 @@ def verify(folder: str | Path) -> Verification:
         >>> verification.fits
         True
     """
-    checks: list[Check] = []
+    place = RunFolder(Path(folder))
+    if ledger_header(place).get("account") == ACCOUNT:
+        return _account(ShareLedger(place))
     try:
-        run = FinishedRun(RunFolder(Path(folder)))
+        run = FinishedRun(place)
     except OSError as error:
         raise DataError(f"{folder} cannot be read: {error.strerror}.") from error
-    for name, files, check in _CHECKS:
+    checks = _checked(run, _CHECKS)
+    figures = {name: run.report.get(name) for name in ("epsilon", "delta")}
+    known = {name: value for name, value in figures.items() if _is_number(value) or value == "inf"}
+    identity = run.report.get("run")
+    if not isinstance(identity, str):
+        identity = None
+    return Verification(
+        run=None if identity is None else _line(identity),
+        seal=run.seal,
+        epsilon=known.get("epsilon"),
+        delta=known.get("delta"),
+        checks=checks,
+    )
+
+
+def _account(account: ShareLedger) -> Verification:
+    """Checks a node's own account of its shares in secure sums."""
+    checks = _checked(account, OF_SHARES)
+    epsilon = None
+    delta = None
+    run = None
+    if all(check.verdict == CONFIRMED for check in checks):
+        epsilon = account.epsilon
+        delta = account.cost.delta
+        run = account.chain.digests[0]
+    return Verification(run=run, seal=None, epsilon=epsilon, delta=delta, checks=checks)
+
+
+def _checked(
+    of: Folder, functions: Sequence[tuple[str, str, Callable[[Folder], Answer]]]
+) -> tuple[Check, ...]:
+    """Returns the lines of the checks that apply to a folder.
+
+    Args:
+        of: the folder's files.
+        functions: name, files and function of each check.
+    """
+    checks: list[Check] = []
+    for name, files, check in functions:
         try:
-            answer = check(run)
+            answer = check(of)
         except NotCovered as reason:
             checks.append(Check(name, OPEN, _line(str(reason))))
         except Exception as error:  # whatever a file holds, it is the file that fails
@@ -182,22 +228,12 @@ def verify(folder: str | Path) -> Verification:
         else:
             if answer is not None:
                 wrong, detail = answer
-                text = "; ".join(wrong[:3]) + (
-                    f"; and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-                )
-                checks.append(Check(name, FAILED if wrong else CONFIRMED, _line(text or detail)))
-    figures = {name: run.report.get(name) for name in ("epsilon", "delta")}
-    known = {name: value for name, value in figures.items() if _is_number(value) or value == "inf"}
-    identity = run.report.get("run")
-    if not isinstance(identity, str):
-        identity = None
-    return Verification(
-        run=None if identity is None else _line(identity),
-        seal=run.seal,
-        epsilon=known.get("epsilon"),
-        delta=known.get("delta"),
-        checks=tuple(checks),
-    )
+                text = "; ".join(wrong[:3])
+                if len(wrong) > 3:
+                    text += f"; and {len(wrong) - 3} more"
+                verdict = FAILED if wrong else CONFIRMED
+                checks.append(Check(name, verdict, _line(text or detail)))
+    return tuple(checks)
 
 
 def _line(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,6 +19,7 @@ from fedmtl import CyclicCohorts, FedSGD, FullParticipation, SecureAggregation, 
 from fedmtl.audit.verification import verify
 from fedmtl.errors import ConfigError, DataError
 from fedmtl.privacy import ClientPrivacy, RecordPrivacy
+from fedmtl.privacy.chain import PREVIOUS, Head, digest_of, head_file
 from fedmtl.privacy.ledger import Ledger
 from fedmtl.secure.identity import new_identity, read_identity
 from fedmtl.secure.masks import Words
@@ -35,7 +37,7 @@ from fedmtl.flower.answers import Answer
 from fedmtl.flower.identities import checked_identities
 from fedmtl.flower.messages import OPENING, ROUND, ROW, SHARES, facts_of
 from fedmtl.flower.node import Node
-from fedmtl.flower.secure_node import MEMORY, SecureNode
+from fedmtl.flower.secure_node import MEMORY, SecureNode, secure_calibration_of
 from fedmtl.flower.server import serve
 from tests.flower.grid import LocalGrid
 from tests.flower.test_apps import public_state, same
@@ -117,8 +119,11 @@ def test_cohorts_in_turn_and_secure_noise(tmp_path: Path) -> None:
     assert "no server" in result.privacy.trusted
     found = verify(tmp_path / "server")
     assert found.fits
-    with pytest.raises(DataError, match="is the folder of a node, whose account has no certif"):
-        verify(tmp_path / "nodes" / hospitals.data.ids[0])
+    account = verify(tmp_path / "nodes" / hospitals.data.ids[0])
+    assert account.fits
+    noise = secure_calibration_of(hospitals.trainer, hospitals.trainer.problem())
+    assert account.epsilon == noise.epsilon_at(2)
+    assert "2 shares, each charged once, of 2 that were planned" in account.text()
 
 
 RECORDS = RecordPrivacy(clip_norm=0.5, noise_multiplier=1.0, delta=1e-3, aggregation=SOME)
@@ -174,6 +179,81 @@ def test_every_attempt_draws_other_records(tmp_path: Path) -> None:
 def test_a_server_of_gradients_needs_the_number_of_records(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="FedSGD needs records in a Flower app"):
         Hospitals(descending(algorithm=FedSGD(rate=0.3)), tmp_path)
+
+
+# What a node's account confirms
+
+
+def written_anew(folder: Path, change: Callable[[list[dict[str, Any]]], None]) -> None:
+    """The ledger of a node with changed lines, each with the hash of the one before, and its head."""
+    path = folder / "private" / "ledger.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    change(lines)
+    previous = "0" * 64
+    written = b""
+    for line in lines:
+        whole = (json.dumps({**line, PREVIOUS: previous}) + "\n").encode()
+        previous = digest_of(whole)
+        written += whole
+    path.write_bytes(written)
+    head_file(path).write_text(Head(len(lines), previous).text())
+
+
+def kind(lines: list[dict[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = lines[0]["kinds"][0]
+    return found
+
+
+CHANGES: dict[str, tuple[str, Callable[[list[dict[str, Any]]], Any]]] = {
+    "a smaller sensitivity": ("settings", lambda lines: lines[0].update(sensitivity=0.25)),
+    "a wider grid": ("settings", lambda lines: kind(lines)["price"].update(cells=1 << 40)),
+    "another size": ("settings", lambda lines: lines[0].update(release=["update", 1])),
+    "cohorts that amplify": ("settings", lambda lines: kind(lines)["price"].update(sampled=0.1)),
+    "a roster of nobody": ("settings", lambda lines: lines[0].update(most=1)),
+    "too many to look for": ("settings", lambda lines: lines[0].update(missing=1 << 40)),
+    "more than was planned": ("charges", lambda lines: kind(lines).update(cap=1)),
+    "a round in another order": ("charges", lambda lines: lines[2].update(first=5, end=6)),
+    "no kinds": ("settings", lambda lines: lines[0].pop("kinds")),
+}
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a node after a run of three rounds."""
+    folder = tmp_path_factory.mktemp("node")
+    hospitals = Hospitals(secured(privacy=replace(PRIVACY, source="secure")), folder)
+    hospitals.run()
+    return folder / "nodes" / hospitals.data.ids[0]
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_an_account_that_was_altered_does_not_fit(name: str, node: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(node, folder)
+    written_anew(folder, lambda lines: None)
+    assert verify(folder).fits
+    check, change = CHANGES[name]
+    written_anew(folder, change)
+    found = verify(folder)
+    assert not found.fits
+    assert check in [each.name for each in found.checks if each.verdict == "FAILED"]
+    assert found.epsilon is None
+
+
+def test_an_account_that_was_rolled_back_does_not_fit(node: Path, tmp_path: Path) -> None:
+    """The head file says how long the ledger was; a line in between that is gone breaks the chain."""
+    for part, check in ((slice(None, -3), "head"), (slice(1), "chain")):
+        folder = tmp_path / check
+        shutil.copytree(node, folder)
+        path = folder / "private" / "ledger.jsonl"
+        lines = path.read_text().splitlines(keepends=True)
+        kept = lines[part]
+        if check == "chain":
+            kept = [lines[0], *lines[3:]]
+        path.write_text("".join(kept))
+        found = verify(folder)
+        assert not found.fits
+        assert check in [each.name for each in found.checks if each.verdict == "FAILED"]
 
 
 # Losses
