@@ -120,15 +120,18 @@ def test_every_pair_agrees_with_rational_arithmetic(seed: int) -> None:
         assert hidden > 0.9 or len(members) == 2
 
 
-def test_the_rows_are_what_a_run_sends() -> None:
+@pytest.mark.parametrize("silent", [(), (4,)])  # an agent with records that may release nothing
+def test_the_rows_are_what_a_run_sends(silent: tuple[int, ...]) -> None:
     problem = agents()
     graph = random_graph(6)
     algorithm = PeerAveraging(row_norm=1.0, graph=graph, mu=0.7)
     events = torch.from_numpy(np.random.default_rng(3).integers(0, 6, (1, 30)))
     privacy = RecordPrivacy(clip_norm=0.4, epsilon=2.0, delta=DELTA)
-    rows = messages(algorithm.network(problem), events[0].numpy(), np.ones(6, dtype=bool))
+    released = ~np.isin(np.arange(6), silent)
+    rows = messages(algorithm.network(problem), events[0].numpy(), released)
     for length in (7, 30):
-        state, _ = run(algorithm, problem, events[:, :length], privacy, caps=[9] * 6)
+        state, _ = run(algorithm, problem, events[:, :length], privacy, caps=9 * released)
+        assert (state.public["answers_so_far"][0].numpy() == 0)[~released].all()
         releases = state.public["intercept"][0].numpy()
         last = {k: t for t, k in enumerate(events[0, :length].tolist())}
         for k, t in last.items():
