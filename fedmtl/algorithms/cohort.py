@@ -12,7 +12,7 @@ from torch import Tensor
 from .._devices import sent
 from ..errors import ConfigError, PrivacyError
 from ..local import LocalSGD, LocalSolver, LocalTraining, Mixture
-from ..local.clients import idle, train_on_batches, train_on_records
+from ..local.clients import Piece, idle, put_rows, train_on_batches, train_on_records
 from ..local.gradient_sums import plain_sums, private_sums
 from ..local.losses import Loss
 from ..local.optimizers import Strength
@@ -47,13 +47,12 @@ class Cohort:
             for personal models, for which nothing is sent.
         clips: the clip of each release in this round, by name; None for one that does not clip. It
             is for clients that remember their messages.
-        local: the local steps that the round has charged, if single records are protected; else
-            None.
-        members: int64 (m,), all participants of the round. The position of a client among them
-            determines its lane in a stack (:mod:`fedmtl.local.batches`), and no number. None: all
-            clients of the data.
+        local: the charged local steps of the round, if single records are protected; else None.
+        members: int64 (m,), all participants of the round; None: all clients of the data. A place
+            among them determines a lane in a stack (:mod:`fedmtl.local.batches`), and no number.
         starts: int64 (k,), the rows of the public state's ``"global"`` from which the clients
             start; None: all from the whole of it.
+        piece: plans these clients' batches with those of others; None: they are planned alone.
 
     Example:
         >>> import torch
@@ -83,6 +82,7 @@ class Cohort:
     local: LocalSteps | None = None
     members: Tensor | None = None
     starts: Tensor | None = None
+    piece: Piece | None = None
 
     @property
     def initial(self) -> Tensor:
@@ -123,17 +123,17 @@ class Cohort:
         """Returns the places of the clients that never took part, int64 on the host."""
         return (~self.own["seen"]).cpu().nonzero()[:, 0]
 
-    def of(self, ids: Tensor, own: Own) -> Cohort:
+    def of(self, piece: Piece, own: Own) -> Cohort:
         """Returns some of the clients, with their states as a store has them.
 
         Args:
-            ids: int64 (j,), some of the clients' ids, which are in ascending order.
+            piece: of the clients, whose ids are in ascending order.
             own: their states.
         """
         starts = self.starts
         if starts is not None:
-            starts = starts[torch.searchsorted(self.ids, ids)]
-        return replace(self, ids=ids, own=own, starts=starts)
+            starts = starts[torch.searchsorted(self.ids, piece.clients)]
+        return replace(self, ids=piece.clients, own=own, starts=starts, piece=piece)
 
     def part(self, places: Tensor) -> Cohort:
         """Returns some of the clients, with their states in this cohort.
@@ -331,12 +331,13 @@ class Cohort:
         """Trains the clients, and counts those whose models are not finite.
 
         Returns:
-            The models after local training, (k, D); that of a client without a local step is its
-            start.
+            The models after local training, (k, D); a client without a step keeps its start.
         """
         problem = self.problem
         if problem.protects_records:
             finished = self._train_on_records(run)
+        elif self.piece is not None and self.piece.trains(run, self.ids):
+            finished = self.piece.train(run, problem.executor)
         else:
             finished = train_on_batches(
                 run, problem.executor, self.ids, seed=problem.seed, members=self.members
@@ -344,11 +345,10 @@ class Cohort:
         tally = problem.tally
         if self.round == AFTER:
             tally = None  # personal models are no local trainings of a round
-        initial = problem.initial
-        models = initial.new_empty(len(self.ids), len(initial))
+        models = problem.initial.new_empty(len(self.ids), problem.dimension)
         diverged: int | Tensor = 0  # on a GPU it is read once, when all have finished
         for place, trained in finished:
-            models.index_copy_(0, sent(place, models.device), trained)
+            put_rows(models, place, trained)
             if tally is not None:
                 diverged = diverged + not_finite(trained)
         if tally is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..data import FederatedDataset
 from ..local import Executor, Layout, LocalSolver
-from ..local.clients import pieces_of
+from ..local.clients import Piece, pieces_of
 from ..local.losses import Loss
 from ..ranks import SINGLE, Ranks
 from .store import ClientStore, Fields
@@ -123,8 +123,8 @@ class Problem:
         return replace(self, data=self.data.take_clients(members), ranks=SINGLE, owner=None)
 
     def pieces(
-        self, clients: Tensor, solver: LocalSolver | None, members: Tensor | None
-    ) -> Sequence[Tensor]:
+        self, clients: Tensor, solver: LocalSolver | None, round: int, members: Tensor | None
+    ) -> Iterator[Piece]:
         """Divides clients into pieces that are computed one after another.
 
         They are one piece if their models take at most 8 MiB. If they take more, a piece has about
@@ -134,19 +134,30 @@ class Problem:
         Args:
             clients: int64 (k,), positions in the data.
             solver: of their local training; None without one.
+            round: addresses their batches.
             members: all participants of the round, see :class:`~.cohort.Cohort`.
 
-        Returns:
-            The clients of every piece, int64.
+        Yields:
+            The pieces, in which every client is once.
         """
         row = max(1, self.initial.nbytes)  # of a model
         size = max(1, _PIECE_BYTES // row)
         if len(clients) <= size:
-            return [clients]
+            yield Piece(clients)
         # methods with closed-form clients have no stacks
-        if solver is None:
-            return clients.split(max(size, self.executor.chunk))
-        return pieces_of(self.data, solver, self.executor, clients, size=size, members=members)
+        elif solver is None:
+            yield from map(Piece, clients.split(max(size, self.executor.chunk)))
+        else:
+            yield from pieces_of(
+                self.data,
+                solver,
+                self.executor,
+                clients,
+                size=size,
+                seed=self.seed,
+                round=round,
+                members=members,
+            )
 
     def spread(self, work: Callable[[Tensor], Tensor], clients: Tensor) -> Tensor:
         """Returns ``work(clients)``, a row for each client (k, ...), at every rank.

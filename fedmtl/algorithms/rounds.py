@@ -306,8 +306,8 @@ class RoundAlgorithm(Algorithm):
         states."""
         problem = mine.problem
         if not self.all_at_once:
-            for ids in problem.pieces(mine.ids, self.local, mine.members):
-                yield ids, mine.of(ids, store.gather_all(ids))
+            for piece in problem.pieces(mine.ids, self.local, mine.round, mine.members):
+                yield piece.clients, mine.of(piece, store.gather_all(piece.clients))
             return
         ids = mine.ids
         if problem.owner is not None:

@@ -126,20 +126,22 @@ class BatchPlan:
         # Clients that finish at each step, and the last one that is left before it: for all steps
         # at once, since a step of a small stack takes no longer than a search.
         order = np.argsort(steps, kind="stable")
-        ends = np.searchsorted(steps[order], np.arange(longest + 1), side="right")
+        ends = np.searchsorted(steps[order], np.arange(longest + 1), side="right").tolist()
         finishing = torch.from_numpy(order)
-        left = np.zeros(longest + 1, dtype=np.int64)
-        np.maximum.at(left, steps, np.arange(1, count + 1))
-        left = np.maximum.accumulate(left[::-1])[::-1]
-        for number in range(longest):
+        last = np.zeros(longest + 1, dtype=np.int64)
+        np.maximum.at(last, steps, np.arange(1, count + 1))
+        left = np.maximum.accumulate(last[::-1])[::-1].tolist()
+        for number, (index, weight) in enumerate(zip(self.index, weights, strict=False)):
             # A step is computed for a multiple of the grain, so that matrix products have the same
             # code.
-            active = min(count, -(-int(left[number + 1]) // self.grain) * self.grain)
+            active = min(count, -(-left[number + 1] // self.grain) * self.grain)
             width = columns
             if count == 1:
                 width = int(self.lengths[number])
-            done = finishing[ends[number] : ends[number + 1]]
-            yield Batch(self.index[number, :active, :width], weights[number, :active, :width], done)
+            if (active, width) != (count, columns):
+                index = index[:active, :width]
+                weight = weight[:active, :width]
+            yield Batch(index, weight, finishing[ends[number] : ends[number + 1]])
 
 
 def plan_batches(

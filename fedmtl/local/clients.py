@@ -6,12 +6,16 @@ client nor the last bits of its model depend on the clients beside it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from .batches import LANES, batch_widths, grain_of, places, plan_batches, plannable
+from .._devices import sent
+from .batches import LANES, BatchPlan, batch_widths, grain_of, places, plan_batches, plannable
 from .executor import Executor
 from .optimizers import rows_of
 from .train import LocalTraining, Trained
@@ -22,6 +26,80 @@ if TYPE_CHECKING:
     from .solver import LocalSolver
 
 
+@dataclass(frozen=True, eq=False)
+class Block:
+    """Clients with batches of one width, in the order of their stacks.
+
+    Attributes:
+        data: of the clients.
+        solver: of their training.
+        seed, round: address the batches.
+        order: int64 (P,), the client of each place of the stacks, a position among those that are
+            trained; P is a multiple of ``grain``.
+        real: bool (P,), False of places that fill up a stack, whose results are not used.
+        clients: int64 (P,), the client of each place, a position in the data.
+        width: B, columns of every batch.
+        grain: see :func:`~fedmtl.local.batches.grain_of`.
+    """
+
+    data: FederatedDataset
+    solver: LocalSolver
+    seed: int
+    round: int
+    order: Tensor
+    real: Tensor
+    clients: Tensor
+    width: int
+    grain: int
+
+    @cached_property
+    def plan(self) -> BatchPlan:
+        """Returns the batches of all places, planned at once: a plan costs as much for few clients
+        as for many."""
+        steps = self.solver.step_counts(self.data.train.counts[self.clients])
+        return plan_batches(
+            self.data,
+            self.solver,
+            self.clients,
+            seed=self.seed,
+            round=self.round,
+            steps=torch.where(self.real, steps, 0),  # a filler never finishes
+            width=self.width,
+            grain=self.grain,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """Clients of a round that are computed in one call.
+
+    Attributes:
+        clients: int64 (k,), positions in the data.
+        block: has their stacks; None if they are not known before the training.
+        stacks: the places of their stacks in the block.
+    """
+
+    clients: Tensor
+    block: Block | None = None
+    stacks: slice | None = None
+
+    def trains(self, run: LocalTraining, clients: Tensor) -> bool:
+        """Returns True if the batches of the block are those of a training of ``clients``."""
+        block = self.block
+        if block is None or clients is not self.clients:
+            return False
+        return run.round == block.round and run.solver == block.solver
+
+    def train(self, run: LocalTraining, executor: Executor) -> Trained:
+        """Trains the clients on the batches of the block, see :func:`train_on_batches`."""
+        block = self.block
+        assert block is not None
+        assert self.stacks is not None
+        # A filler reads the model of the real client before it.
+        place = (torch.cumsum(block.real[self.stacks], 0) - 1).clamp(min=0)
+        return _train_stacks(run, executor, block.plan.part(self.stacks), place)
+
+
 def pieces_of(
     data: FederatedDataset,
     solver: LocalSolver,
@@ -29,8 +107,10 @@ def pieces_of(
     clients: Tensor,
     *,
     size: int,
+    seed: int,
+    round: int,
     members: Tensor | None = None,
-) -> list[Tensor]:
+) -> Iterator[Piece]:
     """Divides clients into pieces, of which each has whole stacks of :func:`train_on_batches`.
 
     Args:
@@ -39,26 +119,22 @@ def pieces_of(
         executor: computes the stacks.
         clients: int64 (k,), positions in the data.
         size: of a piece, which has one stack at least.
+        seed: addresses the batches.
+        round: addresses the batches.
         members: see :func:`train_on_batches`.
 
-    Returns:
-        The clients of every piece, int64 each.
+    Yields:
+        The pieces, of which those of one block share their plan.
     """
-    counts = data.train.counts[clients]
-    steps = solver.step_counts(counts)
-    widths = batch_widths(counts, solver.batch_size)
-    lanes = _ranks(clients, members) % LANES
-    pieces = []
-    for width in widths.unique().tolist():
-        alike = (widths == width).nonzero()[:, 0]
-        grain = grain_of(width, executor.chunk)
-        # the stacks of all clients of this width; a piece has whole ones
-        order, real = places(steps[alike], lanes[alike], grain)
-        stack = executor.stack_size(grain)
+    for block in _blocks(data, solver, executor, clients, seed, round, members):
+        stack = executor.stack_size(block.grain)
         whole = max(1, size // stack) * stack
-        for place, used in zip(alike[order].split(whole), real.split(whole), strict=True):
-            pieces.append(clients[place[used]])
-    return pieces
+        for first in range(0, len(block.clients), whole):
+            stacks = slice(first, first + whole)
+            yield Piece(block.clients[stacks][block.real[stacks]], block, stacks)
+    still = clients[solver.step_counts(data.train.counts[clients]) == 0]
+    if len(still):
+        yield from map(Piece, still.split(size))
 
 
 def train_on_batches(
@@ -86,31 +162,42 @@ def train_on_batches(
         Places among ``clients`` and their models, as they finish. The model of a client without a
         local step is its start.
     """
-    counts = run.data.train.counts[clients]
-    steps = run.solver.step_counts(counts)
-    widths = batch_widths(counts, run.solver.batch_size)
+    for block in _blocks(run.data, run.solver, executor, clients, seed, run.round, members):
+        yield from _train_stacks(run, executor, block.plan, block.order)
+    yield from idle(run, run.solver.step_counts(run.data.train.counts[clients]))
+
+
+def _blocks(
+    data: FederatedDataset,
+    solver: LocalSolver,
+    executor: Executor,
+    clients: Tensor,
+    seed: int,
+    round: int,
+    members: Tensor | None,
+) -> Iterator[Block]:
+    """Yields the clients that make a local step, in blocks whose batches are planned at once."""
+    counts = data.train.counts[clients]
+    steps = solver.step_counts(counts)
+    widths = batch_widths(counts, solver.batch_size)
     lanes = _ranks(clients, members) % LANES
     for width in widths[steps > 0].unique().tolist():
         alike = ((widths == width) & (steps > 0)).nonzero()[:, 0]
         grain = grain_of(width, executor.chunk)
         order, real = places(steps[alike], lanes[alike], grain)
-        block = plannable(int(steps[alike].max()), width, grain)
-        for place, used in zip(alike[order].split(block), real.split(block), strict=True):
-            plan = plan_batches(
-                run.data,
-                run.solver,
-                clients[place],
-                seed=seed,
-                round=run.round,
-                steps=torch.where(used, steps[place], 0),  # a filler never finishes
-                width=width,
-                grain=grain,
-            )
-            # stacks of the executor's size, each trained to its end
-            for part in executor.slices(len(place), grain=grain):
-                batches = run.on_batches(executor.stack, plan.part(part), place[part])
-                yield from run.train(executor.stack, place[part], batches)
-    yield from idle(run, steps)
+        size = plannable(int(steps[alike].max()), width, grain)
+        for some, used in zip(alike[order].split(size), real.split(size), strict=True):
+            yield Block(data, solver, seed, round, some, used, clients[some], width, grain)
+
+
+def _train_stacks(
+    run: LocalTraining, executor: Executor, plan: BatchPlan, place: Tensor
+) -> Trained:
+    """Trains stacks of the executor's size, each to its end, on the batches of a plan; ``place`` is
+    that of each client among the models of the run."""
+    for part in executor.slices(len(place), grain=plan.grain):
+        batches = run.on_batches(executor.stack, plan.part(part), place[part])
+        yield from run.train(executor.stack, place[part], batches)
 
 
 def train_on_records(
@@ -152,6 +239,15 @@ def idle(run: LocalTraining, steps: Tensor) -> Trained:
     place = (steps == 0).nonzero()[:, 0]
     if len(place):
         yield place, rows_of(run.start, place).expand(len(place), -1)
+
+
+def put_rows(models: Tensor, place: Tensor, rows: Tensor) -> None:
+    """Copies rows (d, D) to their places among ``models`` (k, D), int64 (d,) on the host."""
+    first = int(place[0])
+    if int(place[-1]) - first + 1 == len(place) and bool((place.diff() == 1).all()):
+        models[first : first + len(place)] = rows
+    else:
+        models.index_copy_(0, sent(place, models.device), rows)
 
 
 def _ranks(clients: Tensor, members: Tensor | None) -> Tensor:

@@ -126,7 +126,7 @@ class Layout:
         """
         lead = rows.shape[:-1]
         return {
-            name: rows[..., a:b].view((*lead, *shape))
+            name: rows.narrow(-1, a, b - a).view((*lead, *shape))
             for name, shape, a, b in zip(
                 self.names, self.shapes, self.offsets, self.offsets[1:], strict=False
             )

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from .._devices import sent
+from ..privacy.clip import are_long
 from .batches import BatchPlan
 from .losses import Loss, Pull, example_losses
 from .mixture import Mixture, MixtureSteps
@@ -235,7 +236,7 @@ class LocalTraining:
                 if beside is not None:
                     beside.write(step.done)
                 # These rows are overwritten by the next stack; who keeps them copies them.
-                yield place[step.done], _rows_at(rows, step.done)
+                yield from _finished(place, rows, step.done)
 
     def on_batches(
         self, stack: StackedModule, plan: BatchPlan, place: Tensor
@@ -258,7 +259,10 @@ class LocalTraining:
         examples = self._examples(plan, like)
         for number, batch in enumerate(plan.batches(like.dtype, like.device)):
             active, width = batch.index.shape
-            x, y = (values[:active, :width] for values in next(examples))
+            x, y = next(examples)
+            if (active, width) != y.shape[:2]:
+                x = x[:active, :width]
+                y = y[:active, :width]
             address: Tensor | None = None
             if stack.has_dropout:
                 # masks are drawn on the device, by the address of the copy
@@ -342,14 +346,18 @@ class LocalTraining:
             )
 
 
-def _rows_at(rows: Tensor, places: Tensor) -> Tensor:
-    """Returns rows at places, int64 (d,) on the host, ascending; without a copy if these are
-    consecutive."""
-    first = int(places[0])
-    last = int(places[-1])
-    if last - first + 1 == len(places):
-        return rows[first : last + 1]
-    return rows[sent(places, rows.device)]
+def _finished(place: Tensor, rows: Tensor, done: Tensor) -> Trained:
+    """Yields the rows at ``done``, int64 (d,) on the host, ascending, and their places: long rows
+    that are not consecutive one by one, since a copy of them costs more than a loop."""
+    first = int(done[0])
+    last = int(done[-1])
+    if last - first + 1 == len(done):
+        yield place[first : last + 1], rows[first : last + 1]
+    elif rows.device.type == "cpu" and are_long(rows.shape[1]):
+        for number in done.tolist():
+            yield place[number : number + 1], rows[number : number + 1]
+    else:
+        yield place[done], rows[sent(done, rows.device)]
 
 
 def _corrected(

@@ -173,7 +173,7 @@ def not_finite(rows: Tensor) -> int | Tensor:
     if rows.device.type != "cpu":
         return (~torch.isfinite(rows).all(-1)).sum()
     # One sum decides the usual case; only a sum that is not finite asks which rows are to blame.
-    if bool(torch.isfinite(rows.sum())):
+    if math.isfinite(float(rows.sum())):
         return 0
     return int((~torch.isfinite(rows).all(-1)).sum())
 

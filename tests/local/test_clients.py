@@ -1,5 +1,7 @@
 """Local training of the clients of a cohort: each is trained once, and one without a step keeps its start."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,7 @@ import torch
 from fedmtl import Execution, LocalSGD
 from fedmtl.algorithms import Cohort
 from fedmtl.data import FederatedDataset
-from fedmtl.local.clients import idle, train_on_batches
+from fedmtl.local.clients import Piece, idle, pieces_of, train_on_batches
 from fedmtl.local.train import LocalTraining
 from tests.algorithms.harness import problem_of
 
@@ -47,4 +49,24 @@ def test_a_part_of_a_cohort_has_the_starts_of_its_clients():
     ids = torch.tensor([3, 5, 9])
     cohort = Cohort(problem(1), ids, {"global": models}, starts=torch.tensor([1, 0, 1]))
     assert torch.equal(cohort.part(torch.tensor([2, 1])).shared, models[[1, 0]])
-    assert torch.equal(cohort.of(torch.tensor([9, 3, 5]), {}).shared, models[[1, 1, 0]])
+    assert torch.equal(cohort.of(Piece(torch.tensor([9, 3, 5])), {}).shared, models[[1, 1, 0]])
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 16])
+def test_a_piece_has_the_models_of_a_training_by_itself_whatever_the_solver(chunk):
+    """Batches that are planned for a piece are those of its solver and its round, and no other."""
+    whole = problem(chunk)
+    solver = LocalSGD(lr=0.1, batch_size=4)
+    clients = torch.arange(len(COUNTS))
+    pieces = list(
+        pieces_of(whole.data, solver, whole.executor, clients, size=1, seed=whole.seed, round=3)
+    )
+    assert len(pieces) > 1 or chunk > len(COUNTS)
+    mine = Cohort(whole, clients, {"global": whole.initial}, round=3)
+    cases = [(solver, 3), (LocalSGD(lr=0.1, batch_size=4, epochs=2), 3), (solver, 4)]
+    for used, number in cases:
+        mine = replace(mine, round=number)
+        models = mine.train(used, mine.shared)
+        for piece in pieces:
+            part = mine.of(piece, {})
+            assert torch.equal(part.train(used, part.shared), models[piece.clients])
