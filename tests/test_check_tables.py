@@ -97,6 +97,16 @@ def test_a_column_that_names_the_client_again_is_no_feature(drafted):
         assert "code" in node["features"]
 
 
+def test_amounts_with_units_and_commas_of_thousands_are_pointed_out(drafted):
+    rows = range(48)
+    _, text = drafted(visits(days=[f"{i % 9} days" for i in rows]))
+    assert "days: 9 categories; if these are amounts, write the numbers alone" in text
+    _, text = drafted(visits(weight=[f"{50 + i % 40},{100 + i}" for i in rows]))
+    assert "weight: 48 categories; it has numbers with commas, of decimals or of thousands" in text
+    _, text = drafted(visits(weight=[f"{50 + i % 40},{i}" for i in rows]))
+    assert "it has numbers with a decimal comma" in text
+
+
 def test_an_infinite_value_is_refused_by_its_line(drafted):
     for column in ("age", "days"):
         frame = visits().astype({column: float})

@@ -18,6 +18,7 @@ from .table_settings import feature_columns
 
 DRAFTED = ("features", "bounds", "missing", "labels", "classes")
 """The settings that a draft fills in."""
+_MARKED = "; if these are amounts, write the numbers alone"
 _FORM = ("separator", "decimal", "encoding", "comment")
 
 
@@ -147,14 +148,19 @@ def _doubts(
         codes = ", ".join(repr(f"{float(kind):g}") for kind in sorted(column.kinds, key=float))
         note = f"; {len(column.kinds)} whole numbers: if they are codes, its bounds are [{codes}]"
         return note, True
+    if column.marked:
+        return _MARKED, True
     return "", True
 
 
 def _hint_of_scale(node: dict[str, Any], column: Summary) -> str:
-    """Returns the note on a real target whose logarithm may be easier to predict."""
+    """Returns the note on a real target whose logarithm may be easier to predict, or on one that
+    is written with units."""
     settled = node.get("target_scale") == "log" or isinstance(node.get("classes"), int)
     if column.skewed and not settled:
         return "; its mean is far above its median: data.target_scale=log may fit"
+    if column.marked:
+        return _MARKED
     return ""
 
 

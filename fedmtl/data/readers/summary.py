@@ -21,6 +21,7 @@ _OTHER_DATE = (
     r"|\d{1,2}[ .-]{1,2}[A-Za-z]{3,9}[ .-]\d{2,4}|[A-Za-z]{3,9} \d{1,2},? \d{4})([T ].*)?"
 )
 _MARKED = r"[$€£¥+-]{0,2}\s?\d[\d., ]*\s?[A-Za-z%°µ$€£¥]{0,8}"  # a number with a unit
+_GROUPED = r"\s*[-+]?\d{1,3},\d{3}\s*"  # a number with a comma before three digits
 ISO_DATE = r"\d{4}-\d{2}-\d{2}([T ].*)?"
 """A pattern of dates, which a time of the day may follow."""
 
@@ -71,6 +72,7 @@ class Summary:
             categories.
         skewed: all numbers are above 0, many are distinct, and their mean is far above their
             median.
+        marked: the categories are numbers with units or other marks, such as ``3 days``.
         doubt: why it is no feature and no target, or an empty text.
         remedy: what makes it one.
     """
@@ -121,11 +123,16 @@ class Summary:
         elif self.doubt and self._all(texts, _MARKED):
             self.doubt = f"has numbers with other marks, such as {self.kinds[-1]!r}"
             self.remedy = "write the number alone"
+        self.marked = not self.doubt and self._all(texts, _MARKED)
         commas = [kind for kind in self.kinds if re.fullmatch(DECIMAL_COMMA, kind)]
         if not self.numeric and len(commas) > len(self.kinds) / 2:
             # thousands of categories would be the wrong answer to a wrong separator of decimals
             self.doubt = "has numbers with a decimal comma"
             self.remedy = "give data.decimal=comma"
+            # 70,500 may be seventy and a half, or seventy thousand
+            if all(re.fullmatch(_GROUPED, kind) for kind in commas):
+                self.doubt = "has numbers with commas, of decimals or of thousands"
+                self.remedy = "give data.decimal=comma for decimals, or write the number alone"
 
     def _all(self, texts: set[str], pattern: str) -> bool:
         """Returns True if the column has texts that all fit a pattern, and no numbers."""
