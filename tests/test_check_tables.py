@@ -159,6 +159,15 @@ def test_several_values_are_refused_by_what_is_accepted(word, said, tmp_path, ca
     assert said in capsys.readouterr().err
 
 
+def test_clients_with_one_row_each_are_told_what_is_missing(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    visits(ward=[f"w{i}" for i in range(48)]).to_csv("t.csv", index=False)
+    assert cli.main(["check", "t.csv", "client=ward", "target=days"]) == 2
+    printed = capsys.readouterr()
+    assert "every client has a single one, and nothing is left to test on" in printed.err
+    assert not printed.out
+
+
 def test_one_client_has_nobody_to_share_with(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     visits(ward="w").to_csv("t.csv", index=False)

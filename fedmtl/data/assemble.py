@@ -197,7 +197,15 @@ def choose(
     large = [client for client, count in counts.items() if count >= min_examples]
     ids = [client for client in large if client in train or test_fraction is not None]
     if not large:
-        raise DataError(f"{source}: no client has {min_examples} or more examples (min_examples).")
+        hint = ""
+        if max(counts.values(), default=0) == 1:
+            hint = (
+                "; every client has a single one, and nothing is left to test on: name another "
+                "column of clients, or give test examples of theirs (data.test_path of a table)"
+            )
+        raise DataError(
+            f"{source}: no client has {min_examples} or more examples (min_examples){hint}."
+        )
     kept_apart = bool(test) and test_fraction is None
     if kept_apart and not _any_examples(test, ids):
         raise DataError(
