@@ -14,8 +14,9 @@ point a client's numbers could differ in their last bits by
   examples;
 - the size of its stack: a batched product computes a stack of one client by other code than a
   larger one, so either all stacks have one client, or none has. Elements that do not fill a vector
-  register are left to other code, too, so stacks have a multiple of 32 examples if a chunk is long
-  enough.
+  register are left to other code, too, so stacks have a multiple of 32 examples. If a chunk is too
+  short for that, every stack has one client for each lane: which elements are left follows from
+  the lane.
 
 That makes every client's numbers the same to the last bit on a CPU whose operations use one thread,
 which ``fedmtl audit`` checks. With several threads an operation, or on a GPU, a library may choose
@@ -310,10 +311,28 @@ def grain_of(width: int, chunk: int) -> int:
     in stacks of at most ``chunk``."""
     if chunk < LANES:
         return 1
-    whole = max(LANES, 32 // math.gcd(32, width))
+    whole = _whole(width)
     if whole > chunk:
         return LANES
     return whole
+
+
+def stack_of(width: int, chunk: int) -> int:
+    """Returns the number of clients of a stack, if their batches have ``width`` examples and a
+    stack has at most ``chunk`` clients."""
+    if chunk < LANES:
+        return 1
+    whole = _whole(width)
+    # larger stacks would leave the elements of other clients to other code than smaller ones
+    if whole > chunk:
+        return LANES
+    return chunk // whole * whole
+
+
+def _whole(width: int) -> int:
+    """Returns the least number of clients whose batches of ``width`` examples fill vector
+    registers, and one for each lane."""
+    return max(LANES, 32 // math.gcd(32, width))
 
 
 def places(steps: Tensor, lanes: Tensor, grain: int) -> tuple[Tensor, Tensor]:

@@ -18,6 +18,7 @@ from .._devices import sent
 from .batches import LANES, BatchPlan, batch_widths, grain_of, places, plan_batches, plannable
 from .executor import Executor
 from .optimizers import rows_of
+from .per_example import PIECE
 from .train import LocalTraining, Trained
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ def pieces_of(
         The pieces, of which those of one block share their plan.
     """
     for block in _blocks(data, solver, executor, clients, seed, round, members):
-        stack = executor.stack_size(block.grain)
+        stack = executor.stack_size(block.width)
         whole = max(1, size // stack) * stack
         for first in range(0, len(block.clients), whole):
             stacks = slice(first, first + whole)
@@ -195,7 +196,7 @@ def _train_stacks(
 ) -> Trained:
     """Trains stacks of the executor's size, each to its end, on the batches of a plan; ``place`` is
     that of each client among the models of the run."""
-    for part in executor.slices(len(place), grain=plan.grain):
+    for part in executor.slices(len(place), width=plan.index.shape[2]):
         batches = run.on_batches(executor.stack, plan.part(part), place[part])
         yield from run.train(executor.stack, place[part], batches)
 
@@ -220,10 +221,7 @@ def train_on_records(
     # clients with many steps come first, so that those of a stack end together
     order = torch.argsort(steps, descending=True, stable=True)
     order = order[steps[order] > 0]
-    grain = None
-    if executor.chunk < LANES:
-        grain = 1
-    for part in executor.slices(len(order), grain=grain):
+    for part in executor.slices(len(order), width=PIECE):
         private = run.on_records(executor.stack, clients[order[part]], records, width)
         yield from run.train(executor.stack, order[part], private)
     yield from idle(run, steps)

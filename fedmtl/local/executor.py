@@ -28,7 +28,7 @@ from .._check import Checked, Count
 from .._extras import installed, threadpoolctl
 from ..errors import ConfigError
 from ..ranks import SINGLE, Ranks
-from .batches import LANES, max_clients
+from .batches import LANES, max_clients, stack_of
 from .layout import Layout
 from .module import StackedModule
 from .per_example import ALIKE, PIECE
@@ -152,34 +152,30 @@ class Executor:
         # Buffers grow with the first chunk; a stack of one is enough for a run that trains nothing.
         self.stack = StackedModule(module, capacity=1, device=device, dtype=dtype)
 
-    def slices(self, count: int, *, grain: int | None = None) -> Iterator[slice]:
+    def slices(self, count: int, *, width: int | None = None) -> Iterator[slice]:
         """Yields the clients that are computed at once, as slices.
-
-        With a ``grain`` of :func:`~fedmtl.local.batches.grain_of` all but the last slice are a
-        multiple of it long, and of 1 exactly 1.
 
         Args:
             count: number of clients in all.
-            grain: of :func:`~fedmtl.local.batches.grain_of`; None for any length.
+            width: examples in the batches of each, which :meth:`stack_size` depends on; None for
+                slices of ``chunk`` clients.
 
         Yields:
             Consecutive slices of ``range(count)``, of at most ``chunk`` clients.
         """
         size = self.chunk
-        if grain is not None:
-            size = self.stack_size(grain)
+        if width is not None:
+            size = self.stack_size(width)
         for first in range(0, count, size):
             yield slice(first, min(first + size, count))
 
-    def stack_size(self, grain: int) -> int:
+    def stack_size(self, width: int) -> int:
         """Returns the largest number of clients of a stack.
 
         Args:
-            grain: of :func:`~fedmtl.local.batches.grain_of`.
+            width: examples in the batches of each.
         """
-        if grain == 1:
-            return 1
-        return max(1, self.chunk // grain) * grain
+        return stack_of(width, self.chunk)
 
     def examples_at_once(self, expected: float) -> int:
         """Returns the ``width`` of :func:`~fedmtl.local.per_example.example_gradients` for batches

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from ..privacy import GradientPlan, SeededSource
 from ..privacy.records import Records
-from .batches import LANES
 from .executor import Executor
+from .per_example import PIECE
 from .train import LocalTraining, PlainStep, address_of
 
 if TYPE_CHECKING:
@@ -36,11 +36,8 @@ def private_sums(
             own, or for a secure sum.
     """
     width = executor.examples_at_once(float(records.plan.expected.max(initial=0.0)))
-    grain = None
-    if executor.chunk < LANES:
-        grain = 1
     everybody = torch.arange(len(clients))
-    for part in executor.slices(len(clients), grain=grain):
+    for part in executor.slices(len(clients), width=PIECE):
         place = everybody[part]
         executor.stack.load(run.start, len(place), place=place)
         step = next(run.on_records(executor.stack, clients[part], records, width))

@@ -175,7 +175,7 @@ def _each_on_its_own(
         alike = (widths == width).nonzero()[:, 0]
         grain = grain_of(width, problem.executor.chunk)
         chosen, real = places(counts[alike], clients[alike] % LANES, grain)
-        for part in problem.executor.slices(len(chosen), grain=grain):
+        for part in problem.executor.slices(len(chosen), width=width):
             members = alike[chosen[part]]
             own = real[part]
             mask = torch.arange(width) < counts[members][:, None]

@@ -5,11 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from fedmtl import Execution, LocalSGD
 from fedmtl.algorithms import Cohort
 from fedmtl.data import FederatedDataset
+from fedmtl.local import Executor, Layout
 from fedmtl.local.clients import Piece, idle, pieces_of, train_on_batches
+from fedmtl.local.losses import resolve_loss
 from fedmtl.local.train import LocalTraining
 from tests.algorithms.harness import problem_of
 
@@ -70,3 +73,26 @@ def test_a_piece_has_the_models_of_a_training_by_itself_whatever_the_solver(chun
         for piece in pieces:
             part = mine.of(piece, {})
             assert torch.equal(part.train(used, part.shared), models[piece.clients])
+
+
+def test_sigmoids_round_alike_in_stacks_of_any_number_of_clients():
+    """PyTorch computes the elements that fill no vector register by other code: who else is in a stack must not choose
+    for which client that is."""
+    random = np.random.default_rng(0)
+    rows = {f"c{n}": (3 * random.normal(size=(12, 4)), random.normal(size=12)) for n in range(12)}
+    data = FederatedDataset.from_tensors(rows, test_fraction=0.3)
+    module = nn.Sequential(nn.Linear(4, 7), nn.Sigmoid(), nn.Linear(7, 1))
+    executor = Executor(
+        Execution(chunk=12, processes=1), module, device=torch.device("cpu"), dtype=torch.float32
+    )
+    start = Layout.of(module).flatten(module)
+    run = LocalTraining(
+        data, resolve_loss("mse"), LocalSGD(lr=0.1, epochs=20, batch_size=5), 0, start
+    )
+    models = torch.zeros(12, len(start))
+    for place, trained in train_on_batches(run, executor, torch.arange(12), seed=0):
+        models[place] = trained
+    assert bool(torch.isfinite(models).all())
+    for count in range(1, 12):
+        for place, trained in train_on_batches(run, executor, torch.arange(count), seed=0):
+            assert torch.equal(trained, models[place])

@@ -48,13 +48,17 @@ def test_stacks_are_bounded_by_memory():
     assert Execution().resolve(large, CPU).chunk == (1 << 28) // (1 << 26)
 
 
-@pytest.mark.parametrize("count", [0, 1, 12, 13])
-@pytest.mark.parametrize("grain", [None, 1, 2])
-def test_every_client_is_visited_once_in_stacks_of_the_grain(count, grain):
-    executor = Executor(Execution(5), LINEAR, device=CPU, dtype=torch.float32)
-    parts = list(executor.slices(count, grain=grain))
+@pytest.mark.parametrize("count", [0, 1, 12, 61])
+@pytest.mark.parametrize(
+    ("chunk", "width", "size"),
+    [(5, None, 5), (3, 8, 1), (5, 8, 4), (20, 16, 20), (20, 4, 16), (20, 5, 4), (40, 5, 32)],
+)
+def test_every_client_is_visited_once_in_stacks_that_fill_registers(count, chunk, width, size):
+    """Or in stacks of one client for each lane, if a chunk has too few clients for that."""
+    executor = Executor(Execution(chunk), LINEAR, device=CPU, dtype=torch.float32)
+    parts = list(executor.slices(count, width=width))
     assert [place for part in parts for place in range(part.start, part.stop)] == list(range(count))
-    assert all(part.stop - part.start == {None: 5, 1: 1, 2: 4}[grain] for part in parts[:-1])
+    assert all(part.stop - part.start == size for part in parts[:-1])
 
 
 def test_few_numbers_take_one_thread_and_the_setting_comes_back():
