@@ -164,11 +164,12 @@ class LocalSteps:
             return total / divisors
         addresses = self._addresses(clients, steps)
         scales = self._scale(clients)
-        noise, widths = self._records.noise(clients[:, None], addresses[:, None], scales[:, None])
+        each = clients[:, None], addresses[:, None], scales[:, None]
+        noise, widths = self._records.noise(*each, device=total.device)
         width = None
         if widths is not None:
             width = sent(widths, total.device)
-        value = noised(total, sent(noise[:, 0], total.device), width) / divisors
+        value = noised(total, noise[:, 0], width) / divisors
         if widths is not None and len(clients):
             self._records.on_grid[GRADIENT] = GridValue(
                 self.receipt.step, value[-1].cpu().clone(), float(widths[-1]), float(expected[-1])

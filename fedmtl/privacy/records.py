@@ -16,18 +16,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .._devices import sent
 from ..errors import ConfigError
 from .clip import MARGIN, Clip, sum_width
 from .costs import PrivacyCosts
 from .gradients import GradientPlan
 from .noise.grid import GridValue, client_noise
 from .noise.laws import LAWS, ORDERS, Norm
+from .noise.on_device import gaussian_rows, source_there
 from .noise.sources import NoiseSource, client_tails
 from .sums import clipped_segment_sums
 
 GRADIENT = "gradient"
 """The name of releases whose unit is one record."""
 
+_NOISE = "noise/gradient"
+_HOST = torch.device("cpu")
 _LEAST_NORM = 1e-140
 _IN_FLOAT64 = 1 << 15  # records of which sums in float64 move by less than the margin of the clip
 Array = np.ndarray
@@ -313,11 +317,18 @@ class Records:
         return moved * self.costs.of_uses(clients, numbers)
 
     def noise(
-        self, clients: Tensor, numbers: Tensor, scales: Tensor
+        self, clients: Tensor, numbers: Tensor, scales: Tensor, *, device: torch.device = _HOST
     ) -> tuple[Tensor, Tensor | None]:
-        """Returns the noise (S, R, D) on sums ``numbers`` of ``clients``, and the widths of its
-        grids (S, R) in secure mode; all arguments are (S, R)."""
+        """Returns the noise (S, R, D) on sums ``numbers`` of ``clients``, on a device, and in
+        secure mode the widths of its grids (S, R), on the host as the arguments (S, R) are."""
         keys = self.plan.addresses[clients]
         size = self.plan.dimension
-        of = self.law, self.sources, "noise/gradient", numbers, keys, size
-        return client_noise(*of, sensitivity=scales, bound=self.bound)
+        source = source_there(self.law, self.sources, device)
+        if source is not None:
+            # A simulation: the host would take longer for the numbers than a GPU for the step.
+            rows = numbers[:, 0], keys[:, 0], size, device
+            noise = gaussian_rows(self.law, source, _NOISE, *rows)
+            return (noise * sent(scales, device))[:, None], None
+        of = self.law, self.sources, _NOISE, numbers, keys, size
+        noise, widths = client_noise(*of, sensitivity=scales, bound=self.bound)
+        return sent(noise, device), widths

@@ -289,6 +289,22 @@ def client_tails(
     return signs_and_tails(words.reshape(*uses.shape, size))
 
 
+def check_uses(uses: np.ndarray) -> None:
+    """Refuses numbers of clients' uses that have no random words.
+
+    Args:
+        uses: whole numbers, not negative.
+
+    Raises:
+        PrivacyError: one is 2**32 or more.
+    """
+    # The counter of the generator has 32 bits for the use: a larger one would repeat noise.
+    if uses.size and int(uses.max()) >> 32:
+        raise PrivacyError(
+            f"Use {int(uses.max())} of a client has no random numbers; there are 2**32 of them."
+        )
+
+
 def client_words(keys: np.ndarray, clients: np.ndarray, uses: np.ndarray, size: int) -> np.ndarray:
     """Returns a random word for each number of each row, uint64 (k, size): a function of the row's
     arguments and of the place of the number, whatever ``size`` is.
@@ -305,11 +321,7 @@ def client_words(keys: np.ndarray, clients: np.ndarray, uses: np.ndarray, size: 
     Raises:
         PrivacyError: a larger number of a use.
     """
-    # The counter of the generator has 32 bits for the use: a larger one would repeat noise.
-    if uses.size and int(uses.max()) >> 32:
-        raise PrivacyError(
-            f"Use {int(uses.max())} of a client has no random numbers; there are 2**32 of them."
-        )
+    check_uses(uses)
     pairs = -(-size // 2)
     words = np.empty((len(uses), pairs, 2), dtype=np.uint64)
     # Blocks bound the memory: the words of 10,000 clients of a large model do not fit it.
