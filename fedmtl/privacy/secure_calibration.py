@@ -163,12 +163,14 @@ def calibrate_secure_gradients(
         PrivacyError: settings that a secure sum does not support, or that protect nobody.
         ConfigError: a budget that cannot be met.
     """
-    plan = _check_supported(plans, sampler)
-    if not plan.from_gradients:
+    # first: of the methods that train locally this is what is wrong, whatever else they release
+    other = next((plan.name for plan in plans if not plan.from_gradients), None)
+    if other is not None:
         raise PrivacyError(
             f"RecordPrivacy.aggregation adds up gradients of single records, and release "
-            f"{plan.name!r} is of other rows; take FedSGD, or leave the aggregation out."
+            f"{other!r} is of other rows; take FedSGD, or leave the aggregation out."
         )
+    plan = _check_supported(plans, sampler)
     sampler = sampler.to_the_server.capped(steps)
     if sampler.relation != "zero_out":
         raise PrivacyError(

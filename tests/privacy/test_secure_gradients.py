@@ -319,6 +319,14 @@ def test_rows_of_other_values_are_refused() -> None:
         open_channel(PRIVACY, [other, gradients()], EVERYBODY, seed=0, steps=STEPS)
 
 
+def test_of_a_method_that_trains_the_method_is_named_before_the_number_of_its_releases() -> None:
+    """FedAvg with a weight of examples has two releases, and one of them would be refused as well."""
+    trained = replace(ROW, name="update", from_gradients=False)
+    examples = replace(trained, name="examples", dimension=1)
+    with pytest.raises(PrivacyError, match="'update' is of other rows; take FedSGD"):
+        open_channel(PRIVACY, [trained, examples, gradients()], EVERYBODY, seed=0, steps=STEPS)
+
+
 def test_fewer_records_in_all_than_clients_have_are_refused() -> None:
     with pytest.raises(ConfigError, match=f"total is 10, and the clients here have {90}"):
         gradients(total=10)
