@@ -183,6 +183,12 @@ class Claim:
             bound, self.norm, self.size, std * (2.0**-40 if self.law == "gaussian" else 2.0**-20)
         )
 
+    @property
+    def cells(self) -> int:
+        """Returns the deviation of the noise that is charged in cells of the grid, rounded down."""
+        charged = Fraction(self.multiplier) * Fraction(self.sensitivity)
+        return math.floor(charged / Fraction(self.width))
+
 
 def weighted(cost: PrivacyCost, multiplier: float, use: int) -> float:
     """Returns the noise multiplier of a use, of the last one beyond an allocation."""

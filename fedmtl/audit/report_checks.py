@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
 from ..privacy.cost import normalized
+from ..privacy.noise.discrete import LEAST
 from ..privacy.record_calibration import OF_RECORDS
 from ..privacy.report import PrivacyReport
 from ..schedules.buffered import MEASURED
@@ -75,6 +77,7 @@ def check_settings(run: FinishedRun) -> Answer:
         else:
             own = {"weights": normalized(weights)}
         wrong += differences(kind["price"], facts | own, text)
+    wrong += _cells(header)
     wrong += differences(run.report, made, "{} is {!r} in privacy.json and {!r} in the ledger")
     wrong += _population(run)
     fresh = privacy["source"] == "secure"
@@ -86,6 +89,20 @@ def check_settings(run: FinishedRun) -> Answer:
             "in the ledger"
         )
     return wrong, f"{', '.join(made)} are the same in privacy.json and in the ledger"
+
+
+def _cells(header: Mapping[str, Any]) -> list[str]:
+    """Returns the costs that assume a finer grid than the noise has: their epsilon leaves out a
+    part of what the discrete law of the noise costs."""
+    most = LEAST
+    if header["privacy"].get("aggregation") is not None:
+        _, claims = claimed(header)
+        most = min(claims.of(name).cells for name in claims.names)
+    return [
+        f"the cost assumes {cells:,} cells in the deviation of the noise, the grid has {most:,}"
+        for cells in (kind["price"].get("cells", LEAST) for kind in header["kinds"])
+        if cells > most
+    ]
 
 
 def _population(run: FinishedRun) -> list[str]:

@@ -15,6 +15,7 @@ from fedmtl import (
     ClientPrivacy,
     CyclicCohorts,
     EarlyStopping,
+    FedSGD,
     Finetune,
     FixedCohort,
     FullParticipation,
@@ -70,6 +71,11 @@ RUNS: dict[str, dict[str, Any]] = {
     },
     "secure sums of everybody": {
         "privacy": ClientPrivacy(clip_norm=0.7, epsilon=4.0, aggregation=SecureAggregation(bits=64), delta=DELTA),
+        "schedule": FullParticipation(),
+    },
+    "secure sums of gradients": {
+        "algorithm": FedSGD(rate=0.5),
+        "privacy": RecordPrivacy(clip_norm=0.7, epsilon=4.0, aggregation=SecureAggregation(colluding=1), **SECURE),
         "schedule": FullParticipation(),
     },
     "laplace": {

@@ -20,6 +20,7 @@ from fedmtl import (
     CyclicCohorts,
     EarlyStopping,
     FedAvg,
+    FedSGD,
     Finetune,
     FixedCohort,
     FullParticipation,
@@ -27,6 +28,7 @@ from fedmtl import (
     PoissonClocks,
     QuantileClip,
     RecordPrivacy,
+    SecureAggregation,
     models,
 )
 from fedmtl.audit.verification import CONFIRMED, FAILED, OPEN, Verification, verify
@@ -593,6 +595,39 @@ def test_bands_of_noise_and_the_turns_that_they_need(tmp_path: Path) -> None:
     ):
         rewrite(folder, header(bands=bands))
         assert told in failed(folder)["charges"]
+
+
+SUMS = SecureAggregation(colluding=1)
+SUMMED: dict[str, dict[str, Any]] = {
+    "clients": {
+        "privacy": ClientPrivacy(
+            clip_norm=0.7, noise_multiplier=NOISE, delta=DELTA, aggregation=SUMS
+        )
+    },
+    "records": {
+        "algorithm": FedSGD(rate=0.5),
+        "privacy": RecordPrivacy(
+            clip_norm=0.7, noise_multiplier=NOISE, delta=DELTA, aggregation=SUMS
+        ),
+    },
+}
+
+
+@pytest.mark.parametrize("unit", SUMMED)
+def test_costs_that_assume_a_finer_grid_than_that_of_the_sums(unit: str, tmp_path: Path) -> None:
+    """The slack of the discrete law, and so epsilon, would be less than it is."""
+    folder = run(tmp_path / "run", schedule=FullParticipation(), **SUMMED[unit])
+    assert failed(folder) == {}
+
+    def finer(lines: Lines) -> Lines:
+        kinds = [
+            one | {"price": one["price"] | {"cells": one["price"]["cells"] + 1}}
+            for one in lines[0]["kinds"]
+        ]
+        return header(kinds=kinds)(lines)
+
+    rewrite(folder, finer)
+    assert "cells in the deviation of the noise, the grid has" in failed(folder)["settings"]
 
 
 def test_rates_of_records_that_are_not_those_of_a_batch_size(tmp_path: Path) -> None:
